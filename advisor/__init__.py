@@ -1,0 +1,1 @@
+"""The conversation: request, search, explain, export, render and the command line."""

@@ -1,0 +1,90 @@
+"""The command line: finds the command, and turns what goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+
+import click
+
+# name -> first line of its help. Kept here so that `advisor --help` imports no command.
+COMMANDS: dict[str, str] = {
+    "explain": "The best plan for a model on a cluster, and why.",
+    "predict": "Step time, throughput and memory of one plan, term by term.",
+    "run": "Execute a plan with Megatron-Core and put predicted beside measured.",
+    "validate": "Predicted against measured for a table of published runs.",
+    "check": "Everything that keeps a plan from running, and the way out.",
+    "models": "The models known, with sizes and sources.",
+    "hardware": "The GPUs, links and clusters known, with sources.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        return importlib.import_module(f"advisor.commands.{name}").command  # type: ignore[no-any-return]
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str, click.Command, list[str]]:
+        if args and args[0] not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else f" Commands: {', '.join(COMMANDS)}."
+            raise click.UsageError(f"{args[0]!r} is not a command of advisor.{hint}")
+        name, command, rest = super().resolve_command(ctx, args)
+        assert name is not None and command is not None
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="advisor")
+def advisor() -> None:
+    """Decide how to train a language model on a GPU cluster, and see why.
+
+    \b
+    advisor explain --model 70b --gpus 64 --gpu b200   the plan, its time and memory, and why
+    advisor run --model tiny-gpt --gpus 2 --gpu local  train with it here, predicted beside measured
+    """
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 good, 1 a plan that does not hold, 2 bad input, 130 interrupted."""
+    try:
+        code = advisor.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        _say(error.format_message())
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted; nothing was left half-written.", prefix="")
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader went away (`| head`); what it took was whole lines.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except ValueError as error:
+        _say(str(error))
+        code = 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{where}{error.strerror or error}. Check the path and its permissions.")
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str, prefix: str = "Error: ") -> None:
+    click.echo(prefix + " ".join(message.split("\n")), err=True)

@@ -1,0 +1,1 @@
+"""One module per command, each exporting a click command named `command`; loaded when called."""

@@ -1,0 +1,1 @@
+"""The physics: symbols in, expressions out. `predict` binds them to numbers."""

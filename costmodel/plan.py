@@ -1,0 +1,105 @@
+"""A plan: one value for every knob, checked when built."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from costmodel.knobs import KNOBS, knob_error
+
+PRECISIONS = KNOBS["precision"].choices
+CP_COMM_TYPES = KNOBS["cp_comm_type"].choices
+RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "activation")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Values of the knobs of one training plan; meanings and ranges stand in `costmodel.knobs`.
+
+    Raises ValueError, one line with the rule and the way out, for a value out of its range.
+    Rules between knobs (does tp divide the heads, does it fit) belong to `advisor.rules`.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    dp: int = 1
+    micro_batch: int = 1
+    precision: str = "bf16"
+    sequence_parallel: bool = False
+    zero_stage: int = 1
+    fsdp: bool = False
+    fsdp_shard_size: int = 0
+    cp_comm_type: str = "p2p"
+    cp_a2a_size: int = 1
+    recompute: str = "none"
+    recompute_num_layers: int = 0
+    recompute_modules: tuple[str, ...] = ()
+    attention_backend: str = "fused"
+    tp_comm_overlap: bool = False
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    overlap_p2p: bool = True
+    cuda_graph: bool = False
+    grad_reduce_in_fp32: bool = True
+    fp8_param_gather: bool = False
+    precision_aware_optimizer: bool = False
+    account_embedding: bool = False
+    account_loss: bool = False
+    fused_cross_entropy: bool = True
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recompute_modules", tuple(self.recompute_modules))
+        for field in fields(self):
+            problem = knob_error(field.name, getattr(self, field.name))
+            if problem:
+                raise ValueError(problem)
+        if self.fsdp and self.zero_stage < 2:
+            raise ValueError(
+                f"--fsdp with --zero-stage {self.zero_stage}: FSDP shards gradients (2) or parameters too (3). "
+                "Try --zero-stage 3, or drop --fsdp."
+            )
+        if self.zero_stage >= 2 and not self.fsdp:
+            raise ValueError(
+                f"--zero-stage {self.zero_stage} without --fsdp: the distributed optimizer shards stage 1 only. "
+                "Try --fsdp, or --zero-stage 1."
+            )
+
+    @property
+    def world(self) -> int:
+        """GPUs of the plan. [1]"""
+        return self.tp * self.pp * self.cp * self.dp
+
+    def num_microbatches(self, global_batch: int) -> int:
+        """Micro-batches each data-parallel rank computes in one step. [1]"""
+        per_pass = self.micro_batch * self.dp
+        if global_batch % per_pass:
+            raise ValueError(
+                f"--global-batch {global_batch} is not a multiple of micro_batch x dp = {self.micro_batch} x {self.dp}. "
+                f"Try --global-batch {max(1, round(global_batch / per_pass)) * per_pass}."
+            )
+        return global_batch // per_pass
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as plan files and `--json` hold them."""
+        values = asdict(self)
+        values["recompute_modules"] = list(self.recompute_modules)
+        return values
+
+    def describe(self) -> str:
+        """The plan in one line, as an engineer would say it."""
+        sizes = [f"{name.upper()}{getattr(self, name)}" for name in ("tp", "pp", "vpp", "cp", "ep", "dp")]
+        words = [word for word in sizes if not (word[:-1].isalpha() and word[-1] == "1")] or ["single GPU"]
+        words.append(f"mbs{self.micro_batch}")
+        words.append(self.precision)
+        if self.fsdp:
+            words.append(f"FSDP-{self.zero_stage}")
+        if self.recompute == "selective":
+            words.append("recompute " + "+".join(self.recompute_modules))
+        elif self.recompute == "full":
+            words.append(f"full recompute x{self.recompute_num_layers or 'all'}")
+        return " ".join(words)
