@@ -1,0 +1,230 @@
+"""Ledgers compiled to NumPy: one line per quantity, over arrays of plans, cached on disk.
+
+The compiled text is plain Python made from the sympy expressions. Scalars (model, hardware) are
+gathered in front of products, so that each array operation is done once; quantities an output does
+not need are left out; temporaries are freed after their last use to stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel.symbols import BY_NAME
+from costmodel.term import Ledger, Term
+
+Function = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """What evaluation and explanation need, without sympy.
+
+    search evaluates the few outputs that rank plans; full evaluates every entry. entries holds
+    name, title, unit, printed expression and formula of each; trees the breakdowns by name.
+    """
+
+    search: Function
+    full: Function
+    entries: dict[str, dict[str, str]]
+    trees: dict[str, Term]
+
+
+def compile_model(
+    build: Callable[[], tuple[Ledger, dict[str, Term]]], outputs: Iterable[str], family: str
+) -> CompiledModel:
+    """Compile the ledger that `build` makes, or read it from the cache when no source file changed."""
+    path = cache_folder() / f"{family}-{_sources_digest()}.json"
+    record = _read(path)
+    if record is None:
+        ledger, trees = build()
+        record = {
+            "search": _source(ledger, list(outputs), free=True),
+            "full": _source(ledger, list(ledger.entries), free=False),
+            "entries": {
+                entry.name: {
+                    "title": entry.title,
+                    "unit": entry.unit,
+                    "expression": str(entry.expr),
+                    "formula": entry.formula,
+                }
+                for entry in ledger.entries.values()
+            },
+            "trees": {name: _tree_to_list(tree) for name, tree in trees.items()},
+        }
+        _write(path, record)
+    return CompiledModel(
+        search=_function(record["search"]),
+        full=_function(record["full"]),
+        entries=record["entries"],
+        trees={name: _tree_from_list(tree) for name, tree in record["trees"].items()},
+    )
+
+
+def cache_folder() -> Path:
+    """Folder of compiled models: $ADVISOR_CACHE, else the user's cache folder."""
+    if os.environ.get("ADVISOR_CACHE"):
+        return Path(os.environ["ADVISOR_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "advisor"
+
+
+def _sources_digest() -> str:
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text())
+        return record if {"search", "full", "entries", "trees"} <= set(record) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    """Write whole or not at all; without a writable cache the model is compiled again next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump(record, file)
+        os.replace(file.name, path)
+    except OSError:
+        pass
+
+
+def _function(source: str) -> Function:
+    import numpy
+
+    namespace: dict[str, Any] = {
+        "ceiling": numpy.ceil,
+        "maximum": numpy.maximum,
+        "minimum": numpy.minimum,
+        "log": numpy.log,
+        "sqrt": numpy.sqrt,
+    }
+    exec(compile(source, "<cost model>", "exec"), namespace)
+    function: Function = namespace["evaluate"]
+    return function
+
+
+def _source(ledger: Ledger, outputs: list[str], free: bool) -> str:
+    """Python text of `evaluate(v)`, which maps inputs by name to the outputs by name."""
+    printer = _printer()
+    needed: set[str] = set()
+    inputs: set[str] = set()
+    waiting = list(outputs)
+    uses: dict[str, set[str]] = {}
+    while waiting:
+        name = waiting.pop()
+        if name in needed:
+            continue
+        if name in BY_NAME:
+            inputs.add(name)
+            continue
+        needed.add(name)
+        uses[name] = {str(symbol) for symbol in ledger.entries[name].expr.free_symbols}
+        waiting.extend(uses[name])
+    order = [name for name in ledger.entries if name in needed]
+    last_use: dict[str, str] = {}
+    for name in order:
+        for used in uses[name]:
+            last_use[used] = name
+    printer.arrays = {name for name in inputs if BY_NAME[name].group == "plan"}
+    lines = ["def evaluate(v):"]
+    lines += [f"    {name} = v[{name!r}]" for name in sorted(inputs)]
+    for name in order:
+        if uses[name] & printer.arrays:
+            printer.arrays.add(name)
+        lines.append(f"    {name} = {printer.doprint(ledger.entries[name].expr)}")
+        finished = sorted(used for used in uses[name] if last_use[used] == name and used not in outputs)
+        if free and finished:
+            lines.append(f"    del {', '.join(finished)}")
+    lines.append("    return {" + ", ".join(f"{name!r}: {name}" for name in outputs) + "}")
+    return "\n".join(lines) + "\n"
+
+
+def _printer() -> Any:
+    from sympy.printing.pycode import PythonCodePrinter
+
+    class ScalarsFirst(PythonCodePrinter):  # type: ignore[misc]
+        """Python text in which a product multiplies its scalars before it touches an array."""
+
+        arrays: set[str]
+
+        def _is_array(self, expr: Any) -> bool:
+            return any(str(symbol) in self.arrays for symbol in expr.free_symbols)
+
+        def _group(self, factors: list[Any]) -> str:
+            return "*".join(f"({self._print(factor)})" if factor.is_Add else self._print(factor) for factor in factors)
+
+        def _print_Mul(self, expr: Any) -> str:
+            import sympy
+
+            parts: dict[tuple[bool, bool], list[Any]] = {}
+            for factor in expr.args:
+                below = factor.is_Pow and factor.exp.is_Rational and factor.exp.is_negative
+                if below:
+                    factor = sympy.Pow(factor.base, -factor.exp)
+                parts.setdefault((self._is_array(factor), below), []).append(factor)
+            scalar = self._group(parts.get((False, False), [])) or "1.0"
+            if (False, True) in parts:
+                scalar += f"/({self._group(parts[False, True])})"
+            array = self._group(parts.get((True, False), []))
+            text = array if scalar == "1.0" and array else f"({scalar})" + (f"*{array}" if array else "")
+            if (True, True) in parts:
+                text += f"/({self._group(parts[True, True])})"
+            return text
+
+        def _print_Add(self, expr: Any, order: Any = None) -> str:
+            scalars = [arg for arg in expr.args if not self._is_array(arg)]
+            arrays = [arg for arg in expr.args if self._is_array(arg)]
+            texts = [self._print(arg) for arg in arrays]
+            if scalars:
+                texts.append("(" + " + ".join(self._print(arg) for arg in scalars) + ")")
+            return "(" + " + ".join(texts) + ")"
+
+        def _print_Pow(self, expr: Any, rational: bool = False) -> str:
+            base = self._print(expr.base)
+            if expr.exp.is_Integer and 0 < abs(int(expr.exp)) <= 3:
+                power = "*".join([f"({base})"] * abs(int(expr.exp)))
+                return power if expr.exp > 0 else f"(1.0/({power}))"
+            return f"({base})**({self._print(expr.exp)})"
+
+        def _fold(self, name: str, expr: Any) -> str:
+            texts = [self._print(arg) for arg in sorted(expr.args, key=str)]
+            result = texts[0]
+            for text in texts[1:]:
+                result = f"{name}({result}, {text})"
+            return result
+
+        def _print_Max(self, expr: Any) -> str:
+            return self._fold("maximum", expr)
+
+        def _print_Min(self, expr: Any) -> str:
+            return self._fold("minimum", expr)
+
+        def _print_ceiling(self, expr: Any) -> str:
+            return f"ceiling({self._print(expr.args[0])})"
+
+        def _print_log(self, expr: Any) -> str:
+            return f"log({self._print(expr.args[0])})"
+
+    return ScalarsFirst({"fully_qualified_modules": False})
+
+
+def _tree_to_list(term: Term) -> list[Any]:
+    return [term.name, term.title, term.unit, [_tree_to_list(part) for part in term.parts]]
+
+
+def _tree_from_list(record: list[Any]) -> Term:
+    name, title, unit, parts = record
+    return Term(name, title, unit, tuple(_tree_from_list(part) for part in parts))

@@ -1,0 +1,78 @@
+"""A cost as a tree of named expressions: `Term`, and the `Ledger` in which they are written down.
+
+Every quantity of the model is one entry of a ledger: a name, a sympy expression in inputs and in
+earlier entries, a unit, and the formula (a documented function) it came from. The same entries are
+printed by `explain --formulas`, compiled for search (`costmodel.compiled`) and checked in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from costmodel.amount import Amount
+from costmodel.symbols import BY_NAME
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named quantity: `expr` is in inputs and earlier entries; `formula` says where it comes from."""
+
+    name: str
+    title: str
+    unit: str
+    expr: Any
+    formula: str
+
+
+@dataclass(frozen=True)
+class Term:
+    """A node of a breakdown: its value is the ledger entry `name`, and it is the sum of its parts."""
+
+    name: str
+    title: str
+    unit: str
+    parts: tuple[Term, ...] = ()
+
+    def walk(self) -> Iterable[Term]:
+        """This term and every term below it, parents first."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+
+def formula_name(function: Callable[..., Any] | str) -> str:
+    """`costmodel.timing.gemm.gemm_time` for a function; text stays text."""
+    return function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
+
+
+@dataclass
+class Ledger:
+    """Named quantities in order of definition; names are unique and never those of inputs."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def define(
+        self, name: str, expr: Amount, unit: str, formula: Callable[..., Any] | str, title: str = ""
+    ) -> Amount:
+        """Write down one quantity; returns the symbol that stands for it in later expressions."""
+        import sympy
+
+        assert name not in self.entries and name not in BY_NAME, f"{name} is defined twice"
+        self.entries[name] = Entry(name, title or name.replace("_", " "), unit, sympy.sympify(expr), formula_name(formula))
+        return sympy.Symbol(name, nonnegative=True)
+
+    def term(self, name: str, title: str, expr: Amount, unit: str, formula: Callable[..., Any] | str) -> Term:
+        """A leaf of a breakdown."""
+        self.define(name, expr, unit, formula, title)
+        return Term(name, title, unit)
+
+    def total(self, name: str, title: str, parts: Iterable[Term]) -> Term:
+        """A term that is the sum of its parts."""
+        import sympy
+
+        parts = tuple(parts)
+        symbols = [sympy.Symbol(part.name, nonnegative=True) for part in parts]
+        self.define(name, sympy.Add(*symbols), parts[0].unit, "sum of its parts", title)
+        return Term(name, title, parts[0].unit, parts)

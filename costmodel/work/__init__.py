@@ -1,0 +1,1 @@
+"""Amounts of one rank: FLOPs, HBM bytes, messages, kernels, saved activations. Never seconds."""

@@ -1,0 +1,35 @@
+"""Embedding, logits and cross-entropy on one rank (first and last pipeline stage)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount
+from costmodel.work.linear import gemm_flops, padded_vocabulary, tokens
+
+
+def logits_flops_forward(x: SimpleNamespace) -> Amount:
+    """FLOPs of the output projection of one micro-batch on one rank, 2 T h V / tp. [FLOP]
+
+    Data and weight gradients take the same again each. Source: arXiv:2104.04473, appendix.
+    """
+    return gemm_flops(tokens(x), padded_vocabulary(x) / x.tp, x.h)
+
+
+def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
+    """HBM bytes of softmax and loss over the vocabulary-parallel logits, forward and backward. [byte]
+
+    Fused: read the logits twice, write the gradient in place (3 x 2 B). Not fused: cast to FP32
+    (2 + 4), maximum (4), subtract (8), exponential and sum (8), division (8), gradient (8), cast back
+    (4 + 2). Source: Megatron-Core, tensor_parallel/cross_entropy.py and fused_cross_entropy.py.
+    """
+    elements = tokens(x) * padded_vocabulary(x) / x.tp
+    return elements * (6 * x.fused_loss + 46 * (1 - x.fused_loss))
+
+
+def embedding_bytes(x: SimpleNamespace) -> Amount:
+    """HBM bytes of the embedding lookup forward and its scatter-add backward. [byte]
+
+    Forward reads and writes one row a token; backward reads the gradient and adds FP32 rows.
+    """
+    return tokens(x) * x.h * (3 * x.activation_bytes + 8)
