@@ -46,7 +46,7 @@ def layers_of_middle_stage(x: SimpleNamespace) -> Amount:
     Source: Megatron-Core, get_num_layers_to_build.
     """
     accounted = x.L + x.account_embedding + x.account_loss
-    return ceiling(accounted / (x.pp * x.vpp) - 1e-9) * x.vpp
+    return ceiling(accounted / (x.pp * x.vpp)) * x.vpp
 
 
 def layers_of_first_stage(x: SimpleNamespace) -> Amount:

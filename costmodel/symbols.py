@@ -140,6 +140,12 @@ INPUTS: tuple[Input, ...] = tuple(
         graph_launch | s | the same inside a CUDA graph
         host_kernel | s | host time to issue one kernel, eager
         domain | 1 | GPUs of one scale-up (NVLink) domain
+        fragmentation | 1 | share of activation memory lost to allocator fragmentation
+        context_bytes | byte | memory of CUDA context, libraries and NCCL buffers
+        overlap_slowdown | 1 | compute time lost for each second of communication that runs under it
+        unfused_gemm_fraction | 1 | rate of the batched GEMMs of unfused attention, of gemm_fraction
+        straggler | 1 | step time lost to the slowest rank for each doubling of the GPUs
+        step_overhead | s | fixed time of one step: data loader, logging, scheduler
         """,
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, is_more_than_one
 from costmodel.work.linear import linear_weights, linears, padded_vocabulary
 
 
@@ -37,6 +37,4 @@ def output_parameters(x: SimpleNamespace) -> Amount:
 
 def more_than_one_stage(x: SimpleNamespace) -> Amount:
     """1 with pipeline parallelism, else 0. [1]"""
-    from costmodel.amount import is_more_than_one
-
     return is_more_than_one(x.pp)

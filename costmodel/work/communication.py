@@ -1,0 +1,89 @@
+"""Messages of one rank: bytes, group sizes, and how many ranks of a group share a scale-up domain.
+
+Ranks are placed in Megatron's order tp-cp-ep-dp-pp: neighbours in tp first, pipeline stages last.
+Sizes follow nccl-tests: the gathered buffer for all-gather, the input for reduce-scatter, the full
+buffer for all-reduce, the per-rank buffer for all-to-all and send/recv.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.work.linear import kv_heads_per_rank, tokens
+
+
+def world(x: SimpleNamespace) -> Amount:
+    """GPUs of the plan. [1]"""
+    return x.tp * x.pp * x.cp * x.dp
+
+
+def ranks_in_domain(x: SimpleNamespace, ranks: Amount, stride: Amount) -> Amount:
+    """How many ranks of a group share one scale-up domain, when they stand `stride` GPUs apart. [1]
+
+    min(ranks, domain / stride), at least one. Source: Megatron-Core, parallel_state.RankGenerator, order
+    tp-cp-ep-dp-pp. A stride that does not divide the domain straddles it; the mean share is used.
+    """
+    return maximum(minimum(ranks, x.domain / stride), 1)
+
+
+def tensor_parallel_bytes(x: SimpleNamespace) -> Amount:
+    """Hidden states of one micro-batch, gathered or reduced over tp. [byte]
+
+    16-bit also under FP8 (FP8 inputs could be gathered at half the bytes: not modelled).
+    Source: arXiv:2205.05198, sec. 4.2.
+    """
+    return x.activation_bytes * tokens(x) * x.h
+
+
+def context_parallel_ring_bytes(x: SimpleNamespace) -> Amount:
+    """Keys and values that one rank passes on in one step of the ring, forward. [byte]
+
+    Backward passes keys, values and their gradients: twice this. Source: Ring attention,
+    arXiv:2310.01889; Transformer Engine, AttnFuncWithCPAndKVP2P.
+    """
+    return 2 * x.activation_bytes * tokens(x) * kv_heads_per_rank(x) * x.d
+
+
+def context_parallel_gather_bytes(x: SimpleNamespace) -> Amount:
+    """Keys and values of the whole sequence, gathered over cp. [byte] Source: arXiv:2407.21783, sec. 3.3.2."""
+    return context_parallel_ring_bytes(x) * x.cp
+
+
+def context_parallel_a2a_bytes(x: SimpleNamespace) -> Amount:
+    """Queries, keys, values and output that one rank exchanges, forward; the same backward. [byte]
+
+    Source: DeepSpeed-Ulysses, arXiv:2309.14509.
+    """
+    return x.activation_bytes * tokens(x) * (2 * x.a / x.tp + 2 * kv_heads_per_rank(x)) * x.d
+
+
+def pipeline_bytes(x: SimpleNamespace) -> Amount:
+    """Hidden states of one micro-batch that one rank sends to the next stage. [byte]
+
+    Divided by tp with sequence parallelism. Source: arXiv:2104.04473, sec. 3.2.
+    """
+    return tensor_parallel_bytes(x) / (1 + x.sp * (x.tp - 1))
+
+
+def gradient_bytes(x: SimpleNamespace, parameters: Amount) -> Amount:
+    """Gradients of one rank's parameters, reduced over data and context parallel ranks. [byte]"""
+    return x.grad_bytes * parameters
+
+
+def gather_bytes(x: SimpleNamespace, parameters: Amount) -> Amount:
+    """One rank's parameters, gathered after the optimizer step. [byte]"""
+    return x.gather_bytes * parameters
+
+
+def data_parallel_ranks(x: SimpleNamespace) -> Amount:
+    """Ranks that hold the same parameters: dp x cp. [1] Source: Megatron-Core, DATA_PARALLEL_GROUP_WITH_CP."""
+    return x.dp * x.cp
+
+
+def pipeline_ranks_in_domain(x: SimpleNamespace) -> Amount:
+    """2 when neighbouring stages share a domain, else 1. [1]
+
+    The last boundary decides: once the plan is larger than a domain, some stage boundary leaves it.
+    """
+    return 1 + minimum(1, maximum(0, x.domain + 1 - world(x))) * is_more_than_one(x.pp)
