@@ -1,0 +1,286 @@
+"""What a model is: the sizes that decide its work and memory, checked when built.
+
+Counts are whole numbers [1]. Files and names are read in `model_file`, `model_hf` and `model_registry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodel.model_checks import Checked
+
+# Kinds of layer. DENSE and SPARSE are a whole transformer layer; the others stand in hybrid patterns,
+# except GATED_DELTA, a transformer layer whose attention is replaced.
+DENSE = "attention + mlp"
+SPARSE = "attention + experts"
+GATED_DELTA = "gated delta"
+ATTENTION = "attention only"
+MLP = "mlp only"
+MOE = "experts only"
+MAMBA = "mamba"
+PATTERN_LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MOE}
+
+NORMS = ("RMSNorm", "LayerNorm")
+ACTIVATIONS = ("silu", "gelu", "quick_gelu", "squared_relu", "relu")
+DEFAULT_VOCAB_DIVISIBLE_BY = 128  # Megatron --make-vocab-size-divisible-by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe(Checked):
+    """Mixture of experts. Layer i is sparse when i >= dense_first_layers, every layer_interval-th one."""
+
+    _where = "moe."
+    num_experts: int
+    topk: int
+    expert_ffn: int
+    shared_expert_ffn: int = 0
+    shared_expert_gate: bool = False
+    dense_first_layers: int = 0
+    layer_interval: int = 1
+    latent_size: int | None = None
+    router_score: str = "softmax"
+    router_dtype: str | None = None
+    aux_loss_coeff: float | None = None
+    load_balancing: str | None = None
+    expert_bias: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topk > self.num_experts:
+            raise ValueError(
+                f"moe.topk {self.topk} is more than moe.num_experts {self.num_experts}. Lower topk."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mla(Checked):
+    """Multi-head latent attention; q_lora_rank None projects queries directly."""
+
+    _where = "mla."
+    q_lora_rank: int | None
+    kv_lora_rank: int | None
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba(Checked):
+    """Mamba-2 mixer."""
+
+    _where = "mamba."
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    num_groups: int
+    conv_kernel: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDelta(Checked):
+    """Gated delta net on all layers but every full_attention_interval-th."""
+
+    _where = "gated_delta."
+    full_attention_interval: int
+    num_value_heads: int
+    num_key_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow(Checked):
+    """Attention over the last `window` tokens, on all layers but every full_attention_interval-th one."""
+
+    _where = "sliding_window."
+    window: int
+    full_attention_interval: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Checked):
+    """Sizes of one decoder. Raises ValueError (given, rule, way out) when they cannot be meant.
+
+    name: as in `costmodel/models`. family: follows from the other fields and is filled in.
+    num_layers; hidden [h]; ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k];
+    head_dim [d]: need not be h / a. gated: three MLP matrices. vocab: true tokens.
+    vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source, else None.
+    qk_norm: norm over each head of Q and K (with MLA: over the latents). linear_bias: output, MLP and router.
+    learned_positions: length of the position table, 0 = rotary or none. seq_len: the source's training length
+    [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention, - mlp, E experts), '' uniform.
+    params_published: total as printed, params_printed its text. params_computed and params_active_computed:
+    an independent count to the digit, without multi-token prediction and padding.
+    parameters_known: false where our formulas do not cover the model, `note` says why.
+    """
+
+    name: str
+    family: str = ""
+    num_layers: int
+    hidden: int
+    ffn_hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    gated: bool = True
+    activation: str = "silu"
+    norm: str = "RMSNorm"
+    vocab: int
+    vocab_divisible_by: int | None = None
+    vocab_padded: int | None = None
+    tied_embeddings: bool = False
+    qk_norm: bool = False
+    linear_bias: bool = False
+    qkv_bias: bool = False
+    learned_positions: int = 0
+    seq_len: int = 0
+    layer_pattern: str = ""
+    moe: Moe | None = None
+    mla: Mla | None = None
+    mamba: Mamba | None = None
+    gated_delta: GatedDelta | None = None
+    sliding_window: SlidingWindow | None = None
+    attention_chunk: int = 0
+    nope_layer_interval: int = 0
+    attention_sink: bool = False
+    attention_output_gate: bool = False
+    compressed_attention: str = ""
+    mtp_layers: int = 0
+    mtp_pattern: str = ""
+    params_published: int | None = None
+    params_printed: str = ""
+    params_published_source: str = ""
+    params_computed: int | None = None
+    params_active_computed: int | None = None
+    parameters_known: bool = True
+    vocab_source: str = ""
+    source: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices()
+        self._check_sizes()
+        self._check_pattern()
+        derived = self._derived_family()
+        if self.family not in ("", derived):
+            raise ValueError(
+                f"family {self.family!r} does not fit the sizes, which make it {derived!r}. Leave it out."
+            )
+        object.__setattr__(self, "family", derived)
+
+    @property
+    def is_dense_decoder(self) -> bool:
+        """True for uniform GPT- and Llama-like decoders, whose cost is built."""
+        return self.unsupported_reason() is None
+
+    def unsupported_reason(self) -> str | None:
+        """What keeps the cost of this model from being predicted, in one line; None when nothing does."""
+        reasons = {
+            "mixture of experts": self.moe is not None,
+            "multi-head latent attention": self.mla is not None,
+            "Mamba-2 layers": self.mamba is not None,
+            "gated delta net layers": self.gated_delta is not None,
+            "compressed attention": bool(self.compressed_attention),
+            "sliding-window attention": self.sliding_window is not None,
+            "chunked attention": self.attention_chunk > 0,
+            "attention sinks": self.attention_sink,
+            "an attention output gate": self.attention_output_gate,
+            "multi-token prediction": self.mtp_layers > 0,
+            "a layer pattern": bool(self.layer_pattern) and self.mamba is None,
+        }
+        missing = [what for what, present in reasons.items() if present]
+        if not missing:
+            return None
+        return (
+            f"{self.name} has {', '.join(missing)}, whose cost is not built yet: "
+            "dense GPT- and Llama-like decoders are. Try llama3-8b, or a dense model of `advisor models`."
+        )
+
+    def padded_vocab(self, tp: int) -> int:
+        """Rows of the embedding over all tensor-parallel ranks. [1]
+
+        ceil(vocab / (divisible_by tp)) divisible_by tp, as `_vocab_size_with_padding` of Megatron-LM;
+        where the source fixes a padded size, that size, raised to a multiple of tp.
+        """
+        step, least = (self.vocab_divisible_by or DEFAULT_VOCAB_DIVISIBLE_BY) * tp, self.vocab
+        if self.vocab_padded is not None:
+            step, least = tp, self.vocab_padded
+        return -(-least // step) * step
+
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Kind of each layer, first to last."""
+        if self.layer_pattern:
+            return tuple(PATTERN_LETTERS[letter] for letter in self.layer_pattern)
+        return tuple(self._layer_kind(index) for index in range(self.num_layers))
+
+    def layer_counts(self) -> dict[str, int]:
+        """Number of layers of each kind, in order of first appearance."""
+        kinds = self.layer_kinds()
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    def mtp_layer_kinds(self) -> tuple[str, ...]:
+        """Kinds of the layers inside one multi-token-prediction head: its pattern, or the last kind."""
+        if not self.mtp_layers:
+            return ()
+        if self.mtp_pattern:
+            return tuple(PATTERN_LETTERS[letter] for letter in self.mtp_pattern)
+        return self.layer_kinds()[-1:]
+
+    def _layer_kind(self, index: int) -> str:
+        delta, moe = self.gated_delta, self.moe
+        if delta is not None and (index + 1) % delta.full_attention_interval:
+            return GATED_DELTA
+        if moe is None or index < moe.dense_first_layers:
+            return DENSE
+        return SPARSE if (index - moe.dense_first_layers) % moe.layer_interval == 0 else DENSE
+
+    def _derived_family(self) -> str:
+        if self.mamba is not None:
+            return "hybrid-moe" if self.moe is not None else "hybrid"
+        if self.gated_delta is not None:
+            return "gated-delta-moe" if self.moe is not None else "gated-delta"
+        if self.mla is not None:
+            return "mla-moe" if self.moe is not None else "mla"
+        return "moe" if self.moe is not None else "dense"
+
+    def _check_choices(self) -> None:
+        for key, known in (("norm", NORMS), ("activation", ACTIVATIONS)):
+            if getattr(self, key) not in known:
+                raise ValueError(f"{key} {getattr(self, key)!r} is not known. Use one of {', '.join(known)}.")
+        if not self.name.strip() or "\n" in self.name:
+            raise ValueError(f"name {self.name!r} is empty or has a line break. Give the model a short name.")
+
+    def _check_sizes(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}, "
+                "so query heads cannot share them evenly. Change one of the two."
+            )
+        if self.vocab_padded is not None and self.vocab_padded < self.vocab:
+            raise ValueError(
+                f"vocab_padded {self.vocab_padded} is below vocab {self.vocab}. Raise it or leave it out."
+            )
+        if self.moe is not None and self.moe.dense_first_layers > self.num_layers:
+            raise ValueError(
+                f"moe.dense_first_layers {self.moe.dense_first_layers} is more than "
+                f"num_layers {self.num_layers}. Lower it."
+            )
+        if self.mla is not None and self.mla.kv_lora_rank is None and self.parameters_known:
+            raise ValueError("mla.kv_lora_rank is missing. Give the width of the key-value latent, as 512.")
+
+    def _check_pattern(self) -> None:
+        for key in ("layer_pattern", "mtp_pattern"):
+            wrong = sorted(set(getattr(self, key)) - set(PATTERN_LETTERS))
+            if wrong:
+                raise ValueError(f"{key} has {wrong[0]!r}; its letters are {' '.join(PATTERN_LETTERS)}.")
+        if self.layer_pattern and len(self.layer_pattern) != self.num_layers:
+            raise ValueError(
+                f"layer_pattern has {len(self.layer_pattern)} letters for num_layers {self.num_layers}. "
+                "Give one letter a layer."
+            )
+        letters = set(self.layer_pattern + self.mtp_pattern)
+        if ("M" in letters) != (self.mamba is not None):
+            raise ValueError("layer_pattern with M and table [mamba] need each other. Give both or neither.")
+        if "E" in letters and self.moe is None:
+            raise ValueError("layer_pattern has E but there is no table [moe]. Give it.")

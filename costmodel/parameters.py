@@ -1,0 +1,365 @@
+"""Parameters of a model: one formula per kind of layer, and their sum over a whole model.
+
+The formulas take `Amount`s, so that memory and communication use the same ones with symbols. Flags
+(`gated`, `bias`, ...) are 0 or 1. Unit: parameters [1]. Multi-token-prediction layers are counted
+apart, and the vocabulary is the true one: padding depends on the tensor-parallel size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodel.amount import Amount
+from costmodel.model_spec import ATTENTION, DENSE, GATED_DELTA, MAMBA, MLP, MOE, SPARSE, ModelSpec
+
+
+def norm_parameters(width: Amount, weights: Amount = 1) -> Amount:
+    """Parameters of one normalisation. [1]
+
+    Parameters
+    ----------
+    width
+        Elements normalised, usually h. [1]
+    weights
+        1 for RMSNorm (scale), 2 for LayerNorm (scale and shift). [1]
+
+    References
+    ----------
+    B. Zhang, R. Sennrich, NeurIPS 2019, arXiv:1910.07467.
+    """
+    return weights * width
+
+
+def embedding_parameters(h: Amount, vocab: Amount, positions: Amount = 0) -> Amount:
+    """Parameters of the token table and, where learned, of the position table. [1]
+
+    Parameters
+    ----------
+    h
+        Hidden size. [1]
+    vocab
+        Tokens in the vocabulary, padded or not as the caller means. [1]
+    positions
+        Learned positions; 0 for rotary. [1]
+
+    References
+    ----------
+    D. Narayanan et al., SC 2021, eq. 2, arXiv:2104.04473: (V + s) h.
+    """
+    return (vocab + positions) * h
+
+
+def attention_parameters(
+    h: Amount,
+    a: Amount,
+    k: Amount,
+    d: Amount,
+    *,
+    qkv_bias: Amount = 0,
+    linear_bias: Amount = 0,
+    qk_norm: Amount = 0,
+    output_gate: Amount = 0,
+    sink: Amount = 0,
+) -> Amount:
+    """Parameters of grouped-query attention: query, key, value and output projections. [1]
+
+    Parameters
+    ----------
+    h, a, k, d
+        Hidden size, query heads, key-value heads (k = a is multi-head attention), head size. [1]
+    qkv_bias, linear_bias
+        1 when the QKV, or the output, projection has a bias.
+    qk_norm
+        Weights of the norm over each head of queries and of keys: 0, 1 (RMSNorm) or 2 (LayerNorm).
+    output_gate
+        1 when the query projection also yields a gate of its own size (Qwen3-Next).
+    sink
+        1 when each head has a learned softmax sink (gpt-oss).
+
+    Examples
+    --------
+    >>> attention_parameters(4096, 32, 8, 128)
+    41943040
+
+    References
+    ----------
+    J. Ainslie et al., EMNLP 2023, arXiv:2305.13245.
+    """
+    qkv_width = (1 + output_gate) * a * d + 2 * k * d
+    projections = h * qkv_width + a * d * h
+    return projections + qkv_bias * qkv_width + linear_bias * h + 2 * d * qk_norm + sink * a
+
+
+def mla_parameters(
+    h: Amount,
+    a: Amount,
+    *,
+    q_lora_rank: int,
+    kv_lora_rank: Amount,
+    qk_head_dim: Amount,
+    qk_pos_emb_head_dim: Amount,
+    v_head_dim: Amount,
+) -> Amount:
+    """Parameters of multi-head latent attention, with an RMSNorm on each latent. [1]
+
+    Parameters
+    ----------
+    h, a
+        Hidden size, heads. [1]
+    q_lora_rank
+        Width of the query latent; 0 when queries are projected directly. [1]
+    kv_lora_rank
+        Width of the shared key-value latent. [1]
+    qk_head_dim, qk_pos_emb_head_dim, v_head_dim
+        Per head: part of query and key without position, part with rotary position, value. [1]
+
+    References
+    ----------
+    DeepSeek-AI, DeepSeek-V2, sec. 2.1, arXiv:2405.04434.
+    """
+    query_width = a * (qk_head_dim + qk_pos_emb_head_dim)
+    query = q_lora_rank * (h + query_width + 1) if q_lora_rank else h * query_width
+    down = h * (kv_lora_rank + qk_pos_emb_head_dim)
+    up = kv_lora_rank * (a * (qk_head_dim + v_head_dim) + 1)
+    return query + down + up + a * v_head_dim * h
+
+
+def mlp_parameters(h: Amount, f: Amount, gated: Amount, bias: Amount = 0) -> Amount:
+    """Parameters of one feed-forward block, which is also one expert. [1]
+
+    Parameters
+    ----------
+    h, f
+        Hidden size, feed-forward size. [1]
+    gated
+        1 for SwiGLU-like blocks (three matrices), 0 for plain ones (two).
+    bias
+        1 when every linear has a bias.
+
+    Examples
+    --------
+    >>> mlp_parameters(4096, 14336, gated=1)
+    176160768
+
+    References
+    ----------
+    N. Shazeer, 2020, arXiv:2002.05202.
+    """
+    return (2 + gated) * h * f + bias * ((1 + gated) * f + h)
+
+
+def router_parameters(h: Amount, experts: Amount, *, bias: Amount = 0, expert_bias: Amount = 0) -> Amount:
+    """Parameters that choose experts: scores, their bias, and the balancing bias. [1]
+
+    The balancing bias (`expert_bias`) is not trained by gradient but stands in checkpoints.
+
+    References
+    ----------
+    DeepSeek-AI, DeepSeek-V3, sec. 2.1.2, arXiv:2412.19437.
+    """
+    return h * experts + bias * experts + expert_bias * experts
+
+
+def mamba_parameters(
+    h: Amount,
+    *,
+    num_heads: Amount,
+    head_dim: Amount,
+    state_dim: Amount,
+    num_groups: Amount,
+    conv_kernel: Amount,
+) -> Amount:
+    """Parameters of a Mamba-2 mixer. [1]
+
+    Input projection to z, x, B, C and dt; a causal convolution with bias over x, B, C; A, D and the
+    bias of dt per head; a gated RMSNorm; output projection.
+
+    References
+    ----------
+    T. Dao, A. Gu, ICML 2024, arXiv:2405.21060; megatron.core.ssm.mamba_mixer.
+    """
+    inner = num_heads * head_dim
+    convolved = inner + 2 * num_groups * state_dim
+    projections = h * (inner + convolved + num_heads) + inner * h
+    return projections + convolved * (conv_kernel + 1) + 3 * num_heads + inner
+
+
+def gated_delta_parameters(
+    h: Amount,
+    *,
+    num_key_heads: Amount,
+    num_value_heads: Amount,
+    key_head_dim: Amount,
+    value_head_dim: Amount,
+    conv_kernel: Amount,
+) -> Amount:
+    """Parameters of a gated delta net mixer. [1]
+
+    Input projection to q, k, v, the output gate z and two scalars per value head; a convolution
+    without bias over q, k, v; A and the bias of dt per value head; a norm of one value head.
+
+    References
+    ----------
+    S. Yang et al., ICLR 2025, arXiv:2412.06464; transformers Qwen3NextGatedDeltaNet.
+    """
+    key, value = num_key_heads * key_head_dim, num_value_heads * value_head_dim
+    projections = h * (2 * key + 2 * value + 2 * num_value_heads) + value * h
+    return projections + (2 * key + value) * conv_kernel + 2 * num_value_heads + value_head_dim
+
+
+def mtp_parameters(h: Amount, norm_weights: Amount = 1) -> Amount:
+    """Parameters of a multi-token-prediction head besides its layers: 2h to h projection, three norms. [1]
+
+    Embedding and output layer are shared with the main model.
+
+    References
+    ----------
+    DeepSeek-AI, DeepSeek-V3, sec. 2.2, arXiv:2412.19437; megatron.core multi_token_prediction.
+    """
+    return 2 * h * h + 3 * norm_parameters(h, norm_weights)
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a whole model [1]; `parts` sums to `total`.
+
+    `active` counts only the experts one token uses. `embedding` is the token and position tables,
+    `output` the output layer of its own (0 when tied). `per_layer` is one layer of each kind.
+    `mtp` is not in `total`.
+    """
+
+    total: int
+    active: int
+    embedding: int
+    output: int
+    mtp: int
+    parts: dict[str, int]
+    per_layer: dict[str, int]
+
+
+def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
+    """Parameters of one layer of the given kind by part, in the order data flows. [1]"""
+    norm_weights = 2 if spec.norm == "LayerNorm" else 1
+    parts: dict[str, int] = {}
+    if kind in (DENSE, SPARSE, ATTENTION):
+        parts["attention"] = _attention(spec, norm_weights)
+    if kind in (GATED_DELTA, MAMBA):
+        parts[kind] = _mixer(spec, kind)
+    if kind in (DENSE, MLP) or (kind == GATED_DELTA and spec.moe is None):
+        parts["mlp"] = mlp_parameters(spec.hidden, spec.ffn_hidden, spec.gated, spec.linear_bias)
+    if kind in (SPARSE, MOE) or (kind == GATED_DELTA and spec.moe is not None):
+        parts |= _experts(spec)
+    two_blocks = kind in (DENSE, SPARSE, GATED_DELTA)
+    parts["norms"] = (1 + two_blocks) * norm_parameters(spec.hidden, norm_weights)
+    return parts
+
+
+def count_parameters(spec: ModelSpec) -> ParameterCount:
+    """Parameters of a model, as a checkpoint without vocabulary padding holds them.
+
+    Raises ValueError when the formulas do not cover the model (`parameters_known` false).
+    """
+    if not spec.parameters_known:
+        raise ValueError(
+            f"parameters of {spec.name} cannot be counted: {spec.note} Give a model that can be."
+        )
+    norm_weights = 2 if spec.norm == "LayerNorm" else 1
+    embedding = embedding_parameters(spec.hidden, spec.vocab, spec.learned_positions)
+    output = 0 if spec.tied_embeddings else embedding_parameters(spec.hidden, spec.vocab)
+    parts = {"embedding": embedding}
+    per_layer: dict[str, int] = {}
+    idle = 0
+    for kind, count in spec.layer_counts().items():
+        one = layer_parts(spec, kind)
+        per_layer[kind] = sum(one.values())
+        idle += count * _idle_experts(spec, one)
+        for part, amount in one.items():
+            parts[part] = parts.get(part, 0) + count * amount
+    parts["norms"] = parts.get("norms", 0) + norm_parameters(spec.hidden, norm_weights)
+    if output:
+        parts["output layer"] = output
+    total = sum(parts.values())
+    mtp_layers = sum(sum(layer_parts(spec, kind).values()) for kind in spec.mtp_layer_kinds())
+    mtp = spec.mtp_layers * (mtp_layers + mtp_parameters(spec.hidden, norm_weights)) if spec.mtp_layers else 0
+    return ParameterCount(total, total - idle, embedding, output, mtp, parts, per_layer)
+
+
+def _attention(spec: ModelSpec, norm_weights: int) -> int:
+    if spec.mla is not None:
+        mla = spec.mla
+        return int(
+            mla_parameters(
+                spec.hidden,
+                spec.num_heads,
+                q_lora_rank=mla.q_lora_rank or 0,
+                kv_lora_rank=mla.kv_lora_rank,
+                qk_head_dim=mla.qk_head_dim,
+                qk_pos_emb_head_dim=mla.qk_pos_emb_head_dim,
+                v_head_dim=mla.v_head_dim,
+            )
+        )
+    return int(
+        attention_parameters(
+            spec.hidden,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            qkv_bias=int(spec.qkv_bias),
+            linear_bias=int(spec.linear_bias),
+            qk_norm=norm_weights if spec.qk_norm else 0,
+            output_gate=int(spec.attention_output_gate),
+            sink=int(spec.attention_sink),
+        )
+    )
+
+
+def _mixer(spec: ModelSpec, kind: str) -> int:
+    if kind == MAMBA:
+        mamba = spec.mamba
+        assert mamba is not None
+        return int(
+            mamba_parameters(
+                spec.hidden,
+                num_heads=mamba.num_heads,
+                head_dim=mamba.head_dim,
+                state_dim=mamba.state_dim,
+                num_groups=mamba.num_groups,
+                conv_kernel=mamba.conv_kernel,
+            )
+        )
+    delta = spec.gated_delta
+    assert delta is not None
+    return int(
+        gated_delta_parameters(
+            spec.hidden,
+            num_key_heads=delta.num_key_heads,
+            num_value_heads=delta.num_value_heads,
+            key_head_dim=delta.key_head_dim,
+            value_head_dim=delta.value_head_dim,
+            conv_kernel=delta.conv_kernel,
+        )
+    )
+
+
+def _experts(spec: ModelSpec) -> dict[str, int]:
+    moe = spec.moe
+    assert moe is not None
+    h, gated, bias = spec.hidden, int(spec.gated), int(spec.linear_bias)
+    width = moe.latent_size or h
+    parts = {
+        "router": router_parameters(h, moe.num_experts, bias=bias, expert_bias=int(moe.expert_bias)),
+        "experts": moe.num_experts * mlp_parameters(width, moe.expert_ffn, gated, bias),
+    }
+    if moe.latent_size:
+        parts["latent projections"] = 2 * h * moe.latent_size
+    if moe.shared_expert_ffn:
+        gate = h if moe.shared_expert_gate else 0
+        parts["shared experts"] = mlp_parameters(h, moe.shared_expert_ffn, gated, bias) + gate
+    return {name: int(amount) for name, amount in parts.items()}
+
+
+def _idle_experts(spec: ModelSpec, layer: dict[str, int]) -> int:
+    """Parameters of the experts that one token does not visit, in one layer."""
+    if spec.moe is None or "experts" not in layer:
+        return 0
+    return layer["experts"] // spec.moe.num_experts * (spec.moe.num_experts - spec.moe.topk)

@@ -1,0 +1,158 @@
+"""Write costmodel/models/*.toml from a collection of published architectures.
+
+    python tools/convert_models.py shared/data/models.json
+
+Each model keeps its source, its note and its published totals. Models of the collection without sizes are
+named and skipped; files this script did not write (hand-written models, aliases) are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from costmodel.model_file import from_mapping, to_mapping
+
+FOLDER = Path(__file__).parent.parent / "costmodel" / "models"
+HEADER = "# Written by tools/convert_models.py; counts in units of one. Correct the script, not this file.\n"
+
+# What the collection leaves open or states wrongly, with the reason.
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "qwen3-next-80b-a3b": {
+        "norm": "RMSNorm",
+        "qk_norm": True,
+        "attention_output_gate": True,
+        # The collection's own count takes every layer for full attention and says that it is not valid.
+        "params_computed": None,
+        "params_active_computed": None,
+        "note": "3 of 4 layers are gated delta net; attention output gate, norm of Q and K and "
+        "shared expert gate as transformers Qwen3NextConfig and modeling_qwen3_next",
+    },
+    "deepseek-v4-flash": {
+        "norm": "RMSNorm",
+        "parameters_known": False,
+        "note": "compressed sparse attention and hyper-connections are not covered by our formulas.",
+    },
+}
+# Total that the source prints for the model itself, where its first number is not that.
+PRINTED_TOTALS = {"nemotron3-nano-30b-a3b": 31_600_000_000}
+# Parts of a citation that only the collector can follow.
+PRIVATE = (
+    (r"\(file id \d+: ", "("),
+    (r",? ?\(file id \d+\)", ""),
+    (r" \(data/recipe_flags\.json\.gz\)| \(read visually\)", ""),
+    (r"; the value that reproduces [^;]*flops_formula\.md|,? see flops_formula\.md", ""),
+    (r"\b(the )?notes on ", ""),
+    (r"report note", "report"),
+)
+
+
+def main(path: str) -> None:
+    """Convert the collection at `path`, one file per model."""
+    collection = json.loads(Path(path).read_text(encoding="utf-8"))
+    for name, entry in collection.items():
+        if name == "_meta":
+            continue
+        if entry["layers"] is None:
+            print(f"skipped {name}: {entry['source']}")
+            continue
+        spec = from_mapping(convert(name, entry) | CORRECTIONS.get(name, {}))
+        text = tomli_w.dumps(to_mapping(spec))
+        (FOLDER / f"{name}.toml").write_text(HEADER + text, encoding="utf-8")
+
+
+def convert(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Our field names and units for one entry of the collection."""
+    values: dict[str, Any] = {
+        "name": name,
+        "num_layers": entry["layers"],
+        "hidden": entry["hidden"],
+        "ffn_hidden": entry["ffn_hidden"],
+        "num_heads": entry["heads"],
+        "num_kv_heads": entry["kv_groups"],
+        "head_dim": entry["head_dim"],
+        "gated": entry["gated"],
+        "activation": entry["activation"],
+        "norm": entry["norm"],
+        "vocab": entry["vocab"],
+        "vocab_divisible_by": entry.get("vocab_divisible_by"),
+        "vocab_padded": entry.get("vocab_padded"),
+        "tied_embeddings": entry["tied_embeddings"],
+        "qk_norm": entry.get("qk_layernorm", False),
+        "linear_bias": entry["linear_bias"],
+        "qkv_bias": entry["qkv_bias"],
+        "learned_positions": entry.get("learned_pos", 0),
+        "seq_len": entry.get("seq_len", 0),
+        "layer_pattern": entry.get("layer_pattern") or "",
+        "attention_chunk": entry.get("attention_chunk_size", 0),
+        "nope_layer_interval": entry.get("nope_layer_interval", 0),
+        "attention_sink": "attention_sink" in entry,
+        "compressed_attention": entry.get("csa", ""),
+        "mtp_layers": entry.get("mtp_layers", 0),
+        "mtp_pattern": entry.get("mtp_pattern") or "",
+        "params_published": PRINTED_TOTALS.get(name, printed_total(entry.get("params_published"))),
+        "params_printed": entry.get("params_published", ""),
+        "params_published_source": public(entry.get("params_published_source", "")),
+        "params_computed": entry["params_total_computed"],
+        "params_active_computed": entry["params_active_computed"],
+        "vocab_source": public(entry.get("vocab_source", "")),
+        "source": public(entry["source"]),
+        "note": public(entry.get("note", "")),
+    }
+    return values | convert_tables(entry)
+
+
+def convert_tables(entry: dict[str, Any]) -> dict[str, Any]:
+    """Nested tables of one entry."""
+    tables: dict[str, Any] = {}
+    if "moe" in entry:
+        moe = dict(entry["moe"])
+        pattern = moe.pop("moe_layer_pattern")
+        first = moe["dense_first_layers"]
+        interval = 2 if isinstance(pattern, list) and 0 in pattern[first:] else 1
+        if isinstance(pattern, list):
+            rule = [int(i >= first and (i - first) % interval == 0) for i in range(entry["layers"])]
+            assert rule == pattern, f"the rule of sparse layers does not give {pattern}"
+        gate = "shared expert gate" in entry.get("note_gdn", "")
+        experts = moe.pop("experts")
+        tables["moe"] = {
+            "num_experts": experts,
+            **moe,
+            "layer_interval": interval,
+            "shared_expert_gate": gate,
+        }
+    if "mla" in entry:
+        tables["mla"] = entry["mla"]
+    if "mamba" in entry:
+        tables["mamba"] = entry["mamba"]
+    if "gdn" in entry:
+        tables["gated_delta"] = {key.removeprefix("linear_"): value for key, value in entry["gdn"].items()}
+    if "sliding_window" in entry:
+        window = entry["sliding_window"]
+        assert window["pattern"].startswith("alternating: odd layers (1-indexed) sliding-window")
+        tables["sliding_window"] = {"window": window["window"][0], "full_attention_interval": 2}
+    return tables
+
+
+def printed_total(text: str | None) -> int | None:
+    """The first number of a printed total such as '236B / 21B'. [1]"""
+    match = re.match(r"([\d.]+)([BT])", text or "")
+    return round(float(match[1]) * {"B": 1e9, "T": 1e12}[match[2]]) if match else None
+
+
+def public(text: str) -> str:
+    """A citation without what only the collector can follow."""
+    for pattern, replacement in PRIVATE:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("Give the path of models.json: python tools/convert_models.py shared/data/models.json")
+    main(sys.argv[1])
