@@ -12,7 +12,13 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one
 from costmodel.term import Ledger
 from costmodel.timing import attention_core, gemm, memory_bound, overlap
-from costmodel.timing.collectives import all_gather_time, all_reduce_time, all_to_all_time, reduce_scatter_time, send_recv_time
+from costmodel.timing.collectives import (
+    all_gather_time,
+    all_reduce_time,
+    all_to_all_time,
+    reduce_scatter_time,
+    send_recv_time,
+)
 from costmodel.work import attention, communication, elementwise, linear, quantisation
 
 
@@ -30,7 +36,9 @@ class LayerTimes:
     kernels_backward: Amount
 
 
-def linear_gemm(x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False) -> Amount:
+def linear_gemm(
+    x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False
+) -> Amount:
     """Seconds of one GEMM of a linear layer in the recipe's format; see `costmodel.timing.gemm`. [s]
 
     accumulate: a weight gradient adds to an FP32 (or 16-bit) buffer, read and written.
@@ -41,7 +49,7 @@ def linear_gemm(x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount
         columns,
         inner,
         peak=x.linear_peak,
-        e_max=x.linear_fraction,
+        e_max=x.linear_fraction * x.linear_scale,
         num_sms=x.gpu_sms,
         wave_weight=x.linear_wave,
         launch_latency=x.linear_launch,
@@ -50,7 +58,9 @@ def linear_gemm(x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount
     )
 
 
-def model_gemm(x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False) -> Amount:
+def model_gemm(
+    x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False
+) -> Amount:
     """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits, unfused attention. [s]"""
     output = 2 * x.grad_bytes if accumulate else x.activation_bytes
     return gemm.gemm_time(
@@ -58,7 +68,7 @@ def model_gemm(x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount,
         columns,
         inner,
         peak=x.gpu_peak,
-        e_max=x.gemm_fraction,
+        e_max=x.gemm_fraction * x.gemm_scale,
         num_sms=x.gpu_sms,
         wave_weight=x.gemm_wave,
         launch_latency=x.gemm_launch,
@@ -69,7 +79,7 @@ def model_gemm(x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount,
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    return memory_bound.stream_time(num_bytes, bandwidth=x.hbm_bandwidth, fraction=fraction)
+    return memory_bound.stream_time(num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale, fraction=fraction)
 
 
 def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amount]]:
@@ -80,42 +90,76 @@ def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amou
         columns = ledger.define(f"{layer.name}_columns", layer.columns, "1", linear.linears)
         inner = ledger.define(f"{layer.name}_inner", layer.inner, "1", linear.linears)
         quantise_weight = x.quantise_weight_bytes * columns * inner / x.m
-        quantise_forward = x.quantise_input_bytes * quantisation.quantise_input_elements(x, layer) + quantise_weight
+        quantise_forward = (
+            x.quantise_input_bytes * quantisation.quantise_input_elements(x, layer) + quantise_weight
+        )
         quantise_backward = x.quantise_grad_bytes * quantisation.quantise_grad_elements(x, layer)
         formulas = {
             "forward": (linear_gemm(x, rows, columns, inner), gemm.gemm_time),
             "dgrad": (linear_gemm(x, rows, inner, columns), gemm.gemm_time),
             "wgrad": (linear_gemm(x, columns, inner, rows, accumulate=True), gemm.gemm_time),
-            "quantise_forward": (stream(x, quantise_forward, x.elementwise_fraction), quantisation.quantise_input_elements),
-            "quantise_backward": (stream(x, quantise_backward, x.elementwise_fraction), quantisation.quantise_grad_elements),
+            "quantise_forward": (
+                stream(x, quantise_forward, x.elementwise_fraction),
+                quantisation.quantise_input_elements,
+            ),
+            "quantise_backward": (
+                stream(x, quantise_backward, x.elementwise_fraction),
+                quantisation.quantise_grad_elements,
+            ),
         }
         times[layer.name] = {
-            kind: ledger.define(f"{layer.name}_{kind}", expr, "s", formula) for kind, (expr, formula) in formulas.items()
+            kind: ledger.define(f"{layer.name}_{kind}", expr, "s", formula)
+            for kind, (expr, formula) in formulas.items()
         }
     return times
 
 
 def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
     """Forward and backward time of the attention core, fused or not."""
-    flops = ledger.define("attention_flops", attention.attention_flops_forward(x), "FLOP", attention.attention_flops_forward)
+    flops = ledger.define(
+        "attention_flops", attention.attention_flops_forward(x), "FLOP", attention.attention_flops_forward
+    )
     # A ring step sees s / cp queries at a time; an all-to-all group sees the whole sequence.
-    ring = ledger.define("cp_ring", x.cp / x.cp_a2a_size * (1 - x.cp_all_gather) + x.cp_all_gather, "1", communication.context_parallel_ring_bytes)
+    ring = ledger.define(
+        "cp_ring",
+        x.cp / x.cp_a2a_size * (1 - x.cp_all_gather) + x.cp_all_gather,
+        "1",
+        communication.context_parallel_ring_bytes,
+    )
     chunk = x.s / ring
     fused_forward = attention_core.attention_time(
-        flops, chunk, peak=x.gpu_peak, e_max=x.attention_forward_fraction, s_half=x.attention_forward_half, latency=x.attention_launch * ring
+        flops,
+        chunk,
+        peak=x.gpu_peak,
+        e_max=x.attention_forward_fraction * x.attention_scale,
+        s_half=x.attention_forward_half,
+        latency=x.attention_launch * ring,
     )
     fused_backward = attention_core.attention_time(
-        2.5 * flops, chunk, peak=x.gpu_peak, e_max=x.attention_backward_fraction, s_half=x.attention_backward_half, latency=x.attention_launch * ring
+        2.5 * flops,
+        chunk,
+        peak=x.gpu_peak,
+        e_max=x.attention_backward_fraction * x.attention_scale,
+        s_half=x.attention_backward_half,
+        latency=x.attention_launch * ring,
     )
-    square = attention.unfused_attention_flops(x) / (x.gpu_peak * x.gemm_fraction * x.unfused_gemm_fraction)
+    square = attention.unfused_attention_flops(x) / (x.gpu_peak * x.gemm_fraction * x.gemm_scale * x.unfused_gemm_fraction)
     unfused_forward = square + stream(x, attention.unfused_score_bytes_forward(x), x.elementwise_fraction)
-    unfused_backward = 2 * square + stream(x, attention.unfused_score_bytes_backward(x), x.elementwise_fraction)
+    unfused_backward = 2 * square + stream(
+        x, attention.unfused_score_bytes_backward(x), x.elementwise_fraction
+    )
     return {
         "forward": ledger.define(
-            "attention_forward", (1 - x.unfused) * fused_forward + x.unfused * unfused_forward, "s", attention_core.attention_time
+            "attention_forward",
+            (1 - x.unfused) * fused_forward + x.unfused * unfused_forward,
+            "s",
+            attention_core.attention_time,
         ),
         "backward": ledger.define(
-            "attention_backward", (1 - x.unfused) * fused_backward + x.unfused * unfused_backward, "s", attention_core.attention_time
+            "attention_backward",
+            (1 - x.unfused) * fused_backward + x.unfused * unfused_backward,
+            "s",
+            attention_core.attention_time,
         ),
     }
 
@@ -149,10 +193,14 @@ def tensor_parallel_times(
     its GEMM in tp chunks. Without sequence parallelism both become one all-reduce a block.
     Source: arXiv:2205.05198, sec. 4.2; Megatron-Core, LinearWithGradAccumulationAndAsyncCommunication.
     """
-    size = ledger.define("tp_message", communication.tensor_parallel_bytes(x), "byte", communication.tensor_parallel_bytes)
+    size = ledger.define(
+        "tp_message", communication.tensor_parallel_bytes(x), "byte", communication.tensor_parallel_bytes
+    )
     inside = communication.ranks_in_domain(x, x.tp, 1)
     gather = ledger.define("tp_all_gather", all_gather_time(x, size, x.tp, inside), "s", all_gather_time)
-    scatter = ledger.define("tp_reduce_scatter", reduce_scatter_time(x, size, x.tp, inside), "s", reduce_scatter_time)
+    scatter = ledger.define(
+        "tp_reduce_scatter", reduce_scatter_time(x, size, x.tp, inside), "s", reduce_scatter_time
+    )
     reduce = ledger.define("tp_all_reduce", all_reduce_time(x, size, x.tp, inside), "s", all_reduce_time)
     chunks = 1 + x.tp_overlap * (x.tp - 1)
     with_sp_forward: Amount = 0
@@ -171,10 +219,16 @@ def tensor_parallel_times(
         without_backward += overlap.exposed(reduce, times[column]["wgrad"])
     return {
         "forward": ledger.define(
-            "tp_exposed_forward", x.sp * with_sp_forward + (1 - x.sp) * without_forward, "s", overlap.pipelined_exposed
+            "tp_exposed_forward",
+            x.sp * with_sp_forward + (1 - x.sp) * without_forward,
+            "s",
+            overlap.pipelined_exposed,
         ),
         "backward": ledger.define(
-            "tp_exposed_backward", x.sp * with_sp_backward + (1 - x.sp) * without_backward, "s", overlap.exposed
+            "tp_exposed_backward",
+            x.sp * with_sp_backward + (1 - x.sp) * without_backward,
+            "s",
+            overlap.exposed,
         ),
     }
 
@@ -190,17 +244,30 @@ def context_parallel_times(ledger: Ledger, x: SimpleNamespace, core: dict[str, A
     inside = communication.ranks_in_domain(x, x.cp, x.tp)
     ring = x.cp / x.cp_a2a_size
     hop = ledger.define(
-        "cp_ring_step", send_recv_time(x, ring_size, ring, communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)), "s", send_recv_time
+        "cp_ring_step",
+        send_recv_time(x, ring_size, ring, communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)),
+        "s",
+        send_recv_time,
     )
     back_hop = ledger.define(
-        "cp_ring_step_backward", send_recv_time(x, 2 * ring_size, ring, communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)), "s", send_recv_time
+        "cp_ring_step_backward",
+        send_recv_time(x, 2 * ring_size, ring, communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)),
+        "s",
+        send_recv_time,
     )
     gather_size = communication.context_parallel_gather_bytes(x)
     gather = ledger.define("cp_gather", all_gather_time(x, gather_size, x.cp, inside), "s", all_gather_time)
-    scatter = ledger.define("cp_scatter", reduce_scatter_time(x, gather_size, x.cp, inside), "s", reduce_scatter_time)
+    scatter = ledger.define(
+        "cp_scatter", reduce_scatter_time(x, gather_size, x.cp, inside), "s", reduce_scatter_time
+    )
     exchange = ledger.define(
         "cp_exchange",
-        all_to_all_time(x, communication.context_parallel_a2a_bytes(x), x.cp_a2a_size, communication.ranks_in_domain(x, x.cp_a2a_size, x.tp)),
+        all_to_all_time(
+            x,
+            communication.context_parallel_a2a_bytes(x),
+            x.cp_a2a_size,
+            communication.ranks_in_domain(x, x.cp_a2a_size, x.tp),
+        ),
         "s",
         all_to_all_time,
     )
@@ -214,7 +281,9 @@ def context_parallel_times(ledger: Ledger, x: SimpleNamespace, core: dict[str, A
         ),
         "backward": ledger.define(
             "cp_exposed_backward",
-            rings * overlap.exposed(back_hop, core["backward"] / ring) + x.cp_all_gather * (gather + scatter) + exchange,
+            rings * overlap.exposed(back_hop, core["backward"] / ring)
+            + x.cp_all_gather * (gather + scatter)
+            + exchange,
             "s",
             overlap.exposed,
         ),
@@ -232,7 +301,10 @@ def layer_times(ledger: Ledger, x: SimpleNamespace) -> LayerTimes:
         "linear": sum(times["forward"] for times in gemms.values()),
         "quantise": sum(times["quantise_forward"] for times in gemms.values()),
         "attention": core["forward"],
-        "elementwise": small["norm_forward"] + small["activation_forward"] + small["residual_forward"] + small["rotary"],
+        "elementwise": small["norm_forward"]
+        + small["activation_forward"]
+        + small["residual_forward"]
+        + small["rotary"],
         "tensor_parallel": tensor["forward"],
         "context_parallel": context["forward"],
     }
@@ -241,14 +313,23 @@ def layer_times(ledger: Ledger, x: SimpleNamespace) -> LayerTimes:
         "linear_wgrad": sum(times["wgrad"] for times in gemms.values()),
         "quantise": sum(times["quantise_backward"] for times in gemms.values()),
         "attention": core["backward"],
-        "elementwise": small["norm_backward"] + small["activation_backward"] + small["residual_backward"] + small["rotary"],
+        "elementwise": small["norm_backward"]
+        + small["activation_backward"]
+        + small["residual_backward"]
+        + small["rotary"],
         "tensor_parallel": tensor["backward"],
         "context_parallel": context["backward"],
     }
-    everything = ledger.define("layer_forward", sum(forward.values()), "s", "sum over the kinds of work, forward")
+    everything = ledger.define(
+        "layer_forward", sum(forward.values()), "s", "sum over the kinds of work, forward"
+    )
     mlp = (
-        gemms["fc1"]["forward"] + gemms["fc2"]["forward"] + gemms["fc1"]["quantise_forward"] + gemms["fc2"]["quantise_forward"]
-        + small["activation_forward"] + tensor["forward"] / 2
+        gemms["fc1"]["forward"]
+        + gemms["fc2"]["forward"]
+        + gemms["fc1"]["quantise_forward"]
+        + gemms["fc2"]["quantise_forward"]
+        + small["activation_forward"]
+        + tensor["forward"] / 2
     )
     again = x.recompute_layers * everything + (1 - x.recompute_layers) * (
         x.recompute_attention * core["forward"]
@@ -256,7 +337,9 @@ def layer_times(ledger: Ledger, x: SimpleNamespace) -> LayerTimes:
         + x.recompute_norm * small["norm_forward"]
         + x.recompute_activation * (1 - x.recompute_mlp) * small["activation_forward"]
     )
-    recompute = ledger.define("layer_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting")
+    recompute = ledger.define(
+        "layer_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
+    )
     per_linear = 4 * x.quantise_kernels
     kernels_forward = ledger.define(
         "layer_kernels_forward",
@@ -266,7 +349,10 @@ def layer_times(ledger: Ledger, x: SimpleNamespace) -> LayerTimes:
     )
     kernels_backward = ledger.define(
         "layer_kernels_backward",
-        elementwise.BACKWARD_KERNELS_PER_LAYER + per_linear + 6 * is_more_than_one(x.tp) + 4 * x.unfused
+        elementwise.BACKWARD_KERNELS_PER_LAYER
+        + per_linear
+        + 6 * is_more_than_one(x.tp)
+        + 4 * x.unfused
         + x.recompute_layers * kernels_forward,
         "1",
         "fused kernels, quantisation, collectives of one layer",

@@ -20,9 +20,11 @@ STAGES = ("first", "last")
 def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount) -> Amount:
     """Parameters in the model's format plus quantised copies of the linear weights. [byte]
 
-    FSDP with ZeRO 3 keeps 1 / shard of them. Source: S. Rajbhandari et al., SC 2020, arXiv:1910.02054.
+    With fp8_param_gather the copies replace the linear weights' 16-bit originals: nothing is saved where
+    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8). FSDP with ZeRO 3 keeps 1 / shard of them. Source: S. Rajbhandari et al., SC 2020, arXiv:1910.02054.
     """
-    whole = x.weight_bytes * all_weights + x.quantised_copy_bytes * linear_weights
+    copies = (x.quantised_copy_bytes - x.param_gather * x.weight_bytes) * linear_weights
+    whole = x.weight_bytes * all_weights + copies
     return whole * (1 - x.params_sharded + x.params_sharded / x.shard)
 
 
@@ -77,7 +79,9 @@ def rank_memory(ledger: Ledger, x: SimpleNamespace) -> dict[str, Term]:
     layer_weights = ledger.define(
         "layer_weights", parameters.layer_parameters(x), "1", parameters.layer_parameters
     )
-    linear_weights = ledger.define("layer_linear_weights", linear.linear_weights(x), "1", linear.linear_weights)
+    linear_weights = ledger.define(
+        "layer_linear_weights", linear.linear_weights(x), "1", linear.linear_weights
+    )
     one_stage = 1 - is_more_than_one(x.pp)
     embedding, output = parameters.embedding_parameters(x), parameters.output_parameters(x)
     trees: dict[str, Term] = {}
@@ -107,10 +111,26 @@ def rank_memory(ledger: Ledger, x: SimpleNamespace) -> dict[str, Term]:
             p,
             f"peak memory, {stage} pipeline stage",
             [
-                ledger.term(f"{p}_weights", "weights", weight_bytes(x, layers * linear_weights, weights), "byte", weight_bytes),
-                ledger.term(f"{p}_gathered", "FSDP layers in use", gathered_bytes(x, layer_weights), "byte", gathered_bytes),
-                ledger.term(f"{p}_gradients", "gradients", gradient_bytes(x, weights), "byte", gradient_bytes),
-                ledger.term(f"{p}_optimizer", "optimizer state", optimizer_bytes(x, weights), "byte", optimizer_bytes),
+                ledger.term(
+                    f"{p}_weights",
+                    "weights",
+                    weight_bytes(x, layers * linear_weights, weights),
+                    "byte",
+                    weight_bytes,
+                ),
+                ledger.term(
+                    f"{p}_gathered",
+                    "FSDP layers in use",
+                    gathered_bytes(x, layer_weights),
+                    "byte",
+                    gathered_bytes,
+                ),
+                ledger.term(
+                    f"{p}_gradients", "gradients", gradient_bytes(x, weights), "byte", gradient_bytes
+                ),
+                ledger.term(
+                    f"{p}_optimizer", "optimizer state", optimizer_bytes(x, weights), "byte", optimizer_bytes
+                ),
                 ledger.term(
                     f"{p}_activations",
                     "activations in flight",
@@ -119,7 +139,13 @@ def rank_memory(ledger: Ledger, x: SimpleNamespace) -> dict[str, Term]:
                     activation_bytes,
                 ),
                 ledger.term(f"{p}_logits", "logits and loss", loss, "byte", activations.logits),
-                ledger.term(f"{p}_workspace", "workspace of one layer", workspace_bytes(x, per_layer), "byte", workspace_bytes),
+                ledger.term(
+                    f"{p}_workspace",
+                    "workspace of one layer",
+                    workspace_bytes(x, per_layer),
+                    "byte",
+                    workspace_bytes,
+                ),
                 ledger.term(
                     f"{p}_fragmentation",
                     "allocator fragmentation",
@@ -127,11 +153,25 @@ def rank_memory(ledger: Ledger, x: SimpleNamespace) -> dict[str, Term]:
                     "byte",
                     "fragmentation x (activations + logits + workspace)",
                 ),
-                ledger.term(f"{p}_context", "CUDA context, libraries, NCCL buffers", x.context_bytes, "byte", "a constant of the software stack"),
+                ledger.term(
+                    f"{p}_context",
+                    "CUDA context, libraries, NCCL buffers",
+                    x.context_bytes,
+                    "byte",
+                    "a constant of the software stack",
+                ),
             ],
         )
     import sympy
 
-    worst = maximum(sympy.Symbol("memory_first", nonnegative=True), sympy.Symbol("memory_last", nonnegative=True))
-    ledger.define("peak_memory", worst, "byte", "the larger of the first and the last stage", "peak memory of the worst rank")
+    worst = maximum(
+        sympy.Symbol("memory_first", nonnegative=True), sympy.Symbol("memory_last", nonnegative=True)
+    )
+    ledger.define(
+        "peak_memory",
+        worst,
+        "byte",
+        "the larger of the first and the last stage",
+        "peak memory of the worst rank",
+    )
     return trees

@@ -62,6 +62,7 @@ INPUTS: tuple[Input, ...] = tuple(
         graph | 1 | 1 when kernels are replayed from CUDA graphs
         grad_bytes | byte | bytes of one gradient element in memory and on the wire
         gather_bytes | byte | bytes of one parameter element on the wire of the gather
+        param_gather | 1 | 1 when parameters are kept and gathered in FP8
         state_bytes | byte | optimizer bytes of one parameter: master copy and two moments
         account_embedding | 1 | 1 when the embedding counts as a layer in the pipeline split
         account_loss | 1 | 1 when the loss counts as a layer in the pipeline split
@@ -142,8 +143,19 @@ INPUTS: tuple[Input, ...] = tuple(
         domain | 1 | GPUs of one scale-up (NVLink) domain
         fragmentation | 1 | share of activation memory lost to allocator fragmentation
         context_bytes | byte | memory of CUDA context, libraries and NCCL buffers
+        """,
+    )
+    + _inputs(
+        "step",
+        """
+        linear_scale | 1 | rate of linear layers inside a training step over the kernel tables
+        gemm_scale | 1 | the same for 16-bit GEMMs outside the recipe (logits, unfused attention)
+        attention_scale | 1 | rate of attention inside a training step over the kernel tables
+        elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
+        intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
+        inter_scale | 1 | bandwidth of collectives between domains over the tables
         overlap_slowdown | 1 | compute time lost for each second of communication that runs under it
-        unfused_gemm_fraction | 1 | rate of the batched GEMMs of unfused attention, of gemm_fraction
+        unfused_gemm_fraction | 1 | rate of the batched GEMMs of unfused attention, of 16-bit GEMMs
         straggler | 1 | step time lost to the slowest rank for each doubling of the GPUs
         step_overhead | s | fixed time of one step: data loader, logging, scheduler
         """,

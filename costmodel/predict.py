@@ -1,0 +1,315 @@
+"""Predictions: a model, a workload, a cluster and plans in; seconds, bytes and their trees out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from costmodel.binding import Bound, bind, precision_recipe
+from costmodel.columns import Array, Columns, plan_columns, plan_inputs
+from costmodel.compiled import CompiledModel, compile_model
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.term import Term
+from costmodel.workload import Workload
+from hardware_db import Cluster
+
+# Rows evaluated at once: the temporaries of a chunk stay in the processor's cache.
+CHUNK = 4096
+# A plan above this share of the usable memory does not fit; above TIGHT it is slow and fragile.
+FITS_BELOW = 0.97
+TIGHT_ABOVE = 0.94
+
+
+@dataclass(frozen=True)
+class TermValue:
+    """A term with its number. value is in `unit`; parts sum to it. formula is a dotted function name."""
+
+    name: str
+    title: str
+    unit: str
+    value: float
+    formula: str
+    parts: tuple[TermValue, ...] = ()
+
+    def to_dict(self, total: float | None = None) -> dict[str, Any]:
+        """DESIGN's term object: name, seconds or bytes, share of the root, formula, parts."""
+        whole = self.value if total is None else total
+        return {
+            "name": self.name,
+            "title": self.title,
+            {"s": "seconds", "byte": "bytes"}.get(self.unit, self.unit): self.value,
+            "share": self.value / whole if whole else 0.0,
+            "formula": self.formula,
+            "parts": [part.to_dict(whole) for part in self.parts],
+        }
+
+    def leaves(self) -> Iterable[TermValue]:
+        """Terms without parts, in order."""
+        if not self.parts:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One plan's step: time and memory with their trees. Units in the names; mfu without recompute."""
+
+    model: ModelSpec
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+    step_time_s: float
+    tokens_per_second_per_gpu: float
+    model_tflops_per_gpu: float
+    mfu: float
+    mfu_peak: str
+    interval_low: float
+    interval_high: float
+    interval_level: float
+    peak_memory_bytes: float
+    device_bytes: float
+    worst_stage: str
+    time: TermValue
+    memory: TermValue
+    values: dict[str, float] = field(repr=False)
+    sources: dict[str, str] = field(repr=False)
+    bound_by: str = ""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the worst rank's peak leaves the allocator room to live."""
+        return self.peak_memory_bytes <= FITS_BELOW * self.device_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Whether the peak is so near the device's memory that the allocator will stall."""
+        return self.peak_memory_bytes > TIGHT_ABOVE * self.device_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `predict --json` prints."""
+        gib = 2**30
+        return {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "gpus": self.plan.world,
+            "workload": self.workload.to_dict(),
+            "knobs": self.plan.to_dict(),
+            "step_time_s": self.step_time_s,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "model_tflops_per_gpu": self.model_tflops_per_gpu,
+            "mfu": self.mfu,
+            "mfu_peak": self.mfu_peak,
+            "interval": {"low": self.interval_low, "high": self.interval_high, "level": self.interval_level},
+            "memory": {
+                "worst_rank_gib": self.peak_memory_bytes / gib,
+                "device_gib": self.device_bytes / gib,
+                "fits": self.fits,
+                "tight": self.tight,
+                "worst_stage": self.worst_stage,
+                "components": {part.title: part.value / gib for part in self.memory.parts},
+            },
+            "terms": self.time.to_dict(),
+            "memory_terms": self.memory.to_dict(),
+            "bound_by": self.bound_by,
+            "assumptions": list(self.assumptions),
+        }
+
+
+@lru_cache(maxsize=1)
+def dense_model() -> CompiledModel:
+    """The compiled cost of a dense decoder, from the cache where possible."""
+
+    def build() -> Any:
+        from costmodel.step import dense_step
+
+        return dense_step()
+
+    return compile_model(build, ("step_time", "peak_memory", "model_flops"), "dense")
+
+
+def evaluate_plans(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    precision: str,
+    columns: Columns,
+    stack: str | None = None,
+) -> dict[str, Array]:
+    """step_time [s], peak_memory [byte] and model_flops [FLOP] of every row of `columns`.
+
+    The caller guarantees that global_batch is a multiple of micro_batch x dp in every row.
+    Raises ValueError when the family's cost is not built or the GPU lacks the precision.
+    """
+    bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
+    scalars = {name: entry.value for name, entry in bound.items()}
+    compiled = dense_model()
+    rows = len(next(iter(inputs.values())))
+    results: dict[str, Array] = {}
+    for start in range(0, rows, CHUNK):
+        chunk = {name: array[start : start + CHUNK] for name, array in inputs.items()}
+        for name, values in compiled.search(scalars | chunk).items():
+            results.setdefault(name, np.empty(rows))[start : start + CHUNK] = values
+    return results
+
+
+def predict(
+    model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, stack: str | None = None
+) -> Prediction:
+    """Time and memory of one plan, term by term. ValueError as `evaluate_plans`."""
+    plan.num_microbatches(workload.global_batch)
+    bound, inputs = _inputs(model, workload, cluster, plan.precision, plan_columns([plan]), stack)
+    compiled = dense_model()
+    scalars = {name: entry.value for name, entry in bound.items()}
+    numbers = {name: float(array[0]) for name, array in inputs.items()}
+    raw = compiled.full(scalars | {name: np.float64(number) for name, number in numbers.items()})
+    values = {name: float(value) for name, value in raw.items()} | scalars | numbers
+    worst = "first" if values["memory_first"] >= values["memory_last"] else "last"
+    time = _tree(compiled, compiled.trees["step_time"], values)
+    memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values)
+    step, world = values["step_time"], plan.world
+    achieved = values["model_flops"] / step / world
+    spread = scalars["interval_spread"]
+    return Prediction(
+        model=model,
+        workload=workload,
+        cluster=cluster,
+        plan=plan,
+        step_time_s=step,
+        tokens_per_second_per_gpu=workload.tokens_per_step / step / world,
+        model_tflops_per_gpu=achieved / 1e12,
+        mfu=achieved / scalars["linear_peak"],
+        mfu_peak=f"{scalars['linear_peak'] / 1e12:.0f} TFLOP/s dense {precision_recipe(plan.precision)['gemm']}",
+        interval_low=step * (1 - spread),
+        interval_high=step * (1 + spread),
+        interval_level=0.9,
+        peak_memory_bytes=memory.value,
+        device_bytes=scalars["gpu_memory"],
+        worst_stage=worst,
+        time=time,
+        memory=memory,
+        values=values,
+        sources={name: entry.source for name, entry in bound.items()},
+        bound_by=_bound_by(time),
+        assumptions=_assumptions(bound),
+    )
+
+
+def _inputs(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    precision: str,
+    columns: Columns,
+    stack: str | None,
+) -> tuple[dict[str, Bound], dict[str, Array]]:
+    reason = model.unsupported_reason()
+    if reason:
+        raise ValueError(reason)
+    bound = bind(model, workload, cluster, precision, stack)
+    recipe = precision_recipe(precision)
+    inputs = plan_inputs(
+        columns,
+        num_layers=model.num_layers,
+        global_batch=workload.global_batch,
+        precision_bytes=float(recipe["base"]),
+        quantised=float(recipe["copies"]) > 1.5,
+    )
+    return bound, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+
+
+def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> TermValue:
+    return TermValue(
+        term.name,
+        term.title,
+        term.unit,
+        values[term.name],
+        compiled.entries[term.name]["formula"],
+        tuple(_tree(compiled, part, values) for part in term.parts),
+    )
+
+
+# Which resource a leaf of the time tree waits for.
+RESOURCES = {
+    "GEMM rate": ("forward_linear", "backward_linear_dgrad", "backward_linear_wgrad", "vocabulary"),
+    "attention rate": ("forward_attention", "backward_attention"),
+    "memory bandwidth": (
+        "forward_elementwise",
+        "backward_elementwise",
+        "forward_quantise",
+        "backward_quantise",
+        "optimizer_step",
+    ),
+    "tensor-parallel communication": ("forward_tensor_parallel", "backward_tensor_parallel"),
+    "context-parallel communication": ("forward_context_parallel", "backward_context_parallel"),
+    "data-parallel communication": ("dp_gradients", "dp_gather", "fsdp_exposed"),
+    "pipeline bubble and transfers": ("pipeline_bubble", "pipeline_send_recv", "stage_imbalance"),
+    "host and launch": ("host_bound", "launch_gaps", "step_fixed"),
+    "recompute": ("recompute",),
+    "stragglers": ("straggler_time",),
+}
+
+
+def resource_shares(time: TermValue) -> dict[str, float]:
+    """Share of the step that waits for each resource, largest first. [1]"""
+    leaves = {leaf.name: leaf.value for leaf in time.leaves()}
+    shares = {
+        name: sum(leaves.get(leaf, 0.0) for leaf in group) / time.value for name, group in RESOURCES.items()
+    }
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _bound_by(time: TermValue) -> str:
+    return next(iter(resource_shares(time)))
+
+
+def _assumptions(bound: dict[str, Bound]) -> tuple[str, ...]:
+    notes = [entry.note for entry in bound.values() if entry.note]
+    return tuple(dict.fromkeys(notes))
+
+
+def all_formulas() -> list[dict[str, str]]:
+    """Every entry of the dense ledger in order: name, title, unit, expression, formula and its docstring."""
+    return [
+        {"name": name, **entry, "doc": _docstring(entry["formula"])}
+        for name, entry in dense_model().entries.items()
+    ]
+
+
+@lru_cache(maxsize=256)
+def _docstring(formula: str) -> str:
+    module, _, function = formula.rpartition(".")
+    if not module.startswith("costmodel."):
+        return ""
+    return (getattr(importlib.import_module(module), function).__doc__ or "").strip()
+
+
+def explain_entry(prediction: Prediction, name: str) -> list[str]:
+    """One entry in lines: expression, with numbers put in, value, meaning, where inputs come from."""
+    import re
+
+    entry = dense_model().entries[name]
+    expression = entry["expression"]
+    words = dict.fromkeys(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", expression))
+    numbered = re.sub(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        lambda match: f"{prediction.values[match[0]]:.6g}" if match[0] in prediction.values else match[0],
+        expression,
+    )
+    doc = _docstring(entry["formula"])
+    lines = [
+        f"{name} [{entry['unit']}]: {entry['title']}",
+        f"  = {expression}",
+        f"  = {numbered}",
+        f"  = {prediction.values[name]:.6g} {entry['unit']}",
+        f"  {entry['formula']}" + (f": {doc.splitlines()[0]}" if doc else ""),
+    ]
+    lines += [f"  {word}: {prediction.sources[word]}" for word in words if word in prediction.sources]
+    return lines

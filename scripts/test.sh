@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Everything that must hold: style, types, import contracts, tests, documents equal to the code.
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh" run,dev
+.venv/bin/ruff check --quiet .
+.venv/bin/ruff format --quiet --check .
+.venv/bin/mypy
+.venv/bin/lint-imports
+exec .venv/bin/python -m pytest "$@"

@@ -1,0 +1,250 @@
+"""Laws every plan must obey, whatever the constants are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hardware_db
+from costmodel import schedule
+from costmodel.columns import plan_columns, plan_from_columns
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import dense_model, evaluate_plans, predict
+from costmodel.workload import Workload
+
+B200 = hardware_db.resolve("b200", None)[0]
+H100 = hardware_db.resolve("h100", None)[0]
+LLAMA = load_model("llama3-70b")
+GPT = load_model("gpt3-175b")
+GENTLE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+powers = st.sampled_from([1, 2, 4, 8])
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Plan, Workload]:
+    tp, pp, cp, dp = draw(powers), draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4])), draw(powers)
+    vpp = draw(st.sampled_from([1, 2, 5])) if pp > 1 else 1
+    fsdp = pp == 1 and draw(st.booleans())
+    micro_batch = draw(st.sampled_from([1, 2]))
+    m = pp * draw(st.integers(1, 8))
+    recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    plan = Plan(
+        tp=tp, pp=pp, cp=cp, dp=dp, vpp=vpp, micro_batch=micro_batch, fsdp=fsdp,
+        zero_stage=draw(st.sampled_from([2, 3])) if fsdp else draw(st.sampled_from([0, 1])),
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+        precision=draw(st.sampled_from(["bf16", "fp8-cs", "mxfp8", "nvfp4"])),
+        cp_comm_type=draw(st.sampled_from(["p2p", "all_gather", "a2a"])),
+        recompute=recompute,
+        recompute_modules=("mlp",) if recompute == "selective" else (),
+        cuda_graph=draw(st.booleans()),
+        tp_comm_overlap=draw(st.booleans()),
+        overlap_grad_reduce=draw(st.booleans()),
+    )
+    return plan, Workload(seq_len=draw(st.sampled_from([2048, 8192])), global_batch=m * micro_batch * dp)
+
+
+@GENTLE
+@given(plans())
+def test_parts_sum_to_the_total(case):
+    plan, workload = case
+    prediction = predict(LLAMA, workload, B200, plan)
+    for tree in (prediction.time, prediction.memory):
+        for term in _walk(tree):
+            if term.parts:
+                assert sum(part.value for part in term.parts) == pytest.approx(term.value, rel=1e-9)
+
+
+@GENTLE
+@given(plans())
+def test_search_and_explanation_give_the_same_number(case):
+    plan, workload = case
+    prediction = predict(LLAMA, workload, B200, plan)
+    row = evaluate_plans(LLAMA, workload, B200, plan.precision, plan_columns([plan, plan]))
+    assert row["step_time"][1] == pytest.approx(prediction.step_time_s, rel=1e-12)
+    assert row["peak_memory"][0] == pytest.approx(prediction.peak_memory_bytes, rel=1e-12)
+
+
+@GENTLE
+@given(plans())
+def test_columns_give_the_plan_back(case):
+    plan, _ = case
+    columns = plan_columns([plan])
+    assert plan_from_columns(columns, 0, plan.precision) == plan
+
+
+@GENTLE
+@given(plans())
+def test_compiled_numbers_equal_the_symbolic_expression(case):
+    """The NumPy text and sympy's own evaluation of the same entry agree."""
+    import sympy
+
+    plan, workload = case
+    prediction = predict(LLAMA, workload, B200, plan)
+    for name in ("layer_activation_bytes", "tp_exposed_backward", "pipeline_bubble", "forward_attention", "memory_first_weights"):
+        expression = sympy.sympify(dense_model().entries[name]["expression"], locals=_symbols(prediction))
+        numbers = {symbol: prediction.values[str(symbol)] for symbol in expression.free_symbols}
+        assert float(expression.subs(numbers)) == pytest.approx(prediction.values[name], rel=1e-9, abs=1e-18)
+
+
+@GENTLE
+@given(plans())
+def test_model_flops_do_not_depend_on_the_plan(case):
+    plan, workload = case
+    one = predict(LLAMA, Workload(workload.seq_len, workload.global_batch), B200, Plan())
+    assert predict(LLAMA, workload, B200, plan).values["model_flops"] == pytest.approx(one.values["model_flops"], rel=1e-12)
+
+
+@GENTLE
+@given(powers, powers, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]))
+def test_flops_and_parameters_are_conserved_over_ranks(tp, dp, cp, pp):
+    """Linear and attention FLOPs and linear weights, summed over ranks, are those of one GPU."""
+    workload = Workload(4096, 2 * pp * dp)
+    one = predict(LLAMA, Workload(4096, 1), B200, Plan()).values
+    many = predict(LLAMA, workload, B200, Plan(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1)).values
+    ranks, passes = tp * cp, workload.global_batch
+    assert many["attention_flops"] * ranks * passes == pytest.approx(one["attention_flops"] * passes)
+    assert many["layer_linear_weights"] * tp == pytest.approx(one["layer_linear_weights"])
+    layers = many["middle_stage_layers"] * pp
+    assert layers == LLAMA.num_layers
+    gemm = many["tokens"] * many["layer_linear_weights"] * layers * tp * cp
+    assert gemm == pytest.approx(one["tokens"] * one["layer_linear_weights"] * LLAMA.num_layers)
+
+
+@GENTLE
+@given(st.sampled_from([1024, 2048, 4096]), st.sampled_from([2, 4]))
+def test_linear_scales_with_s_attention_with_s_squared(seq_len, factor):
+    short = predict(LLAMA, Workload(seq_len, 1), B200, Plan()).values
+    long = predict(LLAMA, Workload(seq_len * factor, 1), B200, Plan()).values
+    assert long["attention_flops"] == pytest.approx(short["attention_flops"] * factor**2)
+    assert long["tokens"] == short["tokens"] * factor
+    assert long["layer_activation_bytes"] == pytest.approx(short["layer_activation_bytes"] * factor)
+
+
+def test_hidden_size_scales_linear_by_its_square():
+    wide = dataclasses.replace(
+        GPT, hidden=2 * GPT.hidden, num_heads=2 * GPT.num_heads, num_kv_heads=2 * GPT.num_kv_heads, ffn_hidden=2 * GPT.ffn_hidden
+    )
+    workload = Workload(2048, 1)
+    small, large = (predict(spec, workload, B200, Plan()).values for spec in (GPT, wide))
+    assert large["layer_linear_weights"] == pytest.approx(4 * small["layer_linear_weights"])
+    assert large["attention_flops"] == pytest.approx(2 * small["attention_flops"])
+
+
+@GENTLE
+@given(st.sampled_from([1, 2, 4]), st.sampled_from(["bf16", "mxfp8"]))
+def test_one_rank_communicates_nothing(m, precision):
+    values = predict(LLAMA, Workload(2048, m), B200, Plan(precision=precision)).values
+    for name in (
+        "tp_exposed_forward", "tp_exposed_backward", "cp_exposed_forward", "cp_exposed_backward", "pipeline_send_recv",
+        "pipeline_bubble", "dp_gradients", "dp_gather", "fsdp_exposed", "straggler_time",
+    ):
+        assert values[name] == 0, name
+
+
+@GENTLE
+@given(plans(), st.sampled_from(["intra", "inter"]), st.floats(1.0, 4.0))
+def test_more_bandwidth_is_never_slower(case, link, factor):
+    plan, workload = case
+    faster_link = _faster(getattr(H100, link), factor)
+    faster = dataclasses.replace(H100, **{link: faster_link})
+    plan = dataclasses.replace(plan, precision="bf16")
+    before, after = (predict(LLAMA, workload, cluster, plan).step_time_s for cluster in (H100, faster))
+    assert after <= before * (1 + 1e-12)
+
+
+@GENTLE
+@given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 64))
+def test_bubble_of_equal_stages(pp, vpp, rounds):
+    m = pp * rounds
+    assert schedule.bubble_over_ideal(pp, m, vpp) == pytest.approx((pp - 1) / (vpp * m))
+    assert schedule.bubble_over_ideal(1, m, vpp) == 0
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_bubble_term_is_p_minus_1_over_v_m_for_layers(pp):
+    """Without vocabulary the bubble over the compute of all micro-batches is (p - 1) / (v m)."""
+    spec = dataclasses.replace(LLAMA, vocab=128, vocab_divisible_by=1, vocab_padded=None)
+    values = predict(spec, Workload(8192, 64), B200, Plan(pp=pp, vpp=2)).values
+    compute = 64 * values["middle_stage_layers"] * values["layer_time"]
+    assert values["pipeline_bubble"] / compute == pytest.approx((pp - 1) / (2 * 64), rel=0.02)
+
+
+@GENTLE
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]))
+def test_memory_falls_with_tp_pp_and_zero_stage(tp, pp):
+    workload = Workload(4096, 64)
+
+    def states(**knobs):
+        tree = predict(LLAMA, workload, B200, Plan(dp=4, **knobs)).memory
+        parts = {part.name.split("_", 2)[2]: part.value for part in tree.parts}
+        return parts["weights"] + parts["gradients"] + parts["optimizer"]
+
+    assert states(tp=2 * tp, pp=pp) < states(tp=tp, pp=pp)
+    assert states(tp=tp, pp=2 * pp) < states(tp=tp, pp=pp)
+    by_stage = [states(tp=tp, zero_stage=0), states(tp=tp, zero_stage=1)]
+    by_stage += [states(tp=tp, fsdp=True, zero_stage=stage) for stage in (2, 3)]
+    assert by_stage == sorted(by_stage, reverse=True)
+    assert len(set(by_stage)) == 4
+
+
+@GENTLE
+@given(plans())
+def test_recompute_trades_time_for_memory(case):
+    plan, workload = case
+    none, full = (
+        predict(LLAMA, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=())) for mode in ("none", "full")
+    )
+    assert full.step_time_s > none.step_time_s
+    assert full.values["memory_first_activations"] < none.values["memory_first_activations"]
+
+
+@GENTLE
+@given(plans(), st.floats(1.5, 8.0))
+def test_homogeneity(case, factor):
+    """All rates times k and all latencies over k give the step time over k."""
+    from costmodel.binding import bind
+    from costmodel.columns import plan_inputs
+    from costmodel.symbols import BY_NAME
+
+    plan, workload = case
+    bound = {name: entry.value for name, entry in bind(LLAMA, workload, B200, plan.precision).items()}
+    inputs = plan_inputs(plan_columns([plan]), num_layers=LLAMA.num_layers, global_batch=workload.global_batch, precision_bytes=2.0, quantised=False)
+    quick = dict(bound)
+    for name in bound:
+        unit = BY_NAME[name].unit if name in BY_NAME else "1"
+        if unit in ("FLOP/s", "byte/s"):
+            quick[name] = bound[name] * factor
+        elif unit == "s":
+            quick[name] = bound[name] / factor
+    slow, fast = (dense_model().search(scalars | inputs)["step_time"][0] for scalars in (bound, quick))
+    assert fast == pytest.approx(slow / factor, rel=1e-9)
+
+
+def test_every_plan_of_an_array_is_evaluated_alone():
+    workload = Workload(8192, 128)
+    some = [Plan(tp=tp, pp=pp, dp=64 // tp // pp, sequence_parallel=tp > 1) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8)]
+    together = evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns(some))["step_time"]
+    alone = [evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns([plan]))["step_time"][0] for plan in some]
+    assert np.array_equal(together, np.array(alone))
+
+
+def _walk(term):
+    yield term
+    for part in term.parts:
+        yield from _walk(part)
+
+
+def _symbols(prediction):
+    import sympy
+
+    return {name: sympy.Symbol(name, nonnegative=True) for name in prediction.values}
+
+
+def _faster(link, factor):
+    return dataclasses.replace(link, bandwidth=link.bandwidth * factor)
