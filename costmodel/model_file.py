@@ -130,6 +130,8 @@ def with_overrides(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
         values["num_kv_heads"] = values["num_heads"]
     if spec.head_dim * spec.num_heads == spec.hidden and "head_dim" not in given:
         del values["head_dim"]
+    if "vocab" in given and "vocab_padded" not in given:
+        values.pop("vocab_padded", None)
     for key in ("family", "params_published", "params_printed", "params_computed", "params_active_computed"):
         if key not in given:
             values.pop(key, None)
@@ -176,7 +178,8 @@ def _nones(values: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_unknown(values: Mapping[str, Any], known: list[str], prefix: str) -> None:
     for key in values:
         if key not in known:
-            raise ValueError(f"{prefix}{key!s:.60} is not a key of a model.{nearest(str(key), known)}")
+            hint = nearest(str(key), known) or " `advisor models llama3-8b` shows the keys."
+            raise ValueError(f"{prefix}{key!s:.60} is not a key of a model.{hint}")
 
 
 def _override_names() -> list[str]:

@@ -13,7 +13,7 @@ from costmodel.model_spec import ModelSpec
 
 MODELS = Path(__file__).parent / "models"
 _ALIASES = MODELS / "aliases.toml"
-_SIZE_NAME = re.compile(r"gpt-h(\d{1,9})-l(\d{1,9})-a(\d{1,9})")
+_SIZE_NAME = re.compile(r"gpt-h([0-9]{1,9})-l([0-9]{1,9})-a([0-9]{1,9})")
 _LONGEST_NAME = 4096  # characters, as the longest path of Linux
 
 
@@ -43,20 +43,23 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         found = _by_name(given)
         if found is not None:
             return found
-    path = Path(given).expanduser()
-    looks_like_path = "/" in given or path.suffix in (".toml", ".json") or isinstance(name_or_path, Path)
+    path = Path(given)
     try:
+        path = path.expanduser()
         if path.exists():
             return _read(path)
+    except RuntimeError:  # ~ of a user that does not exist
+        pass
     except OSError as error:
         raise ValueError(
             f"--model {given[:60]!r} cannot be read: {error.strerror}. Check the path."
         ) from None
     # A Hugging Face id such as meta-llama/Llama-3.1-8B names a model we know by its last part.
-    found = _by_name(given.rpartition("/")[2]) if given.count("/") == 1 else None
+    may_be_id = given.count("/") <= 1 and path.suffix not in (".toml", ".json")
+    found = _by_name(given.rpartition("/")[2]) if may_be_id else None
     if found is not None:
         return found
-    raise ValueError(_unknown(given, looks_like_path))
+    raise ValueError(_unknown(given, may_be_id))
 
 
 def parse_size_name(name: str) -> ModelSpec | None:
@@ -122,9 +125,9 @@ def _read(path: Path) -> ModelSpec:
     return read_hf_config(path) if path.suffix == ".json" else read_toml(path)
 
 
-def _unknown(given: str, looks_like_path: bool) -> str:
+def _unknown(given: str, may_be_id: bool) -> str:
     shown = given if len(given) <= 60 else given[:57] + "..."
-    if looks_like_path and given.count("/") != 1:
+    if not may_be_id:
         return f"--model {shown!r} is not a file. Check the path, or give a name of `advisor models`."
     name = _normal(given.rpartition("/")[2])
     could_be = [model for model in list_models() if name and name in model]

@@ -1,0 +1,82 @@
+"""advisor models: what the user reads, and what a script parses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.commands.models import command
+from costmodel.model_registry import list_models
+
+
+def run(*args):
+    result = CliRunner().invoke(command, args, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_lists_every_model():
+    lines = run().splitlines()
+    assert {line.split()[0] for line in lines[2:-2]} == set(list_models())
+    row = next(line for line in lines if line.startswith("llama3-70b"))
+    assert row.split() == ["llama3-70b", "dense", "80", "8192", "64/8", "70.55B", "yes"]
+    row = next(line for line in lines if line.startswith("deepseek-v3"))
+    assert row.split() == ["deepseek-v3", "mla-moe", "61", "7168", "128/128", "671.0B", "37.55B", "no"]
+    built = sum(line.split()[-1] == "yes" for line in lines[2:-2])
+    assert lines[-1].startswith(f"{len(list_models())} models, {built} with their cost built.")
+
+
+def test_list_as_json():
+    models = {line["name"]: line for line in json.loads(run("--json"))["models"]}
+    assert set(models) == set(list_models())
+    assert models["llama3-8b"]["parameters"] == 8_030_261_248
+    assert models["deepseek-v4-flash"]["parameters"] is None
+    assert all(line["source"] for line in models.values())
+
+
+def test_one_model_says_everything():
+    text = run("70b")
+    assert text.startswith("llama3-70b: dense, 70.55B parameters, published 70.6B.\n")
+    assert "70,553,706,496" in text
+    assert "Llama3ModelProvider70B" in text
+    assert "Also called: 70b, llama-3-70b" in text
+    assert "not built" not in text
+
+
+def test_parts_of_one_model_sum_to_its_total():
+    for name in ("llama3-8b", "deepseek-v3", "nemotron3-super-120b-a12b", "gpt3-175b"):
+        parameters = json.loads(run(name, "--json"))["parameters"]
+        assert sum(parameters["parts"].values()) == parameters["total"]
+
+
+def test_a_model_that_is_not_built_says_why():
+    text = run("mixtral")
+    assert "Cost: mixtral-8x7b has mixture of experts, whose cost is not built yet" in text
+    known = json.loads(run("mixtral", "--json"))
+    assert known["cost_built"] is False
+    assert "mixture of experts" in known["unsupported_reason"]
+
+
+def test_unknown_parameters_are_said():
+    assert "parameters not known (compressed sparse attention" in run("deepseek-v4-flash")
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_model_has_a_page(name):
+    text = run(name)
+    assert "Source: " in text
+    assert "num_layers" in text
+
+
+def test_size_name_and_file(tmp_path):
+    assert "39.10B parameters" in run("gpt-h8192-l48-a64")
+    path = tmp_path / "mine.toml"
+    path.write_text("num_layers = 2\nhidden = 64\nffn_hidden = 128\nnum_heads = 4\nvocab = 100\n")
+    assert run(str(path)).startswith("mine: dense, ")
+
+
+def test_unknown_name_is_a_value_error():
+    with pytest.raises(ValueError, match="Did you mean llama3-70b"):
+        run("lama3-70b")

@@ -1,0 +1,304 @@
+"""Hugging Face configs: known files give the totals of their checkpoints, hostile ones one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.model_hf import ARCHITECTURES, read_hf_config
+from costmodel.model_registry import load_model
+from costmodel.parameters import count_parameters
+
+UNHURRIED = settings(deadline=None)
+
+LLAMA3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+MISTRAL_7B = LLAMA3_8B | {
+    "architectures": ["MistralForCausalLM"],
+    "vocab_size": 32000,
+    "sliding_window": 4096,
+}
+QWEN25_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+    "vocab_size": 152064,
+}
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+}
+QWEN3_30B = QWEN3_8B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+}
+QWEN2_57B = QWEN25_7B | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "moe_intermediate_size": 2560,
+    "shared_expert_intermediate_size": 20480,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+MIXTRAL_8X7B = MISTRAL_7B | {
+    "architectures": ["MixtralForCausalLM"],
+    "sliding_window": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+MOONLIGHT = DEEPSEEK_V3 | {
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 11264,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": None,
+    "vocab_size": 163842,
+}
+GEMMA_2B = {
+    "architectures": ["GemmaForCausalLM"],
+    "head_dim": 256,
+    "hidden_act": "gelu",
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+    "vocab_size": 256000,
+}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "activation_function": "gelu_new",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
+NEOX_20B = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "hidden_act": "gelu_fast",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 44,
+    "tie_word_embeddings": False,
+    "vocab_size": 50432,
+}
+
+
+def write(folder, config):
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize(
+    ("config", "total"),
+    [
+        (LLAMA3_8B, 8_030_261_248),
+        (MISTRAL_7B, 7_241_732_096),
+        (QWEN25_7B, 7_615_616_512),
+        (QWEN3_8B, 8_190_735_360),
+        (QWEN3_30B, 30_532_122_624),
+        (MIXTRAL_8X7B, 46_702_792_704),
+        (GEMMA_2B, 2_506_172_416),
+        (GPT2, 124_439_808),
+        (NEOX_20B, 20_554_567_680),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
+)
+def test_totals_of_published_checkpoints(tmp_path, config, total):
+    """Parameters as the Hugging Face hub shows them for each checkpoint."""
+    assert count_parameters(read_hf_config(write(tmp_path, config))).total == total
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (LLAMA3_8B, "llama3-8b"),
+        (QWEN3_30B, "qwen3-30b-a3b"),
+        (QWEN2_57B, "qwen2-57b-a14b"),
+        (MIXTRAL_8X7B, "mixtral-8x7b"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (MOONLIGHT, "moonlight-16b-a3b"),
+    ],
+)
+def test_same_model_as_our_file(tmp_path, config, name):
+    theirs, ours = read_hf_config(write(tmp_path, config)), load_model(name)
+    assert count_parameters(theirs) == count_parameters(ours)
+    assert (theirs.family, theirs.layer_kinds()) == (ours.family, ours.layer_kinds())
+    assert (theirs.vocab, theirs.activation, theirs.mtp_layers) == (
+        ours.vocab,
+        ours.activation,
+        ours.mtp_layers,
+    )
+
+
+def test_folder_and_file_work_as_model_names(tmp_path):
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    path = write(folder, LLAMA3_8B)
+    assert load_model(str(folder)) == load_model(str(path)) == load_model(folder)
+    assert load_model(str(folder)).name == "my-llama"
+
+
+def test_dense_configs_have_their_cost_built(tmp_path):
+    for config in (LLAMA3_8B, QWEN25_7B, QWEN3_8B, GEMMA_2B, GPT2, NEOX_20B):
+        assert read_hf_config(write(tmp_path, config)).is_dense_decoder
+    assert "sliding-window" in read_hf_config(write(tmp_path, MISTRAL_7B)).unsupported_reason()
+
+
+def test_sparse_step_counts_from_the_end(tmp_path):
+    kinds = read_hf_config(write(tmp_path, QWEN3_30B | {"decoder_sparse_step": 2})).layer_kinds()
+    assert [kind.endswith("experts") for kind in kinds[:4]] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"architectures": ["BertModel"]}, "Supported: LlamaForCausalLM, MistralForCausalLM"),
+        ({"architectures": ["LlamaForCausalLm"]}, "Did you mean LlamaForCausalLM?"),
+        ({"architectures": None}, "architectures None is not supported"),
+        ({"architectures": []}, "architectures [] is not supported"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "is not supported"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "4096"}, "hidden_size '4096' is not a whole number"),
+        ({"hidden_size": 4096.0}, "hidden_size 4096.0"),
+        ({"hidden_size": float("nan")}, "hidden_size nan"),
+        ({"hidden_size": float("inf")}, "hidden_size inf"),
+        ({"hidden_size": -4096}, "hidden_size -4096"),
+        ({"hidden_size": True}, "hidden_size True"),
+        ({"hidden_size": [4096]}, "hidden_size [4096]"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a whole number from 1"),
+        ({"num_attention_heads": 33}, "hidden_size 4096 is not a multiple of num_attention_heads 33"),
+        ({"num_key_value_heads": 5}, "not a multiple of num_kv_heads 5"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is not a whole number from 1 to 10000"),
+        ({"vocab_size": 10**30}, "vocab_size 1000000000000000000000000000000 is not"),
+        ({"hidden_act": "sigmoid"}, "hidden_act 'sigmoid' is not known"),
+        ({"hidden_act": {}}, None),
+        ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not known"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings 'no' is not true or false"),
+        ({"mlp_bias": True}, "attention_bias false with mlp_bias true is not supported"),
+    ],
+)
+def test_hostile_values(tmp_path, change, says):
+    path = write(tmp_path, LLAMA3_8B | change)
+    if says is None:  # an empty value falls back on the default of the class
+        assert read_hf_config(path).activation == "silu"
+        return
+    with pytest.raises(ValueError) as error:
+        read_hf_config(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is not valid JSON"),
+        ("{", "is not valid JSON"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[]", "is not a JSON object"),
+        ("null", "is not a JSON object"),
+        ("{}", "architectures None is not supported"),
+    ],
+)
+def test_hostile_files(tmp_path, content, says):
+    with pytest.raises(ValueError) as error:
+        load_model(str(write(tmp_path, content)))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_binary_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
+        load_model(str(tmp_path))
+
+
+values = st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=5) | st.just([1])
+
+
+@UNHURRIED
+@given(
+    architecture=st.sampled_from(sorted(ARCHITECTURES)),
+    change=st.dictionaries(st.sampled_from(sorted({**DEEPSEEK_V3, **QWEN2_57B, **GPT2})), values, max_size=5),
+)
+def test_any_config_is_a_model_or_a_value_error(tmp_path_factory, architecture, change):
+    path = tmp_path_factory.getbasetemp() / "config.json"
+    path.write_text(json.dumps(DEEPSEEK_V3 | QWEN2_57B | change | {"architectures": [architecture]}))
+    message = ""
+    try:
+        assert count_parameters(read_hf_config(path)).total > 0
+    except ValueError as error:
+        message = str(error)
+    assert not message or message.startswith(f"{path}: ")

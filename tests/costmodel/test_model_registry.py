@@ -1,0 +1,168 @@
+"""Models by name, alias, size name and path; hostile names and files."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.model_registry import MODELS, list_aliases, list_models, load_model, parse_size_name
+from costmodel.parameters import count_parameters
+
+UNHURRIED = settings(deadline=None)
+
+
+def test_every_file_is_a_model_of_its_name():
+    assert len(list_models()) >= 80
+    for name in list_models():
+        spec = load_model(name)
+        assert spec.name == name
+        assert spec.source
+
+
+def test_files_cite_public_sources_only():
+    for name in list_models():
+        text = (MODELS / f"{name}.toml").read_text(encoding="utf-8")
+        for private in ("file id", "notes on", "flops_formula", "recipe_flags", "read visually", "/work"):
+            assert private not in text, name
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("70b", "llama3-70b"),
+        ("70B", "llama3-70b"),
+        (" 70b ", "llama3-70b"),
+        ("llama-3-70b", "llama3-70b"),
+        ("llama3.1-70b", "llama3-70b"),
+        ("Llama_3.1 70B", "llama3-70b"),
+        ("meta-llama/Llama-3.1-8B", "llama3-8b"),
+        ("8b", "llama3-8b"),
+        ("405b", "llama3.1-405b"),
+        ("175b", "gpt3-175b"),
+        ("gpt3", "gpt3-175b"),
+        ("mixtral", "mixtral-8x7b"),
+        ("dsv3", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("tiny-gpt", "tiny-gpt"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+    ],
+)
+def test_aliases(alias, name):
+    assert load_model(alias).name == name
+
+
+def test_aliases_lead_to_models_and_hide_none():
+    for alias, name in list_aliases().items():
+        assert name in list_models(), alias
+        assert alias not in list_models(), alias
+
+
+@pytest.mark.parametrize(
+    ("given_name", "says"),
+    [
+        ("lama3-70b", "Did you mean llama3-70b?"),
+        ("llama3-70", "Did you mean llama3-70b?"),
+        ("deepseek-v33", "Did you mean deepseek-v3?"),
+        ("mixtrall", "Did you mean mixtral"),
+        ("nemotron", "is ambiguous: nemotron-22b"),
+        ("qwen3", "is ambiguous: qwen3-235b-a22b, qwen3-30b-a3b, qwen3-8b, qwen3-next-80b-a3b. Give"),
+        ("mpt", "and 4 more"),
+        ("zzzzzz", "is not a known model or file"),
+        ("", "is not a name or a path"),
+        ("a\0b", "is not a name or a path"),
+        ("x" * 100_000, "is not a name or a path"),
+        ("no/such/model.toml", "is not a file"),
+        ("no/model.json", "is not a file"),
+        ("mine.toml", "is not a file"),
+        ("~no-such-user-here/a/b", "is not a file"),
+        ("x" * 300 + ".json", "Check the path"),
+        ("../../no/such", "is not a file"),
+    ],
+)
+def test_unknown_names(given_name, says):
+    with pytest.raises(ValueError) as error:
+        load_model(given_name)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@UNHURRIED
+@given(st.text(max_size=40))
+def test_any_other_text_is_a_value_error(text):
+    with pytest.raises(ValueError, match="--model "):
+        load_model("?" + text.replace("/", ""))
+
+
+def test_narayanan2021_size_name():
+    """arXiv 2104.04473 table 1: 8192 hidden, 48 layers, 64 heads is its 39.1B model."""
+    spec = load_model("gpt-h8192-l48-a64")
+    assert count_parameters(spec).total == count_parameters(load_model("narayanan-gpt-39b")).total
+    assert spec.padded_vocab(8) == 51_200
+    assert (spec.ffn_hidden, spec.num_kv_heads, spec.gated, spec.norm) == (32768, 64, False, "LayerNorm")
+    assert spec.is_dense_decoder
+
+
+@UNHURRIED
+@given(heads=st.integers(1, 128), d=st.integers(1, 256), layers=st.integers(1, 200))
+def test_size_names_say_their_sizes(heads, d, layers):
+    spec = parse_size_name(f"gpt-h{heads * d}-l{layers}-a{heads}")
+    assert (spec.hidden, spec.num_layers, spec.num_heads, spec.head_dim) == (heads * d, layers, heads, d)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-h8192-l48", "gpt-hx-l48-a64", "gpt-h-1-l2-a1", "llama3-8b", "", "gpt-h8192-l48-a64b"]
+)
+def test_other_names_are_no_size_names(name):
+    assert parse_size_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-h100-l2-a3", "gpt-h0-l2-a1", "gpt-h64-l0-a1", "gpt-h64-l2-a0", "gpt-h64-l99999-a1"]
+)
+def test_impossible_size_names(name):
+    with pytest.raises(ValueError, match=f"^--model {name}: "):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "num_layers is missing"),
+        (b"num_layers = ", "is not valid TOML"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"num_layers = " + b"9" * 5000, "is not valid TOML"),
+        (b"a = " + b"[" * 10_000, "is not valid TOML"),
+        (b"num_layers = nan\nhidden = 8\nffn_hidden = 8\nnum_heads = 1\nvocab = 8", "num_layers nan"),
+        (b"layers = 2", "layers is not a key of a model. Did you mean num_layers?"),
+        (b"moe = 3", "moe 3 is not a table"),
+    ],
+)
+def test_bad_toml(tmp_path, content, says):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        load_model(str(path))
+    assert str(error.value).startswith(str(path))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_extension_is_read_as_toml(tmp_path):
+    path = tmp_path / "mine"
+    path.write_bytes((MODELS / "tiny-gpt.toml").read_bytes())
+    assert load_model(path).hidden == 256
+    assert load_model(str(path)).hidden == 256
+
+
+def test_folders_devices_and_large_files_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="is a directory without a config"):
+        load_model(str(tmp_path))
+    with pytest.raises(ValueError, match="is not a file"):
+        load_model(os.devnull)
+    (tmp_path / "large.toml").write_bytes(b"#" * (5 * 2**20))
+    with pytest.raises(ValueError, match="is larger than"):
+        load_model(tmp_path / "large.toml")
