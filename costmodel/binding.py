@@ -7,25 +7,17 @@ This file and `costmodel.predict` are the only ones of the cost model that see `
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from costmodel.binding_hardware import hardware_inputs
+from costmodel.bound import Bound
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
 PRECISION_FILE = Path(__file__).with_name("precision.toml")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A number in base units, where it was read, and what a reader should know about it."""
-
-    value: float
-    source: str
-    note: str = ""
 
 
 @lru_cache(maxsize=1)
@@ -43,8 +35,6 @@ def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
-    from costmodel.binding_hardware import hardware_inputs
-
     return (
         _model_inputs(model)
         | {"s": Bound(float(workload.seq_len), "workload: seq_len")}

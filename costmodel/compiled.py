@@ -164,7 +164,9 @@ def _printer() -> Any:
             return any(str(symbol) in self.arrays for symbol in expr.free_symbols)
 
         def _group(self, factors: list[Any]) -> str:
-            return "*".join(f"({self._print(factor)})" if factor.is_Add else self._print(factor) for factor in factors)
+            return "*".join(
+                f"({self._print(factor)})" if factor.is_Add else self._print(factor) for factor in factors
+            )
 
         def _print_Mul(self, expr: Any) -> str:
             import sympy

@@ -79,7 +79,7 @@ def model_gemm(
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    return memory_bound.stream_time(num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale, fraction=fraction)
+    return memory_bound.stream_time(num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion, fraction=fraction)
 
 
 def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amount]]:

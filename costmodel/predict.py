@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.binding import Bound, bind, precision_recipe
+from costmodel.binding import bind, precision_recipe
+from costmodel.bound import Bound
 from costmodel.columns import Array, Columns, plan_columns, plan_inputs
 from costmodel.compiled import CompiledModel, compile_model
 from costmodel.model_spec import ModelSpec

@@ -35,9 +35,18 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace) -> tuple[Amount, Amount
     rows, columns = linear.tokens(x), linear.padded_vocabulary(x) / x.tp
     size = communication.tensor_parallel_bytes(x)
     inside = communication.ranks_in_domain(x, x.tp, 1)
-    gemms = model_gemm(x, rows, columns, x.h) + model_gemm(x, rows, x.h, columns) + model_gemm(x, columns, x.h, rows, accumulate=True)
+    gemms = (
+        model_gemm(x, rows, columns, x.h)
+        + model_gemm(x, rows, x.h, columns)
+        + model_gemm(x, columns, x.h, rows, accumulate=True)
+    )
     logits = ledger.define("logits_gemms", gemms, "s", gemm.gemm_time)
-    loss = ledger.define("loss_time", stream(x, vocabulary.cross_entropy_bytes(x), x.elementwise_fraction), "s", vocabulary.cross_entropy_bytes)
+    loss = ledger.define(
+        "loss_time",
+        stream(x, vocabulary.cross_entropy_bytes(x), x.elementwise_fraction),
+        "s",
+        vocabulary.cross_entropy_bytes,
+    )
     traffic = ledger.define(
         "vocabulary_tp",
         x.sp * (2 * all_gather_time(x, size, x.tp, inside) + 2 * reduce_scatter_time(x, size, x.tp, inside))
@@ -47,7 +56,10 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace) -> tuple[Amount, Amount
         "gather and reduce around the vocabulary-parallel layers; three all-reduces of the loss",
     )
     embedding = ledger.define(
-        "embedding_time", stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction), "s", vocabulary.embedding_bytes
+        "embedding_time",
+        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction),
+        "s",
+        vocabulary.embedding_bytes,
     )
     return embedding, logits + loss + traffic
 
@@ -55,19 +67,40 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace) -> tuple[Amount, Amount
 def stage_times(ledger: Ledger, x: SimpleNamespace, layer: Amount) -> dict[str, Amount]:
     """Time of one micro-batch, forward and backward, on first, middle and last stage; the slowest and the sum."""
     embedding, output = vocabulary_times(ledger, x)
-    middle_layers = ledger.define("middle_stage_layers", schedule.layers_of_middle_stage(x), "1", schedule.layers_of_middle_stage)
+    middle_layers = ledger.define(
+        "middle_stage_layers", schedule.layers_of_middle_stage(x), "1", schedule.layers_of_middle_stage
+    )
     several = is_more_than_one(x.pp)
     third = is_more_than_one(x.pp) * is_more_than_one(maximum(x.pp - 1, 1))
     first = ledger.define(
-        "first_stage_time", schedule.layers_of_first_stage(x) * layer + embedding + (1 - several) * output, "s", schedule.layers_of_first_stage
+        "first_stage_time",
+        schedule.layers_of_first_stage(x) * layer + embedding + (1 - several) * output,
+        "s",
+        schedule.layers_of_first_stage,
     )
     last = ledger.define(
-        "last_stage_time", schedule.layers_of_last_stage(x) * layer + output + (1 - several) * embedding, "s", schedule.layers_of_last_stage
+        "last_stage_time",
+        schedule.layers_of_last_stage(x) * layer + output + (1 - several) * embedding,
+        "s",
+        schedule.layers_of_last_stage,
     )
-    middle = ledger.define("middle_stage_time", third * middle_layers * layer, "s", schedule.layers_of_middle_stage)
-    slowest = ledger.define("slowest_stage_time", maximum(first, maximum(middle, last)), "s", "the slowest stage sets the pace of the pipeline")
+    middle = ledger.define(
+        "middle_stage_time", third * middle_layers * layer, "s", schedule.layers_of_middle_stage
+    )
+    slowest = ledger.define(
+        "slowest_stage_time",
+        maximum(first, maximum(middle, last)),
+        "s",
+        "the slowest stage sets the pace of the pipeline",
+    )
     every = x.L * layer + embedding + output
-    return {"slowest": slowest, "all": every, "embedding": embedding, "output": output, "middle_layers": middle_layers}
+    return {
+        "slowest": slowest,
+        "all": every,
+        "embedding": embedding,
+        "output": output,
+        "middle_layers": middle_layers,
+    }
 
 
 def pipeline_term(ledger: Ledger, x: SimpleNamespace, stages: dict[str, Amount]) -> list[Term]:
@@ -86,8 +119,12 @@ def pipeline_term(ledger: Ledger, x: SimpleNamespace, stages: dict[str, Amount])
     hidden = x.overlap_p2p * is_more_than_one(x.vpp)
     sends = 2 * x.m * x.vpp * hop * (1 - hidden) + 2 * (x.pp - 1) * hop
     return [
-        ledger.term("pipeline_bubble", "pipeline bubble", maximum(0, bubble), "s", schedule.bubble_over_ideal),
-        ledger.term("pipeline_send_recv", "pipeline send/recv, exposed", sends, "s", communication.pipeline_bytes),
+        ledger.term(
+            "pipeline_bubble", "pipeline bubble", maximum(0, bubble), "s", schedule.bubble_over_ideal
+        ),
+        ledger.term(
+            "pipeline_send_recv", "pipeline send/recv, exposed", sends, "s", communication.pipeline_bytes
+        ),
     ]
 
 
@@ -105,21 +142,45 @@ def data_parallel_terms(ledger: Ledger, x: SimpleNamespace, forward: Amount, bac
     inside = communication.ranks_in_domain(x, ranks, x.tp)
     reduce_size = communication.gradient_bytes(x, weights)
     gather_size = communication.gather_bytes(x, weights)
-    scatter = ledger.define("dp_reduce_scatter", reduce_scatter_time(x, reduce_size, ranks, inside), "s", reduce_scatter_time)
-    gather = ledger.define("dp_all_gather", all_gather_time(x, gather_size, ranks, inside), "s", all_gather_time)
+    scatter = ledger.define(
+        "dp_reduce_scatter", reduce_scatter_time(x, reduce_size, ranks, inside), "s", reduce_scatter_time
+    )
+    gather = ledger.define(
+        "dp_all_gather", all_gather_time(x, gather_size, ranks, inside), "s", all_gather_time
+    )
     layers = schedule.layers_of_middle_stage(x)
     first_bucket = 1 / maximum(layers, 1)
     usable_backward = x.overlap_reduce * layers * backward * (1 - first_bucket)
     usable_forward = x.overlap_gather * layers * forward * (1 - first_bucket)
-    scatter_exposed = overlap.exposed(scatter, usable_backward) + overlap.contention(scatter, usable_backward, x.overlap_slowdown)
-    gather_exposed = overlap.exposed(gather, usable_forward) + overlap.contention(gather, usable_forward, x.overlap_slowdown)
+    scatter_exposed = overlap.exposed(scatter, usable_backward) + overlap.contention(
+        scatter, usable_backward, x.overlap_slowdown
+    )
+    gather_exposed = overlap.exposed(gather, usable_forward) + overlap.contention(
+        gather, usable_forward, x.overlap_slowdown
+    )
     # Without sharding one all-reduce does both; it is a reduce-scatter and a gather of gradients.
-    all_reduce = ledger.define("dp_all_reduce", all_reduce_time(x, reduce_size, ranks, inside), "s", all_reduce_time)
-    plain = overlap.exposed(all_reduce, usable_backward) + overlap.contention(all_reduce, usable_backward, x.overlap_slowdown)
+    all_reduce = ledger.define(
+        "dp_all_reduce", all_reduce_time(x, reduce_size, ranks, inside), "s", all_reduce_time
+    )
+    plain = overlap.exposed(all_reduce, usable_backward) + overlap.contention(
+        all_reduce, usable_backward, x.overlap_slowdown
+    )
     shard_inside = communication.ranks_in_domain(x, x.shard, x.tp)
-    unit = ledger.define("fsdp_layer_parameters", parameters.layer_parameters(x), "1", parameters.layer_parameters)
-    unit_gather = ledger.define("fsdp_gather", all_gather_time(x, communication.gather_bytes(x, unit), x.shard, shard_inside), "s", all_gather_time)
-    unit_scatter = ledger.define("fsdp_scatter", reduce_scatter_time(x, communication.gradient_bytes(x, unit), x.shard, shard_inside), "s", reduce_scatter_time)
+    unit = ledger.define(
+        "fsdp_layer_parameters", parameters.layer_parameters(x), "1", parameters.layer_parameters
+    )
+    unit_gather = ledger.define(
+        "fsdp_gather",
+        all_gather_time(x, communication.gather_bytes(x, unit), x.shard, shard_inside),
+        "s",
+        all_gather_time,
+    )
+    unit_scatter = ledger.define(
+        "fsdp_scatter",
+        reduce_scatter_time(x, communication.gradient_bytes(x, unit), x.shard, shard_inside),
+        "s",
+        reduce_scatter_time,
+    )
     backward_traffic = x.params_sharded * unit_gather + unit_scatter
     per_layer = (
         overlap.exposed(unit_gather * x.params_sharded, forward)
@@ -131,9 +192,23 @@ def data_parallel_terms(ledger: Ledger, x: SimpleNamespace, forward: Amount, bac
     fsdp = x.m * layers * per_layer + edges
     reduce_exposed = x.optimizer_sharded * scatter_exposed + (1 - x.optimizer_sharded) * plain
     return [
-        ledger.term("dp_gradients", "gradient reduction, exposed", (1 - x.fsdp) * reduce_exposed, "s", data_parallel_terms),
-        ledger.term("dp_gather", "parameter gather, exposed", (1 - x.fsdp) * x.optimizer_sharded * gather_exposed, "s", data_parallel_terms),
-        ledger.term("fsdp_exposed", "FSDP gathers and reductions, exposed", x.fsdp * fsdp, "s", data_parallel_terms),
+        ledger.term(
+            "dp_gradients",
+            "gradient reduction, exposed",
+            (1 - x.fsdp) * reduce_exposed,
+            "s",
+            data_parallel_terms,
+        ),
+        ledger.term(
+            "dp_gather",
+            "parameter gather, exposed",
+            (1 - x.fsdp) * x.optimizer_sharded * gather_exposed,
+            "s",
+            data_parallel_terms,
+        ),
+        ledger.term(
+            "fsdp_exposed", "FSDP gathers and reductions, exposed", x.fsdp * fsdp, "s", data_parallel_terms
+        ),
     ]
 
 
@@ -161,17 +236,26 @@ def dense_step() -> tuple[Ledger, dict[str, Term]]:
     x = symbol_table()
     ledger = Ledger()
     times = layer_times(ledger, x)
-    forward = ledger.define("layer_forward_time", sum(times.forward.values()), "s", "sum over the kinds of work, forward")
+    forward = ledger.define(
+        "layer_forward_time", sum(times.forward.values()), "s", "sum over the kinds of work, forward"
+    )
     backward = ledger.define(
-        "layer_backward_time", sum(times.backward.values()) + times.recompute, "s", "sum over the kinds of work, backward, with recompute"
+        "layer_backward_time",
+        sum(times.backward.values()) + times.recompute,
+        "s",
+        "sum over the kinds of work, backward, with recompute",
     )
     gaps = ledger.define(
         "layer_launch_gaps",
-        host.launch_gaps(times.kernels_forward + times.kernels_backward, x.kernel_launch, x.graph_launch, x.graph),
+        host.launch_gaps(
+            times.kernels_forward + times.kernels_backward, x.kernel_launch, x.graph_launch, x.graph
+        ),
         "s",
         host.launch_gaps,
     )
-    layer = ledger.define("layer_time", forward + backward + gaps, "s", "forward, backward and launch gaps of one layer")
+    layer = ledger.define(
+        "layer_time", forward + backward + gaps, "s", "forward, backward and launch gaps of one layer"
+    )
     stages = stage_times(ledger, x, layer)
     trees = compute_trees(ledger, x, times, stages, gaps)
     micro_batch_kernels = stages["middle_layers"] * (times.kernels_forward + times.kernels_backward)
@@ -182,11 +266,25 @@ def dense_step() -> tuple[Ledger, dict[str, Term]]:
     import sympy
 
     weights = sympy.Symbol("dp_parameters", nonnegative=True)
-    trees.append(ledger.term("optimizer_step", "optimizer step", optimizer_time(x, weights), "s", optimizer_time))
-    trees.append(ledger.term("step_fixed", "data loading, logging, gradient norm", x.step_overhead, "s", "a constant of the software stack"))
+    trees.append(
+        ledger.term("optimizer_step", "optimizer step", optimizer_time(x, weights), "s", optimizer_time)
+    )
+    trees.append(
+        ledger.term(
+            "step_fixed",
+            "data loading, logging, gradient norm",
+            x.step_overhead,
+            "s",
+            "a constant of the software stack",
+        )
+    )
     busy = ledger.total("synchronous_time", "step before stragglers", trees)
-    slow = x.straggler * logarithm2(communication.world(x)) * sympy.Symbol("synchronous_time", nonnegative=True)
-    straggler = ledger.term("straggler_time", "slowest rank and jitter", slow, "s", "straggler x log2(GPUs) x step")
+    slow = (
+        x.straggler * logarithm2(communication.world(x)) * sympy.Symbol("synchronous_time", nonnegative=True)
+    )
+    straggler = ledger.term(
+        "straggler_time", "slowest rank and jitter", slow, "s", "straggler x log2(GPUs) x step"
+    )
     step = ledger.total("step_time", "step", (*busy.parts, straggler))
     ledger.define("model_flops", model_flops(x), "FLOP", model_flops)
     ledger.define("world", communication.world(x), "1", communication.world)
@@ -194,7 +292,9 @@ def dense_step() -> tuple[Ledger, dict[str, Term]]:
     return ledger, {"step_time": step, **memory}
 
 
-def compute_trees(ledger: Ledger, x: SimpleNamespace, times: LayerTimes, stages: dict[str, Amount], gaps: Amount) -> list[Term]:
+def compute_trees(
+    ledger: Ledger, x: SimpleNamespace, times: LayerTimes, stages: dict[str, Amount], gaps: Amount
+) -> list[Term]:
     """Compute of the pace-setting stage over all micro-batches, by kind; parts sum to m x its time."""
     share = x.m * stages["middle_layers"]
     names = {
@@ -205,20 +305,50 @@ def compute_trees(ledger: Ledger, x: SimpleNamespace, times: LayerTimes, stages:
         "tensor_parallel": "tensor-parallel communication, exposed",
         "context_parallel": "context-parallel communication, exposed",
     }
-    forward = [ledger.term(f"forward_{kind}", names[kind], share * seconds, "s", linear_or(kind)) for kind, seconds in times.forward.items()]
-    names |= {"linear_dgrad": "linear layers, data gradient", "linear_wgrad": "linear layers, weight gradient"}
-    backward = [ledger.term(f"backward_{kind}", names[kind], share * seconds, "s", linear_or(kind)) for kind, seconds in times.backward.items()]
-    backward.append(ledger.term("recompute", "recompute", share * times.recompute, "s", "forward work repeated in the backward pass"))
-    vocabulary_part = ledger.define("vocabulary_time", stages["embedding"] + stages["output"], "s", vocabulary.logits_flops_forward)
+    forward = [
+        ledger.term(f"forward_{kind}", names[kind], share * seconds, "s", linear_or(kind))
+        for kind, seconds in times.forward.items()
+    ]
+    names |= {
+        "linear_dgrad": "linear layers, data gradient",
+        "linear_wgrad": "linear layers, weight gradient",
+    }
+    backward = [
+        ledger.term(f"backward_{kind}", names[kind], share * seconds, "s", linear_or(kind))
+        for kind, seconds in times.backward.items()
+    ]
+    backward.append(
+        ledger.term(
+            "recompute",
+            "recompute",
+            share * times.recompute,
+            "s",
+            "forward work repeated in the backward pass",
+        )
+    )
+    vocabulary_part = ledger.define(
+        "vocabulary_time", stages["embedding"] + stages["output"], "s", vocabulary.logits_flops_forward
+    )
     layers_only = ledger.define(
         "layers_of_pace", stages["middle_layers"], "1", schedule.layers_of_middle_stage
     )
-    layer_sum = ledger.define("layers_time", layers_only * (sum(times.forward.values()) + sum(times.backward.values()) + times.recompute + gaps), "s", "layers of a middle stage")
+    layer_sum = ledger.define(
+        "layers_time",
+        layers_only * (sum(times.forward.values()) + sum(times.backward.values()) + times.recompute + gaps),
+        "s",
+        "layers of a middle stage",
+    )
     return [
         ledger.total("forward", "forward pass, layers", forward),
         ledger.total("backward", "backward pass, layers", backward),
         ledger.term("launch_gaps", "gaps between kernels", share * gaps, "s", host.launch_gaps),
-        ledger.term("vocabulary", "embedding, logits and loss", x.m * vocabulary_part, "s", vocabulary.logits_flops_forward),
+        ledger.term(
+            "vocabulary",
+            "embedding, logits and loss",
+            x.m * vocabulary_part,
+            "s",
+            vocabulary.logits_flops_forward,
+        ),
         ledger.term(
             "stage_imbalance",
             "stage imbalance (negative: vocabulary hidden by shorter or other stages)",

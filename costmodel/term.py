@@ -60,7 +60,9 @@ class Ledger:
         import sympy
 
         assert name not in self.entries and name not in BY_NAME, f"{name} is defined twice"
-        self.entries[name] = Entry(name, title or name.replace("_", " "), unit, sympy.sympify(expr), formula_name(formula))
+        self.entries[name] = Entry(
+            name, title or name.replace("_", " "), unit, sympy.sympify(expr), formula_name(formula)
+        )
         return sympy.Symbol(name, nonnegative=True)
 
     def term(self, name: str, title: str, expr: Amount, unit: str, formula: Callable[..., Any] | str) -> Term:

@@ -25,7 +25,9 @@ class Workload:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} {value!r} is not a whole number from 1 to {largest}. Try {option} 4096.")
+                raise ValueError(
+                    f"{option} {value!r} is not a whole number from 1 to {largest}. Try {option} 4096."
+                )
         if self.task not in TASKS:
             raise ValueError(f"--task {self.task!r} is not one of {', '.join(TASKS)}.")
 

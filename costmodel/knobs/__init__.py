@@ -87,7 +87,9 @@ def parse_knob(name: str, text: str) -> Any:
         except ValueError:
             pass
     elif knob.kind == "bool":
-        value = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}.get(value.lower(), value)
+        value = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}.get(
+            value.lower(), value
+        )
     elif knob.kind == "list":
         value = [item for item in value.replace("+", ",").split(",") if item and item != "none"]
     problem = knob.error(value)

@@ -1,0 +1,13 @@
+"""Shared test settings: no deadlines (the suite never times things), a cache folder of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from hypothesis import settings
+
+settings.register_profile("advisor", deadline=None, max_examples=50)
+settings.load_profile("advisor")
+
+os.environ.setdefault("ADVISOR_CACHE", os.path.join(tempfile.gettempdir(), f"advisor-cache-{os.getuid()}"))
