@@ -197,7 +197,13 @@ def tensor_parallel_times(
         "tp_message", communication.tensor_parallel_bytes(x), "byte", communication.tensor_parallel_bytes
     )
     inside = communication.ranks_in_domain(x, x.tp, 1)
-    gather = ledger.define("tp_all_gather", all_gather_time(x, size, x.tp, inside), "s", all_gather_time)
+    gathered = ledger.define(
+        "tp_gather_message",
+        communication.tensor_parallel_gather_bytes(x),
+        "byte",
+        communication.tensor_parallel_gather_bytes,
+    )
+    gather = ledger.define("tp_all_gather", all_gather_time(x, gathered, x.tp, inside), "s", all_gather_time)
     scatter = ledger.define(
         "tp_reduce_scatter", reduce_scatter_time(x, size, x.tp, inside), "s", reduce_scatter_time
     )

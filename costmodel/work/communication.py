@@ -28,12 +28,20 @@ def ranks_in_domain(x: SimpleNamespace, ranks: Amount, stride: Amount) -> Amount
 
 
 def tensor_parallel_bytes(x: SimpleNamespace) -> Amount:
-    """Hidden states of one micro-batch, gathered or reduced over tp. [byte]
+    """Hidden states of one micro-batch, reduced over tp; 16-bit also under FP8. [byte]
 
-    16-bit also under FP8 (FP8 inputs could be gathered at half the bytes: not modelled).
     Source: arXiv:2205.05198, sec. 4.2.
     """
     return x.activation_bytes * tokens(x) * x.h
+
+
+def tensor_parallel_gather_bytes(x: SimpleNamespace) -> Amount:
+    """Inputs of a linear layer of one micro-batch, gathered over tp. [byte]
+
+    Quantised recipes quantise before they gather, so the message shrinks with the operand.
+    Source: Transformer Engine, gather_along_first_dim (with_quantized_all_gather); arXiv:2205.05198.
+    """
+    return x.operand_bytes * tokens(x) * x.h
 
 
 def context_parallel_ring_bytes(x: SimpleNamespace) -> Amount:
