@@ -1,0 +1,194 @@
+"""Event by event replay of the pipeline schedules: 1F1B and interleaved 1F1B, stages of any length.
+
+The closed forms of `costmodel.schedule` hold for equal stages; here every stage and chunk has its own
+time, so that embedding, loss and uneven layer counts cost what they cost. Order of work as Megatron-Core,
+`pipeline_parallel/schedules.py` (`get_pp_rank_microbatches`, `get_schedule_table`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+# A pass is one number: virtual stage x num_microbatches + micro-batch, where the virtual stage is
+# chunk x pp + stage; backward passes follow after the pp x vpp x num_microbatches forward ones.
+
+
+class Event(NamedTuple):
+    """One pass of one micro-batch through one chunk. start and end in seconds; kind "F" or "B"."""
+
+    stage: int
+    chunk: int
+    microbatch: int
+    kind: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A replayed step.
+
+    makespan: from the first pass to the end of the last [s]. busy: compute of each stage [s].
+    peak_in_flight: micro-batches whose activations a stage holds at its peak; a chunk counts 1 / vpp [1].
+    """
+
+    makespan: float
+    busy: tuple[float, ...]
+    peak_in_flight: tuple[float, ...]
+    _num_microbatches: int
+    _orders: tuple[list[int], ...]
+    _starts: tuple[list[float], ...]
+    _ends: tuple[list[float], ...]
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """Every pass, stage by stage in order of time."""
+        pp, m = len(self._orders), self._num_microbatches
+        passes = sum(len(order) for order in self._orders) // 2
+        return tuple(
+            Event(stage, work % passes // m // pp, work % m, "F" if work < passes else "B", start, end)
+            for stage in range(pp)
+            for work, start, end in zip(
+                self._orders[stage], self._starts[stage], self._ends[stage], strict=True
+            )
+        )
+
+    @property
+    def bubble(self) -> float:
+        """Time in which the busiest stage waits. [s]"""
+        return self.makespan - max(self.busy)
+
+
+def simulate_pipeline(
+    forward: Sequence[Sequence[float]],
+    backward: Sequence[Sequence[float]],
+    num_microbatches: int,
+    send_time: float = 0.0,
+    overlap_p2p: bool = True,
+) -> Timeline:
+    """Replay one step.
+
+    Parameters
+    ----------
+    forward, backward
+        Time of one micro-batch, by stage and chunk: forward[stage][chunk]. One chunk is plain 1F1B,
+        several are interleaved 1F1B with vpp = their number. [s]
+    num_microbatches
+        m, micro-batches of one replica; with interleaving a remainder of m / pp runs as a short group. [1]
+    send_time
+        One transfer between neighbouring stages, wrap-around included. [s]
+    overlap_p2p
+        Interleaved: the sender computes on while the message travels. Without interleaving, or
+        without overlap, the sender waits for its message to leave.
+
+    Notes
+    -----
+    A pass starts when its stage is free and its input has arrived; nothing else delays it.
+
+    Examples
+    --------
+    >>> simulate_pipeline([[1.0], [1.0]], [[2.0], [2.0]], num_microbatches=4).makespan
+    15.0
+
+    References
+    ----------
+    D. Narayanan et al., SC 2021, sec. 2.2, arXiv:2104.04473.
+    """
+    _check(forward, backward, num_microbatches, send_time)
+    pp, vpp = len(forward), len(forward[0])
+    passes = pp * vpp * num_microbatches
+    orders = [_order(stage, pp, vpp, num_microbatches) for stage in range(pp)]
+    cost = [forward[v % pp][v // pp] for v in range(pp * vpp)]
+    cost += [backward[v % pp][v // pp] for v in range(pp * vpp)]
+    travel = send_time if pp > 1 else 0.0
+    blocking = 0.0 if overlap_p2p and vpp > 1 else travel
+    # When the input of each pass arrives; NaN while unknown.
+    arrival = [0.0] * num_microbatches + [math.nan] * (2 * passes - num_microbatches)
+    free = [0.0] * pp
+    starts: list[list[float]] = [[] for _ in range(pp)]
+    ends: list[list[float]] = [[] for _ in range(pp)]
+    waiting = list(range(pp))
+    while waiting:
+        stage = waiting.pop()
+        start_of, end_of, clock = starts[stage], ends[stage], free[stage]
+        reached = set()
+        order, position = orders[stage], len(end_of)
+        while position < len(order):
+            work = order[position]
+            begin = arrival[work]
+            if begin != begin:
+                break
+            position += 1
+            if begin < clock:
+                begin = clock
+            clock = begin + cost[work // num_microbatches]
+            start_of.append(begin)
+            end_of.append(clock)
+            if work < passes - num_microbatches:
+                arrival[work + num_microbatches] = clock + travel
+                reached.add((stage + 1) % pp)
+            elif work < passes:
+                arrival[work + passes] = clock
+                continue
+            elif work >= passes + num_microbatches:
+                arrival[work - num_microbatches] = clock + travel
+                reached.add((stage - 1) % pp)
+            else:
+                continue
+            clock += blocking
+        free[stage] = clock
+        waiting += [s for s in reached if s != stage and s not in waiting and len(ends[s]) < len(orders[s])]
+    assert all(len(ends[stage]) == len(orders[stage]) for stage in range(pp)), "the schedule has a dead lock"
+    return Timeline(
+        makespan=max(times[-1] for times in ends),
+        busy=tuple(num_microbatches * (sum(forward[stage]) + sum(backward[stage])) for stage in range(pp)),
+        peak_in_flight=tuple(_peak(order, passes) / vpp for order in orders),
+        _num_microbatches=num_microbatches,
+        _orders=tuple(orders),
+        _starts=tuple(starts),
+        _ends=tuple(ends),
+    )
+
+
+def _order(stage: int, pp: int, vpp: int, num_microbatches: int) -> list[int]:
+    """Passes of one stage: warm-up, one forward one backward, flush.
+
+    Warm-up is pp - stage - 1 micro-batches; interleaved 2 (pp - stage - 1) + (vpp - 1) pp chunks.
+    """
+    total, passes = num_microbatches * vpp, num_microbatches * vpp * pp
+    warm_up = pp - stage - 1 if vpp == 1 else 2 * (pp - stage - 1) + (vpp - 1) * pp
+    warm_up = min(warm_up, total)
+    groups = [range(first, min(first + pp, num_microbatches)) for first in range(0, num_microbatches, pp)]
+    rows = [(chunk * pp + stage) * num_microbatches for chunk in range(vpp)]
+    forwards = [row + microbatch for group in groups for row in rows for microbatch in group]
+    rows = [passes + row for row in reversed(rows)]
+    backwards = [row + microbatch for group in groups for row in rows for microbatch in group]
+    steady = itertools.chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+    return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]
+
+
+def _peak(order: list[int], passes: int) -> int:
+    return max(itertools.accumulate(1 if work < passes else -1 for work in order))
+
+
+def _check(
+    forward: Sequence[Sequence[float]],
+    backward: Sequence[Sequence[float]],
+    num_microbatches: int,
+    send_time: float,
+) -> None:
+    shapes = {len(chunks) for chunks in (*forward, *backward)}
+    if not forward or len(forward) != len(backward) or len(shapes) != 1 or shapes == {0}:
+        raise ValueError(
+            f"forward has {len(forward)} stages and backward {len(backward)}, with {sorted(shapes)} chunks: "
+            "every stage needs the same number of chunks in both. Give forward[stage][chunk]."
+        )
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches {num_microbatches} is below 1. Give at least one micro-batch.")
+    if not all(0 <= time < math.inf for chunks in (*forward, *backward) for time in (*chunks, send_time)):
+        raise ValueError("a stage or send time is negative or not finite. Times are seconds from 0 up.")
