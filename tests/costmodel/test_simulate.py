@@ -51,7 +51,7 @@ def test_plain_1f1b_closed_form_holds_for_any_number_of_microbatches(pp, m, forw
 @given(uneven_pipes())
 @settings(deadline=None)
 def test_no_step_is_shorter_than_its_busiest_stage_or_one_round_trip(pipe):
-    forward, backward, m, send, overlap = pipe
+    forward, backward, m, send, _ = pipe
     line = simulate_pipeline(*pipe)
     trip = sum(map(sum, forward)) + sum(map(sum, backward))
     hops = 2 * (len(forward) * len(forward[0]) - 1) * send if len(forward) > 1 else 0.0

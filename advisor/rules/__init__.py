@@ -1,0 +1,164 @@
+"""Rules between knobs: one definition each, for one plan with its message and for arrays of plans.
+
+A rule is a record of `dense.toml`: the expression `when` over the words of `advisor.rules.facts`, the
+text with numbers, and the way out. `violations` tells everything that is wrong with a plan at once;
+`error_masks` and `legal_mask` apply the same expressions to a whole search space.
+"""
+
+from __future__ import annotations
+
+import string
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from advisor.rules.facts import HELPERS, Facts, facts, row_facts
+from costmodel.columns import Columns, plan_columns
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from hardware_db import Cluster
+
+
+RULES_FILE = Path(__file__).with_name("dense.toml")
+# In the order in which they are told.
+SEVERITIES = ("ERROR", "AUTOFIX", "SILENT", "PERF", "ENV")
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule; see the head of `dense.toml` for its fields."""
+
+    id: str
+    severity: str
+    knobs: tuple[str, ...]
+    when: str
+    says: str
+    way_out: str
+    source: str
+    cites: tuple[str, ...] = ()
+
+    @cached_property
+    def _code(self) -> CodeType:
+        return compile(self.when, f"<rule {self.id}>", "eval")
+
+    def broken(self, words: Facts) -> Any:
+        """Where the rule is broken: True or False for every row of the words."""
+        return eval(self._code, {"__builtins__": {}, **HELPERS}, words)
+
+    def message(self, row: Facts) -> tuple[str, str]:
+        """What is wrong and the way out, with the numbers of one row."""
+        text = _Template()
+        return text.vformat(self.says, (), row), text.vformat(self.way_out, (), row)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a plan breaks: what is wrong with its numbers, and the way out."""
+
+    id: str
+    severity: str
+    knobs: tuple[str, ...]
+    text: str
+    way_out: str
+    source: str
+    cites: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """One line for people and errors."""
+        return f"{self.text}. {self.way_out}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return {
+            "id": self.id,
+            "severity": self.severity,
+            "knobs": list(self.knobs),
+            "text": self.text,
+            "way_out": self.way_out,
+            "source": self.source,
+            "cites": list(self.cites),
+        }
+
+
+class _Template(string.Formatter):
+    """Text whose {fields} are expressions in the words of the rules."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        value = eval(field_name, {"__builtins__": {}, **HELPERS}, dict(kwargs))
+        if isinstance(value, float):
+            value = f"{value:g}"
+        return value, field_name
+
+
+@lru_cache(maxsize=1)
+def load_rules() -> tuple[Rule, ...]:
+    """Every rule in the order of the file."""
+    with RULES_FILE.open("rb") as file:
+        records = tomllib.load(file)
+    return tuple(
+        Rule(
+            id=name,
+            **{**record, "knobs": tuple(record["knobs"]), "cites": tuple(record.get("cites", ()))},
+        )
+        for name, record in records.items()
+    )
+
+
+def violations(
+    model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, gpus: int = 0
+) -> list[Violation]:
+    """Every rule that `plan` breaks, errors first. gpus: GPUs there are, 0 when not said."""
+    words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus)
+    # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
+    words["modules_given"] = np.array([bool(plan.recompute_modules)])
+    found = [violation(rule, words, 0) for rule in load_rules() if np.any(rule.broken(words))]
+    return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
+
+
+def violation(rule: Rule, words: Facts, index: int) -> Violation:
+    """What `rule` says about row `index`."""
+    text, way_out = rule.message(row_facts(words, index))
+    return Violation(rule.id, rule.severity, rule.knobs, text, way_out, rule.source, rule.cites)
+
+
+def error_masks(words: Facts, rows: int, knobs: Collection[str] | None = None) -> dict[str, Mask]:
+    """Rows that break each ERROR rule, by rule id, rules without a broken row left out.
+
+    knobs: only rules that name one of these (the others are known to hold).
+    """
+    masks: dict[str, Mask] = {}
+    for rule in load_rules():
+        if rule.severity != "ERROR" or (knobs is not None and not set(rule.knobs) & set(knobs)):
+            continue
+        mask = np.broadcast_to(np.asarray(rule.broken(words), dtype=bool), (rows,))
+        if mask.any():
+            masks[rule.id] = mask
+    return masks
+
+
+def legal_mask(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    precision: str,
+    columns: Columns,
+    gpus: int = 0,
+    knobs: Collection[str] | None = None,
+) -> Mask:
+    """Rows of `columns` that break no ERROR rule."""
+    rows = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))[0]
+    legal = np.ones(rows, dtype=bool)
+    for mask in error_masks(facts(model, workload, cluster, precision, columns, gpus), rows, knobs).values():
+        legal &= ~mask
+    return legal
