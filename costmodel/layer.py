@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
 from costmodel.term import Ledger
-from costmodel.timing import attention_core, gemm, memory_bound, overlap
-from costmodel.timing.collectives import (
+from costmodel.timing import kernels, overlap
+from costmodel.timing.network import (
     all_gather_time,
     all_reduce_time,
     all_to_all_time,
@@ -39,21 +39,21 @@ class LayerTimes:
 def linear_gemm(
     x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False
 ) -> Amount:
-    """Seconds of one GEMM of a linear layer in the recipe's format; see `costmodel.timing.gemm`. [s]
+    """Seconds of one GEMM of a linear layer in the recipe's format; see `costmodel.timing.kernels`. [s]
 
     accumulate: a weight gradient adds to an FP32 (or 16-bit) buffer, read and written.
     """
     output = 2 * x.grad_bytes if accumulate else x.activation_bytes
-    return gemm.gemm_time(
+    return kernels.gemm_time(
         rows,
         columns,
         inner,
         peak=x.linear_peak,
-        e_max=x.linear_fraction * x.linear_scale,
+        fraction=x.linear_fraction * x.linear_scale,
         num_sms=x.gpu_sms,
         wave_weight=x.linear_wave,
-        launch_latency=x.linear_launch,
-        operand_bytes=linear.gemm_bytes(rows, columns, inner, x.operand_bytes, output),
+        launch=x.linear_launch,
+        num_bytes=linear.gemm_bytes(rows, columns, inner, x.operand_bytes, output),
         bandwidth=x.hbm_bandwidth * x.gemm_bandwidth_fraction,
     )
 
@@ -63,23 +63,23 @@ def model_gemm(
 ) -> Amount:
     """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits, unfused attention. [s]"""
     output = 2 * x.grad_bytes if accumulate else x.activation_bytes
-    return gemm.gemm_time(
+    return kernels.gemm_time(
         rows,
         columns,
         inner,
         peak=x.gpu_peak,
-        e_max=x.gemm_fraction * x.gemm_scale,
+        fraction=x.gemm_fraction * x.gemm_scale,
         num_sms=x.gpu_sms,
         wave_weight=x.gemm_wave,
-        launch_latency=x.gemm_launch,
-        operand_bytes=linear.gemm_bytes(rows, columns, inner, x.activation_bytes, output),
+        launch=x.gemm_launch,
+        num_bytes=linear.gemm_bytes(rows, columns, inner, x.activation_bytes, output),
         bandwidth=x.hbm_bandwidth * x.gemm_bandwidth_fraction,
     )
 
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    return memory_bound.stream_time(num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion, fraction=fraction)
+    return kernels.stream_time(num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion, fraction=fraction)
 
 
 def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amount]]:
@@ -95,9 +95,9 @@ def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amou
         )
         quantise_backward = x.quantise_grad_bytes * quantisation.quantise_grad_elements(x, layer)
         formulas = {
-            "forward": (linear_gemm(x, rows, columns, inner), gemm.gemm_time),
-            "dgrad": (linear_gemm(x, rows, inner, columns), gemm.gemm_time),
-            "wgrad": (linear_gemm(x, columns, inner, rows, accumulate=True), gemm.gemm_time),
+            "forward": (linear_gemm(x, rows, columns, inner), kernels.gemm_time),
+            "dgrad": (linear_gemm(x, rows, inner, columns), kernels.gemm_time),
+            "wgrad": (linear_gemm(x, columns, inner, rows, accumulate=True), kernels.gemm_time),
             "quantise_forward": (
                 stream(x, quantise_forward, x.elementwise_fraction),
                 quantisation.quantise_input_elements,
@@ -127,21 +127,23 @@ def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
         communication.context_parallel_ring_bytes,
     )
     chunk = x.s / ring
-    fused_forward = attention_core.attention_time(
+    fused_forward = kernels.attention_time(
         flops,
-        chunk,
+        chunk, x.d,
         peak=x.gpu_peak,
-        e_max=x.attention_forward_fraction * x.attention_scale,
-        s_half=x.attention_forward_half,
-        latency=x.attention_launch * ring,
+        fraction=x.attention_forward_fraction * x.attention_scale,
+        half_seq=x.attention_forward_half,
+        half_dim=x.attention_half_dim,
+        launch=x.attention_launch * ring,
     )
-    fused_backward = attention_core.attention_time(
+    fused_backward = kernels.attention_time(
         2.5 * flops,
-        chunk,
+        chunk, x.d,
         peak=x.gpu_peak,
-        e_max=x.attention_backward_fraction * x.attention_scale,
-        s_half=x.attention_backward_half,
-        latency=x.attention_launch * ring,
+        fraction=x.attention_backward_fraction * x.attention_scale,
+        half_seq=x.attention_backward_half,
+        half_dim=x.attention_half_dim,
+        launch=x.attention_launch * ring,
     )
     square = attention.unfused_attention_flops(x) / (x.gpu_peak * x.gemm_fraction * x.gemm_scale * x.unfused_gemm_fraction)
     unfused_forward = square + stream(x, attention.unfused_score_bytes_forward(x), x.elementwise_fraction)
@@ -153,13 +155,13 @@ def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
             "attention_forward",
             (1 - x.unfused) * fused_forward + x.unfused * unfused_forward,
             "s",
-            attention_core.attention_time,
+            kernels.attention_time,
         ),
         "backward": ledger.define(
             "attention_backward",
             (1 - x.unfused) * fused_backward + x.unfused * unfused_backward,
             "s",
-            attention_core.attention_time,
+            kernels.attention_time,
         ),
     }
 

@@ -10,8 +10,8 @@ from costmodel.layer import LayerTimes, layer_times, model_gemm, stream
 from costmodel.memory import rank_memory
 from costmodel.symbols import symbol_table
 from costmodel.term import Ledger, Term
-from costmodel.timing import gemm, host, overlap
-from costmodel.timing.collectives import all_gather_time, all_reduce_time, reduce_scatter_time, send_recv_time
+from costmodel.timing import host, kernels, overlap
+from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time, send_recv_time
 from costmodel.work import attention, communication, linear, parameters, vocabulary
 
 # What search needs to rank plans and to see whether they fit.
@@ -40,7 +40,7 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace) -> tuple[Amount, Amount
         + model_gemm(x, rows, x.h, columns)
         + model_gemm(x, columns, x.h, rows, accumulate=True)
     )
-    logits = ledger.define("logits_gemms", gemms, "s", gemm.gemm_time)
+    logits = ledger.define("logits_gemms", gemms, "s", kernels.gemm_time)
     loss = ledger.define(
         "loss_time",
         stream(x, vocabulary.cross_entropy_bytes(x), x.elementwise_fraction),
@@ -362,12 +362,12 @@ def compute_trees(
 def linear_or(kind: str) -> str:
     """Formula that a kind of work comes from."""
     return {
-        "linear": "costmodel.timing.gemm.gemm_time",
-        "linear_dgrad": "costmodel.timing.gemm.gemm_time",
-        "linear_wgrad": "costmodel.timing.gemm.gemm_time",
+        "linear": "costmodel.timing.kernels.gemm_time",
+        "linear_dgrad": "costmodel.timing.kernels.gemm_time",
+        "linear_wgrad": "costmodel.timing.kernels.gemm_time",
         "quantise": "costmodel.work.quantisation.quantise_input_elements",
-        "attention": "costmodel.timing.attention_core.attention_time",
-        "elementwise": "costmodel.timing.memory_bound.stream_time",
+        "attention": "costmodel.timing.kernels.attention_time",
+        "elementwise": "costmodel.timing.kernels.stream_time",
         "tensor_parallel": "costmodel.layer.tensor_parallel_times",
         "context_parallel": "costmodel.layer.context_parallel_times",
     }[kind]

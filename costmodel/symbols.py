@@ -28,6 +28,25 @@ def _inputs(group: str, table: str) -> list[Input]:
     return [Input(name.strip(), group, unit.strip(), meaning.strip()) for name, unit, meaning in rows]
 
 
+def _collective_inputs() -> list[Input]:
+    """Constants of each collective inside a domain; see `costmodel.timing.network`."""
+    meanings = {
+        "latency": ("s", "simple protocol, fixed time"),
+        "latency_per_rank": ("s", "simple protocol, time of each further rank"),
+        "bandwidth": ("byte/s", "simple protocol, bus bandwidth of many ranks"),
+        "half_ranks": ("1", "ranks of half that bandwidth"),
+        "low_latency": ("s", "low-latency protocol, fixed time"),
+        "low_latency_per_rank": ("s", "low-latency protocol, time of each further rank"),
+        "low_latency_bandwidth": ("byte/s", "low-latency protocol, bus bandwidth"),
+    }
+    operations = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+    return [
+        Input(f"{operation}_{name}", "hardware", unit, f"{operation}: {meaning}")
+        for operation in operations
+        for name, (unit, meaning) in meanings.items()
+    ]
+
+
 INPUTS: tuple[Input, ...] = tuple(
     _inputs(
         "plan",
@@ -111,7 +130,6 @@ INPUTS: tuple[Input, ...] = tuple(
         quantise_kernels | 1 | kernels one operand's quantisation launches
         linear_peak | FLOP/s | dense peak of the linear layers' format
         linear_fraction | 1 | fraction of linear_peak that large GEMMs reach
-        linear_half_k | 1 | inner size at which a GEMM reaches half its rate
         linear_wave | 1 | weight of the last, partly filled wave of tiles
         linear_launch | s | fixed time of one linear GEMM
         """,
@@ -124,7 +142,6 @@ INPUTS: tuple[Input, ...] = tuple(
         gpu_memory | byte | device memory usable by the process
         hbm_bandwidth | byte/s | datasheet memory bandwidth
         gemm_fraction | 1 | fraction of gpu_peak that large 16-bit GEMMs reach
-        gemm_half_k | 1 | inner size at which a 16-bit GEMM reaches half its rate
         gemm_wave | 1 | weight of the last wave, 16-bit GEMMs
         gemm_launch | s | fixed time of one 16-bit GEMM
         gemm_bandwidth_fraction | 1 | fraction of hbm_bandwidth a memory-bound GEMM reaches
@@ -141,10 +158,16 @@ INPUTS: tuple[Input, ...] = tuple(
         graph_launch | s | the same inside a CUDA graph
         host_kernel | s | host time to issue one kernel, eager
         domain | 1 | GPUs of one scale-up (NVLink) domain
+        send_recv_latency | s | point-to-point inside a domain, fixed time
+        send_recv_bandwidth | byte/s | point-to-point inside a domain
+        network_bandwidth | byte/s | bus bandwidth of one GPU's network cards
+        network_latency | s | time of a collective over the network for each doubling of the domains
+        attention_half_dim | 1 | head dimension at which exponentials take as long as matrix products
         fragmentation | 1 | share of activation memory lost to allocator fragmentation
         context_bytes | byte | memory of CUDA context, libraries and NCCL buffers
         """,
     )
+    + _collective_inputs()
     + _inputs(
         "step",
         """

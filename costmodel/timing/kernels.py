@@ -1,0 +1,104 @@
+"""Seconds of single kernels: GEMM, fused attention, streaming. Rooflines with shape-aware efficiency.
+
+Constants are fitted from measured tables by `tools/fit_tables.py` (docs/kernel-fits.md).
+"""
+
+from __future__ import annotations
+
+from costmodel.amount import Amount, ceiling, maximum
+
+# Output tile of one thread block of large GEMM kernels, rows and columns.
+TILE_ROWS, TILE_COLUMNS = 128, 256
+
+
+def gemm_time(
+    rows: Amount,
+    columns: Amount,
+    inner: Amount,
+    *,
+    peak: Amount,
+    fraction: Amount,
+    num_sms: Amount,
+    wave_weight: Amount,
+    launch: Amount,
+    num_bytes: Amount,
+    bandwidth: Amount,
+) -> Amount:
+    """Seconds of one GEMM (M, N, K): compute with a partly filled last wave, or memory. [s]
+
+    Parameters
+    ----------
+    rows, columns, inner
+        M, N, K. [1]
+    peak, fraction
+        Dense peak of the format [FLOP/s] and the fraction large GEMMs reach [1].
+    num_sms, wave_weight
+        Streaming multiprocessors; weight of the tail of the last wave of 128 x 256 tiles (0: stream-K
+        hides it). [1]
+    launch
+        Fixed time. [s]
+    num_bytes, bandwidth
+        HBM bytes [byte] and the bandwidth a memory-bound GEMM reaches [byte/s].
+
+    Notes
+    -----
+    t = launch + max(2 M N K q / (fraction peak), bytes / bandwidth), q = 1 + weight (ceil(w) / w - 1),
+    w = ceil(M / 128) ceil(N / 256) / SMs. Fitted for M >= 256 and N, K >= 512; quantisation of operands
+    is not in it.
+
+    References
+    ----------
+    NVIDIA, Matrix Multiplication Background User's Guide (wave quantisation); tables of NVIDIA aiconfigurator.
+    """
+    waves = ceiling(rows / TILE_ROWS) * ceiling(columns / TILE_COLUMNS) / num_sms
+    tail = 1 + wave_weight * (ceiling(waves) / waves - 1)
+    return launch + maximum(2 * rows * columns * inner * tail / (fraction * peak), num_bytes / bandwidth)
+
+
+def attention_time(
+    flops: Amount,
+    seq_len: Amount,
+    head_dim: Amount,
+    *,
+    peak: Amount,
+    fraction: Amount,
+    half_seq: Amount,
+    half_dim: Amount,
+    launch: Amount,
+) -> Amount:
+    """Seconds of a fused attention kernel. [s]
+
+    Parameters
+    ----------
+    flops
+        FLOPs of the pass, the causal half counted. [FLOP]
+    seq_len, head_dim
+        Tokens in one call; head dimension. [1]
+    peak, fraction
+        Dense 16-bit peak [FLOP/s] and its fraction for long sequences at head dimension 128 [1].
+    half_seq, half_dim
+        Sequence length at which the rate is half; head dimension at which the exponentials take as
+        long as the matrix products. [1]
+    launch
+        Fixed time. [s]
+
+    Notes
+    -----
+    rate = peak fraction s / (s + half_seq) x (1 + half_dim / 128) / (1 + half_dim / d). The second
+    factor is the softmax: its exponentials do not shrink with the head dimension.
+
+    References
+    ----------
+    T. Dao, arXiv:2307.08691; J. Shah et al., FlashAttention-3, arXiv:2407.08608, sec. 3.1; tables of
+    NVIDIA cudnn-frontend.
+    """
+    shape = (1 + half_seq / seq_len) * (1 + half_dim / head_dim) / (1 + half_dim / 128)
+    return launch + flops * shape / (peak * fraction)
+
+
+def stream_time(num_bytes: Amount, *, bandwidth: Amount, fraction: Amount) -> Amount:
+    """Seconds of memory-bound kernels that move `num_bytes` at a fraction of the bandwidth. [s]
+
+    Launches are counted apart (`costmodel.timing.host`). Source: roofline model, CACM 2009.
+    """
+    return num_bytes / (bandwidth * fraction)

@@ -1,0 +1,109 @@
+"""Seconds of collectives, alone on their links: two protocols inside a domain, network cards between.
+
+Inside a scale-up (NVLink) domain NCCL chooses the quicker of a low-latency and a simple protocol,
+
+    t = min(a_ll + r_ll (n - 1) + w / (b_ll g),  a + r (n - 1) + w / (b g)),   g = n / (n + n_half),
+
+with w the bytes each rank puts on its link. Between domains a chunked ring uses the network cards of
+all ranks of the group that share a domain, and runs beside the transfers inside: the slower counts.
+Groups of one rank take no time. More bandwidth is never slower, more bytes never faster.
+
+Sources: NVIDIA NCCL, src/graph/tuning.cc; NVIDIA nccl-tests, PERFORMANCE.md. Fits of the constants:
+`tools/fit_tables.py`, docs/kernel-fits.md.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
+
+# Operations with constants of their own; send/recv has latency and bandwidth alone.
+OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+CONSTANTS = (
+    "latency",
+    "latency_per_rank",
+    "bandwidth",
+    "half_ranks",
+    "low_latency",
+    "low_latency_per_rank",
+    "low_latency_bandwidth",
+)
+
+
+def domain_time(x: SimpleNamespace, operation: str, wire: Amount, ranks: Amount) -> Amount:
+    """Seconds of a collective whose ranks all share one domain. [s]
+
+    wire: bytes each rank puts on its link. ranks: n > 1; one rank gives the latencies alone.
+    Source: two-protocol fit of nccl-tests curves for 2, 4 and 8 GPUs, 512 B to 512 MiB.
+    """
+    c = {name: getattr(x, f"{operation}_{name}") for name in CONSTANTS}
+    growth = ranks / (ranks + c["half_ranks"])
+    simple = c["latency"] + c["latency_per_rank"] * (ranks - 1) + wire / (c["bandwidth"] * x.intra_scale * growth)
+    quick = (
+        c["low_latency"]
+        + c["low_latency_per_rank"] * (ranks - 1)
+        + wire / (c["low_latency_bandwidth"] * x.intra_scale * growth)
+    )
+    return minimum(simple, quick)
+
+
+def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amount) -> Amount:
+    """Seconds of the part of a collective that crosses domains. [s]
+
+    wire: bytes each rank of a ring passes on; `cards` ranks of a domain share the work, each with its
+    own network cards. Latency grows with the logarithm of the domains. Source: 350 to 380 GB/s bus bandwidth
+    of eight 50 GB/s cards, 4 to 1024 H100 nodes; latency 225 us at 4 nodes, 85 us more for each doubling.
+    """
+    return x.network_latency * logarithm2(domains) + wire / (cards * x.network_bandwidth * x.inter_scale)
+
+
+def ring_time(
+    x: SimpleNamespace, operation: str, wire: Amount, ranks: Amount, ranks_in_domain: Amount
+) -> Amount:
+    """Seconds of a ring collective over `ranks`, of which `ranks_in_domain` share a domain; 0 for one rank. [s]"""
+    domains = ranks / ranks_in_domain
+    crosses = minimum(1, maximum(0, domains - 1) * 1e9)
+    outside = crosses * network_time(x, wire, domains, ranks_in_domain)
+    several = is_more_than_one(ranks_in_domain)
+    return is_more_than_one(ranks) * maximum(several * domain_time(x, operation, wire, ranks_in_domain), outside)
+
+
+def all_gather_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+    """Seconds of an all-gather of `size` gathered bytes: w = size (n - 1) / n. [s] Source: module docstring."""
+    return ring_time(x, "all_gather", size * (ranks - 1) / ranks, ranks, ranks_in_domain)
+
+
+def reduce_scatter_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+    """Seconds of a reduce-scatter of `size` input bytes: w = size (n - 1) / n. [s] Source: module docstring."""
+    return ring_time(x, "reduce_scatter", size * (ranks - 1) / ranks, ranks, ranks_in_domain)
+
+
+def all_reduce_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+    """Seconds of an all-reduce of `size` bytes: w = 2 size (n - 1) / n. [s] Source: module docstring."""
+    return ring_time(x, "all_reduce", 2 * size * (ranks - 1) / ranks, ranks, ranks_in_domain)
+
+
+def all_to_all_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+    """Seconds of an all-to-all in which each rank holds `size` bytes. [s]
+
+    (n - 1) / n of them leave the rank, (n - n_in) / n leave the domain through the rank's own cards.
+    Source: nccl-tests, alltoall; module docstring.
+    """
+    leaving = size * (ranks - ranks_in_domain) / ranks
+    outside = network_time(x, leaving, ranks / ranks_in_domain, 1)
+    several = is_more_than_one(ranks_in_domain)
+    inside = domain_time(x, "all_to_all", size * (ranks_in_domain - 1) / ranks, ranks_in_domain)
+    return is_more_than_one(ranks) * maximum(several * inside, outside)
+
+
+def send_recv_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+    """Seconds to pass `size` bytes on to the next rank of a ring or pipeline; 0 for one rank. [s]
+
+    The slowest hop counts: over the network as soon as the group leaves a domain.
+    Source: NCCL point-to-point; NVLink P2P reaches 0.83 of the link, a network card 0.95.
+    """
+    leaves = minimum(1, maximum(0, ranks / ranks_in_domain - 1) * 1e9)
+    inside = x.send_recv_latency + size / (x.send_recv_bandwidth * x.intra_scale)
+    outside = x.network_latency + size / (x.network_bandwidth * x.inter_scale)
+    return is_more_than_one(ranks) * ((1 - leaves) * inside + leaves * maximum(inside, outside))

@@ -1,0 +1,195 @@
+"""Fit the step constants of each GPU generation from published training runs.
+
+    python tools/fit_step.py MEASUREMENTS.csv [--only hopper] [--cross-validate]
+
+Kernel tables say what a kernel reaches alone; inside a training step it shares power, memory and
+links. A few physical factors per GPU generation and software family take that up. They are fitted here
+on log(predicted / measured) with a robust loss and a prior (value and width stand in PARAMETERS), so
+that a constant the rows do not determine stays where physics puts it. Written with residuals and
+uncertainty to hardware_db/calibrated/step.toml. Nothing is keyed by model or row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+from scipy.optimize import least_squares
+
+from advisor.measurements import Skip, read_rows, row_case
+from costmodel.binding import bind
+from costmodel.columns import plan_columns, plan_inputs
+from costmodel.predict import dense_model, precision_recipe
+from costmodel.step_constants import NOT_FITTED, PRIORS, STEP_FILE, parameter_keys
+
+OUTLIER = 0.10  # residuals beyond about this count less and less (soft l1)
+
+
+@dataclass
+class Stack:
+    """Cases of one generation as stacked inputs: one array per symbol, one element per case."""
+
+    inputs: dict[str, np.ndarray]
+    measured: np.ndarray
+    weights: np.ndarray
+    models: list[str]
+    systems: list[str]
+    ids: list[str]
+    # constant -> input symbol -> mask of the cases in which it gives that symbol its number
+    owners: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def mask(self, parameter: str) -> np.ndarray:
+        """Cases that a constant moves at all."""
+        return np.any(list(self.owners[parameter].values()), axis=0)
+
+
+def load_cases(path: Path) -> list:
+    """Cases of the table that are fitted: current rows whose cost is built."""
+    cases = []
+    for row in read_rows(path):
+        case = row_case(row)
+        if isinstance(case, Skip) or row.values.get("superseded") == "1":
+            continue
+        cases.append(case)
+    return cases
+
+
+def stack_cases(cases: list) -> Stack:
+    """Bind every case and stack its inputs."""
+    columns: dict[str, list[float]] = collections.defaultdict(list)
+    keys: dict[str, list[str]] = collections.defaultdict(list)
+    for case in cases:
+        bound = bind(case.model, case.workload, case.cluster, case.plan.precision, case.stack)
+        recipe = precision_recipe(case.plan.precision)
+        inputs = plan_inputs(
+            plan_columns([case.plan]),
+            num_layers=case.model.num_layers,
+            global_batch=case.workload.global_batch,
+            precision_bytes=float(recipe["base"]),
+            quantised=float(recipe["copies"]) > 1.5,
+        )
+        for name, entry in bound.items():
+            columns[name].append(entry.value)
+        for name, array in inputs.items():
+            columns[name].append(float(array[0]))
+        for symbol, key in parameter_keys(case.cluster.gpu.generation, recipe["gemm"], case.stack).items():
+            keys[symbol].append(key)
+    groups = collections.Counter((case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases)
+    weights = [groups[case.model.name, case.cluster.name, case.stack, case.plan.precision] ** -0.25 for case in cases]
+    stack = Stack(
+        inputs={name: np.array(values) for name, values in columns.items()},
+        measured=np.array([case.measured_step_time_s for case in cases]),
+        weights=np.array(weights),
+        models=[case.model.name for case in cases],
+        systems=[case.cluster.name for case in cases],
+        ids=[case.id for case in cases],
+    )
+    for symbol, names in keys.items():
+        for key in sorted(set(names)):
+            if key.split("/")[0] not in NOT_FITTED:
+                stack.owners.setdefault(key, {})[symbol] = np.array([one == key for one in names])
+    return stack
+
+
+def residuals(stack: Stack, parameters: list[str], values: np.ndarray) -> np.ndarray:
+    """log(predicted / measured) of every case with some constants replaced."""
+    inputs = dict(stack.inputs)
+    for parameter, value in zip(parameters, values, strict=True):
+        for symbol, mask in stack.owners[parameter].items():
+            inputs[symbol] = np.where(mask, value, inputs[symbol])
+    predicted = dense_model().search(inputs)["step_time"]
+    return np.log(predicted / stack.measured)
+
+
+def fit(stack: Stack, rows: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Parameters, fitted values and standard errors (in log space) from the chosen rows."""
+    parameters = [name for name in stack.owners if (stack.mask(name) & rows).any()]
+    priors = [PRIORS[name.split("/")[0]] for name in parameters]
+    centre = np.log([prior.value for prior in priors])
+    width = np.array([prior.width for prior in priors])
+    low = np.log([prior.low for prior in priors])
+    high = np.log([prior.high for prior in priors])
+
+    def cost(point: np.ndarray) -> np.ndarray:
+        error = residuals(stack, parameters, np.exp(point))[rows] / OUTLIER
+        robust = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
+        # One row weighs as much as a deviation of a tenth of its width from the prior.
+        return np.concatenate([stack.weights[rows] * robust, 0.5 * (point - centre) / width])
+
+    result = least_squares(cost, np.clip(centre, low + 1e-6, high - 1e-6), bounds=(low, high), method="trf", max_nfev=60)
+    covariance = np.linalg.pinv(result.jac.T @ result.jac)
+    scale = 2 * result.cost / max(1, len(result.fun) - len(centre))
+    return parameters, np.exp(result.x), np.sqrt(np.diag(covariance) * scale)
+
+
+def cross_validate(stack: Stack, groups: list[str]) -> np.ndarray:
+    """Relative errors of each row when its group (model or system) is left out of the fit."""
+    labels = np.array(groups)
+    errors = np.full(len(labels), np.nan)
+    for label in sorted(set(groups)):
+        held = labels == label
+        parameters, values, _ = fit(stack, ~held)
+        errors[held] = np.exp(residuals(stack, parameters, values)[held]) - 1
+    return errors
+
+
+def main() -> None:
+    """Fit, report, write."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("csv", type=Path)
+    arguments.add_argument("--cross-validate", action="store_true")
+    options = arguments.parse_args()
+    cases = load_cases(options.csv)
+    stack = stack_cases(cases)
+    everything = np.ones(len(cases), dtype=bool)
+    before = np.abs(np.exp(residuals(stack, [], np.array([]))) - 1)
+    parameters, values, errors = fit(stack, everything)
+    relative = np.exp(residuals(stack, parameters, values)) - 1
+    absolute = np.abs(relative)
+    print(f"{len(cases)} rows: MAPE {before.mean():.1%} before, {absolute.mean():.1%} fitted, median {np.median(absolute):.1%}")
+    summary = {"rows": len(cases), "mape": float(absolute.mean()), "median_ape": float(np.median(absolute))}
+    if options.cross_validate:
+        for kind, groups in (("model", stack.models), ("system", stack.systems)):
+            held = np.abs(cross_validate(stack, groups))
+            print(f"leave one {kind} out: MAPE {np.nanmean(held):.1%}, median {np.nanmedian(held):.1%}")
+            summary[f"mape_leave_one_{kind}_out"] = float(np.nanmean(held))
+    write(STEP_FILE, parameters, values, errors, stack, relative, summary, options.csv.name)
+
+
+def write(
+    path: Path,
+    parameters: list[str],
+    values: np.ndarray,
+    errors: np.ndarray,
+    stack: Stack,
+    relative: np.ndarray,
+    summary: dict,
+    table: str,
+) -> None:
+    """Write the constants with their uncertainty, the rows that determine them and the residuals."""
+    today = datetime.date.today()
+    record: dict = {"fit": summary | {"table": table, "read_on": today}}
+    for parameter, value, error in zip(parameters, values, errors, strict=True):
+        name, key = parameter.split("/")
+        mask = stack.mask(parameter)
+        record.setdefault(name, {})[key] = {
+            "value": float(f"{value:.4g}"),
+            "unit": PRIORS[name].unit,
+            "kind": "measured",
+            "source": f"fitted by tools/fit_step.py from {int(mask.sum())} published runs in {table}",
+            "read_on": today,
+            "log_error": float(f"{min(error, 9.99):.2g}"),
+            "residual": float(f"{np.abs(relative[mask]).mean():.2g}"),
+            "num_points": int(mask.sum()),
+        }
+    header = "# Written by tools/fit_step.py; do not edit. Factors of a training step over the kernel tables.\n"
+    path.write_text(header + tomli_w.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Fit kernel and collective constants from measured tables: GEMM, fused attention, NCCL.
+
+    python tools/fit_tables.py DATA_FOLDER      # the folder `hardware` of the shared data
+
+Fits the formulas of costmodel.timing themselves to the raw tables (NVIDIA aiconfigurator GEMM and NCCL,
+NVIDIA cudnn-frontend attention), writes hardware_db/calibrated/GPU.toml and docs/kernel-fits.md. FP8 and
+FP4 GEMM tables include the activation's quantisation kernel; its bytes are taken out first, so that the
+constants are of the GEMM alone. GPUs without a table take the starting factors of the data's README, kind
+"assumed". Running it again gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import tomli_w
+from scipy.optimize import least_squares
+
+from costmodel.timing import kernels, network
+
+ROOT = Path(__file__).resolve().parent.parent
+READ_ON = datetime.date(2026, 11, 21)
+AIC = "NVIDIA aiconfigurator@095f58a (Apache-2.0)"
+CUDNN = "NVIDIA cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training (MIT)"
+START = "shared hardware notes, section 8, starting factors"
+
+# GPU file -> name in the GEMM and NCCL tables (None: no table), SMs, dense peaks [TFLOP/s], HBM [TB/s]
+SYSTEMS: dict[str, tuple[str | None, int, dict[str, float], float]] = {
+    "a100-sxm-80": ("a100_sxm", 108, {"bf16": 312}, 2.039),
+    "h100-sxm": ("h100_sxm", 132, {"bf16": 989.5, "fp8": 1979}, 3.35),
+    "h200-sxm": ("h200_sxm", 132, {"bf16": 989.5, "fp8": 1979}, 4.8),
+    "b200": ("b200_sxm", 148, {"bf16": 2250, "fp8": 4500, "nvfp4": 9000}, 8.0),
+    "b300": ("b300_sxm", 148, {"bf16": 2250, "fp8": 4500, "nvfp4": 13500}, 8.0),
+    "gb200": ("gb200", 152, {"bf16": 2500, "fp8": 5000, "nvfp4": 10000}, 8.0),
+    "gb300": ("gb300", 152, {"bf16": 2500, "fp8": 5000, "nvfp4": 15000}, 8.0),
+    "l40s": ("l40s", 142, {"bf16": 362, "fp8": 733}, 0.864),
+    "rtx-pro-6000": ("rtx_pro_6000_server", 188, {"bf16": 467.8, "fp8": 935.6, "nvfp4": 1871}, 1.6),
+}
+# Starting factors where no table exists: bf16, fp8 pure, attention forward / backward, HBM stream / fused.
+STARTING = {
+    "h20": (0.93, 0.88, 0.80, 0.68, 0.87, 0.78),
+    "mi300x": (0.53, 0.48, 0.35, 0.25, 0.80, 0.70),
+    "mi325x": (0.62, 0.57, 0.35, 0.25, 0.80, 0.70),
+    "mi355x": (0.60, 0.60, 0.42, 0.32, 0.82, 0.72),
+    "rtx4090": (0.90, 0.80, 0.75, 0.60, 0.90, 0.75),
+    "rtx5090": (0.90, 0.80, 0.75, 0.60, 0.90, 0.75),
+}
+TABLE_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4"}
+OPERAND_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "nvfp4": 0.5625}
+QUANTISED_BYTES = {"bf16": 0.0, "fp8": 3.0, "fp8-block": 3.1, "nvfp4": 2.6}
+# Attention measured on one GPU and assumed on its siblings.
+ATTENTION_LIKE = {
+    "h100-sxm": "H200", "h200-sxm": "H200", "b200": "GB200", "gb200": "GB200", "b300": "GB300", "gb300": "GB300",
+}
+ATTENTION_ASSUMED = {"a100-sxm-80": (0.66, 350.0, 0.58, 350.0), "l40s": (0.34, 300.0, 0.30, 300.0), "rtx-pro-6000": (0.6, 400.0, 0.5, 400.0)}
+
+
+def leaf(value: float, unit: str, kind: str, source: str, **extra: object) -> dict[str, object]:
+    """One constant as the TOML files hold it."""
+    return {"value": float(f"{value:.4g}"), "unit": unit, "kind": kind, "source": source, "read_on": READ_ON, **extra}
+
+
+def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
+    """(system, dtype, dataset) -> rows of m, n, k, microseconds with m >= 256 and n, k >= 512."""
+    rows: dict[tuple[str, str, str], list[tuple[float, ...]]] = defaultdict(list)
+    with gzip.open(folder / "kernels" / "gemm_aiconfigurator_subset.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            m, n, k = (int(row[name]) for name in ("m", "n", "k"))
+            if m >= 256 and n >= 512 and k >= 512 and not row["watts"]:
+                rows[row["system"], row["gemm_dtype"], row["dataset"]].append((m, n, k, float(row["us"])))
+    return {key: np.array(value) for key, value in rows.items()}
+
+
+def fit_gemm(points: np.ndarray, dtype: str, num_sms: int, peak: float, hbm: float) -> tuple[dict[str, float], np.ndarray]:
+    """Constants of `gemm_time` and the log residuals of the points. Rows: m, n, k, microseconds."""
+    m, n, k, us = points.T
+    operand = OPERAND_BYTES[dtype]
+    num_bytes = operand * (m * k + k * n) + 2 * m * n
+    quantise = QUANTISED_BYTES[dtype] * m * k / (0.75 * hbm)
+
+    def model(p: np.ndarray) -> np.ndarray:
+        fraction, bandwidth_fraction, launch, wave = np.exp(p)
+        gemm = kernels.gemm_time(
+            m, n, k, peak=peak, fraction=fraction, num_sms=num_sms, wave_weight=wave, launch=launch,
+            num_bytes=num_bytes, bandwidth=bandwidth_fraction * hbm,
+        )
+        return gemm + quantise
+
+    def cost(p: np.ndarray) -> np.ndarray:
+        return np.log(model(p) / (us * 1e-6))
+
+    bounds = np.log([[0.2, 0.3, 1e-6, 0.005], [0.98, 1.0, 20e-6, 1.2]])
+    result = least_squares(cost, np.log([0.65, 0.6, 4e-6, 0.1]), bounds=bounds, loss="soft_l1", f_scale=0.1)
+    values = dict(zip(("fraction", "bandwidth_fraction", "launch", "wave_weight"), np.exp(result.x), strict=True))
+    return values, cost(result.x)
+
+
+def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
+    """[gemm.DTYPE] of every GPU with a table."""
+    data = read_gemms(folder)
+    tables: dict[str, dict[str, dict[str, object]]] = {}
+    report += ["## GEMM", "", "| GPU | format | points | fraction | launch [us] | wave weight | mean abs log error | worst decile |", "|---|---|---|---|---|---|---|---|"]
+    for gpu, (system, num_sms, peaks, hbm) in SYSTEMS.items():
+        for dtype, name in TABLE_DTYPES.items():
+            found = sorted(key for key in data if key[0] == system and key[1] == name and key[2].startswith("trtllm"))
+            peak = peaks.get("fp8" if dtype == "fp8-block" else dtype)
+            if not found or peak is None:
+                continue
+            points = data[found[-1]]
+            values, errors = fit_gemm(points, dtype, num_sms, peak * 1e12, hbm * 1e12)
+            error, decile = float(np.abs(errors).mean()), float(np.quantile(np.abs(errors), 0.9))
+            source = f"{AIC}, {found[-1][2]}, short runs, random data"
+            note = "activation quantisation taken out; GEMM alone" if dtype != "bf16" else ""
+            # The fixed time of the quantised tables is their quantisation kernel's; a GEMM launches alike.
+            launch = values["launch"] if dtype == "bf16" else float(tables[gpu]["bf16"]["launch"]["value"]) * 1e-6
+            extra = {"residual": float(f"{error:.2g}"), "num_points": len(points), **({"note": note} if note else {})}
+            tables.setdefault(gpu, {})[dtype] = {
+                "fraction": leaf(values["fraction"], "1", "measured", source, **extra),
+                "bandwidth_fraction": leaf(values["bandwidth_fraction"], "1", "measured", source),
+                "launch": leaf(launch * 1e6, "us", "measured", source),
+                "wave_weight": leaf(values["wave_weight"], "1", "measured", source),
+            }
+            report.append(
+                f"| {gpu} | {dtype} | {len(points)} | {values['fraction']:.3f} | {values['launch'] * 1e6:.1f} "
+                f"| {values['wave_weight']:.3f} | {error:.3f} | {decile:.3f} |"
+            )
+        if "fp8" in tables.get(gpu, {}):
+            fp8 = tables[gpu]["fp8-block" if "fp8-block" in tables[gpu] and gpu not in ("h100-sxm", "h200-sxm") else "fp8"]
+            note = "MXFP8 GEMM assumed to run like the quicker FP8 kernel of this GPU"
+            tables[gpu]["mxfp8"] = {
+                name: {**entry, "kind": "assumed", "note": note} for name, entry in fp8.items()
+            }
+    return tables
+
+
+def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
+    """[attention.bf16.PASS] of every GPU; half_dim from head dimensions 64 and 128."""
+    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    with (folder / "kernels" / "attention_cudnn.csv").open() as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            plain = row["mask"] == "top_left" and row["dtype"] == "bfloat16" and row["window"] in ("", "-1") and row["deterministic"] == "False"
+            if plain and row["hd_qk"] == row["hd_vo"] and row["hd_qk"] in ("64", "128"):
+                rows[row["gpu"], row["pass"]].append((float(row["seqlen"]), float(row["hd_qk"]), float(row["tflops"])))
+    peaks = {"H200": 989.5, "GB200": 2500.0, "GB300": 2500.0}
+    report += ["", "## Attention (cuDNN, causal, 16-bit)", "", "| GPU | pass | points | fraction | half sequence | half head dim | mean abs log error |", "|---|---|---|---|---|---|---|"]
+    fitted: dict[tuple[str, str], tuple[float, float, float, float, int]] = {}
+    for (gpu, name), points in sorted(rows.items()):
+        s, d, rate = np.array(points).T
+
+        def cost(p: np.ndarray, s: np.ndarray = s, d: np.ndarray = d, rate: np.ndarray = rate, gpu: str = gpu) -> np.ndarray:
+            fraction, half_seq, half_dim = np.exp(p)
+            seconds = kernels.attention_time(
+                1e12, s, d, peak=peaks[gpu] * 1e12, fraction=fraction, half_seq=half_seq, half_dim=half_dim, launch=0.0
+            )
+            return np.log(1 / seconds / rate)
+
+        result = least_squares(cost, np.log([0.6, 500, 60]), bounds=np.log([[0.2, 10, 1], [1.0, 4000, 400]]), loss="soft_l1", f_scale=0.1)
+        fraction, half_seq, half_dim = np.exp(result.x)
+        error = float(np.abs(cost(result.x)).mean())
+        fitted[gpu, name] = (fraction, half_seq, half_dim, error, len(points))
+        report.append(f"| {gpu} | {name} | {len(points)} | {fraction:.3f} | {half_seq:.0f} | {half_dim:.0f} | {error:.3f} |")
+    tables: dict[str, dict[str, dict[str, object]]] = {}
+    for gpu, like in ATTENTION_LIKE.items():
+        own = gpu.split("-")[0].upper() == like
+        kind = "measured" if own else "assumed"
+        note = "" if own else f"measured on {like}, assumed the same fraction of this GPU's peak"
+        half_dim = float(np.mean([fitted[like, name][2] for name in ("fwd", "bwd")]))
+        table: dict[str, object] = {"half_dim": leaf(half_dim, "1", kind, CUDNN)}
+        for name, short in (("forward", "fwd"), ("backward", "bwd")):
+            fraction, half_seq, _, error, count = fitted[like, short]
+            extra: dict[str, object] = {"residual": float(f"{error:.2g}"), "num_points": count, **({"note": note} if note else {})}
+            table[name] = {"fraction": leaf(fraction, "1", kind, CUDNN, **extra), "half_seq": leaf(half_seq, "1", kind, CUDNN)}
+        tables[gpu] = {"bf16": table}
+    for gpu, (forward, forward_half, backward, backward_half) in ATTENTION_ASSUMED.items():
+        tables[gpu] = {"bf16": assumed_attention(forward, forward_half, backward, backward_half)}
+    return tables
+
+
+def assumed_attention(forward: float, forward_half: float, backward: float, backward_half: float) -> dict[str, object]:
+    """Attention constants of a GPU without a table."""
+    note = "no table of this GPU"
+    return {
+        "half_dim": leaf(60, "1", "assumed", START, note=note),
+        "forward": {"fraction": leaf(forward, "1", "assumed", START, note=note), "half_seq": leaf(forward_half, "1", "assumed", START)},
+        "backward": {"fraction": leaf(backward, "1", "assumed", START, note=note), "half_seq": leaf(backward_half, "1", "assumed", START)},
+    }
+
+
+def collective_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
+    """[collective.OPERATION] of every GPU with an NCCL table: `domain_time` fitted over ranks and sizes."""
+    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    with (folder / "kernels" / "nccl_intra_aiconfigurator.csv").open() as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            rows[row["system"], row["op"]].append((float(row["gpus"]), float(row["size_bytes"]), float(row["time_us"])))
+    names = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "alltoall": "all_to_all"}
+    tables: dict[str, dict[str, dict[str, object]]] = {}
+    report += ["", "## Collectives in one domain (NCCL, 2 to 8 GPUs, 512 B to 512 MiB)", "", "| GPU | operation | points | bandwidth [GB/s] | half ranks | latency [us] + per rank | mean abs log error |", "|---|---|---|---|---|---|---|"]
+    for gpu, (system, *_rest) in SYSTEMS.items():
+        for table_name, operation in names.items():
+            points = rows.get((system or "", table_name))
+            if not points:
+                continue
+            ranks, size, us = np.array(points).T
+            wire = size * (ranks - 1) / ranks * (2 if operation == "all_reduce" else 1)
+
+            def model(p: np.ndarray, operation: str = operation, wire: np.ndarray = wire, ranks: np.ndarray = ranks) -> np.ndarray:
+                x = SimpleNamespace(intra_scale=1.0, **{f"{operation}_{name}": value for name, value in zip(network.CONSTANTS, np.exp(p), strict=True)})
+                return network.domain_time(x, operation, wire, ranks)
+
+            def cost(p: np.ndarray, us: np.ndarray = us, model=model) -> np.ndarray:
+                return np.log(model(p) / (us * 1e-6))
+
+            starts = [[15e-6, 4e-6, 400e9, 0.8, 7e-6, 1.5e-6, 150e9], [60e-6, 1e-6, 250e9, 0.5, 12e-6, 1e-6, 80e9], [20e-6, 10e-6, 30e9, 0.2, 5e-6, 2e-6, 10e9]]
+            bounds = np.log([[1e-6, 1e-8, 1e9, 0.01, 1e-6, 1e-8, 1e8], [200e-6, 30e-6, 2e12, 8, 60e-6, 10e-6, 1e12]])
+            tries = [least_squares(cost, np.log(start), bounds=bounds, loss="soft_l1", f_scale=0.1) for start in starts]
+            result = min(tries, key=lambda one: one.cost)
+            values = dict(zip(network.CONSTANTS, np.exp(result.x), strict=True))
+            error = float(np.abs(cost(result.x)).mean())
+            units = {"bandwidth": ("GB/s", 1e-9), "low_latency_bandwidth": ("GB/s", 1e-9), "half_ranks": ("1", 1.0)}
+            tables.setdefault(gpu, {})[operation] = {}
+            for name, value in values.items():
+                unit, scale = units.get(name, ("us", 1e6))
+                extra = {"residual": float(f"{error:.2g}"), "num_points": len(points)} if name == "bandwidth" else {}
+                tables[gpu][operation][name] = leaf(value * scale, unit, "measured", f"{AIC}, nccl-tests on one node", **extra)
+            report.append(
+                f"| {gpu} | {operation} | {len(points)} | {values['bandwidth'] / 1e9:.0f} | {values['half_ranks']:.2f} "
+                f"| {values['latency'] * 1e6:.1f} + {values['latency_per_rank'] * 1e6:.1f} | {error:.3f} |"
+            )
+    return tables
+
+
+def memory_table(stream: float, fused: float) -> dict[str, object]:
+    """[memory]: fractions of the data sheet bandwidth by kind of kernel."""
+    note = "forward 3.7 to 3.85 of 4.8 TB/s on H200, backward 3.4 to 3.8; generic element-wise 0.67 (SimuMax, B200)"
+    return {
+        "stream": leaf(stream, "1", "assumed", START),
+        "norm": leaf(fused, "1", "assumed", START, note=note),
+        "norm_backward": leaf(0.9 * fused, "1", "assumed", START, note=note),
+        "elementwise": leaf(0.93 * fused, "1", "assumed", START, note=note),
+    }
+
+
+def host_table(blackwell: bool) -> dict[str, object]:
+    """[host]: launch gaps on the device. Hopper figures stand in where nothing was measured."""
+    source = "te42kyfo/gpu-benches@1c36d50"
+    kind = "assumed" if blackwell else "measured"
+    return {"kernel_launch": leaf(1.2, "us", kind, source, note="gap between dependent kernels; 2.5 us stream launch, partly hidden"), "graph_launch": leaf(0.6, "us", kind, source)}
+
+
+MEMORY = {"a100-sxm-80": (0.82, 0.75), "h100-sxm": (0.86, 0.78), "h200-sxm": (0.86, 0.78), "l40s": (0.85, 0.75)}
+
+
+def main(folder: Path) -> None:
+    """Fit everything and write the files."""
+    report = ["# Fits of the kernel tables", "", "Printed by `tools/fit_tables.py`. Error: log(model / measured). Fractions are of the dense peak.", ""]
+    gemms = gemm_tables(folder, report)
+    attention = attention_tables(folder, report)
+    collectives = collective_tables(folder, report)
+    out = ROOT / "hardware_db" / "calibrated"
+    out.mkdir(parents=True, exist_ok=True)
+    header = "# Written by tools/fit_tables.py; do not edit. What kernels and collectives reach alone.\n"
+    for gpu in SYSTEMS:
+        record = {"gpu": gpu, "gemm": gemms[gpu], "attention": attention[gpu], "memory": memory_table(*MEMORY.get(gpu, (0.90, 0.75))), "host": host_table("b" in gpu[:2])}
+        if gpu in collectives:
+            record["collective"] = collectives[gpu]
+        (out / f"{gpu}.toml").write_text(header + tomli_w.dumps(record))
+    for gpu, (bf16, fp8, forward, backward, stream, fused) in STARTING.items():
+        table = {}
+        for dtype, fraction in (("bf16", bf16), ("fp8", fp8), ("fp8-block", fp8), ("mxfp8", fp8), ("nvfp4", fp8 * 0.8)):
+            table[dtype] = {
+                "fraction": leaf(fraction, "1", "assumed", START, note="no table of this GPU"),
+                "bandwidth_fraction": leaf(0.7, "1", "assumed", START),
+                "launch": leaf(3, "us", "assumed", START),
+                "wave_weight": leaf(0.05, "1", "assumed", START),
+            }
+        record = {"gpu": gpu, "gemm": table, "attention": {"bf16": assumed_attention(forward, 500, backward, 500)}, "memory": memory_table(stream, fused), "host": host_table(False)}
+        (out / f"{gpu}.toml").write_text(header + tomli_w.dumps(record))
+    (ROOT / "docs").mkdir(exist_ok=True)
+    (ROOT / "docs" / "kernel-fits.md").write_text("\n".join(report) + "\n")
+    print("\n".join(report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
