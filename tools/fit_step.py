@@ -77,7 +77,7 @@ def stack_cases(cases: list) -> Stack:
             columns[name].append(entry.value)
         for name, array in inputs.items():
             columns[name].append(float(array[0]))
-        for symbol, key in parameter_keys(case.cluster.gpu.generation, recipe["gemm"], case.stack).items():
+        for symbol, key in parameter_keys(case.cluster, recipe["gemm"], case.stack).items():
             keys[symbol].append(key)
     groups = collections.Counter((case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases)
     weights = [groups[case.model.name, case.cluster.name, case.stack, case.plan.precision] ** -0.25 for case in cases]

@@ -1,0 +1,185 @@
+"""Hardware numbers for the symbols: data sheets, fitted kernel tables and step constants.
+
+Order of belief: what a user's own profile measured, the fitted tables of this GPU or of the sibling its
+file names, and only then an assumption, which the answer then states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import hardware_db
+from costmodel.bound import Bound
+from costmodel.step_constants import NOT_FITTED, PRIORS, fitted, parameter_keys
+from costmodel.timing.network import CONSTANTS, OPERATIONS
+from hardware_db import Cluster, Quantity
+
+# Software release assumed when none is named.
+DEFAULT_STACK = "nemo-26.06"
+# Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
+NETWORK_EFFICIENCY = 0.92
+NETWORK_LATENCY = 45e-6
+# Half-width of the 90 % interval where no step of the generation was ever published.
+UNKNOWN_SPREAD = 0.35
+# Share of a link that point-to-point copies reach (NVLink P2P 0.83 of the rate).
+SEND_RECV_EFFICIENCY = 0.83
+
+
+def hardware_inputs(
+    cluster: Cluster, recipe: Mapping[str, Any], precision: str, stack: str | None
+) -> dict[str, Bound]:
+    """Inputs of the groups "hardware" and "step" for one cluster, precision and software stack.
+
+    Raises ValueError when the GPU has no such number format.
+    """
+    tables = hardware_db.load_calibration(cluster.gpu)
+    gemm = str(recipe["gemm"])
+    base = "fp32" if recipe["base"] == 4 else ("fp16" if precision == "fp16" else "bf16")
+    table_of_base = "fp32" if base == "fp32" else "bf16"
+    peak_of_linear = {"fp8-block": "fp8", "mxfp8": "fp8", "bf16": base}.get(gemm, gemm)
+    bound = {
+        "linear_peak": _peak(cluster, peak_of_linear, precision),
+        "gpu_peak": _peak(cluster, base, precision),
+        "gpu_sms": _quantity(cluster, "sm_count"),
+        "gpu_memory": _quantity(cluster, "hbm_capacity_usable"),
+        "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
+        "domain": Bound(float(cluster.domain_size), f"cluster {cluster.name}: GPUs of one scale-up domain"),
+    }
+    bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
+    bound |= _attention(tables, cluster, table_of_base)
+    for symbol, name in (
+        ("elementwise_fraction", "elementwise"),
+        ("norm_fraction", "norm"),
+        ("norm_backward_fraction", "norm_backward"),
+        ("stream_fraction", "stream"),
+    ):
+        bound[symbol] = _leaf(tables, cluster, "memory", name)
+    bound["kernel_launch"] = _leaf(tables, cluster, "host", "kernel_launch")
+    bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
+    bound["attention_launch"] = bound["gemm_launch"]
+    bound |= _collectives(tables, cluster)
+    bound |= _step(tables, cluster, gemm, stack or cluster_stack(cluster))
+    return bound
+
+
+def cluster_stack(cluster: Cluster) -> str:
+    """Software release assumed for a cluster when none is named."""
+    return "local" if cluster.gpu.generation == "cpu" else DEFAULT_STACK
+
+
+def _bound(quantity: Quantity, where: str) -> Bound:
+    assumed = f"{where} is assumed: {quantity.note}" if quantity.kind == "assumed" and quantity.note else ""
+    return Bound(quantity.si, f"{where}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}", assumed)
+
+
+def _quantity(cluster: Cluster, key: str) -> Bound:
+    gpu = cluster.gpu
+    gpu.get(key)  # one clear line when the file lacks it
+    quantity = gpu.quantities[key]
+    return Bound(quantity.si, f"gpu {gpu.name}, {key}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}")
+
+
+def _peak(cluster: Cluster, dtype: str, precision: str) -> Bound:
+    gpu = cluster.gpu
+    if not gpu.peak(dtype):
+        usable = [name for name in ("bf16", "fp8-cs", "mxfp8", "nvfp4") if gpu.peak({"fp8-cs": "fp8", "mxfp8": "fp8"}.get(name, name))]
+        raise ValueError(f"--precision {precision} needs {dtype} arithmetic, which {gpu.title} lacks. Try --precision {usable[0] if usable else 'fp32'}.")
+    return _quantity(cluster, f"peak_{dtype}")
+
+
+def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
+    table: Any = tables
+    for step in path:
+        table = table.get(step, {}) if isinstance(table, Mapping) else {}
+    if not isinstance(table, Quantity):
+        raise ValueError(
+            f"gpu {cluster.gpu.name}: no constant [{'.'.join(path)}] in its calibration. "
+            "Name a sibling with `calibrated_like`, or measure one with `advisor run --recalibrate`."
+        )
+    return _bound(table, f"{cluster.gpu.name}, {'.'.join(path)}")
+
+
+def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) -> dict[str, Bound]:
+    names = {"fraction": "fraction", "wave": "wave_weight", "launch": "launch"}
+    bound = {f"{prefix}_{short}": _leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()}
+    if prefix == "gemm":
+        bound["gemm_bandwidth_fraction"] = _leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")
+    return bound
+
+
+def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str) -> dict[str, Bound]:
+    bound = {"attention_half_dim": _leaf(tables, cluster, "attention", dtype, "half_dim")}
+    for name in ("forward", "backward"):
+        bound[f"attention_{name}_fraction"] = _leaf(tables, cluster, "attention", dtype, name, "fraction")
+        bound[f"attention_{name}_half"] = _leaf(tables, cluster, "attention", dtype, name, "half_seq")
+    return bound
+
+
+def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound]:
+    """Constants of the collectives: fitted curves, else the intra-domain link's data sheet."""
+    measured = tables.get("collective", {})
+    link, network = cluster.intra, cluster.inter
+    bound: dict[str, Bound] = {}
+    for operation in OPERATIONS:
+        table = measured.get(operation, {})
+        for name in CONSTANTS:
+            if name in table:
+                bound[f"{operation}_{name}"] = _bound(table[name], f"{cluster.gpu.name}, collective.{operation}.{name}")
+        if not table:
+            bound |= _link_constants(operation, link.bandwidth, link.latency, f"link {link.name}")
+    own = measured.get("send_recv", {})
+    bound["send_recv_latency"] = (
+        _bound(own["latency"], f"{cluster.gpu.name}, collective.send_recv") if own else Bound(max(link.latency, 8e-6), f"link {link.name}: latency")
+    )
+    bound["send_recv_bandwidth"] = (
+        _bound(own["bandwidth"], f"{cluster.gpu.name}, collective.send_recv")
+        if own
+        else Bound(link.bandwidth * SEND_RECV_EFFICIENCY, f"link {link.name}: {SEND_RECV_EFFICIENCY} of its rate")
+    )
+    bound["network_bandwidth"] = Bound(
+        network.bandwidth * NETWORK_EFFICIENCY, f"link {network.name}: {NETWORK_EFFICIENCY} of {network.bandwidth / 1e9:g} GB/s a GPU"
+    )
+    bound["network_latency"] = Bound(max(network.latency, NETWORK_LATENCY), f"link {network.name}: latency for each doubling of the domains")
+    return bound
+
+
+def _link_constants(operation: str, bandwidth: float, latency: float, where: str) -> dict[str, Bound]:
+    """A link without measured curves: 0.8 of its rate for many ranks, one protocol."""
+    values = {
+        "latency": max(latency, 10e-6),
+        "latency_per_rank": 3e-6,
+        "bandwidth": 0.8 * bandwidth,
+        "half_ranks": 0.5,
+        "low_latency": max(latency, 10e-6),
+        "low_latency_per_rank": 3e-6,
+        "low_latency_bandwidth": 0.8 * bandwidth,
+    }
+    note = f"collectives over {where} are assumed to reach 0.8 of its rate: no measured curve"
+    return {f"{operation}_{name}": Bound(value, f"{where}: data sheet", note) for name, value in values.items()}
+
+
+def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str) -> dict[str, Bound]:
+    """Step constants: the user's own profile, the fit, else the prior (and then the answer says so)."""
+    own, fits = tables.get("step", {}), fitted()
+    bound: dict[str, Bound] = {}
+    guessed: list[str] = []
+    for symbol, key in parameter_keys(cluster, gemm, stack).items():
+        name, _, where = key.partition("/")
+        prior = PRIORS[name]
+        if name in own:
+            bound[symbol] = _bound(own[name], f"{cluster.gpu.name}, step.{name}")
+        elif where in fits.get(name, {}):
+            record = fits[name][where]
+            bound[symbol] = Bound(record["value"], f"hardware_db/calibrated/step.toml, {name}.{where}: {record['source']}")
+        else:
+            bound[symbol] = Bound(prior.value, f"costmodel/step_constants.py, prior of {name}: {prior.meaning}")
+            if name not in NOT_FITTED:
+                guessed.append(f"{name} ({where})")
+    spread = fits.get("interval", {}).get(cluster.gpu.generation, {"value": UNKNOWN_SPREAD, "source": "no published step of this generation"})
+    bound["interval_spread"] = Bound(spread["value"], f"hardware_db/calibrated/step.toml, interval: {spread['source']}")
+    if guessed:
+        first = next(iter(bound))
+        note = "no published step determines " + ", ".join(dict.fromkeys(guessed)) + ": prior values used"
+        bound[first] = Bound(bound[first].value, bound[first].source, note)
+    return bound

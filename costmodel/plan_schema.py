@@ -1,0 +1,135 @@
+"""The shape of a plan file, checked with pydantic: types, bounds, and no key that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from costmodel.knobs import KNOBS, knob_error
+from costmodel.workload import TASKS
+
+_CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelPart(BaseModel):
+    """[model]: a name of the catalogue or a path."""
+
+    model_config = _CLOSED
+    name: str = Field(min_length=1, max_length=4096)
+
+
+class WorkloadPart(BaseModel):
+    """[workload]: one optimizer step; seq_len in tokens, global_batch in sequences."""
+
+    model_config = _CLOSED
+    seq_len: StrictInt
+    global_batch: StrictInt
+    task: str = Field(default="pretrain", json_schema_extra={"choices": list(TASKS)})
+
+
+class ClusterPart(BaseModel):
+    """[cluster]: name or path, GPUs in all (0: as many as the plan needs), software stack."""
+
+    model_config = _CLOSED
+    name: str = Field(min_length=1, max_length=4096)
+    gpus: StrictInt = Field(default=0, ge=0, le=2**24)
+    stack: str = ""
+
+
+def _knob_type(kind: str) -> Any:
+    return {"int": StrictInt, "bool": StrictBool, "choice": str, "list": list[str]}[kind]
+
+
+def _knobs_part() -> type[BaseModel]:
+    """[knobs]: one field per knob of the catalogue, so that a new knob needs no line here."""
+    fields: dict[str, tuple[Any, FieldInfo]] = {
+        name: (_knob_type(knob.kind), Field(default=knob.default)) for name, knob in KNOBS.items()
+    }
+    part: type[BaseModel] = create_model("KnobsPart", __config__=_CLOSED, **fields)  # type: ignore[call-overload]
+    return part
+
+
+KnobsPart = _knobs_part()
+
+
+class PlanSchema(BaseModel):
+    """A whole plan file."""
+
+    model_config = _CLOSED
+    schema_version: Literal[1] = Field(alias="schema")
+    model: ModelPart
+    workload: WorkloadPart
+    cluster: ClusterPart
+    knobs: KnobsPart = Field(default_factory=KnobsPart)  # type: ignore[valid-type]
+    # Provenance is read back as it stands: newer versions may write more of it.
+    prediction: dict[str, Any] = Field(default_factory=dict)
+
+
+_PARTS: dict[str, type[BaseModel]] = {
+    "model": ModelPart,
+    "workload": WorkloadPart,
+    "cluster": ClusterPart,
+    "knobs": KnobsPart,
+}
+
+
+def check_record(record: dict[str, Any], where: str, schema: int) -> dict[str, Any]:
+    """The checked record with every default filled in. ValueError in one line for the first problem."""
+    given = record.get("schema")
+    if given != schema:
+        said = "no schema line" if given is None else f"schema = {given!r}"
+        raise ValueError(
+            f"{where}: {said}, but this advisor reads schema = {schema}. Write it again with --save."
+        )
+    try:
+        return PlanSchema.model_validate(record).model_dump()
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_one_line(error)}") from None
+
+
+def _one_line(error: ValidationError) -> str:
+    problems = error.errors(include_url=False, include_context=False)
+    problem = min(problems, key=lambda each: each["type"] != "extra_forbidden")
+    path = [str(part) for part in problem["loc"]]
+    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        return f"{key} is not a key of a plan file.{_suggest(path)}{more}"
+    if problem["type"] == "missing":
+        return f"{key} is missing. {_example(path)}{more}"
+    if path[0] == "knobs" and path[1] in KNOBS:
+        return f"{key}: {knob_error(path[1], problem['input']) or _reason(problem)}{more}"
+    return f"{key} = {_short(problem['input'])}: {_reason(problem)}.{more}"
+
+
+def _suggest(path: list[str]) -> str:
+    part = _PARTS.get(path[0]) if len(path) > 1 else None
+    known = [field.alias or name for name, field in (part or PlanSchema).model_fields.items()]
+    near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+    if near:
+        return f" Did you mean {near[0]}?"
+    homes = [home for home, other in _PARTS.items() if path[-1] in other.model_fields]
+    if homes:
+        return f" It belongs to [{homes[0]}]."
+    return f" Keys here: {', '.join(known)}."
+
+
+def _example(path: list[str]) -> str:
+    return {
+        "model": 'Add [model] with name = "llama3-8b".',
+        "workload": "Add [workload] with seq_len = 8192 and global_batch = 128.",
+        "cluster": 'Add [cluster] with name = "dgx-h100" and gpus = 8.',
+    }.get(path[0], "Add it.")
+
+
+def _reason(problem: Any) -> str:
+    text = str(problem["msg"])
+    return text[0].lower() + text[1:]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

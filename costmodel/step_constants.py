@@ -1,0 +1,90 @@
+"""The step constants: physical factors of a training step over the kernel tables, and what keys them.
+
+A kernel table says what a kernel reaches alone. Inside a step it shares power, memory and links with
+others and is fed by a framework. Each constant is keyed by GPU generation, number format or framework
+family, never by model or row. Values come from `hardware_db/calibrated/step.toml` (fitted by
+`tools/fit_step.py`); where no row determined one, the prior below holds and the answer says so.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import hardware_db
+
+STEP_FILE = Path(hardware_db.__file__).with_name("calibrated") / "step.toml"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What physics says before any step is measured: value, relative width, bounds, unit, meaning."""
+
+    value: float
+    width: float
+    low: float
+    high: float
+    unit: str
+    meaning: str
+
+
+PRIORS: dict[str, Prior] = {
+    "gemm_rate": Prior(0.95, 0.10, 0.6, 1.2, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"),
+    "attention_rate": Prior(0.95, 0.15, 0.5, 1.4, "1", "attention rate in a step over the kernel table"),
+    "elementwise_rate": Prior(0.9, 0.15, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
+    "kernel_fusion": Prior(1.0, 0.10, 0.2, 1.2, "1", "element-wise bandwidth of a framework's kernels over fused ones"),
+    "intra_rate": Prior(0.9, 0.15, 0.5, 1.1, "1", "collectives inside a domain, in a step over the table"),
+    "inter_rate": Prior(0.8, 0.3, 0.2, 1.1, "1", "collectives between domains, in a step over the table"),
+    "overlap_slowdown": Prior(0.15, 0.5, 0.02, 0.5, "1", "compute lost for each second of communication under it"),
+    "unfused_gemm_fraction": Prior(0.6, 0.3, 0.2, 1.0, "1", "batched GEMMs of unfused attention over plain GEMMs"),
+    "straggler": Prior(0.003, 0.5, 0.0002, 0.02, "1", "step time lost for each doubling of the GPUs"),
+    "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
+    "host_kernel": Prior(6e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
+    "fragmentation": Prior(0.05, 0.5, 0.0, 0.3, "1", "activation memory lost to the allocator"),
+    "context_bytes": Prior(3.5 * GIB, 0.3, 0.5 * GIB, 10 * GIB, "byte", "CUDA context, libraries, NCCL buffers"),
+}
+
+
+def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[str, str]:
+    """Input symbol -> the constant that gives it a number, as `name/key`.
+
+    The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
+    where formats differ, or the framework family: the software release's part before the first dash.
+    """
+    family = stack.split("-")[0]
+    generation = cluster.gpu.generation
+    return {
+        "linear_scale": f"gemm_rate/{generation}-{gemm}",
+        "gemm_scale": f"gemm_rate/{generation}-{'fp32' if gemm == 'fp32' else 'bf16'}",
+        "attention_scale": f"attention_rate/{generation}",
+        "elementwise_scale": f"elementwise_rate/{generation}",
+        "kernel_fusion": f"kernel_fusion/{family}",
+        "intra_scale": f"intra_rate/{generation}",
+        "inter_scale": f"inter_rate/{generation}",
+        "overlap_slowdown": f"overlap_slowdown/{generation}",
+        "unfused_gemm_fraction": f"unfused_gemm_fraction/{generation}",
+        "straggler": f"straggler/{generation}",
+        "step_overhead": f"step_overhead/{family}",
+        "host_kernel": f"host_kernel/{family}",
+        "fragmentation": f"fragmentation/{family}",
+        "context_bytes": f"context_bytes/{generation}",
+    }
+
+
+# Constants that time measurements cannot determine; they keep their priors in the fit.
+NOT_FITTED = ("fragmentation", "context_bytes")
+
+
+@lru_cache(maxsize=1)
+def fitted() -> dict[str, Any]:
+    """The fitted constants by name and key; empty before the first fit."""
+    try:
+        with STEP_FILE.open("rb") as file:
+            record: dict[str, Any] = tomllib.load(file)
+            return record
+    except FileNotFoundError:
+        return {}
