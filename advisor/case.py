@@ -1,0 +1,146 @@
+"""One plan in its setting, from a plan file, from options, or from both (options win)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from advisor.options import given_knobs, plan_from_options
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from hardware_db import Cluster
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What `predict` and `check` look at. gpus: GPUs there are [1]; notes: what was taken for granted."""
+
+    model: ModelSpec
+    workload: Workload
+    cluster: Cluster
+    gpus: int
+    plan: Plan
+    stack: str | None
+    notes: tuple[str, ...]
+    plan_file: PlanFile
+
+
+def setting_options(function: Function) -> Function:
+    """Decorator: model, machine and workload as options, None when not given."""
+    for option in reversed(
+        [
+            click.option("--model", help="Model: a name, an alias such as 70b, a TOML or a config.json."),
+            click.option("--gpus", type=int, metavar="N", help="GPUs in all."),
+            click.option("--gpu", metavar="NAME", help="GPU type, such as h100, b200, or a TOML of yours."),
+            click.option("--cluster", metavar="NAME", help="A cluster instead of --gpu, such as dgx-h100."),
+            click.option("--seq-len", type=int, metavar="TOKENS", help="Tokens of one sequence."),
+            click.option("--global-batch", type=int, metavar="N", help="Sequences in one optimizer step."),
+            click.option("--task", metavar="NAME", help="pretrain, sft or lora [default pretrain]."),
+            click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def read_case(path: str | None, options: dict[str, Any]) -> Case:
+    """The case that a plan file and options mean together.
+
+    Without a file and without --model it is the plan that `explain` gave last.
+    Raises ValueError in one line when something is missing, unknown or contradictory.
+    """
+    notes: list[str] = []
+    if path is None and options.get("model") is None and last_plan_path().exists():
+        path = str(last_plan_path())
+        notes.append("No plan named: the one that `advisor explain` gave last.")
+    record = load_plan_file(path) if path is not None else None
+    return _from_file(record, options, notes) if record is not None else _from_options(options, notes)
+
+
+def _from_file(record: PlanFile, options: dict[str, Any], notes: list[str]) -> Case:
+    record = replace(
+        record,
+        model=options.get("model") or record.model,
+        cluster=options.get("cluster") or ("" if options.get("gpu") else record.cluster),
+        workload=replace(
+            record.workload,
+            **{
+                name: options[name]
+                for name in ("seq_len", "global_batch", "task")
+                if options.get(name) is not None
+            },
+        ),
+        stack=options.get("stack") or record.stack,
+        plan=plan_from_options(given_knobs(options), options.get("gpus"), record.plan),
+        gpus=options.get("gpus") or record.gpus,
+    )
+    return _case(record, options.get("gpu"), notes)
+
+
+def _from_options(options: dict[str, Any], notes: list[str]) -> Case:
+    if options.get("model") is None:
+        raise ValueError(
+            "no plan: give a plan file, or --model with --gpu and --gpus. "
+            "Try `advisor predict --model llama3-8b --gpus 8 --gpu h100 --tp 2`."
+        )
+    if options.get("gpu") is None and options.get("cluster") is None:
+        raise ValueError(
+            "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
+        )
+    from advisor.request import DEFAULT_SEQ_LEN, default_global_batch
+    from costmodel.model_registry import load_model
+
+    model = load_model(options["model"])
+    knobs = given_knobs(options)
+    plan = plan_from_options(knobs, options.get("gpus"))
+    task = options.get("task") or "pretrain"
+    seq_len = options.get("seq_len")
+    if seq_len is None:
+        seq_len = model.learned_positions or model.seq_len or DEFAULT_SEQ_LEN
+        notes.append(f"--seq-len {seq_len}: the usual length of {model.name}, as none was given.")
+    batch = options.get("global_batch")
+    if batch is None:
+        Workload(seq_len, 1, task)  # says what is wrong with them before they are used
+        batch = default_global_batch(plan.world, seq_len, task)
+        step = plan.micro_batch * plan.dp
+        batch = max(1, round(batch / step)) * step
+        notes.append(f"--global-batch {batch}: a usual batch for this size, as none was given.")
+    record = PlanFile(
+        model=options["model"],
+        workload=Workload(seq_len, batch, task),
+        cluster=options.get("cluster") or "",
+        gpus=options.get("gpus") or plan.world,
+        plan=plan,
+        stack=options.get("stack") or "",
+    )
+    return _case(record, options.get("gpu"), notes)
+
+
+def _case(record: PlanFile, gpu: str | None, notes: list[str]) -> Case:
+    import hardware_db
+    from costmodel.model_registry import load_model
+
+    cluster, note = hardware_db.resolve(gpu, record.cluster or None)
+    if note:
+        notes.append(note)
+    if not record.cluster:
+        record = replace(record, cluster=gpu if gpu and gpu.endswith(".toml") else cluster.name)
+    return Case(
+        model=load_model(record.model),
+        workload=record.workload,
+        cluster=cluster,
+        gpus=record.gpus,
+        plan=record.plan,
+        stack=record.stack or None,
+        notes=tuple(notes),
+        plan_file=record,
+    )

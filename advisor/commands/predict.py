@@ -1,0 +1,63 @@
+"""advisor predict: one plan's time and memory, term by term."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from advisor.case import read_case, setting_options
+from advisor.options import knob_options
+
+
+@click.command(name="predict")
+@click.argument("plan", required=False)
+@setting_options
+@knob_options
+@click.option("--formulas", is_flag=True, help="Every formula, with the numbers of this plan put in.")
+@click.option("--term", metavar="NAME", help="One term only: its formula with numbers, and its sources.")
+@click.option("--save", metavar="FILE", help="Write the plan as a plan file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.pass_context
+def command(context: click.Context, plan: str | None, **options: Any) -> None:
+    """Step time, throughput and memory of one plan, term by term.
+
+    PLAN is a plan file (`advisor explain --save`). Without one, name the model and the machine, and any knob
+    that is not at its default. With both, options win over the file.
+
+    \b
+    advisor predict plan.toml
+    advisor predict --model 70b --gpus 64 --gpu b200 --tp 4 --pp 4 --vpp 5 --sequence-parallel
+    """
+    from advisor.predict_text import prediction_lines
+    from advisor.rules import violations
+    from costmodel.plan_file import provenance, save_plan_file
+    from costmodel.predict import predict
+
+    case = read_case(plan, options)
+    prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus)
+    if options["save"]:
+        from dataclasses import replace
+
+        save_plan_file(options["save"], replace(case.plan_file, prediction=provenance(prediction)))
+    if options["term"]:
+        from advisor.predict_text import term_lines
+
+        click.echo("\n".join(term_lines(prediction, options["term"])))
+    elif options["as_json"]:
+        record = prediction.to_dict()
+        record["assumptions"] = [*case.notes, *record["assumptions"]]
+        record["violations"] = [violation.to_dict() for violation in found]
+        if options["formulas"]:
+            from advisor.predict_text import formula_records
+
+            record["formulas"] = formula_records(prediction)
+        click.echo(json.dumps(record, indent=2))
+    else:
+        click.echo("\n".join(prediction_lines(prediction, found, list(case.notes), options["formulas"])))
+        if options["save"]:
+            click.echo(f"\nSaved as {options['save']}.")
+    holds = prediction.fits and all(violation.severity != "ERROR" for violation in found)
+    context.exit(0 if holds else 1)

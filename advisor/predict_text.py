@@ -1,0 +1,95 @@
+"""A prediction as text: answer first, then the trees, what binds, the rules, the formulas."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from advisor.render import bold, heading, wrap
+from advisor.sections import (
+    assumption_section,
+    binding_section,
+    memory_section,
+    numbers,
+    setting,
+    time_section,
+    violation_section,
+)
+
+if TYPE_CHECKING:
+    from advisor.rules import Violation
+    from costmodel.predict import Prediction
+
+
+def prediction_lines(
+    prediction: Prediction, found: list[Violation], notes: list[str], formulas: bool = False
+) -> list[str]:
+    """Everything about one plan."""
+    errors = [violation for violation in found if violation.severity == "ERROR"]
+    others = [violation for violation in found if violation.severity != "ERROR"]
+    lines = [bold(prediction.plan.describe()), wrap(setting(prediction))]
+    if errors:
+        lines += violation_section(errors, "This plan cannot run")
+        lines.append(heading("If it ran"))
+    else:
+        lines.append("")
+    lines += numbers(prediction)
+    lines += time_section(prediction)
+    lines += memory_section(prediction)
+    lines += binding_section(prediction)
+    lines += violation_section(others, "Worth knowing")
+    lines += assumption_section([*notes, *prediction.assumptions])
+    if formulas:
+        lines += formula_section(prediction)
+    return lines
+
+
+def formula_section(prediction: Prediction) -> list[str]:
+    """Every entry of the ledger with this plan's numbers put in, in order of definition."""
+    from costmodel.predict import all_formulas, explain_entry
+
+    lines = [heading("Formulas, in order of definition; times in s, sizes in byte")]
+    for entry in all_formulas():
+        lines += ["", *explain_entry(prediction, entry["name"])]
+    return lines
+
+
+def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
+    """The same as plain values: name, unit, expression, value, formula."""
+    from costmodel.predict import all_formulas
+
+    return [
+        {
+            "name": entry["name"],
+            "title": entry["title"],
+            "unit": entry["unit"],
+            "expression": entry["expression"],
+            "value": prediction.values[entry["name"]],
+            "formula": entry["formula"],
+        }
+        for entry in all_formulas()
+    ]
+
+
+def term_lines(prediction: Prediction, name: str) -> list[str]:
+    """One entry, by name or title. ValueError with the nearest names when there is none."""
+    from costmodel.predict import all_formulas, explain_entry
+
+    entries = all_formulas()
+    wanted = name.strip().lower()
+    exact = [entry for entry in entries if entry["name"].lower() == wanted]
+    matches = exact or [entry for entry in entries if entry["title"].lower() == wanted]
+    if not matches:
+        words = {entry["title"].lower(): entry["name"] for entry in entries}
+        words |= {entry["name"].lower(): entry["name"] for entry in entries}
+        close = difflib.get_close_matches(wanted, words, n=3, cutoff=0.4)
+        hint = (
+            f"Did you mean {', '.join(dict.fromkeys(words[each] for each in close))}?"
+            if close
+            else "`advisor predict --formulas` shows them all."
+        )
+        raise ValueError(f"--term {name!r} is not a term of the cost model. {hint}")
+    lines: list[str] = []
+    for entry in matches:
+        lines += explain_entry(prediction, entry["name"])
+    return lines

@@ -1,0 +1,199 @@
+"""Text for people: numbers with units, tables and trees that fit 100 columns, plain when piped."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from costmodel.predict import TermValue
+
+# Parts smaller than this share of the whole are gathered in "other".
+SMALL = 0.005
+_NARROWEST, _WIDEST = 60, 100
+
+
+def width() -> int:
+    """Columns to fill: the terminal's, between 60 and 100; 100 when piped. [1]"""
+    if not sys.stdout.isatty():
+        return _WIDEST
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))
+
+
+def colours() -> bool:
+    """Whether to style text: on a terminal, unless NO_COLOR is set or the terminal is dumb."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def bold(text: str) -> str:
+    """A heading."""
+    return f"\x1b[1m{text}\x1b[0m" if colours() else text
+
+
+def dim(text: str) -> str:
+    """Small print."""
+    return f"\x1b[2m{text}\x1b[0m" if colours() else text
+
+
+def seconds(value: float) -> str:
+    """A time with four figures: 5.123 s, 12.35 ms, 45.2 us, 1 h 05 min from an hour on."""
+    size = abs(value)
+    if size >= 3600:
+        hours, rest = divmod(round(value / 60), 60)
+        return f"{hours:,} h {rest:02d} min"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if size >= scale * 0.9995 or unit == "us":
+            return f"{_figures(value / scale)} {unit}"
+    raise AssertionError("unreachable")
+
+
+def gib(value: float) -> str:
+    """Bytes as GiB (2**30): 123.4 GiB."""
+    amount = value / 2**30
+    return f"{amount:.1f} GiB" if abs(amount) >= 0.05 or not amount else f"{value / 2**20:.1f} MiB"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as percent."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def count(value: float) -> str:
+    """A large count: 8.03 B, 70.6 B, 1.2 T, 512."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if abs(value) >= size:
+            return f"{_figures(value / size, 3)} {unit}"
+    return f"{value:,.0f}"
+
+
+def _figures(value: float, figures: int = 4) -> str:
+    whole = len(str(int(abs(value))))
+    return f"{value:,.{max(0, figures - whole)}f}"
+
+
+def heading(text: str) -> str:
+    """A section title with an empty line before it."""
+    return "\n" + bold(text)
+
+
+def wrap(text: str, indent: str = "", hanging: str | None = None) -> str:
+    """Text broken at spaces to the width of the page."""
+    return textwrap.fill(
+        text,
+        width(),
+        initial_indent=indent,
+        subsequent_indent=indent if hanging is None else hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
+    """Lines of a table indented by two; align has one l or r a column. The last column may wrap.
+
+    Trailing spaces are cut, so that a piped table compares equal.
+    """
+    cells = [list(map(str, row)) for row in rows]
+    align = align or "l" * len(headers)
+    wide = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
+    left = 2 + sum(size + 2 for size in wide[:-1])
+    last = max(12, width() - left)
+
+    def lines(row: Sequence[str]) -> list[str]:
+        padded = [
+            cell.rjust(size) if side == "r" else cell.ljust(size)
+            for cell, size, side in zip(row[:-1], wide[:-1], align, strict=False)
+        ]
+        end = row[-1].rjust(min(wide[-1], last)) if align[-1] == "r" else row[-1]
+        pieces = textwrap.wrap(end, last, break_on_hyphens=False) if len(end) > last else [end]
+        first = ("  " + "  ".join([*padded, pieces[0] if pieces else ""])).rstrip()
+        return [first, *((" " * left + piece).rstrip() for piece in pieces[1:])]
+
+    return [*map(dim, lines(headers)), *(line for row in cells for line in lines(row))]
+
+
+def closing_round(values: Sequence[float], total: float, digits: int) -> list[float]:
+    """The values rounded to `digits` so that they sum exactly to the rounded total.
+
+    What rounding loses goes to the values that were nearest to the next step (largest remainder).
+    `values` must sum to `total` but for floating point.
+    """
+    step = 10.0**-digits
+    exact = [value / step for value in values]
+    units = [math.floor(value) for value in exact]
+    missing = round(total / step) - sum(units)
+    while missing:
+        turn = 1 if missing > 0 else -1
+        nearest = max(range(len(units)), key=lambda i: turn * (exact[i] - units[i]))
+        units[nearest] += turn
+        missing -= turn
+    return [round(unit * step, digits) for unit in units]
+
+
+def tree(root: TermValue, scale: float, unit: str, digits: int | None = None) -> list[str]:
+    """A breakdown: value in `unit` (one unit is `scale` base units), share, title; parts sum to the whole.
+
+    Parts below half a percent of the root are gathered in "other", so that every level still closes.
+    """
+    if digits is None:
+        whole = abs(root.value / scale)
+        digits = max(0, 4 - len(str(int(whole)))) if whole < 1000 else 1
+    lines: list[tuple[str, float, float]] = []
+    _branch(root, round(root.value / scale, digits), root.value, scale, digits, "", "", lines)
+    values = [f"{shown:,.{digits}f}" for _, shown, _ in lines]
+    size = max(map(len, values))
+    room = width() - size - len(unit) - 13
+    return [
+        f"  {value.rjust(size)} {unit} {percent(share).rjust(8)}  {_cut(title, room)}"
+        for value, (title, _, share) in zip(values, lines, strict=True)
+    ]
+
+
+def _branch(
+    term: TermValue,
+    shown: float,
+    whole: float,
+    scale: float,
+    digits: int,
+    before: str,
+    below: str,
+    lines: list[tuple[str, float, float]],
+) -> None:
+    lines.append((before + term.title, shown, term.value / whole if whole else 0.0))
+    present = [part for part in term.parts if part.value]
+    small = [abs(part.value) < SMALL * abs(whole) for part in present]
+    if sum(small) == 1:  # one small part needs no line called other
+        small = [False] * len(present)
+    large = [part for part, is_small in zip(present, small, strict=True) if not is_small]
+    named = [part for part, is_small in zip(present, small, strict=True) if is_small]
+    if not large:
+        return
+    other = sum(part.value for part in named)
+    numbers = closing_round(
+        [part.value / scale for part in large] + ([other / scale] if named else []), shown, digits
+    )
+    rows = len(large) + bool(named)
+    for i, part in enumerate(large):
+        last = i == rows - 1
+        _branch(
+            part,
+            numbers[i],
+            whole,
+            scale,
+            digits,
+            below + ("`- " if last else "|- "),
+            below + ("   " if last else "|  "),
+            lines,
+        )
+    if named:
+        titles = ", ".join(part.title for part in named)
+        lines.append((f"{below}`- other: {titles}", numbers[-1], other / whole if whole else 0.0))
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 3].rstrip(" ,") + "..."

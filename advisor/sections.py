@@ -1,0 +1,179 @@
+"""The pieces of an answer about one plan, as lines: headline, knobs, trees, what binds, assumptions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from advisor.options import value_text
+from advisor.render import count, gib, heading, percent, seconds, table, tree, wrap
+from costmodel.knobs import KNOBS
+from costmodel.plan import Plan
+
+if TYPE_CHECKING:
+    from advisor.rules import Violation
+    from costmodel.predict import Prediction
+
+GIB = 2**30
+# Sizes are told in the headline; the rest of the non-default knobs in the table under it.
+_SEVERITY_WORDS = {
+    "ERROR": "cannot run",
+    "AUTOFIX": "the framework changes it",
+    "SILENT": "has no effect",
+    "PERF": "runs, but costs",
+    "ENV": "needs the environment",
+}
+
+
+def setting(prediction: Prediction) -> str:
+    """Model, batch and machine in one line."""
+    load, cluster = prediction.workload, prediction.cluster
+    task = "" if load.task == "pretrain" else f"{load.task}, "
+    machine = f"{prediction.plan.world:,} x {cluster.gpu.title} ({cluster.name})"
+    batch = f"{load.seq_len:,} tokens a sequence, {load.global_batch:,} sequences a step"
+    return f"{prediction.model.name}, {task}{batch}, {machine}"
+
+
+def fit_text(prediction: Prediction) -> str:
+    """Whether the worst rank fits, in words."""
+    used = f"{gib(prediction.peak_memory_bytes)} of {gib(prediction.device_bytes)}"
+    where = f"the worst rank ({prediction.worst_stage} stage)" if prediction.plan.pp > 1 else "every rank"
+    if not prediction.fits:
+        verdict = "DOES NOT FIT"
+    elif prediction.tight:
+        verdict = "fits, but tight: the allocator will stall"
+    else:
+        verdict = "fits"
+    return f"{used} on {where}: {verdict}"
+
+
+def numbers(prediction: Prediction) -> list[str]:
+    """The four numbers people ask for, and what binds."""
+    from costmodel.predict import resource_shares
+
+    name, share = next(iter(resource_shares(prediction.time).items()))
+    low, high = prediction.interval_low, prediction.interval_high
+    rows = [
+        (
+            "step time",
+            f"{seconds(prediction.step_time_s)}   "
+            f"({percent(prediction.interval_level, 0)} interval {seconds(low)} to {seconds(high)})",
+        ),
+        (
+            "throughput",
+            f"{prediction.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
+            f"{prediction.model_tflops_per_gpu:,.0f} model TFLOP/s/GPU",
+        ),
+        ("MFU", f"{percent(prediction.mfu)} of {prediction.mfu_peak} (recompute not counted)"),
+        ("memory", fit_text(prediction)),
+        ("bound by", f"{name}, {percent(share)} of the step"),
+    ]
+    return [wrap(f"{label:<11}{text}", "  ", " " * 13) for label, text in rows]
+
+
+def changed_knobs(plan: Plan) -> dict[str, Any]:
+    """Knobs whose value is not the default, in the order of the catalogue."""
+    return {name: getattr(plan, name) for name, knob in KNOBS.items() if _differs(plan, name, knob.default)}
+
+
+def _differs(plan: Plan, name: str, default: Any) -> bool:
+    value = getattr(plan, name)
+    return bool(list(value) != list(default) if isinstance(value, tuple) else value != default)
+
+
+def knob_table(plan: Plan) -> list[str]:
+    """Every knob to set, with its name in Megatron-Bridge and as Megatron-LM flag."""
+    rows = [
+        (name, value_text(value), KNOBS[name].megatron_bridge, KNOBS[name].megatron_lm)
+        for name, value in changed_knobs(plan).items()
+    ]
+    if not rows:
+        return ["  every knob at its default"]
+    return table(["knob", "value", "Megatron-Bridge", "Megatron-LM"], rows)
+
+
+def time_section(prediction: Prediction) -> list[str]:
+    """Where the step goes; parts sum to the step."""
+    milli = prediction.step_time_s < 1
+    return [
+        heading("Time of one step"),
+        *tree(prediction.time, 1e-3 if milli else 1.0, "ms" if milli else "s"),
+    ]
+
+
+def memory_section(prediction: Prediction) -> list[str]:
+    """What the worst rank holds; parts sum to the peak."""
+    stage = f", {prediction.worst_stage} pipeline stage" if prediction.plan.pp > 1 else ""
+    return [heading(f"Memory of the worst rank{stage}"), *tree(prediction.memory, GIB, "GiB", 1)]
+
+
+def binding_section(prediction: Prediction) -> list[str]:
+    """What the step waits for, largest first, and what removing each would give at best."""
+    from costmodel.predict import resource_shares
+
+    shares = [(name, share) for name, share in resource_shares(prediction.time).items() if share >= 0.005]
+    rows = [
+        (
+            name,
+            percent(share),
+            f"{seconds(prediction.step_time_s * (1 - share))} ({1 / (1 - share):.2f}x)"
+            if share < 0.995
+            else "",
+        )
+        for name, share in shares[:5]
+    ]
+    return [
+        heading("What binds"),
+        *table(["the step waits for", "share", "step at best without it"], rows, "lrl"),
+    ]
+
+
+def violation_section(found: list[Violation], title: str = "Rules") -> list[str]:
+    """Every rule the plan breaks, errors first, with the way out; nothing when it breaks none."""
+    if not found:
+        return []
+    lines = [heading(title)]
+    for violation in found:
+        words = _SEVERITY_WORDS[violation.severity]
+        lines.append(wrap(f"{violation.severity} ({words}) {violation.text}.", "  ", "    "))
+        lines.append(wrap(f"{violation.way_out} [{violation.id}]", "    "))
+    return lines
+
+
+def assumption_section(notes: list[str]) -> list[str]:
+    """What was taken for granted, one line each."""
+    if not notes:
+        return []
+    return [heading("Assumed"), *(wrap(note, "  - ", "    ") for note in dict.fromkeys(notes))]
+
+
+def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
+    """What `tokens` tokens cost at the predicted rate: hours of wall clock, GPU-hours, USD, kWh.
+
+    USD and kWh are there when the cluster's file has `price_per_gpu_hour` [USD/h] and a power
+    per GPU [W] (the node's share, else the GPU's own limit, which the host's needs come on top of).
+    """
+    steps = tokens / prediction.workload.tokens_per_step
+    hours = steps * prediction.step_time_s / 3600
+    gpu_hours = hours * prediction.plan.world
+    cost = {"tokens": float(tokens), "steps": steps, "hours": hours, "gpu_hours": gpu_hours}
+    cluster = prediction.cluster
+    price = cluster.quantities.get("price_per_gpu_hour")
+    if price is not None:
+        cost["usd"] = gpu_hours * price.value
+    power = cluster.quantities.get("node_power_per_gpu") or cluster.gpu.quantities.get("power")
+    if power is not None:
+        cost["kwh"] = gpu_hours * power.si / 1000
+    return cost
+
+
+def cost_line(cost: dict[str, float]) -> str:
+    """Cost of a training run in one line."""
+    words = [
+        f"{count(cost['tokens'])} tokens",
+        f"{cost['steps']:,.0f} steps",
+        f"{cost['hours'] / 24:,.1f} days",
+    ]
+    words.append(f"{cost['gpu_hours']:,.0f} GPU-hours")
+    words.append(f"${cost['usd']:,.0f}" if "usd" in cost else "no price known")
+    words.append(f"{cost['kwh']:,.0f} kWh" if "kwh" in cost else "no power known")
+    return wrap("training   " + ", ".join(words), "  ", " " * 13)

@@ -1,0 +1,329 @@
+"""The path of the tuning guides, walked with this case's numbers.
+
+Data parallel first; shard what does not fit; tensor parallel inside the NVLink domain; context parallel
+when the sequence outgrows the hidden size; pipeline when the rest does not suffice; then micro-batch,
+recompute and precision. Every claim here is a prediction of a plan that differs in that one choice.
+Source: Megatron-Bridge performance guide (parallel mapping strategies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from advisor.options import value_text
+from advisor.render import gib, percent, seconds
+from advisor.rules import violations
+from costmodel.plan import Plan
+from costmodel.predict import Prediction, predict
+
+# Model chunks a stage that published interleaved recipes use where nothing else is said.
+_USUAL_VPP = 5
+# What plain data parallel leaves off.
+_UNSPLIT: dict[str, Any] = {
+    **dict.fromkeys(("tp", "pp", "vpp", "cp", "micro_batch"), 1),
+    **dict.fromkeys(("sequence_parallel", "tp_comm_overlap", "account_embedding", "account_loss"), False),
+    **dict.fromkeys(("fsdp", "fp8_param_gather", "cuda_graph"), False),
+    **dict.fromkeys(("zero_stage", "fsdp_shard_size", "recompute_num_layers"), 0),
+    "recompute": "none",
+    "recompute_modules": (),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan that could have been: its prediction, or the rule that forbids it."""
+
+    label: str
+    plan: Plan
+    prediction: Prediction | None
+    forbidden: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs and fits."""
+        return self.prediction is not None and self.prediction.fits
+
+    def text(self) -> str:
+        """`TP4 5.12 s`, `TP2 needs 212.3 GiB`, or why it cannot be."""
+        if self.prediction is None:
+            return f"{self.label} cannot be ({self.forbidden})"
+        if not self.prediction.fits:
+            return f"{self.label} needs {gib(self.prediction.peak_memory_bytes)}"
+        return f"{self.label} {seconds(self.prediction.step_time_s)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        known = self.prediction
+        return {
+            "label": self.label,
+            "knobs": self.plan.to_dict(),
+            "step_time_s": known.step_time_s if known else None,
+            "peak_memory_gib": known.peak_memory_bytes / 2**30 if known else None,
+            "fits": self.fits,
+            "forbidden": self.forbidden or None,
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """One question of the guides, its answer in this case, and the plans that show it."""
+
+    topic: str
+    text: str
+    evidence: tuple[Variant, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return {
+            "topic": self.topic,
+            "text": self.text,
+            "evidence": [variant.to_dict() for variant in self.evidence],
+        }
+
+
+class Path:
+    """The walk for one chosen plan; `steps` in the order of the guides."""
+
+    def __init__(self, chosen: Prediction, precisions: tuple[str, ...], stack: str | None = None) -> None:
+        self.chosen = chosen
+        self.plan = chosen.plan
+        self.precisions = precisions
+        self.stack = stack
+        self.device = gib(chosen.device_bytes)
+        batch, world = chosen.workload.global_batch, self.plan.world
+        self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
+        self.plain = replace(self.plan, **_UNSPLIT, dp=self.most_dp)
+
+    def steps(self) -> list[Step]:
+        """Every step of the path."""
+        return [
+            self.data_parallel(),
+            self.distributed_optimizer(),
+            self.fully_sharded(),
+            self.tensor_parallel(),
+            self.context_parallel(),
+            self.pipeline(),
+            self.micro_batch(),
+            self.recompute(),
+            self.precision(),
+        ]
+
+    def variant(self, label: str, plan: Plan) -> Variant:
+        """The prediction of `plan` in this setting, or the first rule that forbids it."""
+        case = self.chosen
+        try:
+            plan.num_microbatches(case.workload.global_batch)
+        except ValueError:
+            sizes = f"mbs{plan.micro_batch} x DP{plan.dp}"
+            reason = f"{case.workload.global_batch} sequences do not divide over {sizes}"
+            return Variant(label, plan, None, reason)
+        for violation in violations(case.model, case.workload, case.cluster, plan):
+            if violation.severity == "ERROR":
+                return Variant(label, plan, None, violation.text)
+        try:
+            return Variant(label, plan, predict(case.model, case.workload, case.cluster, plan, self.stack))
+        except ValueError as error:
+            return Variant(label, plan, None, str(error))
+
+    def resized(self, **sizes: int) -> Plan | None:
+        """The chosen plan with other parallel sizes, dp taking up the rest; None when it does not divide."""
+        sized = replace(self.plan, **sizes)
+        others = sized.tp * sized.pp * sized.cp
+        if self.plan.world % others:
+            return None
+        changes: dict[str, Any] = {"dp": self.plan.world // others}
+        if (sized.tp > 1) != (self.plan.tp > 1):
+            changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": False}
+        if sized.pp != self.plan.pp:
+            changes |= self._stages(sized.pp, changes["dp"])
+        return replace(sized, **changes)
+
+    def _stages(self, pp: int, dp: int) -> dict[str, Any]:
+        """Layer split of another pipeline size: account for embedding and loss where layers do not divide."""
+        layers = self.chosen.model.num_layers
+        account = pp > 1 and layers % pp != 0 and (layers + 2) % pp == 0
+        each = (layers + 2 * account) // pp
+        number = self.chosen.workload.global_batch // (self.plan.micro_batch * dp)
+        vpp = 1
+        if pp > 1 and number % pp == 0:
+            vpp = max(v for v in range(1, max(self.plan.vpp, _USUAL_VPP) + 1) if each % v == 0)
+        changes: dict[str, Any] = {"vpp": vpp, "account_embedding": account, "account_loss": account}
+        if pp > 1 and self.plan.fsdp:
+            changes |= {"fsdp": False, "zero_stage": 1, "fsdp_shard_size": 0}
+        return changes
+
+    def data_parallel(self) -> Step:
+        """Does plain data parallel fit?"""
+        alone = self.variant("DP alone", self.plain)
+        world, batch = self.plan.world, self.chosen.workload.global_batch
+        idle = ""
+        if self.most_dp < world:
+            idle = (
+                f" {batch:,} sequences feed at most DP{self.most_dp} of {world:,} GPUs, so at least "
+                f"{world // self.most_dp} GPUs must share each sequence."
+            )
+        if alone.prediction is None:
+            return Step("data parallel", f"Not possible: {alone.forbidden}.{idle}", (alone,))
+        parts = ", ".join(
+            f"{part.title} {gib(part.value)}"
+            for part in sorted(alone.prediction.memory.parts, key=lambda part: -part.value)[:3]
+        )
+        need = gib(alone.prediction.peak_memory_bytes)
+        if alone.fits:
+            text = f"The whole model fits on every GPU: {need} of {self.device} ({parts})."
+        else:
+            text = f"The whole model on every GPU needs {need} of {self.device} ({parts}): it does not fit."
+        return Step("data parallel", text + idle, (alone,))
+
+    def distributed_optimizer(self) -> Step:
+        """Does sharding the optimizer state suffice?"""
+        sharded = self.variant("distributed optimizer", replace(self.plain, zero_stage=1))
+        if sharded.prediction is None:
+            return Step("distributed optimizer", f"Not possible: {sharded.forbidden}.", (sharded,))
+        need = gib(sharded.prediction.peak_memory_bytes)
+        verdict = "fits" if sharded.fits else "still does not fit"
+        text = (
+            f"Optimizer state over {self.most_dp} ranks costs no more traffic and leaves "
+            f"{need} of {self.device}: {verdict}{self._versus(sharded)}."
+        )
+        return Step("distributed optimizer", text, (sharded,))
+
+    def fully_sharded(self) -> Step:
+        """Would FSDP do, and at what price?"""
+        fsdp = replace(self.plain, zero_stage=3, fsdp=True)
+        found = self.variant("FSDP", fsdp)
+        if self.plan.fsdp:
+            return Step("FSDP", "Chosen: weights, gradients and optimizer state are sharded.", (found,))
+        if found.prediction is None:
+            return Step("FSDP", f"Not possible: {found.forbidden}.", (found,))
+        need = gib(found.prediction.peak_memory_bytes)
+        if not found.fits:
+            text = f"Shards weights and gradients too, activations stay: {need} of {self.device}, no fit."
+        else:
+            text = f"Shards weights and gradients too: {need}, fits{self._versus(found)}."
+        return Step("FSDP", text, (found,))
+
+    def tensor_parallel(self) -> Step:
+        """Which tensor-parallel size, inside the NVLink domain?"""
+        domain = self.chosen.cluster.domain_size
+        sizes = [size for size in (1, 2, 4, 8, 16) if size <= domain]
+        tried = tuple(self._sizes("tp", sizes))
+        text = (
+            f"Splits every layer; {domain} GPUs share one NVLink domain. "
+            f"{self._listed(tried)}, the rest as chosen. Chosen: TP{self.plan.tp}."
+        )
+        return Step("tensor parallel", text, tried)
+
+    def context_parallel(self) -> Step:
+        """Does the sequence outgrow the hidden size?"""
+        seq_len, hidden = self.chosen.workload.seq_len, self.chosen.model.hidden
+        tried = tuple(self._sizes("cp", [1, 2, 4, 8]))
+        word = "pays, as" if seq_len > hidden else "seldom pays, as"
+        than = "longer than" if seq_len > hidden else ("as long as" if seq_len == hidden else "shorter than")
+        text = (
+            f"Splits the sequence; it {word} {seq_len:,} tokens are {than} the hidden size {hidden:,}. "
+            f"{self._listed(tried)}. Chosen: CP{self.plan.cp}."
+        )
+        return Step("context parallel", text, tried)
+
+    def pipeline(self) -> Step:
+        """Which pipeline size, and what does interleaving save?"""
+        tried = list(self._sizes("pp", [1, 2, 4, 8, 16]))
+        text = f"Splits the layers into stages. {self._listed(tuple(tried))}. Chosen: PP{self.plan.pp}."
+        if self.plan.pp > 1:
+            bubble = self.chosen.values["pipeline_bubble"] / self.chosen.step_time_s
+            text += f" Its bubble is {percent(bubble)} of the step"
+            if self.plan.vpp > 1:
+                plain = self.variant("VPP1", replace(self.plan, vpp=1))
+                tried.append(plain)
+                text += f" with VPP{self.plan.vpp}; {plain.text()}"
+                if plain.prediction is not None:
+                    share = plain.prediction.values["pipeline_bubble"] / plain.prediction.step_time_s
+                    text += f" with a bubble of {percent(share)}"
+            text += "."
+        return Step("pipeline parallel", text, tuple(tried))
+
+    def micro_batch(self) -> Step:
+        """Would a smaller or larger micro-batch do better?"""
+        size = self.plan.micro_batch
+        tried = tuple(
+            self.variant(f"mbs{other}", replace(self.plan, micro_batch=other))
+            for other in sorted({max(1, size // 2), size, size * 2})
+        )
+        number = self.plan.num_microbatches(self.chosen.workload.global_batch)
+        text = (
+            f"Larger makes GEMMs fuller, smaller saves activations and bubble. {self._listed(tried)}. "
+            f"Chosen: mbs{size}, {number} micro-batch{'es' * (number != 1)} a step."
+        )
+        return Step("micro-batch", text, tried)
+
+    def recompute(self) -> Step:
+        """What does recompute cost or save here?"""
+        everything = replace(self.plan, recompute="none", recompute_modules=(), recompute_num_layers=0)
+        tried = (
+            self.variant("none", everything),
+            self.variant(
+                "selective layernorm+activation",
+                replace(everything, recompute="selective", recompute_modules=("layernorm", "activation")),
+            ),
+            self.variant("full", replace(everything, recompute="full")),
+        )
+        name = value_text(self.plan.recompute_modules) if self.plan.recompute == "selective" else ""
+        layers = (
+            f" of {self.plan.recompute_num_layers} layers a stage" if self.plan.recompute_num_layers else ""
+        )
+        text = f"{self._listed(tried)}. Chosen: {self.plan.recompute}{layers} {name}".rstrip() + "."
+        return Step("recompute", text, tried)
+
+    def precision(self) -> Step:
+        """What does each recipe that was searched give on this plan?"""
+        names = dict.fromkeys((*self.precisions, self.plan.precision))
+        tried = tuple(
+            self.variant(name, replace(self.plan, precision=name, fp8_param_gather=self._gathers(name)))
+            for name in names
+        )
+        text = f"On this plan {self._listed(tried)}. Chosen: {self.plan.precision}."
+        slowest = max(
+            (v.prediction.step_time_s for v in tried if v.fits and v.prediction),
+            default=self.chosen.step_time_s,
+        )
+        if slowest > 1.005 * self.chosen.step_time_s:
+            share = self._quantised_share()
+            text += (
+                f" The gain is {slowest / self.chosen.step_time_s:.2f}x, not more, because linear layers are "
+                f"{percent(share)} of the step and quantisation is paid for."
+            )
+        return Step("precision", text, tried)
+
+    def _gathers(self, precision: str) -> bool:
+        return self.plan.fp8_param_gather and precision not in ("bf16", "fp16", "fp32")
+
+    def _quantised_share(self) -> float:
+        leaves = {leaf.name: leaf.value for leaf in self.chosen.time.leaves()}
+        linear = sum(value for name, value in leaves.items() if "_linear" in name)
+        return linear / self.chosen.step_time_s
+
+    def _sizes(self, name: str, sizes: list[int]) -> Iterator[Variant]:
+        for size in sorted({*sizes, getattr(self.plan, name)}):
+            plan = self.resized(**{name: size})
+            if plan is None:
+                continue
+            label = f"{name.upper()}{size}"
+            if name == "pp" and plan.vpp > 1:
+                label += f" VPP{plan.vpp}"
+            found = self.variant(label, plan)
+            if found.prediction is not None:  # sizes that a rule forbids are no choice
+                yield found
+
+    def _listed(self, tried: tuple[Variant, ...]) -> str:
+        return ", ".join(variant.text() for variant in tried)
+
+    def _versus(self, other: Variant) -> str:
+        if other.prediction is None or not other.fits:
+            return ""
+        ratio = other.prediction.step_time_s / self.chosen.step_time_s - 1
+        if abs(ratio) < 0.005:
+            return ", as fast as the chosen plan"
+        return f", {percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'} than the chosen plan"
