@@ -35,6 +35,8 @@ def hardware_inputs(
     """
     tables = hardware_db.load_calibration(cluster.gpu)
     gemm = str(recipe["gemm"])
+    if gemm not in tables.get("gemm", {}) and gemm != "bf16":
+        raise ValueError(_no_precision(cluster, precision))
     base = "fp32" if recipe["base"] == 4 else ("fp16" if precision == "fp16" else "bf16")
     table_of_base = "fp32" if base == "fp32" else "bf16"
     peak_of_linear = {"fp8-block": "fp8", "mxfp8": "fp8", "bf16": base}.get(gemm, gemm)
@@ -70,22 +72,34 @@ def cluster_stack(cluster: Cluster) -> str:
 
 def _bound(quantity: Quantity, where: str) -> Bound:
     assumed = f"{where} is assumed: {quantity.note}" if quantity.kind == "assumed" and quantity.note else ""
-    return Bound(quantity.si, f"{where}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}", assumed)
+    return Bound(
+        quantity.si,
+        f"{where}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}",
+        assumed,
+    )
 
 
 def _quantity(cluster: Cluster, key: str) -> Bound:
     gpu = cluster.gpu
     gpu.get(key)  # one clear line when the file lacks it
     quantity = gpu.quantities[key]
-    return Bound(quantity.si, f"gpu {gpu.name}, {key}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}")
+    return Bound(
+        quantity.si,
+        f"gpu {gpu.name}, {key}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}",
+    )
 
 
 def _peak(cluster: Cluster, dtype: str, precision: str) -> Bound:
     gpu = cluster.gpu
     if not gpu.peak(dtype):
-        usable = [name for name in ("bf16", "fp8-cs", "mxfp8", "nvfp4") if gpu.peak({"fp8-cs": "fp8", "mxfp8": "fp8"}.get(name, name))]
-        raise ValueError(f"--precision {precision} needs {dtype} arithmetic, which {gpu.title} lacks. Try --precision {usable[0] if usable else 'fp32'}.")
+        raise ValueError(_no_precision(cluster, precision))
     return _quantity(cluster, f"peak_{dtype}")
+
+
+def _no_precision(cluster: Cluster, precision: str) -> str:
+    gpu = cluster.gpu
+    usable = "bf16" if gpu.peak("bf16") else "fp32"
+    return f"--precision {precision} needs arithmetic that {gpu.title} lacks. Try --precision {usable}."
 
 
 def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
@@ -102,7 +116,9 @@ def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
 
 def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) -> dict[str, Bound]:
     names = {"fraction": "fraction", "wave": "wave_weight", "launch": "launch"}
-    bound = {f"{prefix}_{short}": _leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()}
+    bound = {
+        f"{prefix}_{short}": _leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()
+    }
     if prefix == "gemm":
         bound["gemm_bandwidth_fraction"] = _leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")
     return bound
@@ -125,22 +141,32 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
         table = measured.get(operation, {})
         for name in CONSTANTS:
             if name in table:
-                bound[f"{operation}_{name}"] = _bound(table[name], f"{cluster.gpu.name}, collective.{operation}.{name}")
+                bound[f"{operation}_{name}"] = _bound(
+                    table[name], f"{cluster.gpu.name}, collective.{operation}.{name}"
+                )
         if not table:
             bound |= _link_constants(operation, link.bandwidth, link.latency, f"link {link.name}")
     own = measured.get("send_recv", {})
     bound["send_recv_latency"] = (
-        _bound(own["latency"], f"{cluster.gpu.name}, collective.send_recv") if own else Bound(max(link.latency, 8e-6), f"link {link.name}: latency")
+        _bound(own["latency"], f"{cluster.gpu.name}, collective.send_recv")
+        if own
+        else Bound(max(link.latency, 8e-6), f"link {link.name}: latency")
     )
     bound["send_recv_bandwidth"] = (
         _bound(own["bandwidth"], f"{cluster.gpu.name}, collective.send_recv")
         if own
-        else Bound(link.bandwidth * SEND_RECV_EFFICIENCY, f"link {link.name}: {SEND_RECV_EFFICIENCY} of its rate")
+        else Bound(
+            link.bandwidth * SEND_RECV_EFFICIENCY, f"link {link.name}: {SEND_RECV_EFFICIENCY} of its rate"
+        )
     )
     bound["network_bandwidth"] = Bound(
-        network.bandwidth * NETWORK_EFFICIENCY, f"link {network.name}: {NETWORK_EFFICIENCY} of {network.bandwidth / 1e9:g} GB/s a GPU"
+        network.bandwidth * NETWORK_EFFICIENCY,
+        f"link {network.name}: {NETWORK_EFFICIENCY} of {network.bandwidth / 1e9:g} GB/s a GPU",
     )
-    bound["network_latency"] = Bound(max(network.latency, NETWORK_LATENCY), f"link {network.name}: latency for each doubling of the domains")
+    bound["network_latency"] = Bound(
+        max(network.latency, NETWORK_LATENCY),
+        f"link {network.name}: latency for each doubling of the domains",
+    )
     return bound
 
 
@@ -156,7 +182,9 @@ def _link_constants(operation: str, bandwidth: float, latency: float, where: str
         "low_latency_bandwidth": 0.8 * bandwidth,
     }
     note = f"collectives over {where} are assumed to reach 0.8 of its rate: no measured curve"
-    return {f"{operation}_{name}": Bound(value, f"{where}: data sheet", note) for name, value in values.items()}
+    return {
+        f"{operation}_{name}": Bound(value, f"{where}: data sheet", note) for name, value in values.items()
+    }
 
 
 def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str) -> dict[str, Bound]:
@@ -171,13 +199,21 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str) ->
             bound[symbol] = _bound(own[name], f"{cluster.gpu.name}, step.{name}")
         elif where in fits.get(name, {}):
             record = fits[name][where]
-            bound[symbol] = Bound(record["value"], f"hardware_db/calibrated/step.toml, {name}.{where}: {record['source']}")
+            bound[symbol] = Bound(
+                record["value"], f"hardware_db/calibrated/step.toml, {name}.{where}: {record['source']}"
+            )
         else:
-            bound[symbol] = Bound(prior.value, f"costmodel/step_constants.py, prior of {name}: {prior.meaning}")
+            bound[symbol] = Bound(
+                prior.value, f"costmodel/step_constants.py, prior of {name}: {prior.meaning}"
+            )
             if name not in NOT_FITTED:
                 guessed.append(f"{name} ({where})")
-    spread = fits.get("interval", {}).get(cluster.gpu.generation, {"value": UNKNOWN_SPREAD, "source": "no published step of this generation"})
-    bound["interval_spread"] = Bound(spread["value"], f"hardware_db/calibrated/step.toml, interval: {spread['source']}")
+    spread = fits.get("interval", {}).get(
+        cluster.gpu.generation, {"value": UNKNOWN_SPREAD, "source": "no published step of this generation"}
+    )
+    bound["interval_spread"] = Bound(
+        spread["value"], f"hardware_db/calibrated/step.toml, interval: {spread['source']}"
+    )
     if guessed:
         first = next(iter(bound))
         note = "no published step determines " + ", ".join(dict.fromkeys(guessed)) + ": prior values used"

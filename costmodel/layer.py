@@ -79,7 +79,9 @@ def model_gemm(
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    return kernels.stream_time(num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion, fraction=fraction)
+    return kernels.stream_time(
+        num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion, fraction=fraction
+    )
 
 
 def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amount]]:
@@ -129,7 +131,8 @@ def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
     chunk = x.s / ring
     fused_forward = kernels.attention_time(
         flops,
-        chunk, x.d,
+        chunk,
+        x.d,
         peak=x.gpu_peak,
         fraction=x.attention_forward_fraction * x.attention_scale,
         half_seq=x.attention_forward_half,
@@ -138,14 +141,17 @@ def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
     )
     fused_backward = kernels.attention_time(
         2.5 * flops,
-        chunk, x.d,
+        chunk,
+        x.d,
         peak=x.gpu_peak,
         fraction=x.attention_backward_fraction * x.attention_scale,
         half_seq=x.attention_backward_half,
         half_dim=x.attention_half_dim,
         launch=x.attention_launch * ring,
     )
-    square = attention.unfused_attention_flops(x) / (x.gpu_peak * x.gemm_fraction * x.gemm_scale * x.unfused_gemm_fraction)
+    square = attention.unfused_attention_flops(x) / (
+        x.gpu_peak * x.gemm_fraction * x.gemm_scale * x.unfused_gemm_fraction
+    )
     unfused_forward = square + stream(x, attention.unfused_score_bytes_forward(x), x.elementwise_fraction)
     unfused_backward = 2 * square + stream(
         x, attention.unfused_score_bytes_backward(x), x.elementwise_fraction

@@ -21,7 +21,8 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
     """Parameters in the model's format plus quantised copies of the linear weights. [byte]
 
     With fp8_param_gather the copies replace the linear weights' 16-bit originals: nothing is saved where
-    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8). FSDP with ZeRO 3 keeps 1 / shard of them. Source: S. Rajbhandari et al., SC 2020, arXiv:1910.02054.
+    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8). FSDP with ZeRO 3 keeps
+    1 / shard of them. Source: S. Rajbhandari et al., SC 2020, arXiv:1910.02054.
     """
     copies = (x.quantised_copy_bytes - x.param_gather * x.weight_bytes) * linear_weights
     whole = x.weight_bytes * all_weights + copies

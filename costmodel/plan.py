@@ -79,8 +79,8 @@ class Plan:
         per_pass = self.micro_batch * self.dp
         if global_batch % per_pass:
             raise ValueError(
-                f"--global-batch {global_batch} is not a multiple of micro_batch x dp = {self.micro_batch} x {self.dp}. "
-                f"Try --global-batch {max(1, round(global_batch / per_pass)) * per_pass}."
+                f"--global-batch {global_batch} is not a multiple of micro_batch x dp = "
+                f"{self.micro_batch} x {self.dp}. Try --global-batch {max(1, round(global_batch / per_pass)) * per_pass}."
             )
         return global_batch // per_pass
 

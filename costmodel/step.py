@@ -12,7 +12,7 @@ from costmodel.symbols import symbol_table
 from costmodel.term import Ledger, Term
 from costmodel.timing import host, kernels, overlap
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time, send_recv_time
-from costmodel.work import attention, communication, linear, parameters, vocabulary
+from costmodel.work import communication, linear, parameters, vocabulary
 
 # What search needs to rank plans and to see whether they fit.
 SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")

@@ -33,19 +33,29 @@ class Prior:
 
 
 PRIORS: dict[str, Prior] = {
-    "gemm_rate": Prior(0.95, 0.10, 0.6, 1.2, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"),
+    "gemm_rate": Prior(
+        0.95, 0.10, 0.6, 1.2, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"
+    ),
     "attention_rate": Prior(0.95, 0.15, 0.5, 1.4, "1", "attention rate in a step over the kernel table"),
     "elementwise_rate": Prior(0.9, 0.15, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
-    "kernel_fusion": Prior(1.0, 0.10, 0.2, 1.2, "1", "element-wise bandwidth of a framework's kernels over fused ones"),
+    "kernel_fusion": Prior(
+        1.0, 0.10, 0.2, 1.2, "1", "element-wise bandwidth of a framework's kernels over fused ones"
+    ),
     "intra_rate": Prior(0.9, 0.15, 0.5, 1.1, "1", "collectives inside a domain, in a step over the table"),
     "inter_rate": Prior(0.8, 0.3, 0.2, 1.1, "1", "collectives between domains, in a step over the table"),
-    "overlap_slowdown": Prior(0.15, 0.5, 0.02, 0.5, "1", "compute lost for each second of communication under it"),
-    "unfused_gemm_fraction": Prior(0.6, 0.3, 0.2, 1.0, "1", "batched GEMMs of unfused attention over plain GEMMs"),
+    "overlap_slowdown": Prior(
+        0.15, 0.5, 0.02, 0.5, "1", "compute lost for each second of communication under it"
+    ),
+    "unfused_gemm_fraction": Prior(
+        0.6, 0.3, 0.2, 1.0, "1", "batched GEMMs of unfused attention over plain GEMMs"
+    ),
     "straggler": Prior(0.003, 0.5, 0.0002, 0.02, "1", "step time lost for each doubling of the GPUs"),
     "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
     "host_kernel": Prior(6e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
     "fragmentation": Prior(0.05, 0.5, 0.0, 0.3, "1", "activation memory lost to the allocator"),
-    "context_bytes": Prior(3.5 * GIB, 0.3, 0.5 * GIB, 10 * GIB, "byte", "CUDA context, libraries, NCCL buffers"),
+    "context_bytes": Prior(
+        3.5 * GIB, 0.3, 0.5 * GIB, 10 * GIB, "byte", "CUDA context, libraries, NCCL buffers"
+    ),
 }
 
 

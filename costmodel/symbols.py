@@ -175,7 +175,7 @@ INPUTS: tuple[Input, ...] = tuple(
         gemm_scale | 1 | the same for 16-bit GEMMs outside the recipe (logits, unfused attention)
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
-        kernel_fusion | 1 | element-wise bandwidth of the framework's kernels over fused ones (1 with Transformer Engine)
+        kernel_fusion | 1 | element-wise bandwidth of a framework's kernels over fused ones
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables
         overlap_slowdown | 1 | compute time lost for each second of communication that runs under it

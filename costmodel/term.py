@@ -59,7 +59,8 @@ class Ledger:
         """Write down one quantity; returns the symbol that stands for it in later expressions."""
         import sympy
 
-        assert name not in self.entries and name not in BY_NAME, f"{name} is defined twice"
+        assert name not in self.entries, f"{name} is defined twice"
+        assert name not in BY_NAME, f"{name} is an input"
         self.entries[name] = Entry(
             name, title or name.replace("_", " "), unit, sympy.sympify(expr), formula_name(formula)
         )

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
+from advisor.measurements import Skip, read_rows, row_case
 from scipy.optimize import least_squares
 
-from advisor.measurements import Skip, read_rows, row_case
 from costmodel.binding import bind
 from costmodel.columns import plan_columns, plan_inputs
 from costmodel.predict import dense_model, precision_recipe
@@ -79,8 +79,12 @@ def stack_cases(cases: list) -> Stack:
             columns[name].append(float(array[0]))
         for symbol, key in parameter_keys(case.cluster, recipe["gemm"], case.stack).items():
             keys[symbol].append(key)
-    groups = collections.Counter((case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases)
-    weights = [groups[case.model.name, case.cluster.name, case.stack, case.plan.precision] ** -0.25 for case in cases]
+    groups = collections.Counter(
+        (case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases
+    )
+    weights = [
+        groups[case.model.name, case.cluster.name, case.stack, case.plan.precision] ** -0.25 for case in cases
+    ]
     stack = Stack(
         inputs={name: np.array(values) for name, values in columns.items()},
         measured=np.array([case.measured_step_time_s for case in cases]),
@@ -121,7 +125,9 @@ def fit(stack: Stack, rows: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarr
         # One row weighs as much as a deviation of a tenth of its width from the prior.
         return np.concatenate([stack.weights[rows] * robust, 0.5 * (point - centre) / width])
 
-    result = least_squares(cost, np.clip(centre, low + 1e-6, high - 1e-6), bounds=(low, high), method="trf", max_nfev=60)
+    result = least_squares(
+        cost, np.clip(centre, low + 1e-6, high - 1e-6), bounds=(low, high), method="trf", max_nfev=60
+    )
     covariance = np.linalg.pinv(result.jac.T @ result.jac)
     scale = 2 * result.cost / max(1, len(result.fun) - len(centre))
     return parameters, np.exp(result.x), np.sqrt(np.diag(covariance) * scale)
@@ -140,7 +146,9 @@ def cross_validate(stack: Stack, groups: list[str]) -> np.ndarray:
 
 def main() -> None:
     """Fit, report, write."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("csv", type=Path)
     arguments.add_argument("--cross-validate", action="store_true")
     options = arguments.parse_args()
@@ -151,7 +159,10 @@ def main() -> None:
     parameters, values, errors = fit(stack, everything)
     relative = np.exp(residuals(stack, parameters, values)) - 1
     absolute = np.abs(relative)
-    print(f"{len(cases)} rows: MAPE {before.mean():.1%} before, {absolute.mean():.1%} fitted, median {np.median(absolute):.1%}")
+    print(
+        f"{len(cases)} rows: MAPE {before.mean():.1%} before, {absolute.mean():.1%} fitted, "
+        f"median {np.median(absolute):.1%}"
+    )
     summary = {"rows": len(cases), "mape": float(absolute.mean()), "median_ape": float(np.median(absolute))}
     if options.cross_validate:
         for kind, groups in (("model", stack.models), ("system", stack.systems)):
@@ -187,7 +198,9 @@ def write(
             "residual": float(f"{np.abs(relative[mask]).mean():.2g}"),
             "num_points": int(mask.sum()),
         }
-    header = "# Written by tools/fit_step.py; do not edit. Factors of a training step over the kernel tables.\n"
+    header = (
+        "# Written by tools/fit_step.py; do not edit. Factors of a training step over the kernel tables.\n"
+    )
     path.write_text(header + tomli_w.dumps(record))
 
 

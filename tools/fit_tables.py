@@ -57,14 +57,30 @@ OPERAND_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "nvfp4": 0.5625}
 QUANTISED_BYTES = {"bf16": 0.0, "fp8": 3.0, "fp8-block": 3.1, "nvfp4": 2.6}
 # Attention measured on one GPU and assumed on its siblings.
 ATTENTION_LIKE = {
-    "h100-sxm": "H200", "h200-sxm": "H200", "b200": "GB200", "gb200": "GB200", "b300": "GB300", "gb300": "GB300",
+    "h100-sxm": "H200",
+    "h200-sxm": "H200",
+    "b200": "GB200",
+    "gb200": "GB200",
+    "b300": "GB300",
+    "gb300": "GB300",
 }
-ATTENTION_ASSUMED = {"a100-sxm-80": (0.66, 350.0, 0.58, 350.0), "l40s": (0.34, 300.0, 0.30, 300.0), "rtx-pro-6000": (0.6, 400.0, 0.5, 400.0)}
+ATTENTION_ASSUMED = {
+    "a100-sxm-80": (0.66, 350.0, 0.58, 350.0),
+    "l40s": (0.34, 300.0, 0.30, 300.0),
+    "rtx-pro-6000": (0.6, 400.0, 0.5, 400.0),
+}
 
 
 def leaf(value: float, unit: str, kind: str, source: str, **extra: object) -> dict[str, object]:
     """One constant as the TOML files hold it."""
-    return {"value": float(f"{value:.4g}"), "unit": unit, "kind": kind, "source": source, "read_on": READ_ON, **extra}
+    return {
+        "value": float(f"{value:.4g}"),
+        "unit": unit,
+        "kind": kind,
+        "source": source,
+        "read_on": READ_ON,
+        **extra,
+    }
 
 
 def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
@@ -78,7 +94,9 @@ def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
     return {key: np.array(value) for key, value in rows.items()}
 
 
-def fit_gemm(points: np.ndarray, dtype: str, num_sms: int, peak: float, hbm: float) -> tuple[dict[str, float], np.ndarray]:
+def fit_gemm(
+    points: np.ndarray, dtype: str, num_sms: int, peak: float, hbm: float
+) -> tuple[dict[str, float], np.ndarray]:
     """Constants of `gemm_time` and the log residuals of the points. Rows: m, n, k, microseconds."""
     m, n, k, us = points.T
     operand = OPERAND_BYTES[dtype]
@@ -88,8 +106,16 @@ def fit_gemm(points: np.ndarray, dtype: str, num_sms: int, peak: float, hbm: flo
     def model(p: np.ndarray) -> np.ndarray:
         fraction, bandwidth_fraction, launch, wave = np.exp(p)
         gemm = kernels.gemm_time(
-            m, n, k, peak=peak, fraction=fraction, num_sms=num_sms, wave_weight=wave, launch=launch,
-            num_bytes=num_bytes, bandwidth=bandwidth_fraction * hbm,
+            m,
+            n,
+            k,
+            peak=peak,
+            fraction=fraction,
+            num_sms=num_sms,
+            wave_weight=wave,
+            launch=launch,
+            num_bytes=num_bytes,
+            bandwidth=bandwidth_fraction * hbm,
         )
         return gemm + quantise
 
@@ -98,7 +124,9 @@ def fit_gemm(points: np.ndarray, dtype: str, num_sms: int, peak: float, hbm: flo
 
     bounds = np.log([[0.2, 0.3, 1e-6, 0.005], [0.98, 1.0, 20e-6, 1.2]])
     result = least_squares(cost, np.log([0.65, 0.6, 4e-6, 0.1]), bounds=bounds, loss="soft_l1", f_scale=0.1)
-    values = dict(zip(("fraction", "bandwidth_fraction", "launch", "wave_weight"), np.exp(result.x), strict=True))
+    values = dict(
+        zip(("fraction", "bandwidth_fraction", "launch", "wave_weight"), np.exp(result.x), strict=True)
+    )
     return values, cost(result.x)
 
 
@@ -106,10 +134,17 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
     """[gemm.DTYPE] of every GPU with a table."""
     data = read_gemms(folder)
     tables: dict[str, dict[str, dict[str, object]]] = {}
-    report += ["## GEMM", "", "| GPU | format | points | fraction | launch [us] | wave weight | mean abs log error | worst decile |", "|---|---|---|---|---|---|---|---|"]
+    report += [
+        "## GEMM",
+        "",
+        "| GPU | format | points | fraction | launch [us] | wave weight | mean abs log error | worst decile |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for gpu, (system, num_sms, peaks, hbm) in SYSTEMS.items():
         for dtype, name in TABLE_DTYPES.items():
-            found = sorted(key for key in data if key[0] == system and key[1] == name and key[2].startswith("trtllm"))
+            found = sorted(
+                key for key in data if key[0] == system and key[1] == name and key[2].startswith("trtllm")
+            )
             peak = peaks.get("fp8" if dtype == "fp8-block" else dtype)
             if not found or peak is None:
                 continue
@@ -119,8 +154,14 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
             source = f"{AIC}, {found[-1][2]}, short runs, random data"
             note = "activation quantisation taken out; GEMM alone" if dtype != "bf16" else ""
             # The fixed time of the quantised tables is their quantisation kernel's; a GEMM launches alike.
-            launch = values["launch"] if dtype == "bf16" else float(tables[gpu]["bf16"]["launch"]["value"]) * 1e-6
-            extra = {"residual": float(f"{error:.2g}"), "num_points": len(points), **({"note": note} if note else {})}
+            launch = (
+                values["launch"] if dtype == "bf16" else float(tables[gpu]["bf16"]["launch"]["value"]) * 1e-6
+            )
+            extra = {
+                "residual": float(f"{error:.2g}"),
+                "num_points": len(points),
+                **({"note": note} if note else {}),
+            }
             tables.setdefault(gpu, {})[dtype] = {
                 "fraction": leaf(values["fraction"], "1", "measured", source, **extra),
                 "bandwidth_fraction": leaf(values["bandwidth_fraction"], "1", "measured", source),
@@ -131,8 +172,10 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
                 f"| {gpu} | {dtype} | {len(points)} | {values['fraction']:.3f} | {values['launch'] * 1e6:.1f} "
                 f"| {values['wave_weight']:.3f} | {error:.3f} | {decile:.3f} |"
             )
-        if "fp8" in tables.get(gpu, {}):
-            fp8 = tables[gpu]["fp8-block" if "fp8-block" in tables[gpu] and gpu not in ("h100-sxm", "h200-sxm") else "fp8"]
+        if "nvfp4" in tables.get(gpu, {}):
+            fp8 = tables[gpu][
+                "fp8-block" if "fp8-block" in tables[gpu] and gpu not in ("h100-sxm", "h200-sxm") else "fp8"
+            ]
             note = "MXFP8 GEMM assumed to run like the quicker FP8 kernel of this GPU"
             tables[gpu]["mxfp8"] = {
                 name: {**entry, "kind": "assumed", "note": note} for name, entry in fp8.items()
@@ -145,27 +188,57 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
     rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     with (folder / "kernels" / "attention_cudnn.csv").open() as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            plain = row["mask"] == "top_left" and row["dtype"] == "bfloat16" and row["window"] in ("", "-1") and row["deterministic"] == "False"
+            plain = (
+                row["mask"] == "top_left"
+                and row["dtype"] == "bfloat16"
+                and row["window"] in ("", "-1")
+                and row["deterministic"] == "False"
+            )
             if plain and row["hd_qk"] == row["hd_vo"] and row["hd_qk"] in ("64", "128"):
-                rows[row["gpu"], row["pass"]].append((float(row["seqlen"]), float(row["hd_qk"]), float(row["tflops"])))
+                rows[row["gpu"], row["pass"]].append(
+                    (float(row["seqlen"]), float(row["hd_qk"]), float(row["tflops"]))
+                )
     peaks = {"H200": 989.5, "GB200": 2500.0, "GB300": 2500.0}
-    report += ["", "## Attention (cuDNN, causal, 16-bit)", "", "| GPU | pass | points | fraction | half sequence | half head dim | mean abs log error |", "|---|---|---|---|---|---|---|"]
+    report += [
+        "",
+        "## Attention (cuDNN, causal, 16-bit)",
+        "",
+        "| GPU | pass | points | fraction | half sequence | half head dim | mean abs log error |",
+        "|---|---|---|---|---|---|---|",
+    ]
     fitted: dict[tuple[str, str], tuple[float, float, float, float, int]] = {}
     for (gpu, name), points in sorted(rows.items()):
         s, d, rate = np.array(points).T
 
-        def cost(p: np.ndarray, s: np.ndarray = s, d: np.ndarray = d, rate: np.ndarray = rate, gpu: str = gpu) -> np.ndarray:
+        def cost(
+            p: np.ndarray, s: np.ndarray = s, d: np.ndarray = d, rate: np.ndarray = rate, gpu: str = gpu
+        ) -> np.ndarray:
             fraction, half_seq, half_dim = np.exp(p)
             seconds = kernels.attention_time(
-                1e12, s, d, peak=peaks[gpu] * 1e12, fraction=fraction, half_seq=half_seq, half_dim=half_dim, launch=0.0
+                1e12,
+                s,
+                d,
+                peak=peaks[gpu] * 1e12,
+                fraction=fraction,
+                half_seq=half_seq,
+                half_dim=half_dim,
+                launch=0.0,
             )
             return np.log(1 / seconds / rate)
 
-        result = least_squares(cost, np.log([0.6, 500, 60]), bounds=np.log([[0.2, 10, 1], [1.0, 4000, 400]]), loss="soft_l1", f_scale=0.1)
+        result = least_squares(
+            cost,
+            np.log([0.6, 500, 60]),
+            bounds=np.log([[0.2, 10, 1], [1.0, 4000, 400]]),
+            loss="soft_l1",
+            f_scale=0.1,
+        )
         fraction, half_seq, half_dim = np.exp(result.x)
         error = float(np.abs(cost(result.x)).mean())
         fitted[gpu, name] = (fraction, half_seq, half_dim, error, len(points))
-        report.append(f"| {gpu} | {name} | {len(points)} | {fraction:.3f} | {half_seq:.0f} | {half_dim:.0f} | {error:.3f} |")
+        report.append(
+            f"| {gpu} | {name} | {len(points)} | {fraction:.3f} | {half_seq:.0f} | {half_dim:.0f} | {error:.3f} |"
+        )
     tables: dict[str, dict[str, dict[str, object]]] = {}
     for gpu, like in ATTENTION_LIKE.items():
         own = gpu.split("-")[0].upper() == like
@@ -175,21 +248,36 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
         table: dict[str, object] = {"half_dim": leaf(half_dim, "1", kind, CUDNN)}
         for name, short in (("forward", "fwd"), ("backward", "bwd")):
             fraction, half_seq, _, error, count = fitted[like, short]
-            extra: dict[str, object] = {"residual": float(f"{error:.2g}"), "num_points": count, **({"note": note} if note else {})}
-            table[name] = {"fraction": leaf(fraction, "1", kind, CUDNN, **extra), "half_seq": leaf(half_seq, "1", kind, CUDNN)}
+            extra: dict[str, object] = {
+                "residual": float(f"{error:.2g}"),
+                "num_points": count,
+                **({"note": note} if note else {}),
+            }
+            table[name] = {
+                "fraction": leaf(fraction, "1", kind, CUDNN, **extra),
+                "half_seq": leaf(half_seq, "1", kind, CUDNN),
+            }
         tables[gpu] = {"bf16": table}
     for gpu, (forward, forward_half, backward, backward_half) in ATTENTION_ASSUMED.items():
         tables[gpu] = {"bf16": assumed_attention(forward, forward_half, backward, backward_half)}
     return tables
 
 
-def assumed_attention(forward: float, forward_half: float, backward: float, backward_half: float) -> dict[str, object]:
+def assumed_attention(
+    forward: float, forward_half: float, backward: float, backward_half: float
+) -> dict[str, object]:
     """Attention constants of a GPU without a table."""
     note = "no table of this GPU"
     return {
         "half_dim": leaf(60, "1", "assumed", START, note=note),
-        "forward": {"fraction": leaf(forward, "1", "assumed", START, note=note), "half_seq": leaf(forward_half, "1", "assumed", START)},
-        "backward": {"fraction": leaf(backward, "1", "assumed", START, note=note), "half_seq": leaf(backward_half, "1", "assumed", START)},
+        "forward": {
+            "fraction": leaf(forward, "1", "assumed", START, note=note),
+            "half_seq": leaf(forward_half, "1", "assumed", START),
+        },
+        "backward": {
+            "fraction": leaf(backward, "1", "assumed", START, note=note),
+            "half_seq": leaf(backward_half, "1", "assumed", START),
+        },
     }
 
 
@@ -198,10 +286,23 @@ def collective_tables(folder: Path, report: list[str]) -> dict[str, dict[str, di
     rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     with (folder / "kernels" / "nccl_intra_aiconfigurator.csv").open() as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            rows[row["system"], row["op"]].append((float(row["gpus"]), float(row["size_bytes"]), float(row["time_us"])))
-    names = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "alltoall": "all_to_all"}
+            rows[row["system"], row["op"]].append(
+                (float(row["gpus"]), float(row["size_bytes"]), float(row["time_us"]))
+            )
+    names = {
+        "all_gather": "all_gather",
+        "reduce_scatter": "reduce_scatter",
+        "all_reduce": "all_reduce",
+        "alltoall": "all_to_all",
+    }
     tables: dict[str, dict[str, dict[str, object]]] = {}
-    report += ["", "## Collectives in one domain (NCCL, 2 to 8 GPUs, 512 B to 512 MiB)", "", "| GPU | operation | points | bandwidth [GB/s] | half ranks | latency [us] + per rank | mean abs log error |", "|---|---|---|---|---|---|---|"]
+    report += [
+        "",
+        "## Collectives in one domain (NCCL, 2 to 8 GPUs, 512 B to 512 MiB)",
+        "",
+        "| GPU | operation | points | bandwidth [GB/s] | half ranks | latency [us] + per rank | mean abs log error |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for gpu, (system, *_rest) in SYSTEMS.items():
         for table_name, operation in names.items():
             points = rows.get((system or "", table_name))
@@ -210,25 +311,52 @@ def collective_tables(folder: Path, report: list[str]) -> dict[str, dict[str, di
             ranks, size, us = np.array(points).T
             wire = size * (ranks - 1) / ranks * (2 if operation == "all_reduce" else 1)
 
-            def model(p: np.ndarray, operation: str = operation, wire: np.ndarray = wire, ranks: np.ndarray = ranks) -> np.ndarray:
-                x = SimpleNamespace(intra_scale=1.0, **{f"{operation}_{name}": value for name, value in zip(network.CONSTANTS, np.exp(p), strict=True)})
+            def model(
+                p: np.ndarray, operation: str = operation, wire: np.ndarray = wire, ranks: np.ndarray = ranks
+            ) -> np.ndarray:
+                x = SimpleNamespace(
+                    intra_scale=1.0,
+                    **{
+                        f"{operation}_{name}": value
+                        for name, value in zip(network.CONSTANTS, np.exp(p), strict=True)
+                    },
+                )
                 return network.domain_time(x, operation, wire, ranks)
 
             def cost(p: np.ndarray, us: np.ndarray = us, model=model) -> np.ndarray:
                 return np.log(model(p) / (us * 1e-6))
 
-            starts = [[15e-6, 4e-6, 400e9, 0.8, 7e-6, 1.5e-6, 150e9], [60e-6, 1e-6, 250e9, 0.5, 12e-6, 1e-6, 80e9], [20e-6, 10e-6, 30e9, 0.2, 5e-6, 2e-6, 10e9]]
-            bounds = np.log([[1e-6, 1e-8, 1e9, 0.01, 1e-6, 1e-8, 1e8], [200e-6, 30e-6, 2e12, 8, 60e-6, 10e-6, 1e12]])
-            tries = [least_squares(cost, np.log(start), bounds=bounds, loss="soft_l1", f_scale=0.1) for start in starts]
+            starts = [
+                [15e-6, 4e-6, 400e9, 0.8, 7e-6, 1.5e-6, 150e9],
+                [60e-6, 1e-6, 250e9, 0.5, 12e-6, 1e-6, 80e9],
+                [20e-6, 10e-6, 30e9, 0.2, 5e-6, 2e-6, 10e9],
+            ]
+            bounds = np.log(
+                [[1e-6, 1e-8, 1e9, 0.01, 1e-6, 1e-8, 1e8], [200e-6, 30e-6, 2e12, 8, 60e-6, 10e-6, 1e12]]
+            )
+            tries = [
+                least_squares(cost, np.log(start), bounds=bounds, loss="soft_l1", f_scale=0.1)
+                for start in starts
+            ]
             result = min(tries, key=lambda one: one.cost)
             values = dict(zip(network.CONSTANTS, np.exp(result.x), strict=True))
             error = float(np.abs(cost(result.x)).mean())
-            units = {"bandwidth": ("GB/s", 1e-9), "low_latency_bandwidth": ("GB/s", 1e-9), "half_ranks": ("1", 1.0)}
+            units = {
+                "bandwidth": ("GB/s", 1e-9),
+                "low_latency_bandwidth": ("GB/s", 1e-9),
+                "half_ranks": ("1", 1.0),
+            }
             tables.setdefault(gpu, {})[operation] = {}
             for name, value in values.items():
                 unit, scale = units.get(name, ("us", 1e6))
-                extra = {"residual": float(f"{error:.2g}"), "num_points": len(points)} if name == "bandwidth" else {}
-                tables[gpu][operation][name] = leaf(value * scale, unit, "measured", f"{AIC}, nccl-tests on one node", **extra)
+                extra = (
+                    {"residual": float(f"{error:.2g}"), "num_points": len(points)}
+                    if name == "bandwidth"
+                    else {}
+                )
+                tables[gpu][operation][name] = leaf(
+                    value * scale, unit, "measured", f"{AIC}, nccl-tests on one node", **extra
+                )
             report.append(
                 f"| {gpu} | {operation} | {len(points)} | {values['bandwidth'] / 1e9:.0f} | {values['half_ranks']:.2f} "
                 f"| {values['latency'] * 1e6:.1f} + {values['latency_per_rank'] * 1e6:.1f} | {error:.3f} |"
@@ -251,15 +379,30 @@ def host_table(blackwell: bool) -> dict[str, object]:
     """[host]: launch gaps on the device. Hopper figures stand in where nothing was measured."""
     source = "te42kyfo/gpu-benches@1c36d50"
     kind = "assumed" if blackwell else "measured"
-    return {"kernel_launch": leaf(1.2, "us", kind, source, note="gap between dependent kernels; 2.5 us stream launch, partly hidden"), "graph_launch": leaf(0.6, "us", kind, source)}
+    return {
+        "kernel_launch": leaf(
+            1.2, "us", kind, source, note="gap between dependent kernels; 2.5 us stream launch, partly hidden"
+        ),
+        "graph_launch": leaf(0.6, "us", kind, source),
+    }
 
 
-MEMORY = {"a100-sxm-80": (0.82, 0.75), "h100-sxm": (0.86, 0.78), "h200-sxm": (0.86, 0.78), "l40s": (0.85, 0.75)}
+MEMORY = {
+    "a100-sxm-80": (0.82, 0.75),
+    "h100-sxm": (0.86, 0.78),
+    "h200-sxm": (0.86, 0.78),
+    "l40s": (0.85, 0.75),
+}
 
 
 def main(folder: Path) -> None:
     """Fit everything and write the files."""
-    report = ["# Fits of the kernel tables", "", "Printed by `tools/fit_tables.py`. Error: log(model / measured). Fractions are of the dense peak.", ""]
+    report = [
+        "# Fits of the kernel tables",
+        "",
+        "Printed by `tools/fit_tables.py`. Error: log(model / measured). Fractions are of the dense peak.",
+        "",
+    ]
     gemms = gemm_tables(folder, report)
     attention = attention_tables(folder, report)
     collectives = collective_tables(folder, report)
@@ -267,20 +410,35 @@ def main(folder: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     header = "# Written by tools/fit_tables.py; do not edit. What kernels and collectives reach alone.\n"
     for gpu in SYSTEMS:
-        record = {"gpu": gpu, "gemm": gemms[gpu], "attention": attention[gpu], "memory": memory_table(*MEMORY.get(gpu, (0.90, 0.75))), "host": host_table("b" in gpu[:2])}
+        record = {
+            "gpu": gpu,
+            "gemm": gemms[gpu],
+            "attention": attention[gpu],
+            "memory": memory_table(*MEMORY.get(gpu, (0.90, 0.75))),
+            "host": host_table("b" in gpu[:2]),
+        }
         if gpu in collectives:
             record["collective"] = collectives[gpu]
         (out / f"{gpu}.toml").write_text(header + tomli_w.dumps(record))
     for gpu, (bf16, fp8, forward, backward, stream, fused) in STARTING.items():
         table = {}
-        for dtype, fraction in (("bf16", bf16), ("fp8", fp8), ("fp8-block", fp8), ("mxfp8", fp8), ("nvfp4", fp8 * 0.8)):
+        formats = {"bf16": bf16, "fp8": fp8, "fp8-block": fp8}
+        if gpu in ("mi355x", "rtx5090"):
+            formats |= {"mxfp8": fp8, "nvfp4": 0.8 * fp8}
+        for dtype, fraction in formats.items():
             table[dtype] = {
                 "fraction": leaf(fraction, "1", "assumed", START, note="no table of this GPU"),
                 "bandwidth_fraction": leaf(0.7, "1", "assumed", START),
                 "launch": leaf(3, "us", "assumed", START),
                 "wave_weight": leaf(0.05, "1", "assumed", START),
             }
-        record = {"gpu": gpu, "gemm": table, "attention": {"bf16": assumed_attention(forward, 500, backward, 500)}, "memory": memory_table(stream, fused), "host": host_table(False)}
+        record = {
+            "gpu": gpu,
+            "gemm": table,
+            "attention": {"bf16": assumed_attention(forward, 500, backward, 500)},
+            "memory": memory_table(stream, fused),
+            "host": host_table(False),
+        }
         (out / f"{gpu}.toml").write_text(header + tomli_w.dumps(record))
     (ROOT / "docs").mkdir(exist_ok=True)
     (ROOT / "docs" / "kernel-fits.md").write_text("\n".join(report) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import tomllib
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ class Knob:
         option = "--" + self.name.replace("_", "-")
         if self.kind == "int":
             if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
-                return f"{option} {value!r} is not a whole number from {self.low} to {self.high}. Default: {self.default}."
+                rule = f"is not a whole number from {self.low} to {self.high}"
+                return f"{option} {value!r} {rule}. Default: {self.default}."
         elif self.kind == "bool":
             if not isinstance(value, bool):
                 return f"{option} {value!r} is not true or false. Default: {str(self.default).lower()}."
@@ -82,10 +84,8 @@ def parse_knob(name: str, text: str) -> Any:
     knob = KNOBS[key]
     value: Any = text.strip()
     if knob.kind == "int":
-        try:
+        with contextlib.suppress(ValueError):
             value = int(value)
-        except ValueError:
-            pass
     elif knob.kind == "bool":
         value = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}.get(
             value.lower(), value

@@ -39,7 +39,9 @@ def domain_time(x: SimpleNamespace, operation: str, wire: Amount, ranks: Amount)
     """
     c = {name: getattr(x, f"{operation}_{name}") for name in CONSTANTS}
     growth = ranks / (ranks + c["half_ranks"])
-    simple = c["latency"] + c["latency_per_rank"] * (ranks - 1) + wire / (c["bandwidth"] * x.intra_scale * growth)
+    simple = (
+        c["latency"] + c["latency_per_rank"] * (ranks - 1) + wire / (c["bandwidth"] * x.intra_scale * growth)
+    )
     quick = (
         c["low_latency"]
         + c["low_latency_per_rank"] * (ranks - 1)
@@ -66,7 +68,9 @@ def ring_time(
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)
     outside = crosses * network_time(x, wire, domains, ranks_in_domain)
     several = is_more_than_one(ranks_in_domain)
-    return is_more_than_one(ranks) * maximum(several * domain_time(x, operation, wire, ranks_in_domain), outside)
+    return is_more_than_one(ranks) * maximum(
+        several * domain_time(x, operation, wire, ranks_in_domain), outside
+    )
 
 
 def all_gather_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
