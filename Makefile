@@ -1,0 +1,26 @@
+# make check: everything that must hold before a change is proposed. make fix: what can be fixed by itself.
+python ?= .venv/bin/python
+tools := $(dir $(python))
+
+.PHONY: check fix format lint types imports tests docs fix-docs
+
+check: format lint types imports docs tests
+
+format:
+	$(tools)ruff format --check --quiet .
+lint:
+	$(tools)ruff check --quiet .
+types:
+	$(tools)mypy
+imports:
+	$(tools)lint-imports
+tests:
+	$(python) -m pytest
+docs:
+	$(python) tools/build_docs.py --check
+
+fix: fix-docs
+	$(tools)ruff format .
+	$(tools)ruff check --fix .
+fix-docs:
+	$(python) tools/build_docs.py
