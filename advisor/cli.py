@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "run": "Execute a plan with Megatron-Core and put predicted beside measured.",
     "validate": "Predicted against measured for a table of published runs.",
     "check": "Everything that keeps a plan from running, and the way out.",
+    "knobs": "The knobs of a plan: meaning, range, framework names, when they help and hurt.",
     "models": "The models known, with sizes and sources.",
     "hardware": "The GPUs, links and clusters known, with sources.",
 }
