@@ -11,7 +11,7 @@ PATIENCE = 1.0
 
 
 class Progress:
-    """Callable with (done, total, what); shows one line that it takes away again.
+    """Callable with (share done, what is being done); shows one line that it takes away again.
 
     Used as a context manager. Silent when standard error is not a terminal, or when it is not wanted.
     """
@@ -24,12 +24,11 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __call__(self, done: float, total: float, what: str = "plans") -> None:
-        """Tell how far it is; done and total in any one unit."""
+    def __call__(self, share: float, what: str) -> None:
+        """Tell how far it is; share from 0 to 1."""
         if not self._wanted or time.monotonic() - self._start < PATIENCE:
             return
-        share = min(1.0, done / total) if total else 0.0
-        line = f"searching {what}: {share:4.0%}"
+        line = f"{min(1.0, max(0.0, share)):4.0%}  {what}"
         sys.stderr.write("\r" + line.ljust(self._shown))
         sys.stderr.flush()
         self._shown = len(line)

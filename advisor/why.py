@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.options import value_text
+from advisor.pipeline import with_schedule
 from advisor.render import gib, percent, seconds
 from advisor.rules import violations
 from costmodel.plan import Plan
@@ -123,9 +124,10 @@ class Path:
             if violation.severity == "ERROR":
                 return Variant(label, plan, None, violation.text)
         try:
-            return Variant(label, plan, predict(case.model, case.workload, case.cluster, plan, self.stack))
+            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack)
         except ValueError as error:
             return Variant(label, plan, None, str(error))
+        return Variant(label, plan, with_schedule(closed_form))
 
     def resized(self, **sizes: int) -> Plan | None:
         """The chosen plan with other parallel sizes, dp taking up the rest; None when it does not divide."""

@@ -30,13 +30,15 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     advisor predict plan.toml
     advisor predict --model 70b --gpus 64 --gpu b200 --tp 4 --pp 4 --vpp 5 --sequence-parallel
     """
+    from advisor.pipeline import with_schedule
     from advisor.predict_text import prediction_lines
     from advisor.rules import violations
     from costmodel.plan_file import provenance, save_plan_file
     from costmodel.predict import predict
 
     case = read_case(plan, options)
-    prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+    closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+    prediction = with_schedule(closed_form)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus)
     if options["save"]:
         from dataclasses import replace

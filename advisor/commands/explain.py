@@ -1,0 +1,115 @@
+"""advisor explain: the best plan for a model on a cluster, and why."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Any
+
+import click
+
+
+@click.command(name="explain")
+@click.option("--model", required=True, help="Model: a name, an alias such as 70b, a TOML or a config.json.")
+@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs in all.")
+@click.option("--gpu", metavar="NAME", help="GPU type, such as h100, b200, or a TOML of yours.")
+@click.option("--cluster", metavar="NAME", help="A cluster instead of --gpu, such as dgx-h100, or a TOML.")
+@click.option("--seq-len", type=int, metavar="TOKENS", help="Tokens of one sequence [the model's usual].")
+@click.option("--global-batch", type=int, metavar="N", help="Sequences a step [scaled with the GPUs].")
+@click.option("--precision", default="auto", show_default=True, help="Recipes to search, at commas.")
+@click.option("--task", default="pretrain", show_default=True, help="pretrain, sft or lora.")
+@click.option("--objective", default="throughput", show_default=True, help="throughput, cost or memory.")
+@click.option("--pin", multiple=True, metavar="KNOB=VALUE", help="Only plans with this value; repeatable.")
+@click.option(
+    "--why-not",
+    multiple=True,
+    metavar="KNOB=VALUE",
+    help="What that would cost, or what forbids it; repeatable.",
+)
+@click.option("--tokens", type=float, metavar="T", help="Tokens to train on, for GPU-hours, $ and kWh.")
+@click.option("--top", type=int, default=5, show_default=True, metavar="K", help="Plans to tell about.")
+@click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06 [the newest known].")
+@click.option("--save", metavar="FILE", help="Write the plan as a plan file.")
+@click.option("--formulas", is_flag=True, help="Every formula, with the numbers of the plan put in.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.pass_context
+def command(context: click.Context, **options: Any) -> None:
+    """The best plan for a model on a cluster, and why.
+
+    Every legal plan of a declared space is evaluated; the answer is the optimum of the model over it. First the
+    plan and its numbers, then where time and memory go, what binds, what the runners-up lose to, and the path
+    that the tuning guides take to it. Exit code 1 when nothing fits.
+
+    \b
+    advisor explain --model 70b --gpus 64 --gpu b200
+    advisor explain --model 70b --gpus 64 --gpu b200 --why-not tp=8 --tokens 15e12
+    """
+    from advisor.explain import explain
+    from advisor.progress import Progress
+    from advisor.request import make_request
+
+    if options["gpu"] is None and options["cluster"] is None:
+        raise ValueError(
+            "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
+        )
+    request = make_request(
+        options["model"],
+        options["gpus"],
+        options["gpu"],
+        options["cluster"],
+        seq_len=options["seq_len"],
+        global_batch=options["global_batch"],
+        task=options["task"],
+        precision=options["precision"],
+        objective=options["objective"],
+        pins=options["pin"],
+        top=options["top"],
+        tokens=options["tokens"],
+        stack=options["stack"],
+    )
+    with Progress(wanted=not options["as_json"]) as progress:
+        explanation = explain(request, options["why_not"], progress)
+    saved = _save(explanation, options) if explanation.best else None
+    if options["as_json"]:
+        click.echo(json.dumps(explanation.to_dict(), indent=2))
+    else:
+        from advisor.explain_text import explanation_lines
+
+        lines = explanation_lines(explanation, options["formulas"])
+        if saved:
+            lines += ["", f"Saved as {saved}. `advisor predict {shlex.quote(saved)}` shows it again."]
+        click.echo("\n".join(lines))
+    context.exit(0 if explanation.best else 1)
+
+
+def _save(explanation: Any, options: dict[str, Any]) -> str | None:
+    """Write the plan where it was asked for, and as the last plan; returns the path asked for."""
+    from costmodel.plan_file import PlanFile, last_plan_path, provenance, save_plan_file
+
+    prediction = explanation.best.prediction
+    cluster = options["cluster"] or ""
+    if not cluster:
+        gpu = options["gpu"]
+        cluster = gpu if gpu.endswith(".toml") else prediction.cluster.name
+    plan_file = PlanFile(
+        model=options["model"] if _is_path(options["model"]) else prediction.model.name,
+        workload=prediction.workload,
+        cluster=cluster,
+        gpus=prediction.plan.world,
+        plan=prediction.plan,
+        stack=options["stack"] or "",
+        prediction=provenance(prediction, "advisor " + shlex.join(sys.argv[1:])),
+    )
+    try:
+        last_plan_path().parent.mkdir(parents=True, exist_ok=True)
+        save_plan_file(last_plan_path(), plan_file)
+    except OSError:
+        pass  # without a writable cache there is no last plan to run, and nothing else is lost
+    if options["save"] is None:
+        return None
+    return str(save_plan_file(options["save"], plan_file))
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".toml", ".json"))

@@ -1,0 +1,109 @@
+"""The answer to a request: the best plan, what it was compared with, and why it is the one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from advisor.alternatives import WhyNot, what_would_fit, why_not
+from advisor.candidates import Candidate
+from advisor.options import split_pairs
+from advisor.request import Request, parse_pins
+from advisor.search import Progress, SearchResult, search
+from advisor.sections import training_cost
+from advisor.why import Path, Step
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything `advisor explain` tells. best is None when nothing fits; remedies then say what would."""
+
+    request: Request
+    result: SearchResult
+    best: Candidate | None
+    steps: tuple[Step, ...] = ()
+    alternatives: tuple[WhyNot, ...] = ()
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> Candidate:
+        """The best plan, or the least bad one when nothing fits."""
+        found = self.best or self.result.least_bad
+        assert found is not None
+        return found
+
+    @property
+    def cost(self) -> dict[str, float] | None:
+        """Cost of the training run that --tokens asks about."""
+        if self.request.tokens is None:
+            return None
+        return training_cost(self.shown.prediction, self.request.tokens)
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What was taken for granted, in the order it was decided."""
+        return [*self.result.notes, *self.shown.prediction.assumptions]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `explain --json` prints."""
+        result = self.result
+        return {
+            "plans": [_plan_dict(candidate) for candidate in result.plans],
+            "least_bad": _plan_dict(result.least_bad) if result.least_bad else None,
+            "remedies": list(self.remedies),
+            "rejected": [
+                {"reason": each.reason, "count": each.count, "example": each.example}
+                for each in result.rejected
+            ],
+            "space": {
+                "enumerated": result.enumerated,
+                "legal": result.legal,
+                "feasible": result.feasible,
+                "seconds": result.seconds,
+            },
+            "why": [step.to_dict() for step in self.steps],
+            "why_not": [_why_not_dict(alternative) for alternative in self.alternatives],
+            "cost": self.cost,
+            "assumptions": self.assumptions,
+        }
+
+
+def explain(request: Request, questions: Sequence[str] = (), progress: Progress | None = None) -> Explanation:
+    """Search, then gather what makes the answer believable. ValueError in one line as `search`.
+
+    questions: texts of --why-not, each KNOB=VALUE, several joined by commas.
+    """
+    asked = [parse_pins(split_pairs(text)) for text in questions]
+    result = search(request, progress)
+    if not result.plans:
+        return Explanation(request, result, None, remedies=what_would_fit(result))
+    best = result.plans[0]
+    path = Path(best.prediction, request.precisions, request.stack)
+    return Explanation(
+        request,
+        result,
+        best,
+        steps=tuple(path.steps()),
+        alternatives=tuple(why_not(request, pins, best) for pins in asked),
+    )
+
+
+def _plan_dict(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "rank": candidate.rank,
+        "knobs": candidate.plan.to_dict(),
+        "prediction": candidate.prediction.to_dict(),
+        "lost_by": candidate.lost_by,
+        "lost_to_term": candidate.lost_to_term or None,
+    }
+
+
+def _why_not_dict(found: WhyNot) -> dict[str, Any]:
+    return {
+        "pins": {
+            name: list(value) if isinstance(value, tuple) else value for name, value in found.pins.items()
+        },
+        "reason": found.reason,
+        "plan": _plan_dict(found.candidate) if found.candidate else None,
+    }

@@ -1,0 +1,120 @@
+"""An explanation as text: the plan first, then where its time and memory go, then why it is the one."""
+
+from __future__ import annotations
+
+from advisor.alternatives import WhyNot, shortfall
+from advisor.candidates import Candidate
+from advisor.explain import Explanation
+from advisor.options import value_text
+from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.sections import (
+    assumption_section,
+    binding_section,
+    cost_line,
+    knob_table,
+    memory_section,
+    numbers,
+    setting,
+    time_section,
+)
+from advisor.space import declared_space
+from costmodel.predict import FITS_BELOW
+
+
+def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:
+    """Everything, answer first."""
+    if explanation.best is None:
+        return [
+            *_nothing_fits(explanation),
+            *_space(explanation),
+            *assumption_section(explanation.assumptions),
+        ]
+    prediction = explanation.best.prediction
+    lines = [bold(prediction.plan.describe()), wrap(setting(prediction)), "", *numbers(prediction)]
+    if explanation.cost is not None:
+        lines.append(cost_line(explanation.cost))
+    lines += [heading("Set these"), *knob_table(prediction.plan)]
+    for alternative in explanation.alternatives:
+        lines += _alternative(alternative)
+    lines += time_section(prediction)
+    lines += memory_section(prediction)
+    lines += binding_section(prediction)
+    lines += _runners_up(explanation)
+    lines += _path(explanation)
+    lines += _space(explanation)
+    lines += assumption_section(explanation.assumptions)
+    if formulas:
+        from advisor.predict_text import formula_section
+
+        lines += formula_section(prediction)
+    return lines
+
+
+def _alternative(alternative: WhyNot) -> list[str]:
+    asked = ", ".join(f"{name}={value_text(value)}" for name, value in alternative.pins.items())
+    return [heading(f"Why not {asked}?"), wrap(f"{alternative.reason}.", "  ")]
+
+
+def _runners_up(explanation: Explanation) -> list[str]:
+    """Other layouts, what each loses by, and to which term."""
+    others = explanation.result.plans[1:]
+    if not others:
+        return [heading("Runners-up"), "  none: no other layout fits."]
+    memory = explanation.request.objective == "memory"
+
+    def row(candidate: Candidate) -> tuple[str, str, str, str, str]:
+        lost = gib(candidate.lost_amount) if memory else seconds(candidate.lost_amount)
+        to = f"{candidate.lost_to_term} (+{lost})" if candidate.lost_to_term else ""
+        return (
+            candidate.plan.describe(),
+            seconds(candidate.step_time),
+            gib(candidate.peak_memory),
+            f"+{percent(candidate.lost_by)}",
+            to,
+        )
+
+    headers = ["plan", "step", "memory", "loses", "mostly to"]
+    title = "Runners-up, the best of each other layout"
+    return [heading(title), *table(headers, [row(candidate) for candidate in others], "lrrrl")]
+
+
+def _path(explanation: Explanation) -> list[str]:
+    lines = [heading("Why: the path of the tuning guides, with the numbers of this case")]
+    for number, step in enumerate(explanation.steps, 1):
+        lines.append(wrap(f"{number}. {step.topic}: {step.text}", "  ", "     "))
+    return lines
+
+
+def _space(explanation: Explanation) -> list[str]:
+    result = explanation.result
+    lines = [
+        heading("Space searched"),
+        wrap(
+            f"{result.enumerated:,} combinations, {result.legal:,} legal, {result.feasible:,} fit; every one evaluated "
+            f"in {result.seconds:.2f} s, so the plan is the optimum of the model over this space.",
+            "  ",
+        ),
+    ]
+    lines += [wrap(text[0].upper() + text[1:] + ".", "  - ", "    ") for text in declared_space()]
+    if result.rejected:
+        rows = [(each.reason, f"{each.count:,}", each.example) for each in result.rejected[:5]]
+        lines += ["", *table(["dropped by", "plans", "for example"], rows, "lrl")]
+    return lines
+
+
+def _nothing_fits(explanation: Explanation) -> list[str]:
+    """The least bad plan, by how much it misses, and what would make it fit."""
+    shown = explanation.shown
+    prediction = shown.prediction
+    over = prediction.peak_memory_bytes - FITS_BELOW * prediction.device_bytes
+    lines = [
+        bold(f"Nothing fits: the leanest plan misses by {gib(over)} a GPU."),
+        wrap(setting(prediction)),
+        "",
+        wrap(f"{shortfall(shown)}.", "  "),
+        heading("What would make it fit"),
+    ]
+    lines += [wrap(change, "  - ", "    ") for change in explanation.remedies]
+    if not explanation.remedies:
+        lines.append("  no single change: not more GPUs, a shorter sequence or a leaner optimizer")
+    return [*lines, *memory_section(prediction)]
