@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import string
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -132,33 +132,23 @@ def violation(rule: Rule, words: Facts, index: int) -> Violation:
     return Violation(rule.id, rule.severity, rule.knobs, text, way_out, rule.source, rule.cites)
 
 
-def error_masks(words: Facts, rows: int, knobs: Collection[str] | None = None) -> dict[str, Mask]:
-    """Rows that break each ERROR rule, by rule id, rules without a broken row left out.
-
-    knobs: only rules that name one of these (the others are known to hold).
-    """
+def error_masks(words: Facts, rows: int, rules: Iterable[Rule] | None = None) -> dict[str, Mask]:
+    """Rows that break each ERROR rule of `rules` (default: all), by id; rules no row breaks are left out."""
     masks: dict[str, Mask] = {}
-    for rule in load_rules():
-        if rule.severity != "ERROR" or (knobs is not None and not set(rule.knobs) & set(knobs)):
-            continue
-        mask = np.broadcast_to(np.asarray(rule.broken(words), dtype=bool), (rows,))
-        if mask.any():
-            masks[rule.id] = mask
+    for rule in load_rules() if rules is None else rules:
+        if rule.severity == "ERROR":
+            mask = np.broadcast_to(np.asarray(rule.broken(words), dtype=bool), (rows,))
+            if mask.any():
+                masks[rule.id] = mask
     return masks
 
 
 def legal_mask(
-    model: ModelSpec,
-    workload: Workload,
-    cluster: Cluster,
-    precision: str,
-    columns: Columns,
-    gpus: int = 0,
-    knobs: Collection[str] | None = None,
+    model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, columns: Columns, gpus: int = 0
 ) -> Mask:
     """Rows of `columns` that break no ERROR rule."""
     rows = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))[0]
     legal = np.ones(rows, dtype=bool)
-    for mask in error_masks(facts(model, workload, cluster, precision, columns, gpus), rows, knobs).values():
+    for mask in error_masks(facts(model, workload, cluster, precision, columns, gpus), rows).values():
         legal &= ~mask
     return legal

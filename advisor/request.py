@@ -1,0 +1,207 @@
+"""What a user asks: model, GPUs, workload, objective and pinned knobs, checked when built, defaults said."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from costmodel.knobs import KNOBS, knob_error, parse_knob
+from costmodel.model_spec import ModelSpec
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from hardware_db import Cluster
+
+OBJECTIVES = ("throughput", "cost", "memory")
+MOST_GPUS = 2**20
+# Precision recipes that "auto" searches, by GPU generation. Delayed scaling is superseded by current
+# scaling (Megatron-Bridge recipes); NVFP4 changes numerics so much that it is searched only when named.
+AUTO_PRECISIONS = {
+    "ada": ("bf16", "fp8-cs"),
+    "hopper": ("bf16", "fp8-cs"),
+    "blackwell": ("bf16", "fp8-cs", "mxfp8"),
+    "blackwell-ultra": ("bf16", "fp8-cs", "mxfp8"),
+}
+# Sequence lengths of published pre-training runs, by start of the model's name (shared/data/measurements.csv).
+USUAL_SEQ_LEN = {"llama3": 8192, "llama2": 4096, "nemotron4": 4096, "tiny": 256}
+DEFAULT_SEQ_LEN = 4096
+# On a processor a step should still end in seconds.
+CPU_SEQUENCES = 8
+# Sequences of one step in the published recipes: 128 up to 64 GPUs, then 2 a GPU (llama3-70b: 128 on 64,
+# 2048 on 1024); fine-tuning 32, then half a GPU. Longer sequences than 8192 keep the tokens of a step.
+SEQUENCES = {"pretrain": (128, 2.0), "sft": (32, 0.5), "lora": (32, 0.5)}
+LONG_SEQUENCE = 8192
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to the advisor. Raises ValueError in one line when it cannot be meant.
+
+    gpus: GPUs there are. precisions: recipes to search. pins: knob -> value that every plan must have.
+    top: plans to return. tokens: length of the training run, for its cost. stack: software stack, None is
+    the newest known. notes: what was assumed for the user.
+    """
+
+    model: ModelSpec
+    gpus: int
+    cluster: Cluster
+    workload: Workload
+    objective: str = "throughput"
+    precisions: tuple[str, ...] = ("bf16",)
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    top: int = 5
+    tokens: float | None = None
+    stack: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_gpus(self.gpus)
+        reason = self.model.unsupported_reason()
+        if reason:
+            raise ValueError(reason)
+        if self.objective not in OBJECTIVES:
+            raise ValueError(
+                f"--objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}."
+                + _hint(self.objective, OBJECTIVES)
+            )
+        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= 100:
+            raise ValueError(f"--top {self.top!r} is not a whole number from 1 to 100. Try --top 5.")
+        if self.tokens is not None and not 0 < self.tokens < math.inf:
+            raise ValueError(f"--tokens {self.tokens!r} is not a positive number. Try --tokens 1e12.")
+        for precision in self.precisions:
+            problem = knob_error("precision", precision)
+            if problem:
+                raise ValueError(problem)
+        self._check_pins()
+
+    def _check_pins(self) -> None:
+        for name, value in self.pins.items():
+            problem = knob_error(name, value) if name in KNOBS else f"{name!r} is not a knob."
+            if problem:
+                raise ValueError(problem)
+        sizes = {name: self.pins[name] for name in ("tp", "pp", "cp", "dp") if name in self.pins}
+        product = math.prod(sizes.values())
+        if self.gpus % product:
+            given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            fitting = max(1, round(self.gpus / product)) * product
+            smaller = {name: math.gcd(size, self.gpus) for name, size in sizes.items()}
+            name, size = max(smaller.items(), key=lambda item: sizes[item[0]] - item[1])
+            other = f", or --pin {name}={size}" if self.gpus % (product // sizes[name] * size) == 0 else ""
+            raise ValueError(
+                f"--gpus {self.gpus} does not fit {given}: {self.gpus} is not a multiple of "
+                f"{' x '.join(sizes)} = {product}. Try --gpus {fitting}{other}."
+            )
+
+
+def check_gpus(gpus: Any) -> None:
+    """ValueError in one line unless `gpus` is a number of GPUs that can be meant."""
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST_GPUS:
+        raise ValueError(f"--gpus {gpus!r} is not a whole number from 1 to {MOST_GPUS}. Try --gpus 8.")
+
+
+def make_request(
+    model: str,
+    gpus: int,
+    gpu: str | None = None,
+    cluster: str | None = None,
+    *,
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    task: str = "pretrain",
+    precision: str = "auto",
+    objective: str = "throughput",
+    pins: Iterable[str] | Mapping[str, Any] = (),
+    top: int = 5,
+    tokens: float | None = None,
+    stack: str | None = None,
+) -> Request:
+    """A request from what a user types; every default taken is told in `notes`.
+
+    model, gpu and cluster are names or paths. pins: "tp=4" texts, or knob -> value. precision: "auto", one
+    recipe or several separated by commas.
+    """
+    from costmodel.model_registry import load_model
+    from hardware_db import resolve
+
+    check_gpus(gpus)
+    spec = load_model(model)
+    place, note = resolve(gpu, cluster)
+    notes = [note] if note else []
+    if seq_len is None:
+        seq_len = usual_seq_len(spec)
+        notes.append(f"sequence length {seq_len}, as {spec.name} is usually trained")
+    if global_batch is None:
+        Workload(seq_len, 1, task)
+        on_cpu = place.gpu.generation == "cpu"
+        global_batch = CPU_SEQUENCES * gpus if on_cpu else default_global_batch(gpus, seq_len, task)
+        notes.append(
+            f"global batch {global_batch} sequences ({global_batch * seq_len:,} tokens a step), "
+            + ("small, for a processor" if on_cpu else "scaled with the GPUs as published recipes do")
+        )
+    fixed = dict(pins) if isinstance(pins, Mapping) else parse_pins(pins)
+    recipes, recipe_note = choose_precisions(fixed.get("precision", precision), place)
+    return Request(
+        model=spec,
+        gpus=gpus,
+        cluster=place,
+        workload=Workload(seq_len, global_batch, task),
+        objective=objective,
+        precisions=recipes,
+        pins=fixed,
+        top=top,
+        tokens=tokens,
+        stack=stack,
+        notes=(*notes, recipe_note) if recipe_note else tuple(notes),
+    )
+
+
+def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
+    """Knob -> value of "tp=4" texts. ValueError in one line for anything else."""
+    pins: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        key = name.strip().lower().replace("-", "_")
+        if not equals:
+            raise ValueError(f"--pin {text!r} is not KNOB=VALUE. Try --pin tp=4.")
+        value = parse_knob(key, value)
+        if key in pins and pins[key] != value:
+            raise ValueError(f"--pin gives {key} twice: {pins[key]} and {value}. Keep one.")
+        pins[key] = value
+    return pins
+
+
+def choose_precisions(precision: str, cluster: Cluster) -> tuple[tuple[str, ...], str]:
+    """Recipes to search, and what was assumed."""
+    if precision != "auto":
+        wanted = tuple(dict.fromkeys(part.strip() for part in precision.split(",") if part.strip()))
+        if not wanted:
+            raise ValueError(f"--precision {precision!r} names no recipe. Try --precision auto.")
+        return wanted, ""
+    gpu = cluster.gpu
+    if gpu.generation == "cpu" or (gpu.peak("bf16") is None and gpu.peak("fp16") is None):
+        return ("fp32",), f"precision fp32: {gpu.title} has no 16-bit matrix units"
+    recipes = AUTO_PRECISIONS.get(gpu.generation, ("bf16",))
+    return recipes, f"precision auto: searched {', '.join(recipes)}; others only when named"
+
+
+def usual_seq_len(model: ModelSpec) -> int:
+    """Sequence length at which the model is usually trained. [token]"""
+    by_name = next((size for start, size in USUAL_SEQ_LEN.items() if model.name.startswith(start)), 0)
+    return model.learned_positions or model.seq_len or by_name or DEFAULT_SEQ_LEN
+
+
+def default_global_batch(gpus: int, seq_len: int, task: str) -> int:
+    """Sequences of one step in the manner of published recipes, a multiple or a divisor of `gpus`. [1]"""
+    least, each = SEQUENCES[task]
+    target = max(least, each * gpus) * LONG_SEQUENCE / max(seq_len, LONG_SEQUENCE)
+    if target > gpus / 2:
+        return gpus * math.ceil(target / gpus)
+    return min(gpus // d for d in range(1, gpus + 1) if gpus % d == 0 and gpus // d >= target)
+
+
+def _hint(given: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.4)
+    return f" Did you mean {near[0]}?" if near else ""

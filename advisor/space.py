@@ -1,0 +1,321 @@
+"""The declared space of plans as columns: built by crossing small tables, never by a loop over plans.
+
+Layouts (parallel sizes and micro-batch) are crossed with the options one table at a time; after each
+step the rules of the knobs just added drop what is illegal. What is not searched is fixed, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from advisor.request import Request
+from advisor.rules import Mask, Rule, Violation, error_masks, load_rules, violation
+from advisor.rules.facts import divisors, facts
+from costmodel.columns import Array, code
+from costmodel.knobs import KNOBS
+from costmodel.plan import RECOMPUTE_MODULES
+
+MICRO_BATCHES = (1, 2, 4, 8)
+# Shortest piece of a sequence that context parallelism may leave to a GPU.
+SHORTEST_SHARD = 1024
+# Full recompute of all layers, and of these shares of the layers of a chunk.
+RECOMPUTE_SHARES = (0.25, 0.5, 0.75, 1.0)
+# Up to this many data-parallel ranks gradients are summed in BF16, beyond in FP32 (tuning guide).
+BF16_REDUCTION_RANKS = 128
+# (account_embedding, account_loss): the loss is the heavier of the two.
+SPLITS = ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0))
+Row = dict[str, float]
+Columns = dict[str, Array]
+# Looks at the rows just crossed, and says which to keep.
+Finish = Callable[[Columns], Mask]
+
+
+@dataclass
+class Space:
+    """The legal plans of one precision.
+
+    columns: one array per knob, over the legal plans. enumerated: combinations of the declared axes that
+    use all GPUs. rejected: rule id -> rows it dropped; examples: what it says about one of them.
+    """
+
+    precision: str
+    columns: Columns
+    enumerated: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, Violation] = field(default_factory=dict)
+
+    @property
+    def legal(self) -> int:
+        """Number of legal plans. [1]"""
+        return len(self.columns["tp"])
+
+
+def build_space(request: Request, precision: str) -> Space:
+    """Every legal plan of the declared space for one precision recipe, pins honoured."""
+    pins = {name: value for name, value in request.pins.items() if name != "precision"}
+    layouts = _layouts(request, pins)
+    space = Space(precision, layouts | _fixed(layouts, pins), len(layouts["tp"]))
+    waiting = _drop_illegal(space, request, list(load_rules()))
+    for table, finish in _option_tables(request, precision, pins):
+        space.enumerated *= len(table)
+        space.columns = _cross(space.columns, table)
+        _keep(space.columns, finish(space.columns))
+        waiting = _drop_illegal(space, request, waiting)
+    assert not waiting, f"rules that were never applied: {[rule.id for rule in waiting]}"
+    return space
+
+
+def declared_space() -> tuple[str, ...]:
+    """What is searched and what is fixed, in lines for people."""
+    return (
+        "searched: tp up to the scale-up domain, pp, vpp, cp (at least "
+        f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, "
+        "layer accounting for embedding and loss",
+        "searched: ZeRO 1; FSDP 2 and 3 with pp = 1; recompute none, mlp, layernorm, both, "
+        "full of 1/4 to all layers; cp_comm_type; tp_comm_overlap; cuda_graph; fp8_param_gather with FP8",
+        "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
+        "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy",
+        f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
+        "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off",
+        "not searched, pin them: fsdp_shard_size, precision_aware_optimizer, zero_stage 0, unfused attention",
+    )
+
+
+def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
+    """Parallel sizes and micro-batch that use all GPUs, before any rule."""
+    gpus, layers = request.gpus, request.model.num_layers
+    longest_cp = max(request.workload.seq_len // SHORTEST_SHARD, 1)
+    sizes = divisors(gpus)
+    axes: dict[str, list[int]] = {
+        "tp": [size for size in sizes if size <= request.cluster.domain_size],
+        "pp": [size for size in sizes if size <= layers + 2],
+        "cp": [size for size in sizes if size <= longest_cp],
+        "vpp": sorted({d for extra in (0, 1, 2) for d in divisors(layers + extra)}),
+        "micro_batch": list(MICRO_BATCHES),
+    }
+    axes |= {name: [pins[name]] for name in axes if name in pins}
+    grid = np.meshgrid(*(np.array(axes[name], dtype=float) for name in ("tp", "pp", "cp")), indexing="ij")
+    columns = {name: array.ravel() for name, array in zip(("tp", "pp", "cp"), grid, strict=True)}
+    columns["dp"] = gpus / (columns["tp"] * columns["pp"] * columns["cp"])
+    _keep(columns, (columns["dp"] % 1 == 0) & (columns["dp"] == pins.get("dp", columns["dp"])))
+    columns = _cross(columns, [{"vpp": float(vpp)} for vpp in axes["vpp"]])
+    columns = _cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
+    flags = ("account_embedding", "account_loss")
+    columns = _cross(columns, _pinned([dict(zip(flags, split, strict=True)) for split in SPLITS], pins))
+    if not set(flags) & set(pins):
+        # Without stages the flags do nothing.
+        _keep(columns, (columns["pp"] > 1) | (columns["account_loss"] == 0))
+    return columns
+
+
+def _fixed(layouts: Columns, pins: dict[str, Any]) -> Columns:
+    """Columns of the knobs that are not searched: best value, or the pin."""
+    shards = layouts["dp"] * layouts["cp"]
+    fixed = {
+        "sequence_parallel": (layouts["tp"] > 1) * 1.0,
+        "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,
+    }
+    single = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "precision_aware_optimizer")
+    single += ("fused_cross_entropy", "dropout", "fsdp_shard_size", "ep", "etp")
+    fixed |= {name: np.full(len(shards), float(KNOBS[name].default)) for name in single}
+    fixed["overlap_param_gather"] = np.full(len(shards), float(pins.get("zero_stage", 1) > 0))
+    fixed |= {name: np.full(len(shards), float(pins[name])) for name in (*fixed, *single) if name in pins}
+    backend = pins.get("attention_backend", KNOBS["attention_backend"].default)
+    return fixed | {"attention_backend": np.full(len(shards), float(code("attention_backend", backend)))}
+
+
+def _option_tables(request: Request, precision: str, pins: dict[str, Any]) -> list[tuple[list[Row], Finish]]:
+    """Tables to cross with, in order, and which rows of the product are worth having.
+
+    A knob that would do nothing (cp_comm_type without cp, ...) keeps one value there, unless it is pinned.
+    """
+    fp8 = precision.startswith(("fp8", "mxfp8"))
+    tables: list[tuple[list[Row], Finish]] = [
+        (_sharding(), _useful_sharding),
+        (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
+        (_switch("tp_comm_overlap"), lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
+        (_switch("fp8_param_gather")[: 1 + fp8], _all),
+        (_switch("cuda_graph"), lambda c: (c["cuda_graph"] == 0) | (c["fsdp"] == 0)),
+    ]
+    pinned = [(_pinned(rows, pins), _all if set(rows[0]) & set(pins) else keep) for rows, keep in tables]
+    # Last, because it multiplies the rows most.
+    return [*pinned, (_recompute(pins), _distinct_recompute(request.model.num_layers))]
+
+
+def _switch(knob: str) -> list[Row]:
+    return [{knob: 0.0}, {knob: 1.0}]
+
+
+def _sharding() -> list[Row]:
+    return [
+        {"zero_stage": 1.0, "fsdp": 0.0},
+        {"zero_stage": 2.0, "fsdp": 1.0},
+        {"zero_stage": 3.0, "fsdp": 1.0},
+    ]
+
+
+def _useful_sharding(columns: Columns) -> Mask:
+    several = columns["dp"] * columns["cp"] > 1
+    return (columns["fsdp"] == 0) | ((columns["pp"] == 1) & several)
+
+
+def _context_exchange() -> list[Row]:
+    kinds = [
+        {"cp_comm_type": float(code("cp_comm_type", kind)), "cp_a2a_size": 1.0}
+        for kind in ("p2p", "all_gather", "a2a")
+    ]
+    mixed = float(code("cp_comm_type", "a2a+p2p"))
+    return kinds + [{"cp_comm_type": mixed, "cp_a2a_size": size} for size in (2.0, 4.0, 8.0, 16.0)]
+
+
+def _useful_exchange(domain: int) -> Finish:
+    p2p, mixed = (float(code("cp_comm_type", kind)) for kind in ("p2p", "a2a+p2p"))
+
+    def keep(columns: Columns) -> Mask:
+        kind, cp = columns["cp_comm_type"], columns["cp"]
+        # Inner all-to-all groups inside a domain, the ring between domains.
+        spans = (cp * columns["tp"] > domain) & (columns["cp_a2a_size"] * columns["tp"] <= domain)
+        return (kind == p2p) | ((cp > 1) & ((kind != mixed) | (spans & (columns["cp_a2a_size"] < cp))))
+
+    return keep
+
+
+def _recompute(pins: dict[str, Any]) -> list[Row]:
+    """Recompute settings; `share` of a chunk's layers becomes recompute_num_layers."""
+    none, selective, full = (float(code("recompute", kind)) for kind in ("none", "selective", "full"))
+    chosen = [("mlp",), ("layernorm",), ("layernorm", "mlp")]
+    if "recompute_modules" in pins:
+        chosen = [tuple(pins["recompute_modules"])]
+    rows = [{"recompute": none, "share": 0.0}]
+    rows += [
+        {"recompute": selective, "share": 0.0} | {f"recompute_{module}": 1.0 for module in modules}
+        for modules in chosen
+    ]
+    shares = RECOMPUTE_SHARES
+    if "recompute_num_layers" in pins:
+        # A negative share is a count of layers.
+        shares = (-float(pins["recompute_num_layers"]) or 1.0,)
+    rows += [{"recompute": full, "share": share} for share in shares]
+    if "recompute" in pins:
+        rows = [row for row in rows if row["recompute"] == code("recompute", pins["recompute"])]
+    elif pins.get("recompute_modules"):
+        rows = [row for row in rows if row["recompute"] == selective]
+    elif pins.get("recompute_num_layers"):
+        rows = [row for row in rows if row["recompute"] == full]
+    empty = {f"recompute_{module}": 0.0 for module in RECOMPUTE_MODULES}
+    return [empty | row for row in rows]
+
+
+def _distinct_recompute(num_layers: int) -> Finish:
+    """Turns the column `share` into recompute_num_layers, whole layers of every chunk; drops repetitions."""
+    step = min(RECOMPUTE_SHARES)
+
+    def finish(columns: Columns) -> Mask:
+        share = columns.pop("share")
+        accounted = num_layers + columns["account_embedding"] + columns["account_loss"]
+        chunk = np.ceil(accounted / (columns["pp"] * columns["vpp"]))
+        partial = (share > 0) & (share < 1)
+        layers = np.floor(share * chunk)
+        number = np.where(partial, layers * columns["vpp"], 0.0)
+        columns["recompute_num_layers"] = np.where(share < 0, -share, number)
+        return ~partial | ((layers > np.floor((share - step) * chunk)) & (layers < chunk))
+
+    return finish
+
+
+def _all(columns: Columns) -> Mask:
+    return np.ones(len(columns["tp"]), dtype=bool)
+
+
+def _pinned(table: list[Row], pins: dict[str, Any]) -> list[Row]:
+    """Rows of the table that agree with the pins; with none, the table with the pins written over it."""
+    wanted = {
+        name: float(code(name, pins[name]) if KNOBS[name].kind == "choice" else pins[name])
+        for name in table[0]
+        if name in pins
+    }
+    agreeing = [row for row in table if row.items() >= wanted.items()]
+    if agreeing or not wanted:
+        return agreeing or table
+    return [dict(row) for row in {tuple((table[0] | wanted).items())}]
+
+
+def _cross(columns: Columns, table: list[Row]) -> Columns:
+    """Every row with every row of the table."""
+    rows, options = len(columns["tp"]), len(table)
+    crossed = {name: np.repeat(array, options) for name, array in columns.items()}
+    for name in table[0]:
+        crossed[name] = np.tile(np.array([row[name] for row in table]), rows)
+    return crossed
+
+
+def _keep(columns: Columns, mask: Mask) -> None:
+    for name in columns:
+        columns[name] = columns[name][mask]
+
+
+def _drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule]:
+    """Drop and count the rows that break a rule whose knobs are all decided; returns the other rules."""
+    decided = set(space.columns) | {"precision"}
+    if "recompute_mlp" in decided:
+        decided.add("recompute_modules")
+    ready = [rule for rule in rules if set(rule.knobs) <= decided]
+    model, workload, cluster = request.model, request.workload, request.cluster
+    words = facts(model, workload, cluster, space.precision, space.columns, request.gpus)
+    masks = error_masks(words, space.legal, ready)
+    broken = sum(masks.values(), np.zeros(space.legal, dtype=int))
+    for rule in ready:
+        if rule.id in masks:
+            mask = masks[rule.id]
+            # The clearest example is a plan with this fault alone.
+            alone = mask & (broken == 1)
+            index = int(np.argmax(alone if alone.any() else mask))
+            space.rejected[rule.id] = int(mask.sum())
+            space.examples[rule.id] = violation(rule, words, index)
+    _keep(space.columns, broken == 0)
+    return [rule for rule in rules if rule not in ready]
+
+
+def nothing_legal(request: Request) -> str:
+    """One line for a request without a legal plan: the rules that leave none, and GPUs or batches that do."""
+    # Without interleaving each fault shows once.
+    plain = request if "vpp" in request.pins else replace(request, pins={**request.pins, "vpp": 1})
+    examples = build_space(plain, request.precisions[0]).examples
+    reasons = (
+        "; ".join(found.text for found in list(examples.values())[:3]) or "no parallel sizes multiply to it"
+    )
+    pins = "".join(f" --pin {name}={value}" for name, value in request.pins.items())
+    batch = max(1, round(request.workload.global_batch / request.gpus)) * request.gpus
+    ways = [f"--gpus {usable}"] if (usable := nearest_usable(request)) else []
+    if _has_legal(replace(request, workload=replace(request.workload, global_batch=batch))):
+        ways.append(f"--global-batch {batch}")
+    way_out = f"Try {', or '.join(ways)}." if ways else "Relax the pins or the sizes."
+    return (
+        f"--gpus {request.gpus} with --global-batch {request.workload.global_batch}{pins} leaves no legal plan "
+        f"of {request.model.name}: {reasons}. {way_out}"
+    )
+
+
+def nearest_usable(request: Request) -> int:
+    """Number of GPUs nearest to the request's that has a legal plan, 0 when none is near. [1]"""
+    pins = {name: value for name, value in request.pins.items() if name != "dp"}
+    powers = {2 ** round(np.log2(request.gpus)), request.gpus - request.gpus % request.cluster.domain_size}
+    near = {request.gpus + step for step in range(-4, 5)} | powers
+    for gpus in sorted(near - {request.gpus}, key=lambda count: (abs(count - request.gpus), count)):
+        if gpus < 1:
+            continue
+        try:
+            other = replace(request, gpus=int(gpus), pins=pins)
+        except ValueError:
+            continue
+        if _has_legal(other):
+            return int(gpus)
+    return 0
+
+
+def _has_legal(request: Request) -> bool:
+    return any(build_space(request, precision).legal for precision in request.precisions)

@@ -1,0 +1,228 @@
+"""The declared space: equal to a brute-force enumeration, legal row by row, pins honoured."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advisor.request import Request
+from advisor.rules import legal_mask, violations
+from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
+from costmodel.columns import NUMERIC, plan_from_columns
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+
+TINY = load_model("tiny-gpt")
+LLAMA = load_model("llama3-70b")
+
+
+def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
+    return SimpleNamespace(
+        name="stub", domain_size=domain, gpu=SimpleNamespace(generation=generation, title=generation.upper())
+    )
+
+
+def ask(model=TINY, gpus=4, seq_len=4096, batch=8, **more) -> Request:
+    return Request(
+        **{"model": model, "gpus": gpus, "cluster": cluster(), "workload": Workload(seq_len, batch)} | more
+    )
+
+
+def plans(request: Request, precision: str = "bf16") -> list[Plan]:
+    space = build_space(request, precision)
+    return [plan_from_columns(space.columns, index, precision) for index in range(space.legal)]
+
+
+def brute_force(request: Request, precision: str) -> set[Plan]:
+    """The declared space in plain loops: every value of every searched knob, then every rule, one plan at a time."""
+    found = set()
+    sizes = [1, 2, 4]
+    splits = [(False, False), (False, True), (True, True)]
+    sharding = [(1, False), (2, True), (3, True)]
+    recompute = [("none", ()), *(("selective", m) for m in (("mlp",), ("layernorm",), ("mlp", "layernorm")))]
+    recompute += [("full", ())]
+    fp8 = precision.startswith(("fp8", "mxfp8"))
+    for tp, pp, cp, dp in itertools.product(sizes, repeat=4):
+        if tp * pp * cp * dp != request.gpus or cp > request.workload.seq_len // 1024:
+            continue
+        for vpp, mbs, (embedding, loss), (zero, fsdp), comm in itertools.product(
+            range(1, 7), (1, 2, 4, 8), splits, sharding, ("p2p", "all_gather", "a2a")
+        ):
+            if (
+                (pp == 1 and (loss or vpp > 1))
+                or (fsdp and (pp > 1 or dp * cp == 1))
+                or (cp == 1 and comm != "p2p")
+            ):
+                continue
+            accounted = request.model.num_layers + embedding + loss
+            if accounted % (pp * vpp):
+                continue
+            chunk = accounted // (pp * vpp)
+            for (kind, modules), overlap, gather, graph in itertools.product(
+                recompute, *([(False, True)] * 3)
+            ):
+                if (overlap and tp == 1) or (gather and not fp8) or (graph and fsdp):
+                    continue
+                partial = sorted({int(share * chunk) for share in (0.25, 0.5, 0.75)} - {0, chunk})
+                for layers in [0, *(n * vpp for n in partial)] if kind == "full" else [0]:
+                    plan = Plan(
+                        tp=tp, pp=pp, vpp=vpp, cp=cp, dp=dp, micro_batch=mbs, precision=precision,
+                        sequence_parallel=tp > 1, zero_stage=zero, fsdp=fsdp, cp_comm_type=comm,
+                        recompute=kind, recompute_num_layers=layers, recompute_modules=modules,
+                        tp_comm_overlap=overlap, cuda_graph=graph, fp8_param_gather=gather,
+                        account_embedding=embedding, account_loss=loss, grad_reduce_in_fp32=dp * cp >= 128,
+                    )  # fmt: skip
+                    errors = violations(request.model, request.workload, request.cluster, plan, request.gpus)
+                    if not any(v.severity == "ERROR" for v in errors):
+                        found.add(plan)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layers", "precision"), [(1, 4, "bf16"), (2, 3, "fp8-cs"), (4, 4, "bf16"), (4, 6, "bf16")]
+)
+def test_equals_a_brute_force_enumeration(gpus, layers, precision):
+    request = ask(model=replace(TINY, num_layers=layers), gpus=gpus, batch=4)
+    found = plans(request, precision)
+    assert len(found) == len(set(found))
+    assert set(found) == brute_force(request, precision)
+
+
+def test_every_row_is_a_legal_plan_that_uses_all_gpus():
+    request = ask(LLAMA, 64, 8192, 128)
+    space = build_space(request, "fp8-cs")
+    assert np.all(legal_mask(LLAMA, request.workload, request.cluster, "fp8-cs", space.columns, request.gpus))
+    size = space.columns["tp"] * space.columns["pp"] * space.columns["cp"] * space.columns["dp"]
+    assert np.all(size == 64)
+    assert 10**4 <= space.legal <= 10**6
+    assert space.enumerated > space.legal
+
+
+def test_large_model_on_many_gpus_stays_within_a_million_plans():
+    space = build_space(ask(load_model("llama3.1-405b"), 1024, 8192, 1024), "fp8-cs")
+    assert 10**4 <= space.legal <= 10**6
+    assert np.any(space.columns["account_loss"] > 0), "126 layers need the accounting flags"
+
+
+def test_every_numeric_knob_has_a_column():
+    assert set(NUMERIC) <= set(build_space(ask(), "bf16").columns)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "tp": st.sampled_from([1, 2, 4]),
+            "pp": st.sampled_from([1, 2]),
+            "micro_batch": st.sampled_from([1, 2, 3]),
+            "cuda_graph": st.booleans(),
+            "recompute": st.sampled_from(["none", "selective", "full"]),
+            "zero_stage": st.sampled_from([0, 1, 3]),
+            "fsdp": st.booleans(),
+            "attention_backend": st.sampled_from(["fused", "unfused"]),
+            "grad_reduce_in_fp32": st.booleans(),
+            "precision_aware_optimizer": st.booleans(),
+            "cp_comm_type": st.sampled_from(["p2p", "a2a"]),
+            "account_loss": st.booleans(),
+            "tp_comm_overlap": st.booleans(),
+            "overlap_grad_reduce": st.booleans(),
+            "dropout": st.booleans(),
+        },
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_pins_hold_in_every_plan(pins):
+    if pins.get("fsdp") is False and pins.get("zero_stage", 0) > 1:
+        return
+    if pins.get("fsdp") and pins.get("zero_stage", 3) < 2:
+        return
+    request = (
+        ask(gpus=8, batch=24, pins=pins)
+        if 8 % pins.get("micro_batch", 1)
+        else ask(gpus=8, batch=16, pins=pins)
+    )
+    for plan in plans(request)[:500]:
+        assert {name: getattr(plan, name) for name in pins} == pins
+
+
+@pytest.mark.parametrize(
+    ("pins", "expected"),
+    [
+        ({"recompute_modules": ("mlp",)}, {("selective", ("mlp",), 0)}),
+        ({"recompute_modules": ("core_attn",)}, {("selective", ("core_attn",), 0)}),
+        ({"recompute": "full", "recompute_num_layers": 2}, {("full", (), 2)}),
+        ({"recompute_num_layers": 1}, {("full", (), 1)}),
+        ({"recompute": "none"}, {("none", (), 0)}),
+    ],
+)
+def test_recompute_pins_belong_together(pins, expected):
+    seen = {(p.recompute, p.recompute_modules, p.recompute_num_layers) for p in plans(ask(pins=pins))}
+    assert seen == expected
+
+
+def test_a_pin_outside_the_axes_is_honoured():
+    found = plans(ask(gpus=6, batch=18, pins={"micro_batch": 3}))
+    assert found
+    assert {plan.micro_batch for plan in found} == {3}
+
+
+def test_zero_stage_0_leaves_no_parameter_gather():
+    found = plans(ask(pins={"zero_stage": 0}))
+    assert found
+    assert not any(plan.overlap_param_gather or plan.fsdp for plan in found)
+
+
+def test_knobs_without_effect_keep_their_default():
+    for plan in plans(ask(gpus=8, batch=16)):
+        assert plan.cp > 1 or plan.cp_comm_type == "p2p"
+        assert plan.tp > 1 or not plan.tp_comm_overlap
+        assert plan.pp > 1 or not plan.account_loss
+
+
+def test_gradients_of_many_ranks_are_reduced_in_fp32():
+    space = build_space(ask(gpus=256, batch=1024), "bf16")
+    shards = space.columns["dp"] * space.columns["cp"]
+    assert np.array_equal(space.columns["grad_reduce_in_fp32"] == 1, shards >= 128)
+
+
+def test_all_to_all_inside_the_domain_and_a_ring_outside_is_searched_where_context_spans_domains():
+    space = build_space(ask(load_model("gpt3-175b"), 64, 2048, 16), "bf16")
+    assert not np.any(space.columns["cp_comm_type"] == 3)
+    long = build_space(ask(LLAMA, 64, 131072, 16), "bf16")
+    mixed = long.columns["cp_comm_type"] == 3
+    assert np.any(mixed)
+    assert np.all((long.columns["cp"] * long.columns["tp"])[mixed] > 8)
+
+
+def test_seven_gpus_without_a_legal_plan_say_why_and_what_works():
+    request = ask(LLAMA, 7, 8192, 128)
+    space = build_space(request, "bf16")
+    assert space.legal == 0
+    text = nothing_legal(request)
+    assert "\n" not in text
+    assert "--gpus 7" in text
+    assert "not a multiple of micro_batch x dp = 1 x 7" in text
+    assert "Try --gpus 6, or --global-batch 126." in text
+    assert nearest_usable(request) == 6
+
+
+def test_the_declaration_names_every_searched_knob():
+    text = " ".join(declared_space())
+    space = build_space(ask(LLAMA, 64, 8192, 128), "fp8-cs")
+    for name, column in space.columns.items():
+        if len(np.unique(column)) > 1:
+            word = {
+                "zero_stage": "ZeRO",
+                "fsdp": "FSDP",
+                "account_loss": "loss",
+                "account_embedding": "embedding",
+            }
+            word |= {"grad_reduce_in_fp32": "gradients"}
+            assert word.get(name, name.split("_")[0]) in text, name
