@@ -1,0 +1,112 @@
+"""Questions beside the best plan: why not this one, and what would make the model fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from advisor.candidates import Candidate, compared, memory_parts
+from advisor.request import Request
+from advisor.search import GIB, SearchResult, fits_at_all, search
+from costmodel.predict import FITS_BELOW
+
+# Largest growth of the cluster that is tried to make a model fit.
+MOST_GPUS_FACTOR = 64
+
+
+@dataclass(frozen=True)
+class WhyNot:
+    """The best plan with some knobs pinned, against the best without.
+
+    candidate is None when no such plan holds; reason then says which rule forbids it or what does not fit.
+    With a candidate, reason says by how much it loses (lost_by of the candidate) and to what.
+    """
+
+    pins: Mapping[str, Any]
+    candidate: Candidate | None
+    reason: str
+
+
+def why_not(request: Request, pins: Mapping[str, Any], best: Candidate) -> WhyNot:
+    """Best plan under `pins` (on top of the request's own), compared with `best`."""
+    words = ", ".join(f"{name}={_text(value)}" for name, value in pins.items())
+    try:
+        recipes = (pins["precision"],) if "precision" in pins else request.precisions
+        asked = replace(request, pins={**request.pins, **pins}, precisions=recipes, top=1)
+        found = search(asked)
+    except ValueError as refused:
+        return WhyNot(pins, None, str(refused))
+    if found.best is None:
+        assert found.least_bad is not None
+        return WhyNot(pins, None, f"{words} does not fit: {shortfall(found.least_bad)}")
+    other = compared(request, best, found.best)
+    if other.plan == best.plan:
+        return WhyNot(pins, other, f"{words} is what the best plan has")
+    if other.lost_by <= 0:
+        return WhyNot(pins, other, f"{words} is as good ({other.plan.describe()})")
+    amount = _amount(request.objective, other.lost_amount)
+    reason = (
+        f"{words} is {100 * other.lost_by:.1f} % worse at best ({other.plan.describe()}), "
+        f"most of it {other.lost_to_term}{amount}"
+    )
+    return WhyNot(pins, other, reason)
+
+
+def shortfall(least_bad: Candidate) -> str:
+    """By how much the plan that needs least memory misses, and its largest component."""
+    prediction = least_bad.prediction
+    allowed = FITS_BELOW * prediction.device_bytes
+    name, size = max(memory_parts(prediction).items(), key=lambda item: item[1])
+    return (
+        f"{least_bad.plan.describe()} needs least, {least_bad.peak_memory / GIB:.1f} GiB of "
+        f"{allowed / GIB:.1f} GiB a plan may use; the largest part is {name} with {size / GIB:.1f} GiB"
+    )
+
+
+def what_would_fit(result: SearchResult) -> tuple[str, ...]:
+    """Changes of the request after which some plan fits, each one evaluated, not guessed."""
+    request = result.request
+    ways: list[str] = []
+    if "precision_aware_optimizer" not in request.pins and _fits(
+        replace(request, pins={**request.pins, "precision_aware_optimizer": True})
+    ):
+        ways.append("--pin precision_aware_optimizer=true (16-bit moments and master remainder)")
+    for pin, value in request.pins.items():
+        if pin != "precision" and _fits(
+            replace(request, pins={k: v for k, v in request.pins.items() if k != pin})
+        ):
+            ways.append(f"without --pin {pin}={_text(value)}")
+    factor = 2
+    while factor <= MOST_GPUS_FACTOR:
+        batch = request.workload.global_batch * factor
+        larger = replace(request.workload, global_batch=min(batch, 2**22))
+        pins = {k: v for k, v in request.pins.items() if k != "dp"}
+        if _fits(replace(request, gpus=request.gpus * factor, workload=larger, pins=pins)):
+            ways.append(f"--gpus {request.gpus * factor} --global-batch {larger.global_batch}")
+            break
+        factor *= 2
+    shorter = request.workload.seq_len // 2
+    while shorter >= 512 and shorter % 2 == 0:
+        if _fits(replace(request, workload=replace(request.workload, seq_len=shorter))):
+            ways.append(f"--seq-len {shorter}")
+            break
+        shorter //= 2
+    return tuple(ways)
+
+
+def _fits(request: Request) -> bool:
+    try:
+        return fits_at_all(request)
+    except ValueError:
+        return False
+
+
+def _amount(objective: str, amount: float) -> str:
+    if not amount:
+        return ""
+    return f" (+{amount / GIB:.1f} GiB)" if objective == "memory" else f" (+{1000 * amount:.0f} ms a step)"
+
+
+def _text(value: Any) -> str:
+    return "+".join(value) if isinstance(value, tuple) else str(value).lower()

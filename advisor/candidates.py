@@ -1,0 +1,99 @@
+"""Plans that a search compares: what each one costs, and what it loses to the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from advisor.pipeline import CORRECTION, with_schedule
+from advisor.request import Request
+from costmodel.plan import Plan
+from costmodel.predict import RESOURCES, TIGHT_ABOVE, Prediction, predict
+
+# A tight plan must be this much faster to be preferred: near the limit the allocator flushes and retries,
+# and a memory prediction is a few percent uncertain. Assumed.
+TIGHT_PENALTY = 1.05
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan with its prediction, the pipeline simulated.
+
+    step_time [s]; closed_form_time [s] is what `evaluate_plans` gave; peak_memory [byte] of the worst rank.
+    rank: 1 is the best. lost_by: how much worse than the best by the objective, as a share. lost_to_term:
+    what it lost most to, and lost_amount by how much: seconds, or bytes for the objective "memory".
+    """
+
+    plan: Plan
+    prediction: Prediction
+    closed_form_time: float
+    rank: int = 1
+    lost_by: float = 0.0
+    lost_to_term: str = ""
+    lost_amount: float = 0.0
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of one step."""
+        return self.prediction.step_time_s
+
+    @property
+    def peak_memory(self) -> float:
+        """Bytes of the worst rank."""
+        return self.prediction.peak_memory_bytes
+
+
+def candidate(request: Request, plan: Plan) -> Candidate:
+    """Predict `plan`, pipeline simulated."""
+    closed = predict(request.model, request.workload, request.cluster, plan, request.stack)
+    return Candidate(plan, with_schedule(closed), closed.step_time_s)
+
+
+def objective_value(objective: str, found: Candidate) -> float:
+    """What the search minimises: penalised seconds, penalised GPU-seconds, or bytes."""
+    if objective == "memory":
+        return found.peak_memory
+    tight = found.peak_memory > TIGHT_ABOVE * found.prediction.device_bytes
+    seconds = found.step_time * (TIGHT_PENALTY if tight else 1.0)
+    return seconds * found.plan.world if objective == "cost" else seconds
+
+
+def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:
+    """`other` with what it lost to `best`, by how much and to which term."""
+    lost_by = objective_value(request.objective, other) / objective_value(request.objective, best) - 1
+    if request.objective == "memory":
+        differences = _differences(memory_parts(best.prediction), memory_parts(other.prediction))
+    else:
+        # GPU-seconds where the number of GPUs differs, so that the terms explain the objective.
+        scale = other.plan.world / best.plan.world if request.objective == "cost" else 1.0
+        differences = _differences(
+            resource_seconds(best.prediction),
+            {name: seconds * scale for name, seconds in resource_seconds(other.prediction).items()},
+        )
+    term, amount = max(differences.items(), key=lambda item: item[1])
+    if lost_by > 0 and amount <= 0:
+        # Only the margin to the device's memory separates them.
+        term, amount = "memory margin", 0.0
+    if lost_by <= 0:
+        term, amount = "", 0.0
+    return replace(other, lost_by=lost_by, lost_to_term=term, lost_amount=amount)
+
+
+def resource_seconds(prediction: Prediction) -> dict[str, float]:
+    """Seconds of the step by the resource they wait for; leaves of no resource under their own title."""
+    owner = {leaf: resource for resource, leaves in RESOURCES.items() for leaf in leaves}
+    owner[CORRECTION] = owner["pipeline_bubble"]
+    seconds: dict[str, float] = {}
+    for leaf in prediction.time.leaves():
+        name = owner.get(leaf.name, leaf.title)
+        seconds[name] = seconds.get(name, 0.0) + leaf.value
+    return seconds
+
+
+def memory_parts(prediction: Prediction) -> dict[str, float]:
+    """Bytes of the worst rank by component."""
+    return {part.title: part.value for part in prediction.memory.parts}
+
+
+def _differences(best: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: other.get(name, 0.0) - best.get(name, 0.0) for name in {**best, **other}}

@@ -1,0 +1,223 @@
+"""The optimum of the declared space: evaluate every legal plan, keep what fits, rank, simulate the best.
+
+Exhaustive over `advisor.space`, so the first plan is the optimum of the model; ties go to the simpler plan.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from advisor.candidates import TIGHT_PENALTY, Candidate, candidate, compared, objective_value
+from advisor.request import Request
+from advisor.space import Space, build_space, nothing_legal
+from costmodel.binding import bind
+from costmodel.columns import Array, plan_from_columns
+from costmodel.plan import Plan
+from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, evaluate_plans
+
+# Plans of one layout that are simulated, and layouts for each plan returned (and at least).
+SIMULATED_PER_LAYOUT = 3
+LAYOUTS_PER_PLAN, FEWEST_LAYOUTS = 2, 8
+# The objective "cost" may leave GPUs idle: it also looks at this many halvings.
+COST_HALVINGS = 3
+# Layouts differ in these; plans of one layout are variants of one answer.
+LAYOUT = ("tp", "pp", "cp", "dp", "fsdp")
+# Scores closer than this share are equal.
+EQUAL_WITHIN = 1e-6
+GIB = 2**30
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A reason that dropped plans: rule id or "memory", number of plans, and one example in words."""
+
+    reason: str
+    count: int
+    example: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Answer of a search. plans is empty when nothing fits; then least_bad needs the least memory.
+
+    enumerated: combinations of the declared axes; legal: those that break no rule; feasible: those that
+    fit. seconds: time of the search. notes: what was assumed.
+    """
+
+    request: Request
+    plans: tuple[Candidate, ...]
+    enumerated: int
+    legal: int
+    feasible: int
+    seconds: float
+    rejected: tuple[Rejection, ...]
+    least_bad: Candidate | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate | None:
+        """The plan to take, or None when nothing fits."""
+        return self.plans[0] if self.plans else None
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """One evaluated space: step time [s] and peak memory [byte] of every row, device memory [byte]."""
+
+    space: Space
+    gpus: int
+    step_time: Array
+    peak_memory: Array
+    device: float
+
+    def fits(self) -> Array:
+        return self.peak_memory <= FITS_BELOW * self.device
+
+    def score(self, objective: str) -> Array:
+        """`objective_value` of every row, before its pipeline is simulated."""
+        if objective == "memory":
+            return self.peak_memory
+        tight = np.where(self.peak_memory > TIGHT_ABOVE * self.device, TIGHT_PENALTY, 1.0)
+        return self.step_time * tight * (self.gpus if objective == "cost" else 1)
+
+    def complexity(self) -> Array:
+        """Number of things that a plan asks for beyond the default. [1]"""
+        columns = self.space.columns
+        sizes = np.log2(columns["tp"] * columns["pp"] * columns["cp"] * columns["vpp"])
+        extras = ("recompute", "recompute_mlp", "recompute_layernorm", "fsdp", "zero_stage", "cp_comm_type")
+        switches = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
+        return sizes + sum(columns[name] for name in (*extras, *switches))
+
+    def plan(self, row: int) -> Plan:
+        return plan_from_columns(self.space.columns, row, self.space.precision)
+
+
+def search(request: Request, progress: Progress | None = None) -> SearchResult:
+    """The best plans for a request, distinct in their parallel sizes.
+
+    progress is called with the share done, from 0 to 1, and what is being done. Raises ValueError in one
+    line when no plan is legal.
+    """
+    tell = progress or (lambda share, text: None)
+    started = time.perf_counter()
+    spaces, scored, notes = _evaluate(request, tell)
+    legal = sum(space.legal for space in spaces)
+    if not legal:
+        raise ValueError(nothing_legal(request))
+    feasible = sum(int(part.fits().sum()) for part in scored)
+    rejected = _rule_rejections(spaces)
+    if feasible < legal:
+        rejected.append(_memory_rejection(scored, legal - feasible))
+    return SearchResult(
+        request=request,
+        plans=_ranked(request, scored, tell) if feasible else (),
+        enumerated=sum(space.enumerated for space in spaces),
+        legal=legal,
+        feasible=feasible,
+        seconds=time.perf_counter() - started,
+        rejected=tuple(sorted(rejected, key=lambda reason: (-reason.count, reason.reason))),
+        least_bad=None if feasible else _least_bad(request, scored),
+        notes=(*request.notes, *notes),
+    )
+
+
+def fits_at_all(request: Request) -> bool:
+    """Whether any legal plan of the request fits, without ranking."""
+    return any(part.fits().any() for part in _evaluate(request, lambda share, text: None)[1])
+
+
+def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[_Scored], list[str]]:
+    """Build and evaluate the space of every precision (and, for cost, of fewer GPUs)."""
+    counts = [request.gpus]
+    if request.objective == "cost":
+        pinned = math.prod(request.pins.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
+        steps = [2**k * pinned for k in range(1, COST_HALVINGS + 1)]
+        counts += [request.gpus * pinned // step for step in steps if request.gpus % step == 0]
+    model, workload, cluster, stack = request.model, request.workload, request.cluster, request.stack
+    spaces: list[Space] = []
+    scored: list[_Scored] = []
+    refused: dict[str, ValueError] = {}
+    cases = [(gpus, precision) for gpus in counts for precision in request.precisions]
+    for done, (gpus, precision) in enumerate(cases):
+        tell(0.8 * done / len(cases), f"{precision} on {gpus} GPUs")
+        try:
+            device = bind(model, workload, cluster, precision, stack)["gpu_memory"].value
+        except ValueError as problem:
+            refused[precision] = problem
+            continue
+        space = build_space(replace(request, gpus=gpus), precision)
+        spaces.append(space)
+        if space.legal:
+            out = evaluate_plans(model, workload, cluster, precision, space.columns, stack)
+            scored.append(_Scored(space, gpus, out["step_time"], out["peak_memory"], device))
+    if not spaces:
+        raise next(iter(refused.values()))
+    return spaces, scored, [f"precision {name} left out: {why}" for name, why in refused.items()]
+
+
+def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Candidate, ...]:
+    """Best plan of each of the best layouts, pipelines simulated, in the order of the objective."""
+    rows = [np.flatnonzero(part.fits()) for part in scored]
+    part = np.repeat(np.arange(len(scored)), [len(fitting) for fitting in rows])
+    row = np.concatenate(rows)
+
+    def gathered(arrays: list[Array]) -> Array:
+        return np.concatenate([array[fitting] for array, fitting in zip(arrays, rows, strict=True)])
+
+    score = gathered([each.score(request.objective) for each in scored])
+    seconds = gathered([each.step_time for each in scored])
+    complexity = gathered([each.complexity() for each in scored])
+    layout = np.stack([gathered([each.space.columns[name] for each in scored]) for name in LAYOUT])
+    steps = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (score, seconds)]
+    order = np.lexsort((row, part, complexity, steps[1], steps[0]))
+    _, first, group = np.unique(layout[:, order], axis=1, return_index=True, return_inverse=True)
+    chosen = np.argsort(first)[: max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)]
+    best: list[Candidate] = []
+    for done, number in enumerate(chosen):
+        tell(0.8 + 0.2 * done / len(chosen), "simulating pipelines")
+        members = order[np.flatnonzero(group.ravel() == number)[:SIMULATED_PER_LAYOUT]]
+        if layout[LAYOUT.index("pp"), members[0]] == 1:
+            members = members[:1]
+        variants = [candidate(request, scored[part[i]].plan(int(row[i]))) for i in members]
+        best.append(min(variants, key=lambda each: objective_value(request.objective, each)))
+    best.sort(key=lambda each: objective_value(request.objective, each))
+    return tuple(
+        replace(compared(request, best[0], each), rank=rank)
+        for rank, each in enumerate(best[: request.top], 1)
+    )
+
+
+def _least_bad(request: Request, scored: list[_Scored]) -> Candidate:
+    """The legal plan with the smallest peak, the faster of equals."""
+    part = min(scored, key=lambda each: float(each.peak_memory.min()))
+    row = int(np.lexsort((part.complexity(), part.step_time, part.peak_memory))[0])
+    return candidate(request, part.plan(row))
+
+
+def _rule_rejections(spaces: list[Space]) -> list[Rejection]:
+    counts: dict[str, int] = {}
+    for space in spaces:
+        for rule, count in space.rejected.items():
+            counts[rule] = counts.get(rule, 0) + count
+    examples = {rule: found.line() for space in spaces for rule, found in space.examples.items()}
+    return [Rejection(rule, count, examples[rule]) for rule, count in counts.items()]
+
+
+def _memory_rejection(scored: list[_Scored], count: int) -> Rejection:
+    """How many plans do not fit, and the fastest of them."""
+    part = min(
+        (each for each in scored if not each.fits().all()),
+        key=lambda each: float(each.step_time[~each.fits()].min()),
+    )
+    row = int(np.argmin(np.where(part.fits(), np.inf, part.step_time)))
+    example = (
+        f"{part.plan(row).describe()} needs {part.peak_memory[row] / GIB:.1f} GiB of the "
+        f"{FITS_BELOW * part.device / GIB:.1f} GiB that a plan may use"
+    )
+    return Rejection("memory", count, example)
