@@ -15,6 +15,7 @@ from costmodel.step_constants import NOT_FITTED, PRIORS, fitted, parameter_keys
 from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Quantity
 
+POWER_EXPONENT = 0.6
 # Software release assumed when none is named.
 DEFAULT_STACK = "nemo-26.06"
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
@@ -114,11 +115,34 @@ def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
     return _bound(table, f"{cluster.gpu.name}, {'.'.join(path)}")
 
 
+def _power_factor(cluster: Cluster) -> float:
+    """Rate of matrix kernels under a lower power limit than that of the GPU whose tables are used. [1]
+
+    (P / P_tables)^0.6: identical MI silicon gains 19 % from 750 to 1000 W, DGX B200 loses 20 % from 1000
+    to 700 W. Source: shared hardware notes, section 5 (power throttling).
+    """
+    gpu = cluster.gpu
+    if gpu.own_calibration or gpu.calibrated_like == gpu.name or "power" not in gpu.quantities:
+        return 1.0
+    return float(
+        min(1.0, gpu.get("power") / hardware_db.load_gpu(gpu.calibrated_like).get("power")) ** POWER_EXPONENT
+    )
+
+
+def _limited(bound: Bound, factor: float, cluster: Cluster) -> Bound:
+    if factor == 1.0:
+        return bound
+    gpu = cluster.gpu
+    note = f"{gpu.title}: matrix kernels run at {factor:.2f} of {gpu.calibrated_like}, for its power limit"
+    return Bound(bound.value * factor, f"{bound.source}; x {factor:.3f} for its power limit", note)
+
+
 def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) -> dict[str, Bound]:
     names = {"fraction": "fraction", "wave": "wave_weight", "launch": "launch"}
     bound = {
         f"{prefix}_{short}": _leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()
     }
+    bound[f"{prefix}_fraction"] = _limited(bound[f"{prefix}_fraction"], _power_factor(cluster), cluster)
     if prefix == "gemm":
         bound["gemm_bandwidth_fraction"] = _leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")
     return bound
@@ -127,7 +151,8 @@ def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) 
 def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str) -> dict[str, Bound]:
     bound = {"attention_half_dim": _leaf(tables, cluster, "attention", dtype, "half_dim")}
     for name in ("forward", "backward"):
-        bound[f"attention_{name}_fraction"] = _leaf(tables, cluster, "attention", dtype, name, "fraction")
+        fraction = _leaf(tables, cluster, "attention", dtype, name, "fraction")
+        bound[f"attention_{name}_fraction"] = _limited(fraction, _power_factor(cluster), cluster)
         bound[f"attention_{name}_half"] = _leaf(tables, cluster, "attention", dtype, name, "half_seq")
     return bound
 
