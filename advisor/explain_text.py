@@ -52,7 +52,7 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
 
 def _alternative(alternative: WhyNot) -> list[str]:
     asked = ", ".join(f"{name}={value_text(value)}" for name, value in alternative.pins.items())
-    return [heading(f"Why not {asked}?"), wrap(f"{alternative.reason}.", "  ")]
+    return [heading(f"Why not {asked}?"), wrap(f"{alternative.reason.rstrip('.')}.", "  ")]
 
 
 def _runners_up(explanation: Explanation) -> list[str]:
@@ -60,22 +60,26 @@ def _runners_up(explanation: Explanation) -> list[str]:
     others = explanation.result.plans[1:]
     if not others:
         return [heading("Runners-up"), "  none: no other layout fits."]
-    memory = explanation.request.objective == "memory"
-
-    def row(candidate: Candidate) -> tuple[str, str, str, str, str]:
-        lost = gib(candidate.lost_amount) if memory else seconds(candidate.lost_amount)
-        to = f"{candidate.lost_to_term} (+{lost})" if candidate.lost_to_term else ""
-        return (
-            candidate.plan.describe(),
+    rows = [
+        (
+            str(candidate.rank),
             seconds(candidate.step_time),
-            gib(candidate.peak_memory),
             f"+{percent(candidate.lost_by)}",
-            to,
+            gib(candidate.peak_memory),
+            f"{candidate.plan.describe()}{_lost(explanation, candidate)}",
         )
-
-    headers = ["plan", "step", "memory", "loses", "mostly to"]
+        for candidate in others
+    ]
     title = "Runners-up, the best of each other layout"
-    return [heading(title), *table(headers, [row(candidate) for candidate in others], "lrrrl")]
+    return [heading(title), *table(["", "step", "loses", "memory", "plan"], rows, "rrrrl")]
+
+
+def _lost(explanation: Explanation, candidate: Candidate) -> str:
+    if not candidate.lost_to_term:
+        return ""
+    memory = explanation.request.objective == "memory"
+    amount = (gib if memory else seconds)(candidate.lost_amount)
+    return f": {amount} to {candidate.lost_to_term}"
 
 
 def _path(explanation: Explanation) -> list[str]:

@@ -110,7 +110,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], align: str = ""
             for cell, size, side in zip(row[:-1], wide[:-1], align, strict=False)
         ]
         end = row[-1].rjust(min(wide[-1], last)) if align[-1] == "r" else row[-1]
-        pieces = textwrap.wrap(end, last, break_on_hyphens=False) if len(end) > last else [end]
+        pieces = textwrap.wrap(end, last, break_on_hyphens=False, break_long_words=False) or [end]
         first = ("  " + "  ".join([*padded, pieces[0] if pieces else ""])).rstrip()
         return [first, *((" " * left + piece).rstrip() for piece in pieces[1:])]
 
@@ -191,7 +191,7 @@ def _branch(
             lines,
         )
     if named:
-        titles = ", ".join(part.title for part in named)
+        titles = ", ".join(part.title.partition(" (")[0] for part in named)
         lines.append((f"{below}`- other: {titles}", numbers[-1], other / whole if whole else 0.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
@@ -81,14 +82,14 @@ def _differs(plan: Plan, name: str, default: Any) -> bool:
 
 
 def knob_table(plan: Plan) -> list[str]:
-    """Every knob to set, with its name in Megatron-Bridge and as Megatron-LM flag."""
+    """Every knob to set, with its name in Megatron-Bridge."""
     rows = [
-        (name, value_text(value), KNOBS[name].megatron_bridge, KNOBS[name].megatron_lm)
+        (name, value_text(value), KNOBS[name].megatron_bridge.replace("(derived)", "follows from the others"))
         for name, value in changed_knobs(plan).items()
     ]
     if not rows:
         return ["  every knob at its default"]
-    return table(["knob", "value", "Megatron-Bridge", "Megatron-LM"], rows)
+    return table(["knob", "value", "in Megatron-Bridge"], rows)
 
 
 def time_section(prediction: Prediction) -> list[str]:
@@ -103,7 +104,8 @@ def time_section(prediction: Prediction) -> list[str]:
 def memory_section(prediction: Prediction) -> list[str]:
     """What the worst rank holds; parts sum to the peak."""
     stage = f", {prediction.worst_stage} pipeline stage" if prediction.plan.pp > 1 else ""
-    return [heading(f"Memory of the worst rank{stage}"), *tree(prediction.memory, GIB, "GiB", 1)]
+    memory = replace(prediction.memory, title="peak")
+    return [heading(f"Memory of the worst rank{stage}"), *tree(memory, GIB, "GiB", 1)]
 
 
 def binding_section(prediction: Prediction) -> list[str]:
@@ -140,10 +142,15 @@ def violation_section(found: list[Violation], title: str = "Rules") -> list[str]
 
 
 def assumption_section(notes: list[str]) -> list[str]:
-    """What was taken for granted, one line each."""
-    if not notes:
+    """What was taken for granted; numbers assumed for one reason share a line."""
+    lines: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
+        what, assumed, reason = note.partition(" is assumed: ")
+        lines.setdefault(reason if assumed else note, []).extend([what] if assumed else [])
+    if not lines:
         return []
-    return [heading("Assumed"), *(wrap(note, "  - ", "    ") for note in dict.fromkeys(notes))]
+    texts = [f"{', '.join(names)} assumed: {reason}" if names else reason for reason, names in lines.items()]
+    return [heading("Assumed"), *(wrap(text, "  - ", "    ") for text in texts)]
 
 
 def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:

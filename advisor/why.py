@@ -8,15 +8,15 @@ Source: Megatron-Bridge performance guide (parallel mapping strategies).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.options import value_text
+from advisor.candidates import resource_seconds
 from advisor.pipeline import with_schedule
 from advisor.render import gib, percent, seconds
 from advisor.rules import violations
-from costmodel.plan import Plan
+from costmodel.plan import RECOMPUTE_MODULES, Plan
 from costmodel.predict import Prediction, predict
 
 # Model chunks a stage that published interleaved recipes use where nothing else is said.
@@ -26,7 +26,8 @@ _UNSPLIT: dict[str, Any] = {
     **dict.fromkeys(("tp", "pp", "vpp", "cp", "micro_batch"), 1),
     **dict.fromkeys(("sequence_parallel", "tp_comm_overlap", "account_embedding", "account_loss"), False),
     **dict.fromkeys(("fsdp", "fp8_param_gather", "cuda_graph"), False),
-    **dict.fromkeys(("zero_stage", "fsdp_shard_size", "recompute_num_layers"), 0),
+    **dict.fromkeys(("fsdp_shard_size", "recompute_num_layers"), 0),
+    "zero_stage": 1,
     "recompute": "none",
     "recompute_modules": (),
 }
@@ -47,7 +48,7 @@ class Variant:
         return self.prediction is not None and self.prediction.fits
 
     def text(self) -> str:
-        """`TP4 5.12 s`, `TP2 needs 212.3 GiB`, or why it cannot be."""
+        """`TP4 5.120 s`, `TP2 needs 212.3 GiB`, or why it cannot be."""
         if self.prediction is None:
             return f"{self.label} cannot be ({self.forbidden})"
         if not self.prediction.fits:
@@ -158,7 +159,7 @@ class Path:
 
     def data_parallel(self) -> Step:
         """Does plain data parallel fit?"""
-        alone = self.variant("DP alone", self.plain)
+        alone = self.variant("DP alone", replace(self.plain, zero_stage=0, overlap_param_gather=False))
         world, batch = self.plan.world, self.chosen.workload.global_batch
         idle = ""
         if self.most_dp < world:
@@ -181,7 +182,7 @@ class Path:
 
     def distributed_optimizer(self) -> Step:
         """Does sharding the optimizer state suffice?"""
-        sharded = self.variant("distributed optimizer", replace(self.plain, zero_stage=1))
+        sharded = self.variant("distributed optimizer", self.plain)
         if sharded.prediction is None:
             return Step("distributed optimizer", f"Not possible: {sharded.forbidden}.", (sharded,))
         need = gib(sharded.prediction.peak_memory_bytes)
@@ -213,8 +214,8 @@ class Path:
         sizes = [size for size in (1, 2, 4, 8, 16) if size <= domain]
         tried = tuple(self._sizes("tp", sizes))
         text = (
-            f"Splits every layer; {domain} GPUs share one NVLink domain. "
-            f"{self._listed(tried)}, the rest as chosen. Chosen: TP{self.plan.tp}."
+            f"Splits every layer; {domain} GPUs share one fast domain. With the rest as chosen: "
+            f"{self._listed(tried)}. Chosen: TP{self.plan.tp}."
         )
         return Step("tensor parallel", text, tried)
 
@@ -263,21 +264,18 @@ class Path:
 
     def recompute(self) -> Step:
         """What does recompute cost or save here?"""
-        everything = replace(self.plan, recompute="none", recompute_modules=(), recompute_num_layers=0)
-        tried = (
-            self.variant("none", everything),
-            self.variant(
-                "selective layernorm+activation",
-                replace(everything, recompute="selective", recompute_modules=("layernorm", "activation")),
-            ),
-            self.variant("full", replace(everything, recompute="full")),
-        )
-        name = value_text(self.plan.recompute_modules) if self.plan.recompute == "selective" else ""
-        layers = (
-            f" of {self.plan.recompute_num_layers} layers a stage" if self.plan.recompute_num_layers else ""
-        )
-        text = f"{self._listed(tried)}. Chosen: {self.plan.recompute}{layers} {name}".rstrip() + "."
-        return Step("recompute", text, tried)
+        none = replace(self.plan, recompute="none", recompute_modules=(), recompute_num_layers=0)
+        plans = {"none": none}
+        for module in RECOMPUTE_MODULES:
+            plans[module] = replace(none, recompute="selective", recompute_modules=(module,))
+        plans["full"] = replace(none, recompute="full", cuda_graph=False)
+        tried = [self.variant(label, plan) for label, plan in plans.items()]
+        legal = tuple(variant for variant in tried if variant.prediction is not None)
+        chosen = "+".join(self.plan.recompute_modules) or self.plan.recompute
+        if self.plan.recompute_num_layers:
+            chosen += f" of {self.plan.recompute_num_layers} layers a stage"
+        text = f"Saves activations for time. {self._listed(legal)}. Chosen: {chosen}."
+        return Step("recompute", text, legal)
 
     def precision(self) -> Step:
         """What does each recipe that was searched give on this plan?"""
@@ -287,25 +285,21 @@ class Path:
             for name in names
         )
         text = f"On this plan {self._listed(tried)}. Chosen: {self.plan.precision}."
-        slowest = max(
-            (v.prediction.step_time_s for v in tried if v.fits and v.prediction),
-            default=self.chosen.step_time_s,
-        )
-        if slowest > 1.005 * self.chosen.step_time_s:
-            share = self._quantised_share()
+        plain = next((v.prediction for v in tried if v.label == "bf16" and v.prediction), None)
+        if plain is not None and plain.step_time_s > 1.005 * self.chosen.step_time_s:
             text += (
-                f" The gain is {slowest / self.chosen.step_time_s:.2f}x, not more, because linear layers are "
-                f"{percent(share)} of the step and quantisation is paid for."
+                f" It gains {plain.step_time_s / self.chosen.step_time_s:.2f}x over bf16: only linear layers, "
+                f"{percent(self._linear_share(plain))} of the bf16 step, run faster, and quantisation costs."
             )
         return Step("precision", text, tried)
 
     def _gathers(self, precision: str) -> bool:
         return self.plan.fp8_param_gather and precision not in ("bf16", "fp16", "fp32")
 
-    def _quantised_share(self) -> float:
-        leaves = {leaf.name: leaf.value for leaf in self.chosen.time.leaves()}
-        linear = sum(value for name, value in leaves.items() if "_linear" in name)
-        return linear / self.chosen.step_time_s
+    @staticmethod
+    def _linear_share(prediction: Prediction) -> float:
+        linear = sum(leaf.value for leaf in prediction.time.leaves() if "_linear" in leaf.name)
+        return linear / prediction.step_time_s
 
     def _sizes(self, name: str, sizes: list[int]) -> Iterator[Variant]:
         for size in sorted({*sizes, getattr(self.plan, name)}):
@@ -319,8 +313,21 @@ class Path:
             if found.prediction is not None:  # sizes that a rule forbids are no choice
                 yield found
 
-    def _listed(self, tried: tuple[Variant, ...]) -> str:
-        return ", ".join(variant.text() for variant in tried)
+    def _listed(self, tried: Iterable[Variant]) -> str:
+        return ", ".join(variant.text() + self._loss(variant) for variant in tried)
+
+    def _loss(self, variant: Variant) -> str:
+        """What a slower variant loses most to, and whether memory is tight."""
+        other = variant.prediction
+        if other is None or not other.fits:
+            return ""
+        words = ["tight"] if other.tight else []
+        if other.step_time_s > 1.005 * self.chosen.step_time_s:
+            mine = resource_seconds(self.chosen)
+            lost = {name: value - mine.get(name, 0.0) for name, value in resource_seconds(other).items()}
+            name = max(lost, key=lambda each: lost[each])
+            words.append(f"{name} +{seconds(lost[name])}")
+        return f" ({', '.join(words)})" if words else ""
 
     def _versus(self, other: Variant) -> str:
         if other.prediction is None or not other.fits:
