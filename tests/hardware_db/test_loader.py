@@ -1,0 +1,151 @@
+"""The data files load, agree with published tables, and broken files end in one line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hardware_db
+from hardware_db.units import UNITS, to_base
+
+# Dense peaks [TFLOP/s], HBM [TB/s], usable memory [GiB]: summary of the vendors' data sheets.
+PUBLISHED = {
+    "a100-sxm-80": (312, None, None, 2.039, 80.0),
+    "h100-sxm": (989.5, 1979, None, 3.35, 79.6),
+    "h200-sxm": (989.5, 1979, None, 4.8, 140.4),
+    "h20": (148, 296, None, 4.0, 95.1),
+    "b200": (2250, 4500, 9000, 8.0, 178.36),
+    "b300": (2250, 4500, 13500, 8.0, 268.6),
+    "gb200": (2500, 5000, 10000, 8.0, 185.0),
+    "gb300": (2500, 5000, 15000, 8.0, 277.5),
+    "l40s": (362, 733, None, 0.864, 45.0),
+    "mi300x": (1307, 2615, None, 5.3, 191.5),
+    "mi355x": (2516, 5033, None, 8.0, 287.5),
+}
+# The `system` names of published measurements.
+SYSTEMS = {
+    "a100-40g (MosaicML)": "a100-sxm-40",
+    "a100-80g (Ampere, ByteDance)": "a100-sxm-80",
+    "a100-80g-selene": "a100-sxm-80",
+    "b200-8gpu": "b200-700w",
+    "b200-8gpu (power limited)": "b200-700w",
+    "b200-4gpu": "b200",
+    "dgx-b200": "b200",
+    "dgx-b300": "b300",
+    "dgx-gb200-nvl72": "gb200",
+    "dgx-gb300-nvl72": "gb300",
+    "dgx-h100": "h100-sxm",
+    "h100-80g (MosaicML)": "h100-sxm",
+    "h100-80g-meta (Grand Teton, RoCE 400G/GPU)": "h100-sxm",
+    "h100-96g-hbm2e-500w (Meta Grand Teton)": "h100-sxm-500w",
+    "h200-8gpu-cx7": "h200-sxm",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_data_sheet_numbers(name):
+    gpu = hardware_db.load_gpu(name)
+    bf16, fp8, fp4, bandwidth, memory = PUBLISHED[name]
+    assert gpu.peak("bf16") == bf16 * 1e12
+    assert gpu.peak("fp8") == (fp8 * 1e12 if fp8 else None)
+    assert gpu.peak("nvfp4") == (fp4 * 1e12 if fp4 else None) or name == "mi355x"
+    assert gpu.get("hbm_bandwidth") == bandwidth * 1e12
+    assert gpu.get("hbm_capacity_usable") == memory * 2**30
+
+
+@pytest.mark.parametrize(("system", "gpu"), SYSTEMS.items())
+def test_systems_of_published_runs_resolve(system, gpu):
+    assert hardware_db.load_cluster(system).gpu.name == gpu
+
+
+def test_every_file_loads_with_sources():
+    for gpu in hardware_db.list_gpus():
+        for key, quantity in gpu.quantities.items():
+            assert quantity.source, (gpu.name, key)
+            assert quantity.kind in ("datasheet", "derived", "measured", "assumed")
+    assert len(hardware_db.list_clusters()) > 40
+    assert {cluster.inter.scope for cluster in hardware_db.list_clusters()} == {"inter"}
+
+
+def test_every_gpu_has_fitted_tables_and_one_cluster_that_its_name_means():
+    for gpu in hardware_db.list_gpus():
+        assert "bf16" in hardware_db.load_calibration(gpu)["gemm"], gpu.name
+        cluster, note = hardware_db.resolve(gpu.name, None)
+        assert cluster.gpu.name == gpu.name
+        assert cluster.name in note
+
+
+def test_a_gpu_means_its_common_cluster():
+    assert hardware_db.resolve("b200", None)[0].name == "dgx-b200"
+    assert hardware_db.resolve("A100", None)[0].name == "dgx-a100"
+    assert hardware_db.resolve("gb200", None)[0].domain_size == 72
+
+
+@given(st.sampled_from(sorted(UNITS)), st.floats(1e-6, 1e6))
+def test_units_are_linear(unit, value):
+    assert to_base(value, unit) == pytest.approx(value * to_base(1.0, unit))
+
+
+def test_units_that_are_often_confused():
+    assert to_base(8, "Gbit/s") == to_base(1, "GB/s") == 1e9
+    assert to_base(1, "GiB") > to_base(1, "GB")
+
+
+GOOD = """
+[gpu]
+name = "mine"
+generation = "hopper"
+calibrated_like = "h100-sxm"
+sm_count = { value = 132, unit = "1", kind = "measured", source = "me" }
+hbm_capacity_usable = { value = 70, unit = "GiB", kind = "measured", source = "me" }
+hbm_bandwidth = { value = 3.0, unit = "TB/s", kind = "measured", source = "me" }
+peak_bf16 = { value = 900, unit = "TFLOP/s", kind = "measured", source = "me" }
+"""
+
+
+def test_a_users_gpu_file_works(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    cluster, note = hardware_db.resolve(str(path), None)
+    assert cluster.gpu.get("hbm_bandwidth") == 3e12
+    assert "dgx-h100" in note
+    assert "assumed" in note
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("3.0, unit = \"TB/s\"", "3.0, unit = \"TB\\u002fhour\""), ["hbm_bandwidth", "TB/hour", "unknown"]),
+        (("value = 70", "value = -70"), ["hbm_capacity_usable", "-70"]),
+        (("value = 70", "value = nan"), ["hbm_capacity_usable", "nan"]),
+        (("value = 70", "value = \"much\""), ["hbm_capacity_usable", "much"]),
+        (("sm_count", "sm_counts"), ["sm_count"]),
+        (("[gpu]", "[gpu"), ["not valid TOML"]),
+        (("kind = \"measured\"", "kind = \"guessed\""), ["guessed", "datasheet"]),
+    ],
+)  # fmt: skip
+def test_broken_files_say_file_key_and_rule(tmp_path, change, words):
+    path = tmp_path / "broken.toml"
+    path.write_text(GOOD.replace(*change))
+    with pytest.raises(ValueError, match=r"broken\.toml") as caught:
+        hardware_db.resolve(str(path), None)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_hostile_paths(tmp_path):
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(bytes(range(256)))
+    for path in (tmp_path / "none.toml", binary):
+        with pytest.raises(ValueError, match=str(path)):
+            hardware_db.load_cluster(str(path))
+    with pytest.raises(ValueError, match="folder"):
+        hardware_db.load_cluster(f"{tmp_path}/")
+
+
+@pytest.mark.parametrize(("given_name", "near"), [("b20", "b200"), ("h10", "h100"), ("dgx-b20", "dgx-b200")])
+def test_unknown_names_suggest_the_nearest(given_name, near):
+    with pytest.raises(ValueError, match=near):
+        hardware_db.resolve(given_name, None)
