@@ -91,11 +91,14 @@ def _path(explanation: Explanation) -> list[str]:
 
 def _space(explanation: Explanation) -> list[str]:
     result = explanation.result
+    verdict = "No sampling: the plan is the optimum of the model over this space."
+    if not result.plans:
+        verdict = "No sampling: the model knows no plan of this space that fits."
     lines = [
         heading("Space searched"),
         wrap(
-            f"{result.enumerated:,} combinations, {result.legal:,} legal, {result.feasible:,} fit; every one evaluated "
-            f"in {result.seconds:.2f} s, so the plan is the optimum of the model over this space.",
+            f"{result.enumerated:,} combinations, {result.legal:,} of them legal and evaluated, "
+            f"{result.feasible:,} fit ({result.seconds:.2f} s). {verdict}",
             "  ",
         ),
     ]

@@ -149,15 +149,25 @@ def assumption_section(notes: list[str]) -> list[str]:
         lines.setdefault(reason if assumed else note, []).extend([what] if assumed else [])
     if not lines:
         return []
-    texts = [f"{', '.join(names)} assumed: {reason}" if names else reason for reason, names in lines.items()]
+    texts = [f"{_joined(names)} assumed: {reason}" if names else reason for reason, names in lines.items()]
     return [heading("Assumed"), *(wrap(text, "  - ", "    ") for text in texts)]
+
+
+def _joined(names: list[str]) -> str:
+    """`h100-sxm, memory.norm` and `h100-sxm, memory.elementwise` as one owner with its numbers."""
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        owner, _, number = name.rpartition(", ")
+        owners.setdefault(owner, []).append(number)
+    return "; ".join(
+        f"{owner}: {', '.join(numbers)}" if owner else ", ".join(numbers) for owner, numbers in owners.items()
+    )
 
 
 def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
     """What `tokens` tokens cost at the predicted rate: hours of wall clock, GPU-hours, USD, kWh.
 
-    USD and kWh are there when the cluster's file has `price_per_gpu_hour` [USD/h] and a power
-    per GPU [W] (the node's share, else the GPU's own limit, which the host's needs come on top of).
+    USD and kWh are there when the cluster's file has `price_per_gpu_hour` [USD/h] and `power_per_gpu` [W].
     """
     steps = tokens / prediction.workload.tokens_per_step
     hours = steps * prediction.step_time_s / 3600
@@ -167,7 +177,7 @@ def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
     price = cluster.quantities.get("price_per_gpu_hour")
     if price is not None:
         cost["usd"] = gpu_hours * price.value
-    power = cluster.quantities.get("node_power_per_gpu") or cluster.gpu.quantities.get("power")
+    power = cluster.quantities.get("power_per_gpu")
     if power is not None:
         cost["kwh"] = gpu_hours * power.si / 1000
     return cost

@@ -113,8 +113,13 @@ class Path:
         ]
 
     def variant(self, label: str, plan: Plan) -> Variant:
-        """The prediction of `plan` in this setting, or the first rule that forbids it."""
+        """The prediction of `plan` in this setting, or the first rule that forbids it.
+
+        Pipelines are simulated only where the plan fits: of the others only memory is told.
+        """
         case = self.chosen
+        if plan == self.plan:
+            return Variant(label, plan, case)
         try:
             plan.num_microbatches(case.workload.global_batch)
         except ValueError:
@@ -128,7 +133,7 @@ class Path:
             closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack)
         except ValueError as error:
             return Variant(label, plan, None, str(error))
-        return Variant(label, plan, with_schedule(closed_form))
+        return Variant(label, plan, with_schedule(closed_form) if closed_form.fits else closed_form)
 
     def resized(self, **sizes: int) -> Plan | None:
         """The chosen plan with other parallel sizes, dp taking up the rest; None when it does not divide."""
@@ -223,11 +228,10 @@ class Path:
         """Does the sequence outgrow the hidden size?"""
         seq_len, hidden = self.chosen.workload.seq_len, self.chosen.model.hidden
         tried = tuple(self._sizes("cp", [1, 2, 4, 8]))
-        word = "pays, as" if seq_len > hidden else "seldom pays, as"
-        than = "longer than" if seq_len > hidden else ("as long as" if seq_len == hidden else "shorter than")
+        outgrown = "outgrows" if seq_len > hidden else "does not outgrow"
         text = (
-            f"Splits the sequence; it {word} {seq_len:,} tokens are {than} the hidden size {hidden:,}. "
-            f"{self._listed(tried)}. Chosen: CP{self.plan.cp}."
+            f"Splits the sequence, which {outgrown} the hidden size, when the guides begin with it "
+            f"({seq_len:,} tokens, hidden {hidden:,}). {self._listed(tried)}. Chosen: CP{self.plan.cp}."
         )
         return Step("context parallel", text, tried)
 
