@@ -176,10 +176,10 @@ def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
     cluster = prediction.cluster
     price = cluster.quantities.get("price_per_gpu_hour")
     if price is not None:
-        cost["usd"] = gpu_hours * price.value
+        cost |= {"usd_per_gpu_hour": price.value, "usd": gpu_hours * price.value}
     power = cluster.quantities.get("power_per_gpu")
     if power is not None:
-        cost["kwh"] = gpu_hours * power.si / 1000
+        cost |= {"watt_per_gpu": power.si, "kwh": gpu_hours * power.si / 1000}
     return cost
 
 
@@ -189,8 +189,11 @@ def cost_line(cost: dict[str, float]) -> str:
         f"{count(cost['tokens'])} tokens",
         f"{cost['steps']:,.0f} steps",
         f"{cost['hours'] / 24:,.1f} days",
+        f"{cost['gpu_hours']:,.0f} GPU-hours",
     ]
-    words.append(f"{cost['gpu_hours']:,.0f} GPU-hours")
-    words.append(f"${cost['usd']:,.0f}" if "usd" in cost else "no price known")
-    words.append(f"{cost['kwh']:,.0f} kWh" if "kwh" in cost else "no power known")
+    if "usd" in cost:
+        words.append(f"${cost['usd']:,.0f} (${cost['usd_per_gpu_hour']:.2f} a GPU-hour)")
+    if "kwh" in cost:
+        words.append(f"{cost['kwh']:,.0f} kWh ({cost['watt_per_gpu']:,.0f} W a GPU, host included)")
+    words += [f"no {name} known" for name, key in (("price", "usd"), ("power", "kwh")) if key not in cost]
     return wrap("training   " + ", ".join(words), "  ", " " * 13)
