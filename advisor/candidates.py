@@ -8,11 +8,7 @@ from dataclasses import dataclass, replace
 from advisor.pipeline import CORRECTION, with_schedule
 from advisor.request import Request
 from costmodel.plan import Plan
-from costmodel.predict import RESOURCES, TIGHT_ABOVE, Prediction, predict
-
-# A tight plan must be this much faster to be preferred: near the limit the allocator flushes and retries,
-# and a memory prediction is a few percent uncertain. Assumed.
-TIGHT_PENALTY = 1.05
+from costmodel.predict import RESOURCES, Prediction, predict
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,10 @@ def candidate(request: Request, plan: Plan) -> Candidate:
 
 
 def objective_value(objective: str, found: Candidate) -> float:
-    """What the search minimises: penalised seconds, penalised GPU-seconds, or bytes."""
+    """What the search minimises: seconds of a step, GPU-seconds of a step, or bytes of the worst rank."""
     if objective == "memory":
         return found.peak_memory
-    tight = found.peak_memory > TIGHT_ABOVE * found.prediction.device_bytes
-    seconds = found.step_time * (TIGHT_PENALTY if tight else 1.0)
-    return seconds * found.plan.world if objective == "cost" else seconds
+    return found.step_time * (found.plan.world if objective == "cost" else 1)
 
 
 def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:
@@ -71,9 +65,6 @@ def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:
             {name: seconds * scale for name, seconds in resource_seconds(other.prediction).items()},
         )
     term, amount = max(differences.items(), key=lambda item: item[1])
-    if lost_by > 0 and amount <= 0:
-        # Only the margin to the device's memory separates them.
-        term, amount = "memory margin", 0.0
     if lost_by <= 0:
         term, amount = "", 0.0
     return replace(other, lost_by=lost_by, lost_to_term=term, lost_amount=amount)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,13 +87,19 @@ class Request:
         if self.gpus % product:
             given = ", ".join(f"{name}={size}" for name, size in sizes.items())
             fitting = max(1, round(self.gpus / product)) * product
-            smaller = {name: math.gcd(size, self.gpus) for name, size in sizes.items()}
-            name, size = max(smaller.items(), key=lambda item: sizes[item[0]] - item[1])
-            other = f", or --pin {name}={size}" if self.gpus % (product // sizes[name] * size) == 0 else ""
+            other = next((f", or --pin {name}={size}" for name, size in self._divisible(sizes)), "")
             raise ValueError(
                 f"--gpus {self.gpus} does not fit {given}: {self.gpus} is not a multiple of "
                 f"{' x '.join(sizes)} = {product}. Try --gpus {fitting}{other}."
             )
+
+    def _divisible(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+        """Pinned sizes that could be changed alone so that all of them divide the GPUs, largest first."""
+        for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            rest = math.prod(sizes.values()) // size
+            if self.gpus % rest == 0:
+                fitting = [d for d in range(1, 2 * size) if (self.gpus // rest) % d == 0]
+                yield name, min(fitting, key=lambda d: (abs(d - size), d))
 
 
 def check_gpus(gpus: Any) -> None:

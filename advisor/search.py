@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from advisor.candidates import TIGHT_PENALTY, Candidate, candidate, compared, objective_value
+from advisor.candidates import Candidate, candidate, compared, objective_value
 from advisor.request import Request
+from advisor.rules import Mask
 from advisor.space import Space, build_space, nothing_legal
 from costmodel.binding import bind
 from costmodel.columns import Array, plan_from_columns
 from costmodel.plan import Plan
 from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, evaluate_plans
 
-# Plans of one layout that are simulated, and layouts for each plan returned (and at least).
-SIMULATED_PER_LAYOUT = 3
+# Layouts whose pipelines are simulated, for each plan returned and at least; and pipelines of one layout.
 LAYOUTS_PER_PLAN, FEWEST_LAYOUTS = 2, 8
+PIPELINES_PER_LAYOUT = 5
 # The objective "cost" may leave GPUs idle: it also looks at this many halvings.
 COST_HALVINGS = 3
 # Layouts differ in these; plans of one layout are variants of one answer.
 LAYOUT = ("tp", "pp", "cp", "dp", "fsdp")
+# Within a layout, pipelines differ in these.
+PIPELINE = ("vpp", "micro_batch", "account_embedding", "account_loss")
 # Scores closer than this share are equal.
 EQUAL_WITHIN = 1e-6
 GIB = 2**30
@@ -76,15 +79,14 @@ class _Scored:
     peak_memory: Array
     device: float
 
-    def fits(self) -> Array:
-        return self.peak_memory <= FITS_BELOW * self.device
+    def fits(self, share: float = FITS_BELOW) -> Mask:
+        return self.peak_memory <= share * self.device
 
     def score(self, objective: str) -> Array:
         """`objective_value` of every row, before its pipeline is simulated."""
         if objective == "memory":
             return self.peak_memory
-        tight = np.where(self.peak_memory > TIGHT_ABOVE * self.device, TIGHT_PENALTY, 1.0)
-        return self.step_time * tight * (self.gpus if objective == "cost" else 1)
+        return self.step_time * (self.gpus if objective == "cost" else 1)
 
     def complexity(self) -> Array:
         """Number of things that a plan asks for beyond the default. [1]"""
@@ -114,6 +116,9 @@ def search(request: Request, progress: Progress | None = None) -> SearchResult:
     rejected = _rule_rejections(spaces)
     if feasible < legal:
         rejected.append(_memory_rejection(scored, legal - feasible))
+    if tight := feasible - sum(int(part.fits(TIGHT_ABOVE).sum()) for part in scored):
+        share = f"above {100 * TIGHT_ABOVE:.0f} % of the device's memory, where the allocator stalls"
+        rejected.append(Rejection("tight memory", tight, share))
     return SearchResult(
         request=request,
         plans=_ranked(request, scored, tell) if feasible else (),
@@ -162,35 +167,53 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[_Scor
 
 
 def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Candidate, ...]:
-    """Best plan of each of the best layouts, pipelines simulated, in the order of the objective."""
-    rows = [np.flatnonzero(part.fits()) for part in scored]
+    """Best plan of each of the best layouts, pipelines simulated, in the order of the objective.
+
+    Plans so large that the allocator would stall (tight) are ranked only where nothing else fits.
+    """
+    share = TIGHT_ABOVE if any(part.fits(TIGHT_ABOVE).any() for part in scored) else FITS_BELOW
+    rows = [np.flatnonzero(part.fits(share)) for part in scored]
     part = np.repeat(np.arange(len(scored)), [len(fitting) for fitting in rows])
     row = np.concatenate(rows)
 
-    def gathered(arrays: list[Array]) -> Array:
+    def gathered(arrays: Iterable[Array]) -> Array:
         return np.concatenate([array[fitting] for array, fitting in zip(arrays, rows, strict=True)])
 
-    score = gathered([each.score(request.objective) for each in scored])
-    seconds = gathered([each.step_time for each in scored])
-    complexity = gathered([each.complexity() for each in scored])
-    layout = np.stack([gathered([each.space.columns[name] for each in scored]) for name in LAYOUT])
-    steps = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (score, seconds)]
-    order = np.lexsort((row, part, complexity, steps[1], steps[0]))
-    _, first, group = np.unique(layout[:, order], axis=1, return_index=True, return_inverse=True)
-    chosen = np.argsort(first)[: max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)]
+    seconds = gathered(each.step_time for each in scored)
+    score = gathered(each.score(request.objective) for each in scored)
+    keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
+    order = np.lexsort((row, part, gathered(each.complexity() for each in scored), *keys))
+    columns = [gathered(each.space.columns[name] for each in scored)[order] for name in LAYOUT + PIPELINE]
     best: list[Candidate] = []
-    for done, number in enumerate(chosen):
-        tell(0.8 + 0.2 * done / len(chosen), "simulating pipelines")
-        members = order[np.flatnonzero(group.ravel() == number)[:SIMULATED_PER_LAYOUT]]
-        if layout[LAYOUT.index("pp"), members[0]] == 1:
-            members = members[:1]
-        variants = [candidate(request, scored[part[i]].plan(int(row[i]))) for i in members]
+    for members in _layouts_in_order(columns, max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)):
+        tell(0.8, f"simulating pipelines, {len(best)} layouts done")
+        chosen = order[members]
+        variants = [candidate(request, scored[part[i]].plan(int(row[i]))) for i in chosen]
         best.append(min(variants, key=lambda each: objective_value(request.objective, each)))
     best.sort(key=lambda each: objective_value(request.objective, each))
     return tuple(
         replace(compared(request, best[0], each), rank=rank)
         for rank, each in enumerate(best[: request.top], 1)
     )
+
+
+def _layouts_in_order(columns: list[Array], wanted: int) -> list[list[int]]:
+    """For each of the first `wanted` layouts, the first row of each of its first pipelines.
+
+    columns: LAYOUT and PIPELINE of rows in order of the objective. One stage has one pipeline: simulating
+    changes nothing there.
+    """
+    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
+    found: dict[tuple[float, ...], list[int]] = {}
+    for index in np.sort(first):
+        layout = tuple(float(column[index]) for column in columns[: len(LAYOUT)])
+        if layout not in found and len(found) == wanted:
+            continue
+        pipelines = found.setdefault(layout, [])
+        most = PIPELINES_PER_LAYOUT if layout[LAYOUT.index("pp")] > 1 else 1
+        if len(pipelines) < most:
+            pipelines.append(int(index))
+    return list(found.values())
 
 
 def _least_bad(request: Request, scored: list[_Scored]) -> Candidate:

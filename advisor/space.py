@@ -75,13 +75,14 @@ def declared_space() -> tuple[str, ...]:
         "searched: tp up to the scale-up domain, pp, vpp, cp (at least "
         f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, "
         "layer accounting for embedding and loss",
-        "searched: ZeRO 1; FSDP 2 and 3 with pp = 1; recompute none, mlp, layernorm, both, "
+        "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, mlp, layernorm, both, "
         "full of 1/4 to all layers; cp_comm_type; tp_comm_overlap; cuda_graph; fp8_param_gather with FP8",
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
         "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off",
-        "not searched, pin them: fsdp_shard_size, precision_aware_optimizer, zero_stage 0, unfused attention",
+        "not searched, pin them: fsdp_shard_size, zero_stage 0 and 2 (whose unsharded gradient bucket is not "
+        "priced), precision_aware_optimizer, unfused attention",
     )
 
 
@@ -151,11 +152,7 @@ def _switch(knob: str) -> list[Row]:
 
 
 def _sharding() -> list[Row]:
-    return [
-        {"zero_stage": 1.0, "fsdp": 0.0},
-        {"zero_stage": 2.0, "fsdp": 1.0},
-        {"zero_stage": 3.0, "fsdp": 1.0},
-    ]
+    return [{"zero_stage": 1.0, "fsdp": 0.0}, {"zero_stage": 3.0, "fsdp": 1.0}]
 
 
 def _useful_sharding(columns: Columns) -> Mask:
@@ -285,9 +282,9 @@ def nothing_legal(request: Request) -> str:
     # Without interleaving each fault shows once.
     plain = request if "vpp" in request.pins else replace(request, pins={**request.pins, "vpp": 1})
     examples = build_space(plain, request.precisions[0]).examples
-    reasons = (
-        "; ".join(found.text for found in list(examples.values())[:3]) or "no parallel sizes multiply to it"
-    )
+    # The first rule about each size says enough.
+    first = {found.knobs[0]: found.text for found in reversed(examples.values()) if found.knobs}
+    reasons = "; ".join(reversed(first.values())) or "no parallel sizes multiply up to it"
     pins = "".join(f" --pin {name}={value}" for name, value in request.pins.items())
     batch = max(1, round(request.workload.global_batch / request.gpus)) * request.gpus
     ways = [f"--gpus {usable}"] if (usable := nearest_usable(request)) else []

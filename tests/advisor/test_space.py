@@ -45,7 +45,7 @@ def brute_force(request: Request, precision: str) -> set[Plan]:
     found = set()
     sizes = [1, 2, 4]
     splits = [(False, False), (False, True), (True, True)]
-    sharding = [(1, False), (2, True), (3, True)]
+    sharding = [(1, False), (3, True)]
     recompute = [("none", ()), *(("selective", m) for m in (("mlp",), ("layernorm",), ("mlp", "layernorm")))]
     recompute += [("full", ())]
     fp8 = precision.startswith(("fp8", "mxfp8"))
@@ -124,7 +124,7 @@ def test_every_numeric_knob_has_a_column():
             "micro_batch": st.sampled_from([1, 2, 3]),
             "cuda_graph": st.booleans(),
             "recompute": st.sampled_from(["none", "selective", "full"]),
-            "zero_stage": st.sampled_from([0, 1, 3]),
+            "zero_stage": st.sampled_from([0, 1, 2, 3]),
             "fsdp": st.booleans(),
             "attention_backend": st.sampled_from(["fused", "unfused"]),
             "grad_reduce_in_fp32": st.booleans(),

@@ -1,0 +1,158 @@
+"""Requests: defaults are told, and what cannot be meant is refused in one line with a way out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advisor.request import (
+    MOST_GPUS,
+    SEQUENCES,
+    Request,
+    choose_precisions,
+    default_global_batch,
+    make_request,
+    parse_pins,
+    usual_seq_len,
+)
+from costmodel.model_registry import load_model
+from costmodel.workload import Workload
+from hardware_db import resolve
+
+H100 = resolve("h100", None)[0]
+LLAMA = load_model("llama3-70b")
+
+
+def ask(**changes) -> Request:
+    settings = {"model": LLAMA, "gpus": 64, "cluster": H100, "workload": Workload(8192, 128)}
+    return Request(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "gpu", "batch"),
+    [
+        ("llama3-70b", 64, "h100", 128),
+        ("llama3-70b", 256, "h100", 512),
+        ("llama3-70b", 1024, "gb200", 2048),
+        ("llama3-8b", 8, "b200", 128),
+        ("llama3.1-405b", 512, "h100", 1024),
+    ],
+)
+def test_default_batches_are_those_of_published_recipes(model, gpus, gpu, batch):
+    request = make_request(model, gpus, gpu)
+    assert request.workload == Workload(8192, batch)
+    assert any("sequence length 8192" in note for note in request.notes)
+    assert any(f"global batch {batch}" in note for note in request.notes)
+
+
+@given(
+    st.integers(1, 4096), st.sampled_from([512, 2048, 8192, 32768, 131072]), st.sampled_from(list(SEQUENCES))
+)
+def test_default_batch_is_a_multiple_or_a_divisor_of_the_gpus(gpus, seq_len, task):
+    batch = default_global_batch(gpus, seq_len, task)
+    assert batch % gpus == 0 or gpus % batch == 0
+    least, each = SEQUENCES[task]
+    assert batch * seq_len >= max(least, each * gpus) * seq_len * 8192 / max(seq_len, 8192) * (1 - 1e-9)
+
+
+def test_longer_sequences_keep_the_tokens_of_a_step():
+    assert default_global_batch(8, 131072, "pretrain") * 131072 == 128 * 8192
+
+
+def test_the_position_table_is_the_usual_length():
+    assert usual_seq_len(load_model("gpt3-175b")) == 2048
+    assert usual_seq_len(load_model("llama3-8b")) == 8192
+
+
+@pytest.mark.parametrize(
+    ("gpu", "recipes"),
+    [
+        ("a100", ("bf16",)),
+        ("h100", ("bf16", "fp8-cs")),
+        ("b200", ("bf16", "fp8-cs", "mxfp8")),
+        ("gb300", ("bf16", "fp8-cs", "mxfp8")),
+    ],
+)
+def test_auto_precision_is_what_the_generation_is_recommended(gpu, recipes):
+    found, note = choose_precisions("auto", resolve(gpu, None)[0])
+    assert found == recipes
+    assert all(recipe in note for recipe in recipes)
+
+
+def test_named_precisions_are_kept_in_order_without_a_note():
+    assert choose_precisions("fp8-cs, bf16,fp8-cs", H100) == (("fp8-cs", "bf16"), "")
+
+
+def test_pinned_precision_is_the_only_one_searched():
+    assert make_request("8b", 8, "h100", pins=["precision=bf16"]).precisions == ("bf16",)
+
+
+def test_pins_are_read_as_their_knobs():
+    found = parse_pins(["tp=4", "--cuda-graph=on".removeprefix("--"), "recompute-modules=mlp+layernorm"])
+    assert found == {"tp": 4, "cuda_graph": True, "recompute_modules": ("mlp", "layernorm")}
+
+
+def test_a_request_says_what_the_gpu_name_means():
+    assert any("h100 means" in note for note in make_request("8b", 8, "h100").notes)
+
+
+def test_the_way_out_of_pins_that_do_not_fit_works():
+    with pytest.raises(ValueError, match="not a multiple of tp x pp = 64") as refusal:
+        ask(gpus=96, pins={"tp": 8, "pp": 8})
+    text = str(refusal.value)
+    assert "Try --gpus 128, or --pin tp=" in text
+    size = int(text.rsplit("=", 1)[1].rstrip("."))
+    ask(gpus=96, pins={"tp": size, "pp": 8})
+    ask(gpus=128, pins={"tp": 8, "pp": 8})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpus": 0}, "--gpus 0"),
+        ({"gpus": -8}, "--gpus -8"),
+        ({"gpus": 6.5}, "whole number"),
+        ({"gpus": True}, "whole number"),
+        ({"gpus": "64"}, "whole number"),
+        ({"gpus": MOST_GPUS + 1}, "Try --gpus"),
+        ({"objective": "thruput"}, "Did you mean throughput"),
+        ({"top": 0}, "--top"),
+        ({"tokens": -1.0}, "--tokens"),
+        ({"tokens": float("nan")}, "--tokens"),
+        ({"tokens": float("inf")}, "--tokens"),
+        ({"precisions": ("fp8",)}, "is not one of"),
+        ({"pins": {"tp": 0}}, "--tp 0"),
+        ({"pins": {"teepee": 1}}, "is not a knob"),
+        ({"pins": {"dp": 48}}, "does not fit dp=48"),
+        ({"model": load_model("mixtral-8x7b")}, "mixture of experts"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(changes, words):
+    with pytest.raises(ValueError) as refusal:
+        ask(**changes)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["tp"], "KNOB=VALUE"),
+        (["tpp=4"], "Did you mean"),
+        (["tp=four"], "whole number"),
+        (["tp=4", "tp=8"], "twice"),
+        (["cuda_graph=maybe"], "true or false"),
+        (["recompute=ful"], "Did you mean"),
+    ],
+)
+def test_pins_that_cannot_be_read_are_refused_in_one_line(texts, words):
+    with pytest.raises(ValueError, match=words) as refusal:
+        parse_pins(texts)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("precision", ["", " , ", "fp9", "bf16;fp8-cs"])
+def test_unknown_precisions_are_refused(precision):
+    with pytest.raises(ValueError):
+        make_request("8b", 8, "h100", precision=precision)

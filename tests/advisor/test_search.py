@@ -1,0 +1,265 @@
+"""The search: equal to brute force over Plan objects, sound rankings, honest answers when nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from advisor.alternatives import shortfall, what_would_fit, why_not
+from advisor.candidates import candidate, objective_value, resource_seconds
+from advisor.pipeline import chunk_times, timeline, with_schedule
+from advisor.request import Request, make_request
+from advisor.search import LAYOUT, search
+from advisor.space import build_space
+from costmodel.columns import plan_from_columns
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, predict
+from costmodel.workload import Workload
+from hardware_db import resolve
+
+H100 = resolve("h100", None)[0]
+TINY = load_model("tiny-gpt")
+LLAMA_8B = load_model("llama3-8b")
+
+
+def ask(model=TINY, gpus=4, seq_len=2048, batch=8, **more) -> Request:
+    settings = {"model": model, "gpus": gpus, "cluster": H100, "workload": Workload(seq_len, batch)}
+    return Request(**settings | more)
+
+
+def everything(request: Request) -> list:
+    """Every legal plan that fits, predicted one by one with its pipeline simulated."""
+    found = []
+    for precision in request.precisions:
+        space = build_space(request, precision)
+        plans = [plan_from_columns(space.columns, index, precision) for index in range(space.legal)]
+        found += [candidate(request, plan) for plan in plans]
+    return [each for each in found if each.peak_memory <= TIGHT_ABOVE * each.prediction.device_bytes]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"gpus": 2, "batch": 4},
+        {"gpus": 4, "batch": 8, "pins": {"pp": 4}},
+        {"gpus": 4, "batch": 8, "pins": {"pp": 2, "cuda_graph": True}, "precisions": ("bf16", "fp8-cs")},
+        {"model": LLAMA_8B, "gpus": 8, "batch": 16, "pins": {"tp": 2, "pp": 4, "recompute": "none"}},
+    ],
+)
+def test_the_best_plan_is_that_of_brute_force(objective, more):
+    request = ask(**more, objective=objective)
+    found = search(request)
+    every = everything(request)
+    best = min(objective_value(objective, each) for each in every)
+    assert objective_value(objective, found.best) == pytest.approx(best, rel=1e-6)
+    assert found.legal == sum(build_space(request, p).legal for p in request.precisions)
+
+
+def test_ranks_are_ordered_distinct_and_say_what_they_lost_to():
+    request = ask(LLAMA_8B, 8, 8192, 128, precisions=("bf16", "fp8-cs"))
+    found = search(request)
+    assert [each.rank for each in found.plans] == [1, 2, 3, 4, 5]
+    times = [each.step_time for each in found.plans]
+    assert times == sorted(times)
+    layouts = {tuple(getattr(each.plan, name) for name in LAYOUT) for each in found.plans}
+    assert len(layouts) == len(found.plans)
+    first, *others = found.plans
+    assert (first.lost_by, first.lost_to_term) == (0, "")
+    for each in others:
+        assert each.lost_by == pytest.approx(each.step_time / first.step_time - 1)
+        lost = resource_seconds(each.prediction)[each.lost_to_term]
+        assert each.lost_amount == pytest.approx(
+            lost - resource_seconds(first.prediction).get(each.lost_to_term, 0)
+        )
+        assert each.lost_amount >= (each.step_time - first.step_time) / len(
+            resource_seconds(first.prediction)
+        )
+
+
+def test_every_plan_fits_with_room_and_parts_sum_to_its_step():
+    for each in search(ask(LLAMA_8B, 16, 8192, 64)).plans:
+        assert each.prediction.fits
+        assert not each.prediction.tight
+        assert each.plan.world == 16
+        total = sum(part.value for part in each.prediction.time.parts)
+        assert total == pytest.approx(each.step_time)
+        assert sum(resource_seconds(each.prediction).values()) == pytest.approx(each.step_time)
+
+
+def test_the_array_evaluation_is_the_prediction_of_each_plan():
+    for each in search(ask(LLAMA_8B, 16, 8192, 64)).plans:
+        single = predict(LLAMA_8B, Workload(8192, 64), H100, each.plan)
+        assert each.closed_form_time == pytest.approx(single.step_time_s, rel=1e-9)
+
+
+def test_the_answer_does_not_depend_on_the_run():
+    first, second = (search(ask(LLAMA_8B, 8, 8192, 32)) for _ in range(2))
+    assert [each.plan for each in first.plans] == [each.plan for each in second.plans]
+    assert first.rejected == second.rejected
+
+
+def test_pins_are_honoured_and_never_make_the_answer_better():
+    free = search(ask(LLAMA_8B, 8, 8192, 32)).best
+    for pins in ({"tp": 2}, {"pp": 2, "vpp": 4}, {"recompute": "full"}, {"micro_batch": 4}):
+        pinned = search(ask(LLAMA_8B, 8, 8192, 32, pins=pins)).best
+        assert {name: getattr(pinned.plan, name) for name in pins} == pins
+        assert pinned.step_time >= free.step_time * (1 - 1e-9)
+
+
+def test_cost_never_buys_more_gpu_seconds_than_throughput():
+    fast = search(ask(LLAMA_8B, 32, 8192, 64)).best
+    cheap = search(ask(LLAMA_8B, 32, 8192, 64, objective="cost")).best
+    assert cheap.step_time * cheap.plan.world <= fast.step_time * fast.plan.world * (1 + 1e-9)
+    assert cheap.plan.world in (4, 8, 16, 32)
+
+
+def test_memory_needs_least_memory():
+    least = search(ask(LLAMA_8B, 8, 8192, 32, objective="memory"))
+    fast = search(ask(LLAMA_8B, 8, 8192, 32))
+    assert least.best.peak_memory < fast.best.peak_memory
+    assert least.plans[1].lost_amount > 0
+    assert least.plans[1].lost_to_term in {part.title for part in least.best.prediction.memory.parts}
+
+
+def test_counts_close_and_reasons_have_examples():
+    found = search(ask(LLAMA_8B, 8, 8192, 32))
+    assert 0 < found.feasible <= found.legal < found.enumerated
+    memory = {each.reason: each for each in found.rejected}["memory"]
+    assert memory.count == found.legal - found.feasible
+    assert "GiB" in memory.example
+    assert all(each.count > 0 and each.example for each in found.rejected)
+
+
+@pytest.fixture(scope="module")
+def too_large():
+    return search(ask(load_model("llama3-70b"), 8, 8192, 16))
+
+
+def test_when_nothing_fits_the_least_bad_plan_is_told(too_large):
+    assert (too_large.plans, too_large.feasible) == ((), 0)
+    worst = too_large.least_bad
+    assert worst.peak_memory > FITS_BELOW * worst.prediction.device_bytes
+    assert "llama" not in shortfall(worst)
+    assert "GiB" in shortfall(worst)
+
+
+def test_what_would_fit_does_fit(too_large):
+    ways = what_would_fit(too_large)
+    assert ways
+    gpus, batch = (
+        (int(part) for part in ways[-1].split() if part.isdigit()) if "--gpus" in ways[-1] else (0, 0)
+    )
+    if gpus:
+        larger = replace(too_large.request, gpus=gpus, workload=Workload(8192, batch))
+        assert search(larger).plans
+
+
+def test_a_pin_that_does_not_fit_is_named_as_the_way_out():
+    found = search(ask(LLAMA_8B, 8, 8192, 16, pins={"zero_stage": 0, "tp": 1, "pp": 1}))
+    assert not found.plans
+    assert any("zero_stage" in way for way in what_would_fit(found))
+
+
+def test_no_legal_plan_is_an_error_with_rule_and_way_out():
+    with pytest.raises(ValueError, match=r"--gpus 7 .* Try --gpus 6, or --global-batch 126") as refusal:
+        search(ask(load_model("llama3-70b"), 7, 8192, 128))
+    assert "\n" not in str(refusal.value)
+
+
+def test_precision_that_the_gpu_lacks_is_refused_or_left_out():
+    with pytest.raises(ValueError, match="nvfp4"):
+        search(ask(LLAMA_8B, 8, 8192, 32, precisions=("nvfp4",)))
+    both = search(ask(LLAMA_8B, 8, 8192, 32, precisions=("nvfp4", "bf16")))
+    assert {each.plan.precision for each in both.plans} == {"bf16"}
+
+
+@pytest.fixture(scope="module")
+def best():
+    return search(TestWhyNot.request).best
+
+
+class TestWhyNot:
+    request = ask(LLAMA_8B, 8, 8192, 32)
+
+    def test_a_worse_plan_says_by_how_much_and_to_what(self, best):
+        answer = why_not(self.request, {"tp": 8}, best)
+        assert answer.candidate.plan.tp == 8
+        assert answer.candidate.lost_by == pytest.approx(answer.candidate.step_time / best.step_time - 1)
+        assert f"{100 * answer.candidate.lost_by:.1f} %" in answer.reason
+        assert answer.candidate.lost_to_term in answer.reason
+
+    def test_a_forbidden_plan_says_the_rule(self, best):
+        answer = why_not(self.request, {"vpp": 4, "pp": 1}, best)
+        assert answer.candidate is None
+        assert "interleaved schedule needs at least two stages" in answer.reason
+
+    def test_sizes_that_do_not_multiply_up_are_refused(self, best):
+        assert "not a multiple" in why_not(self.request, {"tp": 3}, best).reason
+
+    def test_a_plan_that_does_not_fit_says_what_is_missing(self, best):
+        answer = why_not(self.request, {"tp": 1, "pp": 1, "zero_stage": 0}, best)
+        assert answer.candidate is None
+        assert "does not fit" in answer.reason
+        assert "GiB" in answer.reason
+
+    def test_what_the_best_plan_has_is_said_so(self, best):
+        assert "is what the best plan has" in why_not(self.request, {"tp": best.plan.tp}, best).reason
+
+
+def test_progress_runs_from_nothing_towards_all():
+    seen = []
+    search(ask(LLAMA_8B, 8, 8192, 32), lambda share, text: seen.append((share, text)))
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares)
+    assert shares[0] >= 0
+    assert shares[-1] <= 1
+    assert all(text for _, text in seen)
+
+
+class TestPipeline:
+    plan = Plan(pp=4, vpp=2, dp=2, precision="bf16", zero_stage=1)
+    workload = Workload(8192, 32)
+
+    def predicted(self, **changes):
+        return predict(LLAMA_8B, self.workload, H100, replace(self.plan, **changes))
+
+    def test_one_stage_is_left_alone(self):
+        closed = self.predicted(pp=1, vpp=1, dp=8)
+        assert with_schedule(closed) is closed
+
+    @pytest.mark.parametrize("vpp", [1, 2, 4])
+    def test_chunks_sum_to_the_stages_of_the_model(self, vpp):
+        closed = self.predicted(vpp=vpp)
+        forward, backward = chunk_times(closed)
+        sums = [sum(f) + sum(b) for f, b in zip(forward, backward, strict=True)]
+        values = closed.values
+        expected = [values["first_stage_time"], *[values["middle_stage_time"]] * 2, values["last_stage_time"]]
+        assert sums == pytest.approx(expected)
+        assert all(time > 0 for stage in (*forward, *backward) for time in stage)
+
+    def test_the_step_is_never_shorter_than_the_slowest_stage(self):
+        closed = self.predicted()
+        m = self.plan.num_microbatches(32)
+        assert timeline(closed).makespan >= m * closed.values["slowest_stage_time"]
+
+    def test_correction_is_a_term_and_everything_follows_it(self):
+        closed = self.predicted()
+        exact = with_schedule(closed)
+        assert exact.step_time_s == pytest.approx(sum(part.value for part in exact.time.parts))
+        ratio = exact.step_time_s / closed.step_time_s
+        assert exact.mfu * ratio == pytest.approx(closed.mfu)
+        assert exact.interval_low < exact.step_time_s < exact.interval_high
+        assert with_schedule(closed).step_time_s == exact.step_time_s
+
+    def test_it_stays_near_the_closed_form_when_stages_are_nearly_equal(self):
+        """Within one micro-batch's imbalance of embedding and loss at fill and drain: a few percent here."""
+        closed = self.predicted(vpp=1)
+        assert with_schedule(closed).step_time_s == pytest.approx(closed.step_time_s, rel=0.05)
+
+
+def test_a_request_from_names_finds_a_plan():
+    request = make_request("8b", 8, "h100", pins=["tp=2"], precision="bf16", seq_len=4096, global_batch=32)
+    assert search(request).best.plan.tp == 2
