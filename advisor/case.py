@@ -67,6 +67,11 @@ def read_case(path: str | None, options: dict[str, Any]) -> Case:
 
 
 def _from_file(record: PlanFile, options: dict[str, Any], notes: list[str]) -> Case:
+    knobs = given_knobs(options)
+    gpus = options.get("gpus")
+    if gpus is None and "dp" not in knobs and {"tp", "pp", "cp"} & set(knobs):
+        gpus = record.gpus  # other sizes on the same GPUs: data parallel takes up the rest
+        notes.append(f"dp follows from the {gpus} GPUs of the plan file.")
     record = replace(
         record,
         model=options.get("model") or record.model,
@@ -80,7 +85,7 @@ def _from_file(record: PlanFile, options: dict[str, Any], notes: list[str]) -> C
             },
         ),
         stack=options.get("stack") or record.stack,
-        plan=plan_from_options(given_knobs(options), options.get("gpus"), record.plan),
+        plan=plan_from_options(knobs, gpus, record.plan),
         gpus=options.get("gpus") or record.gpus,
     )
     return _case(record, options.get("gpu"), notes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, why_not
 from advisor.candidates import Candidate
 from advisor.options import split_pairs
 from advisor.request import Request, parse_pins
+from advisor.rules import Violation, violations
 from advisor.search import Progress, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
@@ -40,6 +42,12 @@ class Explanation:
             return None
         return training_cost(self.shown.prediction, self.request.tokens)
 
+    @cached_property
+    def found(self) -> list[Violation]:
+        """What the rules say about the plan shown: its price, and what the environment must hold."""
+        request, plan = self.request, self.shown.plan
+        return violations(request.model, request.workload, request.cluster, plan)
+
     @property
     def assumptions(self) -> list[str]:
         """What was taken for granted, in the order it was decided."""
@@ -64,6 +72,7 @@ class Explanation:
             },
             "why": [step.to_dict() for step in self.steps],
             "why_not": [_why_not_dict(alternative) for alternative in self.alternatives],
+            "violations": [violation.to_dict() for violation in self.found],
             "cost": self.cost,
             "assumptions": self.assumptions,
         }

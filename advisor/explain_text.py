@@ -16,6 +16,7 @@ from advisor.sections import (
     numbers,
     setting,
     time_section,
+    violation_section,
 )
 from advisor.space import declared_space
 from costmodel.predict import FITS_BELOW
@@ -34,6 +35,7 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
     if explanation.cost is not None:
         lines.append(cost_line(explanation.cost))
     lines += [heading("Set these"), *knob_table(prediction.plan)]
+    lines += violation_section(explanation.found, "Worth knowing")
     for alternative in explanation.alternatives:
         lines += _alternative(alternative)
     lines += time_section(prediction)

@@ -147,7 +147,7 @@ def tree(root: TermValue, scale: float, unit: str, digits: int | None = None) ->
     _branch(root, round(root.value / scale, digits), root.value, scale, digits, "", "", lines)
     values = [f"{shown:,.{digits}f}" for _, shown, _ in lines]
     size = max(map(len, values))
-    room = width() - size - len(unit) - 13
+    room = width() - size - len(unit) - 14
     return [
         f"  {value.rjust(size)} {unit} {percent(share).rjust(8)}  {_cut(title, room)}"
         for value, (title, _, share) in zip(values, lines, strict=True)

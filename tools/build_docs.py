@@ -32,9 +32,11 @@ def cli_page() -> str:
     )
     context = click.Context(advisor, info_name="advisor", max_content_width=100, terminal_width=100)
     for name, summary in COMMANDS.items():
-        command = advisor.get_command(context, name)
-        if command is None:
-            continue
+        try:
+            command = advisor.get_command(context, name)
+        except ModuleNotFoundError:
+            continue  # announced, not written yet; a test says so
+        assert command is not None
         inner = click.Context(command, parent=context, info_name=name, terminal_width=100)
         parts.append(f"## {name}\n\n{summary}\n\n```text\n{command.get_help(inner).rstrip()}\n```\n")
     return "\n".join(parts)

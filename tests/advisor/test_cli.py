@@ -44,6 +44,10 @@ def built() -> list[str]:
     return names
 
 
+def test_every_command_announced_is_there():
+    assert built() == list(COMMANDS)
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; from advisor.cli import advisor; advisor.main(['--help'], standalone_mode=False); "

@@ -1,0 +1,74 @@
+"""advisor check: all violations at once, with the way out; exit code 1 when one is an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli import advisor
+
+SETTING = [
+    "--model",
+    "llama3-8b",
+    "--gpus",
+    "8",
+    "--gpu",
+    "h100",
+    "--seq-len",
+    "4096",
+    "--global-batch",
+    "32",
+]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(advisor, ["check", *arguments], catch_exceptions=False)
+
+
+def test_a_good_plan_holds():
+    done = run(*SETTING, "--tp", "2", "--sequence-parallel")
+    assert done.exit_code == 0
+    assert ": holds" in done.output.splitlines()[0]
+
+
+def test_all_errors_are_told_at_once_with_the_way_out():
+    done = run(*SETTING, "--tp", "8", "--vpp", "2", "--recompute-num-layers", "99", "--recompute", "full")
+    assert done.exit_code == 1
+    assert "does not hold" in done.output
+    record = json.loads(run(*SETTING, "--tp", "8", "--vpp", "3", "--json").output)
+    assert record["holds"] is False
+    errors = [violation for violation in record["violations"] if violation["severity"] == "ERROR"]
+    assert errors
+    assert all(violation["way_out"] and violation["text"] for violation in record["violations"])
+
+
+def test_memory_is_one_of_the_rules():
+    done = run("--model", "llama3-70b", "--gpus", "8", "--gpu", "h100", "--tp", "8", "--sequence-parallel")
+    assert done.exit_code == 1
+    assert "DOES NOT FIT" in done.output
+    assert "1 error" in done.output
+
+
+def test_gpus_of_the_file_are_compared_with_the_plan(tmp_path):
+    path = tmp_path / "plan.toml"
+    CliRunner().invoke(advisor, ["predict", *SETTING, "--save", str(path)])
+    path.write_text(path.read_text().replace("gpus = 8", "gpus = 16"))
+    done = run(str(path))
+    assert done.exit_code == 1
+    assert "but there are 16" in done.output
+
+
+def test_a_plan_that_cannot_be_predicted_still_gets_its_rules():
+    record = json.loads(run(*SETTING, "--micro-batch", "3", "--json").output)
+    assert record["memory"] is None
+    assert "multiple of micro_batch x dp" in record["not_predicted"]
+    assert record["holds"] is False
+
+
+def test_sizes_that_do_not_fit_the_gpus_are_bad_input(tmp_path):
+    path = str(tmp_path / "plan.toml")
+    CliRunner().invoke(advisor, ["predict", *SETTING, "--save", path])
+    with pytest.raises(ValueError, match="does not fit tp=3"):
+        run(path, "--tp", "3")

@@ -1,0 +1,184 @@
+"""Explanations: the answer comes first, every section is there, the numbers agree with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli import advisor
+from advisor.explain import Explanation, explain
+from advisor.explain_text import explanation_lines
+from advisor.pipeline import with_schedule
+from advisor.request import make_request
+from advisor.why import Path
+from costmodel.plan import Plan
+from costmodel.plan_file import last_plan_path, load_plan_file
+from costmodel.predict import predict
+
+SECTIONS = (
+    "Set these",
+    "Time of one step",
+    "Memory of the worst rank",
+    "What binds",
+    "Runners-up",
+    "Why: the path",
+    "Space searched",
+    "Assumed",
+)
+TOPICS = [
+    "data parallel",
+    "distributed optimizer",
+    "FSDP",
+    "tensor parallel",
+    "context parallel",
+    "pipeline parallel",
+    "micro-batch",
+    "recompute",
+    "precision",
+]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(advisor, ["explain", *arguments], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def small() -> Explanation:
+    request = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=32, top=3, tokens=1e9)
+    return explain(request, ["tp=4", "tp=3"])
+
+
+@pytest.fixture(scope="module")
+def nothing() -> Explanation:
+    return explain(make_request("llama3-70b", 1, "h100", precision="bf16", global_batch=8))
+
+
+def test_the_answer_comes_first_and_every_section_follows_in_order(small):
+    lines = explanation_lines(small)
+    assert lines[0] == small.shown.plan.describe()
+    text = "\n".join(lines)
+    places = [text.index(f"\n{section}") for section in SECTIONS]
+    assert places == sorted(places)
+    assert "step time" in text[: places[0]]
+    assert "GPU-hours" in text[: places[0]]
+
+
+def test_no_line_is_wider_than_the_page(small, nothing):
+    for explanation in (small, nothing):
+        lines = "\n".join(explanation_lines(explanation)).splitlines()
+        assert max(map(len, lines)) <= 100
+
+
+def test_the_prediction_told_is_the_one_of_the_plan(small):
+    best, request = small.shown, small.request
+    again = with_schedule(predict(request.model, request.workload, request.cluster, best.plan))
+    assert again.step_time_s == best.prediction.step_time_s
+    assert best.prediction.time.value == best.prediction.step_time_s
+
+
+def test_the_path_asks_every_question_of_the_guides(small):
+    assert [step.topic for step in small.steps] == TOPICS
+
+
+def test_the_path_holds_the_chosen_plan_and_nothing_faster_that_it_could_have_been(small):
+    best = small.shown
+    shown = {variant.plan for step in small.steps for variant in step.evidence}
+    assert best.plan in shown
+    for step in small.steps:
+        for variant in step.evidence:
+            if variant.fits and not variant.prediction.tight:
+                assert variant.prediction.step_time_s >= 0.98 * best.step_time
+
+
+def test_variants_keep_the_gpus_and_the_batch(small):
+    for step in small.steps[2:]:
+        for variant in step.evidence:
+            assert variant.plan.world == 8
+            assert variant.plan.num_microbatches(32) >= 1
+
+
+def test_forbidden_and_legal_questions_are_both_answered(small):
+    legal, forbidden = small.alternatives
+    assert legal.candidate is not None
+    assert legal.candidate.plan.tp == 4
+    assert forbidden.candidate is None
+    assert forbidden.reason
+
+
+def test_cost_is_the_time_of_the_tokens(small):
+    cost = small.cost
+    steps = 1e9 / small.request.workload.tokens_per_step
+    assert cost["gpu_hours"] == pytest.approx(steps * small.shown.step_time * 8 / 3600)
+    assert cost["usd"] == pytest.approx(cost["gpu_hours"] * cost["usd_per_gpu_hour"])
+    assert cost["kwh"] == pytest.approx(cost["gpu_hours"] * cost["watt_per_gpu"] / 1000)
+
+
+def test_too_few_sequences_for_the_gpus_are_told():
+    request = make_request("llama3-8b", 64, "h100", precision="bf16", global_batch=8)
+    plan = Plan(tp=8, dp=8, sequence_parallel=True)
+    chosen = predict(request.model, request.workload, request.cluster, plan)
+    text = Path(chosen, ("bf16",)).data_parallel().text
+    assert "8 sequences feed at most DP8 of 64 GPUs" in text
+
+
+def test_pipelines_are_explained_with_their_bubble():
+    request = make_request("llama3-70b", 64, "h100", precision="bf16", global_batch=128)
+    plan = Plan(tp=4, pp=4, vpp=5, dp=4, sequence_parallel=True)
+    chosen = predict(request.model, request.workload, request.cluster, plan)
+    step = Path(chosen, ("bf16",)).pipeline()
+    assert re.search(r"Its bubble is [\d.]+ % of the step with VPP5; VPP1", step.text)
+    assert {variant.plan.pp for variant in step.evidence} >= {1, 2, 4, 8}
+
+
+def test_when_nothing_fits_the_answer_says_by_how_much_and_what_would(nothing):
+    text = "\n".join(explanation_lines(nothing))
+    assert text.startswith("Nothing fits: the leanest plan misses by ")
+    assert "What would make it fit" in text
+    assert any("--gpus" in remedy for remedy in nothing.remedies)
+    assert not nothing.steps
+
+
+def test_nothing_fits_is_exit_code_1():
+    done = run("--model", "llama3-70b", "--gpus", "1", "--gpu", "h100", "--precision", "bf16")
+    assert done.exit_code == 1
+    assert done.output.startswith("Nothing fits")
+
+
+def test_json_keeps_the_contract(tmp_path):
+    path = tmp_path / "plan.toml"
+    options = [
+        "--precision",
+        "bf16",
+        "--global-batch",
+        "16",
+        "--why-not",
+        "pp=2",
+        "--save",
+        str(path),
+        "--json",
+    ]
+    done = run("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", *options)
+    assert done.exit_code == 0
+    record = json.loads(done.output)
+    assert {"plans", "rejected", "space", "why"} <= record.keys()
+    assert {"enumerated", "legal", "feasible", "seconds"} == record["space"].keys()
+    first = record["plans"][0]
+    assert {"knobs", "prediction", "rank", "lost_by", "lost_to_term"} <= first.keys()
+    assert [plan["rank"] for plan in record["plans"]] == list(range(1, len(record["plans"]) + 1))
+    assert Plan(**first["knobs"]) == load_plan_file(path).plan == load_plan_file(last_plan_path()).plan
+    assert load_plan_file(path).prediction["step_time_s"] == first["prediction"]["step_time_s"]
+    assert record["why_not"][0]["pins"] == {"pp": 2}
+
+
+def test_pins_are_honoured_and_bad_ones_refused():
+    setting = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--precision", "bf16"]
+    done = run(*setting, "--pin", "tp=2", "--pin", "pp=2")
+    assert done.output.startswith("TP2 PP2")
+    for pin, says in (("tp", "KNOB=VALUE"), ("tpp=2", "not a knob"), ("tp=0", "whole number")):
+        with pytest.raises(ValueError, match=says):
+            run(*setting, "--pin", pin)
+        with pytest.raises(ValueError, match=says):
+            run(*setting, "--why-not", pin)

@@ -1,0 +1,156 @@
+"""advisor predict: plan files and options mean the same; text, JSON and formulas tell one story."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli import advisor
+from advisor.predict_text import term_lines
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.plan_file import load_plan_file
+from costmodel.predict import all_formulas, predict
+from costmodel.workload import Workload
+from hardware_db import load_cluster
+
+SETTING = [
+    "--model",
+    "llama3-8b",
+    "--gpus",
+    "8",
+    "--gpu",
+    "h100",
+    "--seq-len",
+    "4096",
+    "--global-batch",
+    "32",
+]
+KNOBS = ["--tp", "2", "--sequence-parallel"]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(advisor, ["predict", *arguments], catch_exceptions=False)
+
+
+def document(*arguments: str):
+    return json.loads(run(*arguments, "--json").output)
+
+
+def test_json_keeps_the_contract():
+    record = document(*SETTING, *KNOBS)
+    assert {
+        "step_time_s",
+        "tokens_per_second_per_gpu",
+        "model_tflops_per_gpu",
+        "mfu",
+        "interval",
+        "memory",
+        "terms",
+        "bound_by",
+        "assumptions",
+    } <= record.keys()
+    assert record["knobs"]["dp"] == 4
+    assert {"low", "high", "level"} == record["interval"].keys()
+    assert {"worst_rank_gib", "device_gib", "fits", "components"} <= record["memory"].keys()
+    assert record["terms"]["seconds"] == record["step_time_s"]
+
+
+def closes(term, key):
+    if term["parts"]:
+        assert sum(part[key] for part in term["parts"]) == pytest.approx(term[key], rel=1e-9)
+        for part in term["parts"]:
+            closes(part, key)
+
+
+@pytest.mark.parametrize("sizes", [[], ["--tp", "2"], ["--pp", "4", "--vpp", "2"], ["--fsdp"], ["--cp", "2"]])
+def test_parts_sum_to_the_whole(sizes):
+    record = document(*SETTING, *sizes)
+    closes(record["terms"], "seconds")
+    closes(record["memory_terms"], "bytes")
+    components = record["memory"]["components"].values()
+    assert sum(components) == pytest.approx(record["memory"]["worst_rank_gib"])
+
+
+def test_a_saved_plan_predicts_the_same(tmp_path):
+    path = str(tmp_path / "plan.toml")
+    before = document(*SETTING, *KNOBS, "--save", path)
+    after = document(path)
+    assert after["step_time_s"] == before["step_time_s"] == load_plan_file(path).prediction["step_time_s"]
+    assert after["knobs"] == before["knobs"]
+
+
+def test_options_win_over_the_file(tmp_path):
+    path = str(tmp_path / "plan.toml")
+    run(*SETTING, *KNOBS, "--save", path)
+    assert document(path, "--micro-batch", "2")["knobs"]["micro_batch"] == 2
+    assert document(path, "--seq-len", "8192")["workload"]["seq_len"] == 8192
+    sizes = document(path, "--tp", "4")["knobs"]
+    assert (sizes["tp"], sizes["dp"]) == (4, 2)
+
+
+def test_text_tells_the_same_numbers(tmp_path):
+    text = run(*SETTING, *KNOBS).output
+    record = document(*SETTING, *KNOBS)
+    assert text.splitlines()[0] == Plan(**record["knobs"]).describe()
+    assert f"{record['tokens_per_second_per_gpu']:,.0f} tokens/s/GPU" in text
+    assert f"{record['memory']['worst_rank_gib']:.1f} GiB" in text
+    for heading in ("Time of one step", "Memory of the worst rank", "What binds", "Assumed"):
+        assert f"\n{heading}" in text
+
+
+def test_exit_code_says_whether_the_plan_holds():
+    assert run(*SETTING, *KNOBS).exit_code == 0
+    too_large = ["--model", "llama3-70b", "--gpus", "8", "--gpu", "h100", "--tp", "2"]
+    done = run(*too_large)
+    assert done.exit_code == 1
+    assert "DOES NOT FIT" in done.output
+    illegal = run("--model", "llama3-8b", "--gpus", "6", "--gpu", "h100", "--tp", "3", "--global-batch", "32")
+    assert illegal.exit_code == 1
+    assert "This plan cannot run" in illegal.output
+
+
+def test_every_formula_is_printed_with_its_numbers():
+    text = run(*SETTING, *KNOBS, "--formulas").output
+    for entry in all_formulas():
+        assert re.search(rf"^{entry['name']} \[", text, re.MULTILINE)
+    record = document(*SETTING, *KNOBS, "--formulas")
+    assert [entry["name"] for entry in record["formulas"]] == [entry["name"] for entry in all_formulas()]
+    by_name = {entry["name"]: entry["value"] for entry in record["formulas"]}
+    assert by_name["step_time"] == record["step_time_s"]
+
+
+def prediction():
+    plan = Plan(tp=2, dp=4, sequence_parallel=True)
+    return predict(load_model("llama3-8b"), Workload(4096, 32), load_cluster("dgx-h100"), plan)
+
+
+def test_one_term_by_name_or_title():
+    assert term_lines(prediction(), "forward_linear")[0].startswith("forward_linear [s]: linear layers")
+    assert term_lines(prediction(), "optimizer step")[0].startswith("optimizer_step [s]")
+    with pytest.raises(ValueError, match="Did you mean forward_linear"):
+        term_lines(prediction(), "forwrd_linear")
+
+
+def test_numbers_put_into_a_formula_give_its_value():
+    found = prediction()
+    checked = 0
+    for entry in all_formulas():
+        lines = term_lines(found, entry["name"])
+        numbers = lines[2].removeprefix("  = ")
+        if not re.fullmatch(r"[\d.e+*/() -]+", numbers):
+            continue  # ceilings, maxima: words, not arithmetic
+        assert eval(numbers) == pytest.approx(found.values[entry["name"]], rel=1e-3, abs=1e-5)
+        checked += 1
+    assert checked > 50
+
+
+def test_defaults_taken_are_told():
+    text = run("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", *KNOBS).output
+    told = " ".join(text.split())
+    assert "the usual length of llama3-8b, as none was given" in told
+    assert "a usual batch for this size" in told
+    assert "h100 means dgx-h100" in told
