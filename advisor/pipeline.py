@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from costmodel.predict import Prediction, TermValue
-from costmodel.simulate import Timeline, simulate_pipeline
+from costmodel.simulate import Timeline, pipeline_makespan, simulate_pipeline
 
 CORRECTION = "schedule_correction"
 
@@ -33,14 +34,18 @@ def chunk_times(prediction: Prediction) -> tuple[list[list[float]], list[list[fl
 
 def timeline(prediction: Prediction) -> Timeline:
     """The step's pipeline, event by event, without data-parallel and optimizer time."""
+    return simulate_pipeline(**_arguments(prediction))
+
+
+def _arguments(prediction: Prediction) -> dict[str, Any]:
     forward, backward = chunk_times(prediction)
-    return simulate_pipeline(
-        forward,
-        backward,
-        prediction.plan.num_microbatches(prediction.workload.global_batch),
-        send_time=prediction.values["pp_send_recv"] if prediction.plan.pp > 1 else 0.0,
-        overlap_p2p=prediction.plan.overlap_p2p,
-    )
+    return {
+        "forward": forward,
+        "backward": backward,
+        "num_microbatches": prediction.plan.num_microbatches(prediction.workload.global_batch),
+        "send_time": prediction.values["pp_send_recv"] if prediction.plan.pp > 1 else 0.0,
+        "overlap_p2p": prediction.plan.overlap_p2p,
+    }
 
 
 def with_schedule(prediction: Prediction) -> Prediction:
@@ -58,13 +63,13 @@ def with_schedule(prediction: Prediction) -> Prediction:
         microbatches * values["slowest_stage_time"] + leaves["pipeline_bubble"] + leaves["pipeline_send_recv"]
     )
     stragglers = values["step_time"] / values["synchronous_time"]
-    correction = (timeline(prediction).makespan - closed) * stragglers
+    correction = (pipeline_makespan(**_arguments(prediction)) - closed) * stragglers
     term = TermValue(
         CORRECTION,
         "pipeline schedule, simulated less closed form",
         "s",
         correction,
-        "costmodel.simulate.simulate_pipeline",
+        "costmodel.simulate.pipeline_makespan",
     )
     step = prediction.step_time_s + correction
     ratio = step / prediction.step_time_s

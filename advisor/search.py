@@ -24,6 +24,8 @@ from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, evaluate_plans
 # Layouts whose pipelines are simulated, for each plan returned and at least; and pipelines of one layout.
 LAYOUTS_PER_PLAN, FEWEST_LAYOUTS = 2, 8
 PIPELINES_PER_LAYOUT = 5
+# The simulation is never this much faster than the closed form: a pipeline further behind is not simulated.
+SIMULATION_GAIN = 0.03
 # The objective "cost" may leave GPUs idle: it also looks at this many halvings.
 COST_HALVINGS = 3
 # Layouts differ in these; plans of one layout are variants of one answer.
@@ -184,13 +186,20 @@ def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Ca
     keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
     order = np.lexsort((row, part, gathered(each.complexity() for each in scored), *keys))
     columns = [gathered(each.space.columns[name] for each in scored)[order] for name in LAYOUT + PIPELINE]
+
+    def value(each: Candidate) -> float:
+        return objective_value(request.objective, each)
+
     best: list[Candidate] = []
     for members in _layouts_in_order(columns, max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)):
         tell(0.8, f"simulating pipelines, {len(best)} layouts done")
-        chosen = order[members]
-        variants = [candidate(request, scored[part[i]].plan(int(row[i]))) for i in chosen]
-        best.append(min(variants, key=lambda each: objective_value(request.objective, each)))
-    best.sort(key=lambda each: objective_value(request.objective, each))
+        found: list[Candidate] = []
+        for index in order[members]:
+            if found and score[index] * (1 - SIMULATION_GAIN) > min(map(value, found)):
+                break
+            found.append(candidate(request, scored[part[index]].plan(int(row[index]))))
+        best.append(min(found, key=value))
+    best.sort(key=value)
     return tuple(
         replace(compared(request, best[0], each), rank=rank)
         for rank, each in enumerate(best[: request.top], 1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import schedule
-from costmodel.simulate import Timeline, simulate_pipeline
+from costmodel.simulate import SIMULATED_ROUNDS, Timeline, pipeline_makespan, simulate_pipeline
 
 times = st.floats(0.01, 10.0)
 stages = st.integers(1, 6)
@@ -162,3 +162,34 @@ def test_what_cannot_be_a_pipeline_is_refused_in_one_line(forward, backward, m, 
     with pytest.raises(ValueError) as refusal:
         simulate_pipeline(forward, backward, m, send)
     assert "\n" not in str(refusal.value)
+
+
+@given(st.integers(2, 6), chunks, st.integers(1, 30), times, times, st.floats(0, 0.5), st.floats(-0.5, 1.0))
+@settings(deadline=None, max_examples=50)
+def test_long_steps_are_extrapolated_exactly_where_stages_are_equal_but_for_the_ends(
+    pp, vpp, rounds, forward, backward, first, last
+):
+    """Within 0.5 %: the round may settle late (the docstring's bound), which few random cases show."""
+    tables = []
+    for seconds in (forward, backward):
+        table = equal(pp, vpp, seconds)
+        table[0][0] *= 1 + first
+        table[-1][-1] *= 1 + last
+        tables.append(table)
+    m = pp * rounds
+    exact = simulate_pipeline(*tables, m, 0.01 * forward).makespan
+    assert pipeline_makespan(*tables, m, 0.01 * forward) == pytest.approx(exact, rel=0.005)
+    if rounds <= SIMULATED_ROUNDS:
+        assert pipeline_makespan(*tables, m, 0.01 * forward) == exact
+
+
+@given(stages, st.integers(1, 200), times)
+@settings(deadline=None, max_examples=30)
+def test_extrapolation_of_equal_stages_is_the_closed_form_for_any_count(pp, m, seconds):
+    table = equal(pp, 1, seconds)
+    assert pipeline_makespan(table, table, m) == pytest.approx((m + pp - 1) * 2 * seconds)
+
+
+def test_extrapolation_refuses_what_the_simulator_refuses():
+    with pytest.raises(ValueError):
+        pipeline_makespan([], [], 4)
