@@ -32,6 +32,10 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
         ]
     prediction = explanation.best.prediction
     lines = [bold(prediction.plan.describe()), wrap(setting(prediction)), "", *numbers(prediction)]
+    if prediction.plan.world < explanation.request.gpus:
+        lines.append(
+            f"  GPUs       {prediction.plan.world:,} of {explanation.request.gpus:,}: fewest GPU-hours a token"
+        )
     if explanation.cost is not None:
         lines.append(cost_line(explanation.cost))
     lines += [heading("Set these"), *knob_table(prediction.plan)]

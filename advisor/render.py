@@ -191,7 +191,7 @@ def _branch(
             lines,
         )
     if named:
-        titles = ", ".join(part.title.partition(" (")[0] for part in named)
+        titles = "; ".join(part.title.partition(" (")[0] for part in named)
         lines.append((f"{below}`- other: {titles}", numbers[-1], other / whole if whole else 0.0))
 
 

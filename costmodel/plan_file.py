@@ -12,6 +12,7 @@ Reading checks everything through `costmodel.plan_schema` (pydantic, imported on
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import tomllib
@@ -105,6 +106,7 @@ def save_plan_file(path: str | Path, plan_file: PlanFile) -> Path:
     record = plan_file.to_dict()
     for part in ("model", "cluster"):
         record[part]["name"] = _portable(record[part]["name"], target.parent)
+    check_writable(target)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -115,6 +117,17 @@ def save_plan_file(path: str | Path, plan_file: PlanFile) -> Path:
         os.unlink(temporary)
         raise
     return target
+
+
+def check_writable(path: str | Path) -> None:
+    """OSError that names `path` unless a file can be written there; cheap enough to ask before a long search."""
+    target = Path(path).expanduser()
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", str(target))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "its folder does not exist", str(target))
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, "its folder cannot be written", str(target))
 
 
 def load_plan_file(path: str | Path) -> PlanFile:

@@ -48,11 +48,14 @@ def command(context: click.Context, **options: Any) -> None:
     from advisor.explain import explain
     from advisor.progress import Progress
     from advisor.request import make_request
+    from costmodel.plan_file import check_writable
 
     if options["gpu"] is None and options["cluster"] is None:
         raise ValueError(
             "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
         )
+    if options["save"] is not None:
+        check_writable(options["save"])
     request = make_request(
         options["model"],
         options["gpus"],

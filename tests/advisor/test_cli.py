@@ -167,3 +167,14 @@ def test_the_catalogue_prints_every_knob_as_text_and_json():
     assert all(re.search(rf"^  {name} ", text, re.MULTILINE) for name in KNOBS)
     record = json.loads(CliRunner().invoke(advisor, ["knobs", "--json"]).output)
     assert [knob["name"] for knob in record["knobs"]] == list(KNOBS)
+
+
+def test_a_warm_explain_imports_no_sympy_and_no_pydantic():
+    code = (
+        "import sys; from advisor.cli import advisor; "
+        "advisor.main('explain --model tiny-gpt --gpus 2 --gpu h100 --global-batch 8'.split(), standalone_mode=False); "
+        "print([m for m in ('sympy', 'pydantic', 'tabulate', 'scipy', 'torch') if m in sys.modules])"
+    )
+    for _ in range(2):  # the first one may have to compile
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -45,7 +45,7 @@ def test_a_printed_tree_closes(values):
 def test_small_parts_are_gathered_and_named():
     lines = tree(whole([10.0, 0.01, 0.02, 5.0]), 1.0, "s", 3)
     assert len(lines) == 4
-    assert lines[-1].endswith("other: part 1, part 2")
+    assert lines[-1].endswith("other: part 1; part 2")
     assert "0.030 s" in lines[-1]
 
 

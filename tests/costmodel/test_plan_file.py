@@ -123,6 +123,14 @@ def test_paths_beside_the_file_move_with_it(tmp_path):
     assert found.cluster == "/elsewhere/box.toml"
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    good = PlanFile("llama3-8b", Workload(8, 8), "dgx-h100", 8, Plan())
+    for path in (tmp_path, tmp_path / "none" / "plan.toml"):
+        with pytest.raises(OSError) as caught:
+            save_plan_file(path, good)
+        assert caught.value.filename == str(path)
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
     path = tmp_path / "plan.toml"
     good = PlanFile("llama3-8b", Workload(8, 8), "dgx-h100", 8, Plan())

@@ -1,0 +1,142 @@
+"""The page of a prediction as it is read: a golden text of fixed numbers, and the sections one by one."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from advisor.predict_text import prediction_lines
+from advisor.progress import Progress
+from advisor.rules import Violation
+from advisor.sections import assumption_section, changed_knobs, knob_table, training_cost
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import Prediction, TermValue
+from costmodel.workload import Workload
+from hardware_db import load_cluster
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "predict.txt"
+GIB = 2**30
+
+
+def total(name: str, title: str, unit: str, *parts: TermValue) -> TermValue:
+    return TermValue(name, title, unit, math.fsum(part.value for part in parts), "sum of its parts", parts)
+
+
+def leaf(name: str, title: str, value: float, unit: str = "s") -> TermValue:
+    return TermValue(name, title, unit, value, "tests")
+
+
+def fixed() -> Prediction:
+    """A prediction whose numbers no calibration moves."""
+    forward = total(
+        "forward",
+        "forward pass, layers",
+        "s",
+        leaf("forward_linear", "linear layers", 1.25),
+        leaf("forward_attention", "attention core", 0.25),
+        leaf("forward_elementwise", "element-wise", 0.0625),
+    )
+    backward = total(
+        "backward",
+        "backward pass, layers",
+        "s",
+        leaf("backward_linear_dgrad", "linear layers, data gradient", 1.25),
+        leaf("backward_attention", "attention core", 0.5),
+    )
+    time = total(
+        "step_time",
+        "step",
+        "s",
+        forward,
+        backward,
+        leaf("pipeline_bubble", "pipeline bubble", 0.125),
+        leaf("stage_imbalance", "stage imbalance (negative: hidden)", -0.03125),
+        leaf("dp_gradients", "gradient reduction, exposed", 0.001),
+        leaf("optimizer_step", "optimizer step", 0.002),
+    )
+    memory = total(
+        "memory_first",
+        "peak memory, first pipeline stage",
+        "byte",
+        leaf("memory_first_weights", "weights", 20 * GIB, "byte"),
+        leaf("memory_first_activations", "activations in flight", 41.25 * GIB, "byte"),
+    )
+    plan = Plan(tp=2, pp=2, vpp=4, dp=2, sequence_parallel=True, precision="fp8-cs")
+    return Prediction(
+        model=load_model("llama3-8b"),
+        workload=Workload(8192, 128),
+        cluster=load_cluster("dgx-h100"),
+        plan=plan,
+        step_time_s=time.value,
+        tokens_per_second_per_gpu=8192 * 128 / time.value / 8,
+        model_tflops_per_gpu=500.0,
+        mfu=0.25,
+        mfu_peak="1979 TFLOP/s dense fp8",
+        interval_low=time.value * 0.9,
+        interval_high=time.value * 1.1,
+        interval_level=0.9,
+        peak_memory_bytes=memory.value,
+        device_bytes=79.5 * GIB,
+        worst_stage="first",
+        time=time,
+        memory=memory,
+        values={},
+        sources={},
+        assumptions=("gpu, a.b is assumed: no table", "gpu, c.d is assumed: no table", "a note"),
+    )
+
+
+def test_golden_page():
+    violation = Violation("some_rule", "PERF", ("tp",), "tp = 2 costs something", "Try --tp 1.", "tests")
+    text = "\n".join(prediction_lines(fixed(), [violation], ["a default"])) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_numbers_assumed_for_one_reason_share_a_line():
+    assert assumption_section(["g, a is assumed: r", "x", "g, b is assumed: r", "h, c is assumed: r"])[
+        1:
+    ] == [
+        "  - g: a, b; h: c assumed: r",
+        "  - x",
+    ]
+    assert assumption_section([]) == []
+
+
+def test_only_knobs_off_their_default_are_listed():
+    assert changed_knobs(Plan()) == {}
+    assert knob_table(Plan()) == ["  every knob at its default"]
+    assert changed_knobs(Plan(tp=2, dp=4, recompute_modules=("mlp",), recompute="selective")) == {
+        "tp": 2,
+        "dp": 4,
+        "recompute": "selective",
+        "recompute_modules": ("mlp",),
+    }
+
+
+def test_cost_doubles_with_the_tokens():
+    once, twice = (training_cost(fixed(), tokens) for tokens in (1e12, 2e12))
+    assert math.isclose(2 * once["gpu_hours"], twice["gpu_hours"])
+    assert math.isclose(2 * once["kwh"], twice["kwh"])
+    assert math.isclose(once["hours"] * 8, once["gpu_hours"])
+
+
+def test_progress_is_silent_when_piped(capsys):
+    with Progress() as progress:
+        progress(0.5, "plans")
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_takes_its_line_away(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("advisor.progress.PATIENCE", -1.0)
+    with Progress() as progress:
+        progress(0.5, "plans")
+        progress(2.0, "p")
+    shown = capsys.readouterr().err
+    assert "50%  plans" in shown
+    assert "100%  p" in shown
+    assert shown.endswith("\r")
