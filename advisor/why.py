@@ -8,19 +8,14 @@ Source: Megatron-Bridge performance guide (parallel mapping strategies).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.candidates import resource_seconds
-from advisor.pipeline import with_schedule
-from advisor.render import gib, percent, seconds
-from advisor.rules import violations
-from costmodel.plan import RECOMPUTE_MODULES, Plan
-from costmodel.predict import Prediction, predict
+from advisor.render import gib, percent
+from advisor.variants import Variant, Variants
+from costmodel.plan import RECOMPUTE_MODULES
+from costmodel.predict import Prediction
 
-# Model chunks a stage that published interleaved recipes use where nothing else is said.
-_USUAL_VPP = 5
 # What plain data parallel leaves off.
 _UNSPLIT: dict[str, Any] = {
     **dict.fromkeys(("tp", "pp", "vpp", "cp", "micro_batch"), 1),
@@ -31,41 +26,6 @@ _UNSPLIT: dict[str, Any] = {
     "recompute": "none",
     "recompute_modules": (),
 }
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A plan that could have been: its prediction, or the rule that forbids it."""
-
-    label: str
-    plan: Plan
-    prediction: Prediction | None
-    forbidden: str = ""
-
-    @property
-    def fits(self) -> bool:
-        """Whether it runs and fits."""
-        return self.prediction is not None and self.prediction.fits
-
-    def text(self) -> str:
-        """`TP4 5.120 s`, `TP2 needs 212.3 GiB`, or why it cannot be."""
-        if self.prediction is None:
-            return f"{self.label} cannot be ({self.forbidden})"
-        if not self.prediction.fits:
-            return f"{self.label} needs {gib(self.prediction.peak_memory_bytes)}"
-        return f"{self.label} {seconds(self.prediction.step_time_s)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for `--json`."""
-        known = self.prediction
-        return {
-            "label": self.label,
-            "knobs": self.plan.to_dict(),
-            "step_time_s": known.step_time_s if known else None,
-            "peak_memory_gib": known.peak_memory_bytes / 2**30 if known else None,
-            "fits": self.fits,
-            "forbidden": self.forbidden or None,
-        }
 
 
 @dataclass(frozen=True)
@@ -92,7 +52,7 @@ class Path:
         self.chosen = chosen
         self.plan = chosen.plan
         self.precisions = precisions
-        self.stack = stack
+        self.variants = Variants(chosen, stack)
         self.device = gib(chosen.device_bytes)
         batch, world = chosen.workload.global_batch, self.plan.world
         self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
@@ -112,59 +72,9 @@ class Path:
             self.precision(),
         ]
 
-    def variant(self, label: str, plan: Plan) -> Variant:
-        """The prediction of `plan` in this setting, or the first rule that forbids it.
-
-        Pipelines are simulated only where the plan fits: of the others only memory is told.
-        """
-        case = self.chosen
-        if plan == self.plan:
-            return Variant(label, plan, case)
-        try:
-            plan.num_microbatches(case.workload.global_batch)
-        except ValueError:
-            sizes = f"mbs{plan.micro_batch} x DP{plan.dp}"
-            reason = f"{case.workload.global_batch} sequences do not divide over {sizes}"
-            return Variant(label, plan, None, reason)
-        for violation in violations(case.model, case.workload, case.cluster, plan):
-            if violation.severity == "ERROR":
-                return Variant(label, plan, None, violation.text)
-        try:
-            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack)
-        except ValueError as error:
-            return Variant(label, plan, None, str(error))
-        return Variant(label, plan, with_schedule(closed_form) if closed_form.fits else closed_form)
-
-    def resized(self, **sizes: int) -> Plan | None:
-        """The chosen plan with other parallel sizes, dp taking up the rest; None when it does not divide."""
-        sized = replace(self.plan, **sizes)
-        others = sized.tp * sized.pp * sized.cp
-        if self.plan.world % others:
-            return None
-        changes: dict[str, Any] = {"dp": self.plan.world // others}
-        if (sized.tp > 1) != (self.plan.tp > 1):
-            changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": False}
-        if sized.pp != self.plan.pp:
-            changes |= self._stages(sized.pp, changes["dp"])
-        return replace(sized, **changes)
-
-    def _stages(self, pp: int, dp: int) -> dict[str, Any]:
-        """Layer split of another pipeline size: account for embedding and loss where layers do not divide."""
-        layers = self.chosen.model.num_layers
-        account = pp > 1 and layers % pp != 0 and (layers + 2) % pp == 0
-        each = (layers + 2 * account) // pp
-        number = self.chosen.workload.global_batch // (self.plan.micro_batch * dp)
-        vpp = 1
-        if pp > 1 and number % pp == 0:
-            vpp = max(v for v in range(1, max(self.plan.vpp, _USUAL_VPP) + 1) if each % v == 0)
-        changes: dict[str, Any] = {"vpp": vpp, "account_embedding": account, "account_loss": account}
-        if pp > 1 and self.plan.fsdp:
-            changes |= {"fsdp": False, "zero_stage": 1, "fsdp_shard_size": 0}
-        return changes
-
     def data_parallel(self) -> Step:
         """Does plain data parallel fit?"""
-        alone = self.variant("DP alone", replace(self.plain, zero_stage=0, overlap_param_gather=False))
+        alone = self.variants.of("DP alone", replace(self.plain, zero_stage=0, overlap_param_gather=False))
         world, batch = self.plan.world, self.chosen.workload.global_batch
         idle = ""
         if self.most_dp < world:
@@ -187,7 +97,7 @@ class Path:
 
     def distributed_optimizer(self) -> Step:
         """Does sharding the optimizer state suffice?"""
-        sharded = self.variant("distributed optimizer", self.plain)
+        sharded = self.variants.of("distributed optimizer", self.plain)
         if sharded.prediction is None:
             return Step("distributed optimizer", f"Not possible: {sharded.forbidden}.", (sharded,))
         need = gib(sharded.prediction.peak_memory_bytes)
@@ -201,7 +111,7 @@ class Path:
     def fully_sharded(self) -> Step:
         """Would FSDP do, and at what price?"""
         fsdp = replace(self.plain, zero_stage=3, fsdp=True)
-        found = self.variant("FSDP", fsdp)
+        found = self.variants.of("FSDP", fsdp)
         if self.plan.fsdp:
             return Step("FSDP", "Chosen: weights, gradients and optimizer state are sharded.", (found,))
         if found.prediction is None:
@@ -217,33 +127,35 @@ class Path:
         """Which tensor-parallel size, inside the NVLink domain?"""
         domain = self.chosen.cluster.domain_size
         sizes = [size for size in (1, 2, 4, 8, 16) if size <= domain]
-        tried = tuple(self._sizes("tp", sizes))
+        tried = tuple(self.variants.sizes("tp", sizes))
         text = (
             f"Splits every layer; {domain} GPUs share one fast domain. With the rest as chosen: "
-            f"{self._listed(tried)}. Chosen: TP{self.plan.tp}."
+            f"{self.variants.listed(tried)}. Chosen: TP{self.plan.tp}."
         )
         return Step("tensor parallel", text, tried)
 
     def context_parallel(self) -> Step:
         """Does the sequence outgrow the hidden size?"""
         seq_len, hidden = self.chosen.workload.seq_len, self.chosen.model.hidden
-        tried = tuple(self._sizes("cp", [1, 2, 4, 8]))
+        tried = tuple(self.variants.sizes("cp", [1, 2, 4, 8]))
         outgrown = "outgrows" if seq_len > hidden else "does not outgrow"
         text = (
             f"Splits the sequence, which {outgrown} the hidden size, when the guides begin with it "
-            f"({seq_len:,} tokens, hidden {hidden:,}). {self._listed(tried)}. Chosen: CP{self.plan.cp}."
+            f"({seq_len:,} tokens, hidden {hidden:,}). {self.variants.listed(tried)}. Chosen: CP{self.plan.cp}."
         )
         return Step("context parallel", text, tried)
 
     def pipeline(self) -> Step:
         """Which pipeline size, and what does interleaving save?"""
-        tried = list(self._sizes("pp", [1, 2, 4, 8, 16]))
-        text = f"Splits the layers into stages. {self._listed(tuple(tried))}. Chosen: PP{self.plan.pp}."
+        tried = list(self.variants.sizes("pp", [1, 2, 4, 8, 16]))
+        text = (
+            f"Splits the layers into stages. {self.variants.listed(tuple(tried))}. Chosen: PP{self.plan.pp}."
+        )
         if self.plan.pp > 1:
             bubble = self.chosen.values["pipeline_bubble"] / self.chosen.step_time_s
             text += f" Its bubble is {percent(bubble)} of the step"
             if self.plan.vpp > 1:
-                plain = self.variant("VPP1", replace(self.plan, vpp=1))
+                plain = self.variants.of("VPP1", replace(self.plan, vpp=1))
                 tried.append(plain)
                 text += f" with VPP{self.plan.vpp}; {plain.text()}"
                 if plain.prediction is not None:
@@ -256,12 +168,12 @@ class Path:
         """Would a smaller or larger micro-batch do better?"""
         size = self.plan.micro_batch
         tried = tuple(
-            self.variant(f"mbs{other}", replace(self.plan, micro_batch=other))
+            self.variants.of(f"mbs{other}", replace(self.plan, micro_batch=other))
             for other in sorted({max(1, size // 2), size, size * 2})
         )
         number = self.plan.num_microbatches(self.chosen.workload.global_batch)
         text = (
-            f"Larger makes GEMMs fuller, smaller saves activations and bubble. {self._listed(tried)}. "
+            f"Larger makes GEMMs fuller, smaller saves activations and bubble. {self.variants.listed(tried)}. "
             f"Chosen: mbs{size}, {number} micro-batch{'es' * (number != 1)} a step."
         )
         return Step("micro-batch", text, tried)
@@ -273,22 +185,22 @@ class Path:
         for module in RECOMPUTE_MODULES:
             plans[module] = replace(none, recompute="selective", recompute_modules=(module,))
         plans["full"] = replace(none, recompute="full", cuda_graph=False)
-        tried = [self.variant(label, plan) for label, plan in plans.items()]
+        tried = [self.variants.of(label, plan) for label, plan in plans.items()]
         legal = tuple(variant for variant in tried if variant.prediction is not None)
         chosen = "+".join(self.plan.recompute_modules) or self.plan.recompute
         if self.plan.recompute_num_layers:
             chosen += f" of {self.plan.recompute_num_layers} layers a stage"
-        text = f"Saves activations for time. {self._listed(legal)}. Chosen: {chosen}."
+        text = f"Saves activations for time. {self.variants.listed(legal)}. Chosen: {chosen}."
         return Step("recompute", text, legal)
 
     def precision(self) -> Step:
         """What does each recipe that was searched give on this plan?"""
         names = dict.fromkeys((*self.precisions, self.plan.precision))
         tried = tuple(
-            self.variant(name, replace(self.plan, precision=name, fp8_param_gather=self._gathers(name)))
+            self.variants.of(name, replace(self.plan, precision=name, fp8_param_gather=self._gathers(name)))
             for name in names
         )
-        text = f"On this plan {self._listed(tried)}. Chosen: {self.plan.precision}."
+        text = f"On this plan {self.variants.listed(tried)}. Chosen: {self.plan.precision}."
         plain = next((v.prediction for v in tried if v.label == "bf16" and v.prediction), None)
         if plain is not None and plain.step_time_s > 1.005 * self.chosen.step_time_s:
             text += (
@@ -304,34 +216,6 @@ class Path:
     def _linear_share(prediction: Prediction) -> float:
         linear = sum(leaf.value for leaf in prediction.time.leaves() if "_linear" in leaf.name)
         return linear / prediction.step_time_s
-
-    def _sizes(self, name: str, sizes: list[int]) -> Iterator[Variant]:
-        for size in sorted({*sizes, getattr(self.plan, name)}):
-            plan = self.resized(**{name: size})
-            if plan is None:
-                continue
-            label = f"{name.upper()}{size}"
-            if name == "pp" and plan.vpp > 1:
-                label += f" VPP{plan.vpp}"
-            found = self.variant(label, plan)
-            if found.prediction is not None:  # sizes that a rule forbids are no choice
-                yield found
-
-    def _listed(self, tried: Iterable[Variant]) -> str:
-        return ", ".join(variant.text() + self._loss(variant) for variant in tried)
-
-    def _loss(self, variant: Variant) -> str:
-        """What a slower variant loses most to, and whether memory is tight."""
-        other = variant.prediction
-        if other is None or not other.fits:
-            return ""
-        words = ["tight"] if other.tight else []
-        if other.step_time_s > 1.005 * self.chosen.step_time_s:
-            mine = resource_seconds(self.chosen)
-            lost = {name: value - mine.get(name, 0.0) for name, value in resource_seconds(other).items()}
-            name = max(lost, key=lambda each: lost[each])
-            words.append(f"{name} +{seconds(lost[name])}")
-        return f" ({', '.join(words)})" if words else ""
 
     def _versus(self, other: Variant) -> str:
         if other.prediction is None or not other.fits:

@@ -1,0 +1,141 @@
+"""Plans that could have been: the chosen one with some choice changed, predicted or forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from advisor.candidates import resource_seconds
+from advisor.pipeline import with_schedule
+from advisor.render import gib, seconds
+from advisor.rules import violations
+from costmodel.plan import Plan
+from costmodel.predict import Prediction, predict
+
+# Model chunks a stage that published interleaved recipes use where nothing else is said.
+_USUAL_VPP = 5
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan that could have been: its prediction, or the rule that forbids it."""
+
+    label: str
+    plan: Plan
+    prediction: Prediction | None
+    forbidden: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs and fits."""
+        return self.prediction is not None and self.prediction.fits
+
+    def text(self) -> str:
+        """`TP4 5.120 s`, `TP2 needs 212.3 GiB`, or why it cannot be."""
+        if self.prediction is None:
+            return f"{self.label} cannot be ({self.forbidden})"
+        if not self.prediction.fits:
+            return f"{self.label} needs {gib(self.prediction.peak_memory_bytes)}"
+        return f"{self.label} {seconds(self.prediction.step_time_s)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        known = self.prediction
+        return {
+            "label": self.label,
+            "knobs": self.plan.to_dict(),
+            "step_time_s": known.step_time_s if known else None,
+            "peak_memory_gib": known.peak_memory_bytes / 2**30 if known else None,
+            "fits": self.fits,
+            "forbidden": self.forbidden or None,
+        }
+
+
+class Variants:
+    """Maker of variants of one chosen plan, in its setting."""
+
+    def __init__(self, chosen: Prediction, stack: str | None = None) -> None:
+        self.chosen = chosen
+        self.plan = chosen.plan
+        self.stack = stack
+
+    def of(self, label: str, plan: Plan) -> Variant:
+        """The prediction of `plan` in this setting, or the first rule that forbids it.
+
+        Pipelines are simulated only where the plan fits: of the others only memory is told.
+        """
+        case = self.chosen
+        if plan == self.plan:
+            return Variant(label, plan, case)
+        try:
+            plan.num_microbatches(case.workload.global_batch)
+        except ValueError:
+            sizes = f"mbs{plan.micro_batch} x DP{plan.dp}"
+            reason = f"{case.workload.global_batch} sequences do not divide over {sizes}"
+            return Variant(label, plan, None, reason)
+        for violation in violations(case.model, case.workload, case.cluster, plan):
+            if violation.severity == "ERROR":
+                return Variant(label, plan, None, violation.text)
+        try:
+            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack)
+        except ValueError as error:
+            return Variant(label, plan, None, str(error))
+        return Variant(label, plan, with_schedule(closed_form) if closed_form.fits else closed_form)
+
+    def resized(self, **sizes: int) -> Plan | None:
+        """The chosen plan with other parallel sizes, dp taking up the rest; None when it does not divide."""
+        sized = replace(self.plan, **sizes)
+        others = sized.tp * sized.pp * sized.cp
+        if self.plan.world % others:
+            return None
+        changes: dict[str, Any] = {"dp": self.plan.world // others}
+        if (sized.tp > 1) != (self.plan.tp > 1):
+            changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": sized.tp > 1}
+        if sized.pp != self.plan.pp:
+            changes |= self._stages(sized.pp, changes["dp"])
+        return replace(sized, **changes)
+
+    def _stages(self, pp: int, dp: int) -> dict[str, Any]:
+        """Layer split of another pipeline size: account for embedding and loss where layers do not divide."""
+        layers = self.chosen.model.num_layers
+        account = pp > 1 and layers % pp != 0 and (layers + 2) % pp == 0
+        each = (layers + 2 * account) // pp
+        number = self.chosen.workload.global_batch // (self.plan.micro_batch * dp)
+        vpp = 1
+        if pp > 1 and number % pp == 0:
+            vpp = max(v for v in range(1, max(self.plan.vpp, _USUAL_VPP) + 1) if each % v == 0)
+        changes: dict[str, Any] = {"vpp": vpp, "account_embedding": account, "account_loss": account}
+        if pp > 1 and self.plan.fsdp:
+            changes |= {"fsdp": False, "zero_stage": 1, "fsdp_shard_size": 0}
+        return changes
+
+    def sizes(self, name: str, sizes: list[int]) -> Iterator[Variant]:
+        """Legal variants with these values of one parallel size, and the chosen one, in order."""
+        for size in sorted({*sizes, getattr(self.plan, name)}):
+            plan = self.resized(**{name: size})
+            if plan is None:
+                continue
+            label = f"{name.upper()}{size}"
+            if name == "pp" and plan.vpp > 1:
+                label += f" VPP{plan.vpp}"
+            found = self.of(label, plan)
+            if found.prediction is not None:  # sizes that a rule forbids are no choice
+                yield found
+
+    def listed(self, tried: Iterable[Variant]) -> str:
+        """Variants in words, each slower one with what it loses most to."""
+        return ", ".join(variant.text() + self._loss(variant) for variant in tried)
+
+    def _loss(self, variant: Variant) -> str:
+        """What a slower variant loses most to, and whether memory is tight."""
+        other = variant.prediction
+        if other is None or not other.fits:
+            return ""
+        words = ["tight"] if other.tight else []
+        if other.step_time_s > 1.005 * self.chosen.step_time_s:
+            mine = resource_seconds(self.chosen)
+            lost = {name: value - mine.get(name, 0.0) for name, value in resource_seconds(other).items()}
+            name = max(lost, key=lambda each: lost[each])
+            words.append(f"{name} +{seconds(lost[name])}")
+        return f" ({', '.join(words)})" if words else ""
