@@ -194,6 +194,9 @@ def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Ca
     for members in _layouts_in_order(columns, max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)):
         tell(0.8, f"simulating pipelines, {len(best)} layouts done")
         found: list[Candidate] = []
+        rival = sorted(map(value, best))[request.top - 1 :]
+        if rival and score[order[members[0]]] * (1 - SIMULATION_GAIN) > rival[0]:
+            break
         for index in order[members]:
             if found and score[index] * (1 - SIMULATION_GAIN) > min(map(value, found)):
                 break
@@ -212,7 +215,11 @@ def _layouts_in_order(columns: list[Array], wanted: int) -> list[list[int]]:
     columns: LAYOUT and PIPELINE of rows in order of the objective. One stage has one pipeline: simulating
     changes nothing there.
     """
-    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, number = np.unique(column, return_inverse=True)
+        code = code * len(values) + number
+    _, first = np.unique(code, return_index=True)
     found: dict[tuple[float, ...], list[int]] = {}
     for index in np.sort(first):
         layout = tuple(float(column[index]) for column in columns[: len(LAYOUT)])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 # A pass is one number: virtual stage x num_microbatches + micro-batch, where the virtual stage is
 # chunk x pp + stage; backward passes follow after the pp x vpp x num_microbatches forward ones.
 # Long steps: rounds of pp micro-batches that are replayed, and after how many of them the pattern repeats.
-SIMULATED_ROUNDS, PERIOD = 8, 2
+SIMULATED_ROUNDS, PERIOD = 6, 2
 
 
 class Event(NamedTuple):
