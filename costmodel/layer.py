@@ -49,7 +49,7 @@ def linear_gemm(
         columns,
         inner,
         peak=x.linear_peak,
-        fraction=x.linear_fraction * x.linear_scale,
+        fraction=x.linear_fraction * x.linear_scale * x.library_scale,
         num_sms=x.gpu_sms,
         wave_weight=x.linear_wave,
         launch=x.linear_launch,
@@ -68,7 +68,7 @@ def model_gemm(
         columns,
         inner,
         peak=x.gpu_peak,
-        fraction=x.gemm_fraction * x.gemm_scale,
+        fraction=x.gemm_fraction * x.gemm_scale * x.library_scale,
         num_sms=x.gpu_sms,
         wave_weight=x.gemm_wave,
         launch=x.gemm_launch,
@@ -150,7 +150,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
         launch=x.attention_launch * ring,
     )
     square = attention.unfused_attention_flops(x) / (
-        x.gpu_peak * x.gemm_fraction * x.gemm_scale * x.unfused_gemm_fraction
+        x.gpu_peak * x.gemm_fraction * x.gemm_scale * x.library_scale * x.unfused_gemm_fraction
     )
     unfused_forward = square + stream(x, attention.unfused_score_bytes_forward(x), x.elementwise_fraction)
     unfused_backward = 2 * square + stream(

@@ -182,11 +182,13 @@ def data_parallel_terms(ledger: Ledger, x: SimpleNamespace, forward: Amount, bac
         reduce_scatter_time,
     )
     backward_traffic = x.params_sharded * unit_gather + unit_scatter
+    under_forward = x.overlap_gather * forward
+    under_backward = x.overlap_reduce * backward
     per_layer = (
-        overlap.exposed(unit_gather * x.params_sharded, forward)
-        + overlap.contention(unit_gather * x.params_sharded, forward, x.overlap_slowdown)
-        + overlap.exposed(backward_traffic, backward)
-        + overlap.contention(backward_traffic, backward, x.overlap_slowdown)
+        overlap.exposed(unit_gather * x.params_sharded, under_forward)
+        + overlap.contention(unit_gather * x.params_sharded, under_forward, x.overlap_slowdown)
+        + overlap.exposed(backward_traffic, under_backward)
+        + overlap.contention(backward_traffic, under_backward, x.overlap_slowdown)
     )
     edges = unit_gather + unit_scatter + (1 - x.params_sharded) * gather_exposed
     fsdp = x.m * layers * per_layer + edges

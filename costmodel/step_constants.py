@@ -36,7 +36,8 @@ PRIORS: dict[str, Prior] = {
     "gemm_rate": Prior(
         0.95, 0.10, 0.6, 1.2, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"
     ),
-    "attention_rate": Prior(0.95, 0.15, 0.5, 1.4, "1", "attention rate in a step over the kernel table"),
+    "library_rate": Prior(1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of a framework's library release over the tables'"),
+    "attention_rate": Prior(0.9, 0.2, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
     "elementwise_rate": Prior(0.9, 0.15, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
     "kernel_fusion": Prior(
         1.0, 0.10, 0.2, 1.2, "1", "element-wise bandwidth of a framework's kernels over fused ones"
@@ -70,7 +71,8 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
     return {
         "linear_scale": f"gemm_rate/{generation}-{gemm}",
         "gemm_scale": f"gemm_rate/{generation}-{'fp32' if gemm == 'fp32' else 'bf16'}",
-        "attention_scale": f"attention_rate/{generation}",
+        "library_scale": f"library_rate/{family}",
+        "attention_scale": f"attention_rate/{generation}-{ATTENTION_KERNEL.get(family, 'cudnn')}",
         "elementwise_scale": f"elementwise_rate/{generation}",
         "kernel_fusion": f"kernel_fusion/{family}",
         "intra_scale": f"intra_rate/{generation}",
@@ -84,6 +86,9 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
         "context_bytes": f"context_bytes/{generation}",
     }
 
+
+# Attention kernel that a framework family runs; the tables are cuDNN's.
+ATTENTION_KERNEL = {"llm_foundry": "flash2", "torchtitan": "flash2", "deepspeed": "flash2", "megatron": "flash2"}
 
 # Constants that time measurements cannot determine; they keep their priors in the fit.
 NOT_FITTED = ("fragmentation", "context_bytes")

@@ -173,6 +173,7 @@ INPUTS: tuple[Input, ...] = tuple(
         """
         linear_scale | 1 | rate of linear layers inside a training step over the kernel tables
         gemm_scale | 1 | the same for 16-bit GEMMs outside the recipe (logits, unfused attention)
+        library_scale | 1 | rate of a framework's matrix kernels (library release) over those of the tables
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
         kernel_fusion | 1 | element-wise bandwidth of a framework's kernels over fused ones

@@ -28,14 +28,25 @@ powers = st.sampled_from([1, 2, 4, 8])
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Plan, Workload]:
-    tp, pp, cp, dp = draw(powers), draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4])), draw(powers)
+    tp, pp, cp, dp = (
+        draw(powers),
+        draw(st.sampled_from([1, 2, 4, 8])),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(powers),
+    )
     vpp = draw(st.sampled_from([1, 2, 5])) if pp > 1 else 1
     fsdp = pp == 1 and draw(st.booleans())
     micro_batch = draw(st.sampled_from([1, 2]))
     m = pp * draw(st.integers(1, 8))
     recompute = draw(st.sampled_from(["none", "selective", "full"]))
     plan = Plan(
-        tp=tp, pp=pp, cp=cp, dp=dp, vpp=vpp, micro_batch=micro_batch, fsdp=fsdp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp=dp,
+        vpp=vpp,
+        micro_batch=micro_batch,
+        fsdp=fsdp,
         zero_stage=draw(st.sampled_from([2, 3])) if fsdp else draw(st.sampled_from([0, 1])),
         sequence_parallel=tp > 1 and draw(st.booleans()),
         precision=draw(st.sampled_from(["bf16", "fp8-cs", "mxfp8", "nvfp4"])),
@@ -86,7 +97,13 @@ def test_compiled_numbers_equal_the_symbolic_expression(case):
 
     plan, workload = case
     prediction = predict(LLAMA, workload, B200, plan)
-    for name in ("layer_activation_bytes", "tp_exposed_backward", "pipeline_bubble", "forward_attention", "memory_first_weights"):
+    for name in (
+        "layer_activation_bytes",
+        "tp_exposed_backward",
+        "pipeline_bubble",
+        "forward_attention",
+        "memory_first_weights",
+    ):
         expression = sympy.sympify(dense_model().entries[name]["expression"], locals=_symbols(prediction))
         numbers = {symbol: prediction.values[str(symbol)] for symbol in expression.free_symbols}
         assert float(expression.subs(numbers)) == pytest.approx(prediction.values[name], rel=1e-9, abs=1e-18)
@@ -97,7 +114,9 @@ def test_compiled_numbers_equal_the_symbolic_expression(case):
 def test_model_flops_do_not_depend_on_the_plan(case):
     plan, workload = case
     one = predict(LLAMA, Workload(workload.seq_len, workload.global_batch), B200, Plan())
-    assert predict(LLAMA, workload, B200, plan).values["model_flops"] == pytest.approx(one.values["model_flops"], rel=1e-12)
+    assert predict(LLAMA, workload, B200, plan).values["model_flops"] == pytest.approx(
+        one.values["model_flops"], rel=1e-12
+    )
 
 
 @GENTLE
@@ -128,7 +147,11 @@ def test_linear_scales_with_s_attention_with_s_squared(seq_len, factor):
 
 def test_hidden_size_scales_linear_by_its_square():
     wide = dataclasses.replace(
-        GPT, hidden=2 * GPT.hidden, num_heads=2 * GPT.num_heads, num_kv_heads=2 * GPT.num_kv_heads, ffn_hidden=2 * GPT.ffn_hidden
+        GPT,
+        hidden=2 * GPT.hidden,
+        num_heads=2 * GPT.num_heads,
+        num_kv_heads=2 * GPT.num_kv_heads,
+        ffn_hidden=2 * GPT.ffn_hidden,
     )
     workload = Workload(2048, 1)
     small, large = (predict(spec, workload, B200, Plan()).values for spec in (GPT, wide))
@@ -141,8 +164,16 @@ def test_hidden_size_scales_linear_by_its_square():
 def test_one_rank_communicates_nothing(m, precision):
     values = predict(LLAMA, Workload(2048, m), B200, Plan(precision=precision)).values
     for name in (
-        "tp_exposed_forward", "tp_exposed_backward", "cp_exposed_forward", "cp_exposed_backward", "pipeline_send_recv",
-        "pipeline_bubble", "dp_gradients", "dp_gather", "fsdp_exposed", "straggler_time",
+        "tp_exposed_forward",
+        "tp_exposed_backward",
+        "cp_exposed_forward",
+        "cp_exposed_backward",
+        "pipeline_send_recv",
+        "pipeline_bubble",
+        "dp_gradients",
+        "dp_gather",
+        "fsdp_exposed",
+        "straggler_time",
     ):
         assert values[name] == 0, name
 
@@ -198,7 +229,8 @@ def test_memory_falls_with_tp_pp_and_zero_stage(tp, pp):
 def test_recompute_trades_time_for_memory(case):
     plan, workload = case
     none, full = (
-        predict(LLAMA, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=())) for mode in ("none", "full")
+        predict(LLAMA, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=()))
+        for mode in ("none", "full")
     )
     assert full.step_time_s > none.step_time_s
     assert full.values["memory_first_activations"] < none.values["memory_first_activations"]
@@ -214,7 +246,13 @@ def test_homogeneity(case, factor):
 
     plan, workload = case
     bound = {name: entry.value for name, entry in bind(LLAMA, workload, B200, plan.precision).items()}
-    inputs = plan_inputs(plan_columns([plan]), num_layers=LLAMA.num_layers, global_batch=workload.global_batch, precision_bytes=2.0, quantised=False)
+    inputs = plan_inputs(
+        plan_columns([plan]),
+        num_layers=LLAMA.num_layers,
+        global_batch=workload.global_batch,
+        precision_bytes=2.0,
+        quantised=False,
+    )
     quick = dict(bound)
     for name in bound:
         unit = BY_NAME[name].unit if name in BY_NAME else "1"
@@ -228,9 +266,15 @@ def test_homogeneity(case, factor):
 
 def test_every_plan_of_an_array_is_evaluated_alone():
     workload = Workload(8192, 128)
-    some = [Plan(tp=tp, pp=pp, dp=64 // tp // pp, sequence_parallel=tp > 1) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8)]
+    some = [
+        Plan(tp=tp, pp=pp, dp=64 // tp // pp, sequence_parallel=tp > 1)
+        for tp in (1, 2, 4, 8)
+        for pp in (1, 2, 4, 8)
+    ]
     together = evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns(some))["step_time"]
-    alone = [evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns([plan]))["step_time"][0] for plan in some]
+    alone = [
+        evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns([plan]))["step_time"][0] for plan in some
+    ]
     assert np.array_equal(together, np.array(alone))
 
 
