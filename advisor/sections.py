@@ -105,7 +105,10 @@ def memory_section(prediction: Prediction) -> list[str]:
     """What the worst rank holds; parts sum to the peak."""
     stage = f", {prediction.worst_stage} pipeline stage" if prediction.plan.pp > 1 else ""
     memory = replace(prediction.memory, title="peak")
-    return [heading(f"Memory of the worst rank{stage}"), *tree(memory, GIB, "GiB", 1)]
+    return [
+        heading(f"Memory of the worst rank{stage}"),
+        *tree(memory, GIB, "GiB", 1 if memory.value > 16 * GIB else 2),
+    ]
 
 
 def binding_section(prediction: Prediction) -> list[str]:

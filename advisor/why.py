@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.render import gib, percent
+from advisor.space import MICRO_BATCHES
 from advisor.variants import Variant, Variants
 from costmodel.plan import RECOMPUTE_MODULES
-from costmodel.predict import Prediction
+from costmodel.predict import FITS_BELOW, Prediction
 
 # What plain data parallel leaves off.
 _UNSPLIT: dict[str, Any] = {
-    **dict.fromkeys(("tp", "pp", "vpp", "cp", "micro_batch"), 1),
+    **dict.fromkeys(("tp", "pp", "vpp", "cp"), 1),
     **dict.fromkeys(("sequence_parallel", "tp_comm_overlap", "account_embedding", "account_loss"), False),
-    **dict.fromkeys(("fsdp", "fp8_param_gather", "cuda_graph"), False),
+    "fsdp": False,
     **dict.fromkeys(("fsdp_shard_size", "recompute_num_layers"), 0),
     "zero_stage": 1,
     "recompute": "none",
@@ -53,7 +54,7 @@ class Path:
         self.plan = chosen.plan
         self.precisions = precisions
         self.variants = Variants(chosen, stack)
-        self.device = gib(chosen.device_bytes)
+        self.device = f"the {gib(FITS_BELOW * chosen.device_bytes)} a plan may use"
         batch, world = chosen.workload.global_batch, self.plan.world
         self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
         self.plain = replace(self.plan, **_UNSPLIT, dp=self.most_dp)
@@ -74,7 +75,9 @@ class Path:
 
     def data_parallel(self) -> Step:
         """Does plain data parallel fit?"""
-        alone = self.variants.of("DP alone", replace(self.plain, zero_stage=0, overlap_param_gather=False))
+        # One all-reduce of gradients: there is no parameter gather to overlap or to quantise.
+        off = {"zero_stage": 0, "overlap_param_gather": False, "fp8_param_gather": False}
+        alone = self._unsplit("DP alone", **off)
         world, batch = self.plan.world, self.chosen.workload.global_batch
         idle = ""
         if self.most_dp < world:
@@ -97,7 +100,9 @@ class Path:
 
     def distributed_optimizer(self) -> Step:
         """Does sharding the optimizer state suffice?"""
-        sharded = self.variants.of("distributed optimizer", self.plain)
+        if self.most_dp == 1:
+            return Step("distributed optimizer", "Nothing to shard over: one data-parallel rank.")
+        sharded = self._unsplit("distributed optimizer")
         if sharded.prediction is None:
             return Step("distributed optimizer", f"Not possible: {sharded.forbidden}.", (sharded,))
         need = gib(sharded.prediction.peak_memory_bytes)
@@ -110,8 +115,9 @@ class Path:
 
     def fully_sharded(self) -> Step:
         """Would FSDP do, and at what price?"""
-        fsdp = replace(self.plain, zero_stage=3, fsdp=True)
-        found = self.variants.of("FSDP", fsdp)
+        if self.most_dp == 1:
+            return Step("FSDP", "Nothing to shard over: one data-parallel rank.")
+        found = self._unsplit("FSDP", zero_stage=3, fsdp=True)
         if self.plan.fsdp:
             return Step("FSDP", "Chosen: weights, gradients and optimizer state are sharded.", (found,))
         if found.prediction is None:
@@ -172,9 +178,10 @@ class Path:
             for other in sorted({max(1, size // 2), size, size * 2})
         )
         number = self.plan.num_microbatches(self.chosen.workload.global_batch)
+        beyond = "" if 2 * size in MICRO_BATCHES else f", mbs{2 * size} was not searched"
         text = (
             f"Larger makes GEMMs fuller, smaller saves activations and bubble. {self.variants.listed(tried)}. "
-            f"Chosen: mbs{size}, {number} micro-batch{'es' * (number != 1)} a step."
+            f"Chosen: mbs{size}, {number} micro-batch{'es' * (number != 1)} a step{beyond}."
         )
         return Step("micro-batch", text, tried)
 
@@ -208,6 +215,13 @@ class Path:
                 f"{percent(self._linear_share(plain))} of the bf16 step, run faster, and quantisation costs."
             )
         return Step("precision", text, tried)
+
+    def _unsplit(self, label: str, **changes: Any) -> Variant:
+        """The chosen plan without splits: with its micro-batch where that fits, else sequence by sequence."""
+        whole = self.variants.of(label, replace(self.plain, **changes))
+        if whole.fits or self.plan.micro_batch == 1:
+            return whole
+        return self.variants.of(label, replace(self.plain, micro_batch=1, **changes))
 
     def _gathers(self, precision: str) -> bool:
         return self.plan.fp8_param_gather and precision not in ("bf16", "fp16", "fp32")
