@@ -6,7 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import schedule
@@ -49,7 +49,6 @@ def test_plain_1f1b_closed_form_holds_for_any_number_of_microbatches(pp, m, forw
 
 
 @given(uneven_pipes())
-@settings(deadline=None)
 def test_no_step_is_shorter_than_its_busiest_stage_or_one_round_trip(pipe):
     forward, backward, m, send, _ = pipe
     line = simulate_pipeline(*pipe)
@@ -61,7 +60,6 @@ def test_no_step_is_shorter_than_its_busiest_stage_or_one_round_trip(pipe):
 
 
 @given(uneven_pipes())
-@settings(deadline=None)
 def test_every_pass_runs_once_after_its_input_and_alone_on_its_stage(pipe):
     forward, backward, m, send, overlap = pipe
     pp, vpp = len(forward), len(forward[0])
@@ -89,7 +87,6 @@ def test_every_pass_runs_once_after_its_input_and_alone_on_its_stage(pipe):
 
 
 @given(uneven_pipes(), st.floats(1.0, 3.0))
-@settings(deadline=None)
 def test_scaling_every_time_scales_the_step(pipe, factor):
     forward, backward, m, send, overlap = pipe
     scaled = [[[t * factor for t in stage] for stage in table] for table in (forward, backward)]
@@ -98,7 +95,6 @@ def test_scaling_every_time_scales_the_step(pipe, factor):
 
 
 @given(uneven_pipes(), st.data())
-@settings(deadline=None)
 def test_a_slower_chunk_or_message_never_shortens_the_step(pipe, data):
     forward, backward, m, send, overlap = pipe
     before = simulate_pipeline(*pipe).makespan
@@ -164,27 +160,33 @@ def test_what_cannot_be_a_pipeline_is_refused_in_one_line(forward, backward, m, 
     assert "\n" not in str(refusal.value)
 
 
-@given(st.integers(2, 6), chunks, st.integers(1, 30), times, times, st.floats(0, 0.5), st.floats(-0.5, 1.0))
-@settings(deadline=None, max_examples=50)
-def test_long_steps_are_extrapolated_exactly_where_stages_are_equal_but_for_the_ends(
-    pp, vpp, rounds, forward, backward, first, last
+@given(
+    st.integers(2, 6),
+    chunks,
+    st.integers(1, 25),
+    st.floats(1.0, 3.0),
+    st.floats(0, 0.5),
+    st.floats(-0.5, 1.0),
+    st.floats(0, 0.3),
+)
+def test_long_steps_are_extrapolated_where_stages_are_equal_but_for_the_ends(
+    pp, vpp, rounds, backward, first, last, send
 ):
-    """Within 0.5 %: the round may settle late (the docstring's bound), which few random cases show."""
+    """Within 1 %, the bound of the docstring: few pipes change their round once more later."""
     tables = []
-    for seconds in (forward, backward):
+    for seconds in (1.0, backward):
         table = equal(pp, vpp, seconds)
         table[0][0] *= 1 + first
         table[-1][-1] *= 1 + last
         tables.append(table)
     m = pp * rounds
-    exact = simulate_pipeline(*tables, m, 0.01 * forward).makespan
-    assert pipeline_makespan(*tables, m, 0.01 * forward) == pytest.approx(exact, rel=0.005)
+    exact = simulate_pipeline(*tables, m, send).makespan
+    assert pipeline_makespan(*tables, m, send) == pytest.approx(exact, rel=0.01)
     if rounds <= SIMULATED_ROUNDS:
-        assert pipeline_makespan(*tables, m, 0.01 * forward) == exact
+        assert pipeline_makespan(*tables, m, send) == exact
 
 
 @given(stages, st.integers(1, 200), times)
-@settings(deadline=None, max_examples=30)
 def test_extrapolation_of_equal_stages_is_the_closed_form_for_any_count(pp, m, seconds):
     table = equal(pp, 1, seconds)
     assert pipeline_makespan(table, table, m) == pytest.approx((m + pp - 1) * 2 * seconds)
