@@ -30,7 +30,7 @@ def cli_page() -> str:
         "Exit codes: 0 good, 1 a plan that does not hold, 2 bad input (one line on standard error), 130 interrupted. "
         "Every command takes `--json`.\n"
     )
-    context = click.Context(advisor, info_name="advisor", max_content_width=100, terminal_width=100)
+    context = click.Context(advisor, info_name="advisor", **advisor.context_settings)
     for name, summary in COMMANDS.items():
         try:
             command = advisor.get_command(context, name)

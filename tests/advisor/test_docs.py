@@ -78,5 +78,6 @@ def test_examples_parse(where, line):
         return
     assert name in COMMANDS, f"{where}: {line}"
     command = advisor.get_command(click.Context(advisor), name)
-    with click.Context(command) as context:
+    group = click.Context(advisor, **advisor.context_settings)
+    with click.Context(command, parent=group) as context:
         command.parse_args(context, rest)
