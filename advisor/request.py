@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.knobs import KNOBS, knob_error, parse_knob
 from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class Request:
             problem = knob_error(name, value) if name in KNOBS else f"{name!r} is not a knob."
             if problem:
                 raise ValueError(problem)
+        if {"fsdp", "zero_stage"} <= set(self.pins):
+            # A plan refuses the two that do not go together.
+            Plan(fsdp=self.pins["fsdp"], zero_stage=self.pins["zero_stage"])
         sizes = {name: self.pins[name] for name in ("tp", "pp", "cp", "dp") if name in self.pins}
         product = math.prod(sizes.values())
         if self.gpus % product:

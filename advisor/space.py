@@ -136,7 +136,7 @@ def _option_tables(request: Request, precision: str, pins: dict[str, Any]) -> li
     """
     fp8 = precision.startswith(("fp8", "mxfp8"))
     tables: list[tuple[list[Row], Finish]] = [
-        (_sharding(), _useful_sharding),
+        (_sharding(pins), _useful_sharding),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
         (_switch("tp_comm_overlap"), lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
@@ -151,7 +151,10 @@ def _switch(knob: str) -> list[Row]:
     return [{knob: 0.0}, {knob: 1.0}]
 
 
-def _sharding() -> list[Row]:
+def _sharding(pins: dict[str, Any]) -> list[Row]:
+    """Distributed optimizer and FSDP; the other stages only where a pin asks for them."""
+    if pins.get("zero_stage") in (0, 2):
+        return [{"zero_stage": float(pins["zero_stage"]), "fsdp": float(pins["zero_stage"] == 2)}]
     return [{"zero_stage": 1.0, "fsdp": 0.0}, {"zero_stage": 3.0, "fsdp": 1.0}]
 
 
