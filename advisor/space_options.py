@@ -1,0 +1,140 @@
+"""The options of the declared space: small tables of knob values that are crossed with the layouts.
+
+Each table comes with what to keep of the product: a knob that would do nothing (cp_comm_type without cp,
+...) has one value there, unless it is pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from advisor.request import Request
+from advisor.rules import Mask
+from costmodel.columns import Array, code
+from costmodel.knobs import KNOBS
+from costmodel.plan import RECOMPUTE_MODULES
+
+Row = dict[str, float]
+Columns = dict[str, Array]
+# Looks at the rows just crossed, and says which to keep.
+Finish = Callable[[Columns], Mask]
+# Full recompute of all layers, and of these shares of the layers of a chunk.
+RECOMPUTE_SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> list[tuple[list[Row], Finish]]:
+    """Tables to cross with, in order, and which rows of the product are worth having.
+
+    A knob that would do nothing (cp_comm_type without cp, ...) keeps one value there, unless it is pinned.
+    """
+    fp8 = precision.startswith(("fp8", "mxfp8"))
+    tables: list[tuple[list[Row], Finish]] = [
+        (_sharding(pins), _useful_sharding),
+        (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
+        (_switch("tp_comm_overlap"), lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
+        (_switch("fp8_param_gather")[: 1 + fp8], _all),
+        (_switch("cuda_graph"), lambda c: (c["cuda_graph"] == 0) | (c["fsdp"] == 0)),
+    ]
+    ready = [(pinned(rows, pins), _all if set(rows[0]) & set(pins) else keep) for rows, keep in tables]
+    # Last, because it multiplies the rows most.
+    return [*ready, (_recompute(pins), _distinct_recompute(request.model.num_layers))]
+
+
+def _switch(knob: str) -> list[Row]:
+    return [{knob: 0.0}, {knob: 1.0}]
+
+
+def _sharding(pins: dict[str, Any]) -> list[Row]:
+    """Distributed optimizer and FSDP; the other stages only where a pin asks for them."""
+    if pins.get("zero_stage") in (0, 2):
+        return [{"zero_stage": float(pins["zero_stage"]), "fsdp": float(pins["zero_stage"] == 2)}]
+    return [{"zero_stage": 1.0, "fsdp": 0.0}, {"zero_stage": 3.0, "fsdp": 1.0}]
+
+
+def _useful_sharding(columns: Columns) -> Mask:
+    several = columns["dp"] * columns["cp"] > 1
+    return (columns["fsdp"] == 0) | ((columns["pp"] == 1) & several)
+
+
+def _context_exchange() -> list[Row]:
+    kinds = [
+        {"cp_comm_type": float(code("cp_comm_type", kind)), "cp_a2a_size": 1.0}
+        for kind in ("p2p", "all_gather", "a2a")
+    ]
+    mixed = float(code("cp_comm_type", "a2a+p2p"))
+    return kinds + [{"cp_comm_type": mixed, "cp_a2a_size": size} for size in (2.0, 4.0, 8.0, 16.0)]
+
+
+def _useful_exchange(domain: int) -> Finish:
+    p2p, mixed = (float(code("cp_comm_type", kind)) for kind in ("p2p", "a2a+p2p"))
+
+    def keep(columns: Columns) -> Mask:
+        kind, cp = columns["cp_comm_type"], columns["cp"]
+        # Inner all-to-all groups inside a domain, the ring between domains.
+        spans = (cp * columns["tp"] > domain) & (columns["cp_a2a_size"] * columns["tp"] <= domain)
+        return (kind == p2p) | ((cp > 1) & ((kind != mixed) | (spans & (columns["cp_a2a_size"] < cp))))
+
+    return keep
+
+
+def _recompute(pins: dict[str, Any]) -> list[Row]:
+    """Recompute settings; `share` of a chunk's layers becomes recompute_num_layers."""
+    none, selective, full = (float(code("recompute", kind)) for kind in ("none", "selective", "full"))
+    chosen = [("mlp",), ("layernorm",), ("layernorm", "mlp")]
+    if "recompute_modules" in pins:
+        chosen = [tuple(pins["recompute_modules"])]
+    rows = [{"recompute": none, "share": 0.0}]
+    rows += [
+        {"recompute": selective, "share": 0.0} | {f"recompute_{module}": 1.0 for module in modules}
+        for modules in chosen
+    ]
+    shares = RECOMPUTE_SHARES
+    if "recompute_num_layers" in pins:
+        # A negative share is a count of layers.
+        shares = (-float(pins["recompute_num_layers"]) or 1.0,)
+    rows += [{"recompute": full, "share": share} for share in shares]
+    if "recompute" in pins:
+        rows = [row for row in rows if row["recompute"] == code("recompute", pins["recompute"])]
+    elif pins.get("recompute_modules"):
+        rows = [row for row in rows if row["recompute"] == selective]
+    elif pins.get("recompute_num_layers"):
+        rows = [row for row in rows if row["recompute"] == full]
+    empty = {f"recompute_{module}": 0.0 for module in RECOMPUTE_MODULES}
+    return [empty | row for row in rows]
+
+
+def _distinct_recompute(num_layers: int) -> Finish:
+    """Turns the column `share` into recompute_num_layers, whole layers of every chunk; drops repetitions."""
+    step = min(RECOMPUTE_SHARES)
+
+    def finish(columns: Columns) -> Mask:
+        share = columns.pop("share")
+        accounted = num_layers + columns["account_embedding"] + columns["account_loss"]
+        chunk = np.ceil(accounted / (columns["pp"] * columns["vpp"]))
+        partial = (share > 0) & (share < 1)
+        layers = np.floor(share * chunk)
+        number = np.where(partial, layers * columns["vpp"], 0.0)
+        columns["recompute_num_layers"] = np.where(share < 0, -share, number)
+        return ~partial | ((layers > np.floor((share - step) * chunk)) & (layers < chunk))
+
+    return finish
+
+
+def _all(columns: Columns) -> Mask:
+    return np.ones(len(columns["tp"]), dtype=bool)
+
+
+def pinned(table: list[Row], pins: dict[str, Any]) -> list[Row]:
+    """Rows of the table that agree with the pins; with none, the table with the pins written over it."""
+    wanted = {
+        name: float(code(name, pins[name]) if KNOBS[name].kind == "choice" else pins[name])
+        for name in table[0]
+        if name in pins
+    }
+    agreeing = [row for row in table if row.items() >= wanted.items()]
+    if agreeing or not wanted:
+        return agreeing or table
+    return [dict(row) for row in {tuple((table[0] | wanted).items())}]
