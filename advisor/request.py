@@ -26,7 +26,7 @@ AUTO_PRECISIONS = {
     "blackwell": ("bf16", "fp8-cs", "mxfp8"),
     "blackwell-ultra": ("bf16", "fp8-cs", "mxfp8"),
 }
-# Sequence lengths of published pre-training runs, by start of the model's name (shared/data/measurements.csv).
+# Sequence lengths of published pre-training runs (Megatron-Bridge performance summary, model papers), by name.
 USUAL_SEQ_LEN = {"llama3": 8192, "llama2": 4096, "nemotron4": 4096, "tiny": 256}
 DEFAULT_SEQ_LEN = 4096
 # On a processor a step should still end in seconds.
