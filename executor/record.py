@@ -1,0 +1,79 @@
+"""Run records: one folder a run, written as the run goes, readable after a kill."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("torch", "megatron-core", "transformer-engine", "numpy", "advisor")
+
+
+def new_record(home: Path, name: str) -> Path:
+    """An empty folder for one run, named by time and model."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    safe = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in name)
+    path = home / "runs" / f"{stamp}-{safe}"
+    for attempt in range(1000):
+        folder = path if attempt == 0 else path.with_name(f"{path.name}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise ValueError(f"{path}: too many runs in one second. Wait a moment and try again.")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2))
+    os.replace(temporary, path)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, so that a record can be read years later."""
+    versions = {}
+    for library in LIBRARIES:
+        try:
+            versions[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "versions": versions,
+        "time": datetime.datetime.now().isoformat(timespec="seconds"),
+        "variables": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("NCCL_", "CUDA_", "NVTE_", "OMP_"))
+        },
+    }
+
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
+    """Steps of a record; a last line that a kill cut short is left out."""
+    try:
+        lines = (folder / "steps.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    steps = []
+    for line in lines:
+        try:
+            steps.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return steps
+
+
+def read_memory(folder: Path) -> list[dict[str, Any]]:
+    """Memory of every rank that reached its end."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("memory-*.json"))]
