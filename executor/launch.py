@@ -15,7 +15,7 @@ from pathlib import Path
 GRACE = 5.0
 
 
-class RunFailed(Exception):
+class RunFailed(RuntimeError):
     """A worker died or hung; the message names rank and cause in one line."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -103,10 +103,9 @@ class Stopwatch:
             with self.communication():
                 return wait(*args, **kwargs)
 
-        try:
+        # A work object without settable attributes: its wait is counted with its phase.
+        with suppress(AttributeError):
             work.wait = timed_wait
-        except AttributeError:
-            pass  # a work object without settable attributes: its wait is counted with its phase
 
     def _phased(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def phased(*args: Any, **kwargs: Any) -> Any:

@@ -57,12 +57,15 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
         cpu_shim.install()
     dist.init_process_group("nccl" if cuda else "gloo")
     plan = job["plan"]
-    chunks, optimizer, config = build(job, cuda)
-    watch.watch_phases()
-    base_memory = memory_now(cuda)
+    import megatron.core.models.gpt
+    import megatron.core.optimizer
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
+    # Memory is counted beyond what the libraries take.
+    base_memory = memory_now(cuda)
+    chunks, optimizer = build(job, cuda)
+    watch.watch_phases()
     forward_backward = get_forward_backward_func()
     num_microbatches = job["num_microbatches"]
     steps = (out / "steps.jsonl").open("a", buffering=1) if rank == 0 else None
@@ -102,8 +105,8 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def build(job: dict[str, Any], cuda: bool) -> tuple[list[Any], Any, Any]:
-    """Model chunks wrapped for data parallelism, the optimizer and the configuration of this rank."""
+def build(job: dict[str, Any], cuda: bool) -> tuple[list[Any], Any]:
+    """Model chunks wrapped for data parallelism, and the optimizer, of this rank."""
     from megatron.core import parallel_state
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -178,7 +181,7 @@ def build(job: dict[str, Any], cuda: bool) -> tuple[list[Any], Any, Any]:
         chunks,
     )
     config.grad_scale_func = optimizer.scale_loss
-    return chunks, optimizer, config
+    return chunks, optimizer
 
 
 def batches(job: dict[str, Any], step: int, data_rank: int) -> Any:
