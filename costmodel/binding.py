@@ -35,6 +35,11 @@ def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
+    if workload.task != "pretrain":
+        raise ValueError(
+            f"--task {workload.task}: its cost is not built yet (frozen weights and packed sequences are missing). "
+            "Try --task pretrain, an upper bound of its time and memory."
+        )
     return (
         _model_inputs(model)
         | {"s": Bound(float(workload.seq_len), "workload: seq_len")}

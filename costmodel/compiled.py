@@ -203,7 +203,7 @@ def _printer() -> Any:
 
         def _fold(self, name: str, expr: Any) -> str:
             texts = [self._print(arg) for arg in sorted(expr.args, key=str)]
-            result = texts[0]
+            result: str = texts[0]
             for text in texts[1:]:
                 result = f"{name}({result}, {text})"
             return result

@@ -6,6 +6,7 @@ that `costmodel.step` can multiply them by layers and micro-batches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -96,7 +97,7 @@ def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amou
             x.quantise_input_bytes * quantisation.quantise_input_elements(x, layer) + quantise_weight
         )
         quantise_backward = x.quantise_grad_bytes * quantisation.quantise_grad_elements(x, layer)
-        formulas = {
+        formulas: dict[str, tuple[Amount, Callable[..., Amount]]] = {
             "forward": (linear_gemm(x, rows, columns, inner), kernels.gemm_time),
             "dgrad": (linear_gemm(x, rows, inner, columns), kernels.gemm_time),
             "wgrad": (linear_gemm(x, columns, inner, rows, accumulate=True), kernels.gemm_time),

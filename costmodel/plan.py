@@ -78,9 +78,10 @@ class Plan:
         """Micro-batches each data-parallel rank computes in one step. [1]"""
         per_pass = self.micro_batch * self.dp
         if global_batch % per_pass:
+            near = max(1, round(global_batch / per_pass)) * per_pass
             raise ValueError(
                 f"--global-batch {global_batch} is not a multiple of micro_batch x dp = "
-                f"{self.micro_batch} x {self.dp}. Try --global-batch {max(1, round(global_batch / per_pass)) * per_pass}."
+                f"{self.micro_batch} x {self.dp}. Try --global-batch {near}."
             )
         return global_batch // per_pass
 

@@ -251,7 +251,7 @@ RESOURCES = {
     "tensor-parallel communication": ("forward_tensor_parallel", "backward_tensor_parallel"),
     "context-parallel communication": ("forward_context_parallel", "backward_context_parallel"),
     "data-parallel communication": ("dp_gradients", "dp_gather", "fsdp_exposed"),
-    "pipeline bubble and transfers": ("pipeline_bubble", "pipeline_send_recv", "stage_imbalance"),
+    "pipeline bubble and transfers": ("pipeline_bubble", "pipeline_send_recv", "schedule_correction"),
     "host and launch": ("host_bound", "launch_gaps", "step_fixed"),
     "recompute": ("recompute",),
     "stragglers": ("straggler_time",),

@@ -65,7 +65,11 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace) -> tuple[Amount, Amount
 
 
 def stage_times(ledger: Ledger, x: SimpleNamespace, layer: Amount) -> dict[str, Amount]:
-    """Time of one micro-batch, forward and backward, on first, middle and last stage; the slowest and the sum."""
+    """Time of one micro-batch, forward and backward, on first, middle and last stage; slowest and sum. [s]
+
+    The slowest stage sets the pace of the pipeline: what its embedding or logits add to the layers of a
+    middle stage is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473, sec. 2.2.
+    """
     embedding, output = vocabulary_times(ledger, x)
     middle_layers = ledger.define(
         "middle_stage_layers", schedule.layers_of_middle_stage(x), "1", schedule.layers_of_middle_stage
@@ -95,6 +99,7 @@ def stage_times(ledger: Ledger, x: SimpleNamespace, layer: Amount) -> dict[str, 
     )
     every = x.L * layer + embedding + output
     return {
+        "layer": layer,
         "slowest": slowest,
         "all": every,
         "embedding": embedding,
@@ -328,35 +333,17 @@ def compute_trees(
             "forward work repeated in the backward pass",
         )
     )
-    vocabulary_part = ledger.define(
-        "vocabulary_time", stages["embedding"] + stages["output"], "s", vocabulary.logits_flops_forward
-    )
-    layers_only = ledger.define(
-        "layers_of_pace", stages["middle_layers"], "1", schedule.layers_of_middle_stage
-    )
-    layer_sum = ledger.define(
-        "layers_time",
-        layers_only * (sum(times.forward.values()) + sum(times.backward.values()) + times.recompute + gaps),
-        "s",
-        "layers of a middle stage",
-    )
+    layers_of_pace = stages["middle_layers"] * stages["layer"]
     return [
         ledger.total("forward", "forward pass, layers", forward),
         ledger.total("backward", "backward pass, layers", backward),
         ledger.term("launch_gaps", "gaps between kernels", share * gaps, "s", host.launch_gaps),
         ledger.term(
             "vocabulary",
-            "embedding, logits and loss",
-            x.m * vocabulary_part,
+            "embedding, logits and loss on the slowest stage",
+            x.m * (stages["slowest"] - layers_of_pace),
             "s",
-            vocabulary.logits_flops_forward,
-        ),
-        ledger.term(
-            "stage_imbalance",
-            "stage imbalance (negative: vocabulary hidden by shorter or other stages)",
-            x.m * (stages["slowest"] - layer_sum - vocabulary_part),
-            "s",
-            "slowest stage - layers of a middle stage - vocabulary",
+            stage_times,
         ),
     ]
 

@@ -8,6 +8,7 @@ family, never by model or row. Values come from `hardware_db/calibrated/step.tom
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +37,9 @@ PRIORS: dict[str, Prior] = {
     "gemm_rate": Prior(
         0.95, 0.10, 0.6, 1.2, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"
     ),
-    "library_rate": Prior(1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of a framework's library release over the tables'"),
+    "library_rate": Prior(
+        1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of a framework's library release over the tables'"
+    ),
     "attention_rate": Prior(0.9, 0.2, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
     "elementwise_rate": Prior(0.9, 0.15, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
     "kernel_fusion": Prior(
@@ -67,6 +70,10 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
     where formats differ, or the framework family: the software release's part before the first dash.
     """
     family = stack.split("-")[0]
+    if family not in FAMILIES:
+        near = difflib.get_close_matches(family, FAMILIES, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Families: {', '.join(FAMILIES)}."
+        raise ValueError(f"--stack {stack!r} is unknown: it is a family and a release, as nemo-26.06. {hint}")
     generation = cluster.gpu.generation
     return {
         "linear_scale": f"gemm_rate/{generation}-{gemm}",
@@ -88,7 +95,15 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
 
 
 # Attention kernel that a framework family runs; the tables are cuDNN's.
-ATTENTION_KERNEL = {"llm_foundry": "flash2", "torchtitan": "flash2", "deepspeed": "flash2", "megatron": "flash2"}
+ATTENTION_KERNEL = {
+    "llm_foundry": "flash2",
+    "torchtitan": "flash2",
+    "deepspeed": "flash2",
+    "megatron": "flash2",
+}
+
+# Framework families whose constants were fitted or stand for this machine.
+FAMILIES = ("nemo", "mcore", "megatron", "llm_foundry", "torchtitan", "deepspeed", "automodel", "meta", "local")
 
 # Constants that time measurements cannot determine; they keep their priors in the fit.
 NOT_FITTED = ("fragmentation", "context_bytes")

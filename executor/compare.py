@@ -26,7 +26,6 @@ COMMUNICATION = (
     "pipeline_bubble",
     "pipeline_send_recv",
     "schedule_correction",
-    "stage_imbalance",
     "dp_gradients",
     "dp_gather",
     "fsdp_exposed",
