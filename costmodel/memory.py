@@ -72,6 +72,15 @@ def workspace_bytes(x: SimpleNamespace, per_layer: Amount) -> Amount:
     return x.recompute_layers * per_layer + widest
 
 
+def graph_bytes(x: SimpleNamespace, held: Amount) -> Amount:
+    """Private memory pools of CUDA graphs: buffers they hold fast between replays. [byte]
+
+    A share of activations, logits and workspace. Source: one published pair, 85.89 GiB without and 119.80
+    with graphs (Megatron-Bridge, CUDA graph notes); full-iteration graphs can take more.
+    """
+    return x.graph * x.graph_pool * held
+
+
 def rank_memory(ledger: Ledger, x: SimpleNamespace) -> dict[str, Term]:
     """Breakdown of the first and the last stage's rank, and the worst of them as entry `peak_memory`."""
     per_layer = ledger.define(
@@ -153,6 +162,9 @@ def rank_memory(ledger: Ledger, x: SimpleNamespace) -> dict[str, Term]:
                     x.fragmentation * fragmented,
                     "byte",
                     "fragmentation x (activations + logits + workspace)",
+                ),
+                ledger.term(
+                    f"{p}_graphs", "CUDA graph pools", graph_bytes(x, fragmented), "byte", graph_bytes
                 ),
                 ledger.term(
                     f"{p}_context",

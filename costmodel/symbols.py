@@ -164,6 +164,7 @@ INPUTS: tuple[Input, ...] = tuple(
         network_latency | s | time of a collective over the network for each doubling of the domains
         attention_half_dim | 1 | head dimension at which exponentials take as long as matrix products
         fragmentation | 1 | share of activation memory lost to allocator fragmentation
+        graph_pool | 1 | memory of CUDA graph pools over the activations they hold fast
         context_bytes | byte | memory of CUDA context, libraries and NCCL buffers
         """,
     )

@@ -265,5 +265,6 @@ def _step(leaf: Callable[..., Record]) -> Record:
         "step_overhead": leaf(5, "ms", kind="assumed"),
         "host_kernel": leaf(0, "us", note="a CPU issues and computes in one; counted as launch gaps"),
         "fragmentation": leaf(0, "1", kind="assumed"),
+        "graph_pool": leaf(0, "1", kind="assumed"),
         "context_bytes": leaf(0, "byte", note="the record counts memory beyond the loaded libraries"),
     }
