@@ -27,6 +27,7 @@ from costmodel.columns import plan_columns, plan_inputs
 from costmodel.predict import dense_model, precision_recipe
 from costmodel.step_constants import NOT_FITTED, PRIORS, STEP_FILE, parameter_keys
 
+LEVEL = 0.9  # of the interval that predictions carry
 OUTLIER = 0.10  # residuals beyond about this count less and less (soft l1)
 
 
@@ -124,7 +125,9 @@ def fit(
     low = np.log([prior.low for prior in priors])
     high = np.log([prior.high for prior in priors])
 
-    begin = np.log([(start or {}).get(name, np.exp(value)) for name, value in zip(parameters, centre, strict=True)])
+    begin = np.log(
+        [(start or {}).get(name, np.exp(value)) for name, value in zip(parameters, centre, strict=True)]
+    )
 
     def cost(point: np.ndarray) -> np.ndarray:
         error = residuals(stack, parameters, np.exp(point))[rows] / OUTLIER
@@ -133,7 +136,11 @@ def fit(
         return np.concatenate([stack.weights[rows] * robust, 0.5 * (point - centre) / width])
 
     result = least_squares(
-        cost, np.clip(begin, low + 1e-6, high - 1e-6), bounds=(low, high), method="trf", max_nfev=60 if start is None else 6
+        cost,
+        np.clip(begin, low + 1e-6, high - 1e-6),
+        bounds=(low, high),
+        method="trf",
+        max_nfev=60 if start is None else 6,
     )
     covariance = np.linalg.pinv(result.jac.T @ result.jac)
     scale = 2 * result.cost / max(1, len(result.fun) - len(centre))
@@ -171,12 +178,18 @@ def main() -> None:
         f"median {np.median(absolute):.1%}"
     )
     summary = {"rows": len(cases), "mape": float(absolute.mean()), "median_ape": float(np.median(absolute))}
+    held_out = absolute
+    start = dict(zip(parameters, values, strict=True))
     if options.cross_validate:
-        for kind, groups in (("model", stack.models), ("system", stack.systems)):
-            held = np.abs(cross_validate(stack, groups, start))
+        for kind, groups in (("system", stack.systems), ("model", stack.models)):
+            held_out = held = np.abs(cross_validate(stack, groups, start))
             print(f"leave one {kind} out: MAPE {np.nanmean(held):.1%}, median {np.nanmedian(held):.1%}")
             summary[f"mape_leave_one_{kind}_out"] = float(np.nanmean(held))
-    write(STEP_FILE, parameters, values, errors, stack, relative, summary, options.csv.name)
+    generations = np.array([case.cluster.gpu.generation for case in cases])
+    intervals = {
+        name: float(np.nanquantile(held_out[generations == name], LEVEL)) for name in sorted(set(generations))
+    }
+    write(STEP_FILE, parameters, values, errors, stack, relative, summary, intervals, options.csv.name)
 
 
 def write(
@@ -187,6 +200,7 @@ def write(
     stack: Stack,
     relative: np.ndarray,
     summary: dict,
+    intervals: dict[str, float],
     table: str,
 ) -> None:
     """Write the constants with their uncertainty, the rows that determine them and the residuals."""
