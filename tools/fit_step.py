@@ -219,6 +219,14 @@ def write(
             "residual": float(f"{np.abs(relative[mask]).mean():.2g}"),
             "num_points": int(mask.sum()),
         }
+    for name, spread in intervals.items():
+        record.setdefault("interval", {})[name] = {
+            "value": float(f"{spread:.3g}"),
+            "unit": "1",
+            "kind": "measured",
+            "source": f"{LEVEL:.0%} quantile of the errors of runs whose model was left out of the fit, {table}",
+            "read_on": today,
+        }
     header = (
         "# Written by tools/fit_step.py; do not edit. Factors of a training step over the kernel tables.\n"
     )
