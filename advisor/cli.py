@@ -41,7 +41,8 @@ class LazyGroup(click.Group):
             hint = f" Did you mean {near[0]}?" if near else f" Commands: {', '.join(COMMANDS)}."
             raise click.UsageError(f"{args[0]!r} is not a command of advisor.{hint}")
         name, command, rest = super().resolve_command(ctx, args)
-        assert name is not None and command is not None
+        assert name is not None
+        assert command is not None
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

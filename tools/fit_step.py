@@ -54,7 +54,7 @@ def load_cases(path: Path) -> list:
     cases = []
     for row in read_rows(path):
         case = row_case(row)
-        if isinstance(case, Skip) or row.values.get("superseded") == "1":
+        if isinstance(case, Skip) or row.text("superseded") == "1":
             continue
         cases.append(case)
     return cases

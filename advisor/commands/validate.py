@@ -1,0 +1,100 @@
+"""advisor validate: predicted against measured for a table of published runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+
+@click.command(name="validate")
+@click.argument("csv_file", metavar="FILE.csv")
+@click.option("--model", default=None, metavar="NAME", help="Only rows of this model.")
+@click.option("--include-superseded", is_flag=True, help="Also rows that their publisher replaced later.")
+@click.option(
+    "--by", default="source", show_default=True, help="Group: family, gpu, precision, stack, source, model."
+)
+@click.option(
+    "--worst",
+    type=click.IntRange(0, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Worst rows shown.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+def command(
+    csv_file: str, model: str | None, include_superseded: bool, by: str, worst: int, as_json: bool
+) -> None:
+    """Predicted against measured for a table of published runs.
+
+    FILE.csv has a row a run with id, model, system, gpus, precision, gbs, seq_len, the layout (tp, pp, cp, vp, mbs,
+    fsdp) and step_time_s or tokens_per_sec_per_gpu. Rows that cannot be expressed are listed with the reason.
+
+    \b
+    advisor validate measurements.csv
+    advisor validate measurements.csv --by gpu --worst 3
+    """
+    from advisor.measurements import read_rows
+    from advisor.progress import Progress
+    from advisor.validation import GROUPS, validate
+
+    if by not in GROUPS:
+        raise ValueError(f"--by {by!r} is not one of {', '.join(GROUPS)}.")
+    rows = [row for row in read_rows(csv_file) if model is None or row.text("model") == model]
+    if not rows:
+        raise ValueError(
+            f"{csv_file} has no row" + (f" of model {model!r}." if model else ". Add one below the header.")
+        )
+    with Progress(wanted=not as_json) as progress:
+        report = validate(rows, include_superseded, progress)
+    click.echo(json.dumps(report, indent=2) if as_json else page(report, by, worst))
+
+
+def page(report: dict[str, Any], by: str, worst: int) -> str:
+    """The report as text, answer first."""
+    from advisor.render import heading, percent, table, wrap
+    from advisor.validation import skip_reasons
+
+    summary = report["summary"]
+    if not summary["n"]:
+        lines = ["no row could be predicted"]
+    else:
+        lines = [
+            f"{summary['n']} runs predicted: mean error {percent(summary['mape'])}, "
+            f"median {percent(summary['median_ape'])}, "
+            f"9 of 10 within {percent(summary['p90_ape'])}",
+            f"measured inside the 90 % interval: {percent(summary['interval_coverage'])}; "
+            f"said to fit in memory: {percent(summary['fits'])}",
+            heading(f"By {by}"),
+        ]
+        rows = [
+            [
+                key,
+                str(group["n"]),
+                percent(group["mape"]),
+                percent(group["median_ape"]),
+                f"{group['bias']:+.1%}",
+            ]
+            for key, group in summary["by"][by].items()
+        ]
+        lines += table([by, "runs", "mean", "median", "bias"], rows, "lrrrr")
+        order = sorted(report["rows"], key=lambda row: -abs(row["rel_error"]))[:worst]
+        if order:
+            lines.append(heading("Worst"))
+            shown = [
+                [
+                    f"{row['rel_error']:+.0%}",
+                    f"{row['measured']:.3g} s",
+                    row["id"],
+                    f"{row['model']} x{row['gpus']} {row['plan']}",
+                ]
+                for row in order
+            ]
+            lines += table(["error", "measured", "row", "run"], shown, "rrll")
+    if report["skipped"]:
+        lines.append(heading(f"Skipped: {len(report['skipped'])} rows"))
+        for reason, count in skip_reasons(report["skipped"])[:12]:
+            lines.append(wrap(f"{count} x {reason}", "  "))
+    return "\n".join(lines)

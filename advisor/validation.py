@@ -1,0 +1,119 @@
+"""Predicted against measured for many published runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from advisor.measurements import Case, Row, Skip, row_case
+from advisor.pipeline import with_schedule
+from costmodel.predict import Prediction, predict
+
+# Columns of the summary `by`: name -> label of a case.
+GROUPS: dict[str, Callable[[Case], str]] = {
+    "family": lambda case: case.model.family,
+    "gpu": lambda case: case.cluster.gpu.name,
+    "precision": lambda case: case.plan.precision,
+    "task": lambda case: case.workload.task,
+    "stack": lambda case: case.stack,
+    "source": lambda case: case.row.text("source"),
+    "model": lambda case: case.model.name,
+}
+
+
+def validate(
+    rows: Iterable[Row],
+    include_superseded: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> dict[str, Any]:
+    """The report of `advisor validate --json`: rows, summary and skipped.
+
+    rel_error is predicted / measured - 1. Rows with superseded = 1 are left out unless asked for.
+    """
+    chosen = [row for row in rows if include_superseded or row.text("superseded") != "1"]
+    done: list[tuple[Case, dict[str, Any]]] = []
+    skipped: list[dict[str, str]] = []
+    for index, row in enumerate(chosen):
+        if progress:
+            progress(index / len(chosen), "predicting published runs")
+        case = row_case(row)
+        if isinstance(case, Skip):
+            skipped.append({"id": case.id, "reason": case.reason})
+            continue
+        try:
+            done.append((case, _result(case)))
+        except ValueError as error:
+            skipped.append({"id": case.id, "reason": str(error)})
+    return {
+        "rows": [result for _, result in done],
+        "summary": summarise(done, len(skipped)),
+        "skipped": skipped,
+    }
+
+
+def _result(case: Case) -> dict[str, Any]:
+    prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+    measured = case.measured_step_time_s
+    return {
+        "id": case.id,
+        "measured": measured,
+        "predicted": prediction.step_time_s,
+        "low": prediction.interval_low,
+        "high": prediction.interval_high,
+        "rel_error": prediction.step_time_s / measured - 1,
+        "fits": prediction.fits,
+        "peak_memory_gib": prediction.peak_memory_bytes / 2**30,
+        "allocated_gib": allocated_bytes(prediction) / 2**30,
+        "measured_memory_gib": case.measured_memory_bytes / 2**30 if case.measured_memory_bytes else None,
+        "plan": case.plan.describe(),
+        "model": case.model.name,
+        "gpus": case.plan.world,
+        "cluster": case.cluster.name,
+        "note": "; ".join(case.assumptions),
+    }
+
+
+def allocated_bytes(prediction: Prediction) -> float:
+    """Peak that the framework's allocator reports: without context and fragmentation. [byte]"""
+    left_out = ("_context", "_fragmentation")
+    return sum(part.value for part in prediction.memory.parts if not part.name.endswith(left_out))
+
+
+def summarise(done: Sequence[tuple[Case, dict[str, Any]]], skipped: int) -> dict[str, Any]:
+    """Errors over all rows and by group; shares and errors are fractions."""
+    results = [result for _, result in done]
+    by: dict[str, dict[str, Any]] = {}
+    for name, label in GROUPS.items():
+        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for case, result in done:
+            groups[label(case)].append(result)
+        by[name] = {key: errors(group) for key, group in sorted(groups.items())}
+    return {"n": len(results), "skipped": skipped, **errors(results), "by": by}
+
+
+def errors(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """n, mape, median, 90th percentile, largest error, mean signed error, coverage of the interval."""
+    if not results:
+        nothing = dict.fromkeys(
+            ("mape", "median_ape", "p90_ape", "max_ape", "bias", "interval_coverage", "fits")
+        )
+        return {"n": 0, **nothing}
+    sizes = sorted(abs(result["rel_error"]) for result in results)
+    inside = [result["low"] <= result["measured"] <= result["high"] for result in results]
+    return {
+        "n": len(results),
+        "mape": statistics.fmean(sizes),
+        "median_ape": statistics.median(sizes),
+        "p90_ape": sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        "max_ape": sizes[-1],
+        "bias": statistics.fmean(result["rel_error"] for result in results),
+        "interval_coverage": sum(inside) / len(inside),
+        "fits": sum(bool(result["fits"]) for result in results) / len(results),
+    }
+
+
+def skip_reasons(skipped: Sequence[dict[str, str]]) -> list[tuple[str, int]]:
+    """Reasons by how often they occur, with names of models and files taken together."""
+    return Counter(entry["reason"].split(": ", 1)[-1] for entry in skipped).most_common()

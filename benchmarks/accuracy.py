@@ -1,0 +1,71 @@
+"""Accuracy on published runs: `python benchmarks/accuracy.py MEASUREMENTS.csv` writes docs/accuracy.md.
+
+In-sample errors by source, GPU and precision, beside the errors of runs whose model or system was left out of
+the fit (from hardware_db/calibrated/step.toml), memory against published peaks, and the worst rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from advisor.measurements import read_rows
+from advisor.validation import validate
+from costmodel.step_constants import fitted
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def table(headers: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table."""
+    return ["| " + " | ".join(row) + " |" for row in [headers, ["---"] * len(headers), *rows]]
+
+
+def main(path: Path) -> None:
+    """Validate and write the page."""
+    report = validate(read_rows(path))
+    summary, fit = report["summary"], fitted()["fit"]
+    lines = [
+        "# Accuracy on published runs",
+        "",
+        f"Written by `python benchmarks/accuracy.py {path.name}`: {summary['n']} dense pre-training runs predicted, "
+        f"{summary['skipped']} rows skipped (families and tasks that are not built, layouts not stated).",
+        "",
+        f"Step time, in sample: mean error {summary['mape']:.1%}, median {summary['median_ape']:.1%}, nine of ten within "
+        f"{summary['p90_ape']:.1%}. Inside the 90 % interval: {summary['interval_coverage']:.1%}.",
+        f"With the row's model left out of the fit: mean {fit.get('mape_leave_one_model_out', float('nan')):.1%}. With its "
+        f"system left out: {fit.get('mape_leave_one_system_out', float('nan')):.1%} (closed form, without the schedule's simulation).",
+    ]
+    for name in ("gpu", "precision", "source"):
+        rows = [
+            [key, str(group["n"]), f"{group['mape']:.1%}", f"{group['median_ape']:.1%}", f"{group['bias']:+.1%}"]
+            for key, group in summary["by"][name].items()
+        ]
+        lines += ["", f"## By {name}", "", *table([name, "runs", "mean", "median", "bias"], rows)]
+    worst = sorted(report["rows"], key=lambda row: -abs(row["rel_error"]))[:15]
+    rows = [[f"{row['rel_error']:+.0%}", row["id"], f"{row['model']} x{row['gpus']} {row['plan']}"] for row in worst]
+    lines += ["", "## Worst", "", *table(["error", "row", "run"], rows)]
+    memory = [row for row in report["rows"] if row["measured_memory_gib"]]
+    rows = [
+        [row["id"], row["plan"], f"{row['measured_memory_gib']:.1f}", f"{row['allocated_gib']:.1f}",
+         f"{row['allocated_gib'] / row['measured_memory_gib'] - 1:+.1%}"]
+        for row in memory
+    ]  # fmt: skip
+    lines += [
+        "",
+        "## Memory",
+        "",
+        "Published peak against the predicted allocation (context and fragmentation left out). torchtitan prints reserved "
+        "memory, the others allocated.",
+        "",
+        *table(["row", "plan", "published [GiB]", "predicted [GiB]", "error"], rows),
+        "",
+        f"{summary['fits']:.1%} of the published runs are said to fit. The others are mostly runs whose recompute or "
+        "offload is not stated, which the table takes as none.",
+    ]
+    (ROOT / "docs" / "accuracy.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines[:8]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

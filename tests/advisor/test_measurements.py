@@ -1,0 +1,163 @@
+"""Rows of published measurements become plans, or are skipped with a reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advisor.measurements import Case, Row, Skip, read_rows, row_case, stack_of
+
+NEMO = {
+    "id": "bridge-70b",
+    "source": "Megatron-Bridge perf summary 25.09",
+    "container": "nemo:25.09",
+    "task": "pretrain",
+    "model": "llama3-70b",
+    "system": "dgx-h100",
+    "gpus": "64",
+    "precision": "fp8-cs",
+    "gbs": "128",
+    "mbs": "1",
+    "seq_len": "8192",
+    "fsdp": "0",
+    "tp": "4",
+    "pp": "8",
+    "cp": "1",
+    "vp": "5",
+    "tokens_per_sec_per_gpu": "1619",
+    "tp_comm_overlap": "1",
+    "sequence_parallel": "1",
+    "fp8_param_gather": "1",
+    "grad_reduce_in_fp32": "0",
+}
+VTRAIN = {
+    "id": "vtrain",
+    "source": "vTrain ground truth (multi)",
+    "container": "Megatron-DeepSpeed (2023)",
+    "model": "gpt-h8192-l48-a64",
+    "system": "a100-80g-cluster",
+    "gpus": "512",
+    "precision": "fp16",
+    "gbs": "1536",
+    "mbs": "4",
+    "seq_len": "2048",
+    "fsdp": "0",
+    "tp": "8",
+    "pp": "8",
+    "step_time_s": "20.0",
+}
+MPT = {
+    "id": "mpt",
+    "source": "llm-foundry MPT benchmarks",
+    "container": "MosaicML llm-foundry (FSDP1, flash-attn 2)",
+    "model": "mpt-7b",
+    "system": "a100-40g (MosaicML)",
+    "gpus": "8",
+    "precision": "bf16",
+    "gbs": "64",
+    "mbs": "8",
+    "seq_len": "2048",
+    "fsdp": "1",
+    "tp": "1",
+    "pp": "1",
+    "recompute_granularity": "full",
+    "recompute_num_layers": "all",
+    "step_time_s": "10",
+}
+
+
+def case(values, **changes) -> Case:
+    found = row_case(Row(values | changes))
+    assert isinstance(found, Case), found
+    return found
+
+
+def test_a_bridge_row():
+    found = case(NEMO)
+    assert (found.plan.tp, found.plan.pp, found.plan.vpp, found.plan.dp) == (4, 8, 5, 2)
+    assert found.plan.tp_comm_overlap
+    assert found.plan.fp8_param_gather
+    assert not found.plan.grad_reduce_in_fp32
+    assert found.measured_step_time_s == pytest.approx(128 * 8192 / (64 * 1619))
+    assert found.stack == "nemo-25.09"
+    assert found.assumptions
+
+
+def test_old_stacks_write_scores_and_do_not_overlap():
+    plan = case(VTRAIN).plan
+    assert plan.attention_backend == "unfused"
+    assert plan.recompute == "full"
+    assert not plan.overlap_grad_reduce
+    assert not plan.sequence_parallel
+
+
+def test_fsdp_rows():
+    plan = case(MPT).plan
+    assert plan.fsdp
+    assert plan.zero_stage == 3
+    assert plan.recompute_num_layers == 0
+    assert case(MPT, fsdp="4").plan.fsdp_shard_size == 4
+
+
+def test_layers_of_virtual_stages_become_layers_of_the_stage():
+    assert case(NEMO, recompute_granularity="full", recompute_num_layers="1").plan.recompute_num_layers == 5
+
+
+def test_126_layers_count_embedding_and_loss():
+    plan = case(NEMO, model="llama3.1-405b", gpus="128", gbs="64", tp="8", cp="2", vp="8").plan
+    assert plan.account_embedding
+    assert plan.account_loss
+
+
+def test_overrides_change_the_model():
+    assert case(NEMO, model_overrides='{"num_layers": 40}').model.num_layers == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "mixtral-8x7b"}, "mixtral-8x7b"),
+        ({"task": "lora"}, "lora"),
+        ({"tp": "", "pp": "", "fsdp": ""}, "layout"),
+        ({"tokens_per_sec_per_gpu": ""}, "step time"),
+        ({"gbs": "127"}, "127"),
+        ({"system": "abacus"}, "abacus"),
+        ({"precision": "int3"}, "int3"),
+        ({"tp": "3"}, "not a multiple"),
+        ({"seq_len": "-4"}, "not stated"),
+    ],
+)
+def test_rows_that_cannot_be_expressed_say_why(changes, words):
+    found = row_case(Row(NEMO | changes))
+    assert isinstance(found, Skip)
+    assert words in found.reason
+    assert found.id == "bridge-70b"
+
+
+def test_stacks():
+    assert stack_of(Row(VTRAIN)) == "deepspeed-2023"
+    assert stack_of(Row(MPT)) == "llm_foundry-2023"
+    assert stack_of(Row({"source": "somebody's blog"})).startswith("mcore-")
+
+
+@given(st.dictionaries(st.sampled_from(list(NEMO)), st.text(max_size=12)))
+def test_no_row_ends_in_a_traceback(changes):
+    assert isinstance(row_case(Row(NEMO | changes)), Case | Skip)
+
+
+def test_reading(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("\ufeff" + ",".join(NEMO) + "\n" + ",".join(NEMO.values()) + "\n", encoding="utf-8")
+    assert case(read_rows(path)[0].values).plan.tp == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", bytes(range(256))])
+def test_broken_tables_end_in_one_line(tmp_path, content):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"rows\.csv") as caught:
+        read_rows(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_rows(tmp_path / "none.csv")

@@ -1,0 +1,78 @@
+"""Errors of predictions: their arithmetic, and the published rows that anchor them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advisor.commands.validate import command
+from advisor.measurements import Row
+from advisor.validation import errors, validate
+
+ANCHORS = runpy.run_path(str(Path(__file__).parents[1] / "published" / "dense_runs.py"))["ANCHORS"]
+
+
+@given(st.lists(st.floats(-0.9, 3.0), min_size=1, max_size=40))
+def test_error_arithmetic(values):
+    results = [
+        {"rel_error": value, "low": 0.8, "high": 1.2, "measured": 1 / (1 + value), "fits": value < 0}
+        for value in values
+    ]
+    found = errors(results)
+    assert found["n"] == len(values)
+    assert found["mape"] == pytest.approx(sum(map(abs, values)) / len(values))
+    assert found["median_ape"] <= found["p90_ape"] <= found["max_ape"] == max(map(abs, values))
+    inside = sum(0.8 <= 1 / (1 + value) <= 1.2 for value in values)
+    assert found["interval_coverage"] == pytest.approx(inside / len(values))
+
+
+def test_no_rows_no_numbers():
+    assert errors([])["mape"] is None
+
+
+def test_published_runs_are_predicted():
+    """Dense runs of five sources, typed in: the mean error stays under the 10 % this release promises."""
+    report = validate(Row(row) for row in ANCHORS)
+    assert not report["skipped"]
+    assert report["summary"]["n"] == len(ANCHORS)
+    assert report["summary"]["mape"] < 0.10
+    assert report["summary"]["by"]["gpu"].keys() >= {"h100-sxm", "a100-sxm-80", "b200", "gb200"}
+
+
+def test_superseded_rows_are_left_out_unless_asked_for():
+    rows = [Row(ANCHORS[0] | {"superseded": "1"}), Row(ANCHORS[1])]
+    assert validate(rows)["summary"]["n"] == 1
+    assert validate(rows, include_superseded=True)["summary"]["n"] == 2
+
+
+def test_the_command(tmp_path):
+    path = tmp_path / "rows.csv"
+    columns = sorted({name for row in ANCHORS for name in row})
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(ANCHORS)
+        writer.writerow(ANCHORS[0] | {"id": "moe", "model": "mixtral-8x7b"})
+    text = CliRunner().invoke(command, [str(path)]).output
+    assert text.startswith(f"{len(ANCHORS)} runs predicted: mean error")
+    assert "Skipped: 1 rows" in text
+    report = json.loads(CliRunner().invoke(command, [str(path), "--json"]).output)
+    assert report["skipped"][0]["id"] == "moe"
+    assert {
+        "id",
+        "measured",
+        "predicted",
+        "low",
+        "high",
+        "rel_error",
+        "fits",
+        "peak_memory_gib",
+        "note",
+    } <= set(report["rows"][0])
