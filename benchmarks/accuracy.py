@@ -31,19 +31,28 @@ def main(path: Path) -> None:
         f"Written by `python benchmarks/accuracy.py {path.name}`: {summary['n']} dense pre-training runs predicted, "
         f"{summary['skipped']} rows skipped (families and tasks that are not built, layouts not stated).",
         "",
-        f"Step time, in sample: mean error {summary['mape']:.1%}, median {summary['median_ape']:.1%}, nine of ten within "
-        f"{summary['p90_ape']:.1%}. Inside the 90 % interval: {summary['interval_coverage']:.1%}.",
-        f"With the row's model left out of the fit: mean {fit.get('mape_leave_one_model_out', float('nan')):.1%}. With its "
-        f"system left out: {fit.get('mape_leave_one_system_out', float('nan')):.1%} (closed form, without the schedule's simulation).",
+        f"Step time, in sample: mean error {summary['mape']:.1%}, median {summary['median_ape']:.1%}, nine of "
+        f"ten within {summary['p90_ape']:.1%}. Inside the 90 % interval: {summary['interval_coverage']:.1%}.",
+        f"With the row's model left out of the fit: mean {fit['mape_leave_one_model_out']:.1%}. With its system "
+        f"left out: {fit['mape_leave_one_system_out']:.1%} (closed form, without the schedule's simulation).",
     ]
     for name in ("gpu", "precision", "source"):
         rows = [
-            [key, str(group["n"]), f"{group['mape']:.1%}", f"{group['median_ape']:.1%}", f"{group['bias']:+.1%}"]
+            [
+                key,
+                str(group["n"]),
+                f"{group['mape']:.1%}",
+                f"{group['median_ape']:.1%}",
+                f"{group['bias']:+.1%}",
+            ]
             for key, group in summary["by"][name].items()
         ]
         lines += ["", f"## By {name}", "", *table([name, "runs", "mean", "median", "bias"], rows)]
     worst = sorted(report["rows"], key=lambda row: -abs(row["rel_error"]))[:15]
-    rows = [[f"{row['rel_error']:+.0%}", row["id"], f"{row['model']} x{row['gpus']} {row['plan']}"] for row in worst]
+    rows = [
+        [f"{row['rel_error']:+.0%}", row["id"], f"{row['model']} x{row['gpus']} {row['plan']}"]
+        for row in worst
+    ]
     lines += ["", "## Worst", "", *table(["error", "row", "run"], rows)]
     memory = [row for row in report["rows"] if row["measured_memory_gib"]]
     rows = [
@@ -55,8 +64,8 @@ def main(path: Path) -> None:
         "",
         "## Memory",
         "",
-        "Published peak against the predicted allocation (context and fragmentation left out). torchtitan prints reserved "
-        "memory, the others allocated.",
+        "Published peak against the predicted allocation (context and fragmentation left out). torchtitan "
+        "prints reserved memory, the others allocated.",
         "",
         *table(["row", "plan", "published [GiB]", "predicted [GiB]", "error"], rows),
         "",

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
-from advisor.measurements import Skip, read_rows, row_case
 from scipy.optimize import least_squares
 
+from advisor.measurements import Skip, read_rows, row_case
 from costmodel.binding import bind
 from costmodel.columns import plan_columns, plan_inputs
 from costmodel.predict import dense_model, precision_recipe
