@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+from typing import Any
 
 import click
 
@@ -45,6 +46,16 @@ class LazyGroup(click.Group):
         assert command is not None
         return name, command, rest
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a reader that went away (`| head`) took what it wanted: exit 0, quietly."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(0) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -67,7 +78,6 @@ def main() -> None:
     """Entry point. Exit codes: 0 good, 1 a plan that does not hold, 2 bad input, 130 interrupted."""
     try:
         code = advisor.main(standalone_mode=False)
-        sys.stdout.flush()
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
@@ -76,10 +86,6 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted; nothing was left half-written.", prefix="")
         code = 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader went away (`| head`); what it took was whole lines.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except ValueError as error:
         _say(str(error))
         code = 2
