@@ -44,7 +44,6 @@ def linear_gemm(
 
     accumulate: a weight gradient adds to an FP32 (or 16-bit) buffer, read and written.
     """
-    output = 2 * x.grad_bytes if accumulate else x.activation_bytes
     return kernels.gemm_time(
         rows,
         columns,
@@ -54,28 +53,41 @@ def linear_gemm(
         num_sms=x.gpu_sms,
         wave_weight=x.linear_wave,
         launch=x.linear_launch,
-        num_bytes=linear.gemm_bytes(rows, columns, inner, x.operand_bytes, output),
-        bandwidth=x.hbm_bandwidth * x.gemm_bandwidth_fraction,
+        **gemm_memory(x, rows, columns, inner, x.operand_bytes, accumulate),
     )
 
 
 def model_gemm(
     x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False
 ) -> Amount:
-    """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits, unfused attention. [s]"""
-    output = 2 * x.grad_bytes if accumulate else x.activation_bytes
+    """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits. [s]"""
     return kernels.gemm_time(
         rows,
         columns,
         inner,
         peak=x.gpu_peak,
-        fraction=x.gemm_fraction * x.gemm_scale * x.library_scale,
+        fraction=model_gemm_fraction(x),
         num_sms=x.gpu_sms,
         wave_weight=x.gemm_wave,
         launch=x.gemm_launch,
-        num_bytes=linear.gemm_bytes(rows, columns, inner, x.activation_bytes, output),
-        bandwidth=x.hbm_bandwidth * x.gemm_bandwidth_fraction,
+        **gemm_memory(x, rows, columns, inner, x.activation_bytes, accumulate),
     )
+
+
+def model_gemm_fraction(x: SimpleNamespace) -> Amount:
+    """Fraction of the 16-bit (or 32-bit) peak that large GEMMs reach inside a step. [1]"""
+    return x.gemm_fraction * x.gemm_scale * x.library_scale
+
+
+def gemm_memory(
+    x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, operand_bytes: Amount, accumulate: bool
+) -> dict[str, Amount]:
+    """Bytes that a GEMM moves [byte] and the bandwidth a memory-bound one reaches [byte/s]."""
+    output = 2 * x.grad_bytes if accumulate else x.activation_bytes
+    return {
+        "num_bytes": linear.gemm_bytes(rows, columns, inner, operand_bytes, output),
+        "bandwidth": x.hbm_bandwidth * x.gemm_bandwidth_fraction,
+    }
 
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
@@ -151,7 +163,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
         launch=x.attention_launch * ring,
     )
     square = attention.unfused_attention_flops(x) / (
-        x.gpu_peak * x.gemm_fraction * x.gemm_scale * x.library_scale * x.unfused_gemm_fraction
+        x.gpu_peak * model_gemm_fraction(x) * x.unfused_gemm_fraction
     )
     unfused_forward = square + stream(x, attention.unfused_score_bytes_forward(x), x.elementwise_fraction)
     unfused_backward = 2 * square + stream(

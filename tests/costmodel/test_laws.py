@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import hardware_db
 from costmodel import schedule
 from costmodel.columns import plan_columns, plan_from_columns
-from costmodel.model_registry import load_model
+from costmodel.model_registry import list_models, load_model
+from costmodel.parameters import count_parameters
 from costmodel.plan import Plan
 from costmodel.predict import dense_model, evaluate_plans, predict
 from costmodel.workload import Workload
@@ -133,6 +134,15 @@ def test_flops_and_parameters_are_conserved_over_ranks(tp, dp, cp, pp):
     assert layers == LLAMA.num_layers
     gemm = many["tokens"] * many["layer_linear_weights"] * layers * tp * cp
     assert gemm == pytest.approx(one["tokens"] * one["layer_linear_weights"] * LLAMA.num_layers)
+
+
+@pytest.mark.parametrize("name", [name for name in list_models() if load_model(name).is_dense_decoder])
+def test_one_gpu_holds_the_published_parameters(name):
+    """The rank's parameters on one GPU are the model's, but for the padding of the vocabulary."""
+    spec = load_model(name)
+    values = predict(spec, Workload(1024, 1), H100, Plan()).values
+    padding = (spec.padded_vocab(1) - spec.vocab) * spec.hidden * (1 if spec.tied_embeddings else 2)
+    assert values["first_stage_parameters"] == count_parameters(spec).total + padding
 
 
 @GENTLE
