@@ -195,7 +195,21 @@ def data_parallel_terms(ledger: Ledger, x: SimpleNamespace, forward: Amount, bac
         + overlap.exposed(backward_traffic, under_backward)
         + overlap.contention(backward_traffic, under_backward, x.overlap_slowdown)
     )
-    edges = unit_gather + unit_scatter + (1 - x.params_sharded) * gather_exposed
+    # Beyond the sharding group (HSDP) replicas all-reduce their shards of the gradients once a step.
+    replicas = ranks / x.shard
+    replica_inside = communication.ranks_in_domain(x, replicas, x.tp * x.shard)
+    replica = ledger.define(
+        "fsdp_replica_reduce",
+        all_reduce_time(x, reduce_size / x.shard, replicas, replica_inside),
+        "s",
+        all_reduce_time,
+    )
+    edges = (
+        unit_gather
+        + unit_scatter
+        + (1 - x.params_sharded) * gather_exposed
+        + overlap.exposed(replica, usable_backward)
+    )
     fsdp = x.m * layers * per_layer + edges
     reduce_exposed = x.optimizer_sharded * scatter_exposed + (1 - x.optimizer_sharded) * plain
     return [

@@ -246,6 +246,19 @@ def test_recompute_trades_time_for_memory(case):
     assert full.values["memory_first_activations"] < none.values["memory_first_activations"]
 
 
+def test_replicas_of_hybrid_sharding_reduce_over_the_network():
+    """Gathers stay inside the node, the replicas' all-reduce does not: neither is free."""
+    workload = Workload(8192, 64)
+    whole, hybrid = (
+        predict(LLAMA, workload, H100, Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=size))
+        for size in (0, 8)
+    )
+    assert whole.values["fsdp_replica_reduce"] == 0
+    assert hybrid.values["fsdp_replica_reduce"] > 0
+    assert hybrid.values["fsdp_gather"] < whole.values["fsdp_gather"]
+    assert hybrid.peak_memory_bytes > whole.peak_memory_bytes
+
+
 @GENTLE
 @given(plans(), st.floats(1.5, 8.0))
 def test_homogeneity(case, factor):
