@@ -12,22 +12,19 @@ constants are of the GEMM alone. GPUs without a table take the starting factors 
 from __future__ import annotations
 
 import csv
-import datetime
 import gzip
 import sys
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import tomli_w
+from fit_collectives import AIC, collective_tables, leaf
 from scipy.optimize import least_squares
 
-from costmodel.timing import kernels, network
+from costmodel.timing import kernels
 
 ROOT = Path(__file__).resolve().parent.parent
-READ_ON = datetime.date(2026, 11, 21)
-AIC = "NVIDIA aiconfigurator@095f58a (Apache-2.0)"
 CUDNN = "NVIDIA cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training (MIT)"
 START = "shared hardware notes, section 8, starting factors"
 
@@ -69,18 +66,6 @@ ATTENTION_ASSUMED = {
     "l40s": (0.34, 300.0, 0.30, 300.0),
     "rtx-pro-6000": (0.6, 400.0, 0.5, 400.0),
 }
-
-
-def leaf(value: float, unit: str, kind: str, source: str, **extra: object) -> dict[str, object]:
-    """One constant as the TOML files hold it."""
-    return {
-        "value": float(f"{value:.4g}"),
-        "unit": unit,
-        "kind": kind,
-        "source": source,
-        "read_on": READ_ON,
-        **extra,
-    }
 
 
 def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
@@ -281,89 +266,6 @@ def assumed_attention(
     }
 
 
-def collective_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
-    """[collective.OPERATION] of every GPU with an NCCL table: `domain_time` fitted over ranks and sizes."""
-    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
-    with (folder / "kernels" / "nccl_intra_aiconfigurator.csv").open() as file:
-        for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            rows[row["system"], row["op"]].append(
-                (float(row["gpus"]), float(row["size_bytes"]), float(row["time_us"]))
-            )
-    names = {
-        "all_gather": "all_gather",
-        "reduce_scatter": "reduce_scatter",
-        "all_reduce": "all_reduce",
-        "alltoall": "all_to_all",
-    }
-    tables: dict[str, dict[str, dict[str, object]]] = {}
-    report += [
-        "",
-        "## Collectives in one domain (NCCL, 2 to 8 GPUs, 512 B to 512 MiB)",
-        "",
-        "| GPU | operation | points | bandwidth [GB/s] | half ranks | latency [us] + per rank | mean abs log error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for gpu, (system, *_rest) in SYSTEMS.items():
-        for table_name, operation in names.items():
-            points = rows.get((system or "", table_name))
-            if not points:
-                continue
-            ranks, size, us = np.array(points).T
-            wire = size * (ranks - 1) / ranks * (2 if operation == "all_reduce" else 1)
-
-            def model(
-                p: np.ndarray, operation: str = operation, wire: np.ndarray = wire, ranks: np.ndarray = ranks
-            ) -> np.ndarray:
-                x = SimpleNamespace(
-                    intra_scale=1.0,
-                    **{
-                        f"{operation}_{name}": value
-                        for name, value in zip(network.CONSTANTS, np.exp(p), strict=True)
-                    },
-                )
-                return network.domain_time(x, operation, wire, ranks)
-
-            def cost(p: np.ndarray, us: np.ndarray = us, model=model) -> np.ndarray:
-                return np.log(model(p) / (us * 1e-6))
-
-            starts = [
-                [15e-6, 4e-6, 400e9, 0.8, 7e-6, 1.5e-6, 150e9],
-                [60e-6, 1e-6, 250e9, 0.5, 12e-6, 1e-6, 80e9],
-                [20e-6, 10e-6, 30e9, 0.2, 5e-6, 2e-6, 10e9],
-            ]
-            bounds = np.log(
-                [[1e-6, 1e-8, 1e9, 0.01, 1e-6, 1e-8, 1e8], [200e-6, 30e-6, 2e12, 8, 60e-6, 10e-6, 1e12]]
-            )
-            tries = [
-                least_squares(cost, np.log(start), bounds=bounds, loss="soft_l1", f_scale=0.1)
-                for start in starts
-            ]
-            result = min(tries, key=lambda one: one.cost)
-            values = dict(zip(network.CONSTANTS, np.exp(result.x), strict=True))
-            error = float(np.abs(cost(result.x)).mean())
-            units = {
-                "bandwidth": ("GB/s", 1e-9),
-                "low_latency_bandwidth": ("GB/s", 1e-9),
-                "half_ranks": ("1", 1.0),
-            }
-            tables.setdefault(gpu, {})[operation] = {}
-            for name, value in values.items():
-                unit, scale = units.get(name, ("us", 1e6))
-                extra = (
-                    {"residual": float(f"{error:.2g}"), "num_points": len(points)}
-                    if name == "bandwidth"
-                    else {}
-                )
-                tables[gpu][operation][name] = leaf(
-                    value * scale, unit, "measured", f"{AIC}, nccl-tests on one node", **extra
-                )
-            report.append(
-                f"| {gpu} | {operation} | {len(points)} | {values['bandwidth'] / 1e9:.0f} | {values['half_ranks']:.2f} "
-                f"| {values['latency'] * 1e6:.1f} + {values['latency_per_rank'] * 1e6:.1f} | {error:.3f} |"
-            )
-    return tables
-
-
 def memory_table(stream: float, fused: float) -> dict[str, object]:
     """[memory]: fractions of the data sheet bandwidth by kind of kernel."""
     note = "forward 3.7 to 3.85 of 4.8 TB/s on H200, backward 3.4 to 3.8; generic element-wise 0.67 (SimuMax, B200)"
@@ -405,7 +307,9 @@ def main(folder: Path) -> None:
     ]
     gemms = gemm_tables(folder, report)
     attention = attention_tables(folder, report)
-    collectives = collective_tables(folder, report)
+    collectives = collective_tables(
+        folder, [(gpu, system or "") for gpu, (system, *_) in SYSTEMS.items()], report
+    )
     out = ROOT / "hardware_db" / "calibrated"
     out.mkdir(parents=True, exist_ok=True)
     header = "# Written by tools/fit_tables.py; do not edit. What kernels and collectives reach alone.\n"
