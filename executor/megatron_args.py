@@ -85,6 +85,11 @@ def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -
         return f"--cp {plan.cp} needs Transformer Engine's attention. Try --cp 1."
     if plan.fsdp:
         return "FSDP needs CUDA device meshes in Megatron-Core 0.16. Try --zero-stage 1 without --fsdp."
+    if plan.recompute == "selective" and "activation" in plan.recompute_modules:
+        return (
+            "--recompute-modules activation is for mixtures of experts in Megatron-Core 0.16 (moe_act). "
+            "Try --recompute-modules mlp."
+        )
     if plan.vpp > 1 and plan.num_microbatches(workload.global_batch) % plan.pp:
         return f"--vpp {plan.vpp} needs micro-batches in multiples of --pp {plan.pp}."
     return None

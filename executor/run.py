@@ -70,27 +70,7 @@ def execute(
     if problem:
         raise ValueError(problem)
     processes = plan.world
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    job = {
-        "plan": plan.to_dict(),
-        "workload": workload.to_dict(),
-        "model": {
-            "name": model.name,
-            "activation": model.activation,
-            "qk_norm": model.qk_norm,
-            "padded_vocab": model.padded_vocab(plan.tp),
-            "tied_embeddings": model.tied_embeddings,
-            "learned_positions": model.learned_positions,
-        },
-        "transformer_config": megatron_args.transformer_config(plan, model, cuda),
-        "ddp_config": megatron_args.ddp_config(plan),
-        "num_microbatches": plan.num_microbatches(workload.global_batch),
-        "steps": steps + warmup,
-        "warmup": warmup,
-        "device": "cuda" if cuda else "cpu",
-        "threads": threads,
-        "learning_rate": LEARNING_RATE,
-    }
+    job = make_job(plan, workload, model, steps=steps, warmup=warmup, cuda=cuda)
     write_json(out / "job.json", job)
     write_json(out / "prediction.json", predicted)
     write_json(out / "environment.json", environment())
@@ -113,6 +93,32 @@ def execute(
         {"measured": measured, "rows": [row.to_dict() for row in rows], "warnings": warnings},
     )
     return RunResult(out, measured, rows, warnings)
+
+
+def make_job(
+    plan: Plan, workload: Workload, model: ModelSpec, *, steps: int, warmup: int, cuda: bool
+) -> dict[str, Any]:
+    """What a worker is told: plain values only, so that job.json repeats the run."""
+    return {
+        "plan": plan.to_dict(),
+        "workload": workload.to_dict(),
+        "model": {
+            "name": model.name,
+            "activation": model.activation,
+            "qk_norm": model.qk_norm,
+            "padded_vocab": model.padded_vocab(plan.tp),
+            "tied_embeddings": model.tied_embeddings,
+            "learned_positions": model.learned_positions,
+        },
+        "transformer_config": megatron_args.transformer_config(plan, model, cuda),
+        "ddp_config": megatron_args.ddp_config(plan),
+        "num_microbatches": plan.num_microbatches(workload.global_batch),
+        "steps": steps + warmup,
+        "warmup": warmup,
+        "device": "cuda" if cuda else "cpu",
+        "threads": max(1, (os.cpu_count() or 1) // plan.world),
+        "learning_rate": LEARNING_RATE,
+    }
 
 
 def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[str, Any], list[str]]:

@@ -73,7 +73,11 @@ class Stopwatch:
     def watch_collectives(self) -> None:
         """Wrap torch.distributed. Call before Megatron-Core is imported: it binds some functions by name."""
         for name in COLLECTIVES:
-            setattr(dist, name, self._timed(getattr(dist, name)))
+            wrapped = self._timed(getattr(dist, name))
+            setattr(dist, name, wrapped)
+            if name in ("isend", "irecv"):
+                # Batched sends accept these two functions only, compared with the names of this module.
+                setattr(dist.distributed_c10d, name, wrapped)
         # Buckets of the distributed optimizer are launched together and waited for together.
         manager: Any = dist.distributed_c10d._CoalescingManager
         manager.wait = self._timed(manager.wait)

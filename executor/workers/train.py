@@ -6,6 +6,7 @@ writes what it measures: rank 0 appends one line a step to steps.jsonl, every ra
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -57,12 +58,12 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
         cpu_shim.install()
     dist.init_process_group("nccl" if cuda else "gloo")
     plan = job["plan"]
-    import megatron.core.models.gpt
-    import megatron.core.optimizer
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    # Memory is counted beyond what the libraries take.
+    # Memory is counted beyond what the libraries take: load them all first.
+    for library in ("megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.distributed"):
+        importlib.import_module(library)
     base_memory = memory_now(cuda)
     chunks, optimizer = build(job, cuda)
     watch.watch_phases()
@@ -70,7 +71,8 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     num_microbatches = job["num_microbatches"]
     steps = (out / "steps.jsonl").open("a", buffering=1) if rank == 0 else None
     for step in range(job["steps"]):
-        iterators = [batches(job, step, parallel_state.get_data_parallel_rank()) for _ in chunks]
+        data = batches(job, step, parallel_state.get_data_parallel_rank())
+        iterators = [iter(data) for _ in chunks]
         dist.barrier()
         watch.reset()
         start = time.perf_counter()
@@ -119,6 +121,7 @@ def build(job: dict[str, Any], cuda: bool) -> tuple[list[Any], Any]:
     from megatron.core.transformer import TransformerConfig
 
     from executor.workers.modules import block_spec
+    from executor.workers.weights import initialise
 
     plan, model = job["plan"], job["model"]
     parallel_state.initialize_model_parallel(
@@ -160,6 +163,7 @@ def build(job: dict[str, Any], cuda: bool) -> tuple[list[Any], Any]:
             position_embedding_type="learned_absolute" if model["learned_positions"] else "rope",
             vp_stage=virtual,
         )
+        initialise(chunk, config)
         chunk = chunk.cuda() if cuda else chunk
         chunks.append(DistributedDataParallel(config, ddp, chunk))
     config.no_sync_func = [chunk.no_sync for chunk in chunks] if len(chunks) > 1 else chunks[0].no_sync
@@ -184,22 +188,33 @@ def build(job: dict[str, Any], cuda: bool) -> tuple[list[Any], Any]:
     return chunks, optimizer
 
 
-def batches(job: dict[str, Any], step: int, data_rank: int) -> Any:
-    """Micro-batches of a noisy arithmetic sequence: nine tokens of ten follow from the one before."""
+def batches(job: dict[str, Any], step: int, data_rank: int) -> list[dict[str, torch.Tensor]]:
+    """Micro-batches of noisy arithmetic sequences: nine tokens of ten follow from the one before.
+
+    A sequence depends on its place in the global batch only, so that every layout trains on the same text.
+    """
     length, size = job["workload"]["seq_len"], job["plan"]["micro_batch"]
+    draws = []
     for index in range(job["num_microbatches"]):
-        draw = torch.Generator().manual_seed(step * 1_000_003 + index * 1_009 + data_rank)
-        noise = torch.randint(0, ALPHABET, (size, length + 1), generator=draw)
-        keep = torch.rand((size, length + 1), generator=draw) < 0.9
-        tokens = noise.clone()
-        for position in range(1, length + 1):
-            follows = (5 * tokens[:, position - 1] + 7) % ALPHABET
-            tokens[:, position] = torch.where(keep[:, position], follows, noise[:, position])
-        yield {
-            "tokens": tokens[:, :-1].contiguous(),
-            "labels": tokens[:, 1:].contiguous(),
+        first = (index * job["plan"]["dp"] + data_rank) * size
+        for place in range(first, first + size):
+            draw = torch.Generator().manual_seed(step * 1_000_003 + place)
+            noise = torch.randint(0, ALPHABET, (length + 1,), generator=draw)
+            draws.append((noise, torch.rand(length + 1, generator=draw) < 0.9))
+    # Positions first: the rule walks along them for all sequences at once.
+    tokens = torch.stack([noise for noise, _ in draws], dim=1)
+    follow = torch.stack([kept for _, kept in draws], dim=1)
+    for position in range(1, length + 1):
+        next_token = (5 * tokens[position - 1] + 7) % ALPHABET
+        tokens[position] = torch.where(follow[position], next_token, tokens[position])
+    return [
+        {
+            "tokens": part[:, :-1].contiguous(),
+            "labels": part[:, 1:].contiguous(),
             "positions": torch.arange(length).expand(size, -1),
         }
+        for part in tokens.T.contiguous().split(size)
+    ]
 
 
 def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
