@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -115,5 +116,10 @@ def errors(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def skip_reasons(skipped: Sequence[dict[str, str]]) -> list[tuple[str, int]]:
-    """Reasons by how often they occur, with names of models and files taken together."""
-    return Counter(entry["reason"].split(": ", 1)[-1] for entry in skipped).most_common()
+    """Reasons by how often they occur, with the names in them taken together."""
+
+    def general(reason: str) -> str:
+        without_names = re.sub(r"'[^']*'", "'...'", reason.split(" Did you mean")[0])
+        return re.sub(r"^\S+ has", "a model has", without_names)
+
+    return Counter(general(entry["reason"]) for entry in skipped).most_common()

@@ -1,4 +1,4 @@
-"""Accuracy on published runs: `python benchmarks/accuracy.py MEASUREMENTS.csv` writes docs/accuracy.md.
+"""Accuracy on published runs: `python benchmarks/accuracy.py MEASUREMENTS.csv [MORE.csv ...]` writes docs/accuracy.md.
 
 In-sample errors by source, GPU and precision, beside the errors of runs whose model or system was left out of
 the fit (from hardware_db/calibrated/step.toml), memory against published peaks, and the worst rows.
@@ -21,8 +21,8 @@ def table(headers: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in [headers, ["---"] * len(headers), *rows]]
 
 
-def main(path: Path) -> None:
-    """Validate and write the page."""
+def main(path: Path, others: list[Path]) -> None:
+    """Validate and write the page; other tables get a line each."""
     report = validate(read_rows(path))
     summary, fit = report["summary"], fitted()["fit"]
     lines = [
@@ -36,6 +36,13 @@ def main(path: Path) -> None:
         f"With the row's model left out of the fit: mean {fit['mape_leave_one_model_out']:.1%}. With its system "
         f"left out: {fit['mape_leave_one_system_out']:.1%} (closed form, without the schedule's simulation).",
     ]
+    for other in others:
+        more = validate(read_rows(other))["summary"]
+        lines += [
+            "",
+            f"`{other.name}`: {more['n']} runs, mean error {more['mape']:.1%}, median {more['median_ape']:.1%}, "
+            f"{more['interval_coverage']:.1%} inside the interval.",
+        ]
     for name in ("gpu", "precision", "source"):
         rows = [
             [
@@ -77,4 +84,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -150,7 +150,7 @@ HOPPER = {"intra": "nvlink4", "inter": "ib-ndr-400", "host_link": "pcie5-x16"}
 AMPERE = {"intra": "nvlink3", "inter": "ib-hdr-200", "host_link": "pcie4-x16"}
 # name: title, GPU, links and sizes, aliases, whether `--gpu` means it, USD a GPU-hour, source of the price, W a GPU
 CLUSTERS: dict[str, tuple[str, str, dict[str, Any], list[str], bool, float | None, str, float | None]] = {
-    "dgx-a100": ("DGX A100 80 GB, 8 GPUs a node, HDR InfiniBand", "a100-sxm-80", AMPERE, ["a100", "a100-80g", "a100-80g-cluster", "a100-80g-selene", "a100-80g (ampere, bytedance)", "hgx-a100"], True, 1.8, "0.80 to 3.00 on demand, May 2026", 813),
+    "dgx-a100": ("DGX A100 80 GB, 8 GPUs a node, HDR InfiniBand", "a100-sxm-80", AMPERE, ["a100", "a100-80g", "a100-80g-8gpu", "a100-80g-cluster", "a100-80g-selene", "a100-80g (ampere, bytedance)", "hgx-a100"], True, 1.8, "0.80 to 3.00 on demand, May 2026", 813),
     "dgx-a100-40": ("DGX A100 40 GB, 8 GPUs a node, HDR InfiniBand", "a100-sxm-40", AMPERE, ["a100-40g"], True, 1.84, "AWS capacity block, late 2024", 813),
     "mosaicml-a100-40": ("MosaicML A100 40 GB, RoCE 1600 Gbit/s a node", "a100-sxm-40", AMPERE | {"inter": "roce-200"}, ["a100-40g (mosaicml)"], False, None, "", None),
     "mosaicml-a100-80": ("MosaicML A100 80 GB, RoCE 1600 Gbit/s a node", "a100-sxm-80", AMPERE | {"inter": "roce-200"}, ["a100-80g (mosaicml)"], False, None, "", None),

@@ -1,6 +1,6 @@
 """Fit the step constants of each GPU generation from published training runs.
 
-    python tools/fit_step.py MEASUREMENTS.csv [--only hopper] [--cross-validate]
+    python tools/fit_step.py MEASUREMENTS.csv [MORE.csv ...] [--cross-validate]
 
 Kernel tables say what a kernel reaches alone; inside a training step it shares power, memory and
 links. A few physical factors per GPU generation and software family take that up. They are fitted here
@@ -125,9 +125,9 @@ def fit(
     low = np.log([prior.low for prior in priors])
     high = np.log([prior.high for prior in priors])
 
-    begin = np.log(
-        [(start or {}).get(name, np.exp(value)) for name, value in zip(parameters, centre, strict=True)]
-    )
+    # Below the host-bound regime host_kernel moves nothing, so the search begins well inside it.
+    given = {name: 25e-6 for name in parameters if name.startswith("host_kernel/")} | (start or {})
+    begin = np.log([given.get(name, np.exp(value)) for name, value in zip(parameters, centre, strict=True)])
 
     def cost(point: np.ndarray) -> np.ndarray:
         error = residuals(stack, parameters, np.exp(point))[rows] / OUTLIER
@@ -163,10 +163,10 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("csv", type=Path)
+    arguments.add_argument("csv", type=Path, nargs="+")
     arguments.add_argument("--cross-validate", action="store_true")
     options = arguments.parse_args()
-    cases = load_cases(options.csv)
+    cases = [case for path in options.csv for case in load_cases(path)]
     stack = stack_cases(cases)
     everything = np.ones(len(cases), dtype=bool)
     before = np.abs(np.exp(residuals(stack, [], np.array([]))) - 1)
@@ -189,7 +189,17 @@ def main() -> None:
     intervals = {
         name: float(np.nanquantile(held_out[generations == name], LEVEL)) for name in sorted(set(generations))
     }
-    write(STEP_FILE, parameters, values, errors, stack, relative, summary, intervals, options.csv.name)
+    write(
+        STEP_FILE,
+        parameters,
+        values,
+        errors,
+        stack,
+        relative,
+        summary,
+        intervals,
+        ", ".join(path.name for path in options.csv),
+    )
 
 
 def write(
