@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 # Seconds that ranks get to end by themselves before they are killed.
 GRACE = 5.0
@@ -47,7 +51,7 @@ def run_worker(
         *("--max-restarts=0", "-m", module, *arguments),
     ]
     log = folder / "worker.log"
-    with log.open("w") as sink:
+    with log.open("w") as sink, terminated_like_interrupted():
         # A process group of its own, so that one signal reaches torchrun and every rank.
         child = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -68,8 +72,37 @@ def run_worker(
         raise RunFailed(failure(folder, child.returncode, log))
 
 
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does: ranks have a session of their own and would outlive this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """End torchrun and every rank it started: politely, then for certain."""
+    """End torchrun and every rank it started: politely, then for certain. A second Ctrl-C waits."""
+    if threading.current_thread() is not threading.main_thread():
+        _end_group(child)
+        return
+    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _end_group(child)
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)
@@ -93,15 +126,23 @@ def _alive(group: int) -> bool:
 
 
 def failure(folder: Path, code: int, log: Path) -> str:
-    """The first rank's own reason where it left one, else what torchrun said last."""
+    """Why a run ended, in one line: a rank that was killed, else a rank's own reason, else torchrun's."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    # Others fail of a lost connection when one is killed: the kill is the cause. torchrun itself ends with SIGTERM.
+    for rank, number in re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+)", text):
+        if int(number) != signal.SIGTERM:
+            name = signal.Signals(int(number)).name
+            hint = " (often memory ran out)" if int(number) == signal.SIGKILL else ""
+            return f"rank {rank} was killed by {name}{hint}. Log: {log}."
     reasons = sorted(folder.glob("failure-*.json"), key=lambda path: path.stat().st_mtime)
-    if reasons:
-        record = json.loads(reasons[0].read_text())
+    for path in reasons:
+        try:
+            record = json.loads(path.read_text())
+        except json.JSONDecodeError:
+            continue
         first = str(record["error"]).splitlines()[0]
-        return f"rank {record['rank']} failed: {first}. Its traceback stands in {reasons[0]}."
-    text = log.read_text(errors="replace")
-    for line in reversed(text.splitlines()):
-        if "exitcode" in line and "Signal" in text:
-            return f"a rank was killed from outside ({line.strip()}). Log: {log}."
-    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+        return f"rank {record['rank']} failed: {first.rstrip('.')}. Its traceback stands in {path}."
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b", line)]
+    last = errors[0] if errors else lines[-1] if lines else "no output"
     return f"the ranks ended with exit code {code}: {last[:200]}. Log: {log}."

@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -50,13 +51,17 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     tell(
         f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "measured.json"
-        run_worker(
-            "executor.workers.calibrate", [str(out), str(SECONDS)], processes, Path(folder), 180.0, tell
-        )
-        measured = json.loads(out.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the profile, so that a folder that cannot be written is known at once, and a log outlives failure.
+    folder = Path(tempfile.mkdtemp(prefix="measuring-", dir=path.parent))
+    out = folder / "measured.json"
+    try:
+        run_worker("executor.workers.calibrate", [str(out), str(SECONDS)], processes, folder, 180.0, tell)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
+    measured = json.loads(out.read_text())
+    shutil.rmtree(folder)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(tomli_w.dumps(profile(measured, processes)))
     os.replace(temporary, path)

@@ -90,6 +90,11 @@ def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -
             "--recompute-modules activation is for mixtures of experts in Megatron-Core 0.16 (moe_act). "
             "Try --recompute-modules mlp."
         )
+    if plan.recompute == "selective" and "layernorm" in plan.recompute_modules and not cuda:
+        return (
+            "--recompute-modules layernorm needs Transformer Engine in Megatron-Core 0.16. "
+            "Try --recompute-modules mlp."
+        )
     if plan.vpp > 1 and plan.num_microbatches(workload.global_batch) % plan.pp:
         return f"--vpp {plan.vpp} needs micro-batches in multiples of --pp {plan.pp}."
     return None

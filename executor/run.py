@@ -48,6 +48,13 @@ def has_cuda() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
+def check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
+    """Raise ValueError, one line with the way out, for what cannot run here."""
+    problem = missing_software() or megatron_args.why_not_here(plan, workload, model, has_cuda())
+    if problem:
+        raise ValueError(problem)
+
+
 def execute(
     plan: Plan,
     workload: Workload,
@@ -66,9 +73,7 @@ def execute(
     fails; the record then still holds every step that ended.
     """
     cuda = has_cuda()
-    problem = missing_software() or megatron_args.why_not_here(plan, workload, model, cuda)
-    if problem:
-        raise ValueError(problem)
+    check(plan, workload, model)
     processes = plan.world
     job = make_job(plan, workload, model, steps=steps, warmup=warmup, cuda=cuda)
     write_json(out / "job.json", job)

@@ -53,7 +53,7 @@ def command(
     """
     from executor.local_profile import home
     from executor.record import new_record
-    from executor.run import execute, has_cuda, missing_software
+    from executor.run import check, execute, has_cuda, missing_software
 
     def tell(line: str) -> None:
         if not as_json:
@@ -71,7 +71,11 @@ def command(
         raise ValueError(
             "this machine has NVIDIA GPUs, and runs on them come with the next release. Hide them to run on the CPU."
         )
-    prediction, warnings = plan_here(plan_file, options, recalibrate, tell)
+    try:
+        prediction, warnings = plan_here(plan_file, options, recalibrate, tell)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    check(prediction.plan, prediction.workload, prediction.model)
     folder = new_record(home(), prediction.model.name)
     click.echo(
         f"{prediction.plan.describe()}: {prediction.model.name}, {prediction.plan.world} processes",
@@ -102,8 +106,10 @@ def plan_here(
     from advisor.pipeline import with_schedule
     from advisor.request import make_request, parse_pins
     from advisor.search import search
+    from costmodel.model_registry import load_model
     from costmodel.plan_file import last_plan_path, load_plan_file
     from costmodel.predict import predict
+    from costmodel.workload import Workload
     from executor.local_profile import local_profile
 
     if plan_file is None and options["model"] is None:
@@ -124,14 +130,19 @@ def plan_here(
         return with_schedule(predict(case.model, case.workload, cluster, case.plan)), warnings
     processes = options["gpus"] if options["gpus"] is not None else 2
     check_processes(processes, f"--gpus {processes}")
-    path, warnings = local_profile(processes, again, tell)
+    # What the user mistyped is told before the machine is measured.
+    load_model(options["model"])
     pins = LOCAL_PINS | parse_pins(options["pin"])
+    seq_len = LOCAL_SEQ_LEN if options["seq_len"] is None else options["seq_len"]
+    global_batch = LOCAL_GLOBAL_BATCH if options["global_batch"] is None else options["global_batch"]
+    Workload(seq_len, global_batch)
+    path, warnings = local_profile(processes, again, tell)
     request = make_request(
         options["model"],
         processes,
         cluster=str(path),
-        seq_len=options["seq_len"] or LOCAL_SEQ_LEN,
-        global_batch=options["global_batch"] or LOCAL_GLOBAL_BATCH,
+        seq_len=seq_len,
+        global_batch=global_batch,
         precision="fp32",
         pins=pins,
         stack="local",

@@ -141,8 +141,10 @@ def measure_collectives(share: float) -> dict[str, Any]:
         )
 
     for size in MESSAGES:
-        whole = torch.randn(size // 4)
-        part = torch.randn(size // 4 // ranks)
+        # Whole numbers of floats for every rank, so that any number of ranks can share.
+        part = torch.randn(max(1, size // 4 // ranks))
+        whole = torch.randn(part.numel() * ranks)
+        size = whole.numel() * 4
         run("all_reduce", lambda whole=whole: dist.all_reduce(whole), size)
         run("all_gather", lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part), size)
         run("reduce_scatter", lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole), size)
