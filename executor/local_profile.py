@@ -192,20 +192,25 @@ def _attention(leaf: Callable[..., Record], entries: list[Record], best: float) 
             2.5 * flops / max(entry["both"]["seconds"] - forward, 1e-9) if backward else flops / forward
         )
 
-    table: Record = {}
+    def half_length(backward: bool) -> float:
+        (s0, r0), (s1, r1) = ((entry["shape"][0], rate(entry, backward)) for entry in (same[0], same[-1]))
+        return max(0.0, (r1 / r0 - 1) / (1 / s0 - r1 / r0 / s1)) if 1 / s0 > r1 / r0 / s1 else 0.0
+
+    def long_rate(entry: Record, backward: bool) -> float:
+        return rate(entry, backward) * (1 + half_length(backward) / entry["shape"][0])
+
     same = [entry for entry in entries if entry["shape"][2] == entries[0]["shape"][2]]
     wide = entries[-1]
-    # rate(d) ~ 1 / (1 + half / d): from two head dimensions at their longest sequences.
+    # rate(d) ~ 1 / (1 + half / d): from two head dimensions, both at the rate of endless sequences.
     d0, d1 = same[-1]["shape"][2], wide["shape"][2]
-    ratio = min(max(rate(wide, False) / rate(same[-1], False), 1.01), d1 / d0 * 0.99)
+    ratio = min(max(long_rate(wide, False) / long_rate(same[-1], False), 1.01), d1 / d0 * 0.99)
     half_dim = (ratio - 1) * d0 * d1 / (d1 - ratio * d0)
+    at_dim = (1 + half_dim / 128) / (1 + half_dim / d0)
+    table: Record = {}
     for name, backward in (("forward", False), ("backward", True)):
-        (s0, r0), (s1, r1) = ((entry["shape"][0], rate(entry, backward)) for entry in (same[0], same[-1]))
-        half = max(0.0, (r1 / r0 - 1) / (1 / s0 - r1 / r0 / s1)) if 1 / s0 > r1 / r0 / s1 else 0.0
-        at_dim = (1 + half_dim / 128) / (1 + half_dim / d0)
         table[name] = {
-            "fraction": leaf(r1 * (1 + half / s1) / best / at_dim, "1"),
-            "half_seq": leaf(half, "1"),
+            "fraction": leaf(long_rate(same[-1], backward) / best / at_dim, "1"),
+            "half_seq": leaf(half_length(backward), "1"),
         }
     table["half_dim"] = leaf(half_dim, "1")
     return table

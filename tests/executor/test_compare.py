@@ -1,0 +1,87 @@
+"""The comparison splits a step without losing seconds, and calls what it sees."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.compare import (
+    AS_PREDICTED,
+    COMMUNICATION,
+    COMPUTE_BACKWARD,
+    COMPUTE_FORWARD,
+    compare,
+    phases_predicted,
+    verdict,
+)
+
+LEAVES = (*COMPUTE_FORWARD, *COMPUTE_BACKWARD, *COMMUNICATION, "vocabulary", "launch_gaps", "optimizer_step")
+seconds = st.floats(0, 100)
+positive = st.floats(1e-3, 100)
+
+
+def prediction(terms: dict[str, float], rest: float = 0.0) -> dict:
+    """The parts of `predict --json` that a comparison reads."""
+    parts = [{"name": name, "seconds": value, "parts": []} for name, value in terms.items()]
+    parts.append({"name": "step_overhead", "seconds": rest, "parts": []})
+    step = sum(part["seconds"] for part in parts)
+    return {
+        "step_time_s": step,
+        "tokens_per_second_per_gpu": 1000.0,
+        "interval": {"low": 0.9 * step, "high": 1.1 * step},
+        "memory": {"worst_rank_gib": 1.0},
+        "terms": {"name": "step_time", "seconds": step, "parts": parts},
+    }
+
+
+def measurement(step: float, **phases: float) -> dict:
+    """What a run measured."""
+    return {
+        "step_time_s": step,
+        "tokens_per_second_per_gpu": 900.0,
+        "phases": phases,
+        "peak_memory_bytes": [2**29, 2**30],
+    }
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(LEAVES, seconds)))
+def test_phases_hold_every_second_of_their_terms(terms):
+    assert math.isclose(sum(phases_predicted(terms).values()), sum(terms.values()), abs_tol=1e-9)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(LEAVES, seconds)), positive, positive, seconds, seconds)
+def test_rows_in_seconds_sum_to_the_step(terms, rest, step, forward, backward):
+    rows = compare(prediction(terms, rest), measurement(step, forward=forward, backward=backward))
+    parts = [row for row in rows if row.unit == "s" and row.name != "step time"]
+    assert math.isclose(sum(row.predicted for row in parts), rows[0].predicted, abs_tol=1e-6)
+    assert math.isclose(sum(row.measured for row in parts), step, abs_tol=1e-6)
+
+
+def test_the_worst_rank_is_compared():
+    rows = {row.name: row for row in compare(prediction({"forward_linear": 1.0}), measurement(1.0))}
+    memory = rows["memory of the worst rank"]
+    assert (memory.predicted, memory.measured, memory.ratio) == (2**30, 2**30, 1.0)
+
+
+@given(positive, st.floats(0.01, 3))
+def test_verdict_names_the_side(predicted, ratio):
+    text = verdict(predicted, predicted * ratio)
+    if abs(ratio - 1) < AS_PREDICTED - 1e-9:
+        assert text == "as predicted"
+    elif abs(ratio - 1) > AS_PREDICTED + 1e-9:
+        assert text.startswith(f"{ratio:.2f} ")
+        assert ("x predicted" in text) == (ratio > 1)
+
+
+@given(positive, positive, positive)
+def test_verdict_of_an_interval(low, width, measured):
+    text = verdict(low, measured, low, low + width)
+    expected = "inside" if low <= measured <= low + width else "slower" if measured > low else "quicker"
+    assert text.startswith(expected)
+
+
+def test_what_was_not_predicted_is_said():
+    assert verdict(0.0, 1.0) == "not predicted"
+    assert verdict(0.0, 0.0) == "as predicted"

@@ -1,0 +1,82 @@
+"""Records of runs read after a kill, and never overwrite each other."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.workload import Workload
+from executor.record import environment, new_record, read_memory, read_steps, write_json
+from executor.run import summarise
+
+
+def step(number: int, seconds: float = 1.0, loss: float | None = 5.0, warmup: bool = False) -> dict:
+    """One line of steps.jsonl."""
+    return {
+        "step": number,
+        "warmup": warmup,
+        "seconds": seconds,
+        "loss": loss,
+        "grad_norm": 1.0,
+        "phases": {"forward": seconds / 2},
+    }
+
+
+@given(st.integers(1, 8), st.data())
+def test_a_cut_line_is_left_out(tmp_path_factory, num_steps, data):
+    folder = tmp_path_factory.mktemp("record")
+    lines = [json.dumps(step(number)) + "\n" for number in range(num_steps)]
+    text = "".join(lines)
+    cut = data.draw(st.integers(0, len(text)))
+    (folder / "steps.jsonl").write_text(text[:cut])
+    whole = (text[:cut] + "\n").count("}}\n")
+    assert read_steps(folder) == [step(number) for number in range(whole)]
+
+
+def test_no_steps_yet(tmp_path):
+    assert read_steps(tmp_path) == []
+    assert read_memory(tmp_path) == []
+
+
+def test_records_never_share_a_folder(tmp_path):
+    folders = [new_record(tmp_path, "a/b ../c") for _ in range(5)]
+    assert len(set(folders)) == 5
+    assert all(folder.parent == tmp_path / "runs" for folder in folders)
+
+
+def test_json_is_written_whole(tmp_path):
+    write_json(tmp_path / "a.json", {"x": 1})
+    write_json(tmp_path / "a.json", {"x": 2})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_environment_is_plain():
+    kept = environment()
+    assert json.loads(json.dumps(kept)) == kept
+    assert "numpy" in kept["versions"]
+
+
+def test_summary_leaves_warm_up_out_and_takes_medians(tmp_path):
+    steps = [step(0, 9.0, 9.0, True), step(1, 1.0, 8.0), step(2, 1.1, 7.0), step(3, 1.05, 6.0)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
+    for rank, peak in enumerate((300, 500)):
+        write_json(tmp_path / f"memory-{rank}.json", {"peak_bytes": peak, "base_bytes": 100})
+    measured, warnings = summarise(tmp_path, Workload(128, 4), 2)
+    assert measured["step_time_s"] == 1.05
+    assert measured["step_time_min_s"] == 1.0
+    assert measured["tokens_per_second_per_gpu"] == 128 * 4 / 1.05 / 2
+    assert measured["peak_memory_bytes"] == [200, 400]
+    assert (measured["first_loss"], measured["last_loss"]) == (9.0, 6.0)
+    assert warnings == []
+
+
+def test_summary_warns_of_scatter_and_of_a_loss_that_does_not_fall(tmp_path):
+    steps = [step(0, 1.0, 5.0), step(1, 2.0, 6.0)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
+    _, warnings = summarise(tmp_path, Workload(128, 4), 1)
+    assert len(warnings) == 2
+    assert "scatter" in warnings[0]
+    assert "loss" in warnings[1]
