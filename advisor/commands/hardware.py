@@ -36,6 +36,10 @@ def command(name: str | None, as_json: bool) -> None:
 def find(name: str) -> tuple[Gpu | Link | Cluster, str]:
     """The GPU, link or cluster called `name`, and what `--gpu NAME` would mean ('' for links)."""
     wanted = name.strip().lower()
+    if wanted.endswith(".toml"):
+        cluster, note = hardware_db.resolve(name, None)
+        # A file with a GPU alone is shown as the GPU, with the cluster assumed around it in the note.
+        return (cluster.gpu if cluster.name == cluster.gpu.name else cluster), note
     for link in hardware_db.list_links():
         if link.name == wanted:
             return link, ""

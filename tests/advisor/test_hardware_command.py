@@ -1,0 +1,57 @@
+"""advisor hardware shows every number with its source, for shipped and for users' files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.commands.hardware import command
+
+MINE = """
+[gpu]
+name = "mine"
+generation = "hopper"
+calibrated_like = "h100-sxm"
+sm_count = { value = 132, unit = "1", source = "me" }
+hbm_capacity_usable = { value = 70, unit = "GiB", source = "me" }
+hbm_bandwidth = { value = 3.0, unit = "TB/s", kind = "measured", source = "my stopwatch", read_on = 2026-01-02 }
+peak_bf16 = { value = 900, unit = "TFLOP/s", source = "me" }
+"""
+
+
+def show(*arguments):
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_the_overview_fits_a_page_and_names_what_gpu_means():
+    text = show()
+    assert max(map(len, text.splitlines())) <= 110
+    assert "--gpu b200" in text
+    assert "gb300-nvl72" in text
+
+
+@pytest.mark.parametrize("name", ["b200", "dgx-h100", "nvlink5", "mi300x", "dgx-gb200-nvl72"])
+def test_one_of_them_with_sources(name):
+    record = json.loads(show(name, "--json"))
+    for quantity in record["quantities"].values():
+        assert quantity["source"]
+        assert quantity["unit"]
+    assert "file:" in show(name)
+
+
+def test_a_users_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    text = show(str(path))
+    assert "my stopwatch" in text
+    assert "2026-01-02" in text
+    assert "dgx-h100" in text
+
+
+def test_unknown_names_suggest():
+    with pytest.raises(ValueError, match="dgx-b200"):
+        show("dgx-b20")
