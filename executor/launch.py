@@ -142,7 +142,9 @@ def failure(folder: Path, code: int, log: Path) -> str:
             continue
         first = str(record["error"]).splitlines()[0]
         return f"rank {record['rank']} failed: {first.rstrip('.')}. Its traceback stands in {path}."
-    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    # torchrun's report of its children follows theirs; what they said stands before it.
+    said = re.split(r"^(?:[EWI]\d{4} |.*ChildFailedError)", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
     errors = [line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b", line)]
     last = errors[0] if errors else lines[-1] if lines else "no output"
     return f"the ranks ended with exit code {code}: {last[:200]}. Log: {log}."

@@ -1,0 +1,89 @@
+"""Why a run ended is said in one line that names the rank; signals end it all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from executor.launch import RunFailed, failure, run_worker, terminated_like_interrupted
+
+# The end of a torchrun log where rank 1 was killed and rank 0 ended by torchrun.
+TORCHRUN = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_07:00:00
+  host      : here
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 4242)
+  error_file: <N/A>
+  traceback : Signal {number} received by PID 4242
+============================================================
+"""
+
+
+def failed(folder, rank: int, error: str, when: float = 0.0) -> None:
+    """A rank's own last words."""
+    path = folder / f"failure-{rank}.json"
+    path.write_text(json.dumps({"rank": rank, "error": error, "traceback": "..."}))
+    os.utime(path, (when, when))
+
+
+def test_the_first_rank_that_failed_is_named(tmp_path):
+    failed(tmp_path, 0, "RuntimeError: Connection closed by peer", 200.0)
+    failed(tmp_path, 1, "ValueError: no such layer.\nmore", 100.0)
+    text = failure(tmp_path, 1, tmp_path / "worker.log")
+    assert text.startswith("rank 1 failed: ValueError: no such layer. ")
+    assert "failure-1.json" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV")])
+def test_a_kill_is_the_cause_of_lost_connections(tmp_path, number, name):
+    failed(tmp_path, 0, "RuntimeError: Connection closed by peer")
+    log = tmp_path / "worker.log"
+    log.write_text(TORCHRUN.format(rank=1, code=-number, number=number))
+    assert failure(tmp_path, 1, log).startswith(f"rank 1 was killed by {name}")
+
+
+def test_what_torchrun_ends_itself_is_no_cause(tmp_path):
+    failed(tmp_path, 0, "ValueError: wrong")
+    log = tmp_path / "worker.log"
+    log.write_text(TORCHRUN.format(rank=1, code=-15, number=15))
+    assert failure(tmp_path, 1, log).startswith("rank 0 failed: ValueError: wrong. ")
+
+
+def test_without_reasons_the_first_error_of_the_log(tmp_path):
+    log = tmp_path / "worker.log"
+    log.write_text("start\n[rank1]: RuntimeError: bad shape\nE1121 something\n=======\n")
+    assert "RuntimeError: bad shape" in failure(tmp_path, 1, log)
+    log.write_text("only this\n=====\n")
+    assert "exit code 7: only this" in failure(tmp_path, 7, log)
+    log.unlink()
+    assert "no output" in failure(tmp_path, 7, log)
+
+
+def test_a_cut_reason_is_passed_over(tmp_path):
+    (tmp_path / "failure-0.json").write_text('{"rank": 0, "er')
+    assert "exit code 1" in failure(tmp_path, 1, tmp_path / "worker.log")
+
+
+def test_terminate_unwinds_like_an_interrupt():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.launch
+def test_a_worker_that_is_not_there(tmp_path):
+    with pytest.raises(RunFailed, match="No module named"):
+        run_worker("executor.workers.nosuch", [], 1, tmp_path, 60, lambda line: None)
+
+
+@pytest.mark.launch
+def test_a_run_over_its_limit_is_ended(tmp_path):
+    with pytest.raises(RunFailed, match="no end after 1 s"):
+        run_worker("executor.workers.calibrate", [str(tmp_path / "m.json"), "60"], 2, tmp_path, 1, print)

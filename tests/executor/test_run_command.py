@@ -1,0 +1,114 @@
+"""Bad input to `advisor run` is one line and exit code 2, told before anything is measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from advisor.commands.run import check_processes
+from executor import run as executor_run
+
+
+def advisor_run(home, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """`advisor run` as a user starts it, with a profile folder of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", f"{before}\nfrom advisor.cli import main; main()", "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"ADVISOR_HOME": str(home)},
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of an error."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--model", "tiny-gtp"], "tiny-gpt"),
+        (["--model", "tiny-gpt", "--gpus", "0"], "--gpus 0"),
+        (["--model", "tiny-gpt", "--gpus", "-1"], "--gpus -1"),
+        (["--model", "tiny-gpt", "--gpus", "100000"], "--gpus 100000"),
+        (["--model", "tiny-gpt", "--gpu", "h100"], "--gpu local"),
+        (["--model", "tiny-gpt", "--seq-len", "0"], "--seq-len 0"),
+        (["--model", "tiny-gpt", "--global-batch", "0"], "--global-batch 0"),
+        (["--model", "tiny-gpt", "--pin", "tpp=2"], "tp"),
+        (["--model", "tiny-gpt", "--steps", "0"], "--steps"),
+        (["no-such-plan.toml"], "no-such-plan.toml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(tmp_path, arguments, part):
+    assert part in refused(advisor_run(tmp_path, *arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_plan_file_is_one_line(tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("tp = [")
+    assert "broken.toml" in refused(advisor_run(tmp_path, str(broken)))
+
+
+def test_a_plan_for_a_cluster_is_not_run_here(tmp_path):
+    plan = tmp_path / "plan.toml"
+    wanted = "explain --model 8b --gpus 64 --gpu h100 --save".split()
+    made = subprocess.run(
+        [sys.executable, "-c", "from advisor.cli import main; main()", *wanted, str(plan)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 0, made.stderr
+    text = refused(advisor_run(tmp_path / "home", str(plan)))
+    if (os.cpu_count() or 1) < 16:
+        assert "64 processes" in text
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("missing", ["torch", "megatron"])
+def test_missing_software_is_one_line(tmp_path, missing):
+    finder = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] == {missing!r}:\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+    )
+    text = refused(advisor_run(tmp_path, "--model", "tiny-gpt", before=finder))
+    assert "pip install 'advisor[run]'" in text
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    done = advisor_run(occupied / "home", "--model", "tiny-gpt")
+    assert done.returncode == 2
+    error = [line for line in done.stderr.splitlines() if not line.startswith("  ")]
+    assert len(error) == 1
+    assert str(occupied) in error[0]
+    assert "permissions" in error[0]
+
+
+@pytest.mark.parametrize("processes", [-1, 0, 10**6])
+def test_processes_have_bounds(processes):
+    with pytest.raises(ValueError, match="Try --model tiny-gpt --gpus 2"):
+        check_processes(processes, f"--gpus {processes}")
+
+
+def test_devices_are_asked_without_torch():
+    assert isinstance(executor_run.has_cuda(), bool)
+    code = "import sys; from executor.run import has_cuda; has_cuda(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"
