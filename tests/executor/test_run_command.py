@@ -62,7 +62,7 @@ def test_a_broken_plan_file_is_one_line(tmp_path):
 
 def test_a_plan_for_a_cluster_is_not_run_here(tmp_path):
     plan = tmp_path / "plan.toml"
-    wanted = "explain --model 8b --gpus 64 --gpu h100 --save".split()
+    wanted = ["explain", "--model", "8b", "--gpus", "64", "--gpu", "h100", "--save"]
     made = subprocess.run(
         [sys.executable, "-c", "from advisor.cli import main; main()", *wanted, str(plan)],
         capture_output=True,

@@ -1,0 +1,127 @@
+"""Every layout trains the same model on the same text: losses equal those of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+import hardware_db
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.workload import Workload
+from executor.launch import run_worker
+from executor.record import read_steps, write_json
+from executor.run import execute, make_job, missing_software
+
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.skipif(missing_software() is not None, reason="needs torch and megatron-core"),
+]
+
+SHORT = Workload(64, 4)
+TINY = load_model("tiny-gpt")
+# LayerNorm, biases, learned positions, GELU, and an output matrix tied to the embedding.
+GPT = dataclasses.replace(
+    load_model("gpt3-126m"),
+    num_layers=4,
+    hidden=128,
+    ffn_hidden=512,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=32,
+    vocab=8000,
+)
+
+
+def trained(folder, model, plan: Plan, steps: int = 3) -> list[dict]:
+    """Steps of a short run."""
+    folder.mkdir()
+    job = make_job(plan, SHORT, model, steps=steps, warmup=0, cuda=False)
+    write_json(folder / "job.json", job)
+    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 120, print)
+    return read_steps(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Runs of one process, by model name."""
+    kept: dict[str, list[dict]] = {}
+
+    def steps(model) -> list[dict]:
+        if model.name not in kept:
+            folder = tmp_path_factory.mktemp("alone") / "run"
+            kept[model.name] = trained(folder, model, Plan(precision="fp32"))
+        return kept[model.name]
+
+    return steps
+
+
+def same(first: list[dict], second: list[dict], within: float) -> None:
+    """Losses and gradient norms agree. Tolerance: sums in another order, in float32."""
+    for name in ("loss", "grad_norm"):
+        assert [step[name] for step in first] == pytest.approx([step[name] for step in second], rel=within)
+
+
+def test_one_process_starts_at_chance_and_learns(alone):
+    losses = [step["loss"] for step in alone(TINY)]
+    # Weights are small at first, so that every token is about as likely as another.
+    assert losses[0] == pytest.approx(math.log(TINY.padded_vocab(1)), rel=0.03)
+    assert losses[0] > losses[1] > losses[2]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(tp=2, sequence_parallel=True, precision="fp32"),
+        Plan(dp=2, precision="fp32"),
+        Plan(pp=2, recompute="full", recompute_num_layers=1, precision="fp32"),
+    ],
+    ids=Plan.describe,
+)
+def test_a_layout_trains_as_one_process_does(tmp_path, alone, plan):
+    same(trained(tmp_path / "run", TINY, plan), alone(TINY), 1e-3)
+
+
+def test_selective_recompute_changes_no_number(tmp_path, alone):
+    plan = Plan(recompute="selective", recompute_modules=("core_attn", "mlp"), precision="fp32")
+    same(trained(tmp_path / "run", TINY, plan), alone(TINY), 1e-6)
+
+
+def test_bf16_stays_near(tmp_path, alone):
+    losses = [step["loss"] for step in trained(tmp_path / "run", TINY, Plan())]
+    assert losses == pytest.approx([step["loss"] for step in alone(TINY)], rel=1e-2)
+    assert losses != [step["loss"] for step in alone(TINY)]
+
+
+def test_a_tied_embedding_is_one_matrix_on_two_stages(tmp_path, alone):
+    assert GPT.tied_embeddings
+    same(trained(tmp_path / "run", GPT, Plan(pp=2, precision="fp32")), alone(GPT), 1e-3)
+
+
+def test_execute_keeps_a_whole_record(tmp_path, alone):
+    plan = Plan(pp=2, vpp=2, precision="fp32")
+    cluster = hardware_db.load_cluster("dgx-h100")
+    # Any prediction serves: what is tested is the record, not the seconds.
+    predicted = predict(TINY, SHORT, cluster, dataclasses.replace(plan, precision="bf16")).to_dict()
+    told: list[str] = []
+    result = execute(
+        plan, SHORT, TINY, predicted=predicted, steps=2, warmup=1, out=tmp_path, progress=told.append
+    )
+    same(read_steps(tmp_path), alone(TINY), 1e-3)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {"job.json", "prediction.json", "environment.json", "steps.jsonl", "comparison.json"}
+    assert {"memory-0.json", "memory-1.json", "worker.log"} <= names
+    assert not [name for name in names if name.endswith(".tmp") or name.startswith("failure")]
+    assert [line.split()[1] for line in told if line.startswith("step ")] == ["1/3", "2/3", "3/3"]
+    kept = json.loads((tmp_path / "comparison.json").read_text())
+    assert kept["measured"]["last_loss"] < kept["measured"]["first_loss"]
+    assert kept["rows"] == [row.to_dict() for row in result.rows]
+    phases = result.measured["phases"]
+    # Seconds of phases are apart from one another, so together they fit into the step.
+    parts = sum(phases[name] for name in ("forward", "backward", "optimizer", "communication"))
+    assert 0 < parts < 1.01 * max(step["seconds"] for step in read_steps(tmp_path))
+    assert min(phases[name] for name in ("forward", "backward", "optimizer", "communication")) > 0

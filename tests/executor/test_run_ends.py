@@ -1,0 +1,105 @@
+"""However a run ends, no process is left, the record reads, and the cause stands in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.launch import RunFailed, run_worker
+from executor.record import read_steps, write_json
+from executor.run import make_job, missing_software
+
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.skipif(missing_software() is not None, reason="needs torch and megatron-core"),
+]
+
+LONG = 5000  # steps; far more than a test waits for
+
+
+def processes_with(word: str) -> dict[int, str]:
+    """Processes whose command line holds the word, by id; this one left out."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if word in line and int(folder.name) != os.getpid():
+            found[int(folder.name)] = line
+    return found
+
+
+def rank_of(process: int) -> str | None:
+    """RANK of a worker's environment."""
+    try:
+        variables = (Path("/proc") / str(process) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((entry[5:].decode() for entry in variables if entry.startswith(b"RANK=")), None)
+
+
+def long_job(folder: Path) -> Path:
+    """A run on two ranks that ends only when it is ended."""
+    plan, workload = Plan(dp=2, precision="fp32"), Workload(64, 4)
+    job = make_job(plan, workload, load_model("tiny-gpt"), steps=LONG, warmup=0, cuda=False)
+    write_json(folder / "job.json", job)
+    return folder / "job.json"
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(tmp_path):
+    job = long_job(tmp_path)
+    killed: list[float] = []
+
+    def poll() -> None:
+        if len(read_steps(tmp_path)) >= 2 and not killed:
+            victims = [number for number in processes_with(str(job)) if rank_of(number) == "1"]
+            assert victims
+            os.kill(victims[0], signal.SIGKILL)
+            killed.append(time.monotonic())
+
+    with pytest.raises(RunFailed, match=r"^rank 1 was killed by SIGKILL") as failed:
+        run_worker("executor.workers.train", [str(job)], 2, tmp_path, 120, print, poll)
+    # Bounded, not timed: without the end the other rank waits for minutes.
+    assert time.monotonic() - killed[0] < 40
+    assert "\n" not in str(failed.value)
+    assert processes_with(str(job)) == {}
+    steps = read_steps(tmp_path)
+    assert 2 <= len(steps) < LONG
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_every_rank(tmp_path, number):
+    job = long_job(tmp_path)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from advisor import cli\n"
+        "from executor.launch import run_worker\n"
+        "def train(**_):\n"
+        "    run_worker('executor.workers.train', [sys.argv[1]], 2, Path(sys.argv[1]).parent, 120, print)\n"
+        "cli.advisor.main = train\n"
+        "cli.main()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(job)], stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 100
+    while len(read_steps(tmp_path)) < 1:
+        assert child.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGINT
+    assert len(said.splitlines()) == 1
+    assert said.startswith("interrupted")
+    assert processes_with(str(job)) == {}
+    assert read_steps(tmp_path)
