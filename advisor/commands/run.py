@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 # What a run on this machine takes when nothing is said: small enough for a laptop's processor.
 LOCAL_SEQ_LEN, LOCAL_GLOBAL_BATCH = 256, 8
-LOCAL_PINS = {"cp": 1, "fsdp": False, "zero_stage": 1, "cuda_graph": False, "recompute": "none"}
+LOCAL_PINS = {
+    "cp": 1,
+    "fsdp": False,
+    "zero_stage": 1,
+    "cuda_graph": False,
+    "recompute": "none",
+    "fused_cross_entropy": False,
+}
 
 
 @click.command(name="run")
