@@ -117,7 +117,8 @@ def profile(measured: Record, processes: int) -> Record:
         for m, n, k in [entry["shape"]]
     ]
     best = max(rate for rate, _ in rates)
-    typical = statistics.median(rate for rate, _ in rates)
+    flops = sum(2 * m * n * k for entry in measured["gemm"] for m, n, k in [entry["shape"]])
+    typical = flops / sum(entry["seconds"] for entry in measured["gemm"])
     memory = _memory_bytes() / max(1, processes)
     copy = measured["stream"]["copy"]
     bandwidth = copy["bytes"] / copy["seconds"]

@@ -21,16 +21,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 
-# Rows (tokens), columns, inner size of the products measured: those of models that train on a CPU.
+# Rows (tokens), columns, inner size of the products measured: those of models that train on a CPU,
+# layers and vocabulary.
 GEMMS = [
-    (256, 768, 256),
-    (256, 1408, 256),
-    (256, 256, 704),
-    (512, 1536, 512),
-    (512, 512, 1408),
-    (256, 4096, 256),
-    (1024, 1024, 1024),
+    (256, 512, 256),
+    (1024, 1408, 256),
+    (1024, 256, 704),
+    (1024, 8192, 256),
+    (256, 2816, 512),
+    (1024, 512, 1408),
+    (1024, 8192, 512),
 ]
+ROWS, HIDDEN, FFN, HEADS, HEAD_DIM = 1024, 256, 704, 12, 32  # tokens and widths of element-wise kernels
 # Sequence length, heads, head dimension.
 ATTENTIONS = [(128, 8, 32), (256, 8, 32), (512, 8, 32), (1024, 8, 64)]
 MESSAGES = [2**12, 2**16, 2**18, 2**20, 2**22, 2**24]
@@ -62,27 +64,34 @@ def measure_kernels(share: float) -> dict[str, Any]:
     results: dict[str, Any] = {"gemm": [], "attention": [], "stream": {}}
     for m, n, k in GEMMS:
         # Several weights in turn, so that none stays in the cache between calls.
-        weights = [torch.randn(n, k) for _ in range(4)]
-        x = torch.randn(m, k)
+        weights = [torch.randn(n, k) for _ in range(4 if n * k < 2**21 else 1)]
+        x, grad = torch.randn(m, k), torch.randn(m, n)
 
-        def products(weights: Any = weights, x: Any = x) -> None:
+        def products(weights: Any = weights, x: Any = x, grad: Any = grad) -> None:
             for weight in weights:
                 functional.linear(x, weight)
+                grad.matmul(weight)
+                grad.t().matmul(x)
 
         entry = timed(products, share)
-        results["gemm"].append({"shape": [m, n, k], **entry, "seconds": entry["seconds"] / len(weights)})
+        # One product of the three that a step needs: forward, gradient of the input, of the weight.
+        seconds = entry["seconds"] / len(weights) / 3
+        results["gemm"].append({"shape": [m, n, k], **entry, "seconds": seconds})
     for s, heads, d in ATTENTIONS:
-        q, k, v = (torch.randn(1, heads, s, d, requires_grad=True) for _ in range(3))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        grad = torch.randn_like(out)
-        forward = timed(
-            lambda q=q, k=k, v=v: functional.scaled_dot_product_attention(q, k, v, is_causal=True), share
-        )
+        # Sequence first and half as many key heads, as the model's layers hand them over.
+        q = torch.randn(s, 1, heads, d, requires_grad=True)
+        k, v = (torch.randn(s, 1, heads // 2, d, requires_grad=True) for _ in range(2))
+        grad = torch.randn(s, 1, heads * d)
 
-        def both(q: Any = q, k: Any = k, v: Any = v, grad: Any = grad) -> None:
-            functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(grad)
+        def attend(q: Any = q, k: Any = k, v: Any = v) -> torch.Tensor:
+            heads_first = (tensor.permute(1, 2, 0, 3) for tensor in (q, k, v))
+            out = functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
+            return out.permute(2, 0, 1, 3).reshape(q.shape[0], 1, -1)
 
-        whole = timed(both, share)
+        def both(attend: Any = attend, grad: Any = grad) -> None:
+            attend().backward(grad)
+
+        forward, whole = timed(attend, share), timed(both, share)
         results["attention"].append({"shape": [s, heads, d], "forward": forward, "both": whole})
     results["stream"] = measure_streams(share)
     small = torch.randn(16)
@@ -94,31 +103,52 @@ def measure_streams(share: float) -> dict[str, Any]:
     """Seconds and nominal bytes of streaming kernels, as the cost model counts their bytes."""
     large = torch.randn(2**24)
     copy = torch.empty_like(large)
-    x = torch.randn(256, 256, requires_grad=True)
-    weight = torch.ones(256, requires_grad=True)
-    h = torch.randn(256, 1408, requires_grad=True)
-    grad_x, grad_h = torch.randn(256, 256), torch.randn(256, 704)
+    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    weight = torch.ones(HIDDEN, requires_grad=True)
+    h = torch.randn(ROWS, 2 * FFN, requires_grad=True)
+    heads = torch.randn(ROWS, HEADS, HEAD_DIM, requires_grad=True)
+    angles = torch.randn(ROWS, 1, HEAD_DIM)
+    cos, sin = angles.cos(), angles.sin()
+    grad_x, grad_h, grad_heads = torch.randn_like(x), torch.randn(ROWS, FFN), torch.randn_like(heads)
 
-    def swiglu() -> torch.Tensor:
+    def elementwise() -> list[torch.Tensor]:
+        """SwiGLU, rotary embedding and a residual, as Megatron-Core runs them without fused kernels."""
         first, second = torch.chunk(h, 2, dim=-1)
-        return functional.silu(first) * second
+        low, high = torch.chunk(heads, 2, dim=-1)
+        rotated = heads * cos + torch.cat((-high, low), dim=-1) * sin
+        return [functional.silu(first) * second, rotated, x.detach() + grad_x]
+
+    def elementwise_both() -> None:
+        activated, rotated, _ = elementwise()
+        torch.autograd.backward([activated, rotated], [grad_h, grad_heads])
+        # Where branch and residual meet, their gradients are added.
+        torch.add(grad_x, grad_x)
 
     def norm() -> torch.Tensor:
-        return functional.rms_norm(x, (256,), weight, 1e-5)
+        return functional.rms_norm(x, (HIDDEN,), weight, 1e-5)
 
-    parameters = [torch.nn.Parameter(torch.randn(2**18)) for _ in range(8)]
+    # More than a cache holds, as any model does.
+    parameters = [torch.nn.Parameter(torch.randn(2**20)) for _ in range(8)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW(parameters, lr=1e-9)
     count = sum(parameter.numel() for parameter in parameters)
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    # Elements once read and once written: residual 3, SwiGLU 3 forward and 5 backward, rotary 2 each.
+    forward = 3 * FFN * ROWS + 2 * heads.numel() + 3 * x.numel()
+    backward = 5 * FFN * ROWS + 2 * heads.numel() + 3 * x.numel()
     cases: dict[str, tuple[Callable[[], Any], float]] = {
         "copy": (lambda: copy.copy_(large), 2 * large.numel() * 4),
         "norm": (norm, 2 * x.numel() * 4),
         "norm_both": (lambda: norm().backward(grad_x), 5 * x.numel() * 4),
-        "elementwise": (swiglu, 3 * h.numel() // 2 * 4),
-        "elementwise_both": (lambda: swiglu().backward(grad_h), 8 * h.numel() // 2 * 4),
+        "elementwise": (elementwise, forward * 4),
+        "elementwise_both": (elementwise_both, (forward + backward) * 4),
         # Reads gradient, parameter and two moments, writes three; its norm reads the gradient again.
-        "optimizer": (optimizer.step, 28 * count),
+        "optimizer": (update, 28 * count),
     }
     return {name: {**timed(function, share), "bytes": float(num)} for name, (function, num) in cases.items()}
 

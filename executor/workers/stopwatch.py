@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,6 +78,9 @@ class Stopwatch:
             if name in ("isend", "irecv"):
                 # Batched sends accept these two functions only, compared with the names of this module.
                 setattr(dist.distributed_c10d, name, wrapped)
+        # Work objects take no attributes of their own; their class does, for every wait on any of them.
+        work: Any = dist.Work
+        work.wait = self._timed(work.wait)
         # Buckets of the distributed optimizer are launched together and waited for together.
         manager: Any = dist.distributed_c10d._CoalescingManager
         manager.wait = self._timed(manager.wait)
@@ -92,24 +95,9 @@ class Stopwatch:
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.communication():
-                result = function(*args, **kwargs)
-            for work in result if isinstance(result, list) else [result]:
-                if isinstance(work, dist.Work) and type(work).__name__ != "_IllegalWork":
-                    self._time_wait(work)
-            return result
+                return function(*args, **kwargs)
 
         return timed
-
-    def _time_wait(self, work: Any) -> None:
-        wait = work.wait
-
-        def timed_wait(*args: Any, **kwargs: Any) -> Any:
-            with self.communication():
-                return wait(*args, **kwargs)
-
-        # A work object without settable attributes: its wait is counted with its phase.
-        with suppress(AttributeError):
-            work.wait = timed_wait
 
     def _phased(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def phased(*args: Any, **kwargs: Any) -> Any:

@@ -51,12 +51,20 @@ def test_phases_hold_every_second_of_their_terms(terms):
     assert math.isclose(sum(phases_predicted(terms).values()), sum(terms.values()), abs_tol=1e-9)
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(LEAVES, seconds)), positive, positive, seconds, seconds)
-def test_rows_in_seconds_sum_to_the_step(terms, rest, step, forward, backward):
+@given(st.fixed_dictionaries(dict.fromkeys(LEAVES, seconds)), positive, seconds, seconds, seconds)
+def test_rows_in_seconds_sum_to_the_step(terms, rest, others, forward, backward):
+    step = forward + backward + others + 1.0
     rows = compare(prediction(terms, rest), measurement(step, forward=forward, backward=backward))
     parts = [row for row in rows if row.unit == "s" and row.name != "step time"]
     assert math.isclose(sum(row.predicted for row in parts), rows[0].predicted, abs_tol=1e-6)
     assert math.isclose(sum(row.measured for row in parts), step, abs_tol=1e-6)
+
+
+def test_medians_that_do_not_add_up_leave_nothing_negative():
+    rows = {
+        row.name: row for row in compare(prediction({"forward_linear": 1.0}), measurement(1.0, forward=1.1))
+    }
+    assert rows["everything else"].measured == 0.0
 
 
 def test_the_worst_rank_is_compared():

@@ -124,4 +124,8 @@ def test_execute_keeps_a_whole_record(tmp_path, alone):
     # Seconds of phases are apart from one another, so together they fit into the step.
     parts = sum(phases[name] for name in ("forward", "backward", "optimizer", "communication"))
     assert 0 < parts < 1.01 * max(step["seconds"] for step in read_steps(tmp_path))
+    # Waits of a pipeline count as communication: little of any step is left over.
+    for step in read_steps(tmp_path):
+        named = sum(step["phases"][name] for name in ("forward", "backward", "optimizer", "communication"))
+        assert named > 0.8 * step["seconds"]
     assert min(phases[name] for name in ("forward", "backward", "optimizer", "communication")) > 0
