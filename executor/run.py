@@ -133,12 +133,10 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     if not counted:
         raise ValueError(f"{folder} holds no measured step. Run it again with more --steps.")
     seconds = [step["seconds"] for step in counted]
-    median = statistics.median(seconds)
+    # The median step stands for all: its phases add up to its time, medians of phases would not.
+    typical = sorted(counted, key=lambda step: step["seconds"])[(len(counted) - 1) // 2]
+    median, phases = typical["seconds"], typical["phases"]
     spread = statistics.pstdev(seconds) / statistics.mean(seconds)
-    names = {name for step in counted for name in step["phases"]}
-    phases = {
-        name: statistics.median(step["phases"].get(name, 0.0) for step in counted) for name in sorted(names)
-    }
     losses = [step["loss"] for step in steps if step["loss"] is not None]
     memory = [max(0, entry["peak_bytes"] - entry["base_bytes"]) for entry in read_memory(folder)]
     measured = {
