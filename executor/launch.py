@@ -17,6 +17,9 @@ from typing import Any
 
 # Seconds that ranks get to end by themselves before they are killed.
 GRACE = 5.0
+LEASH = "executor.workers.leash"
+# Signals that end a run as Ctrl-C does.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class RunFailed(RuntimeError):
@@ -46,13 +49,15 @@ def run_worker(
         "PYTHONWARNINGS": "ignore",
         "PYTHONUNBUFFERED": "1",
     }
+    # Each process ends with its parent: torchrun ends its ranks when asked, a rank cannot be asked when it hangs.
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
-        *("--max-restarts=0", "-m", module, *arguments),
+        *(sys.executable, "-m", LEASH, "SIGTERM", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={processes}", "--max-restarts=0"),
+        *("-m", LEASH, "SIGKILL", module, *arguments),
     ]
     log = folder / "worker.log"
     with log.open("w") as sink, terminated_like_interrupted():
-        # A process group of its own, so that one signal reaches torchrun and every rank.
+        # A process group of its own: Ctrl-C in the terminal reaches this process alone, which then ends torchrun.
         child = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
@@ -74,7 +79,10 @@ def run_worker(
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does: ranks have a session of their own and would outlive this process."""
+    """Let SIGTERM and a closed terminal unwind as Ctrl-C does: ranks have a session of their own.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -82,11 +90,13 @@ def terminated_like_interrupted() -> Iterator[None]:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
@@ -94,7 +104,7 @@ def end_group(child: subprocess.Popen[bytes]) -> None:
     if threading.current_thread() is not threading.main_thread():
         _end_group(child)
         return
-    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT, signal.SIGTERM)}
+    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT, *ENDING)}
     try:
         _end_group(child)
     finally:
@@ -128,9 +138,12 @@ def _alive(group: int) -> bool:
 def failure(folder: Path, code: int, log: Path) -> str:
     """Why a run ended, in one line: a rank that was killed, else a rank's own reason, else torchrun's."""
     text = log.read_text(errors="replace") if log.is_file() else ""
-    # Others fail of a lost connection when one is killed: the kill is the cause. torchrun itself ends with SIGTERM.
-    for rank, number in re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+)", text):
-        if int(number) != signal.SIGTERM:
+    # Others fail of a lost connection when one is killed: the kill is the cause. torchrun itself ends the others
+    # with SIGTERM, and after 30 s for certain; those it names beforehand.
+    ended = set(re.findall(r"Unable to shutdown process (\d+)", text))
+    killed = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)"
+    for rank, number, pid in re.findall(killed, text):
+        if int(number) != signal.SIGTERM and pid not in ended:
             name = signal.Signals(int(number)).name
             hint = " (often memory ran out)" if int(number) == signal.SIGKILL else ""
             return f"rank {rank} was killed by {name}{hint}. Log: {log}."
