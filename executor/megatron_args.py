@@ -75,11 +75,11 @@ def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -
     """One line when this plan cannot run on the machine at hand, else None."""
     if model.unsupported_reason():
         return model.unsupported_reason()
-    quantised = plan.precision not in ("fp32", "bf16")
-    if quantised and not cuda:
+    if plan.precision not in ("fp32", "bf16"):
+        # On a GPU too: the configuration above has no quantised recipe, and Megatron-Core would not say so.
         return (
-            f"--precision {plan.precision} needs Transformer Engine on a GPU; without it Megatron-Core would "
-            "silently train in bf16. Try --precision fp32."
+            f"--precision {plan.precision} needs Transformer Engine's recipes, which runs do not set up yet; "
+            f"Megatron-Core would silently train in bf16. Try --precision {'bf16' if cuda else 'fp32'}."
         )
     if plan.cp > 1:
         return f"--cp {plan.cp} needs Transformer Engine's attention. Try --cp 1."

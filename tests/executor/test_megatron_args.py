@@ -45,6 +45,13 @@ def test_refused_in_one_line_with_a_way_out(plan, why, way_out):
     assert "\n" not in reason
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+def test_quantised_plans_never_train_in_bf16_unsaid(cuda):
+    reason = why_not_here(Plan(precision="fp8-cs"), WORKLOAD, TINY, cuda=cuda)
+    assert reason is not None
+    assert "silently train in bf16" in reason
+
+
 @pytest.mark.parametrize("plan", RUNNABLE, ids=Plan.describe)
 def test_the_rest_runs(plan):
     assert why_not_here(plan, WORKLOAD, TINY, cuda=False) is None
