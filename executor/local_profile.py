@@ -13,7 +13,9 @@ import platform
 import shutil
 import statistics
 import tempfile
+import tomllib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,12 @@ def home() -> Path:
 
 
 def profile_path(processes: int) -> Path:
-    """File of the profile measured with this many processes."""
-    return home() / f"local-{processes}.toml"
+    """File of the profile measured on this machine, with this torch and this many processes."""
+    try:
+        torch = metadata.version("torch").replace("+", "-")
+    except metadata.PackageNotFoundError:
+        torch = "none"
+    return home() / f"local-{platform.node() or 'machine'}-{os.cpu_count()}-torch{torch}-{processes}.toml"
 
 
 def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> tuple[Path, list[str]]:
@@ -47,7 +53,7 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     path = profile_path(processes)
     if path.is_file() and not again:
         tell(f"using the profile of this machine, {path}")
-        return path, []
+        return path, _kept_warnings(path)
     tell(
         f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo"
     )
@@ -66,6 +72,15 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     temporary.write_text(tomli_w.dumps(profile(measured, processes)))
     os.replace(temporary, path)
     return path, warnings_of(measured)
+
+
+def _kept_warnings(path: Path) -> list[str]:
+    """What was uncertain when an older profile was measured; a broken file is told by its loader."""
+    try:
+        kept = tomllib.loads(path.read_text()).get("warnings", [])
+    except (OSError, ValueError):
+        return []
+    return [f"{warning} (when the profile was measured; --recalibrate measures again)" for warning in kept]
 
 
 def warnings_of(measured: Record) -> list[str]:
@@ -124,6 +139,7 @@ def profile(measured: Record, processes: int) -> Record:
     bandwidth = copy["bytes"] / copy["seconds"]
     op = measured["host"]["seconds"] / 100
     return {
+        "warnings": warnings_of(measured),
         "gpu": {
             "name": "local",
             "title": f"this machine ({platform.processor() or platform.machine()}, {os.cpu_count()} cores), CPU",

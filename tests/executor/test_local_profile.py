@@ -149,4 +149,19 @@ def test_a_profile_is_measured_once(tmp_path, monkeypatch):
         assert path.is_file()
         assert warnings == []
     assert calls == [2, 2]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["local-2.toml"]
+    assert [entry.name for entry in tmp_path.iterdir()] == [local_profile.profile_path(2).name]
+
+
+def test_an_uncertain_profile_warns_again_when_it_is_used_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
+
+    def measure(module, arguments, processes, folder, limit, tell, poll=None):
+        with open(arguments[0], "w") as file:
+            json.dump(planted(processes, spread=0.4), file)
+
+    monkeypatch.setattr(local_profile, "run_worker", measure)
+    _, first = local_profile.local_profile(2, False, lambda line: None)
+    _, second = local_profile.local_profile(2, False, lambda line: None)
+    assert first
+    assert second
+    assert "--recalibrate" in second[0]
