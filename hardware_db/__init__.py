@@ -1,10 +1,8 @@
 """What machines can do: one file per GPU, link and cluster, every number with its source. No formulas."""
 
+from hardware_db.catalogue import list_clusters, list_gpus, list_links
 from hardware_db.loader import (
     calibration_path,
-    list_clusters,
-    list_gpus,
-    list_links,
     load_calibration,
     load_cluster,
     load_gpu,

@@ -1,320 +1,220 @@
-"""Reads the data files, and a user's own, with errors that name file, key and unit."""
+"""Finds GPUs, links and clusters: those shipped by name or alias, a user's by path."""
 
 from __future__ import annotations
 
-import difflib
-import math
-import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hardware_db.schema import KINDS, Cluster, Gpu, Link, Quantity
-from hardware_db.units import UNITS
+from hardware_db.catalogue import ROOT, shipped_clusters, shipped_gpus, shipped_links, words
+from hardware_db.reading import Table, nearest, read_toml, shown
+from hardware_db.records import (
+    around,
+    cluster_table,
+    gpu_table,
+    is_path,
+    read_cluster,
+    read_gpu,
+    word,
+)
+from hardware_db.schema import Cluster, Gpu, Link, Quantity
 
-ROOT = Path(__file__).parent
-LARGEST_FILE = 4 * 2**20  # bytes; a data file is a few KiB
-# Links of a user's GPU file that names no cluster.
-PLAIN_LINKS = {"intra": "pcie5-x16", "inter": "ib-ndr-400", "host": "pcie5-x16"}
+# The cluster around a user's GPU of a generation, and the GPU whose fitted tables it uses, when its file
+# names neither.
+USUAL = {
+    "ampere": "dgx-a100",
+    "ada": "l40s-8",
+    "hopper": "dgx-h100",
+    "blackwell": "dgx-b200",
+    "blackwell-ultra": "dgx-b300",
+    "blackwell-consumer": "rtx-pro-6000-8",
+    "cdna3": "mi300x-8",
+    "cdna4": "mi355x-8",
+}
+# For a generation that nothing is known of: PCIe 5 and one 400 Gbit/s card a GPU.
+PLAIN = {"intra": "pcie5-x16", "inter": "ib-ndr-400", "host_link": "pcie5-x16"}
+# For processors, whose ranks meet in the host's memory.
+SHARED_MEMORY = dict.fromkeys(PLAIN, "host-shared-memory")
 
 
 def load_gpu(name: str) -> Gpu:
-    """A GPU by name (as `gpus/NAME.toml`) or from a user's file."""
-    if _is_path(name):
-        path = Path(name)
-        return _gpu(path, _read(path), path.stem)
-    path = _find("gpus", name)
-    return _gpu(path, _read(path), path.stem)
+    """A GPU by name or alias (any case), or from a user's file. ValueError when there is none."""
+    for gpu in shipped_gpus():
+        if word(name) in words(gpu):
+            return gpu
+    if is_path(name):
+        return _user_gpu(_read(name))
+    raise ValueError(_unknown("GPU", name, (text for gpu in shipped_gpus() for text in words(gpu)), "--gpu"))
 
 
 def load_link(name: str) -> Link:
-    """A link by name (as `links/NAME.toml`)."""
-    path = _find("links", name)
-    return _link(path, _read(path), path.stem)
+    """A link by name. ValueError when there is none."""
+    for link in shipped_links():
+        if word(name) == link.name:
+            return link
+    names = [link.name for link in shipped_links()]
+    near = nearest(word(name), names) or f"Known: {', '.join(names)}."
+    raise ValueError(f"link {name!r} is unknown. {near}")
 
 
 def load_cluster(name: str) -> Cluster:
-    """A cluster by name or alias, or from a user's file, which may hold gpu, links and calibration too."""
-    wanted = name.strip().lower()
-    for cluster in _shipped_clusters():
-        if wanted in (cluster.name, *cluster.aliases):
+    """A cluster by name or alias (any case), or from a user's file, which may hold gpu, links and calibration.
+
+    A file with a GPU alone is a cluster of it with the links that are usual.
+    """
+    for cluster in shipped_clusters():
+        if word(name) in words(cluster):
             return cluster
-    if _is_path(name):
-        path = Path(name)
-        return _cluster(path, _read(path))
-    known = [word for cluster in _shipped_clusters() for word in (cluster.name, *cluster.aliases)]
-    raise ValueError(_unknown("--cluster", name, known, [cluster.name for cluster in _shipped_clusters()]))
+    if is_path(name):
+        return _user_cluster(_read(name))
+    names = (text for cluster in shipped_clusters() for text in words(cluster))
+    raise ValueError(_unknown("cluster", name, names, "--cluster"))
 
 
 def resolve(gpu: str | None, cluster: str | None) -> tuple[Cluster, str]:
     """The cluster that `--gpu` or `--cluster` means, and one line that says so.
 
-    A GPU means its most common cluster. Both together must agree. ValueError for unknown names.
+    A GPU means its most common cluster. Both together must agree, unless the GPU is a user's file: that one
+    is then put into the cluster. ValueError for unknown names.
     """
     if cluster:
         found = load_cluster(cluster)
-        if gpu and not _is_path(gpu) and gpu.strip().lower() not in _gpu_words(found):
-            raise ValueError(
-                f"--gpu {gpu} and --cluster {cluster} disagree: {found.name} has {found.gpu.name}. Drop one of them."
-            )
-        return found, f"cluster {found.name}: {found.title}"
+        return _with_gpu(found, gpu, cluster) if gpu else (found, f"cluster {found.name}: {found.title}")
     if not gpu:
         raise ValueError("no GPU named. Try --gpu b200, or `advisor hardware` for all.")
-    if _is_path(gpu):
-        path = Path(gpu)
-        record = _read(path)
-        found = _cluster(path, record) if "cluster" in record else _plain_cluster(path, record)
-        return found, f"{gpu}: {found.title}"
-    wanted = gpu.strip().lower()
-    defaults = [one for one in _shipped_clusters() if one.is_default_for_gpu]
-    for one in defaults:
-        if wanted in _gpu_words(one):
-            return one, f"{gpu} means {one.name}: {one.title}"
-    for one in _shipped_clusters():
-        if wanted in (one.name, *one.aliases):
-            return one, f"{gpu} means {one.name}: {one.title}"
-    words = [word for one in defaults for word in _gpu_words(one)]
-    raise ValueError(_unknown("--gpu", gpu, words, [one.gpu.name for one in defaults]))
+    named = _named_cluster(gpu)
+    if named:
+        return named, f"{shown(gpu)} means {named.name}: {named.title}"
+    if is_path(gpu):
+        found = _user_cluster(_read(gpu))
+        return found, f"{shown(gpu)}: {found.title}"
+    names = {text for one in shipped_gpus() for text in words(one)} | {
+        text for one in shipped_clusters() for text in words(one)
+    }
+    raise ValueError(_unknown("--gpu", gpu, names, "--gpu", [one.name for one in shipped_gpus()]))
 
 
-def load_calibration(gpu: Gpu) -> Mapping[str, Any]:
+def load_calibration(gpu: Gpu | str) -> Mapping[str, Any]:
     """Fitted tables of a GPU, nested as in the file, with a Quantity at every leaf.
 
-    A user's profile brings its own. Empty when neither the GPU nor its sibling has tables.
+    What a user's profile measured replaces those of the GPU that it is like. Empty when there are none.
     """
-    if gpu.own_calibration:
-        return gpu.own_calibration
-    path = calibration_path(gpu.calibrated_like)
-    return _calibration(path) if path else {}
+    found = load_gpu(gpu) if isinstance(gpu, str) else gpu
+    path = calibration_path(found.calibrated_like)
+    shipped = _calibration(path) if path else {}
+    return _over(shipped, found.own_calibration) if found.own_calibration else shipped
 
 
 def calibration_path(gpu_name: str) -> Path | None:
-    """File of the fitted tables of a GPU, None when it has none."""
+    """File of the fitted tables of a GPU itself, None when it has none."""
     path = ROOT / "calibrated" / f"{gpu_name}.toml"
-    return path if path.is_file() else None
+    return path if not is_path(gpu_name) and path.is_file() else None
 
 
-def list_gpus() -> list[Gpu]:
-    """Every GPU shipped, by name."""
-    return [load_gpu(path.stem) for path in sorted((ROOT / "gpus").glob("*.toml"))]
+def _named_cluster(name: str) -> Cluster | None:
+    """The shipped cluster that a GPU's or cluster's name means."""
+    wanted = word(name)
+    for cluster in shipped_clusters():
+        if cluster.is_default_for_gpu and wanted in words(cluster.gpu):
+            return cluster
+    return next((cluster for cluster in shipped_clusters() if wanted in words(cluster)), None)
 
 
-def list_links() -> list[Link]:
-    """Every link shipped, by name."""
-    return [load_link(path.stem) for path in sorted((ROOT / "links").glob("*.toml"))]
-
-
-def list_clusters() -> list[Cluster]:
-    """Every cluster shipped, by name."""
-    return list(_shipped_clusters())
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(".toml") or "/" in name or "\\" in name
-
-
-def _gpu_words(cluster: Cluster) -> tuple[str, ...]:
-    return (cluster.gpu.name, cluster.name, *cluster.aliases)
-
-
-def _unknown(option: str, given: str, words: Iterable[str], names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(given.lower(), sorted(set(words)), n=3, cutoff=0.5)
-    hint = f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(sorted(set(names)))}."
-    return f"{option} {given!r} is unknown. {hint} A file of your own works too: {option} ./mine.toml."
-
-
-def _find(folder: str, name: str) -> Path:
-    path = ROOT / folder / f"{name.strip().lower()}.toml"
-    if not path.is_file():
-        known = [one.stem for one in (ROOT / folder).glob("*.toml")]
-        raise ValueError(_unknown(folder[:-1], name, known, known))
-    return path
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder, not a TOML file. Name the file inside it.")
-        if path.stat().st_size > LARGEST_FILE:
-            raise ValueError(f"{path} is larger than {LARGEST_FILE >> 20} MiB, which no hardware file is.")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist. `advisor hardware` lists what is known.") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text. A hardware file is TOML in UTF-8.") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}.") from None
-
-
-def _quantity(path: Path, key: str, record: Any) -> Quantity:
-    if not isinstance(record, Mapping) or "value" not in record or "unit" not in record:
+def _with_gpu(found: Cluster, gpu: str, cluster: str) -> tuple[Cluster, str]:
+    """`--gpu` and `--cluster` together."""
+    named = _named_cluster(gpu)
+    if named is None and is_path(gpu):
+        own = _user_gpu(_read(gpu))
+        title = f"{found.title}, with {own.title} in place of {found.gpu.title}"
+        # Price and power are those of the GPUs that it is sold with.
+        placed = replace(found, gpu=own, title=title, quantities={}, prices={}, is_default_for_gpu=False)
+        return placed, f"cluster {found.name}: {title}"
+    wanted = named.gpu.name if named else load_gpu(gpu).name
+    # b200-700w is a b200 too.
+    if found.gpu.name != wanted and not found.gpu.name.startswith(f"{wanted}-"):
         raise ValueError(
-            f'{path}, key {key}: a quantity needs value and unit, as in {{ value = 8.0, unit = "TB/s" }}.'
+            f"--gpu {gpu} and --cluster {cluster} disagree: {found.name} has {found.gpu.name}. Drop one of them."
         )
-    value, unit = record["value"], record["unit"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{path}, key {key}: value {value!r} is not a number from 0 up.")
-    if unit not in UNITS:
-        raise ValueError(f"{path}, key {key}: unit {unit!r} is unknown. Units: {', '.join(UNITS)}.")
-    kind = record.get("kind", "assumed")
-    if kind not in KINDS:
-        raise ValueError(f"{path}, key {key}: kind {kind!r} is not one of {', '.join(KINDS)}.")
-    residual = record.get("residual")
-    return Quantity(
-        float(value), unit, kind, str(record.get("source", f"{path.name}, no source given")),
-        str(record.get("read_on", "")), str(record.get("note", "")), float(residual) if residual is not None else None,
-    )  # fmt: skip
+    return found, f"cluster {found.name}: {found.title}"
 
 
-def _quantities(path: Path, table: Mapping[str, Any]) -> dict[str, Quantity]:
-    return {key: _quantity(path, key, record) for key, record in table.items() if isinstance(record, Mapping)}
-
-
-def _text(path: Path, table: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    value = table.get(key, default)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f'{path}, key {key}: text is missing, as in {key} = "b200".')
-    return value
-
-
-def _count(path: Path, table: Mapping[str, Any], key: str, default: int) -> int:
-    value = table.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
-        raise ValueError(f"{path}, key {key}: {value!r} is not a whole number from 1 up.")
-    return value
-
-
-def _gpu(path: Path, record: Mapping[str, Any], name: str) -> Gpu:
-    table = record.get("gpu", record)
-    if not isinstance(table, Mapping):
-        raise ValueError(f"{path}, key gpu: not a table.")
-    name = _text(path, table, "name", name)
-    calibration = record.get("calibration", {})
-    gpu = Gpu(
-        name=name,
-        title=_text(path, table, "title", name),
-        vendor=_text(path, table, "vendor", "unknown"),
-        generation=_text(path, table, "generation", "unknown"),
-        quantities=_quantities(path, table),
-        calibrated_like=_text(path, table, "calibrated_like", name),
-        path=path,
-        own_calibration=_nested(path, "calibration", calibration) if calibration else {},
+def _unknown(what: str, given: str, words: Iterable[str], option: str, names: Iterable[str] = ()) -> str:
+    hint = nearest(word(given), words, 0.5) or (
+        f"Known: {', '.join(names)}." if names else "`advisor hardware` lists what is known."
     )
-    for key in ("hbm_bandwidth", "hbm_capacity_usable", "sm_count"):
-        if gpu.get(key) <= 0:
-            raise ValueError(f"{path}, key {key}: must be more than 0.")
-    return gpu
+    return f"{what} {given!r} is unknown. {hint} A file of your own works too: {option} ./mine.toml."
 
 
-def _link(path: Path, table: Mapping[str, Any], name: str) -> Link:
-    quantities = _quantities(path, table)
-    for key in ("bandwidth", "latency"):
-        if key not in quantities:
-            raise ValueError(f"{path}: link {name} has no {key!r}.")
-    if quantities["bandwidth"].si <= 0:
-        raise ValueError(f"{path}, key bandwidth: must be more than 0.")
-    return Link(
-        name=_text(path, table, "name", name),
-        title=_text(path, table, "title", name),
-        scope=_text(path, table, "scope", "intra"),
-        bandwidth=quantities["bandwidth"].si,
-        latency=quantities["latency"].si,
-        quantities=quantities,
-        path=path,
-    )
+def _read(name: str) -> Table:
+    try:
+        return read_toml(Path(name).expanduser())
+    except RuntimeError:  # ~nobody/mine.toml
+        return read_toml(Path(name))
 
 
-def _cluster(path: Path, record: Mapping[str, Any]) -> Cluster:
-    table = record.get("cluster", record)
-    if not isinstance(table, Mapping):
-        raise ValueError(f"{path}, key cluster: not a table.")
-    gpu = _gpu(path, record, path.stem) if "gpu" in record and isinstance(record["gpu"], Mapping) else load_gpu(
-        _text(path, table, "gpu")
-    )  # fmt: skip
-    own_links = record.get("links", {})
+def _user_gpu(record: Table) -> Gpu:
+    """The GPU of a user's file, with fitted tables that exist."""
 
-    def link(role: str) -> Link:
-        name = _text(path, table, role, PLAIN_LINKS["host" if role == "host_link" else role])
-        if name in own_links:
-            return _link(path, own_links[name], name)
-        return load_link(name)
+    def like(generation: str) -> str:
+        return load_cluster(USUAL[generation]).gpu.calibrated_like if generation in USUAL else ""
 
-    name = _text(path, table, "name", path.stem)
-    gpus_per_node = _count(path, table, "gpus_per_node", 8)
-    aliases = table.get("aliases", [])
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise ValueError(f"{path}, key aliases: not a list of names.")
+    found = read_gpu(record, like)
+    if found.own_calibration and found.calibrated_like == found.name:
+        return found
+    table = gpu_table(record)
+    if table is not None and "calibrated_like" in table.entries:
+        try:
+            return replace(found, calibrated_like=load_gpu(found.calibrated_like).calibrated_like)
+        except ValueError as error:
+            raise table.error("calibrated_like", str(error)) from None
+    return found
+
+
+def _user_cluster(record: Table) -> Cluster:
+    """The cluster of a user's file, or one around its GPU."""
+    if cluster_table(record) is not None:
+        return read_cluster(record, load_gpu, load_link, _user_gpu, _usual)
+    gpu = _user_gpu(record)
+    return around(gpu, _usual(gpu), record.path)
+
+
+def _usual(gpu: Gpu) -> Cluster:
+    """The cluster whose nodes and links a user's GPU is taken to have."""
+    for cluster in shipped_clusters():
+        if cluster.is_default_for_gpu and cluster.gpu.name == gpu.calibrated_like:
+            return cluster
+    if gpu.generation in USUAL:
+        return load_cluster(USUAL[gpu.generation])
+    links = SHARED_MEMORY if gpu.generation == "cpu" else PLAIN
     return Cluster(
-        name=name,
-        title=_text(path, table, "title", name),
-        gpu=gpu,
-        gpus_per_node=gpus_per_node,
-        domain_size=_count(path, table, "domain_size", gpus_per_node),
-        intra=link("intra"),
-        inter=link("inter"),
-        host_link=link("host_link"),
-        quantities=_quantities(path, table),
-        aliases=tuple(alias.lower() for alias in aliases),
-        is_default_for_gpu=bool(table.get("default", False)),
-        note=str(table.get("note", "")),
-        path=path,
-    )
-
-
-def _plain_cluster(path: Path, record: Mapping[str, Any]) -> Cluster:
-    """A cluster around a user's GPU file that describes none: eight GPUs a node over plain links."""
-    gpu = _gpu(path, record, path.stem)
-    like = next(
-        (
-            one
-            for one in _shipped_clusters()
-            if one.is_default_for_gpu and one.gpu.name == gpu.calibrated_like
-        ),
-        None,
-    )
-    intra, inter, host = (
-        (like.intra, like.inter, like.host_link)
-        if like
-        else (load_link(PLAIN_LINKS[role]) for role in ("intra", "inter", "host"))
-    )
-    links = f"links as {like.name}" if like else "PCIe 5 and 400 Gbit/s InfiniBand"
-    title = f"eight {gpu.title} a node, {links} (assumed: the file names none)"
-    return Cluster(
-        name=gpu.name,
-        title=title,
+        name=" and ".join(dict.fromkeys(links.values())),
+        title="",
         gpu=gpu,
         gpus_per_node=8,
-        domain_size=like.domain_size if like else 8,
-        intra=intra,
-        inter=inter,
-        host_link=host,
+        domain_size=8,
+        intra=load_link(links["intra"]),
+        inter=load_link(links["inter"]),
+        host_link=load_link(links["host_link"]),
         quantities={},
         aliases=(),
         is_default_for_gpu=False,
         note="",
-        path=path,
+        path=gpu.path,
     )
 
 
-@lru_cache(maxsize=1)
-def _shipped_clusters() -> tuple[Cluster, ...]:
-    return tuple(_cluster(path, _read(path)) for path in sorted((ROOT / "clusters").glob("*.toml")))
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables with those of `above` in place of the same ones below."""
+    merged = dict(below)
+    for key, entry in above.items():
+        under = merged.get(key)
+        nested = not isinstance(entry, Quantity) and isinstance(under, Mapping)
+        merged[key] = _over(under, entry) if nested and under is not None else entry
+    return merged
 
 
 @lru_cache(maxsize=64)
 def _calibration(path: Path) -> Mapping[str, Any]:
-    return _nested(path, "", _read(path))
-
-
-def _nested(path: Path, prefix: str, table: Any) -> dict[str, Any]:
-    if not isinstance(table, Mapping):
-        raise ValueError(f"{path}, key {prefix}: not a table.")
-    result: dict[str, Any] = {}
-    for key, entry in table.items():
-        where = f"{prefix}.{key}" if prefix else key
-        if isinstance(entry, Mapping):
-            result[key] = _quantity(path, where, entry) if "value" in entry else _nested(path, where, entry)
-    return result
+    return read_toml(path).nested()

@@ -2,40 +2,109 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from hardware_db.units import to_base
 
 KINDS = ("datasheet", "derived", "measured", "assumed")
+SCOPES = ("intra", "inter", "host")
+# Rules, step constants and intervals are keyed by these.
+GENERATIONS = (
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "blackwell-ultra",
+    "blackwell-consumer",
+    "cdna3",
+    "cdna4",
+    "cpu",
+    "unknown",
+)
+DTYPES = (
+    "fp64",
+    "fp64_tensor",
+    "fp32",
+    "tf32",
+    "bf16",
+    "fp16",
+    "fp8",
+    "fp6",
+    "nvfp4",
+    "mxfp4",
+    "int8",
+    "int4",
+)
+# Quantities by key and their base unit. A GPU must have the first three, a link the first two.
+GPU_KEYS = {
+    "hbm_bandwidth": "byte/s",
+    "hbm_capacity_usable": "byte",
+    "sm_count": "1",
+    "hbm_capacity": "byte",
+    "l2_cache": "byte",
+    "infinity_cache": "byte",
+    "boost_clock": "Hz",
+    "power": "W",
+    **{f"peak_{dtype}": "FLOP/s" for dtype in DTYPES},
+}
+GPU_NEEDS = ("hbm_bandwidth", "hbm_capacity_usable", "sm_count")
+LINK_KEYS = {"bandwidth": "byte/s", "latency": "s", "num_links": "1", "in_network_reduction": "1"}
+LINK_NEEDS = ("bandwidth", "latency")
+CLUSTER_KEYS = {
+    "price_per_gpu_hour": "USD/h",
+    "power_per_gpu": "W",
+    "nics_per_gpu": "1",
+    "host_cores": "1",
+    "host_numa_nodes": "1",
+    "host_memory": "byte",
+    "host_memory_bandwidth": "byte/s",
+}
+# Leaves of fitted tables whose unit is not "1".
+CALIBRATION_KEYS = {
+    "launch": "s",
+    "kernel_launch": "s",
+    "graph_launch": "s",
+    "latency": "s",
+    "latency_per_rank": "s",
+    "low_latency": "s",
+    "low_latency_per_rank": "s",
+    "bandwidth": "byte/s",
+    "low_latency_bandwidth": "byte/s",
+}
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number: value in `unit`, how we know it (kind), where and when it was read."""
+    """One number: value in `unit`, how we know it (kind), where and when it was read.
+
+    residual is the mean |log(model / measured)| of a fitted one. read_on is None where a user's file is silent.
+    """
 
     value: float
     unit: str
     kind: str
     source: str
-    read_on: str = ""
+    read_on: date | None = None
     note: str = ""
     residual: float | None = None
 
     @property
     def si(self) -> float:
-        """The value in base units (byte, byte/s, FLOP/s, s, W, Hz)."""
+        """The value in base units (byte, byte/s, FLOP/s, s, W, Hz; USD/h stays)."""
         return to_base(self.value, self.unit)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU (or processor). quantities by key; generation keys the step constants.
+    """One GPU (or processor). quantities by key; generation keys rules and step constants.
 
     calibrated_like names the GPU whose fitted tables it uses; own_calibration holds those of a user's
-    profile, and is empty for the GPUs shipped.
+    profile, and is empty for the GPUs shipped. references: title of a source -> where it is.
     """
 
     name: str
@@ -46,13 +115,16 @@ class Gpu:
     calibrated_like: str
     path: Path
     own_calibration: Mapping[str, Any] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    references: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, key: str) -> float:
         """A quantity in base units. ValueError when the file has none."""
         if key not in self.quantities:
-            raise ValueError(
-                f"{self.path}: gpu {self.name} has no {key!r}. Keys: {', '.join(self.quantities)}."
-            )
+            near = difflib.get_close_matches(key, self.quantities, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It has {', '.join(self.quantities)}."
+            raise ValueError(f"{self.path}: gpu {self.name} has no {key!r}. {hint}")
         return self.quantities[key].si
 
     def peak(self, dtype: str) -> float | None:
@@ -79,7 +151,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs, their links and what an hour of them costs. domain_size: GPUs of one scale-up domain."""
+    """GPUs, their links and what an hour of them costs. domain_size: GPUs of one scale-up domain.
+
+    prices are all those on file, of which quantities["price_per_gpu_hour"] is the one used. [USD/h]
+    """
 
     name: str
     title: str
@@ -94,6 +169,7 @@ class Cluster:
     is_default_for_gpu: bool
     note: str
     path: Path
+    prices: Mapping[str, Quantity] = field(default_factory=dict)
 
     @property
     def price_per_gpu_hour(self) -> float | None:
@@ -102,7 +178,7 @@ class Cluster:
         return quantity.value if quantity else None
 
     @property
-    def power_per_gpu(self) -> float:
-        """Watts of one GPU with its share of the node under load. [W]"""
+    def power_per_gpu(self) -> float | None:
+        """Watts of one GPU with its share of the node under load, None when not on file. [W]"""
         quantity = self.quantities.get("power_per_gpu")
-        return quantity.si if quantity else 1.6 * self.gpu.get("power")
+        return quantity.si if quantity else None

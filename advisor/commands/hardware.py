@@ -30,7 +30,7 @@ def command(name: str | None, as_json: bool) -> None:
         click.echo(json.dumps(catalogue(), indent=2) if as_json else overview())
         return
     found, note = find(name)
-    click.echo(json.dumps(details(found, note), indent=2) if as_json else page(found, note))
+    click.echo(json.dumps(details(found, note), indent=2, default=str) if as_json else page(found, note))
 
 
 def find(name: str) -> tuple[Gpu | Link | Cluster, str]:

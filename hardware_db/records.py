@@ -1,0 +1,239 @@
+"""GPUs, links and clusters from their tables. A user's file may hold all of them, a bundle:
+
+[gpu] ...  [cluster] ...  [links.NAME] ...  [calibration.gemm.bf16.fraction] ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from hardware_db.reading import Table, nearest, shown
+from hardware_db.schema import (
+    CLUSTER_KEYS,
+    GENERATIONS,
+    GPU_KEYS,
+    GPU_NEEDS,
+    LINK_KEYS,
+    LINK_NEEDS,
+    SCOPES,
+    Cluster,
+    Gpu,
+    Link,
+)
+
+GPU_WORDS = (
+    "name",
+    "title",
+    "vendor",
+    "generation",
+    "calibrated_like",
+    "aliases",
+    "conflicts",
+    "references",
+)
+LINK_WORDS = ("name", "title", "scope", "note")
+ROLES = ("intra", "inter", "host_link")
+CLUSTER_WORDS = (
+    "name",
+    "title",
+    "gpu",
+    "gpus_per_node",
+    "domain_size",
+    *ROLES,
+    "aliases",
+    "default",
+    "note",
+    "prices",
+)
+BUNDLE_WORDS = ("gpu", "cluster", "links", "calibration")
+
+
+def word(text: str) -> str:
+    """A name as names are compared: small letters, spaces and underscores as hyphens."""
+    return "-".join(text.lower().replace("_", "-").split())
+
+
+def is_bundle(record: Table) -> bool:
+    """Whether a file holds [gpu], [cluster], [links.*], [calibration] rather than one of them alone."""
+    gpu = record.entries.get("gpu")
+    return any(name in record.entries for name in BUNDLE_WORDS[1:]) or (
+        gpu is not None and not isinstance(gpu, str)
+    )
+
+
+def gpu_table(record: Table) -> Table | None:
+    """Where a file describes a GPU; None when it describes a cluster of a known one."""
+    if is_bundle(record):
+        return record.table("gpu") if "gpu" in record.entries else None
+    return None if "gpu" in record.entries else record
+
+
+def cluster_table(record: Table) -> Table | None:
+    """Where a file describes a cluster; None when it describes a GPU alone."""
+    if is_bundle(record):
+        for name in record.entries:
+            near = nearest(name, BUNDLE_WORDS, 0.75) if name not in BUNDLE_WORDS else ""
+            if near:
+                raise record.error(name, f"unknown. {near}")
+        return record.table("cluster") if "cluster" in record.entries else None
+    return record if "gpu" in record.entries else None
+
+
+def read_gpu(record: Table, calibrated_like: Callable[[str], str]) -> Gpu:
+    """The GPU that a file describes. calibrated_like(generation) names the tables of one that names none."""
+    table = gpu_table(record)
+    if table is None:
+        raise ValueError(f"{record.path} describes no GPU. Name it with --cluster, or add a table [gpu].")
+    table.check_words(GPU_WORDS, GPU_KEYS)
+    for key in GPU_NEEDS:
+        table.quantity(key)
+    name = table.text("name", record.path.stem)
+    generation = table.one_of("generation", GENERATIONS, "unknown")
+    own = record.table("calibration").nested() if is_bundle(record) else {}
+    return Gpu(
+        name=name,
+        title=table.text("title", name),
+        vendor=table.text("vendor", "unknown"),
+        generation=generation,
+        quantities=table.quantities(GPU_KEYS, above_zero=GPU_KEYS),
+        calibrated_like=table.text("calibrated_like", name if own else calibrated_like(generation) or name),
+        path=record.path,
+        own_calibration=own,
+        aliases=table.texts("aliases"),
+        conflicts=table.texts("conflicts"),
+        references={
+            title: table.table("references").text(title) for title in table.table("references").entries
+        },
+    )
+
+
+def read_link(table: Table, name: str) -> Link:
+    """The link that a table describes."""
+    table.check_words(LINK_WORDS, LINK_KEYS)
+    for key in LINK_NEEDS:
+        table.quantity(key)
+    quantities = table.quantities(LINK_KEYS, above_zero=("bandwidth", "num_links"))
+    name = table.text("name", name)
+    return Link(
+        name=name,
+        title=table.text("title", name),
+        scope=table.one_of("scope", SCOPES, "intra"),
+        bandwidth=quantities["bandwidth"].si,
+        latency=quantities["latency"].si,
+        quantities=quantities,
+        path=table.path,
+    )
+
+
+def read_cluster(
+    record: Table,
+    gpu: Callable[[str], Gpu],
+    link: Callable[[str], Link],
+    own_gpu: Callable[[Table], Gpu],
+    usual: Callable[[Gpu], Cluster],
+) -> Cluster:
+    """The cluster that a file describes, with the GPU and links that it names or holds.
+
+    What it leaves out is as in the usual cluster of its GPU, and the title says so.
+    """
+    table = cluster_table(record)
+    assert table is not None
+    table.check_words(CLUSTER_WORDS, CLUSTER_KEYS)
+    found_gpu = _gpu_of(record, table, gpu, own_gpu)
+    own_links = {name: read_link(one, name) for name, one in _own_links(record).items()}
+    assumed: dict[str, str] = {}
+
+    def found_link(role: str) -> Link:
+        if role not in table.entries:
+            like = usual(found_gpu)
+            assumed.setdefault(like.name, role)
+            found: Link = getattr(like, role)
+            return found
+        named = table.text(role)
+        if named in own_links:
+            return own_links[named]
+        try:
+            return link(named)
+        except ValueError as error:
+            raise table.error(role, f"{error} Or describe it as [links.{shown(named)}].") from None
+
+    links = {role: found_link(role) for role in ROLES}
+    name = table.text("name", record.path.stem)
+    title = table.text("title", name) + "".join(f"; links as {like} (assumed)" for like in assumed)
+    gpus_per_node, domain_size = _sizes(table, None if "gpus_per_node" in table.entries else usual(found_gpu))
+    prices = table.table("prices")
+    return Cluster(
+        name=name,
+        title=title,
+        gpu=found_gpu,
+        gpus_per_node=gpus_per_node,
+        domain_size=domain_size,
+        intra=links["intra"],
+        inter=links["inter"],
+        host_link=links["host_link"],
+        quantities=table.quantities(CLUSTER_KEYS, above_zero=("power_per_gpu",)),
+        aliases=tuple(text.lower() for text in table.texts("aliases")),
+        is_default_for_gpu=table.flag("default"),
+        note=table.text("note") if "note" in table.entries else "",
+        path=record.path,
+        prices={key: prices.quantity(key, "USD/h") for key in prices.entries},
+    )
+
+
+def _gpu_of(record: Table, table: Table, gpu: Callable[[str], Gpu], own_gpu: Callable[[Table], Gpu]) -> Gpu:
+    if gpu_table(record) is not None:
+        found = own_gpu(record)
+        if "gpu" in table.entries and word(table.text("gpu")) != word(found.name):
+            raise table.error("gpu", f"the file describes the GPU {found.name} itself. Drop one of them.")
+        return found
+    named = table.text("gpu")
+    try:
+        return gpu(str(_beside(record.path, named)))
+    except ValueError as error:
+        raise table.error("gpu", str(error)) from None
+
+
+def _own_links(record: Table) -> dict[str, Table]:
+    return record.table("links").tables() if is_bundle(record) else {}
+
+
+def _sizes(table: Table, usual: Cluster | None) -> tuple[int, int]:
+    """GPUs of a node and of a scale-up domain."""
+    gpus_per_node = table.count("gpus_per_node", usual.gpus_per_node if usual else 8)
+    domain_size = table.count("domain_size", usual.domain_size if usual else gpus_per_node)
+    if domain_size < gpus_per_node and gpus_per_node % domain_size:
+        raise table.error(
+            "domain_size",
+            f"{gpus_per_node} GPUs a node are not whole domains of {domain_size}. "
+            f"Give a divisor of {gpus_per_node}, or more when a domain spans nodes.",
+        )
+    return gpus_per_node, domain_size
+
+
+def around(gpu: Gpu, like: Cluster, path: Path) -> Cluster:
+    """A cluster of a GPU whose file describes none: nodes and links of `like`, no price and no power."""
+    title = f"{like.gpus_per_node} {gpu.title} a node, links as {like.name} (assumed: the file names none)"
+    return replace(
+        like,
+        name=gpu.name,
+        title=title,
+        gpu=gpu,
+        quantities={},
+        prices={},
+        aliases=(),
+        is_default_for_gpu=False,
+        note="",
+        path=path,
+    )
+
+
+def is_path(text: str) -> bool:
+    """Whether a name that is not known can only mean a file."""
+    return text.lower().endswith(".toml") or "/" in text or "\\" in text
+
+
+def _beside(file: Path, named: str) -> Path | str:
+    """A path as written in `file`, relative to its folder; a plain name as it is."""
+    return file.parent / named if is_path(named) else named
