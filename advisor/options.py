@@ -13,7 +13,7 @@ from costmodel.plan import Plan
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_METAVARS = {"int": "INTEGER", "choice": "NAME", "list": "NAME,..."}
+_METAVARS = {"int": "INTEGER", "float": "NUMBER", "text": "TEXT", "choice": "NAME", "list": "NAME,..."}
 
 
 def flag(name: str) -> str:

@@ -18,48 +18,79 @@ from costmodel.plan import RECOMPUTE_MODULES, Plan
 Array = NDArray[np.float64]
 Columns = Mapping[str, Array]
 
-CODED = ("cp_comm_type", "recompute", "attention_backend")
-NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.kind in ("int", "bool"))
+CODED = tuple(name for name, knob in KNOBS.items() if knob.kind == "choice" and name != "precision")
+NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.kind in ("int", "float", "bool"))
+# A list knob is a column for each of its items: recompute_mlp, offload_core_attn, graph_attn.
+ITEM_PREFIX = {"recompute_modules": "recompute", "offload_modules": "offload", "cuda_graph_scope": "graph"}
+ITEMS = {
+    f"{prefix}_{item}": (knob, item) for knob, prefix in ITEM_PREFIX.items() for item in KNOBS[knob].choices
+}
 MODULE_COLUMNS = tuple(f"recompute_{module}" for module in RECOMPUTE_MODULES)
 
 
+class _Texts:
+    """Numbers for texts, so that a column can hold them; 0 is the empty text."""
+
+    def __init__(self) -> None:
+        self.known = [""]
+
+    def code(self, text: str) -> int:
+        if text not in self.known:
+            self.known.append(text)
+        return self.known.index(text)
+
+
+LAYOUTS = _Texts()
+
+
 def code(name: str, value: str) -> int:
-    """Integer code of a choice knob's value."""
-    return KNOBS[name].choices.index(value)
+    """Integer code of a choice knob's value, or of a pipeline layout."""
+    return LAYOUTS.code(value) if name == "pipeline_layout" else KNOBS[name].choices.index(value)
 
 
 def default_columns() -> dict[str, float]:
     """Every column at the knob's default."""
-    plan = Plan()
-    values: dict[str, float] = {name: float(getattr(plan, name)) for name in NUMERIC}
-    values |= {name: float(code(name, getattr(plan, name))) for name in CODED}
-    return values | dict.fromkeys(MODULE_COLUMNS, 0.0)
+    return {name: float(array[0]) for name, array in plan_columns([Plan()]).items()}
 
 
 def plan_columns(plans: Sequence[Plan]) -> dict[str, Array]:
     """Columns of some plans, in order. Precision is not a column: one evaluation has one precision."""
     columns = {name: np.array([float(getattr(plan, name)) for plan in plans]) for name in NUMERIC}
-    columns |= {name: np.array([float(code(name, getattr(plan, name))) for plan in plans]) for name in CODED}
-    for module in RECOMPUTE_MODULES:
-        chosen = [float(plan.recompute == "selective" and module in plan.recompute_modules) for plan in plans]
-        columns[f"recompute_{module}"] = np.array(chosen)
+    columns |= {
+        name: np.array([float(code(name, getattr(plan, name))) for plan in plans])
+        for name in (*CODED, "pipeline_layout")
+    }
+    for column, (knob, item) in ITEMS.items():
+        columns[column] = np.array([float(item in _acting(plan, knob)) for plan in plans])
     return columns
+
+
+def _acting(plan: Plan, knob: str) -> tuple[str, ...]:
+    """Items of a list knob that act: recompute modules only with selective recompute."""
+    if knob == "recompute_modules" and plan.recompute != "selective":
+        return ()
+    items: tuple[str, ...] = getattr(plan, knob)
+    return items
 
 
 def plan_from_columns(columns: Columns, index: int, precision: str) -> Plan:
     """The plan of row `index`; columns that are missing take the default."""
     values: dict[str, Any] = {"precision": precision}
     for name, column in columns.items():
+        number = float(column[index])
         if name in CODED:
-            values[name] = KNOBS[name].choices[int(column[index])]
+            values[name] = KNOBS[name].choices[int(number)]
+        elif name == "pipeline_layout":
+            values[name] = LAYOUTS.known[int(number)]
         elif name in NUMERIC:
-            number = int(column[index])
-            values[name] = bool(number) if KNOBS[name].kind == "bool" else number
-    values["recompute_modules"] = tuple(
-        module
-        for module in RECOMPUTE_MODULES
-        if f"recompute_{module}" in columns and columns[f"recompute_{module}"][index]
-    )
+            kind = KNOBS[name].kind
+            values[name] = bool(number) if kind == "bool" else int(number) if kind == "int" else number
+    for knob in ITEM_PREFIX:
+        values[knob] = tuple(
+            item
+            for column, (of, item) in ITEMS.items()
+            if of == knob and column in columns and columns[column][index]
+        )
     return Plan(**values)
 
 

@@ -9,7 +9,17 @@ from costmodel.knobs import KNOBS, knob_error
 
 PRECISIONS = KNOBS["precision"].choices
 CP_COMM_TYPES = KNOBS["cp_comm_type"].choices
-RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "activation")
+RECOMPUTE_MODULES = (
+    "core_attn",
+    "mlp",
+    "layernorm",
+    "activation",
+    "moe",
+    "moe_act",
+    "shared_experts",
+    "mla_up_proj",
+)
+LISTS = tuple(name for name, knob in KNOBS.items() if knob.kind == "list")
 
 
 @dataclass(frozen=True)
@@ -51,9 +61,61 @@ class Plan:
     account_loss: bool = False
     fused_cross_entropy: bool = True
     dropout: bool = False
+    pipeline_layout: str = ""
+    first_stage_layers: int = 0
+    last_stage_layers: int = 0
+    vpp_group_size: int = 0
+    defer_embedding_wgrad: bool = False
+    nvl_segment: int = 0
+    encoder_tp: int = 0
+    encoder_pp: int = 0
+    moe_dispatcher: str = "alltoall"
+    dispatcher_sms: int = 0
+    moe_grouped_gemm: bool = True
+    moe_permute_fusion: bool = True
+    moe_router_fusion: bool = True
+    moe_capacity_factor: float = 0.0
+    overlap_moe_comm: bool = False
+    delay_wgrad: bool = False
+    shared_expert_overlap: bool = False
+    optimizer_instances: int = 1
+    fsdp_implementation: str = "megatron"
+    bucket_size: int = 0
+    nccl_ub: bool = False
+    sharp: bool = False
+    main_params_dtype: str = "fp32"
+    main_grads_dtype: str = "fp32"
+    exp_avg_dtype: str = "fp32"
+    exp_avg_sq_dtype: str = "fp32"
+    param_remainders: bool = True
+    optimizer_offload: int = 0
+    overlap_optimizer_offload: bool = False
+    offload_layers: int = 0
+    offload_weights: bool = False
+    offload_modules: tuple[str, ...] = ()
+    fp8_attention: bool = False
+    bf16_end_layers: int = 0
+    reuse_grad_buf: bool = False
+    cuda_graph_scope: tuple[str, ...] = ()
+    manual_gc: bool = True
+    cpu_binding: bool = True
+    vboost: bool = False
+    layernorm_sm_margin: int = 16
+    max_connections: int = 0
+    nvls: bool = False
+    expandable_segments: bool = True
+    avoid_record_streams: bool = True
+    tp_overlap_splits: int = 0
+    tp_overlap_sms: int = 16
+    tp_overlap_cga: int = 2
+    gradient_accumulation_fusion: bool = True
+    rope_fusion: bool = True
+    bias_activation_fusion: bool = True
+    bias_dropout_fusion: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recompute_modules", tuple(self.recompute_modules))
+        for name in LISTS:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for field in fields(self):
             problem = knob_error(field.name, getattr(self, field.name))
             if problem:
@@ -88,8 +150,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as plan files and `--json` hold them."""
         values = asdict(self)
-        values["recompute_modules"] = list(self.recompute_modules)
-        return values
+        return values | {name: list(values[name]) for name in LISTS}
 
     def describe(self) -> str:
         """The plan in one line, as an engineer would say it."""

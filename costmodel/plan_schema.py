@@ -40,7 +40,14 @@ class ClusterPart(BaseModel):
 
 
 def _knob_type(kind: str) -> Any:
-    return {"int": StrictInt, "bool": StrictBool, "choice": str, "list": list[str]}[kind]
+    return {
+        "int": StrictInt,
+        "float": float,
+        "bool": StrictBool,
+        "choice": str,
+        "text": str,
+        "list": list[str],
+    }[kind]
 
 
 def _knobs_part() -> type[BaseModel]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.columns import CODED, MODULE_COLUMNS, Columns, default_columns
+from costmodel.columns import CODED, ITEMS, MODULE_COLUMNS, Columns, default_columns
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
@@ -37,12 +37,12 @@ def facts(
 ) -> Facts:
     """Every word of the rules: arrays over the rows of `columns`, and single values. gpus 0 is not given."""
     words: Facts = dict(default_columns()) | {name: np.asarray(array) for name, array in columns.items()}
-    for name in (*FLAGS, *MODULE_COLUMNS):
+    for name in (*FLAGS, *ITEMS):
         words[name] = np.asarray(words[name]) != 0
     for knob in CODED:
         codes = np.asarray(words.pop(knob))
-        for value, word in CHOICES[knob].items():
-            words[word] = codes == KNOBS[knob].choices.index(value)
+        for number, value in enumerate(KNOBS[knob].choices):
+            words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
     words |= _single_values(model, workload, cluster, precision, gpus)
     words["modules_given"] = np.logical_or.reduce([words[name] for name in MODULE_COLUMNS])
     words["shards"] = words["dp"] * words["cp"]

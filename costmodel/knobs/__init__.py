@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+LONGEST_TEXT = 4096
 CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 
@@ -17,8 +18,8 @@ CATALOGUE = Path(__file__).with_name("catalogue.toml")
 class Knob:
     """One knob of a plan.
 
-    kind is int, bool, choice or list; low and high bound an int; choices a choice or the items of a
-    list. `changes` names the terms that the knob moves. The framework names are empty where none exists.
+    kind is int, float, bool, choice, text or list; low and high bound a number; choices a choice or the
+    items of a list. `changes` names the terms that the knob moves. The framework names are empty where none exists.
     """
 
     name: str
@@ -43,6 +44,16 @@ class Knob:
             if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
                 rule = f"is not a whole number from {self.low} to {self.high}"
                 return f"{option} {value!r} {rule}. Default: {self.default}."
+        elif self.kind == "float":
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not self.low <= value <= self.high
+            ):
+                return f"{option} {value!r} is not a number from {self.low} to {self.high}. Default: {self.default}."
+        elif self.kind == "text":
+            if not isinstance(value, str) or len(value) > LONGEST_TEXT:
+                return f"{option} {value!r:.60} is not a text of at most {LONGEST_TEXT} characters."
         elif self.kind == "bool":
             if not isinstance(value, bool):
                 return f"{option} {value!r} is not true or false. Default: {str(self.default).lower()}."
@@ -86,6 +97,9 @@ def parse_knob(name: str, text: str) -> Any:
     if knob.kind == "int":
         with contextlib.suppress(ValueError):
             value = int(value)
+    elif knob.kind == "float":
+        with contextlib.suppress(ValueError):
+            value = float(value)
     elif knob.kind == "bool":
         value = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}.get(
             value.lower(), value

@@ -29,6 +29,10 @@ gpus = 8
 def knob_values(knob):
     if knob.kind == "int":
         return st.integers(knob.low, min(knob.high, 64))
+    if knob.kind == "float":
+        return st.floats(knob.low, knob.high)
+    if knob.kind == "text":
+        return st.text(max_size=20)
     if knob.kind == "bool":
         return st.booleans()
     if knob.kind == "choice":
