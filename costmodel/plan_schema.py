@@ -28,6 +28,11 @@ class WorkloadPart(BaseModel):
     seq_len: StrictInt
     global_batch: StrictInt
     task: str = Field(default="pretrain", json_schema_extra={"choices": list(TASKS)})
+    mean_length: StrictInt = 0
+    length_cv: float = 0.0
+    packed: StrictBool = True
+    lora_rank: StrictInt = 16
+    moe_imbalance: float = 1.0
 
 
 class ClusterPart(BaseModel):

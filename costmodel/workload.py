@@ -12,13 +12,22 @@ TASKS = ("pretrain", "sft", "lora")
 class Workload:
     """One optimizer step of training.
 
-    seq_len: tokens in one sequence. global_batch: sequences in one optimizer step over all GPUs.
+    seq_len: tokens in one sequence (of a pack, when sequences are packed). global_batch: sequences (or packs)
+    in one optimizer step over all GPUs. mean_length: mean tokens of a document, 0 when each fills its
+    sequence; length_cv: standard deviation of its length over the mean; packed: documents fill sequences
+    together rather than each being padded to seq_len. lora_rank: rank of the adapters of task lora.
+    moe_imbalance: tokens of the busiest expert rank over the mean, 1 is balanced.
     Raises ValueError with one line when a number cannot be meant.
     """
 
     seq_len: int
     global_batch: int
     task: str = "pretrain"
+    mean_length: int = 0
+    length_cv: float = 0.0
+    packed: bool = True
+    lora_rank: int = 16
+    moe_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         for name, largest in (("seq_len", 2**24), ("global_batch", 2**22)):
@@ -28,6 +37,16 @@ class Workload:
                 raise ValueError(
                     f"{option} {value!r} is not a whole number from 1 to {largest}. Try {option} 4096."
                 )
+        for name, least, most in (("mean_length", 0, self.seq_len), ("lora_rank", 1, 4096)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} {value!r} is not a whole number from {least} to {most}.")
+        for name, low, high in (("length_cv", 0, 10), ("moe_imbalance", 1, 64)):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} {number!r} is not a number from {low} to {high}.")
         if self.task not in TASKS:
             raise ValueError(f"--task {self.task!r} is not one of {', '.join(TASKS)}.")
 
