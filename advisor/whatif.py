@@ -1,0 +1,260 @@
+"""What every knob buys on one plan: its neighbours predicted, ranked, and explained by the term that moved."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from advisor.candidates import memory_parts
+from advisor.options import value_text
+from advisor.pipeline import with_schedule
+from advisor.rules import Violation, violations
+from advisor.whatif_neighbours import Neighbour, neighbours
+from costmodel.knobs import KNOBS
+from costmodel.predict import Prediction, predict
+
+if TYPE_CHECKING:
+    from advisor.case import Case
+
+GIB = 2**30
+# Below this share of the step a change is no gain: it is less than what two runs of one plan differ by.
+HELPS_ABOVE = 0.001
+# Below these a knob moves nothing: seconds as a share of the step, and bytes.
+STILL_SECONDS, STILL_BYTES = 1e-9, 1024.0
+# Knobs that change what is computed, not only how fast: a gain from one of them needs a look at the loss.
+NUMERICS = (
+    "precision",
+    "dropout",
+    "moe_capacity_factor",
+    "grad_reduce_in_fp32",
+    "precision_aware_optimizer",
+    "main_params_dtype",
+    "main_grads_dtype",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+    "fp8_attention",
+    "bf16_end_layers",
+)
+
+
+@dataclass(frozen=True)
+class Move:
+    """The term that moved most. title: of a leaf of the time tree or of a memory part; delta [s] or [byte]."""
+
+    title: str
+    delta: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """One legal neighbour. deltas are its prediction less the plan's: step time [s], worst rank [byte].
+
+    drove: the term that did most of it, where the one that moved most went the other way. notes: AUTOFIX
+    and SILENT rules that it breaks and the plan does not.
+    """
+
+    neighbour: Neighbour
+    prediction: Prediction
+    delta_time: float
+    delta_memory: float
+    share: float
+    moved: Move | None
+    drove: Move | None = None
+    notes: tuple[Violation, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the device."""
+        return self.prediction.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        other = self.prediction
+        return {
+            **named(self.neighbour),
+            "step_time_s": other.step_time_s,
+            "delta_step_time_s": self.delta_time,
+            "delta_share": self.share,
+            "worst_rank_gib": other.peak_memory_bytes / GIB,
+            "delta_memory_gib": self.delta_memory / GIB,
+            "fits": other.fits,
+            "tight": other.tight,
+            "moves": self.moved is not None,
+            "moved_most": asdict(self.moved) if self.moved else None,
+            "drove": asdict(self.drove) if self.drove else None,
+            "changes_numerics": self.neighbour.knob in NUMERICS,
+            "notes": [note.to_dict() for note in self.notes],
+        }
+
+
+@dataclass(frozen=True)
+class Forbidden:
+    """A neighbour that cannot run, and the first reason."""
+
+    neighbour: Neighbour
+    reason: str
+    rule: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return {**named(self.neighbour), "reason": self.reason, "rule": self.rule or None}
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Every neighbour of one plan. changes: fastest first, those that do not fit last.
+
+    errors: ERROR rules that the plan itself breaks. stuck: knobs without a legal neighbour.
+    """
+
+    base: Prediction
+    errors: tuple[Violation, ...]
+    changes: tuple[Change, ...]
+    forbidden: tuple[Forbidden, ...]
+    stuck: tuple[str, ...]
+
+    @property
+    def movers(self) -> tuple[Change, ...]:
+        """Changes that move time or memory."""
+        return tuple(change for change in self.changes if change.moved)
+
+    @property
+    def still(self) -> tuple[str, ...]:
+        """Knobs whose legal neighbours all move nothing on this plan."""
+        moving = {change.neighbour.knob for change in self.movers}
+        tried = dict.fromkeys(change.neighbour.knob for change in self.changes)
+        return tuple(name for name in KNOBS if name in tried and name not in moving)
+
+    def best(self, numerics: bool = True) -> Change | None:
+        """The fastest change that fits and helps; where the plan itself cannot be, the fastest that can.
+
+        numerics: whether changes of the arithmetic count too.
+        """
+        holds = self.base.fits and not self.errors
+        for change in self.movers:
+            if not change.fits or not (numerics or change.neighbour.knob not in NUMERICS):
+                continue
+            return change if not holds or change.share < -HELPS_ABOVE else None
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `whatif --json`."""
+        best, same = self.best(), self.best(numerics=False)
+        return {
+            "base": self.base.to_dict() | {"violations": [error.to_dict() for error in self.errors]},
+            "best": best.to_dict() if best else None,
+            "best_with_same_numerics": same.to_dict() if same else None,
+            "changes": [change.to_dict() for change in self.changes],
+            "forbidden": [each.to_dict() for each in self.forbidden],
+            "move_nothing": list(self.still),
+            "no_legal_neighbour": list(self.stuck),
+        }
+
+
+def named(neighbour: Neighbour) -> dict[str, Any]:
+    """What a neighbour changes, as plain values."""
+
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    return {
+        "knob": neighbour.knob,
+        "from": plain(neighbour.before),
+        "to": plain(neighbour.after),
+        "follows": {name: plain(value) for name, value in neighbour.follows.items()},
+    }
+
+
+def label(neighbour: Neighbour) -> str:
+    """`tp 4 -> 2`, `sequence_parallel off`, `recompute_modules +mlp`."""
+    name, before, after = neighbour.knob, neighbour.before, neighbour.after
+    if isinstance(after, bool):
+        return f"{name} {value_text(after)}"
+    if isinstance(after, tuple):
+        added, gone = set(after) - set(before), set(before) - set(after)
+        return f"{name} " + "".join([*(f"+{item}" for item in added), *(f"-{item}" for item in gone)])
+    if isinstance(after, str) and KNOBS[name].kind == "text":
+        return f"{name} {after or 'even'}"
+    return f"{name} {value_text(before)} -> {value_text(after)}"
+
+
+def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:
+    """Knobs that were asked for, or all. ValueError with the nearest name for an unknown one."""
+    wanted = [name.strip().lstrip("-").replace("-", "_") for name in names]
+    for given, name in zip(names, wanted, strict=True):
+        if name not in KNOBS:
+            near = difflib.get_close_matches(name, KNOBS, n=3, cutoff=0.4)
+            hint = f"Did you mean {', '.join(near)}?" if near else "`advisor knobs` lists them."
+            raise ValueError(f"--knob {given!r} is not a knob. {hint}")
+    return tuple(dict.fromkeys(wanted)) or tuple(KNOBS)
+
+
+def what_if(case: Case, names: Iterable[str]) -> WhatIf:
+    """Predict every neighbour of the case's plan along the named knobs. ValueError as `predict`."""
+    base = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus)
+    known = {violation.id for violation in found}
+    changes: list[Change] = []
+    forbidden: list[Forbidden] = []
+    stuck: list[str] = []
+    for name in names:
+        tried = [_tried(case, base, known, each) for each in neighbours(base, name)]
+        legal = [each for each in tried if isinstance(each, Change)]
+        changes += legal
+        forbidden += [each for each in tried if isinstance(each, Forbidden)]
+        if not legal:
+            stuck.append(name)
+    changes.sort(key=lambda each: (not each.fits, each.delta_time, each.delta_memory))
+    errors = tuple(violation for violation in found if violation.severity == "ERROR")
+    return WhatIf(base, errors, tuple(changes), tuple(forbidden), tuple(stuck))
+
+
+def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Change | Forbidden:
+    if each.problem:
+        return Forbidden(each, each.problem)
+    found = violations(case.model, case.workload, case.cluster, each.plan, case.gpus)
+    for violation in found:
+        if violation.severity == "ERROR":
+            return Forbidden(each, violation.text, violation.id)
+    try:
+        other = with_schedule(predict(case.model, case.workload, case.cluster, each.plan, case.stack))
+    except ValueError as error:
+        return Forbidden(each, str(error))
+    notes = tuple(
+        violation
+        for violation in found
+        if violation.severity in ("AUTOFIX", "SILENT") and violation.id not in known
+    )
+    delta = other.step_time_s - base.step_time_s
+    memory = other.peak_memory_bytes - base.peak_memory_bytes
+    moved, drove = _moves(base, other, delta)
+    return Change(each, other, delta, memory, delta / base.step_time_s, moved, drove, notes)
+
+
+def _moves(base: Prediction, other: Prediction, delta: float) -> tuple[Move | None, Move | None]:
+    """What moved most, and what drove the change where that went the other way."""
+    if abs(delta) > STILL_SECONDS * base.step_time_s:
+        times = leaf_deltas(base, other)
+        most = max(times, key=lambda move: abs(move.delta))
+        with_it = max(times, key=lambda move: move.delta * delta)
+        against = most.delta * delta < 0 < with_it.delta * delta
+        return most, with_it if against else None
+    mine, its = memory_parts(base), memory_parts(other)
+    sizes = [Move(part, its.get(part, 0.0) - mine.get(part, 0.0), "byte") for part in mine | its]
+    most = max(sizes, key=lambda move: abs(move.delta))
+    moved = abs(other.peak_memory_bytes - base.peak_memory_bytes) > STILL_BYTES
+    return (most if moved else None), None
+
+
+def leaf_deltas(base: Prediction, other: Prediction) -> list[Move]:
+    """Seconds by which every leaf of the time tree differs, in the order of the tree."""
+    before = {leaf.name: leaf for leaf in base.time.leaves()}
+    after = {leaf.name: leaf for leaf in other.time.leaves()}
+    seconds = [{name: leaf.value for name, leaf in side.items()} for side in (before, after)]
+    return [
+        Move(leaf.title, seconds[1].get(name, 0.0) - seconds[0].get(name, 0.0), "s")
+        for name, leaf in (before | after).items()
+    ]

@@ -1,0 +1,191 @@
+"""The neighbours of a plan: for every knob the values beside its own, and what must follow them.
+
+A neighbour is one decision. Where the frameworks tie a knob to others (dp follows tp on the same GPUs,
+sequence parallelism follows tp, the ZeRO stage follows FSDP) these follow, and are told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from advisor.rules.facts import divisors
+from advisor.variants import Variants
+from costmodel.knobs import KNOBS, Knob
+from costmodel.plan import Plan
+from costmodel.predict import Prediction
+
+MOST_VALUES = 3
+SPLITS = ("tp", "pp", "cp")
+# Values worth trying of whole numbers and factors that no size of the model bounds; 0 is automatic or off.
+LADDERS: dict[str, tuple[float, ...]] = {
+    "zero_stage": (0, 1, 2, 3),
+    "max_connections": (0, 1, 8, 32),
+    "dispatcher_sms": (0, 8, 16, 24, 32),
+    "moe_capacity_factor": (0.0, 1.0, 1.25, 1.5, 2.0),
+    "bucket_size": (0, 40_000_000, 100_000_000, 400_000_000, 1_000_000_000),
+    "optimizer_offload": (0, 25, 50, 100),
+    "bf16_end_layers": (0, 1, 2, 4),
+    "layernorm_sm_margin": (0, 8, 16, 32),
+    "tp_overlap_splits": (0, 2, 4, 8),
+    "tp_overlap_sms": (4, 8, 16, 24, 32),
+    "tp_overlap_cga": (1, 2, 4),
+    "encoder_tp": (0, 1, 2, 4, 8),
+    "encoder_pp": (0, 1, 2, 4),
+}
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A plan with one knob changed. follows: the other knobs that had to change with it, by name.
+
+    problem: why no such plan can be built, empty when it can; plan is then the unchanged one.
+    """
+
+    knob: str
+    before: Any
+    after: Any
+    plan: Plan
+    follows: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def neighbours(chosen: Prediction, knob: str) -> list[Neighbour]:
+    """Every neighbour of the predicted plan along one knob, in the order of its values."""
+    plan = chosen.plan
+    found = (_neighbour(chosen, knob, value) for value in values_beside(chosen, KNOBS[knob]))
+    return [each for each in found if each.problem or each.plan != plan]
+
+
+def values_beside(chosen: Prediction, knob: Knob) -> list[Any]:
+    """Values to try: bools toggled, sizes halved and doubled, other choices, items added or removed."""
+    now = getattr(chosen.plan, knob.name)
+    if knob.name == "dp":  # what the other sizes leave of the GPUs
+        return []
+    if knob.kind == "bool":
+        return [not now]
+    if knob.kind == "choice":
+        return [choice for choice in knob.choices if choice != now]
+    if knob.kind == "list":
+        return [_toggled(knob, now, item) for item in knob.choices]
+    if knob.kind == "text":
+        return [""] if now else ["balanced"]
+    if knob.name in (*SPLITS, "ep", "etp", "optimizer_instances"):
+        return [value for value in (now // 2, now * 2) if knob.low <= value <= knob.high]
+    return _beside(_ladder(chosen, knob), now)
+
+
+def _toggled(knob: Knob, now: tuple[str, ...], item: str) -> tuple[str, ...]:
+    wanted = set(now) ^ {item}
+    return tuple(choice for choice in knob.choices if choice in wanted)
+
+
+def _beside(ladder: Sequence[float], now: float) -> list[float]:
+    """The next values below and above `now`; from 0 (automatic or off) the first few above it."""
+    above = [value for value in ladder if value > now]
+    if not now:
+        return above[:MOST_VALUES]
+    below = [value for value in ladder if value < now]
+    automatic = [0] if 0 in below and below[-1] != 0 else []
+    return [*automatic, *below[-1:], *above[:1]]
+
+
+def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
+    """Values of a whole number that make sense for this plan, ascending."""
+    if knob.name in LADDERS:
+        return LADDERS[knob.name]
+    plan, layers = chosen.plan, chosen.model.num_layers
+    each = max(1, (layers + plan.account_embedding + plan.account_loss) // plan.pp)
+    shards = plan.dp * plan.cp
+    batch = chosen.workload.global_batch
+    even = sorted({0, max(1, each - 2), max(1, each - 1), each + 1} - {each})
+    ladders: dict[str, Sequence[float]] = {
+        "vpp": divisors(each) if plan.pp > 1 else [1],
+        "micro_batch": divisors(batch // plan.dp) if batch % plan.dp == 0 else divisors(batch),
+        "fsdp_shard_size": [0, *reversed([d for d in divisors(shards) if 1 < d < shards])],
+        "cp_a2a_size": divisors(plan.cp),
+        "recompute_num_layers": sorted({0, max(1, each // 4), max(1, each // 2), max(1, 3 * each // 4)}),
+        "offload_layers": sorted({0, 1, max(1, each // 2), each}),
+        "first_stage_layers": even if plan.pp > 1 else [0],
+        "last_stage_layers": even if plan.pp > 1 else [0],
+        "vpp_group_size": [0, 2 * plan.pp, 4 * plan.pp] if plan.vpp > 1 else [0],
+        "nvl_segment": [0, *(d for d in (8, 16, 32, 64, 72) if d <= chosen.cluster.domain_size)],
+    }
+    if knob.name == "fsdp_shard_size" and plan.fsdp_shard_size:
+        return sorted(ladders[knob.name])
+    if knob.name in ladders:
+        return ladders[knob.name]
+    now = getattr(plan, knob.name)  # a knob that is new to the catalogue: half and double
+    return [value for value in sorted({now // 2, now, max(1, now * 2)}) if knob.low <= value <= knob.high]
+
+
+def _neighbour(chosen: Prediction, knob: str, value: Any) -> Neighbour:
+    plan = chosen.plan
+    now = getattr(plan, knob)
+    try:
+        changed = _resized(chosen, knob, value) if knob in SPLITS else None
+        if changed is None:
+            changed = replace(plan, **{knob: value}, **_followers(chosen, knob, value))
+    except ValueError as error:
+        return Neighbour(knob, now, value, plan, problem=str(error))
+    return Neighbour(knob, now, value, changed, dict(_changes(plan, changed, knob)))
+
+
+def _resized(chosen: Prediction, knob: str, value: int) -> Plan:
+    """Another split of the same GPUs: dp takes up the rest, expert groups shrink until they tile it."""
+    plan = chosen.plan
+    sized = Variants(chosen).resized(**{knob: value})
+    if sized is None:
+        others = math.prod(value if name == knob else getattr(plan, name) for name in SPLITS)
+        raise ValueError(f"{plan.world} GPUs are not a multiple of tp x pp x cp = {others}")
+    stage = sized.tp * sized.cp * sized.dp
+    ep = math.gcd(sized.ep, stage)
+    changes: dict[str, Any] = {"ep": ep, "etp": math.gcd(sized.etp, stage // ep)}
+    if knob == "pp":  # layouts name every stage, so they belong to one pp
+        changes |= {"pipeline_layout": "", "first_stage_layers": 0, "last_stage_layers": 0}
+    if knob == "cp" and value == 1:
+        changes |= {"cp_comm_type": KNOBS["cp_comm_type"].default, "cp_a2a_size": 1}
+    return replace(sized, **changes)
+
+
+def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
+    """Knobs that a change of `knob` takes along, as the frameworks demand."""
+    plan = chosen.plan
+    if knob == "fsdp":
+        return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0}
+    if knob == "zero_stage":
+        overlap = {"overlap_param_gather": False} if value == 0 else {}
+        return {"fsdp": value >= 2, **overlap} | ({} if value == 3 else {"fsdp_shard_size": 0})
+    if knob == "sequence_parallel" and not value:
+        return {"tp_comm_overlap": False}
+    if knob == "tp_comm_overlap" and value and plan.tp > 1:
+        return {"sequence_parallel": True}
+    if knob == "overlap_grad_reduce" and not value and plan.zero_stage == 1:
+        return {"overlap_param_gather": False}
+    if knob == "overlap_param_gather" and value:
+        return {"overlap_grad_reduce": True}
+    if knob == "cp_comm_type":
+        return {"cp_a2a_size": _inner_size(chosen) if value == "a2a+p2p" else 1}
+    if knob == "recompute":
+        return {
+            "recompute_modules": (plan.recompute_modules or ("core_attn",)) if value == "selective" else (),
+            "recompute_num_layers": 0,
+        }
+    if knob == "recompute_modules":
+        return {"recompute": "selective" if value else "none", "recompute_num_layers": 0}
+    return {}
+
+
+def _inner_size(chosen: Prediction) -> int:
+    """Ranks of the inner all-to-all: as many as one NVLink domain holds beside tp."""
+    plan, domain = chosen.plan, chosen.cluster.domain_size
+    inner = [d for d in divisors(plan.cp) if 1 < d < plan.cp]
+    return max((d for d in inner if d * plan.tp <= domain), default=inner[0] if inner else 1)
+
+
+def _changes(before: Plan, after: Plan, knob: str) -> Iterator[tuple[str, Any]]:
+    for name in KNOBS:
+        if name != knob and getattr(before, name) != getattr(after, name):
+            yield name, getattr(after, name)

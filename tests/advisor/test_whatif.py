@@ -1,0 +1,192 @@
+"""advisor whatif: every knob is tried, deltas are differences of predictions, the best change leads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.case import read_case
+from advisor.cli import advisor
+from advisor.pipeline import with_schedule
+from advisor.rules import violations
+from advisor.whatif import HELPS_ABOVE, WhatIf, what_if
+from costmodel.knobs import KNOBS
+from costmodel.plan import Plan
+from costmodel.predict import predict
+
+SMALL = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
+LARGE = [
+    *["--model", "llama3-70b", "--gpus", "64", "--gpu", "b200", "--tp", "4", "--pp", "4", "--vpp", "5"],
+    "--sequence-parallel",
+]
+TOO_LARGE = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--global-batch", "128"]
+PLANS = {"small": SMALL, "large": LARGE, "too large": TOO_LARGE}
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(advisor, ["whatif", *arguments])
+
+
+def case_of(tmp_path, arguments):
+    path = str(tmp_path / "plan.toml")
+    CliRunner().invoke(advisor, ["predict", *arguments, "--save", path], catch_exceptions=False)
+    return read_case(path, {})
+
+
+@pytest.fixture(params=PLANS, scope="module")
+def tried(request, tmp_path_factory):
+    case = case_of(tmp_path_factory.mktemp("whatif"), PLANS[request.param])
+    return case, what_if(case, KNOBS)
+
+
+def test_deltas_are_differences_of_predictions(tried):
+    case, result = tried
+
+    def fresh(plan: Plan):
+        return with_schedule(predict(case.model, case.workload, case.cluster, plan, case.stack))
+
+    base = fresh(case.plan)
+    assert result.changes
+    for change in result.changes:
+        other = fresh(change.neighbour.plan)
+        assert change.delta_time == pytest.approx(other.step_time_s - base.step_time_s, abs=1e-9)
+        assert change.delta_memory == pytest.approx(other.peak_memory_bytes - base.peak_memory_bytes, abs=1)
+        assert change.fits == other.fits
+
+
+def test_fastest_first_and_those_that_do_not_fit_last(tried):
+    _, result = tried
+    keys = [(not change.fits, change.delta_time) for change in result.changes]
+    assert keys == sorted(keys)
+
+
+def test_every_knob_is_tried_or_named_as_stuck(tried):
+    _, result = tried
+    legal = {change.neighbour.knob for change in result.changes}
+    assert legal | set(result.stuck) == set(KNOBS)
+    assert not legal & set(result.stuck)
+    moving = {change.neighbour.knob for change in result.movers}
+    assert moving | set(result.still) == legal
+    assert not moving & set(result.still)
+
+
+def test_neighbours_are_legal_and_keep_the_gpus(tried):
+    case, result = tried
+    for change in result.changes:
+        plan = change.neighbour.plan
+        assert plan.world == case.plan.world
+        found = violations(case.model, case.workload, case.cluster, plan, case.gpus)
+        assert all(violation.severity != "ERROR" for violation in found)
+
+
+def test_a_neighbour_differs_by_its_knob_and_what_it_says_follows(tried):
+    case, result = tried
+    for change in result.changes:
+        each = change.neighbour
+        differing = {name for name in KNOBS if getattr(each.plan, name) != getattr(case.plan, name)}
+        assert differing == {each.knob, *each.follows}
+
+
+def test_forbidden_neighbours_say_why(tried):
+    _, result = tried
+    assert result.forbidden
+    assert all(each.reason for each in result.forbidden)
+
+
+def test_the_best_change_is_the_fastest_that_fits(tried):
+    _, result = tried
+    best = result.best()
+    fitting = [change for change in result.movers if change.fits]
+    if result.base.fits:
+        helping = [change for change in fitting if change.share < -HELPS_ABOVE]
+        assert best == (helping[0] if helping else None)
+    else:
+        assert best == fitting[0]
+
+
+def test_the_term_that_moved_is_the_largest_difference(tried):
+    _, result = tried
+    before = {leaf.name: leaf.value for leaf in result.base.time.leaves()}
+    for change in result.movers:
+        after = {leaf.name: leaf.value for leaf in change.prediction.time.leaves()}
+        largest = max(abs(after.get(name, 0) - before.get(name, 0)) for name in {**before, **after})
+        assert change.moved is not None
+        if change.moved.unit == "s":
+            assert abs(change.moved.delta) == pytest.approx(largest, abs=1e-12)
+        else:
+            assert abs(change.delta_time) <= 1e-9 * result.base.step_time_s
+
+
+def test_sizes_are_halved_and_doubled_while_dp_follows():
+    document = json.loads(run(*LARGE, "--knob", "tp", "--json").output)
+    moves = {change["to"]: change["follows"] for change in document["changes"]}
+    assert moves == {2: {"dp": 8}, 8: {"dp": 2}}
+
+
+def test_what_a_knob_needs_follows_it():
+    document = json.loads(run(*SMALL, "--knob", "fsdp", "--knob", "recompute-modules", "--json").output)
+    changes = {change["knob"]: change for change in document["changes"]}
+    assert changes["fsdp"]["follows"] == {"zero_stage": 3}
+    assert changes["recompute_modules"]["follows"] == {"recompute": "selective"}
+    assert {change["knob"] for change in document["changes"]} == {"fsdp", "recompute_modules"}
+
+
+def test_text_answers_first_and_tells_what_does_not_move():
+    done = run(*SMALL)
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert lines[0].startswith("Best single change: ") or lines[0].startswith("No single change")
+    assert "\nmove nothing here: " in done.output
+    assert max(map(len, lines)) <= 100
+    assert "Cannot be" not in done.output
+    assert "\nCannot be\n" in run(*SMALL, "--all").output
+
+
+def test_a_plan_that_does_not_fit_is_mended():
+    done = run(*TOO_LARGE)
+    assert done.exit_code == 1
+    assert done.output.startswith("This plan does not fit; the fastest single change that mends it is ")
+
+
+def test_json_holds_everything():
+    document = json.loads(run(*SMALL, "--json").output)
+    assert {"base", "best", "changes", "forbidden", "move_nothing", "no_legal_neighbour"} <= document.keys()
+    for change in document["changes"]:
+        expected = document["base"]["step_time_s"] + change["delta_step_time_s"]
+        assert change["step_time_s"] == pytest.approx(expected, abs=1e-9)
+    named = {change["knob"] for change in document["changes"]} | set(document["no_legal_neighbour"])
+    assert named == set(KNOBS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*SMALL, "--knob", "tq"],
+        ["/nowhere/plan.toml"],
+        ["--model", "llama3-8b", "--gpus", "8"],
+        [*SMALL, "--micro-batch", "0"],
+        ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "3"],
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments, monkeypatch, capsys):
+    from advisor.cli import main
+
+    monkeypatch.setattr("sys.argv", ["advisor", "whatif", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("Error: ")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_result_without_movers_says_that_none_helps(tmp_path):
+    from advisor.whatif_text import answer
+
+    case = case_of(tmp_path, SMALL)
+    result = what_if(case, ["moe_grouped_gemm"])
+    assert isinstance(result, WhatIf)
+    assert answer(result) == "No single change that fits makes this plan faster."
