@@ -5,30 +5,52 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from costmodel.layout import Layout, plan_layout
 from costmodel.predict import Prediction, TermValue
 from costmodel.simulate import Timeline, pipeline_makespan, simulate_pipeline
+from costmodel.symbols import BLOCKS
 
 CORRECTION = "schedule_correction"
+
+
+def layout_of(prediction: Prediction) -> Layout:
+    """Which layers stand on which stage and chunk."""
+    plan = prediction.plan
+    return plan_layout(
+        prediction.model,
+        plan.pp,
+        plan.vpp,
+        account_embedding=plan.account_embedding,
+        account_loss=plan.account_loss,
+        text=plan.pipeline_layout,
+        first=plan.first_stage_layers,
+        last=plan.last_stage_layers,
+        seq_len=prediction.workload.seq_len,
+    )
 
 
 def chunk_times(prediction: Prediction) -> tuple[list[list[float]], list[list[float]]]:
     """Forward and backward time of one micro-batch, by stage and chunk. [s]
 
-    Layers are even but for those that embedding and loss stand in for; the embedding is in the first
-    chunk, logits and loss in the last. Launch gaps and vocabulary split between the passes as the layers do.
+    Each chunk has its own blocks; the embedding is in the first chunk, MTP heads, logits and loss in the last.
+    Launch gaps and vocabulary split between the passes as the blocks of the pace-setting stage do.
     """
-    values, plan = prediction.values, prediction.plan
-    pp, vpp = plan.pp, plan.vpp
-    layers = [[values["middle_stage_layers"] / vpp] * vpp for _ in range(pp)]
-    if pp > 1:
-        layers[0][0] -= plan.account_embedding
-        layers[-1][-1] -= plan.account_loss
-    whole = [[count * values["layer_time"] for count in stage] for stage in layers]
+    values, layout = prediction.values, layout_of(prediction)
+    whole = [
+        [sum(number * values[f"{block}_time"] for block, number in chunk.blocks) for chunk in stage]
+        for stage in layout.chunks
+    ]
     whole[0][0] += values["first_stage_time"] - sum(whole[0])
-    whole[-1][-1] += values["last_stage_time"] - sum(whole[-1])
-    share = values["layer_forward_time"] / (values["layer_forward_time"] + values["layer_backward_time"])
-    forward = [[share * time for time in stage] for stage in whole]
-    backward = [[(1 - share) * time for time in stage] for stage in whole]
+    if len(whole) > 1:
+        whole[-1][-1] += values["last_stage_time"] - sum(whole[-1])
+    blocks = [block for block in BLOCKS if f"{block}_time" in values]
+    forward_part, backward_part = (
+        sum(values[f"{block}_pace"] * values[f"{block}_{kind}_time"] for block in blocks)
+        for kind in ("forward", "backward")
+    )
+    share = forward_part / (forward_part + backward_part)
+    forward = [[share * max(time, 0.0) for time in stage] for stage in whole]
+    backward = [[(1 - share) * max(time, 0.0) for time in stage] for stage in whole]
     return forward, backward
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from costmodel.binding_hardware import hardware_inputs
 from costmodel.bound import Bound
+from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
+from costmodel.symbols import BLOCKS
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
@@ -35,23 +37,24 @@ def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
-    if workload.task != "pretrain":
-        raise ValueError(
-            f"--task {workload.task}: its cost is not built yet (frozen weights and packed sequences are missing). "
-            "Try --task pretrain, an upper bound of its time and memory."
-        )
     return (
         _model_inputs(model)
-        | {"s": Bound(float(workload.seq_len), "workload: seq_len")}
+        | _workload_inputs(workload)
         | _precision_inputs(precision)
         | hardware_inputs(cluster, precision_recipe(precision), precision, stack)
     )
 
 
 def _model_inputs(model: ModelSpec) -> dict[str, Bound]:
-    rotary = model.learned_positions == 0
-    numbers: dict[str, float] = {
-        "L": model.num_layers,
+    numbers = _dense_numbers(model) | _attention_numbers(model) | _expert_numbers(model) | _mixer_numbers(model)
+    numbers |= {f"{block}_total": total_blocks(model)[block] for block in BLOCKS}
+    return {
+        name: Bound(float(number), f"model {model.name}: {model.source}") for name, number in numbers.items()
+    }
+
+
+def _dense_numbers(model: ModelSpec) -> dict[str, float]:
+    return {
         "h": model.hidden,
         "f": model.ffn_hidden,
         "a": model.num_heads,
@@ -61,16 +64,91 @@ def _model_inputs(model: ModelSpec) -> dict[str, Bound]:
         "V": model.vocab_padded or model.vocab,
         "V_multiple": 1 if model.vocab_padded else (model.vocab_divisible_by or 128),
         "positions": model.learned_positions,
-        "rotary": float(rotary),
+        "rotary": float(model.learned_positions == 0),
         "tied": float(model.tied_embeddings),
         "norm_vectors": 1 if model.norm == "RMSNorm" else 2,
         "biases": float(model.linear_bias),
         "qkv_biases": float(model.linear_bias or model.qkv_bias),
         "qk_norms": float(model.qk_norm),
+        "mtp_total": model.mtp_layers,
     }
+
+
+def _attention_numbers(model: ModelSpec) -> dict[str, float]:
+    """Windows, chunks and latents. Full attention stands on every full_attention_interval-th layer; chunked
+    attention on all but every nope_layer_interval-th."""
+    window, mla = model.sliding_window, model.mla
+    share = 0.0
+    if window is not None:
+        share = 1.0 - 1.0 / window.full_attention_interval if window.full_attention_interval else 1.0
+    chunk_share = 0.0
+    if model.attention_chunk:
+        chunk_share = 1.0 - 1.0 / model.nope_layer_interval if model.nope_layer_interval else 1.0
     return {
-        name: Bound(float(number), f"model {model.name}: {model.source}") for name, number in numbers.items()
+        "output_gate": float(model.attention_output_gate),
+        "sinks": float(model.attention_sink),
+        "window": window.window if window else 0,
+        "window_share": share,
+        "chunk": model.attention_chunk,
+        "chunk_share": chunk_share,
+        "q_lora": (mla.q_lora_rank or 0) if mla else 0,
+        "kv_lora": (mla.kv_lora_rank or 0) if mla else 0,
+        "d_nope": mla.qk_head_dim if mla else 0,
+        "d_rope": mla.qk_pos_emb_head_dim if mla else 0,
+        "d_v": mla.v_head_dim if mla else 0,
     }
+
+
+def _expert_numbers(model: ModelSpec) -> dict[str, float]:
+    moe = model.moe
+    return {
+        "E": moe.num_experts if moe else 1,
+        "topk": moe.topk if moe else 1,
+        "fe": moe.expert_ffn if moe else 0,
+        "fs": moe.shared_expert_ffn if moe else 0,
+        "he": (moe.latent_size or model.hidden) if moe else model.hidden,
+        "expert_bias": float(moe.expert_bias) if moe else 0.0,
+        "shared_gate": float(moe.shared_expert_gate) if moe else 0.0,
+    }
+
+
+def _mixer_numbers(model: ModelSpec) -> dict[str, float]:
+    mamba, delta = model.mamba, model.gated_delta
+    taps = mamba.conv_kernel if mamba else delta.conv_kernel if delta else 0
+    return {
+        "mamba_heads": mamba.num_heads if mamba else 0,
+        "mamba_dim": mamba.head_dim if mamba else 0,
+        "mamba_state": mamba.state_dim if mamba else 0,
+        "mamba_groups": mamba.num_groups if mamba else 0,
+        "delta_key_heads": delta.num_key_heads if delta else 0,
+        "delta_value_heads": delta.num_value_heads if delta else 0,
+        "delta_key_dim": delta.key_head_dim if delta else 0,
+        "delta_value_dim": delta.value_head_dim if delta else 0,
+        "conv": taps,
+    }
+
+
+def _workload_inputs(workload: Workload) -> dict[str, Bound]:
+    """Sequences, documents and the task. E[l^2] / E[l] = mean (1 + cv^2) is what attention meets of a document.
+
+    A pack of s / mean documents has attention work that varies as their squares do: cv of the sum is
+    2 cv / sqrt(documents), to first order. Padded sequences are computed whole.
+    """
+    s, mean, cv = workload.seq_len, workload.mean_length, workload.length_cv
+    short = 0 < mean < s
+    met = min(mean * (1 + cv**2), s) if short and workload.packed else s
+    # On average half a document does not fit into a pack any more.
+    packed_fill = max(1 - mean / (2 * s), 0.5)
+    numbers = {
+        "s": s,
+        "document": met,
+        "fill": 1.0 if not short else packed_fill if workload.packed else mean / s,
+        "document_spread": 2 * cv / (s / mean) ** 0.5 if short and workload.packed else 0.0,
+        "trained": float(workload.task != "lora"),
+        "lora_rank": workload.lora_rank if workload.task == "lora" else 0,
+        "imbalance": workload.moe_imbalance,
+    }
+    return {name: Bound(float(number), "workload") for name, number in numbers.items()}
 
 
 def _precision_inputs(precision: str) -> dict[str, Bound]:

@@ -23,6 +23,11 @@ NETWORK_EFFICIENCY = 0.92
 NETWORK_LATENCY = 45e-6
 # Half-width of the 90 % interval where no step of the generation was ever published.
 UNKNOWN_SPREAD = 0.35
+# Pinned copies reach this share of the host link. Source: NVIDIA bandwidthTest on PCIe 5 and NVLink-C2C.
+HOST_LINK_EFFICIENCY = 0.85
+# A GPU's share of the host's memory bandwidth where the cluster's file has none: eight DDR5 channels for four.
+HOST_MEMORY_BANDWIDTH = 75e9
+ATTENTION_FP8_GAIN = 1.25
 # Share of a link that point-to-point copies reach (NVLink P2P 0.83 of the rate).
 SEND_RECV_EFFICIENCY = 0.83
 
@@ -47,7 +52,6 @@ def hardware_inputs(
         "gpu_sms": _quantity(cluster, "sm_count"),
         "gpu_memory": _quantity(cluster, "hbm_capacity_usable"),
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
-        "domain": Bound(float(cluster.domain_size), f"cluster {cluster.name}: GPUs of one scale-up domain"),
     }
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
     bound |= _attention(tables, cluster, table_of_base)
@@ -61,7 +65,7 @@ def hardware_inputs(
     bound["kernel_launch"] = _leaf(tables, cluster, "host", "kernel_launch")
     bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]
-    bound |= _collectives(tables, cluster)
+    bound |= _collectives(tables, cluster) | _host(cluster)
     bound |= _step(tables, cluster, gemm, stack or cluster_stack(cluster))
     return bound
 
@@ -193,6 +197,20 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
         f"link {network.name}: latency for each doubling of the domains",
     )
     return bound
+
+
+def _host(cluster: Cluster) -> dict[str, Bound]:
+    """Links to the host, its memory, and what a GPU's generation decides about queues and FP8 attention."""
+    generation, link = cluster.gpu.generation, cluster.host_link
+    quantity = cluster.quantities.get("host_memory_bandwidth")
+    share = quantity.si / cluster.gpus_per_node if quantity else HOST_MEMORY_BANDWIDTH
+    queued = generation in ("ampere", "hopper", "ada")
+    return {
+        "host_link": Bound(link.bandwidth * HOST_LINK_EFFICIENCY, f"link {link.name}, {HOST_LINK_EFFICIENCY} of it"),
+        "host_memory": Bound(share, "host memory bandwidth, a GPU's share"),
+        "queued": Bound(float(queued), f"{generation}: one hardware queue orders kernels before Blackwell"),
+        "attention_fp8_gain": Bound(ATTENTION_FP8_GAIN, "NVIDIA cudnn-frontend, FP8 over BF16 attention"),
+    }
 
 
 def _link_constants(operation: str, bandwidth: float, latency: float, where: str) -> dict[str, Bound]:

@@ -13,10 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.knobs import KNOBS
+from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES, Plan
+from costmodel.stage_inputs import LAYOUTS, layout_inputs, placement_inputs
+from costmodel.workload import Workload
 
 Array = NDArray[np.float64]
 Columns = Mapping[str, Array]
+# SMs that DeepEP and HybridEP take by default. Source: Megatron-Core, moe_deepep_num_sms.
+DISPATCHER_SMS = 20
+OPTIMIZER_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 CODED = tuple(name for name, knob in KNOBS.items() if knob.kind == "choice" and name != "precision")
 NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.kind in ("int", "float", "bool"))
@@ -28,19 +35,12 @@ ITEMS = {
 MODULE_COLUMNS = tuple(f"recompute_{module}" for module in RECOMPUTE_MODULES)
 
 
-class _Texts:
-    """Numbers for texts, so that a column can hold them; 0 is the empty text."""
-
-    def __init__(self) -> None:
-        self.known = [""]
-
-    def code(self, text: str) -> int:
+def code(self, text: str) -> int:
         if text not in self.known:
             self.known.append(text)
         return self.known.index(text)
 
 
-LAYOUTS = _Texts()
 
 
 def code(name: str, value: str) -> int:
@@ -95,12 +95,20 @@ def plan_from_columns(columns: Columns, index: int, precision: str) -> Plan:
 
 
 def plan_inputs(
-    columns: Columns, *, num_layers: int, global_batch: int, precision_bytes: float, quantised: bool
+    columns: Columns,
+    *,
+    model: ModelSpec,
+    workload: Workload,
+    domain: int,
+    precision_bytes: float,
+    quantised: bool,
+    block_scaled: bool = False,
 ) -> dict[str, Array]:
     """Input symbols of the group "plan" for every row.
 
-    precision_bytes is the size of the model's own format (2 or 4), quantised whether the recipe keeps
-    quantised weights that fp8_param_gather can send.
+    domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
+    whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
+    MXFP8, gathered in 16 bits. Raises ValueError when a pipeline layout does not fit.
     """
     rows = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))
     full = {
@@ -108,56 +116,183 @@ def plan_inputs(
         for name, value in default_columns().items()
     }
     c = full | {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
-    p2p, gather, a2a, mixed = (
-        c["cp_comm_type"] == code("cp_comm_type", kind) for kind in KNOBS["cp_comm_type"].choices
-    )
-    full_recompute = c["recompute"] == code("recompute", "full")
-    selective = c["recompute"] == code("recompute", "selective")
-    accounted = num_layers + c["account_embedding"] + c["account_loss"]
-    stage_layers = np.ceil(accounted / (c["pp"] * c["vpp"])) * c["vpp"]
-    chosen = np.where(c["recompute_num_layers"] > 0, c["recompute_num_layers"], stage_layers)
-    world_shard = c["dp"] * c["cp"]
-    return {
-        "tp": c["tp"],
-        "pp": c["pp"],
-        "vpp": c["vpp"],
-        "cp": c["cp"],
-        "dp": c["dp"],
+    inputs = _sizes(c, workload.global_batch) | _sharding(c)
+    inputs |= layout_inputs(c, model, workload.seq_len)
+    inputs |= placement_inputs(c, inputs, domain)
+    inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
+    inputs |= _recompute(c, inputs["layers_pace"]) | _graphs(c, model) | _offload(c, inputs["layers_pace"])
+    inputs |= _formats(c, precision_bytes, quantised, block_scaled)
+    inputs["bf16_share"] = np.minimum(2 * c["bf16_end_layers"] / model.num_layers, 1.0)
+    return inputs
+
+
+def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
+    edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
+    return {name: c[name] for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")} | {
+        "edp": edp,
         "b": c["micro_batch"],
         "m": global_batch / (c["micro_batch"] * c["dp"]),
         "sp": c["sequence_parallel"] * (c["tp"] > 1),
+        "vpp_group": np.where(c["vpp_group_size"] > 0, c["vpp_group_size"], c["pp"]),
+    }
+
+
+def _sharding(c: Columns) -> dict[str, Array]:
+    """Over how many ranks what is sharded; several optimizer instances share the ranks."""
+    ranks = c["dp"] * c["cp"]
+    instances = np.minimum(c["optimizer_instances"], ranks)
+    limited = (c["fsdp_shard_size"] > 0) & (c["fsdp"] > 0)
+    shard = np.where(limited, np.minimum(c["fsdp_shard_size"], ranks), ranks / instances)
+    edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
+    return {
         "optimizer_sharded": (c["zero_stage"] >= 1) * 1.0,
         "grads_sharded": (c["zero_stage"] >= 2) * 1.0,
         "params_sharded": (c["zero_stage"] >= 3) * 1.0,
         "fsdp": c["fsdp"],
-        "shard": np.where(
-            (c["fsdp_shard_size"] > 0) & (c["fsdp"] > 0),
-            np.minimum(c["fsdp_shard_size"], world_shard),
-            world_shard,
-        ),
+        "shard": shard,
+        "expert_shard": np.maximum(edp * shard / ranks, 1.0),
+        "instances": instances,
+    }
+
+
+def _exchange(c: Columns) -> dict[str, Array]:
+    p2p, gather, a2a, mixed = (
+        c["cp_comm_type"] == code("cp_comm_type", kind) for kind in KNOBS["cp_comm_type"].choices
+    )
+    return {
         "cp_p2p": p2p * 1.0,
         "cp_all_gather": gather * (c["cp"] > 1) * 1.0,
         "cp_a2a": a2a * 1.0,
         "cp_a2a_size": np.where(a2a, c["cp"], np.where(mixed, np.minimum(c["cp_a2a_size"], c["cp"]), 1.0)),
-        "recompute_layers": np.where(full_recompute, np.minimum(chosen / stage_layers, 1.0), 0.0),
-        "recompute_attention": selective * c["recompute_core_attn"],
-        "recompute_mlp": selective * c["recompute_mlp"],
-        "recompute_norm": selective * c["recompute_layernorm"],
-        "recompute_activation": selective * c["recompute_activation"],
-        "unfused": (c["attention_backend"] == code("attention_backend", "unfused")) * 1.0,
+    }
+
+
+def _expert_inputs(c: Columns) -> dict[str, Array]:
+    kinds = {kind: c["moe_dispatcher"] == code("moe_dispatcher", kind) for kind in KNOBS["moe_dispatcher"].choices}
+    capacity = c["moe_capacity_factor"]
+    return {
+        "dispatch_once": (kinds["deepep"] | kinds["hybridep"]) * 1.0,
+        "dispatch_fused": kinds["hybridep"] * 1.0,
+        "dispatch_gather": kinds["allgather"] * 1.0,
+        "dispatch_sms": np.where(c["dispatcher_sms"] > 0, c["dispatcher_sms"], DISPATCHER_SMS),
+        "capacity": np.where(capacity > 0, capacity, 1.0),
+        "dropless": (capacity == 0) * 1.0,
+        "ep_overlap": c["overlap_moe_comm"],
+        "delay_wgrad": c["delay_wgrad"],
+        "shared_overlap": c["shared_expert_overlap"],
+        "grouped": c["moe_grouped_gemm"],
+        "permute_fused": c["moe_permute_fusion"],
+        "router_fused": c["moe_router_fusion"],
+    }
+
+
+def _overlaps(c: Columns) -> dict[str, Array]:
+    splits = c["tp_overlap_splits"]
+    return {
         "tp_overlap": c["tp_comm_overlap"] * c["sequence_parallel"],
+        "overlap_chunks": np.where(splits > 0, np.maximum(splits, 1.0), c["tp"]),
+        "overlap_sms": c["tp_overlap_sms"],
         "overlap_reduce": c["overlap_grad_reduce"],
         "overlap_gather": c["overlap_param_gather"],
         "overlap_p2p": c["overlap_p2p"],
-        "graph": c["cuda_graph"],
-        "grad_bytes": np.where(c["grad_reduce_in_fp32"] > 0, 4.0, 2.0),
-        "gather_bytes": np.where((c["fp8_param_gather"] > 0) & quantised, 1.0, precision_bytes),
+        "one_queue": (c["max_connections"] == 1) * 1.0,
+        "many_queues": (c["max_connections"] > 1) * 1.0,
+        "norm_margin": c["layernorm_sm_margin"],
+        "bucket": c["bucket_size"],
+        "sharp": c["sharp"],
+        "user_buffers": c["nccl_ub"],
+        "nvls": c["nvls"],
+    }
+
+
+def _flags(c: Columns) -> dict[str, Array]:
+    off = {
+        "own_gc": "manual_gc",
+        "unbound": "cpu_binding",
+        "stream_records": "avoid_record_streams",
+        "rope_split": "rope_fusion",
+        "activation_split": "bias_activation_fusion",
+        "residual_split": "bias_dropout_fusion",
+        "accumulate_split": "gradient_accumulation_fusion",
+    }
+    on = {
+        "vboost": "vboost",
+        "segments": "expandable_segments",
+        "defer_wgrad": "defer_embedding_wgrad",
+        "fp8_attention": "fp8_attention",
+        "fused_loss": "fused_cross_entropy",
+        "dropout": "dropout",
+    }
+    unfused = c["attention_backend"] == code("attention_backend", "unfused")
+    return (
+        {name: 1.0 - c[knob] for name, knob in off.items()}
+        | {name: c[knob] for name, knob in on.items()}
+        | {"unfused": unfused * 1.0}
+    )
+
+
+def _recompute(c: Columns, stage_layers: Array) -> dict[str, Array]:
+    full = c["recompute"] == code("recompute", "full")
+    selective = c["recompute"] == code("recompute", "selective")
+    chosen = np.where(c["recompute_num_layers"] > 0, c["recompute_num_layers"], stage_layers)
+    names = {"attention": "core_attn", "norm": "layernorm"}
+    ours = ("attention", "mlp", "norm", "activation", "moe", "moe_act", "shared_experts", "mla_up_proj")
+    return {"recompute_layers": np.where(full, np.minimum(chosen / np.maximum(stage_layers, 1), 1.0), 0.0)} | {
+        f"recompute_{name}": selective * c[f"recompute_{names.get(name, name)}"] for name in ours
+    }
+
+
+def _graphs(c: Columns, model: ModelSpec) -> dict[str, Array]:
+    """What CUDA graphs hold: the named scopes, or without names everything that can be captured.
+
+    Experts without token drop have shapes that change, so that only their router and preprocessing can be.
+    """
+    named = sum(c[f"graph_{scope}"] for scope in KNOBS["cuda_graph_scope"].choices) > 0
+    everything = c["cuda_graph"] * np.where(named, c["graph_full_iteration"], 1.0)
+    static = (c["moe_capacity_factor"] > 0) | (c["graph_full_iteration"] > 0)
+    on = c["cuda_graph"]
+    router = np.maximum(c["graph_moe_router"], c["graph_moe_preprocess"])
+    return {
+        "graph": on,
+        "graph_attention": np.maximum(everything, on * c["graph_attn"]),
+        "graph_mlp": np.maximum(everything, on * c["graph_mlp"]),
+        "graph_mamba": np.maximum(everything, on * c["graph_mamba"]),
+        "graph_router": np.maximum(everything, on * router),
+        "graph_experts": np.maximum(everything * static, on * c["graph_moe"]),
+    }
+
+
+def _offload(c: Columns, stage_layers: Array) -> dict[str, Array]:
+    modules = {name: c[name] for name, (knob, _) in ITEMS.items() if knob == "offload_modules"}
+    return modules | {
+        "offload_share": np.minimum(c["offload_layers"] / np.maximum(stage_layers, 1), 1.0),
+        "offload_weights": c["offload_weights"],
+        "optimizer_offload": c["optimizer_offload"] / 100.0,
+        "offload_overlapped": c["overlap_optimizer_offload"],
+    }
+
+
+def _formats(c: Columns, precision_bytes: float, quantised: bool, block_scaled: bool) -> dict[str, Array]:
+    """Bytes of gradients, gathered parameters and optimizer state.
+
+    The precision-aware optimizer keeps moments in their own formats, and of a 32-bit master parameter the 16
+    bits that BF16 lacks. Source: Megatron-Core, optimizer_config.py; TE FusedAdam, store_param_remainders.
+    """
+    sizes = {name: np.array([DTYPE_BYTES[kind] for kind in KNOBS[name].choices]) for name in OPTIMIZER_DTYPES}
+    size = {name: sizes[name][c[name].astype(int)] for name in OPTIMIZER_DTYPES}
+    halves = (c["param_remainders"] > 0) & (size["main_params_dtype"] == 4) & (precision_bytes == 2)
+    master = np.where(halves, 2.0, size["main_params_dtype"])
+    aware = master + size["exp_avg_dtype"] + size["exp_avg_sq_dtype"]
+    grads = np.where(c["grad_reduce_in_fp32"] > 0, 4.0, 2.0)
+    gathers = (c["fp8_param_gather"] > 0) & quantised
+    one_byte = gathers & (not block_scaled)
+    own_buffer = gathers & block_scaled & (c["reuse_grad_buf"] == 0)
+    return {
+        "grad_bytes": grads,
+        "gather_bytes": np.where(one_byte, 1.0, precision_bytes),
         "param_gather": c["fp8_param_gather"] * quantised,
+        "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),
         "state_bytes": np.where(
-            c["precision_aware_optimizer"] > 0, 6.0, 12.0 if precision_bytes < 4 else 8.0
+            c["precision_aware_optimizer"] > 0, aware, 12.0 if precision_bytes < 4 else 8.0
         ),
-        "account_embedding": c["account_embedding"],
-        "account_loss": c["account_loss"],
-        "fused_loss": c["fused_cross_entropy"],
-        "dropout": c["dropout"],
     }

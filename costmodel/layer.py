@@ -1,387 +1,327 @@
-"""One decoder layer on one rank and one micro-batch: forward and backward time, part by part.
+"""One block on one rank and one micro-batch: forward and backward time, part by part.
 
-Every function writes its quantities into the ledger and returns the symbols of what it wrote, so
-that `costmodel.step` can multiply them by layers and micro-batches.
+`block_times` writes a block's quantities into the ledger, each under the block's name, and returns the
+symbols of what it wrote, so that `costmodel.step` can multiply them by blocks and micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
+from costmodel.exposed import Times, context_parallel_times, tensor_parallel_times
+from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger
-from costmodel.timing import kernels, overlap
-from costmodel.timing.network import (
-    all_gather_time,
-    all_reduce_time,
-    all_to_all_time,
-    reduce_scatter_time,
-    send_recv_time,
-)
-from costmodel.work import attention, communication, elementwise, linear, quantisation
+from costmodel.timing import kernels
+from costmodel.work import attention, mixers, quantisation
+from costmodel.work.block import BlockWork
+from costmodel.work.experts import experts
+from costmodel.work.linear import kv_heads_per_rank, tokens
+from costmodel.work.mla import core_width, mla
+from costmodel.work.mlp import mlp
+
+Parts = dict[str, Amount]
+# NVTE_FWD/BWD_LAYERNORM_SM_MARGIN of the published recipes.
+USUAL_NORM_MARGIN = 16
 
 
 @dataclass(frozen=True)
-class LayerTimes:
-    """Seconds of one layer and micro-batch, by kind and pass, as symbols of the ledger.
+class BlockTimes:
+    """Seconds of one block and micro-batch, by kind and pass, as symbols of the ledger.
 
-    forward, backward and recompute map a kind ("linear", "attention", ...) to seconds.
+    forward, backward: kind ("linear", "attention", ...) to seconds; again: what its recompute setting repeats;
+    shared: forward and backward of the shared experts; kernels_*: kernels issued; wait: host round trips.
     """
 
-    forward: dict[str, Amount]
-    backward: dict[str, Amount]
-    recompute: Amount
+    work: BlockWork
+    forward: Parts
+    backward: Parts
+    again: Amount
     kernels_forward: Amount
     kernels_backward: Amount
+    shared: Amount = 0
+    wait: Amount = 0
+    parts: Parts = field(default_factory=dict)
 
 
-def linear_gemm(
-    x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False
-) -> Amount:
-    """Seconds of one GEMM of a linear layer in the recipe's format; see `costmodel.timing.kernels`. [s]
+def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> BlockWork:
+    """Amounts of the block of that name."""
+    if name == "attention":
+        return attention.attention(x)
+    if name == "mla":
+        return mla(x, features)
+    if name == "mlp":
+        return mlp(x)
+    if name == "experts":
+        return experts(x, features)
+    return mixers.mamba(x) if name == "mamba" else mixers.delta(x)
 
-    accumulate: a weight gradient adds to an FP32 (or 16-bit) buffer, read and written.
+
+def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features: Collection[str]) -> Times:
+    """Forward, data-gradient and weight-gradient time of each linear layer, and its quantisation.
+
+    With frozen weights (task lora) weight gradients vanish; the adapters' GEMMs are counted apart.
     """
-    return kernels.gemm_time(
-        rows,
-        columns,
-        inner,
-        peak=x.linear_peak,
-        fraction=x.linear_fraction * x.linear_scale * x.library_scale,
-        num_sms=x.gpu_sms,
-        wave_weight=x.linear_wave,
-        launch=x.linear_launch,
-        **gemm_memory(x, rows, columns, inner, x.operand_bytes, accumulate),
-    )
-
-
-def model_gemm(
-    x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, accumulate: bool = False
-) -> Amount:
-    """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits. [s]"""
-    return kernels.gemm_time(
-        rows,
-        columns,
-        inner,
-        peak=x.gpu_peak,
-        fraction=model_gemm_fraction(x),
-        num_sms=x.gpu_sms,
-        wave_weight=x.gemm_wave,
-        launch=x.gemm_launch,
-        **gemm_memory(x, rows, columns, inner, x.activation_bytes, accumulate),
-    )
-
-
-def model_gemm_fraction(x: SimpleNamespace) -> Amount:
-    """Fraction of the 16-bit (or 32-bit) peak that large GEMMs reach inside a step. [1]"""
-    return x.gemm_fraction * x.gemm_scale * x.library_scale
-
-
-def gemm_memory(
-    x: SimpleNamespace, rows: Amount, columns: Amount, inner: Amount, operand_bytes: Amount, accumulate: bool
-) -> dict[str, Amount]:
-    """Bytes that a GEMM moves [byte] and the bandwidth a memory-bound one reaches [byte/s]."""
-    output = 2 * x.grad_bytes if accumulate else x.activation_bytes
-    return {
-        "num_bytes": linear.gemm_bytes(rows, columns, inner, operand_bytes, output),
-        "bandwidth": x.hbm_bandwidth * x.gemm_bandwidth_fraction,
-    }
-
-
-def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
-    """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    return kernels.stream_time(
-        num_bytes, bandwidth=x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion, fraction=fraction
-    )
-
-
-def linear_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, dict[str, Amount]]:
-    """Forward, data-gradient and weight-gradient time of each linear layer, and its quantisation."""
-    rows = ledger.define("tokens", linear.tokens(x), "1", linear.tokens)
-    times: dict[str, dict[str, Amount]] = {}
-    for layer in linear.linears(x):
-        columns = ledger.define(f"{layer.name}_columns", layer.columns, "1", linear.linears)
-        inner = ledger.define(f"{layer.name}_inner", layer.inner, "1", linear.linears)
-        quantise_weight = x.quantise_weight_bytes * columns * inner / x.m
-        quantise_forward = (
-            x.quantise_input_bytes * quantisation.quantise_input_elements(x, layer) + quantise_weight
-        )
-        quantise_backward = x.quantise_grad_bytes * quantisation.quantise_grad_elements(x, layer)
-        formulas: dict[str, tuple[Amount, Callable[..., Amount]]] = {
-            "forward": (linear_gemm(x, rows, columns, inner), kernels.gemm_time),
-            "dgrad": (linear_gemm(x, rows, inner, columns), kernels.gemm_time),
-            "wgrad": (linear_gemm(x, columns, inner, rows, accumulate=True), kernels.gemm_time),
+    times: Times = {}
+    for layer in block.linears:
+        p = f"{block.name}_{layer.name}"
+        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / x.m
+        in_recipe = (1 - x.bf16_share) if layer.quantised else 0
+        cast_forward = x.quantise_input_bytes * quantisation.quantise_input_elements(layer) + weights
+        cast_backward = x.quantise_grad_bytes * quantisation.quantise_grad_elements(layer)
+        mixed = "ends" in features
+        formulas = {
+            "forward": (linear_gemm(x, layer, "forward", mixed), kernels.gemm_time),
+            "dgrad": (linear_gemm(x, layer, "dgrad", mixed), kernels.gemm_time),
+            "wgrad": (x.trained * linear_gemm(x, layer, "wgrad", mixed), kernels.gemm_time),
             "quantise_forward": (
-                stream(x, quantise_forward, x.elementwise_fraction),
+                in_recipe * stream(x, cast_forward, x.elementwise_fraction),
                 quantisation.quantise_input_elements,
             ),
             "quantise_backward": (
-                stream(x, quantise_backward, x.elementwise_fraction),
+                in_recipe * stream(x, cast_backward, x.elementwise_fraction),
                 quantisation.quantise_grad_elements,
             ),
         }
         times[layer.name] = {
-            kind: ledger.define(f"{layer.name}_{kind}", expr, "s", formula)
+            kind: ledger.define(f"{p}_{kind}", expr, "s", formula)
             for kind, (expr, formula) in formulas.items()
         }
     return times
 
 
-def attention_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
-    """Forward and backward time of the attention core, fused or not."""
+def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts:
+    """GEMMs of a block's low-rank adapters, in the model's format: K x r and r x N beside each adapted layer.
+
+    Backward has data and weight gradients of both. Source: E. Hu et al., arXiv:2106.09685.
+    """
+    forward: Amount = 0
+    backward: Amount = 0
+    for layer in block.linears:
+        if layer.adapted:
+            down = (layer.rows, x.lora_rank, layer.inner)
+            up = (layer.rows, layer.columns, x.lora_rank)
+            for rows, columns, inner in (down, up):
+                forward += model_gemm(x, rows, columns, inner)
+                backward += model_gemm(x, rows, inner, columns)
+                backward += model_gemm(x, columns, inner, rows, accumulate=True)
+            # The result is added to the layer's own output.
+            added = stream(x, 3 * x.activation_bytes * layer.rows * layer.columns, x.elementwise_fraction)
+            forward += added
+            backward += added
+    return {
+        "forward": ledger.define(f"{block.name}_adapters_forward", forward, "s", adapter_times),
+        "backward": ledger.define(f"{block.name}_adapters_backward", backward, "s", adapter_times),
+    }
+
+
+def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, width: Amount) -> Parts:
+    """Forward and backward time of the attention core, fused or not; width: mean head dimension of Q K and V."""
     flops = ledger.define(
-        "attention_flops", attention.attention_flops_forward(x), "FLOP", attention.attention_flops_forward
+        f"{block}_flops", attention.core_flops_forward(x, width), "FLOP", attention.core_flops_forward
     )
     # A ring step sees s / cp queries at a time; an all-to-all group sees the whole sequence.
     ring = ledger.define(
-        "cp_ring",
+        f"{block}_cp_ring",
         x.cp / x.cp_a2a_size * (1 - x.cp_all_gather) + x.cp_all_gather,
         "1",
-        communication.context_parallel_ring_bytes,
+        "steps of the context-parallel ring",
     )
-    chunk = x.s / ring
-    fused_forward = kernels.attention_time(
-        flops,
-        chunk,
-        x.d,
-        peak=x.gpu_peak,
-        fraction=x.attention_forward_fraction * x.attention_scale,
-        half_seq=x.attention_forward_half,
-        half_dim=x.attention_half_dim,
-        launch=x.attention_launch * ring,
-    )
-    fused_backward = kernels.attention_time(
-        2.5 * flops,
-        chunk,
-        x.d,
-        peak=x.gpu_peak,
-        fraction=x.attention_backward_fraction * x.attention_scale,
-        half_seq=x.attention_backward_half,
-        half_dim=x.attention_half_dim,
-        launch=x.attention_launch * ring,
-    )
-    square = attention.unfused_attention_flops(x) / (
+    passes = {"forward": 1.0, "backward": 2.5}
+    square = attention.unfused_core_flops(x, width) / (
         x.gpu_peak * model_gemm_fraction(x) * x.unfused_gemm_fraction
     )
-    unfused_forward = square + stream(x, attention.unfused_score_bytes_forward(x), x.elementwise_fraction)
-    unfused_backward = 2 * square + stream(
-        x, attention.unfused_score_bytes_backward(x), x.elementwise_fraction
-    )
-    return {
-        "forward": ledger.define(
-            "attention_forward",
-            (1 - x.unfused) * fused_forward + x.unfused * unfused_forward,
+    scores = {
+        "forward": attention.unfused_score_bytes_forward(x),
+        "backward": attention.unfused_score_bytes_backward(x),
+    }
+    times: Parts = {}
+    for name, factor in passes.items():
+        fused = kernels.attention_time(
+            factor * flops,
+            2 * attention.attended_keys(x) / ring,
+            width,
+            peak=x.gpu_peak * (1 + x.fp8_attention * (x.attention_fp8_gain - 1)),
+            fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale,
+            half_seq=getattr(x, f"attention_{name}_half"),
+            half_dim=x.attention_half_dim,
+            launch=x.attention_launch * ring,
+        )
+        unfused = (1 if name == "forward" else 2) * square + stream(x, scores[name], x.elementwise_fraction)
+        times[name] = ledger.define(
+            f"{block}_core_{name}",
+            (1 - x.unfused) * fused + x.unfused * unfused,
             "s",
             kernels.attention_time,
-        ),
-        "backward": ledger.define(
-            "attention_backward",
-            (1 - x.unfused) * fused_backward + x.unfused * unfused_backward,
-            "s",
-            kernels.attention_time,
-        ),
-    }
+        )
+    return times
 
 
-def elementwise_times(ledger: Ledger, x: SimpleNamespace) -> dict[str, Amount]:
-    """Norms, rotary embedding, activation function and residuals, forward and backward."""
-    parts = {
-        "norm_forward": (elementwise.norm_bytes_forward, x.norm_fraction),
-        "norm_backward": (elementwise.norm_bytes_backward, x.norm_backward_fraction),
-        "activation_forward": (elementwise.activation_bytes_forward, x.elementwise_fraction),
-        "activation_backward": (elementwise.activation_bytes_backward, x.elementwise_fraction),
-        "residual_forward": (elementwise.residual_bytes_forward, x.elementwise_fraction),
-        "residual_backward": (elementwise.residual_bytes_backward, x.elementwise_fraction),
-        "rotary": (elementwise.rotary_bytes, x.elementwise_fraction),
-    }
+def scan_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
+    """Forward and backward time of a recurrent scan; backward recomputes and differentiates: 2.5 times."""
+    formula = mixers.mamba_scan_flops_forward if block == "mamba" else mixers.delta_scan_flops_forward
+    flops = ledger.define(f"{block}_flops", formula(x), "FLOP", formula)
+    rate = x.gpu_peak * x.scan_fraction
     return {
-        name: ledger.define(f"{name}_time", stream(x, count(x), fraction), "s", count)
-        for name, (count, fraction) in parts.items()
+        name: ledger.define(f"{block}_core_{name}", factor * flops / rate, "s", formula)
+        for name, factor in {"forward": 1.0, "backward": 2.5}.items()
     }
 
 
-def tensor_parallel_times(
-    ledger: Ledger, x: SimpleNamespace, times: dict[str, dict[str, Amount]]
-) -> dict[str, Amount]:
-    """Exposed tensor-parallel communication of one layer, forward and backward.
+def stream_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Times:
+    """Forward and backward time of each of the block's element-wise streams.
 
-    Forward: each block gathers its input and reduces its output. Backward: the row-parallel layers
-    gather the output gradient (exposed), the column-parallel layers gather their input again under
-    the data gradient and reduce-scatter the input gradient under the weight gradient, always in
-    Megatron-Core (CUDA_DEVICE_MAX_CONNECTIONS=1). With tp_overlap every collective is pipelined with
-    its GEMM in tp chunks. Without sequence parallelism both become one all-reduce a block.
-    Source: arXiv:2205.05198, sec. 4.2; Megatron-Core, LinearWithGradAccumulationAndAsyncCommunication.
+    Norms leave SMs to communication, which a memory-bound kernel feels by half; tables hold the usual 16.
     """
-    size = ledger.define(
-        "tp_message", communication.tensor_parallel_bytes(x), "byte", communication.tensor_parallel_bytes
-    )
-    inside = communication.ranks_in_domain(x, x.tp, 1)
-    gathered = ledger.define(
-        "tp_gather_message",
-        communication.tensor_parallel_gather_bytes(x),
-        "byte",
-        communication.tensor_parallel_gather_bytes,
-    )
-    gather = ledger.define("tp_all_gather", all_gather_time(x, gathered, x.tp, inside), "s", all_gather_time)
-    scatter = ledger.define(
-        "tp_reduce_scatter", reduce_scatter_time(x, size, x.tp, inside), "s", reduce_scatter_time
-    )
-    reduce = ledger.define("tp_all_reduce", all_reduce_time(x, size, x.tp, inside), "s", all_reduce_time)
-    chunks = 1 + x.tp_overlap * (x.tp - 1)
-    with_sp_forward: Amount = 0
-    with_sp_backward: Amount = 0
-    without_forward: Amount = 0
-    without_backward: Amount = 0
-    for column, row in (("qkv", "proj"), ("fc1", "fc2")):
-        with_sp_forward += overlap.pipelined_exposed(gather, times[column]["forward"], chunks)
-        with_sp_forward += overlap.pipelined_exposed(scatter, times[row]["forward"], chunks)
-        with_sp_backward += overlap.pipelined_exposed(gather, times[row]["dgrad"], chunks)
-        with_sp_backward += overlap.exposed(gather, times[column]["dgrad"])
-        with_sp_backward += overlap.exposed(scatter, times[column]["wgrad"])
-        with_sp_backward += overlap.contention(gather, times[column]["dgrad"], x.overlap_slowdown)
-        with_sp_backward += overlap.contention(scatter, times[column]["wgrad"], x.overlap_slowdown)
-        without_forward += reduce
-        without_backward += overlap.exposed(reduce, times[column]["wgrad"])
+    margin = 1 - (x.norm_margin - USUAL_NORM_MARGIN) / x.gpu_sms / 2
+    rates = {
+        ("norm", "forward"): x.norm_fraction * margin,
+        ("norm", "backward"): x.norm_backward_fraction * margin,
+    }
     return {
-        "forward": ledger.define(
-            "tp_exposed_forward",
-            x.sp * with_sp_forward + (1 - x.sp) * without_forward,
-            "s",
-            overlap.pipelined_exposed,
-        ),
-        "backward": ledger.define(
-            "tp_exposed_backward",
-            x.sp * with_sp_backward + (1 - x.sp) * without_backward,
-            "s",
-            overlap.exposed,
-        ),
+        one.name: {
+            name: ledger.define(
+                f"{block.name}_{one.name}_{name}",
+                stream(x, size, rates.get((one.kind, name), x.elementwise_fraction)),
+                "s",
+                f"costmodel.work.elementwise.{one.name}"
+                if one.name in ("norm", "residual", "rotary", "activation")
+                else "costmodel.timing.kernels.stream_time",
+            )
+            for name, size in (("forward", one.forward), ("backward", one.backward))
+        }
+        for one in block.streams
     }
 
 
-def context_parallel_times(ledger: Ledger, x: SimpleNamespace, core: dict[str, Amount]) -> dict[str, Amount]:
-    """Exposed context-parallel communication of one layer, for the four communication types.
-
-    Ring (p2p): cp - 1 steps, each under the attention of one chunk. all_gather: exposed, gradients
-    reduce-scattered. a2a: two exposed exchanges each way. a2a+p2p: all-to-all inside groups of
-    cp_a2a_size, a ring between them. Source: Transformer Engine, context_parallel.py.
-    """
-    ring_size = communication.context_parallel_ring_bytes(x)
-    inside = communication.ranks_in_domain(x, x.cp, x.tp)
-    ring = x.cp / x.cp_a2a_size
-    hop = ledger.define(
-        "cp_ring_step",
-        send_recv_time(x, ring_size, ring, communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)),
-        "s",
-        send_recv_time,
-    )
-    back_hop = ledger.define(
-        "cp_ring_step_backward",
-        send_recv_time(x, 2 * ring_size, ring, communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)),
-        "s",
-        send_recv_time,
-    )
-    gather_size = communication.context_parallel_gather_bytes(x)
-    gather = ledger.define("cp_gather", all_gather_time(x, gather_size, x.cp, inside), "s", all_gather_time)
-    scatter = ledger.define(
-        "cp_scatter", reduce_scatter_time(x, gather_size, x.cp, inside), "s", reduce_scatter_time
-    )
-    exchange = ledger.define(
-        "cp_exchange",
-        all_to_all_time(
-            x,
-            communication.context_parallel_a2a_bytes(x),
-            x.cp_a2a_size,
-            communication.ranks_in_domain(x, x.cp_a2a_size, x.tp),
-        ),
-        "s",
-        all_to_all_time,
-    )
-    rings = (1 - x.cp_all_gather) * (ring - 1)
-    return {
-        "forward": ledger.define(
-            "cp_exposed_forward",
-            rings * overlap.exposed(hop, core["forward"] / ring) + x.cp_all_gather * gather + exchange,
-            "s",
-            overlap.exposed,
-        ),
-        "backward": ledger.define(
-            "cp_exposed_backward",
-            rings * overlap.exposed(back_hop, core["backward"] / ring)
-            + x.cp_all_gather * (gather + scatter)
-            + exchange,
-            "s",
-            overlap.exposed,
-        ),
-    }
-
-
-def layer_times(ledger: Ledger, x: SimpleNamespace) -> LayerTimes:
-    """All of one dense decoder layer on one rank and one micro-batch."""
-    gemms = linear_times(ledger, x)
-    core = attention_times(ledger, x)
-    small = elementwise_times(ledger, x)
-    tensor = tensor_parallel_times(ledger, x, gemms)
-    context = context_parallel_times(ledger, x, core)
-    forward = {
-        "linear": sum(times["forward"] for times in gemms.values()),
+def block_times(ledger: Ledger, x: SimpleNamespace, name: str, features: Collection[str]) -> BlockTimes:
+    """All of one block on one rank and one micro-batch."""
+    work = block_work(x, name, features)
+    gemms = linear_times(ledger, x, work, features)
+    small = stream_times(ledger, x, work)
+    grouped = {layer.name for layer in work.linears if layer.grouped}
+    plain = [times for layer, times in gemms.items() if layer not in grouped]
+    experts_own = [gemms[layer] for layer in sorted(grouped)]
+    forward: Parts = {
+        "linear": sum(times["forward"] for times in plain),
         "quantise": sum(times["quantise_forward"] for times in gemms.values()),
-        "attention": core["forward"],
-        "elementwise": small["norm_forward"]
-        + small["activation_forward"]
-        + small["residual_forward"]
-        + small["rotary"],
-        "tensor_parallel": tensor["forward"],
-        "context_parallel": context["forward"],
+        "elementwise": sum(times["forward"] for times in small.values()),
     }
-    backward = {
-        "linear_dgrad": sum(times["dgrad"] for times in gemms.values()),
-        "linear_wgrad": sum(times["wgrad"] for times in gemms.values()),
+    accumulated = x.accumulate_split * 2 * x.grad_bytes * (work.weights(True) + work.weights(False))
+    backward: Parts = {
+        "linear_dgrad": sum(times["dgrad"] for times in plain),
+        "linear_wgrad": sum(times["wgrad"] for times in plain),
         "quantise": sum(times["quantise_backward"] for times in gemms.values()),
-        "attention": core["backward"],
-        "elementwise": small["norm_backward"]
-        + small["activation_backward"]
-        + small["residual_backward"]
-        + small["rotary"],
-        "tensor_parallel": tensor["backward"],
-        "context_parallel": context["backward"],
+        "elementwise": sum(times["backward"] for times in small.values())
+        + stream(x, accumulated, x.elementwise_fraction),
     }
+    if experts_own:
+        forward["experts"] = sum(times["forward"] for times in experts_own)
+        backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
+    core: Parts = {}
+    if name in ("attention", "mla"):
+        core = attention_times(ledger, x, name, x.d if name == "attention" else core_width(x))
+        forward["attention"], backward["attention"] = core["forward"], core["backward"]
+        context = context_parallel_times(ledger, x, name, core, *_exchanged(x, name))
+        forward["context_parallel"], backward["context_parallel"] = context["forward"], context["backward"]
+    elif name in ("mamba", "delta"):
+        core = scan_times(ledger, x, name)
+        forward["scan"], backward["scan"] = core["forward"], core["backward"]
+    if any(layer.split == "row" for layer in work.linears):
+        tensor = tensor_parallel_times(ledger, x, work, gemms)
+        forward["tensor_parallel"], backward["tensor_parallel"] = tensor["forward"], tensor["backward"]
+    if "lora" in features:
+        adapters = adapter_times(ledger, x, work)
+        forward["adapters"], backward["adapters"] = adapters["forward"], adapters["backward"]
+    return BlockTimes(
+        work,
+        forward,
+        backward,
+        _again(ledger, x, name, gemms, small, core, forward),
+        *_kernels(ledger, x, work),
+        shared=_shared(gemms),
+        wait=x.expert_wait * x.dropless * (1 - x.dispatch_fused) if name == "experts" else 0,
+    )
+
+
+def _exchanged(x: SimpleNamespace, name: str) -> tuple[Amount, Amount]:
+    """Columns of keys and values, and of everything attention exchanges, on one rank. [1]"""
+    if name == "mla":
+        keys = x.a / x.tp * (x.d_nope + x.d_rope + x.d_v)
+        return keys, 2 * keys
+    keys = 2 * kv_heads_per_rank(x) * x.d
+    return keys, keys + 2 * x.a / x.tp * x.d
+
+
+def _shared(gemms: Times) -> Amount:
+    return sum(
+        times[kind]
+        for layer, times in gemms.items()
+        if layer.startswith("shared")
+        for kind in ("forward", "dgrad", "wgrad")
+    )
+
+
+def _again(
+    ledger: Ledger, x: SimpleNamespace, name: str, gemms: Times, small: Times, core: Parts, forward: Parts
+) -> Amount:
+    """Forward work that the block's recompute setting repeats in the backward pass.
+
+    Full recompute repeats everything of its layers; selective recompute what was named.
+    """
     everything = ledger.define(
-        "layer_forward", sum(forward.values()), "s", "sum over the kinds of work, forward"
+        f"{name}_forward", sum(forward.values()), "s", "sum over the kinds of work, forward"
     )
-    mlp = (
-        gemms["fc1"]["forward"]
-        + gemms["fc2"]["forward"]
-        + gemms["fc1"]["quantise_forward"]
-        + gemms["fc2"]["quantise_forward"]
-        + small["activation_forward"]
-        + tensor["forward"] / 2
+
+    def linears(*names: str) -> Amount:
+        return sum(gemms[layer]["forward"] + gemms[layer]["quantise_forward"] for layer in names)
+
+    named: Amount = x.recompute_norm * small["norm"]["forward"]
+    if name in ("attention", "mla"):
+        named += x.recompute_attention * core["forward"]
+    if name == "mla":
+        ups = linears(*(layer for layer in gemms if layer in ("q_up", "kv_up")))
+        named += x.recompute_mla_up_proj * (ups + small["heads"]["forward"])
+    if name == "mlp":
+        whole = linears("fc1", "fc2") + small["activation"]["forward"] + forward.get("tensor_parallel", 0)
+        named += x.recompute_mlp * whole
+        named += x.recompute_activation * (1 - x.recompute_mlp) * small["activation"]["forward"]
+    if name == "experts":
+        apart = x.recompute_moe_act * small["activation"]["forward"]
+        if "shared_fc1" in gemms:
+            whole = linears("shared_fc1", "shared_fc2") + small["shared_activation"]["forward"]
+            apart += x.recompute_shared_experts * (whole + forward.get("tensor_parallel", 0))
+        named += x.recompute_moe * everything + (1 - x.recompute_moe) * apart
+    again = x.recompute_layers * everything + (1 - x.recompute_layers) * named
+    return ledger.define(
+        f"{name}_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
     )
-    again = x.recompute_layers * everything + (1 - x.recompute_layers) * (
-        x.recompute_attention * core["forward"]
-        + x.recompute_mlp * mlp
-        + x.recompute_norm * small["norm_forward"]
-        + x.recompute_activation * (1 - x.recompute_mlp) * small["activation_forward"]
-    )
-    recompute = ledger.define(
-        "layer_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
-    )
-    per_linear = 4 * x.quantise_kernels
-    kernels_forward = ledger.define(
-        "layer_kernels_forward",
-        elementwise.FORWARD_KERNELS_PER_LAYER + per_linear + 4 * is_more_than_one(x.tp) + 3 * x.unfused,
+
+
+def _kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amount, Amount]:
+    """Kernels of one block, forward and backward: its own, quantisation, GEMMs apart, collectives. [1]"""
+    quantised = sum(1 for layer in work.linears if layer.quantised) // (2 if work.name == "experts" else 1)
+    per_linear = quantised * x.quantise_kernels
+    has_tp = any(layer.split == "row" for layer in work.linears)
+    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in work.linears if layer.grouped)
+    collectives = is_more_than_one(x.tp) if has_tp else 0
+    forward = ledger.define(
+        f"{work.name}_kernels_forward",
+        work.kernels_forward + per_linear + 2 * collectives + apart,
         "1",
-        "fused kernels, quantisation, collectives of one layer",
+        "fused kernels, quantisation, collectives of one block",
     )
-    kernels_backward = ledger.define(
-        "layer_kernels_backward",
-        elementwise.BACKWARD_KERNELS_PER_LAYER
-        + per_linear
-        + 6 * is_more_than_one(x.tp)
-        + 4 * x.unfused
-        + x.recompute_layers * kernels_forward,
+    backward = ledger.define(
+        f"{work.name}_kernels_backward",
+        work.kernels_backward + per_linear + 3 * collectives + 2 * apart + x.recompute_layers * forward,
         "1",
-        "fused kernels, quantisation, collectives of one layer",
+        "fused kernels, quantisation, collectives of one block",
     )
-    return LayerTimes(forward, backward, recompute, kernels_forward, kernels_backward)
+    return forward, backward
+
+
+def block_tokens(ledger: Ledger, x: SimpleNamespace) -> Amount:
+    """Tokens of one micro-batch on one rank, as an entry of the ledger. [1]"""
+    return ledger.define("tokens", tokens(x), "1", tokens)

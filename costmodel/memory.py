@@ -1,32 +1,80 @@
-"""Memory of one rank by component, for the first and the last pipeline stage.
+"""Memory of one rank by component, for the first, the second and the last pipeline stage.
 
-The first stage holds most micro-batches in flight, the last one the logits; the worst of both is
-compared with the device. Amounts come from `costmodel.work`; here they are multiplied by layers,
-copies and micro-batches in flight.
+The first stage holds most micro-batches in flight, the last one the logits; the second may be the worst
+where the first has lighter layers (dense layers before experts). The worst of them is compared with the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum
+from costmodel.layer import BlockTimes
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, linear, parameters
 
-STAGES = ("first", "last")
+STAGES = ("first", "second", "last")
+Blocks = Mapping[str, BlockTimes]
+# Layers whose activations an offloaded stage keeps on the device: in use and on the way.
+OFFLOAD_BUFFERS = 2
+# NVLink SHARP keeps multicast buffers for each communicator. Source: NeMo performance guide, NCCL_NVLS_ENABLE.
+NVLS_BYTES = 0.75 * 2**30
 
 
-def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount) -> Amount:
+def count(x: SimpleNamespace, block: str, stage: str) -> Amount:
+    """Blocks of a kind on a stage. [1]"""
+    return getattr(x, f"{block}_{stage}")
+
+
+def parameters_of(
+    x: SimpleNamespace, blocks: Blocks, stage: str, *, vocabulary: bool = False, experts: bool = False
+) -> Amount:
+    """Parameters of a stage on one rank: its experts, or the rest, with embedding or output layer. [1]"""
+    if experts:
+        return sum(
+            count(x, name, stage) * parameters.expert_parameters(times.work)
+            for name, times in blocks.items()
+            if name == "experts"
+        )
+    total = sum(
+        count(x, name, stage) * parameters.block_parameters(times.work) for name, times in blocks.items()
+    )
+    if not vocabulary:
+        return total
+    one_stage = 1 - is_more_than_one(x.pp)
+    embedding, output = parameters.embedding_parameters(x), parameters.output_parameters(x)
+    heads = x.mtp_heads * parameters.mtp_parameters(x)
+    if stage == "first":
+        return total + embedding + one_stage * (output + heads)
+    return total + output + heads + one_stage * embedding
+
+
+def adapters_of(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
+    """Parameters of a stage's adapters on one rank. [1]"""
+    return sum(
+        count(x, name, stage) * parameters.adapter_parameters(x, times.work) for name, times in blocks.items()
+    )
+
+
+def linear_weights_of(x: SimpleNamespace, blocks: Blocks, stage: str, grouped: bool) -> Amount:
+    """Weights of a stage's quantised linear layers on one rank. [1]"""
+    return sum(count(x, name, stage) * times.work.weights(grouped) for name, times in blocks.items())
+
+
+def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount, shard: Amount) -> Amount:
     """Parameters in the model's format plus quantised copies of the linear weights. [byte]
 
     With fp8_param_gather the copies replace the linear weights' 16-bit originals: nothing is saved where
-    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8). FSDP with ZeRO 3 keeps
-    1 / shard of them. Source: S. Rajbhandari et al., SC 2020, arXiv:1910.02054.
+    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8), and MXFP8 gathers in 16 bits into a
+    buffer of its own unless it reuses the gradients'. FSDP with ZeRO 3 keeps 1 / shard of them.
+    Sources: S. Rajbhandari et al., SC 2020, arXiv:1910.02054; Megatron-Core, reuse_grad_buf_for_mxfp8_param_ag.
     """
-    copies = (x.quantised_copy_bytes - x.param_gather * x.weight_bytes) * linear_weights
+    quantised = (1 - x.bf16_share) * linear_weights
+    copies = (x.quantised_copy_bytes - x.param_gather * x.weight_bytes + x.gather_copy_bytes) * quantised
     whole = x.weight_bytes * all_weights + copies
-    return whole * (1 - x.params_sharded + x.params_sharded / x.shard)
+    return whole * (1 - x.params_sharded + x.params_sharded / shard)
 
 
 def gathered_bytes(x: SimpleNamespace, layer_weights: Amount) -> Amount:
@@ -37,39 +85,52 @@ def gathered_bytes(x: SimpleNamespace, layer_weights: Amount) -> Amount:
     return 2 * layer_weights * (x.params_sharded * x.weight_bytes + x.grads_sharded * x.grad_bytes)
 
 
-def gradient_bytes(x: SimpleNamespace, all_weights: Amount) -> Amount:
+def gradient_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
     """Gradient buffer, in the reduction's format; 1 / shard of it from ZeRO 2 on. [byte]"""
-    return x.grad_bytes * all_weights * (1 - x.grads_sharded + x.grads_sharded / x.shard)
+    return x.grad_bytes * trained * (1 - x.grads_sharded + x.grads_sharded / shard)
 
 
-def optimizer_bytes(x: SimpleNamespace, all_weights: Amount) -> Amount:
-    """Master parameters and both Adam moments; 1 / shard of them when sharded. [byte]
+def optimizer_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
+    """Master parameters and both Adam moments; 1 / shard of them when sharded, none of what the host keeps. [byte]
 
     12 bytes a parameter: 4 + 4 + 4, less with the precision-aware optimizer. Source: arXiv:1910.02054,
     sec. 3.1; Megatron-Core dry run, 12 params / DP to the byte.
     """
-    return x.state_bytes * all_weights * (1 - x.optimizer_sharded + x.optimizer_sharded / x.shard)
+    on_device = 1 - x.optimizer_offload
+    return on_device * x.state_bytes * trained * (1 - x.optimizer_sharded + x.optimizer_sharded / shard)
 
 
-def activation_bytes(x: SimpleNamespace, layers: Amount, in_flight: Amount, per_layer: Amount) -> Amount:
+def activation_bytes(x: SimpleNamespace, kept: Amount, layers: Amount, in_flight: Amount) -> Amount:
     """Activations of all layers of a stage and all micro-batches in flight. [byte]
 
-    Layers with full recompute keep their input alone.
+    kept: of the stage's blocks for one micro-batch. Layers with full recompute keep their input alone; what
+    waits in host memory leaves two layers' buffers behind.
     """
-    kept = x.recompute_layers * activations.layer_input(x) + (1 - x.recompute_layers) * per_layer
-    return layers * in_flight * kept
+    inputs = x.recompute_layers * layers * activations.layer_input(x)
+    stage = inputs + (1 - x.recompute_layers) * kept
+    buffers = x.offload_share * OFFLOAD_BUFFERS * kept / maximum(layers, 1)
+    return in_flight * (1 - x.offload_share) * stage + buffers
 
 
-def workspace_bytes(x: SimpleNamespace, per_layer: Amount) -> Amount:
+def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount) -> Amount:
     """The one layer being computed: recomputed activations, or temporaries of the widest linear layer. [byte]
 
     With recompute (full, or of the MLP or attention) one whole layer's activations exist while it is
     differentiated; without, the gradients of FC1's output and its gathered input.
     """
-    widest = linear.tokens(x) * (
-        2 * (1 + x.gates) * x.activation_bytes * x.f / x.tp + 2 * x.activation_bytes * x.h
-    )
-    return x.recompute_layers * per_layer + widest
+    rows = linear.tokens(x) * 2 * x.activation_bytes * x.h
+    return x.recompute_layers * per_layer + widest + rows
+
+
+def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
+    """Gradient of the widest FC1 output or mixer input, twice. [byte]"""
+    widths = [
+        2 * x.activation_bytes * layer.groups * layer.rows * layer.columns
+        for name, times in blocks.items()
+        for layer in times.work.linears
+        if layer.name in ("fc1", "in_proj") or (len(blocks) == 1 and layer.name == "qkv")
+    ]
+    return maximum(*widths) if len(widths) > 1 else widths[0]
 
 
 def graph_bytes(x: SimpleNamespace, held: Amount) -> Amount:
@@ -81,110 +142,137 @@ def graph_bytes(x: SimpleNamespace, held: Amount) -> Amount:
     return x.graph * x.graph_pool * held
 
 
-def rank_memory(ledger: Ledger, x: SimpleNamespace) -> dict[str, Term]:
-    """Breakdown of the first and the last stage's rank, and the worst of them as entry `peak_memory`."""
-    per_layer = ledger.define(
-        "layer_activation_bytes", activations.layer_activations(x), "byte", activations.layer_activations
-    )
-    layer_weights = ledger.define(
-        "layer_weights", parameters.layer_parameters(x), "1", parameters.layer_parameters
-    )
-    linear_weights = ledger.define(
-        "layer_linear_weights", linear.linear_weights(x), "1", linear.linear_weights
-    )
-    one_stage = 1 - is_more_than_one(x.pp)
-    embedding, output = parameters.embedding_parameters(x), parameters.output_parameters(x)
-    trees: dict[str, Term] = {}
-    for stage in STAGES:
-        first = stage == "first"
-        layers = ledger.define(
-            f"{stage}_stage_layers",
-            schedule.layers_of_first_stage(x) if first else schedule.layers_of_last_stage(x),
-            "1",
-            schedule.layers_of_first_stage if first else schedule.layers_of_last_stage,
+def fragmentation_bytes(x: SimpleNamespace, held: Amount) -> Amount:
+    """What the allocator loses. [byte]
+
+    Without expandable segments 15 % more, with stream records 5 % more. Source: Megatron-Bridge, memory tuning
+    notes (a run of 58.8 GiB allocated fails on 80 GB without expandable segments).
+    """
+    return held * (x.fragmentation + 0.15 * (1 - x.segments) + 0.05 * x.stream_records)
+
+
+def rank_memory(
+    ledger: Ledger, x: SimpleNamespace, blocks: Blocks, features: Collection[str]
+) -> dict[str, Term]:
+    """Breakdown of the first, second and last stage's rank, and the worst of them as entry `peak_memory`."""
+    for name, times in blocks.items():
+        ledger.define(
+            f"{name}_activation_bytes", times.work.saved_bytes(), "byte", f"costmodel.work, block {name}"
         )
-        vocabulary = embedding + one_stage * output if first else output + one_stage * embedding
-        weights = ledger.define(
-            f"{stage}_stage_parameters", layers * layer_weights + vocabulary, "1", parameters.layer_parameters
+        ledger.define(
+            f"{name}_parameters", parameters.block_parameters(times.work), "1", parameters.block_parameters
         )
-        in_flight = ledger.define(
-            f"{stage}_stage_in_flight",
-            schedule.in_flight_first_stage(x) if first else schedule.in_flight_last_stage(x),
-            "1",
-            schedule.in_flight_first_stage if first else schedule.in_flight_last_stage,
-        )
-        has_loss = one_stage if first else 1
-        loss = has_loss * (activations.logits(x) + activations.output_input(x))
-        fragmented = activation_bytes(x, layers, in_flight, per_layer) + loss + workspace_bytes(x, per_layer)
-        p = f"memory_{stage}"
-        trees[f"memory_{stage}"] = ledger.total(
-            p,
-            f"peak memory, {stage} pipeline stage",
-            [
-                ledger.term(
-                    f"{p}_weights",
-                    "weights",
-                    weight_bytes(x, layers * linear_weights, weights),
-                    "byte",
-                    weight_bytes,
-                ),
-                ledger.term(
-                    f"{p}_gathered",
-                    "FSDP layers in use",
-                    gathered_bytes(x, layer_weights),
-                    "byte",
-                    gathered_bytes,
-                ),
-                ledger.term(
-                    f"{p}_gradients", "gradients", gradient_bytes(x, weights), "byte", gradient_bytes
-                ),
-                ledger.term(
-                    f"{p}_optimizer", "optimizer state", optimizer_bytes(x, weights), "byte", optimizer_bytes
-                ),
-                ledger.term(
-                    f"{p}_activations",
-                    "activations in flight",
-                    activation_bytes(x, layers, in_flight, per_layer),
-                    "byte",
-                    activation_bytes,
-                ),
-                ledger.term(f"{p}_logits", "logits and loss", loss, "byte", activations.logits),
-                ledger.term(
-                    f"{p}_workspace",
-                    "workspace of one layer",
-                    workspace_bytes(x, per_layer),
-                    "byte",
-                    workspace_bytes,
-                ),
-                ledger.term(
-                    f"{p}_fragmentation",
-                    "allocator fragmentation",
-                    x.fragmentation * fragmented,
-                    "byte",
-                    "fragmentation x (activations + logits + workspace)",
-                ),
-                ledger.term(
-                    f"{p}_graphs", "CUDA graph pools", graph_bytes(x, fragmented), "byte", graph_bytes
-                ),
-                ledger.term(
-                    f"{p}_context",
-                    "CUDA context, libraries, NCCL buffers",
-                    x.context_bytes,
-                    "byte",
-                    "a constant of the software stack",
-                ),
-            ],
-        )
+    widest = ledger.define("widest_gradient", widest_gradient(x, blocks), "byte", widest_gradient)
+    trees = {
+        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, index, widest)
+        for index, stage in enumerate(STAGES)
+    }
     import sympy
 
-    worst = maximum(
-        sympy.Symbol("memory_first", nonnegative=True), sympy.Symbol("memory_last", nonnegative=True)
-    )
+    symbols = [sympy.Symbol(name, nonnegative=True) for name in trees]
     ledger.define(
         "peak_memory",
-        worst,
+        maximum(symbols[0], maximum(symbols[1] * is_more_than_one(x.pp), symbols[2])),
         "byte",
-        "the larger of the first and the last stage",
+        "the largest of the first, the second and the last stage",
         "peak memory of the worst rank",
     )
     return trees
+
+
+def _stage_memory(
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Blocks,
+    features: Collection[str],
+    stage: str,
+    index: int,
+    widest: Amount,
+) -> Term:
+    import sympy
+
+    edge = stage != "second"
+    one_stage = 1 - is_more_than_one(x.pp)
+    layers = getattr(x, f"layers_{'pace' if stage == 'second' else stage}")
+    dense = ledger.define(
+        f"{stage}_stage_parameters",
+        parameters_of(x, blocks, stage, vocabulary=edge),
+        "1",
+        parameters_of,
+    )
+    experts: Amount = 0
+    if "experts" in blocks:
+        experts = ledger.define(
+            f"{stage}_stage_expert_parameters",
+            parameters_of(x, blocks, stage, experts=True),
+            "1",
+            parameters_of,
+        )
+    adapters = adapters_of(x, blocks, stage) if "lora" in features else 0
+    where = x.pp - 1 if stage == "last" else index
+    flying = ledger.define(
+        f"{stage}_stage_in_flight", schedule.in_flight(x, where), "1", schedule.in_flight
+    )
+    kept = ledger.define(
+        f"{stage}_stage_kept",
+        sum(
+            count(x, name, stage) * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
+            for name in blocks
+        ),
+        "byte",
+        "activations of the stage's blocks for one micro-batch",
+    )
+    per_layer = kept / maximum(layers, 1)
+    has_loss = {"first": one_stage, "second": 0, "last": 1}[stage]
+    heads = 1 + x.mtp_heads if "mtp" in features else 1
+    loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
+    active = activation_bytes(x, kept, layers, flying)
+    workspace = workspace_bytes(x, per_layer, widest)
+    held = active + loss + workspace
+    owned = ((dense, x.shard, False), (experts, x.expert_shard, True))
+
+    def over_owners(function: Callable[..., Amount]) -> Amount:
+        return sum(
+            function(x, x.trained * amount + (0 if grouped else adapters), shard)
+            for amount, shard, grouped in owned
+        )
+
+    weights = sum(
+        weight_bytes(
+            x,
+            linear_weights_of(x, blocks, stage, grouped),
+            amount + (0 if grouped else adapters),
+            shard,
+        )
+        for amount, shard, grouped in owned
+    )
+    p = f"memory_{stage}"
+    unit = _layer_weights(x, blocks, layers, stage)
+    parts = [
+        ("weights", "weights", weights, weight_bytes),
+        ("gathered", "FSDP layers in use", gathered_bytes(x, unit), gathered_bytes),
+        ("gradients", "gradients", over_owners(gradient_bytes), gradient_bytes),
+        ("optimizer", "optimizer state", over_owners(optimizer_bytes), optimizer_bytes),
+        ("activations", "activations in flight", active, activation_bytes),
+        ("logits", "logits and loss", loss, activations.logits),
+        ("workspace", "workspace of one layer", workspace, workspace_bytes),
+        ("fragmentation", "allocator fragmentation", fragmentation_bytes(x, held), fragmentation_bytes),
+        ("graphs", "CUDA graph pools", graph_bytes(x, held), graph_bytes),
+        (
+            "context",
+            "CUDA context, libraries, NCCL buffers",
+            x.context_bytes + NVLS_BYTES * x.nvls,
+            "a constant of the software stack; NVLink SHARP takes buffers of its own",
+        ),
+    ]
+    return ledger.total(
+        p,
+        f"peak memory, {stage} pipeline stage",
+        [ledger.term(f"{p}_{name}", title, expr, "byte", formula) for name, title, expr, formula in parts],
+    )
+
+
+def _layer_weights(x: SimpleNamespace, blocks: Blocks, layers: Amount, stage: str) -> Amount:
+    """Parameters of a mean layer of a stage. [1]"""
+    whole = parameters_of(x, blocks, stage) + parameters_of(x, blocks, stage, experts=True)
+    return whole / maximum(layers, 1)

@@ -171,30 +171,16 @@ class ModelSpec(Checked):
 
     @property
     def is_dense_decoder(self) -> bool:
-        """True for uniform GPT- and Llama-like decoders, whose cost is built."""
-        return self.unsupported_reason() is None
+        """True for GPT- and Llama-like decoders: attention and MLP in every layer, nothing else."""
+        return self.family == "dense"
 
     def unsupported_reason(self) -> str | None:
         """What keeps the cost of this model from being predicted, in one line; None when nothing does."""
-        reasons = {
-            "mixture of experts": self.moe is not None,
-            "multi-head latent attention": self.mla is not None,
-            "Mamba-2 layers": self.mamba is not None,
-            "gated delta net layers": self.gated_delta is not None,
-            "compressed attention": bool(self.compressed_attention),
-            "sliding-window attention": self.sliding_window is not None,
-            "chunked attention": self.attention_chunk > 0,
-            "attention sinks": self.attention_sink,
-            "an attention output gate": self.attention_output_gate,
-            "multi-token prediction": self.mtp_layers > 0,
-            "a layer pattern": bool(self.layer_pattern) and self.mamba is None,
-        }
-        missing = [what for what, present in reasons.items() if present]
-        if not missing:
+        if not self.compressed_attention:
             return None
         return (
-            f"{self.name} has {', '.join(missing)}, whose cost is not built yet: "
-            "dense GPT- and Llama-like decoders are. Try llama3-8b, or a dense model of `advisor models`."
+            f"{self.name} has compressed attention ({self.compressed_attention}), whose cost has no published "
+            "measurement to stand on. Try deepseek-v3, whose MLA it derives from."
         )
 
     def padded_vocab(self, tp: int) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 
 from costmodel.binding import bind, precision_recipe
 from costmodel.bound import Bound
-from costmodel.columns import Array, Columns, plan_columns, plan_inputs
+from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
 from costmodel.compiled import CompiledModel, compile_model
+from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.term import Term
@@ -23,6 +24,7 @@ from hardware_db import Cluster
 # Rows evaluated at once: the temporaries of a chunk stay in the processor's cache.
 CHUNK = 4096
 # A plan above this share of the usable memory does not fit; above TIGHT it is slow and fragile.
+ZERO = np.zeros(1)
 FITS_BELOW = 0.97
 TIGHT_ABOVE = 0.94
 
@@ -81,6 +83,7 @@ class Prediction:
     memory: TermValue
     values: dict[str, float] = field(repr=False)
     sources: dict[str, str] = field(repr=False)
+    features: frozenset[str] = frozenset()
     bound_by: str = ""
     assumptions: tuple[str, ...] = ()
 
@@ -124,16 +127,39 @@ class Prediction:
         }
 
 
-@lru_cache(maxsize=1)
-def dense_model() -> CompiledModel:
-    """The compiled cost of a dense decoder, from the cache where possible."""
+@lru_cache(maxsize=32)
+def compiled_family(features: frozenset[str]) -> CompiledModel:
+    """The compiled cost of a family of models and plans, from the cache where possible.
+
+    features: blocks and what else the formulas need; see `costmodel.step.build_step`.
+    """
 
     def build() -> Any:
-        from costmodel.step import dense_step
+        from costmodel.step import build_step
 
-        return dense_step()
+        return build_step(features)
 
-    return compile_model(build, ("step_time", "peak_memory", "model_flops"), "dense")
+    return compile_model(build, ("step_time", "peak_memory", "model_flops"), "-".join(sorted(features)))
+
+
+def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> frozenset[str]:
+    """What the formulas of a model, task and plans need."""
+    features = {name for name, count in total_blocks(model).items() if count}
+    if model.mla is not None and model.mla.q_lora_rank:
+        features.add("q_lora")
+    if model.moe is not None:
+        features |= {"shared"} if model.moe.shared_expert_ffn else set()
+        features |= {"latent"} if model.moe.latent_size else set()
+    if model.mtp_layers:
+        features.add("mtp")
+    if workload.task == "lora":
+        features.add("lora")
+    if np.any(columns.get("bf16_end_layers", ZERO) > 0):
+        features.add("ends")
+    moved = [name for name, (knob, _) in ITEMS.items() if knob == "offload_modules"]
+    if any(np.any(columns.get(name, ZERO) > 0) for name in ("offload_layers", *moved)):
+        features.add("offload")
+    return frozenset(features)
 
 
 def evaluate_plans(
@@ -151,7 +177,7 @@ def evaluate_plans(
     """
     bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
     scalars = {name: entry.value for name, entry in bound.items()}
-    compiled = dense_model()
+    compiled = compiled_family(family_features(model, workload, columns))
     rows = len(next(iter(inputs.values())))
     results: dict[str, Array] = {}
     for start in range(0, rows, CHUNK):
@@ -166,13 +192,16 @@ def predict(
 ) -> Prediction:
     """Time and memory of one plan, term by term. ValueError as `evaluate_plans`."""
     plan.num_microbatches(workload.global_batch)
-    bound, inputs = _inputs(model, workload, cluster, plan.precision, plan_columns([plan]), stack)
-    compiled = dense_model()
+    columns = plan_columns([plan])
+    bound, inputs = _inputs(model, workload, cluster, plan.precision, columns, stack)
+    features = family_features(model, workload, columns)
+    compiled = compiled_family(features)
     scalars = {name: entry.value for name, entry in bound.items()}
     numbers = {name: float(array[0]) for name, array in inputs.items()}
     raw = compiled.full(scalars | {name: np.float64(number) for name, number in numbers.items()})
     values = {name: float(value) for name, value in raw.items()} | scalars | numbers
-    worst = "first" if values["memory_first"] >= values["memory_last"] else "last"
+    stages = ("first", "second", "last") if plan.pp > 1 else ("first",)
+    worst = max(stages, key=lambda stage: values[f"memory_{stage}"])
     time = _tree(compiled, compiled.trees["step_time"], values)
     memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values)
     step, world = values["step_time"], plan.world
@@ -198,6 +227,7 @@ def predict(
         memory=memory,
         values=values,
         sources={name: entry.source for name, entry in bound.items()},
+        features=features,
         bound_by=_bound_by(time),
         assumptions=_assumptions(bound),
     )
@@ -218,10 +248,12 @@ def _inputs(
     recipe = precision_recipe(precision)
     inputs = plan_inputs(
         columns,
-        num_layers=model.num_layers,
-        global_batch=workload.global_batch,
+        model=model,
+        workload=workload,
+        domain=cluster.domain_size,
         precision_bytes=float(recipe["base"]),
         quantised=float(recipe["copies"]) > 1.5,
+        block_scaled=precision == "mxfp8",
     )
     return bound, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
 
@@ -239,8 +271,19 @@ def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> Term
 
 # Which resource a leaf of the time tree waits for.
 RESOURCES = {
-    "GEMM rate": ("forward_linear", "backward_linear_dgrad", "backward_linear_wgrad", "vocabulary"),
+    "GEMM rate": (
+        "forward_linear",
+        "backward_linear_dgrad",
+        "backward_linear_wgrad",
+        "forward_experts",
+        "backward_experts",
+        "forward_adapters",
+        "backward_adapters",
+        "vocabulary",
+    ),
     "attention rate": ("forward_attention", "backward_attention"),
+    "recurrent scan": ("forward_scan", "backward_scan"),
+    "expert dispatch": ("forward_dispatch", "backward_dispatch", "forward_wait"),
     "memory bandwidth": (
         "forward_elementwise",
         "backward_elementwise",
@@ -253,8 +296,9 @@ RESOURCES = {
     "data-parallel communication": ("dp_gradients", "dp_gather", "fsdp_exposed"),
     "pipeline bubble and transfers": ("pipeline_bubble", "pipeline_send_recv", "schedule_correction"),
     "host and launch": ("host_bound", "launch_gaps", "step_fixed"),
+    "host memory and its link": ("offload", "optimizer_host"),
     "recompute": ("recompute",),
-    "stragglers": ("straggler_time",),
+    "stragglers": ("straggler_time", "length_variance"),
 }
 
 
@@ -276,11 +320,14 @@ def _assumptions(bound: dict[str, Bound]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def all_formulas() -> list[dict[str, str]]:
-    """Every entry of the dense ledger in order: name, title, unit, expression, formula and its docstring."""
+DENSE = frozenset({"attention", "mlp"})
+
+
+def all_formulas(features: frozenset[str] = DENSE) -> list[dict[str, str]]:
+    """Every entry of a family's ledger in order: name, title, unit, expression, formula and its docstring."""
     return [
         {"name": name, **entry, "doc": _docstring(entry["formula"])}
-        for name, entry in dense_model().entries.items()
+        for name, entry in compiled_family(features).entries.items()
     ]
 
 
@@ -296,7 +343,7 @@ def explain_entry(prediction: Prediction, name: str) -> list[str]:
     """One entry in lines: expression, with numbers put in, value, meaning, where inputs come from."""
     import re
 
-    entry = dense_model().entries[name]
+    entry = compiled_family(prediction.features).entries[name]
     expression = entry["expression"]
     words = dict.fromkeys(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", expression))
     numbered = re.sub(

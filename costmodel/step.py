@@ -1,114 +1,280 @@
-"""One training step of a dense decoder as a tree of terms that sum to the step time."""
+"""One training step as a tree of terms that sum to the step time, for any family of models."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 from costmodel import schedule
-from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum
-from costmodel.layer import LayerTimes, layer_times, model_gemm, stream
-from costmodel.memory import rank_memory
-from costmodel.symbols import symbol_table
+from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
+from costmodel.data_parallel import (
+    Owner,
+    data_parallel_terms,
+    offloaded_optimizer_time,
+    optimizer_time,
+)
+from costmodel.exposed import dispatch_times, overlapped_dispatch
+from costmodel.layer import BlockTimes, block_times, block_tokens
+from costmodel.memory import adapters_of, parameters_of, rank_memory
+from costmodel.model_work import model_flops
+from costmodel.offload import offload_exposed, offloaded_bytes
+from costmodel.symbols import BLOCKS, symbol_table
 from costmodel.term import Ledger, Term
-from costmodel.timing import host, kernels, overlap
-from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time, send_recv_time
-from costmodel.work import communication, linear, parameters, vocabulary
+from costmodel.timing import host
+from costmodel.timing.network import send_recv_time
+from costmodel.vocabulary import vocabulary_times
+from costmodel.work import communication
 
 # What search needs to rank plans and to see whether they fit.
 SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")
+# Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
+# Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055).
+OWN_GC, UNBOUND = 0.0017, 0.07
+
+NAMES = {
+    "linear": "linear layers",
+    "linear_dgrad": "linear layers, data gradient",
+    "linear_wgrad": "linear layers, weight gradient",
+    "experts": "expert GEMMs",
+    "quantise": "quantisation",
+    "attention": "attention core",
+    "scan": "recurrent scan",
+    "elementwise": "element-wise",
+    "adapters": "adapters",
+    "tensor_parallel": "tensor-parallel communication, exposed",
+    "context_parallel": "context-parallel communication, exposed",
+    "dispatch": "expert dispatch and combine, exposed",
+    "wait": "waiting for token counts of experts",
+}
+FORMULAS = {
+    "linear": "costmodel.timing.kernels.gemm_time",
+    "linear_dgrad": "costmodel.timing.kernels.gemm_time",
+    "linear_wgrad": "costmodel.timing.kernels.gemm_time",
+    "experts": "costmodel.timing.kernels.gemm_time",
+    "quantise": "costmodel.work.quantisation.quantise_input_elements",
+    "attention": "costmodel.timing.kernels.attention_time",
+    "scan": "costmodel.layer.scan_times",
+    "elementwise": "costmodel.timing.kernels.stream_time",
+    "adapters": "costmodel.layer.adapter_times",
+    "tensor_parallel": "costmodel.exposed.tensor_parallel_times",
+    "context_parallel": "costmodel.exposed.context_parallel_times",
+    "dispatch": "costmodel.exposed.overlapped_dispatch",
+    "wait": "one round trip between device and host in each expert block",
+}
+Blocks = Mapping[str, BlockTimes]
 
 
-def model_flops(x: SimpleNamespace) -> Amount:
-    """FLOPs of one step over all GPUs without recompute, causal attention counted by half. [FLOP]
+def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:
+    """Blocks of a kind on a stage. [1]"""
+    return getattr(x, f"{block}_{stage}")
 
-    6 FLOPs a weight and token (2 forward, 4 backward), logits included, and 3 x the attention core
-    (backward as twice forward, as published MFU counts it). Independent of the plan but for
-    vocabulary padding. Source: arXiv:2104.04473, appendix; causal half as Megatron-Bridge reports.
+
+def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
+    """Ledger of one step of a family, with trees `step_time`, `memory_first`, `memory_second`, `memory_last`.
+
+    features: the family's blocks (`costmodel.symbols.BLOCKS`) and what else its formulas need: q_lora, shared,
+    latent, mtp, lora, ends (16-bit layers at both ends), offload.
     """
-    weights = x.L * ((x.a + 2 * x.k) * x.d * x.h + x.a * x.d * x.h + (2 + x.gates) * x.h * x.f) + x.V * x.h
-    core = 3 * 2 * x.L * x.a * x.d * x.s
-    return x.b * x.m * x.dp * x.s * (6 * weights + core)
-
-
-def vocabulary_times(ledger: Ledger, x: SimpleNamespace) -> tuple[Amount, Amount]:
-    """Time of the embedding and of logits with loss, forward and backward, one micro-batch."""
-    rows, columns = linear.tokens(x), linear.padded_vocabulary(x) / x.tp
-    size = communication.tensor_parallel_bytes(x)
-    inside = communication.ranks_in_domain(x, x.tp, 1)
-    gemms = (
-        model_gemm(x, rows, columns, x.h)
-        + model_gemm(x, rows, x.h, columns)
-        + model_gemm(x, columns, x.h, rows, accumulate=True)
+    x = symbol_table()
+    ledger = Ledger()
+    block_tokens(ledger, x)
+    blocks = {name: block_times(ledger, x, name, features) for name in BLOCKS if name in features}
+    if "experts" in blocks:
+        blocks = with_dispatch(ledger, x, blocks)
+    totals = {name: write_totals(ledger, x, times) for name, times in blocks.items()}
+    stages = stage_times(ledger, x, totals, features)
+    trees = compute_trees(ledger, x, blocks, stages)
+    trees.append(host_term(ledger, x, blocks, stages))
+    trees += pipeline_terms(ledger, x, stages)
+    forward, backward = (
+        sum(in_stage(x, name, "pace") * parts[kind] for name, parts in totals.items())
+        for kind in ("forward", "backward")
     )
-    logits = ledger.define("logits_gemms", gemms, "s", kernels.gemm_time)
-    loss = ledger.define(
-        "loss_time",
-        stream(x, vocabulary.cross_entropy_bytes(x), x.elementwise_fraction),
-        "s",
-        vocabulary.cross_entropy_bytes,
-    )
-    traffic = ledger.define(
-        "vocabulary_tp",
-        x.sp * (2 * all_gather_time(x, size, x.tp, inside) + 2 * reduce_scatter_time(x, size, x.tp, inside))
-        + (1 - x.sp) * 2 * all_reduce_time(x, size, x.tp, inside)
-        + 3 * all_reduce_time(x, 4 * rows, x.tp, inside),
-        "s",
-        "gather and reduce around the vocabulary-parallel layers; three all-reduces of the loss",
-    )
-    embedding = ledger.define(
-        "embedding_time",
-        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction),
-        "s",
-        vocabulary.embedding_bytes,
-    )
-    return embedding, logits + loss + traffic
+    owners = parameter_owners(x, blocks, features)
+    trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace)
+    trees += optimizer_terms(ledger, x, owners)
+    if "offload" in features:
+        moved = sum(
+            in_stage(x, name, "pace") * offloaded_bytes(x, times, features) for name, times in blocks.items()
+        )
+        waiting = x.m * offload_exposed(x, moved, parameters_of(x, blocks, "pace"), forward, backward)
+        trees.append(ledger.term("offload", "activations to and from the host, exposed", waiting, "s", offload_exposed))
+    step = with_stragglers(ledger, x, trees, blocks)
+    ledger.define("model_flops", model_flops(x, list(blocks), features), "FLOP", model_flops)
+    ledger.define("world", communication.world(x), "1", communication.world)
+    memory = rank_memory(ledger, x, blocks, features)
+    return ledger, {"step_time": step, **memory}
 
 
-def stage_times(ledger: Ledger, x: SimpleNamespace, layer: Amount) -> dict[str, Amount]:
-    """Time of one micro-batch, forward and backward, on first, middle and last stage; slowest and sum. [s]
+def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[str, BlockTimes]:
+    """The expert block with its dispatch as exposed time, half of it in each pass.
 
-    The slowest stage sets the pace of the pipeline: what its embedding or logits add to the layers of a
-    middle stage is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473, sec. 2.2.
+    Under overlap it hides behind the compute of all blocks, of which an expert block has its share.
     """
-    embedding, output = vocabulary_times(ledger, x)
-    middle_layers = ledger.define(
-        "middle_stage_layers", schedule.layers_of_middle_stage(x), "1", schedule.layers_of_middle_stage
+    travel = dispatch_times(ledger, x)
+    compute = sum(
+        getattr(x, f"{name}_total") * (sum(times.forward.values()) + sum(times.backward.values()))
+        for name, times in blocks.items()
     )
+    own = blocks["experts"]
+    beside = ledger.define(
+        "compute_beside_dispatch",
+        compute / maximum(x.experts_total, 1),
+        "s",
+        "compute of the layers for each expert block",
+    )
+    both = ledger.define(
+        "dispatch_exposed",
+        overlapped_dispatch(x, 2 * travel, beside, own.shared),
+        "s",
+        overlapped_dispatch,
+    )
+    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+    changed = replace(
+        own,
+        forward=own.forward | {"dispatch": both / 2, "wait": own.wait * (1 - x.graph_experts)},
+        backward=own.backward | {"dispatch": both / 2},
+        again=own.again + again * travel,
+    )
+    return dict(blocks) | {"experts": changed}
+
+
+def graphed(x: SimpleNamespace, block: str) -> Amount:
+    """Share of a block's kernels that are replayed from CUDA graphs. [1]
+
+    Router and preprocessing are about half of an expert block's kernels.
+    """
+    if block in ("attention", "mla"):
+        return x.graph_attention
+    if block in ("mamba", "delta"):
+        return x.graph_mamba
+    if block == "mlp":
+        return x.graph_mlp
+    return x.graph_experts + (1 - x.graph_experts) * x.graph_router / 2
+
+
+def write_totals(ledger: Ledger, x: SimpleNamespace, times: BlockTimes) -> dict[str, Amount]:
+    """Forward, backward (with recompute), launch gaps and whole time of one block, as symbols."""
+    name = times.work.name
+    forward = ledger.define(
+        f"{name}_forward_time", sum(times.forward.values()), "s", "sum over the kinds of work, forward"
+    )
+    backward = ledger.define(
+        f"{name}_backward_time",
+        sum(times.backward.values()) + times.again,
+        "s",
+        "sum over the kinds of work, backward, with recompute",
+    )
+    gaps = ledger.define(
+        f"{name}_launch_gaps",
+        host.launch_gaps(
+            times.kernels_forward + times.kernels_backward, x.kernel_launch, x.graph_launch, graphed(x, name)
+        ),
+        "s",
+        host.launch_gaps,
+    )
+    whole = ledger.define(
+        f"{name}_time", forward + backward + gaps, "s", "forward, backward and launch gaps of one block"
+    )
+    return {"forward": forward, "backward": backward, "gaps": gaps, "whole": whole}
+
+
+def stage_times(
+    ledger: Ledger, x: SimpleNamespace, totals: Mapping[str, Mapping[str, Amount]], features: Collection[str]
+) -> dict[str, Amount]:
+    """Time of one micro-batch, forward and backward, on first, pace-setting and last stage; slowest and sum. [s]
+
+    The slowest stage sets the pace of the pipeline: what its embedding or logits add to the layers of
+    the stage with most of them is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473,
+    sec. 2.2.
+    """
+    embedding, output = vocabulary_times(ledger, x, features)
     several = is_more_than_one(x.pp)
-    third = is_more_than_one(x.pp) * is_more_than_one(maximum(x.pp - 1, 1))
+
+    def layers(stage: str) -> Amount:
+        return sum(in_stage(x, name, stage) * parts["whole"] for name, parts in totals.items())
+
+    source = "blocks of the stage x their time, and its embedding or logits"
     first = ledger.define(
-        "first_stage_time",
-        schedule.layers_of_first_stage(x) * layer + embedding + (1 - several) * output,
-        "s",
-        schedule.layers_of_first_stage,
+        "first_stage_time", layers("first") + embedding + (1 - several) * output, "s", source
     )
-    last = ledger.define(
-        "last_stage_time",
-        schedule.layers_of_last_stage(x) * layer + output + (1 - several) * embedding,
-        "s",
-        schedule.layers_of_last_stage,
-    )
-    middle = ledger.define(
-        "middle_stage_time", third * middle_layers * layer, "s", schedule.layers_of_middle_stage
-    )
+    last = ledger.define("last_stage_time", layers("last") + output + (1 - several) * embedding, "s", source)
+    pace = ledger.define("pace_stage_time", layers("pace"), "s", source)
     slowest = ledger.define(
         "slowest_stage_time",
-        maximum(first, maximum(middle, last)),
+        maximum(first, maximum(pace, last)),
         "s",
         "the slowest stage sets the pace of the pipeline",
     )
-    every = x.L * layer + embedding + output
-    return {
-        "layer": layer,
-        "slowest": slowest,
-        "all": every,
-        "embedding": embedding,
-        "output": output,
-        "middle_layers": middle_layers,
-    }
+    every = sum(getattr(x, f"{name}_total") * parts["whole"] for name, parts in totals.items())
+    return {"pace": pace, "slowest": slowest, "all": every + embedding + output}
 
 
-def pipeline_term(ledger: Ledger, x: SimpleNamespace, stages: dict[str, Amount]) -> list[Term]:
+def compute_trees(
+    ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount]
+) -> list[Term]:
+    """Compute of the pace-setting stage over all micro-batches, by kind; parts sum to m x its time."""
+
+    def over_blocks(kind: str, direction: str) -> Amount:
+        return x.m * sum(
+            in_stage(x, name, "pace") * getattr(times, direction)[kind]
+            for name, times in blocks.items()
+            if kind in getattr(times, direction)
+        )
+
+    sums = []
+    for direction, title in (("forward", "forward pass, layers"), ("backward", "backward pass, layers")):
+        kinds = [
+            kind for kind in NAMES if any(kind in getattr(times, direction) for times in blocks.values())
+        ]
+        leaves = [
+            ledger.term(f"{direction}_{kind}", NAMES[kind], over_blocks(kind, direction), "s", FORMULAS[kind])
+            for kind in kinds
+        ]
+        if direction == "backward":
+            again = x.m * sum(in_stage(x, name, "pace") * times.again for name, times in blocks.items())
+            leaves.append(
+                ledger.term(
+                    "recompute", "recompute", again, "s", "forward work repeated in the backward pass"
+                )
+            )
+        sums.append(ledger.total(direction, title, leaves))
+    gaps = x.m * sum(in_stage(x, name, "pace") * symbol(f"{name}_launch_gaps") for name in blocks)
+    return [
+        *sums,
+        ledger.term("launch_gaps", "gaps between kernels", gaps, "s", host.launch_gaps),
+        ledger.term(
+            "vocabulary",
+            "embedding, logits and loss on the slowest stage",
+            x.m * (stages["slowest"] - stages["pace"]),
+            "s",
+            stage_times,
+        ),
+    ]
+
+
+def symbol(name: str) -> Amount:
+    """A ledger entry as a symbol."""
+    import sympy
+
+    return sympy.Symbol(name, nonnegative=True)
+
+
+def host_term(ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount]) -> Term:
+    """Time in which GPUs wait for kernels to be issued; ranks not bound to cores issue them a third slower."""
+    issued = sum(
+        in_stage(x, name, "pace")
+        * (1 - graphed(x, name))
+        * (times.kernels_forward + times.kernels_backward)
+        for name, times in blocks.items()
+    )
+    rate = x.host_kernel * (1 + x.unbound / 3)
+    waiting = host.host_exposed(issued, rate, stages["slowest"])
+    return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)
+
+
+def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amount]) -> list[Term]:
     """Bubble and exposed send/recv.
 
     The bubble is the time in which a stage waits while the pipe fills and drains: the time of the
@@ -133,244 +299,101 @@ def pipeline_term(ledger: Ledger, x: SimpleNamespace, stages: dict[str, Amount])
     ]
 
 
-def data_parallel_terms(ledger: Ledger, x: SimpleNamespace, forward: Amount, backward: Amount) -> list[Term]:
-    """Exposed data-parallel communication: reduction of gradients, gather of parameters.
+def parameter_owners(x: SimpleNamespace, blocks: Blocks, features: Collection[str]) -> list[Owner]:
+    """Who holds which parameters together: dp x cp ranks those outside the experts, edp ranks the experts."""
+    layers = maximum(x.layers_pace, 1)
 
-    Distributed optimizer: once a step, gradients under the last micro-batch's backward pass and
-    parameters under the first forward pass; with pipeline stages the flush and the fill hide the
-    same amount. FSDP: parameters are gathered layer by layer for every micro-batch, forward and (when
-    parameters are sharded) backward, gradients reduced each backward pass, each under one layer's
-    compute. Source: arXiv:1910.02054; Megatron-Core, DistributedOptimizer; Megatron-FSDP.
-    """
-    weights = ledger.define("dp_parameters", parameters_of_worst_stage(x), "1", parameters_of_worst_stage)
-    ranks = communication.data_parallel_ranks(x)
-    inside = communication.ranks_in_domain(x, ranks, x.tp)
-    reduce_size = communication.gradient_bytes(x, weights)
-    gather_size = communication.gather_bytes(x, weights)
-    scatter = ledger.define(
-        "dp_reduce_scatter", reduce_scatter_time(x, reduce_size, ranks, inside), "s", reduce_scatter_time
-    )
-    gather = ledger.define(
-        "dp_all_gather", all_gather_time(x, gather_size, ranks, inside), "s", all_gather_time
-    )
-    layers = schedule.layers_of_middle_stage(x)
-    first_bucket = 1 / maximum(layers, 1)
-    usable_backward = x.overlap_reduce * layers * backward * (1 - first_bucket)
-    usable_forward = x.overlap_gather * layers * forward * (1 - first_bucket)
-    scatter_exposed = overlap.exposed(scatter, usable_backward) + overlap.contention(
-        scatter, usable_backward, x.overlap_slowdown
-    )
-    gather_exposed = overlap.exposed(gather, usable_forward) + overlap.contention(
-        gather, usable_forward, x.overlap_slowdown
-    )
-    # Without sharding one all-reduce does both; it is a reduce-scatter and a gather of gradients.
-    all_reduce = ledger.define(
-        "dp_all_reduce", all_reduce_time(x, reduce_size, ranks, inside), "s", all_reduce_time
-    )
-    plain = overlap.exposed(all_reduce, usable_backward) + overlap.contention(
-        all_reduce, usable_backward, x.overlap_slowdown
-    )
-    shard_inside = communication.ranks_in_domain(x, x.shard, x.tp)
-    unit = ledger.define(
-        "fsdp_layer_parameters", parameters.layer_parameters(x), "1", parameters.layer_parameters
-    )
-    unit_gather = ledger.define(
-        "fsdp_gather",
-        all_gather_time(x, communication.gather_bytes(x, unit), x.shard, shard_inside),
-        "s",
-        all_gather_time,
-    )
-    unit_scatter = ledger.define(
-        "fsdp_scatter",
-        reduce_scatter_time(x, communication.gradient_bytes(x, unit), x.shard, shard_inside),
-        "s",
-        reduce_scatter_time,
-    )
-    backward_traffic = x.params_sharded * unit_gather + unit_scatter
-    under_forward = x.overlap_gather * forward
-    under_backward = x.overlap_reduce * backward
-    per_layer = (
-        overlap.exposed(unit_gather * x.params_sharded, under_forward)
-        + overlap.contention(unit_gather * x.params_sharded, under_forward, x.overlap_slowdown)
-        + overlap.exposed(backward_traffic, under_backward)
-        + overlap.contention(backward_traffic, under_backward, x.overlap_slowdown)
-    )
-    # Beyond the sharding group (HSDP) replicas all-reduce their shards of the gradients once a step.
-    replicas = ranks / x.shard
-    replica_inside = communication.ranks_in_domain(x, replicas, x.tp * x.shard)
-    replica = ledger.define(
-        "fsdp_replica_reduce",
-        all_reduce_time(x, reduce_size / x.shard, replicas, replica_inside),
-        "s",
-        all_reduce_time,
-    )
-    edges = (
-        unit_gather
-        + unit_scatter
-        + (1 - x.params_sharded) * gather_exposed
-        + overlap.exposed(replica, usable_backward)
-    )
-    fsdp = x.m * layers * per_layer + edges
-    reduce_exposed = x.optimizer_sharded * scatter_exposed + (1 - x.optimizer_sharded) * plain
+    def trained(stage: str) -> Amount:
+        own = x.trained * parameters_of(x, blocks, stage, vocabulary=stage in ("first", "last"))
+        return own + (adapters_of(x, blocks, stage) if "lora" in features else 0)
+
+    pace = parameters_of(x, blocks, "pace")
+    owners = [
+        Owner(
+            "dp",
+            maximum(trained("first"), trained("last")),
+            pace / layers,
+            trained("pace") / layers,
+            communication.data_parallel_ranks(x),
+            x.shard,
+            x.tp,
+            x.dp_straddle,
+        )
+    ]
+    if "experts" in blocks:
+        fullest = maximum(
+            parameters_of(x, blocks, "first", experts=True),
+            parameters_of(x, blocks, "pace", experts=True),
+            parameters_of(x, blocks, "last", experts=True),
+        )
+        unit = parameters_of(x, blocks, "pace", experts=True) / layers
+        owners.append(
+            Owner(
+                "edp",
+                x.trained * fullest,
+                unit,
+                x.trained * unit,
+                x.edp,
+                x.expert_shard,
+                x.etp * x.ep,
+                x.edp_straddle,
+            )
+        )
+    return owners
+
+
+def optimizer_terms(ledger: Ledger, x: SimpleNamespace, owners: list[Owner]) -> list[Term]:
+    """Optimizer on the device and on the host, and what happens once a step."""
     return [
         ledger.term(
-            "dp_gradients",
-            "gradient reduction, exposed",
-            (1 - x.fsdp) * reduce_exposed,
-            "s",
-            data_parallel_terms,
+            "optimizer_step", "optimizer step", optimizer_time(x, owners), "s", optimizer_time
         ),
         ledger.term(
-            "dp_gather",
-            "parameter gather, exposed",
-            (1 - x.fsdp) * x.optimizer_sharded * gather_exposed,
+            "optimizer_host",
+            "optimizer on the host",
+            offloaded_optimizer_time(x, owners),
             "s",
-            data_parallel_terms,
+            offloaded_optimizer_time,
         ),
-        ledger.term(
-            "fsdp_exposed", "FSDP gathers and reductions, exposed", x.fsdp * fsdp, "s", data_parallel_terms
-        ),
-    ]
-
-
-def parameters_of_worst_stage(x: SimpleNamespace) -> Amount:
-    """Parameters of the fullest rank: a middle stage's layers and the larger vocabulary layer. [1]"""
-    one_stage = 1 - is_more_than_one(x.pp)
-    vocabulary_part = parameters.embedding_parameters(x) + one_stage * parameters.output_parameters(x)
-    return schedule.layers_of_first_stage(x) * parameters.layer_parameters(x) + vocabulary_part
-
-
-def optimizer_time(x: SimpleNamespace, weights: Amount) -> Amount:
-    """Adam over one rank's shard: read gradient, master and moments, write back, write the parameter. [s]
-
-    2 state_bytes + grad_bytes + weight_bytes an element, and the gradient once more for its norm and
-    once to be zeroed (whole buffer). Source: TE FusedAdam, multi_tensor_adam.cu.
-    """
-    share = 1 - x.optimizer_sharded + x.optimizer_sharded / x.shard
-    shard = (2 * x.state_bytes + 2 * x.grad_bytes + x.weight_bytes) * weights * share
-    zeroed = x.grad_bytes * weights * (1 - x.grads_sharded + x.grads_sharded / x.shard)
-    return stream(x, shard + zeroed, x.stream_fraction)
-
-
-def dense_step() -> tuple[Ledger, dict[str, Term]]:
-    """Ledger of one step of a dense decoder, with trees `step_time`, `memory_first`, `memory_last`."""
-    x = symbol_table()
-    ledger = Ledger()
-    times = layer_times(ledger, x)
-    forward = ledger.define(
-        "layer_forward_time", sum(times.forward.values()), "s", "sum over the kinds of work, forward"
-    )
-    backward = ledger.define(
-        "layer_backward_time",
-        sum(times.backward.values()) + times.recompute,
-        "s",
-        "sum over the kinds of work, backward, with recompute",
-    )
-    gaps = ledger.define(
-        "layer_launch_gaps",
-        host.launch_gaps(
-            times.kernels_forward + times.kernels_backward, x.kernel_launch, x.graph_launch, x.graph
-        ),
-        "s",
-        host.launch_gaps,
-    )
-    layer = ledger.define(
-        "layer_time", forward + backward + gaps, "s", "forward, backward and launch gaps of one layer"
-    )
-    stages = stage_times(ledger, x, layer)
-    trees = compute_trees(ledger, x, times, stages, gaps)
-    micro_batch_kernels = stages["middle_layers"] * (times.kernels_forward + times.kernels_backward)
-    waiting = host.host_exposed(micro_batch_kernels, x.host_kernel, stages["slowest"], x.graph)
-    trees.append(ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed))
-    trees += pipeline_term(ledger, x, stages)
-    trees += data_parallel_terms(ledger, x, forward, backward)
-    import sympy
-
-    weights = sympy.Symbol("dp_parameters", nonnegative=True)
-    trees.append(
-        ledger.term("optimizer_step", "optimizer step", optimizer_time(x, weights), "s", optimizer_time)
-    )
-    trees.append(
         ledger.term(
             "step_fixed",
             "data loading, logging, gradient norm",
             x.step_overhead,
             "s",
             "a constant of the software stack",
-        )
-    )
-    busy = ledger.total("synchronous_time", "step before stragglers", trees)
-    slow = (
-        x.straggler * logarithm2(communication.world(x)) * sympy.Symbol("synchronous_time", nonnegative=True)
-    )
-    straggler = ledger.term(
-        "straggler_time", "slowest rank and jitter", slow, "s", "straggler x log2(GPUs) x step"
-    )
-    step = ledger.total("step_time", "step", (*busy.parts, straggler))
-    ledger.define("model_flops", model_flops(x), "FLOP", model_flops)
-    ledger.define("world", communication.world(x), "1", communication.world)
-    memory = rank_memory(ledger, x)
-    return ledger, {"step_time": step, **memory}
-
-
-def compute_trees(
-    ledger: Ledger, x: SimpleNamespace, times: LayerTimes, stages: dict[str, Amount], gaps: Amount
-) -> list[Term]:
-    """Compute of the pace-setting stage over all micro-batches, by kind; parts sum to m x its time."""
-    share = x.m * stages["middle_layers"]
-    names = {
-        "linear": "linear layers",
-        "quantise": "quantisation",
-        "attention": "attention core",
-        "elementwise": "element-wise",
-        "tensor_parallel": "tensor-parallel communication, exposed",
-        "context_parallel": "context-parallel communication, exposed",
-    }
-    forward = [
-        ledger.term(f"forward_{kind}", names[kind], share * seconds, "s", linear_or(kind))
-        for kind, seconds in times.forward.items()
-    ]
-    names |= {
-        "linear_dgrad": "linear layers, data gradient",
-        "linear_wgrad": "linear layers, weight gradient",
-    }
-    backward = [
-        ledger.term(f"backward_{kind}", names[kind], share * seconds, "s", linear_or(kind))
-        for kind, seconds in times.backward.items()
-    ]
-    backward.append(
-        ledger.term(
-            "recompute",
-            "recompute",
-            share * times.recompute,
-            "s",
-            "forward work repeated in the backward pass",
-        )
-    )
-    layers_of_pace = stages["middle_layers"] * stages["layer"]
-    return [
-        ledger.total("forward", "forward pass, layers", forward),
-        ledger.total("backward", "backward pass, layers", backward),
-        ledger.term("launch_gaps", "gaps between kernels", share * gaps, "s", host.launch_gaps),
-        ledger.term(
-            "vocabulary",
-            "embedding, logits and loss on the slowest stage",
-            x.m * (stages["slowest"] - layers_of_pace),
-            "s",
-            stage_times,
         ),
     ]
 
 
-def linear_or(kind: str) -> str:
-    """Formula that a kind of work comes from."""
-    return {
-        "linear": "costmodel.timing.kernels.gemm_time",
-        "linear_dgrad": "costmodel.timing.kernels.gemm_time",
-        "linear_wgrad": "costmodel.timing.kernels.gemm_time",
-        "quantise": "costmodel.work.quantisation.quantise_input_elements",
-        "attention": "costmodel.timing.kernels.attention_time",
-        "elementwise": "costmodel.timing.kernels.stream_time",
-        "tensor_parallel": "costmodel.layer.tensor_parallel_times",
-        "context_parallel": "costmodel.layer.context_parallel_times",
-    }[kind]
+def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], blocks: Blocks) -> Term:
+    """The step: everything so far, unequal sequences, and the slowest rank.
+
+    A replica with longer documents keeps the others waiting: the largest of dp sums of m sequences lies
+    spread x sqrt(2 ln dp / m) above the mean. Garbage collection and unbound ranks add to the jitter.
+    """
+    cores = sum(
+        in_stage(x, name, "pace") * (times.forward["attention"] + times.backward["attention"])
+        for name, times in blocks.items()
+        if "attention" in times.forward
+    )
+    spread = x.document_spread * (1.3863 * logarithm2(x.dp) / x.m) ** 0.5
+    trees.append(
+        ledger.term(
+            "length_variance",
+            "waiting for replicas with longer documents",
+            x.m * cores * spread,
+            "s",
+            with_stragglers,
+        )
+    )
+    busy = ledger.total("synchronous_time", "step before stragglers", trees)
+    doublings = logarithm2(communication.world(x))
+    share = (x.straggler + OWN_GC * x.own_gc) * doublings + UNBOUND * x.unbound * minimum(doublings, 1)
+    straggler = ledger.term(
+        "straggler_time",
+        "slowest rank and jitter",
+        share * symbol("synchronous_time"),
+        "s",
+        "straggler x log2(GPUs) x step; garbage collection and unbound ranks more",
+    )
+    return ledger.total("step_time", "step", (*busy.parts, straggler))

@@ -56,6 +56,19 @@ PRIORS: dict[str, Prior] = {
     "straggler": Prior(0.003, 0.5, 0.0002, 0.02, "1", "step time lost for each doubling of the GPUs"),
     "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
     "host_kernel": Prior(6e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
+    "grouped_rate": Prior(
+        0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"
+    ),
+    "scan_fraction": Prior(0.10, 0.4, 0.01, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
+    "dispatch_rate": Prior(
+        0.7, 0.25, 0.1, 1.2, "1", "bandwidth of expert dispatch over that of an all-to-all"
+    ),
+    "expert_kernels": Prior(
+        40.0, 0.4, 10.0, 200.0, "1", "kernels of router, permutation and dispatch of an expert block"
+    ),
+    "expert_wait": Prior(
+        60e-6, 0.5, 5e-6, 1e-3, "s", "round trip in which the host learns how many tokens came"
+    ),
     "fragmentation": Prior(0.05, 0.5, 0.0, 0.3, "1", "activation memory lost to the allocator"),
     "graph_pool": Prior(
         0.4, 0.5, 0.0, 1.0, "1", "CUDA graph pools over activations: 85.9 -> 119.8 GiB published"
@@ -85,6 +98,11 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
         "attention_scale": f"attention_rate/{generation}-{ATTENTION_KERNEL.get(family, 'cudnn')}",
         "elementwise_scale": f"elementwise_rate/{generation}",
         "kernel_fusion": f"kernel_fusion/{family}",
+        "grouped_scale": f"grouped_rate/{generation}-{gemm}",
+        "scan_fraction": f"scan_fraction/{generation}",
+        "dispatch_scale": f"dispatch_rate/{generation}",
+        "expert_kernels": f"expert_kernels/{family}",
+        "expert_wait": f"expert_wait/{family}",
         "intra_scale": f"intra_rate/{generation}",
         "inter_scale": f"inter_rate/{generation}",
         "overlap_slowdown": f"overlap_slowdown/{generation}",

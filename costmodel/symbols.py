@@ -47,10 +47,94 @@ def _collective_inputs() -> list[Input]:
     ]
 
 
+# Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
+BLOCKS = ("attention", "mla", "mamba", "delta", "mlp", "experts")
+# Stages of which the blocks are counted: the first, the second, the one with most work, the last.
+STAGES = ("first", "second", "pace", "last")
+
+
+def _block_inputs() -> list[Input]:
+    """How many blocks of each kind stand on a stage; see `costmodel.layout`."""
+    whose = {"pace": "the stage with most work in its layers"}
+    return [
+        Input(f"{block}_{stage}", "plan", "1", f"{block} blocks of {whose.get(stage, f'the {stage} stage')}")
+        for block in BLOCKS
+        for stage in STAGES
+    ] + [Input(f"{block}_total", "model", "1", f"{block} blocks of the whole model") for block in BLOCKS]
+
+
 INPUTS: tuple[Input, ...] = tuple(
     _inputs(
         "plan",
         """
+        ep | 1 | expert parallel size
+        etp | 1 | expert tensor parallel size
+        edp | 1 | ranks that hold the same experts: world / (pp ep etp)
+        domain | 1 | GPUs of one scale-up (NVLink) domain that the job uses
+        cp_straddle | 1 | ranks of a context parallel group on the smaller side of a domain's edge, 0 none
+        dp_straddle | 1 | the same of a data parallel group
+        ep_straddle | 1 | the same of an expert parallel group
+        edp_straddle | 1 | the same of a group of ranks that hold the same experts
+        layers_first | 1 | decoder layers of the first stage
+        layers_pace | 1 | decoder layers of the stage with most work
+        layers_last | 1 | decoder layers of the last stage
+        mtp_heads | 1 | multi-token-prediction heads, on the last stage
+        instances | 1 | copies of the sharded optimizer state
+        expert_shard | 1 | ranks over which the experts' optimizer state is sharded
+        dispatch_once | 1 | 1 when a token travels once to each GPU or domain (DeepEP, HybridEP)
+        dispatch_fused | 1 | 1 when dispatch permutes tokens itself (HybridEP)
+        dispatch_gather | 1 | 1 when every rank gathers all tokens (allgather dispatcher)
+        dispatch_sms | 1 | streaming multiprocessors that DeepEP or HybridEP takes
+        capacity | 1 | rows an expert computes over the balanced number: capacity factor, else 1
+        dropless | 1 | 1 when no token is dropped
+        ep_overlap | 1 | 1 when dispatch and combine run under another micro-batch's compute
+        delay_wgrad | 1 | 1 when weight gradients are computed apart, under the dispatch
+        shared_overlap | 1 | 1 when the shared expert computes while tokens travel
+        grouped | 1 | 1 with grouped GEMMs
+        permute_fused | 1 | 1 when permutation is one kernel
+        router_fused | 1 | 1 when the router's kernels are fused
+        recompute_moe | 1 | 1 when the whole expert block is computed again
+        recompute_moe_act | 1 | 1 when the experts' activation function is computed again
+        recompute_shared_experts | 1 | 1 when the shared experts are computed again
+        recompute_mla_up_proj | 1 | 1 when MLA's up projections are computed again
+        graph_attention | 1 | 1 when attention blocks are in CUDA graphs
+        graph_mlp | 1 | 1 when MLP blocks are
+        graph_mamba | 1 | 1 when Mamba and gated-delta blocks are
+        graph_router | 1 | 1 when router and shared experts are
+        graph_experts | 1 | 1 when dispatch and experts are
+        offload_share | 1 | share of the layers whose activations wait in host memory
+        offload_weights | 1 | 1 when the weights of those layers do too
+        offload_attn_norm | 1 | 1 when the inputs of attention norms wait in host memory
+        offload_qkv_linear | 1 | 1 when QKV inputs do
+        offload_core_attn | 1 | 1 when queries, keys and values do
+        offload_attn_proj | 1 | 1 when the projection's inputs do
+        offload_mlp_norm | 1 | 1 when the inputs of MLP norms do
+        offload_expert_fc1 | 1 | 1 when the experts' inputs do
+        offload_moe_act | 1 | 1 when the experts' FC1 outputs do
+        optimizer_offload | 1 | share of the optimizer on the host
+        offload_overlapped | 1 | 1 when copies of the offloaded optimizer overlap
+        bf16_share | 1 | share of the layers that stay in 16 bits
+        fp8_attention | 1 | 1 when the attention core runs in FP8
+        gather_copy_bytes | byte | bytes of a parameter's buffer for the gather beside its quantised copies
+        bucket | 1 | elements of a gradient bucket, 0 as Megatron chooses
+        sharp | 1 | 1 when switches reduce (SHARP)
+        user_buffers | 1 | 1 with registered buffers in data-parallel collectives
+        one_queue | 1 | 1 with CUDA_DEVICE_MAX_CONNECTIONS=1 set by hand
+        many_queues | 1 | 1 with more than one set by hand
+        norm_margin | 1 | streaming multiprocessors that norms leave to communication
+        vboost | 1 | 1 with clock boost
+        own_gc | 1 | 1 when each rank collects garbage when it likes
+        unbound | 1 | 1 when ranks are not bound to cores
+        overlap_chunks | 1 | chunks of a pipelined tensor-parallel collective
+        overlap_sms | 1 | streaming multiprocessors that it takes
+        nvls | 1 | 1 with NVLink SHARP
+        segments | 1 | 1 with expandable segments
+        stream_records | 1 | 1 when tensors of collectives are recorded on streams
+        rope_split | 1 | 1 when rotary embedding is not fused
+        activation_split | 1 | 1 when bias and activation function are not fused
+        residual_split | 1 | 1 when bias, dropout and residual are not fused
+        accumulate_split | 1 | 1 when weight gradients are added by kernels of their own
+        defer_wgrad | 1 | 1 when the output layer's weight gradients wait for the flush
         tp | 1 | tensor parallel size
         pp | 1 | pipeline parallel size (stages)
         vpp | 1 | virtual pipeline size (model chunks on each stage)
@@ -83,8 +167,7 @@ INPUTS: tuple[Input, ...] = tuple(
         gather_bytes | byte | bytes of one parameter element on the wire of the gather
         param_gather | 1 | 1 when parameters are kept and gathered in FP8
         state_bytes | byte | optimizer bytes of one parameter: master copy and two moments
-        account_embedding | 1 | 1 when the embedding counts as a layer in the pipeline split
-        account_loss | 1 | 1 when the loss counts as a layer in the pipeline split
+        vpp_group | 1 | micro-batches that pass a virtual stage in a row
         fused_loss | 1 | 1 with fused cross-entropy
         dropout | 1 | 1 with dropout
         """,
@@ -92,7 +175,6 @@ INPUTS: tuple[Input, ...] = tuple(
     + _inputs(
         "model",
         """
-        L | 1 | decoder layers
         h | 1 | hidden size
         f | 1 | feed-forward hidden size
         a | 1 | attention heads (queries)
@@ -108,12 +190,47 @@ INPUTS: tuple[Input, ...] = tuple(
         biases | 1 | 1 when linear layers have biases
         qkv_biases | 1 | 1 when only the QKV projection (or all linear layers) has a bias
         qk_norms | 1 | 1 when queries and keys are normalised
+        output_gate | 1 | 1 when attention output is gated
+        sinks | 1 | 1 when attention has learned sinks
+        window | 1 | tokens of sliding-window attention, 0 none
+        window_share | 1 | share of the attention blocks with a window
+        chunk | 1 | tokens of chunked attention, 0 none
+        chunk_share | 1 | share of the attention blocks that attend within chunks
+        E | 1 | experts of one layer
+        topk | 1 | experts that a token visits
+        fe | 1 | feed-forward hidden size of one expert
+        fs | 1 | feed-forward hidden size of the shared experts
+        he | 1 | width of what experts read: hidden size, or the latent size
+        expert_bias | 1 | 1 when the router balances loads by a bias an expert
+        shared_gate | 1 | 1 when the shared experts are gated by a scalar
+        q_lora | 1 | MLA: width of the query latent, 0 when queries are projected directly
+        kv_lora | 1 | MLA: width of the key-value latent
+        d_nope | 1 | MLA: head dimension of queries and keys without position
+        d_rope | 1 | MLA: head dimension with rotary position
+        d_v | 1 | MLA: head dimension of values
+        mamba_heads | 1 | Mamba-2: heads
+        mamba_dim | 1 | Mamba-2: head dimension
+        mamba_state | 1 | Mamba-2: state dimension
+        mamba_groups | 1 | Mamba-2: groups that share B and C
+        delta_key_heads | 1 | gated delta: key heads
+        delta_value_heads | 1 | gated delta: value heads
+        delta_key_dim | 1 | gated delta: key head dimension
+        delta_value_dim | 1 | gated delta: value head dimension
+        conv | 1 | taps of the mixers' short convolution
+        mtp_total | 1 | multi-token-prediction heads
         """,
     )
+    + _block_inputs()
     + _inputs(
         "workload",
         """
         s | 1 | tokens of one sequence
+        document | 1 | tokens of a document as attention meets them: E[length^2] / E[length]
+        fill | 1 | share of the tokens that are not padding
+        document_spread | 1 | standard deviation of a sequence's attention work over its mean
+        trained | 1 | 1 when the model's own weights are trained, 0 with adapters alone
+        lora_rank | 1 | rank of the adapters, 0 without
+        imbalance | 1 | tokens of the busiest expert rank over the mean
         """,
     )
     + _inputs(
@@ -157,7 +274,10 @@ INPUTS: tuple[Input, ...] = tuple(
         kernel_launch | s | device-side gap of one kernel launch
         graph_launch | s | the same inside a CUDA graph
         host_kernel | s | host time to issue one kernel, eager
-        domain | 1 | GPUs of one scale-up (NVLink) domain
+        queued | 1 | 1 where overlap of TP communication needs one hardware queue (before Blackwell)
+        attention_fp8_gain | 1 | rate of FP8 attention over 16-bit
+        host_link | byte/s | bandwidth between a GPU and its host, one direction
+        host_memory | byte/s | memory bandwidth of the host, a GPU's share
         send_recv_latency | s | point-to-point inside a domain, fixed time
         send_recv_bandwidth | byte/s | point-to-point inside a domain
         network_bandwidth | byte/s | bus bandwidth of one GPU's network cards
@@ -178,6 +298,11 @@ INPUTS: tuple[Input, ...] = tuple(
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
         kernel_fusion | 1 | element-wise bandwidth of a framework's kernels over fused ones
+        grouped_scale | 1 | rate of grouped GEMMs over a plain GEMM of as many tiles
+        scan_fraction | 1 | fraction of the 16-bit peak that Mamba and delta scans reach
+        dispatch_scale | 1 | bandwidth of expert dispatch over that of an all-to-all
+        expert_kernels | 1 | kernels of one expert block's router, permutation and dispatch, forward
+        expert_wait | s | time of one expert block in which the host must learn how many tokens came
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables
         overlap_slowdown | 1 | compute time lost for each second of communication that runs under it

@@ -5,13 +5,13 @@ from __future__ import annotations
 from costmodel.amount import Amount, maximum
 
 
-def host_exposed(kernels: Amount, host_kernel: Amount, gpu_time: Amount, graph: Amount) -> Amount:
+def host_exposed(kernels: Amount, host_kernel: Amount, gpu_time: Amount) -> Amount:
     """Time the GPU waits for the host in one pass. [s]
 
-    max(0, kernels x host_kernel - gpu_time); nothing with CUDA graphs, which replay without the host.
+    max(0, kernels x host_kernel - gpu_time); kernels of CUDA graphs, which replay without the host, do not count.
     Holds when the host runs ahead freely inside the pass.
     """
-    return (1 - graph) * maximum(0, kernels * host_kernel - gpu_time)
+    return maximum(0, kernels * host_kernel - gpu_time)
 
 
 def launch_gaps(kernels: Amount, kernel_launch: Amount, graph_launch: Amount, graph: Amount) -> Amount:

@@ -23,8 +23,9 @@ def gemm_time(
     launch: Amount,
     num_bytes: Amount,
     bandwidth: Amount,
+    groups: Amount = 1,
 ) -> Amount:
-    """Seconds of one GEMM (M, N, K): compute with a partly filled last wave, or memory. [s]
+    """Seconds of one GEMM (M, N, K), or of `groups` equal ones in one kernel: compute or memory. [s]
 
     Parameters
     ----------
@@ -39,6 +40,8 @@ def gemm_time(
         Fixed time. [s]
     num_bytes, bandwidth
         HBM bytes [byte] and the bandwidth a memory-bound GEMM reaches [byte/s].
+    groups
+        GEMMs that share the waves, as a grouped GEMM of experts. [1]
 
     Notes
     -----
@@ -50,9 +53,10 @@ def gemm_time(
     ----------
     NVIDIA, Matrix Multiplication Background User's Guide (wave quantisation); tables of NVIDIA aiconfigurator.
     """
-    waves = ceiling(rows / TILE_ROWS) * ceiling(columns / TILE_COLUMNS) / num_sms
+    waves = groups * ceiling(rows / TILE_ROWS) * ceiling(columns / TILE_COLUMNS) / num_sms
     tail = 1 + wave_weight * (ceiling(waves) / waves - 1)
-    return launch + maximum(2 * rows * columns * inner * tail / (fraction * peak), num_bytes / bandwidth)
+    flops = 2 * groups * rows * columns * inner
+    return launch + maximum(flops * tail / (fraction * peak), num_bytes / bandwidth)
 
 
 def attention_time(

@@ -61,12 +61,20 @@ def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amoun
 
 
 def ring_time(
-    x: SimpleNamespace, operation: str, wire: Amount, ranks: Amount, ranks_in_domain: Amount
+    x: SimpleNamespace,
+    operation: str,
+    wire: Amount,
+    ranks: Amount,
+    ranks_in_domain: Amount,
+    in_switch: Amount = 0,
 ) -> Amount:
-    """Seconds of a ring collective over `ranks`, of which `ranks_in_domain` share a domain; 0 for one rank. [s]"""
+    """Seconds of a ring collective over `ranks`, of which `ranks_in_domain` share a domain; 0 for one rank. [s]
+
+    in_switch: 1 when the network's switches reduce, which halves what a card sends. Source: NVIDIA SHARP.
+    """
     domains = ranks / ranks_in_domain
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)
-    outside = crosses * network_time(x, wire, domains, ranks_in_domain)
+    outside = crosses * network_time(x, wire * (1 - in_switch / 2), domains, ranks_in_domain)
     several = is_more_than_one(ranks_in_domain)
     return is_more_than_one(ranks) * maximum(
         several * domain_time(x, operation, wire, ranks_in_domain), outside
@@ -78,14 +86,18 @@ def all_gather_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_do
     return ring_time(x, "all_gather", size * (ranks - 1) / ranks, ranks, ranks_in_domain)
 
 
-def reduce_scatter_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+def reduce_scatter_time(
+    x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount, in_switch: Amount = 0
+) -> Amount:
     """Seconds of a reduce-scatter of `size` input bytes: w = size (n - 1) / n. [s] Source: module docstring."""
-    return ring_time(x, "reduce_scatter", size * (ranks - 1) / ranks, ranks, ranks_in_domain)
+    return ring_time(x, "reduce_scatter", size * (ranks - 1) / ranks, ranks, ranks_in_domain, in_switch)
 
 
-def all_reduce_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+def all_reduce_time(
+    x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount, in_switch: Amount = 0
+) -> Amount:
     """Seconds of an all-reduce of `size` bytes: w = 2 size (n - 1) / n. [s] Source: module docstring."""
-    return ring_time(x, "all_reduce", 2 * size * (ranks - 1) / ranks, ranks, ranks_in_domain)
+    return ring_time(x, "all_reduce", 2 * size * (ranks - 1) / ranks, ranks, ranks_in_domain, in_switch)
 
 
 def all_to_all_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
@@ -99,6 +111,24 @@ def all_to_all_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_do
     several = is_more_than_one(ranks_in_domain)
     inside = domain_time(x, "all_to_all", size * (ranks_in_domain - 1) / ranks, ranks_in_domain)
     return is_more_than_one(ranks) * maximum(several * inside, outside)
+
+
+def dispatch_time(
+    x: SimpleNamespace, near: Amount, far: Amount, ranks: Amount, ranks_in_domain: Amount
+) -> Amount:
+    """Seconds of one expert dispatch: `near` bytes inside the domain and `far` bytes over the own card. [s]
+
+    Both run side by side; inside they go at the all-to-all's rate times dispatch_scale, which holds the losses of
+    many small, uneven messages and, for DeepEP and HybridEP, the SMs that they take. One card a GPU cannot be
+    helped by others. Sources: nccl-tests, alltoall; DeepSeek-AI, DeepEP README (intranode 153 GB/s of 160,
+    internode 43 to 58 GB/s of 50 and 100).
+    """
+    several = is_more_than_one(ranks_in_domain)
+    inside = several * domain_time(x, "all_to_all", near / x.dispatch_scale, ranks_in_domain)
+    domains = ranks / ranks_in_domain
+    crosses = minimum(1, maximum(0, domains - 1) * 1e9)
+    outside = crosses * network_time(x, far, domains, 1)
+    return is_more_than_one(ranks) * maximum(inside, outside)
 
 
 def send_recv_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:

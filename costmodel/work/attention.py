@@ -1,24 +1,52 @@
-"""The attention core on one rank: FLOPs, and bytes when it is not fused."""
+"""Attention blocks on one rank: grouped-query attention, with windows, chunks, gates and sinks."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, ceiling, maximum, minimum
+from costmodel.work.block import BlockWork
+from costmodel.work.elementwise import (
+    MIXER_KERNELS,
+    RESIDUAL_KERNELS,
+    ROPE_KERNELS,
+    Stream,
+    norm,
+    residual,
+    residual_tokens,
+    rotary,
+)
+from costmodel.work.linear import Linear, kv_heads_per_rank, tokens
 
 
-def attention_flops_forward(x: SimpleNamespace) -> Amount:
-    """FLOPs of Q K^T and P V of one layer and micro-batch on one rank, causal half counted. [FLOP]
+def attended_keys(x: SimpleNamespace) -> Amount:
+    """Keys that a query meets on average over the layers and the sequence, causal. [1]
 
-    4 b s^2 a d / (tp cp) x 1/2. Context parallel splits the causal work evenly (load-balanced
-    chunks). Backward takes 2.5 times this in a fused kernel (recomputed scores, dQ, dK, dV, dP).
-    Sources: T. Dao, FlashAttention-2, arXiv:2307.08691; Megatron-Core dry run, 0.5 x 4 s^2 h / TP.
+    Full attention: half the document. A window of w tokens: w - w^2 / (2 document), at most half the
+    document. Chunks of c tokens: c / 2. Documents packed together do not see each other.
+    Sources: I. Beltagy et al., arXiv:2004.05150 (windows); Llama 4 model card (chunks).
     """
-    return 2 * x.b * x.s**2 * x.a * x.d / (x.tp * x.cp)
+    full = x.document / 2
+    width = minimum(x.window, x.document)
+    windowed = width - width**2 / (2 * maximum(x.document, 1))
+    chunked = minimum(x.chunk, x.document) / 2
+    rest = 1 - x.window_share - x.chunk_share
+    return rest * full + x.window_share * windowed + x.chunk_share * chunked
+
+
+def core_flops_forward(x: SimpleNamespace, width: Amount) -> Amount:
+    """FLOPs of Q K^T and P V of one block and micro-batch on one rank, masked work left out. [FLOP]
+
+    4 T keys a width / tp, width the mean of the query's and the value's head dimension. Context parallel
+    splits the causal work evenly (load-balanced chunks). Backward takes 2.5 times this in a fused kernel
+    (recomputed scores, dQ, dK, dV, dP). Sources: T. Dao, FlashAttention-2, arXiv:2307.08691; Megatron-Core dry
+    run, 0.5 x 4 s^2 h / TP.
+    """
+    return 4 * tokens(x) * attended_keys(x) * x.a * width / x.tp
 
 
 def score_elements(x: SimpleNamespace) -> Amount:
-    """Elements of the attention score matrices of one layer and micro-batch on one rank. [1]
+    """Elements of the attention score matrices of one block and micro-batch on one rank. [1]
 
     b a s^2 / (tp cp), written to memory only by unfused attention. Source: V. Korthikanti et al.,
     arXiv:2205.05198, sec. 4.1.
@@ -45,9 +73,97 @@ def unfused_score_bytes_backward(x: SimpleNamespace) -> Amount:
     return (6 + 5 * x.dropout) * score_elements(x)
 
 
-def unfused_attention_flops(x: SimpleNamespace) -> Amount:
-    """FLOPs of unfused attention forward: both halves of the causal square are computed. [FLOP]
+def unfused_core_flops(x: SimpleNamespace, width: Amount) -> Amount:
+    """FLOPs of unfused attention forward: the whole square is computed. [FLOP]
 
     Source: arXiv:2104.04473, appendix (4 b s^2 h per layer); backward takes twice this.
     """
-    return 2 * attention_flops_forward(x)
+    return 4 * score_elements(x) * width
+
+
+def saved_scores(x: SimpleNamespace) -> Amount:
+    """Softmax output, dropout mask and dropout output of unfused attention. [byte]
+
+    5 a s^2 b / tp with dropout, 2 without; zero when the attention core is computed again.
+    Source: arXiv:2205.05198, sec. 4.1.
+    """
+    return x.unfused * (1 - x.recompute_attention) * (2 + 3 * x.dropout) * score_elements(x)
+
+
+def same_format(x: SimpleNamespace) -> Amount:
+    """1 when linear inputs are kept in the activations' own format, else 0. [1]
+
+    saved_bytes is activation_bytes (2 and 2, 4 and 4) or smaller (1 against 2).
+    """
+    return maximum(0, 1 - ceiling(x.activation_bytes - x.saved_bytes))
+
+
+def saved_norm(x: SimpleNamespace, offload_input: Amount, offload_output: Amount) -> dict[str, Amount]:
+    """Input of a block's norm (the residual stream, kept always), its output, and the dropout mask. [byte]
+
+    The output is the input of the linear layers, in the format the weight gradient reads; none of it when
+    norms are computed again. What waits in host memory is left out.
+    """
+    return {
+        "norm input": (1 - offload_input) * x.activation_bytes * residual_tokens(x) * x.h,
+        "norm output": (1 - x.recompute_norm)
+        * (1 - offload_output)
+        * x.saved_bytes
+        * residual_tokens(x)
+        * x.h,
+        "dropout mask": x.dropout * residual_tokens(x) * x.h,
+    }
+
+
+def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
+    """Output of the attention core with its log-sum-exp, and the projection's input. [byte]
+
+    The fused backward pass reads the 16-bit output; an FP8 projection keeps its own copy, and so does a
+    gate. width: head dimension of the values.
+    """
+    copy = x.saved_bytes * (1 - same_format(x)) + x.output_gate * x.activation_bytes
+    output = (x.activation_bytes + copy) * tokens(x) * x.a * width / x.tp
+    return (1 - x.offload_attn_proj) * output + 4 * tokens(x) * x.a / x.tp
+
+
+def attention(x: SimpleNamespace) -> BlockWork:
+    """Grouped-query attention. Source: Megatron-Core, SelfAttention; J. Ainslie et al., arXiv:2305.13245.
+
+    Saved: the QKV output, which the value view keeps alive whole, and the rotated queries and keys (nothing
+    is copied without rotary embedding): the 2.25 bytes beyond the hand count in Megatron-Core's dry run.
+    """
+    heads, kv = x.a / x.tp, kv_heads_per_rank(x)
+    rows = tokens(x)
+    qkv = ((1 + x.output_gate) * heads + 2 * kv) * x.d
+    gate = x.output_gate * x.activation_bytes * rows * heads * x.d
+    kept = (heads + x.rotary * heads) + (2 + x.rotary) * kv + x.output_gate * heads
+    return BlockWork(
+        name="attention",
+        linears=(
+            Linear("qkv", qkv, x.h, rows, "column"),
+            Linear("proj", x.h, heads * x.d, rows, "row"),
+        ),
+        streams=(
+            norm(x, x.qk_norms * rows * (x.a + x.k) * x.d / x.tp),
+            residual(x),
+            rotary(x, (x.a + x.k) * x.d / x.tp),
+            Stream("gate", 3 * gate, 5 * gate),
+        ),
+        gathered=x.operand_bytes * rows * x.h,
+        reduced=x.activation_bytes * rows * x.h,
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
+        | {
+            "queries, keys, values": (1 - x.offload_core_attn) * x.activation_bytes * rows * x.d * kept,
+            "attention output": saved_core_output(x, x.d),
+            "attention scores": saved_scores(x),
+        },
+        vectors=x.qkv_biases * qkv + x.biases * x.h + x.norm_vectors * x.h + 2 * x.qk_norms * x.d + x.sinks * heads,
+        kernels_forward=MIXER_KERNELS[0]
+        + 3 * x.unfused
+        + ROPE_KERNELS * x.rope_split
+        + RESIDUAL_KERNELS * x.residual_split,
+        kernels_backward=MIXER_KERNELS[1]
+        + 4 * x.unfused
+        + ROPE_KERNELS * x.rope_split
+        + RESIDUAL_KERNELS * x.residual_split,
+    )

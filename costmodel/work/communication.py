@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.work.linear import kv_heads_per_rank, tokens
+from costmodel.work.linear import tokens
 
 
 def world(x: SimpleNamespace) -> Amount:
@@ -18,13 +18,16 @@ def world(x: SimpleNamespace) -> Amount:
     return x.tp * x.pp * x.cp * x.dp
 
 
-def ranks_in_domain(x: SimpleNamespace, ranks: Amount, stride: Amount) -> Amount:
+def ranks_in_domain(x: SimpleNamespace, ranks: Amount, stride: Amount, straddle: Amount = 0) -> Amount:
     """How many ranks of a group share one scale-up domain, when they stand `stride` GPUs apart. [1]
 
-    min(ranks, domain / stride), at least one. Source: Megatron-Core, parallel_state.RankGenerator, order
-    tp-cp-ep-dp-pp. A stride that does not divide the domain straddles it; the mean share is used.
+    min(ranks, domain / stride), at least one; for a group that straddles the edge of a domain the ranks on its
+    smaller side (`costmodel.placement.smaller_side`), which carry its traffic. Source: Megatron-Core,
+    parallel_state.RankGenerator, order tp-cp-ep-dp-pp.
     """
-    return maximum(minimum(ranks, x.domain / stride), 1)
+    usual = maximum(minimum(ranks, x.domain / stride), 1)
+    straddles = minimum(straddle, 1)
+    return straddles * straddle + (1 - straddles) * usual
 
 
 def tensor_parallel_bytes(x: SimpleNamespace) -> Amount:
@@ -35,35 +38,21 @@ def tensor_parallel_bytes(x: SimpleNamespace) -> Amount:
     return x.activation_bytes * tokens(x) * x.h
 
 
-def tensor_parallel_gather_bytes(x: SimpleNamespace) -> Amount:
-    """Inputs of a linear layer of one micro-batch, gathered over tp. [byte]
-
-    Quantised recipes quantise before they gather, so the message shrinks with the operand.
-    Source: Transformer Engine, gather_along_first_dim (with_quantized_all_gather); arXiv:2205.05198.
-    """
-    return x.operand_bytes * tokens(x) * x.h
-
-
-def context_parallel_ring_bytes(x: SimpleNamespace) -> Amount:
+def context_parallel_ring_bytes(x: SimpleNamespace, width: Amount) -> Amount:
     """Keys and values that one rank passes on in one step of the ring, forward. [byte]
 
-    Backward passes keys, values and their gradients: twice this. Source: Ring attention,
-    arXiv:2310.01889; Transformer Engine, AttnFuncWithCPAndKVP2P.
+    width: columns of keys and of values on this rank together. Backward passes keys, values and their
+    gradients: twice this. Source: Ring attention, arXiv:2310.01889; Transformer Engine, AttnFuncWithCPAndKVP2P.
     """
-    return 2 * x.activation_bytes * tokens(x) * kv_heads_per_rank(x) * x.d
+    return x.activation_bytes * tokens(x) * width
 
 
-def context_parallel_gather_bytes(x: SimpleNamespace) -> Amount:
-    """Keys and values of the whole sequence, gathered over cp. [byte] Source: arXiv:2407.21783, sec. 3.3.2."""
-    return context_parallel_ring_bytes(x) * x.cp
-
-
-def context_parallel_a2a_bytes(x: SimpleNamespace) -> Amount:
+def context_parallel_a2a_bytes(x: SimpleNamespace, width: Amount) -> Amount:
     """Queries, keys, values and output that one rank exchanges, forward; the same backward. [byte]
 
-    Source: DeepSpeed-Ulysses, arXiv:2309.14509.
+    width: their columns on this rank together. Source: DeepSpeed-Ulysses, arXiv:2309.14509.
     """
-    return x.activation_bytes * tokens(x) * (2 * x.a / x.tp + 2 * kv_heads_per_rank(x)) * x.d
+    return x.activation_bytes * tokens(x) * width
 
 
 def pipeline_bytes(x: SimpleNamespace) -> Amount:
@@ -75,7 +64,7 @@ def pipeline_bytes(x: SimpleNamespace) -> Amount:
 
 
 def gradient_bytes(x: SimpleNamespace, parameters: Amount) -> Amount:
-    """Gradients of one rank's parameters, reduced over data and context parallel ranks. [byte]"""
+    """Gradients of trained parameters, reduced over the ranks that hold the same ones. [byte]"""
     return x.grad_bytes * parameters
 
 

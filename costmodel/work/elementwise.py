@@ -1,4 +1,4 @@
-"""Element-wise kernels of one decoder layer on one rank: nominal HBM bytes and kernel counts.
+"""Element-wise kernels on one rank: nominal HBM bytes and kernel counts.
 
 Bytes count each tensor a fused kernel must read or write once; `activation_bytes` (e) a element.
 Real kernels reach a measured fraction of the memory bandwidth on these bytes.
@@ -9,15 +9,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.work.block import Stream
 from costmodel.work.linear import tokens
 
-NORMS_PER_LAYER = 2
-RESIDUALS_PER_LAYER = 2
-
-# Kernels of one layer with fused norms, rotary embedding, SwiGLU and bias-dropout-add, beyond the
+# Kernels of one block with fused norm, rotary embedding, SwiGLU and bias-dropout-add, beyond the
 # quantisation's: 135 forward and 170 backward in ten llama layers of a Megatron-Core 0.16.1 dry run.
-FORWARD_KERNELS_PER_LAYER = 13.5
-BACKWARD_KERNELS_PER_LAYER = 17.0
+MIXER_KERNELS = (7.5, 9.5)
+MLP_KERNELS = (6.0, 7.5)
+# Kernels more where a fusion is off, forward and backward together as seen in Megatron-Core's modules.
+ROPE_KERNELS, ACTIVATION_KERNELS, RESIDUAL_KERNELS = 6.0, 3.0, 2.0
 
 
 def residual_tokens(x: SimpleNamespace) -> Amount:
@@ -28,39 +28,43 @@ def residual_tokens(x: SimpleNamespace) -> Amount:
     return tokens(x) / (1 + x.sp * (x.tp - 1))
 
 
-def norm_bytes_forward(x: SimpleNamespace) -> Amount:
-    """Both norms of a layer: read and write the hidden state; queries and keys too if normalised. [byte]"""
-    hidden = 2 * NORMS_PER_LAYER * residual_tokens(x) * x.h
-    heads = 2 * x.qk_norms * tokens(x) * (x.a + x.k) * x.d / x.tp
-    return x.activation_bytes * (hidden + heads)
+def norm(x: SimpleNamespace, more: Amount = 0) -> Stream:
+    """The norm in front of a block: read and write the hidden state; `more` elements normalised beside it.
+
+    Backward reads input and output gradient and writes the input's: 1.5 times as much.
+    """
+    forward = x.activation_bytes * 2 * (residual_tokens(x) * x.h + more)
+    return Stream("norm", forward, 1.5 * forward, "norm")
 
 
-def norm_bytes_backward(x: SimpleNamespace) -> Amount:
-    """Both norms of a layer: read input and output gradient, write input gradient. [byte]"""
-    return 1.5 * norm_bytes_forward(x)
+def residual(x: SimpleNamespace) -> Stream:
+    """The residual addition behind a block: read two, write one; a byte of mask an element with dropout.
+
+    Backward adds two gradients; dropout reads mask and gradient. Not fused: the sum is read and written again.
+    """
+    elements = residual_tokens(x) * x.h
+    again = 2 * x.activation_bytes * x.residual_split
+    forward = elements * (3 * x.activation_bytes + x.dropout + again)
+    backward = elements * (3 * x.activation_bytes + x.dropout * (2 * x.activation_bytes + 1) + again)
+    return Stream("residual", forward, backward)
 
 
-def residual_bytes_forward(x: SimpleNamespace) -> Amount:
-    """Two residual additions: read two, write one; a byte of mask an element with dropout. [byte]"""
-    return RESIDUALS_PER_LAYER * residual_tokens(x) * x.h * (3 * x.activation_bytes + x.dropout)
+def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> Stream:
+    """The activation function of an MLP with `rows` tokens and `width` columns on this rank.
+
+    SwiGLU reads both halves and writes one (3), backward reads three and writes two (5); GELU 2 and 3.
+    Not fused: the gate's product is a kernel of its own.
+    """
+    elements = x.activation_bytes * rows * width
+    apart = x.activation_split * (1 + x.gates)
+    return Stream(name, (2 + x.gates + apart) * elements, (3 + 2 * x.gates + apart) * elements)
 
 
-def residual_bytes_backward(x: SimpleNamespace) -> Amount:
-    """Two gradient additions where branch and residual meet; dropout reads mask and gradient. [byte]"""
-    dropout = x.dropout * (2 * x.activation_bytes + 1)
-    return RESIDUALS_PER_LAYER * residual_tokens(x) * x.h * (3 * x.activation_bytes + dropout)
+def rotary(x: SimpleNamespace, width: Amount) -> Stream:
+    """Rotary embedding of `width` columns of queries and keys: read and written, forward as backward.
 
-
-def rotary_bytes(x: SimpleNamespace) -> Amount:
-    """Rotary embedding reads and writes queries and keys, the same forward and backward. [byte]"""
-    return 2 * x.rotary * x.activation_bytes * tokens(x) * (x.a + x.k) * x.d / x.tp
-
-
-def activation_bytes_forward(x: SimpleNamespace) -> Amount:
-    """SwiGLU reads both halves and writes one (3 f); GELU reads and writes (2 f). [byte]"""
-    return (2 + x.gates) * x.activation_bytes * tokens(x) * x.f / x.tp
-
-
-def activation_bytes_backward(x: SimpleNamespace) -> Amount:
-    """SwiGLU reads both halves and the gradient, writes two (5 f); GELU reads two, writes one (3 f). [byte]"""
-    return (3 + 2 * x.gates) * x.activation_bytes * tokens(x) * x.f / x.tp
+    Not fused it makes cosine and sine products and a sum: three times the bytes. Source: Megatron-Core,
+    rope_utils.py.
+    """
+    size = 2 * x.rotary * x.activation_bytes * tokens(x) * width * (1 + 2 * x.rope_split)
+    return Stream("rotary", size, size)

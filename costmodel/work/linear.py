@@ -1,4 +1,4 @@
-"""Linear layers of a dense decoder on one rank: their GEMM shapes, FLOPs and bytes.
+"""Linear layers on one rank: their GEMM shapes, FLOPs and bytes.
 
 A linear layer with M tokens, K inputs and N outputs on this rank is one GEMM (M, N, K) forward, one
 (M, K, N) for the data gradient and one (N, K, M) for the weight gradient.
@@ -14,16 +14,23 @@ from costmodel.amount import Amount, ceiling, maximum
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear layer on one rank. columns: N outputs, inner: K inputs. [1]
+    """One linear layer on one rank, or `groups` equal ones (the local experts). [1]
 
-    column_parallel: outputs are split over tp (QKV, FC1), so its input is gathered; otherwise the
-    inner dimension is split (projection, FC2), so its output is reduced.
+    columns: N outputs, inner: K inputs, rows: M tokens of one group. split: "column" when outputs are split
+    over tp (QKV, FC1), so its input is gathered; "row" when the inner dimension is split (projection, FC2), so
+    its output is reduced; "none" when every rank holds it whole. grouped: one of the experts' layers.
+    quantised: in the recipe's format, else in the model's own. adapted: task lora gives it an adapter.
     """
 
     name: str
     columns: Amount
     inner: Amount
-    column_parallel: bool
+    rows: Amount
+    split: str
+    groups: Amount = 1
+    grouped: bool = False
+    quantised: bool = True
+    adapted: bool = True
 
 
 def tokens(x: SimpleNamespace) -> Amount:
@@ -43,19 +50,6 @@ def kv_heads_per_rank(x: SimpleNamespace) -> Amount:
     Megatron-Core 0.16.1, dry run ("accepts kv groups < TP (mcore replicates KV)").
     """
     return maximum(x.k / x.tp, 1)
-
-
-def linears(x: SimpleNamespace) -> tuple[Linear, ...]:
-    """The four linear layers of one decoder layer. Source: Megatron-Core, TransformerLayer.
-
-    QKV: h -> (a + 2k) d; projection: a d -> h; FC1: h -> f, twice when gated; FC2: f -> h.
-    """
-    return (
-        Linear("qkv", (x.a / x.tp + 2 * kv_heads_per_rank(x)) * x.d, x.h, True),
-        Linear("proj", x.h, x.a * x.d / x.tp, False),
-        Linear("fc1", (1 + x.gates) * x.f / x.tp, x.h, True),
-        Linear("fc2", x.h, x.f / x.tp, False),
-    )
 
 
 def gemm_flops(rows: Amount, columns: Amount, inner: Amount) -> Amount:
@@ -83,15 +77,9 @@ def gemm_bytes(
     return operand_bytes * (rows * inner + inner * columns) + output_bytes * rows * columns
 
 
-def linear_flops_forward(x: SimpleNamespace) -> Amount:
-    """FLOPs of the linear layers of one decoder layer, forward, one micro-batch, one rank. [FLOP]
+def linear_flops_forward(linear: Linear) -> Amount:
+    """FLOPs of a linear layer forward, one micro-batch, one rank. [FLOP]
 
-    Data and weight gradients take the same again each. Source: D. Narayanan et al., SC 2021,
-    arXiv:2104.04473, appendix, with grouped queries and gated MLP.
+    Data and weight gradients take the same again each. Source: D. Narayanan et al., SC 2021, arXiv:2104.04473.
     """
-    return sum(gemm_flops(tokens(x), linear.columns, linear.inner) for linear in linears(x))
-
-
-def linear_weights(x: SimpleNamespace) -> Amount:
-    """Weights of the four linear layers of one decoder layer on one rank. [1]"""
-    return sum(linear.columns * linear.inner for linear in linears(x))
+    return linear.groups * gemm_flops(linear.rows, linear.columns, linear.inner)

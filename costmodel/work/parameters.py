@@ -1,23 +1,39 @@
-"""Parameters that one rank holds, by pipeline stage."""
+"""Parameters that one rank holds outside the blocks: embedding, output layer, MTP projections, adapters.
+
+Those of a block stand with its other amounts; `costmodel.parameters` counts whole models.
+"""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
-from costmodel.work.linear import linear_weights, linears, padded_vocabulary
+from costmodel.work.block import BlockWork
+from costmodel.work.linear import padded_vocabulary
 
 
-def layer_parameters(x: SimpleNamespace) -> Amount:
-    """Parameters of one decoder layer on one rank. [1]
+def block_parameters(block: BlockWork) -> Amount:
+    """Parameters of a block on one rank, experts apart: linear weights, norms, biases. [1]
 
     Linear weights and column-parallel biases are split over tp; norms and row-parallel biases are
     replicated. Source: Megatron-Core, TransformerLayer.
     """
-    qkv, proj, fc1, fc2 = linears(x)
-    biases = x.qkv_biases * qkv.columns + x.biases * (proj.columns + fc1.columns + fc2.columns)
-    norms = 2 * x.norm_vectors * x.h + 2 * x.qk_norms * x.d
-    return linear_weights(x) + biases + norms
+    return block.weights(grouped=False) + block.vectors
+
+
+def expert_parameters(block: BlockWork) -> Amount:
+    """Parameters of the local experts of a block. [1] Source: Megatron-Core, experts.py."""
+    return block.weights(grouped=True) + block.expert_vectors
+
+
+def adapter_parameters(x: SimpleNamespace, block: BlockWork) -> Amount:
+    """Parameters of a block's low-rank adapters on one rank: r (K + N) for each adapted linear layer. [1]
+
+    The factor on the side that tensor parallelism does not split is replicated. Source: E. Hu et al.,
+    arXiv:2106.09685; Megatron-Bridge, peft/lora.py.
+    """
+    sizes = [linear.columns + linear.inner for linear in block.linears if linear.adapted]
+    return x.lora_rank * sum(sizes)
 
 
 def embedding_parameters(x: SimpleNamespace) -> Amount:
@@ -33,6 +49,16 @@ def output_parameters(x: SimpleNamespace) -> Amount:
     """
     second_copy = 1 - x.tied * (1 - more_than_one_stage(x))
     return padded_vocabulary(x) * x.h / x.tp * second_copy + x.norm_vectors * x.h
+
+
+def mtp_parameters(x: SimpleNamespace) -> Amount:
+    """What an MTP head holds beside its layer: the 2h to h projection, three norms. [1]
+
+    With stages the last one keeps a copy of the embedding for it. Source: DeepSeek-AI, arXiv:2412.19437,
+    sec. 2.2; Megatron-Core, multi_token_prediction.py.
+    """
+    copy = more_than_one_stage(x) * padded_vocabulary(x) * x.h / x.tp
+    return 2 * x.h * x.h / x.tp + 3 * x.norm_vectors * x.h + copy
 
 
 def more_than_one_stage(x: SimpleNamespace) -> Amount:

@@ -1,0 +1,179 @@
+"""Communication inside a layer as exposed time: tensor parallel, context parallel, expert dispatch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount
+from costmodel.term import Ledger
+from costmodel.timing import overlap
+from costmodel.timing.network import (
+    all_gather_time,
+    all_reduce_time,
+    all_to_all_time,
+    dispatch_time,
+    reduce_scatter_time,
+    send_recv_time,
+)
+from costmodel.work import communication, experts
+from costmodel.work.block import BlockWork
+
+Times = dict[str, dict[str, Amount]]
+
+
+def tensor_parallel_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, gemms: Times) -> dict[str, Amount]:
+    """Exposed tensor-parallel communication of one block, forward and backward.
+
+    Forward: the block gathers its input and reduces its output. Backward: the row-parallel layer gathers
+    the output gradient (exposed), the column-parallel layer gathers its input again under the data gradient
+    and reduce-scatters the input gradient under the weight gradient, always in Megatron-Core
+    (CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell). With tp_overlap every collective is pipelined with its
+    GEMM in chunks, which takes SMs from the GEMM. Without sequence parallelism both become one all-reduce.
+    Source: arXiv:2205.05198, sec. 4.2; Megatron-Core, LinearWithGradAccumulationAndAsyncCommunication.
+    """
+    p = block.name
+    inside = communication.ranks_in_domain(x, x.tp, 1)
+    gathered = ledger.define(f"{p}_tp_gathered", block.gathered, "byte", "input of the block, over tp")
+    reduced = ledger.define(f"{p}_tp_reduced", block.reduced, "byte", communication.tensor_parallel_bytes)
+    gather = ledger.define(f"{p}_all_gather", all_gather_time(x, gathered, x.tp, inside), "s", all_gather_time)
+    scatter = ledger.define(
+        f"{p}_reduce_scatter", reduce_scatter_time(x, reduced, x.tp, inside), "s", reduce_scatter_time
+    )
+    reduce = ledger.define(f"{p}_all_reduce", all_reduce_time(x, reduced, x.tp, inside), "s", all_reduce_time)
+    ordered = 1 - x.queued * x.many_queues
+    pipelined = x.tp_overlap * ordered
+    chunks = 1 + pipelined * (x.overlap_chunks - 1)
+    column = next(linear.name for linear in reversed(block.linears) if linear.split == "column")
+    row = next(linear.name for linear in block.linears if linear.split == "row")
+
+    def beside(collective: Amount, gemm: Amount) -> Amount:
+        taken = overlap.contention(collective, gemm, pipelined * x.overlap_sms / x.gpu_sms)
+        return overlap.pipelined_exposed(collective, gemm, chunks) + taken + (chunks - 1) * x.linear_launch
+
+    forward = beside(gather, gemms[column]["forward"]) + beside(scatter, gemms[row]["forward"])
+    backward = beside(gather, gemms[row]["dgrad"])
+    for collective, gemm in ((gather, gemms[column]["dgrad"]), (scatter, gemms[column]["wgrad"])):
+        backward += overlap.exposed(collective, ordered * gemm)
+        backward += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
+    without = overlap.exposed(reduce, ordered * gemms[column]["wgrad"])
+    return {
+        "forward": ledger.define(
+            f"{p}_tp_exposed_forward",
+            x.sp * forward + (1 - x.sp) * reduce,
+            "s",
+            overlap.pipelined_exposed,
+        ),
+        "backward": ledger.define(
+            f"{p}_tp_exposed_backward", x.sp * backward + (1 - x.sp) * without, "s", overlap.exposed
+        ),
+    }
+
+
+def context_parallel_times(
+    ledger: Ledger, x: SimpleNamespace, block: str, core: dict[str, Amount], kv_width: Amount, all_width: Amount
+) -> dict[str, Amount]:
+    """Exposed context-parallel communication of one block, for the four communication types.
+
+    Ring (p2p): cp - 1 steps, each under the attention of one chunk. all_gather: exposed, gradients
+    reduce-scattered. a2a: two exposed exchanges each way. a2a+p2p: all-to-all inside groups of
+    cp_a2a_size, a ring between them. kv_width, all_width: columns of keys and values, and of queries and
+    output too, on this rank. Source: Transformer Engine, context_parallel.py.
+    """
+    ring_size = communication.context_parallel_ring_bytes(x, kv_width)
+    inside = communication.ranks_in_domain(x, x.cp, x.tp, x.cp_straddle)
+    ring = x.cp / x.cp_a2a_size
+    ring_inside = communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)
+    hop = ledger.define(
+        f"{block}_cp_ring_step", send_recv_time(x, ring_size, ring, ring_inside), "s", send_recv_time
+    )
+    back_hop = ledger.define(
+        f"{block}_cp_ring_step_backward",
+        send_recv_time(x, 2 * ring_size, ring, ring_inside),
+        "s",
+        send_recv_time,
+    )
+    # All keys and values of the sequence: source arXiv:2407.21783, sec. 3.3.2.
+    whole = ring_size * x.cp
+    gather = ledger.define(
+        f"{block}_cp_gather", all_gather_time(x, whole, x.cp, inside), "s", all_gather_time
+    )
+    scatter = ledger.define(
+        f"{block}_cp_scatter", reduce_scatter_time(x, whole, x.cp, inside), "s", reduce_scatter_time
+    )
+    exchange = ledger.define(
+        f"{block}_cp_exchange",
+        all_to_all_time(
+            x,
+            communication.context_parallel_a2a_bytes(x, all_width),
+            x.cp_a2a_size,
+            communication.ranks_in_domain(x, x.cp_a2a_size, x.tp),
+        ),
+        "s",
+        all_to_all_time,
+    )
+    rings = (1 - x.cp_all_gather) * (ring - 1)
+    return {
+        "forward": ledger.define(
+            f"{block}_cp_exposed_forward",
+            rings * overlap.exposed(hop, core["forward"] / ring) + x.cp_all_gather * gather + exchange,
+            "s",
+            overlap.exposed,
+        ),
+        "backward": ledger.define(
+            f"{block}_cp_exposed_backward",
+            rings * overlap.exposed(back_hop, core["backward"] / ring)
+            + x.cp_all_gather * (gather + scatter)
+            + exchange,
+            "s",
+            overlap.exposed,
+        ),
+    }
+
+
+def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
+    """Seconds of dispatch and combine of one expert block in one pass, before any overlap.
+
+    Combine sends back what dispatch sent. With etp the tokens are gathered over the expert's ranks and their
+    results reduce-scattered. Backward does the same the other way. Source: Megatron-Core, token_dispatcher.py.
+    """
+    inside = communication.ranks_in_domain(x, x.ep, x.etp, x.ep_straddle)
+    near = ledger.define(
+        "dispatch_bytes_inside",
+        x.capacity * experts.dispatch_bytes_inside(x, inside),
+        "byte",
+        experts.dispatch_bytes_inside,
+    )
+    far = ledger.define(
+        "dispatch_bytes_outside",
+        x.capacity * experts.dispatch_bytes_outside(x, inside),
+        "byte",
+        experts.dispatch_bytes_outside,
+    )
+    travel = ledger.define(
+        "dispatch_time", dispatch_time(x, near, far, x.ep, inside), "s", dispatch_time
+    )
+    size = x.activation_bytes * experts.expert_rows(x) * x.he
+    etp_inside = communication.ranks_in_domain(x, x.etp, 1)
+    gathers = all_gather_time(x, size, x.etp, etp_inside) + reduce_scatter_time(x, size, x.etp, etp_inside)
+    return ledger.define(
+        "dispatch_combine",
+        2 * travel + gathers,
+        "s",
+        "dispatch and combine, and the gather and reduction over etp",
+    )
+
+
+def overlapped_dispatch(x: SimpleNamespace, travel: Amount, compute: Amount, shared: Amount) -> Amount:
+    """Exposed part of dispatch and combine of one expert block, forward and backward together. [s]
+
+    travel: both passes; compute: compute of the layers beside it, both passes, for each expert block; shared:
+    that of the shared experts. With ep_overlap everything but the first micro-batch's travels under the compute
+    of another micro-batch, whose GEMMs lose the SMs that the dispatch takes; delayed weight gradients make all
+    of the backward pass usable instead of nine tenths. Sources: DeepSeek-AI, DualPipe, arXiv:2412.19437, sec.
+    3.2; Megatron-Core, combined_1f1b.
+    """
+    alone = overlap.exposed(travel, x.shared_overlap * shared)
+    usable = (0.9 + 0.1 * x.delay_wgrad) * compute
+    beside = overlap.exposed(travel, usable) + overlap.contention(travel, usable, x.dispatch_sms / x.gpu_sms)
+    steady = (x.m - 1) / x.m
+    return (1 - x.ep_overlap) * alone + x.ep_overlap * (steady * beside + (1 - steady) * alone)

@@ -1,0 +1,71 @@
+"""Where groups of ranks stand: how many GPUs of a domain a job uses, and groups that straddle its edge.
+
+Ranks follow Megatron's order tp-cp-ep-dp-pp, so the group of a dimension is `ranks` GPUs, `stride` apart,
+inside the block of one pipeline stage. Source: Megatron-Core, parallel_state.RankGenerator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Group:
+    """One group that straddles: its pipeline stage, its ranks, and how many of them each domain holds."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    per_domain: tuple[int, ...]
+
+
+def used_domain(domain: int, world: int, segment: int = 0) -> int:
+    """GPUs of each scale-up domain that a job uses. [1]
+
+    Without a wish: the whole domain when the job fits in one, else the largest power of two in it, so that
+    groups do not straddle (64 of an NVL72). Source: Megatron-Bridge performance guide, 64 of 72 GPUs.
+    """
+    if segment:
+        return min(segment, domain)
+    return domain if world <= domain else 1 << (domain.bit_length() - 1)
+
+
+@lru_cache(maxsize=4096)
+def straddling_groups(
+    domain: int, block: int, pp: int, ranks: int, stride: int, limit: int = 64
+) -> tuple[Group, ...]:
+    """Groups whose ranks lie unevenly over domains, at most `limit`.
+
+    domain: GPUs of a domain; block: ranks of one pipeline stage; the group has `ranks` ranks `stride` apart.
+
+    Examples
+    --------
+    >>> straddling_groups(domain=72, block=64, pp=4, ranks=16, stride=4)[0].per_domain
+    (2, 14)
+    """
+    if ranks == 1 or domain % block == 0 or (block % domain == 0 and domain % stride == 0):
+        return ()
+    found = []
+    usual = min(ranks, max(domain // stride, 1))
+    for stage in range(pp):
+        for offset in range(block):
+            if (offset // stride) % ranks:
+                continue
+            members = stage * block + offset + stride * np.arange(ranks)
+            _, counts = np.unique(members // domain, return_counts=True)
+            if len(counts) > 1 and (counts.min() != counts.max() or counts.max() > usual):
+                found.append(Group(stage, tuple(map(int, members)), tuple(map(int, counts))))
+                if len(found) == limit:
+                    return tuple(found)
+    return tuple(found)
+
+
+def smaller_side(domain: int, block: int, pp: int, ranks: int, stride: int) -> int:
+    """Fewest ranks of a straddling group that share a domain, 0 when no group straddles. [1]
+
+    They carry the group's traffic between the domains through their network cards.
+    """
+    groups = straddling_groups(domain, block, pp, ranks, stride)
+    return min((min(group.per_domain) for group in groups), default=0)

@@ -1,0 +1,120 @@
+"""Seconds of amounts at the rates of a step: GEMMs in the recipe's or the model's format, streams."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, ceiling
+from costmodel.timing import kernels
+from costmodel.work import linear
+from costmodel.work.linear import Linear
+
+# Share by which clock boost raises matrix rates and lowers memory bandwidth. Source: NeMo performance guide,
+# vboost; NVIDIA System Management Interface, boost slider.
+VBOOST_CORES, VBOOST_MEMORY = 0.03, 0.02
+
+
+def linear_gemm(
+    x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = False
+) -> Amount:
+    """Seconds of the GEMM of one pass ("forward", "dgrad", "wgrad") of a linear layer. [s]
+
+    A linear layer with M tokens, K inputs and N outputs is one GEMM (M, N, K) forward, one (M, K, N) for the
+    data gradient and one (N, K, M) for the weight gradient, which adds to the gradient buffer. mixed: some
+    layers of the model stay in 16 bits (bf16_share).
+    """
+    rows = padded_rows(layer) if layer.grouped else layer.rows
+    shapes = {
+        "forward": (rows, layer.columns, layer.inner),
+        "dgrad": (rows, layer.inner, layer.columns),
+        "wgrad": (layer.columns, layer.inner, rows),
+    }
+    accumulate = kind == "wgrad"
+    if not layer.quantised:
+        return model_gemm(x, *shapes[kind], accumulate=accumulate)
+    time = _recipe_gemm(x, layer, *shapes[kind], accumulate)
+    if not mixed:
+        return time
+    plain = model_gemm(x, *shapes[kind], accumulate=accumulate, groups=layer.groups)
+    return (1 - x.bf16_share) * time + x.bf16_share * plain
+
+
+def padded_rows(layer: Linear) -> Amount:
+    """Rows of one group, whole tiles: an expert's last tile is computed whole. [1]"""
+    return ceiling(layer.rows / kernels.TILE_ROWS) * kernels.TILE_ROWS
+
+
+def _recipe_gemm(
+    x: SimpleNamespace, layer: Linear, rows: Amount, columns: Amount, inner: Amount, accumulate: bool
+) -> Amount:
+    fraction = x.linear_fraction * x.linear_scale * x.library_scale * (1 + VBOOST_CORES * x.vboost)
+    launch, together = x.linear_launch, 1
+    if layer.grouped:
+        # One kernel for all groups, or one after the other.
+        fraction = fraction * x.grouped_scale
+        together = x.grouped * layer.groups + (1 - x.grouped)
+        launch = x.linear_launch * layer.groups / together
+    repeats = layer.groups / together
+    return launch + repeats * kernels.gemm_time(
+        rows,
+        columns,
+        inner,
+        peak=x.linear_peak,
+        fraction=fraction,
+        num_sms=x.gpu_sms,
+        wave_weight=x.linear_wave,
+        launch=0,
+        groups=together,
+        **gemm_memory(x, rows, columns, inner, x.operand_bytes, accumulate, together),
+    )
+
+
+def model_gemm(
+    x: SimpleNamespace,
+    rows: Amount,
+    columns: Amount,
+    inner: Amount,
+    accumulate: bool = False,
+    groups: Amount = 1,
+) -> Amount:
+    """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits, router, adapters. [s]"""
+    return kernels.gemm_time(
+        rows,
+        columns,
+        inner,
+        peak=x.gpu_peak,
+        fraction=model_gemm_fraction(x),
+        num_sms=x.gpu_sms,
+        wave_weight=x.gemm_wave,
+        launch=x.gemm_launch,
+        groups=groups,
+        **gemm_memory(x, rows, columns, inner, x.activation_bytes, accumulate, groups),
+    )
+
+
+def model_gemm_fraction(x: SimpleNamespace) -> Amount:
+    """Fraction of the 16-bit (or 32-bit) peak that large GEMMs reach inside a step. [1]"""
+    return x.gemm_fraction * x.gemm_scale * x.library_scale * (1 + VBOOST_CORES * x.vboost)
+
+
+def gemm_memory(
+    x: SimpleNamespace,
+    rows: Amount,
+    columns: Amount,
+    inner: Amount,
+    operand_bytes: Amount,
+    accumulate: bool,
+    groups: Amount = 1,
+) -> dict[str, Amount]:
+    """Bytes that a GEMM moves [byte] and the bandwidth a memory-bound one reaches [byte/s]."""
+    output = 2 * x.grad_bytes if accumulate else x.activation_bytes
+    return {
+        "num_bytes": groups * linear.gemm_bytes(rows, columns, inner, operand_bytes, output),
+        "bandwidth": x.hbm_bandwidth * x.gemm_bandwidth_fraction * (1 - VBOOST_MEMORY * x.vboost),
+    }
+
+
+def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
+    """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
+    bandwidth = x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion * (1 - VBOOST_MEMORY * x.vboost)
+    return kernels.stream_time(num_bytes, bandwidth=bandwidth, fraction=fraction)

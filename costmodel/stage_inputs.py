@@ -1,0 +1,111 @@
+"""Plan inputs that rank arithmetic gives: blocks of each stage, and groups that straddle domains.
+
+Each distinct combination of sizes is worked out once, however many rows have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.layout import Layout, block_weights, plan_layout
+from costmodel.model_spec import ModelSpec
+from costmodel.placement import smaller_side, used_domain
+from costmodel.symbols import BLOCKS
+
+Array = NDArray[np.float64]
+Columns = Mapping[str, Array]
+LAYOUT_COLUMNS = (
+    "pp",
+    "vpp",
+    "account_embedding",
+    "account_loss",
+    "pipeline_layout",
+    "first_stage_layers",
+    "last_stage_layers",
+)
+
+
+class Texts:
+    """Numbers for texts, so that a column can hold them; 0 is the empty text."""
+
+    def __init__(self) -> None:
+        self.known = [""]
+
+    def code(self, text: str) -> int:
+        """The number of a text; a new one is remembered."""
+        if text not in self.known:
+            self.known.append(text)
+        return self.known.index(text)
+
+
+LAYOUTS = Texts()
+
+
+def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array]:
+    """Blocks of the first, second, pace-setting and last stage, their layers, and MTP heads of the last."""
+    keys = np.stack([c[name] for name in LAYOUT_COLUMNS])
+    distinct, where = np.unique(keys, axis=1, return_inverse=True)
+    records = []
+    for pp, vpp, embedding, loss, text, first, last in distinct.T:
+        layout = plan_layout(
+            model,
+            int(pp),
+            int(vpp),
+            account_embedding=bool(embedding),
+            account_loss=bool(loss),
+            text=LAYOUTS.known[int(text)],
+            first=int(first),
+            last=int(last),
+            seq_len=seq_len,
+        )
+        records.append(_stage_record(model, layout, seq_len))
+    return {
+        name: np.array([record[name] for record in records], dtype=float)[where.reshape(-1)] for name in records[0]
+    }
+
+
+def _stage_record(model: ModelSpec, layout: Layout, seq_len: int) -> dict[str, float]:
+    pp = len(layout.chunks)
+    weights = block_weights(model, seq_len)
+    loads = [_stage_load(layout, stage, weights) for stage in range(pp)]
+    stages = {"first": 0, "second": min(1, pp - 1), "pace": int(np.argmax(loads)), "last": pp - 1}
+    record = {
+        f"{block}_{name}": float(layout.stage_count(stage, block))
+        for name, stage in stages.items()
+        for block in BLOCKS
+    }
+    record |= {
+        f"layers_{name}": float(layout.stage_layers(stages[name])) for name in ("first", "pace", "last")
+    }
+    record["mtp_heads"] = float(sum(chunk.mtp for stage in layout.chunks for chunk in stage))
+    return record
+
+
+def _stage_load(layout: Layout, stage: int, weights: Mapping[str, float]) -> float:
+    return sum(weights.get(block, 0.0) * layout.stage_count(stage, block) for block in BLOCKS)
+
+
+def placement_inputs(c: Columns, inputs: Mapping[str, Array], domain: int) -> dict[str, Array]:
+    """GPUs that the job uses of a domain, and for each kind of group the smaller side of a straddling one."""
+    world = c["tp"] * c["pp"] * c["cp"] * c["dp"]
+    sizes = ("tp", "pp", "cp", "dp", "ep", "etp")
+    keys = np.stack([*(c[name] for name in sizes), c["nvl_segment"], world])
+    distinct, where = np.unique(keys, axis=1, return_inverse=True)
+    found = np.array([_placement(domain, *map(int, key)) for key in distinct.T], dtype=float)
+    names = ("domain", "cp_straddle", "dp_straddle", "ep_straddle", "edp_straddle")
+    return {name: found[:, index][where.reshape(-1)] for index, name in enumerate(names)}
+
+
+def _placement(
+    domain: int, tp: int, pp: int, cp: int, dp: int, ep: int, etp: int, segment: int, world: int
+) -> tuple[int, ...]:
+    used = used_domain(domain, world, segment)
+    block = tp * cp * dp
+    if used & (used - 1) == 0 and block & (block - 1) == 0 or world <= used:
+        return used, 0, 0, 0, 0
+    edp = max(block // (ep * etp), 1)
+    groups = ((cp, tp), (dp * cp, tp), (ep, etp), (edp, ep * etp))
+    return used, *(smaller_side(used, block, pp, ranks, stride) for ranks, stride in groups)

@@ -1,0 +1,59 @@
+"""Seconds of the embedding, of logits with loss, and of MTP heads, one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, is_more_than_one
+from costmodel.rates import linear_gemm, model_gemm, stream
+from costmodel.term import Ledger
+from costmodel.timing import kernels
+from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
+from costmodel.work import communication, linear, vocabulary
+from costmodel.work.linear import Linear
+
+
+def vocabulary_times(ledger: Ledger, x: SimpleNamespace, features: Collection[str]) -> tuple[Amount, Amount]:
+    """Time of the embedding and of everything behind the last layer, forward and backward, one micro-batch.
+
+    MTP heads compute logits and loss once more each, and project embedding and hidden state together.
+    Deferred weight gradients of the output layer fill the flush of the pipeline.
+    """
+    rows, columns = linear.tokens(x), linear.padded_vocabulary(x) / x.tp
+    size = communication.tensor_parallel_bytes(x)
+    inside = communication.ranks_in_domain(x, x.tp, 1)
+    in_step = 1 - x.defer_wgrad * is_more_than_one(x.pp)
+    gemms = (
+        model_gemm(x, rows, columns, x.h)
+        + model_gemm(x, rows, x.h, columns)
+        + x.trained * in_step * model_gemm(x, columns, x.h, rows, accumulate=True)
+    )
+    logits = ledger.define("logits_gemms", gemms, "s", kernels.gemm_time)
+    loss = ledger.define(
+        "loss_time",
+        stream(x, vocabulary.cross_entropy_bytes(x), x.elementwise_fraction),
+        "s",
+        vocabulary.cross_entropy_bytes,
+    )
+    traffic = ledger.define(
+        "vocabulary_tp",
+        x.sp * (2 * all_gather_time(x, size, x.tp, inside) + 2 * reduce_scatter_time(x, size, x.tp, inside))
+        + (1 - x.sp) * 2 * all_reduce_time(x, size, x.tp, inside)
+        + 3 * all_reduce_time(x, 4 * rows, x.tp, inside),
+        "s",
+        "gather and reduce around the vocabulary-parallel layers; three all-reduces of the loss",
+    )
+    embedding = ledger.define(
+        "embedding_time",
+        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction),
+        "s",
+        vocabulary.embedding_bytes,
+    )
+    output = logits + loss + traffic
+    if "mtp" in features:
+        projection = Linear("mtp_proj", x.h / x.tp, 2 * x.h, rows, "column")
+        passes = sum(linear_gemm(x, projection, kind) for kind in ("forward", "dgrad", "wgrad"))
+        head = ledger.define("mtp_projection", passes, "s", kernels.gemm_time)
+        output = (1 + x.mtp_heads) * output + x.mtp_heads * (head + embedding)
+    return embedding, output

@@ -1,0 +1,165 @@
+"""The mixture-of-experts block on one rank: router, dispatch, grouped GEMMs, combine, shared experts.
+
+With sequence parallelism each rank routes its own part of the tokens. EP and ETP have their own mesh over
+the same ranks; a token's copies travel to the ranks of its experts and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, is_more_than_one, minimum
+from costmodel.work.attention import saved_norm
+from costmodel.work.block import BlockWork
+from costmodel.work.elementwise import RESIDUAL_KERNELS, Stream, activation, norm, residual, residual_tokens
+from costmodel.work.linear import Linear, tokens
+
+# Kernels that router and permutation take more when they are not fused. Source: Megatron-Core, moe_utils.py
+# and router.py (top-k, scatter, softmax or sigmoid, auxiliary loss; masked select and index).
+ROUTER_SPLIT_KERNELS, PERMUTE_SPLIT_KERNELS = 12.0, 10.0
+
+
+def routed_copies(x: SimpleNamespace) -> Amount:
+    """Copies of its own tokens that one rank sends to experts, itself included. [1]
+
+    T topk: every token visits topk experts; a capacity factor below what comes drops the rest.
+    Source: N. Shazeer et al., arXiv:1701.06538; D. Lepikhin et al., GShard, arXiv:2006.16668.
+    """
+    return residual_tokens(x) * x.topk
+
+
+def expert_rows(x: SimpleNamespace) -> Amount:
+    """Rows that the local experts of the busiest rank compute. [1]
+
+    Balanced, each of the ep ranks receives as many copies as it sends; etp ranks see the tokens of all of
+    them. imbalance raises it where no token is dropped, a capacity factor sets it where rows are padded.
+    """
+    return routed_copies(x) * x.etp * x.capacity * (1 + x.dropless * (x.imbalance - 1))
+
+
+def local_experts(x: SimpleNamespace) -> Amount:
+    """Experts on one rank: E / ep. [1]"""
+    return x.E / x.ep
+
+
+def distinct(groups: Amount, picks: Amount) -> Amount:
+    """Expected number of `groups` that `picks` uniform choices meet. [1]
+
+    groups (1 - (1 - 1 / groups)^picks). Holds for balanced routing without node limits.
+    """
+    return groups * (1 - (1 - 1 / groups) ** picks)
+
+
+def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
+    """Bytes that one rank sends to the other ranks of its domain in one dispatch. [byte]
+
+    All-to-all sends every copy; DeepEP and HybridEP send a token once to each rank. `inside` ranks of the ep
+    share the domain; what comes over the network is passed on there too.
+    Sources: DeepSeek-AI, DeepEP; NVIDIA HybridEP; Megatron-Core, token_dispatcher.py.
+    """
+    once = distinct(x.ep, x.topk)
+    copies = (1 - x.dispatch_once) * x.topk + x.dispatch_once * once
+    copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * x.ep
+    leaving = (inside - 1) / x.ep + x.dispatch_once * (x.ep - inside) / x.ep
+    return x.activation_bytes * residual_tokens(x) * copies * x.he * minimum(leaving, 1)
+
+
+def dispatch_bytes_outside(x: SimpleNamespace, inside: Amount) -> Amount:
+    """Bytes that one rank sends over its network card in one dispatch. [byte]
+
+    All-to-all sends every copy, DeepEP and HybridEP a token once to each domain.
+    """
+    domains = x.ep / inside
+    copies = (1 - x.dispatch_once) * x.topk * (1 - inside / x.ep)
+    copies += x.dispatch_once * distinct(domains, x.topk) * (1 - 1 / domains)
+    gathered = (x.ep - inside) / inside
+    copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * gathered
+    return x.activation_bytes * residual_tokens(x) * copies * x.he
+
+
+def permute(x: SimpleNamespace) -> Stream:
+    """Permutation to the experts' order and back, and the sum over a token's copies.
+
+    All-to-all sorts copies before and after it travels (by rank, then by local expert); DeepEP once behind
+    it; HybridEP inside its kernels. Reads and writes 2 x rows x width each. Not fused: index and mask kernels
+    move half as much again. Source: Megatron-Core, token_dispatcher.py, moe_utils.permute.
+    """
+    before = (residual_tokens(x) + routed_copies(x)) * (1 - x.dispatch_once)
+    sort = 2 * expert_rows(x) / x.etp * minimum(is_more_than_one(local_experts(x)) + x.dispatch_once, 1)
+    once = x.activation_bytes * x.he * (before + sort) * (1 - x.dispatch_fused)
+    both = 2 * once * (1.5 - 0.5 * x.permute_fused)
+    return Stream("permute", both, both)
+
+
+def router_stream(x: SimpleNamespace) -> Stream:
+    """Scores, top-k, probabilities and auxiliary loss over T x E numbers of 4 bytes."""
+    size = 4 * residual_tokens(x) * x.E
+    passes = 12 - 6 * x.router_fused
+    return Stream("routing", passes * size, passes * size)
+
+
+def saved_expert_input(x: SimpleNamespace) -> Amount:
+    """Rows as they came to the experts, kept for FC1's weight gradient. [byte]"""
+    return (1 - x.recompute_moe) * (1 - x.offload_expert_fc1) * x.saved_bytes * expert_rows(x) * x.he
+
+
+def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
+    """Router, experts, shared experts, and projections to and from a latent where the model has one.
+
+    Saved: scores, the dispatched rows, FC1's output and FC2's input of the routed rows, the same of the shared
+    experts. Recompute of moe keeps the block's input alone. Source: Megatron-Core, moe_layer.py, experts.py.
+    """
+    own, received, local = residual_tokens(x), expert_rows(x), local_experts(x)
+    width, per_group = x.fe / x.etp, received / local
+    kept = 1 - x.recompute_moe
+    kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
+    kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) + RESIDUAL_KERNELS * x.residual_split
+    linears = [
+        Linear("router", x.E, x.h, own, "none", quantised=False, adapted=False),
+        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True, adapted=False),
+        Linear("fc2", x.he, width, per_group, "none", local, grouped=True, adapted=False),
+    ]
+    streams = [
+        norm(x),
+        residual(x),
+        router_stream(x),
+        permute(x),
+        activation(x, "activation", received, width),
+    ]
+    saved = saved_norm(x, x.offload_mlp_norm, 0) | {
+        "router scores": kept * 8 * own * x.E,
+        "dispatched rows": saved_expert_input(x),
+        "expert fc1 output": kept * (1 - x.offload_moe_act) * (1 + x.gates) * x.activation_bytes * received * width,
+        "expert fc2 input": kept * (1 - x.recompute_moe_act) * x.saved_bytes * received * width,
+    }
+    messages: Amount = 0
+    if "latent" in features:
+        linears += [
+            Linear("latent_down", x.he, x.h, own, "none", adapted=False),
+            Linear("latent_up", x.h, x.he, own, "none", adapted=False),
+        ]
+        saved["latent"] = kept * 2 * x.activation_bytes * own * x.he
+    if "shared" in features:
+        rows, shared = tokens(x), x.fs / x.tp
+        linears += [
+            Linear("shared_fc1", (1 + x.gates) * shared, x.h, rows, "column", adapted=False),
+            Linear("shared_fc2", x.h, shared, rows, "row", adapted=False),
+        ]
+        streams.append(activation(x, "shared_activation", rows, shared))
+        kept_shared = kept * (1 - x.recompute_shared_experts) * rows * shared
+        saved["shared experts"] = kept_shared * ((1 + x.gates) * x.activation_bytes + x.saved_bytes)
+        kernels += 4
+        messages = rows * x.h
+    return BlockWork(
+        name="experts",
+        linears=tuple(linears),
+        streams=tuple(streams),
+        gathered=x.operand_bytes * messages,
+        reduced=x.activation_bytes * messages,
+        saved=saved,
+        vectors=x.norm_vectors * x.h + x.biases * x.E + x.expert_bias * x.E + x.shared_gate * x.h,
+        expert_vectors=x.biases * local * ((1 + x.gates) * width + x.he),
+        kernels_forward=kernels,
+        kernels_backward=1.3 * kernels,
+    )

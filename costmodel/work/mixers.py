@@ -1,0 +1,100 @@
+"""Recurrent mixers on one rank: Mamba-2 and the gated delta net."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, maximum
+from costmodel.work.attention import saved_norm
+from costmodel.work.block import BlockWork
+from costmodel.work.elementwise import RESIDUAL_KERNELS, Stream, norm, residual
+from costmodel.work.linear import Linear, tokens
+
+# Tokens of one chunk of the scan. Sources: mamba_ssm ssd_combined.py (256); flash-linear-attention, gated
+# delta rule (64).
+MAMBA_CHUNK, DELTA_CHUNK = 256, 64
+# Kernels of the convolution, scan and gated norm, forward and backward. Source: as above.
+SCAN_KERNELS = (16.0, 26.0)
+
+
+def mamba_scan_flops_forward(x: SimpleNamespace) -> Amount:
+    """FLOPs of the Mamba-2 scan of one block and micro-batch on one rank, chunk by chunk. [FLOP]
+
+    A token meets half its chunk within (C B^T of each group, then times x of each head) and the state of
+    state x dim a head twice: 2 T (c/2 groups n + c/2 heads p + 2 heads p n).
+    Source: T. Dao, A. Gu, arXiv:2405.21060, sec. 6.
+    """
+    heads, groups = x.mamba_heads / x.tp, maximum(x.mamba_groups / x.tp, 1)
+    inside = MAMBA_CHUNK / 2 * (groups * x.mamba_state + heads * x.mamba_dim)
+    return 2 * tokens(x) * (inside + 2 * heads * x.mamba_dim * x.mamba_state)
+
+
+def delta_scan_flops_forward(x: SimpleNamespace) -> Amount:
+    """FLOPs of the gated delta rule of one block and micro-batch on one rank, chunk by chunk. [FLOP]
+
+    Within a chunk of c tokens: K K^T and its inverse, Q K^T, and their products with values and keys; between
+    chunks the dk x dv state is read and updated. Source: S. Yang et al., arXiv:2412.06464, sec. 3.
+    """
+    heads = x.delta_value_heads / x.tp
+    inside = DELTA_CHUNK * (2 * x.delta_key_dim + 1.5 * x.delta_value_dim)
+    return 2 * tokens(x) * heads * (inside + 3 * x.delta_key_dim * x.delta_value_dim)
+
+
+def mamba(x: SimpleNamespace) -> BlockWork:
+    """Mamba-2 mixer: input projection, short convolution, scan, gated norm, output projection.
+
+    Source: T. Dao, A. Gu, arXiv:2405.21060; Megatron-Core, mamba_mixer.py.
+    """
+    inner = x.mamba_heads * x.mamba_dim / x.tp
+    shared = 2 * maximum(x.mamba_groups / x.tp, 1) * x.mamba_state
+    return _mixer(x, "mamba", 2 * inner + shared + x.mamba_heads / x.tp, inner + shared, inner, 3 * x.mamba_heads)
+
+
+def delta(x: SimpleNamespace) -> BlockWork:
+    """Gated delta net mixer: projections to q, k, v, gate and two scalars a head, convolution, delta rule.
+
+    Source: S. Yang et al., arXiv:2412.06464; transformers Qwen3NextGatedDeltaNet.
+    """
+    value = x.delta_value_heads * x.delta_value_dim / x.tp
+    key = x.delta_key_heads * x.delta_key_dim / x.tp
+    wide = 2 * key + 2 * value + 2 * x.delta_value_heads / x.tp
+    return _mixer(x, "delta", wide, 2 * key + value, value, 2 * x.delta_value_heads)
+
+
+def _mixer(
+    x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inner: Amount, per_head: Amount
+) -> BlockWork:
+    """A mixer that projects to `wide` columns, convolves some, scans, and projects `inner` columns back."""
+    rows, e = tokens(x), x.activation_bytes
+    split = RESIDUAL_KERNELS * x.residual_split
+    return BlockWork(
+        name=name,
+        linears=(
+            Linear("in_proj", wide, x.h, rows, "column"),
+            Linear("out_proj", x.h, inner, rows, "row"),
+        ),
+        streams=(
+            norm(x),
+            residual(x),
+            Stream("convolution", 2 * e * rows * convolved, 4 * e * rows * convolved),
+            Stream("scan", e * rows * (2 * convolved + 4 * inner), 2 * e * rows * (2 * convolved + 4 * inner)),
+            Stream("gated_norm", 3 * e * rows * inner, 5 * e * rows * inner, "norm"),
+        ),
+        gathered=x.operand_bytes * rows * x.h,
+        reduced=e * rows * x.h,
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
+        | {
+            "projected": e * rows * wide,
+            "convolved": e * rows * convolved,
+            "scan output": e * rows * inner,
+            "out_proj input": x.saved_bytes * rows * inner,
+        },
+        vectors=x.norm_vectors * x.h + x.conv * convolved + per_head / x.tp + _own_vectors(x, name, convolved, inner),
+        kernels_forward=SCAN_KERNELS[0] + split,
+        kernels_backward=SCAN_KERNELS[1] + split,
+    )
+
+
+def _own_vectors(x: SimpleNamespace, name: str, convolved: Amount, inner: Amount) -> Amount:
+    """Mamba: convolution bias and the norm of `inner`; delta: the norm of one value head. [1]"""
+    return convolved + inner if name == "mamba" else x.delta_value_dim

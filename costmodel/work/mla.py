@@ -1,0 +1,80 @@
+"""Multi-head latent attention on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import SimpleNamespace
+
+from costmodel.amount import Amount
+from costmodel.work.attention import saved_core_output, saved_norm, saved_scores
+from costmodel.work.block import BlockWork
+from costmodel.work.elementwise import (
+    MIXER_KERNELS,
+    RESIDUAL_KERNELS,
+    ROPE_KERNELS,
+    Stream,
+    norm,
+    residual,
+    residual_tokens,
+    rotary,
+)
+from costmodel.work.linear import Linear, tokens
+
+# Kernels beyond those of grouped-query attention: down projections, latent norms, splits and concatenations.
+LATENT_KERNELS = (9.0, 14.0)
+
+
+def core_width(x: SimpleNamespace) -> Amount:
+    """Mean of the head dimensions of queries (with rotary part) and values. [1]"""
+    return (x.d_nope + x.d_rope + x.d_v) / 2
+
+
+def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
+    """Multi-head latent attention. Source: DeepSeek-AI, arXiv:2405.04434; Megatron-Core, MLASelfAttention.
+
+    Down projections are held whole by every rank and see the tokens of sequence parallelism; the latents are
+    then gathered, and up projections make queries (d_nope + d_rope), keys and values of each head.
+    mla_up_proj recomputes queries, keys and values from the latents.
+    """
+    heads, rows, own = x.a / x.tp, tokens(x), residual_tokens(x)
+    query = x.d_nope + x.d_rope
+    if "q_lora" in features:
+        queries = (
+            Linear("q_down", x.q_lora, x.h, own, "none"),
+            Linear("q_up", heads * query, x.q_lora, rows, "column"),
+        )
+        gathered = x.q_lora
+    else:
+        queries = (Linear("q_up", heads * query, x.h, rows, "column"),)
+        gathered = x.h
+    latents = x.q_lora + x.kv_lora + x.d_rope
+    copies = x.activation_bytes * rows * heads * (query + x.d_nope + x.d_v)
+    kept = (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn)
+    split = ROPE_KERNELS * x.rope_split + RESIDUAL_KERNELS * x.residual_split
+    return BlockWork(
+        name="mla",
+        linears=(
+            *queries,
+            Linear("kv_down", x.kv_lora + x.d_rope, x.h, own, "none"),
+            Linear("kv_up", heads * (x.d_nope + x.d_v), x.kv_lora, rows, "column"),
+            Linear("proj", x.h, heads * x.d_v, rows, "row"),
+        ),
+        streams=(
+            norm(x, own * (x.q_lora + x.kv_lora)),
+            residual(x),
+            rotary(x, heads * x.d_rope),
+            Stream("heads", 2 * copies, 2 * copies),
+        ),
+        gathered=x.operand_bytes * rows * (gathered + x.kv_lora + x.d_rope),
+        reduced=x.activation_bytes * rows * x.h,
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
+        | {
+            "latents": 2 * x.activation_bytes * own * latents,
+            "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),
+            "attention output": saved_core_output(x, x.d_v),
+            "attention scores": saved_scores(x),
+        },
+        vectors=x.norm_vectors * x.h + x.q_lora + x.kv_lora,
+        kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] + 3 * x.unfused + split,
+        kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] + 4 * x.unfused + split,
+    )

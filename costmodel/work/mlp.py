@@ -1,0 +1,46 @@
+"""The dense MLP block on one rank."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.work.attention import saved_norm
+from costmodel.work.block import BlockWork
+from costmodel.work.elementwise import (
+    ACTIVATION_KERNELS,
+    MLP_KERNELS,
+    RESIDUAL_KERNELS,
+    activation,
+    norm,
+    residual,
+)
+from costmodel.work.linear import Linear, tokens
+
+
+def mlp(x: SimpleNamespace) -> BlockWork:
+    """FC1 (twice as wide when gated), activation function, FC2. Source: Megatron-Core, MLP.
+
+    Saved: FC1's output and FC2's input; nothing when the MLP is computed again, FC1's output alone when only
+    the activation function is.
+    """
+    rows, width = tokens(x), x.f / x.tp
+    kept = (1 - x.recompute_mlp) * rows * width
+    split = ACTIVATION_KERNELS * x.activation_split + RESIDUAL_KERNELS * x.residual_split
+    return BlockWork(
+        name="mlp",
+        linears=(
+            Linear("fc1", (1 + x.gates) * width, x.h, rows, "column"),
+            Linear("fc2", x.h, width, rows, "row"),
+        ),
+        streams=(norm(x), residual(x), activation(x, "activation", rows, width)),
+        gathered=x.operand_bytes * rows * x.h,
+        reduced=x.activation_bytes * rows * x.h,
+        saved=saved_norm(x, x.offload_mlp_norm, 0)
+        | {
+            "fc1 output": kept * (1 + x.gates) * x.activation_bytes,
+            "fc2 input": kept * (1 - x.recompute_activation) * x.saved_bytes,
+        },
+        vectors=x.biases * ((1 + x.gates) * width + x.h) + x.norm_vectors * x.h,
+        kernels_forward=MLP_KERNELS[0] + split,
+        kernels_backward=MLP_KERNELS[1] + split,
+    )
