@@ -46,7 +46,9 @@ def bind(
 
 
 def _model_inputs(model: ModelSpec) -> dict[str, Bound]:
-    numbers = _dense_numbers(model) | _attention_numbers(model) | _expert_numbers(model) | _mixer_numbers(model)
+    numbers = (
+        _dense_numbers(model) | _attention_numbers(model) | _expert_numbers(model) | _mixer_numbers(model)
+    )
     numbers |= {f"{block}_total": total_blocks(model)[block] for block in BLOCKS}
     return {
         name: Bound(float(number), f"model {model.name}: {model.source}") for name, number in numbers.items()
@@ -146,6 +148,9 @@ def _workload_inputs(workload: Workload) -> dict[str, Bound]:
         "document_spread": 2 * cv / (s / mean) ** 0.5 if short and workload.packed else 0.0,
         "trained": float(workload.task != "lora"),
         "lora_rank": workload.lora_rank if workload.task == "lora" else 0,
+        "lora_qkv": 1.0,
+        "lora_proj": float(workload.lora_targets != "qkv"),
+        "lora_mlp": float(workload.lora_targets == "all"),
         "imbalance": workload.moe_imbalance,
     }
     return {name: Bound(float(number), "workload") for name, number in numbers.items()}

@@ -206,7 +206,9 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
     share = quantity.si / cluster.gpus_per_node if quantity else HOST_MEMORY_BANDWIDTH
     queued = generation in ("ampere", "hopper", "ada")
     return {
-        "host_link": Bound(link.bandwidth * HOST_LINK_EFFICIENCY, f"link {link.name}, {HOST_LINK_EFFICIENCY} of it"),
+        "host_link": Bound(
+            link.bandwidth * HOST_LINK_EFFICIENCY, f"link {link.name}, {HOST_LINK_EFFICIENCY} of it"
+        ),
         "host_memory": Bound(share, "host memory bandwidth, a GPU's share"),
         "queued": Bound(float(queued), f"{generation}: one hardware queue orders kernels before Blackwell"),
         "attention_fp8_gain": Bound(ATTENTION_FP8_GAIN, "NVIDIA cudnn-frontend, FP8 over BF16 attention"),

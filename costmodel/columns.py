@@ -35,14 +35,6 @@ ITEMS = {
 MODULE_COLUMNS = tuple(f"recompute_{module}" for module in RECOMPUTE_MODULES)
 
 
-def code(self, text: str) -> int:
-        if text not in self.known:
-            self.known.append(text)
-        return self.known.index(text)
-
-
-
-
 def code(name: str, value: str) -> int:
     """Integer code of a choice knob's value, or of a pipeline layout."""
     return LAYOUTS.code(value) if name == "pipeline_layout" else KNOBS[name].choices.index(value)
@@ -168,7 +160,9 @@ def _exchange(c: Columns) -> dict[str, Array]:
 
 
 def _expert_inputs(c: Columns) -> dict[str, Array]:
-    kinds = {kind: c["moe_dispatcher"] == code("moe_dispatcher", kind) for kind in KNOBS["moe_dispatcher"].choices}
+    kinds = {
+        kind: c["moe_dispatcher"] == code("moe_dispatcher", kind) for kind in KNOBS["moe_dispatcher"].choices
+    }
     capacity = c["moe_capacity_factor"]
     return {
         "dispatch_once": (kinds["deepep"] | kinds["hybridep"]) * 1.0,
@@ -237,9 +231,9 @@ def _recompute(c: Columns, stage_layers: Array) -> dict[str, Array]:
     chosen = np.where(c["recompute_num_layers"] > 0, c["recompute_num_layers"], stage_layers)
     names = {"attention": "core_attn", "norm": "layernorm"}
     ours = ("attention", "mlp", "norm", "activation", "moe", "moe_act", "shared_experts", "mla_up_proj")
-    return {"recompute_layers": np.where(full, np.minimum(chosen / np.maximum(stage_layers, 1), 1.0), 0.0)} | {
-        f"recompute_{name}": selective * c[f"recompute_{names.get(name, name)}"] for name in ours
-    }
+    return {
+        "recompute_layers": np.where(full, np.minimum(chosen / np.maximum(stage_layers, 1), 1.0), 0.0)
+    } | {f"recompute_{name}": selective * c[f"recompute_{names.get(name, name)}"] for name in ours}
 
 
 def _graphs(c: Columns, model: ModelSpec) -> dict[str, Array]:

@@ -26,7 +26,8 @@ SHARP_SMS, USER_BUFFER_SMS, RING_SMS = 6, 4, 16
 class Owner:
     """Parameters that one group of ranks holds together, on the rank with most of them.
 
-    whole: trained parameters on the rank; layer, trained: all and the trained ones of a mean layer [1]. ranks: of the group; shard: over which
+    whole: trained parameters on the rank; layer, trained: all and the trained ones of a mean layer [1].
+    ranks: of the group; shard: over which
     optimizer state (with FSDP everything) is sharded; stride: GPUs between neighbours; straddle: see placement.
     """
 
@@ -79,7 +80,9 @@ def data_parallel_terms(
     """
     allowed = overlap_allowed(x)
     slow = slowdown(x)
-    sums: dict[str, Amount] = dict.fromkeys(("scatter", "gather", "reduce", "unit_gather", "unit_scatter", "replica"), 0)
+    sums: dict[str, Amount] = dict.fromkeys(
+        ("scatter", "gather", "reduce", "unit_gather", "unit_scatter", "replica"), 0
+    )
     for owner in owners:
         for kind, seconds in _collectives(ledger, x, owner).items():
             sums[kind] += seconds
@@ -102,7 +105,9 @@ def data_parallel_terms(
     traffic = x.params_sharded * sums["unit_gather"] + sums["unit_scatter"]
     layer_forward = allowed * x.overlap_gather * forward / maximum(layers, 1)
     layer_backward = allowed * x.overlap_reduce * backward / maximum(layers, 1)
-    per_layer = hidden(sums["unit_gather"] * x.params_sharded, layer_forward) + hidden(traffic, layer_backward)
+    per_layer = hidden(sums["unit_gather"] * x.params_sharded, layer_forward) + hidden(
+        traffic, layer_backward
+    )
     edges = (
         sums["unit_gather"]
         + sums["unit_scatter"]
@@ -170,7 +175,9 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
         ),
         "unit_scatter": written(
             "fsdp_scatter",
-            reduce_scatter_time(x, communication.gradient_bytes(x, owner.trained), owner.shard, inside, x.sharp),
+            reduce_scatter_time(
+                x, communication.gradient_bytes(x, owner.trained), owner.shard, inside, x.sharp
+            ),
             reduce_scatter_time,
         ),
         "replica": written("fsdp_replica_reduce", between, all_reduce_time),

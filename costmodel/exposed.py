@@ -21,7 +21,9 @@ from costmodel.work.block import BlockWork
 Times = dict[str, dict[str, Amount]]
 
 
-def tensor_parallel_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, gemms: Times) -> dict[str, Amount]:
+def tensor_parallel_times(
+    ledger: Ledger, x: SimpleNamespace, block: BlockWork, gemms: Times
+) -> dict[str, Amount]:
     """Exposed tensor-parallel communication of one block, forward and backward.
 
     Forward: the block gathers its input and reduces its output. Backward: the row-parallel layer gathers
@@ -35,7 +37,9 @@ def tensor_parallel_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, 
     inside = communication.ranks_in_domain(x, x.tp, 1)
     gathered = ledger.define(f"{p}_tp_gathered", block.gathered, "byte", "input of the block, over tp")
     reduced = ledger.define(f"{p}_tp_reduced", block.reduced, "byte", communication.tensor_parallel_bytes)
-    gather = ledger.define(f"{p}_all_gather", all_gather_time(x, gathered, x.tp, inside), "s", all_gather_time)
+    gather = ledger.define(
+        f"{p}_all_gather", all_gather_time(x, gathered, x.tp, inside), "s", all_gather_time
+    )
     scatter = ledger.define(
         f"{p}_reduce_scatter", reduce_scatter_time(x, reduced, x.tp, inside), "s", reduce_scatter_time
     )
@@ -70,7 +74,12 @@ def tensor_parallel_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, 
 
 
 def context_parallel_times(
-    ledger: Ledger, x: SimpleNamespace, block: str, core: dict[str, Amount], kv_width: Amount, all_width: Amount
+    ledger: Ledger,
+    x: SimpleNamespace,
+    block: str,
+    core: dict[str, Amount],
+    kv_width: Amount,
+    all_width: Amount,
 ) -> dict[str, Amount]:
     """Exposed context-parallel communication of one block, for the four communication types.
 
@@ -149,9 +158,7 @@ def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
         "byte",
         experts.dispatch_bytes_outside,
     )
-    travel = ledger.define(
-        "dispatch_time", dispatch_time(x, near, far, x.ep, inside), "s", dispatch_time
-    )
+    travel = ledger.define("dispatch_time", dispatch_time(x, near, far, x.ep, inside), "s", dispatch_time)
     size = x.activation_bytes * experts.expert_rows(x) * x.he
     etp_inside = communication.ranks_in_domain(x, x.etp, 1)
     gathers = all_gather_time(x, size, x.etp, etp_inside) + reduce_scatter_time(x, size, x.etp, etp_inside)

@@ -100,15 +100,18 @@ def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts
     forward: Amount = 0
     backward: Amount = 0
     for layer in block.linears:
-        if layer.adapted:
+        if layer.adapter:
+            on = getattr(x, f"lora_{layer.adapter}")
             down = (layer.rows, x.lora_rank, layer.inner)
             up = (layer.rows, layer.columns, x.lora_rank)
             for rows, columns, inner in (down, up):
-                forward += model_gemm(x, rows, columns, inner)
-                backward += model_gemm(x, rows, inner, columns)
-                backward += model_gemm(x, columns, inner, rows, accumulate=True)
+                forward += on * model_gemm(x, rows, columns, inner)
+                backward += on * model_gemm(x, rows, inner, columns)
+                backward += on * model_gemm(x, columns, inner, rows, accumulate=True)
             # The result is added to the layer's own output.
-            added = stream(x, 3 * x.activation_bytes * layer.rows * layer.columns, x.elementwise_fraction)
+            added = on * stream(
+                x, 3 * x.activation_bytes * layer.rows * layer.columns, x.elementwise_fraction
+            )
             forward += added
             backward += added
     return {

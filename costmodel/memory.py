@@ -210,9 +210,7 @@ def _stage_memory(
         )
     adapters = adapters_of(x, blocks, stage) if "lora" in features else 0
     where = x.pp - 1 if stage == "last" else index
-    flying = ledger.define(
-        f"{stage}_stage_in_flight", schedule.in_flight(x, where), "1", schedule.in_flight
-    )
+    flying = ledger.define(f"{stage}_stage_in_flight", schedule.in_flight(x, where), "1", schedule.in_flight)
     kept = ledger.define(
         f"{stage}_stage_kept",
         sum(

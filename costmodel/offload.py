@@ -32,7 +32,9 @@ def offloaded_bytes(x: SimpleNamespace, times: BlockTimes, features: Collection[
     return (whole - kept) + x.offload_share * kept
 
 
-def offload_exposed(x: SimpleNamespace, moved: Amount, weights: Amount, forward: Amount, backward: Amount) -> Amount:
+def offload_exposed(
+    x: SimpleNamespace, moved: Amount, weights: Amount, forward: Amount, backward: Amount
+) -> Amount:
     """Time of one micro-batch on a stage that waits for the host link, forward and backward. [s]
 
     moved: activations, out in the forward and back in the backward pass; weights of offloaded layers come in

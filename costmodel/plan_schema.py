@@ -32,6 +32,7 @@ class WorkloadPart(BaseModel):
     length_cv: float = 0.0
     packed: StrictBool = True
     lora_rank: StrictInt = 16
+    lora_targets: str = "all"
     moe_imbalance: float = 1.0
 
 

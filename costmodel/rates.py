@@ -14,9 +14,7 @@ from costmodel.work.linear import Linear
 VBOOST_CORES, VBOOST_MEMORY = 0.03, 0.02
 
 
-def linear_gemm(
-    x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = False
-) -> Amount:
+def linear_gemm(x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = False) -> Amount:
     """Seconds of the GEMM of one pass ("forward", "dgrad", "wgrad") of a linear layer. [s]
 
     A linear layer with M tokens, K inputs and N outputs is one GEMM (M, N, K) forward, one (M, K, N) for the

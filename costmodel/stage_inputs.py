@@ -63,7 +63,8 @@ def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array
         )
         records.append(_stage_record(model, layout, seq_len))
     return {
-        name: np.array([record[name] for record in records], dtype=float)[where.reshape(-1)] for name in records[0]
+        name: np.array([record[name] for record in records], dtype=float)[where.reshape(-1)]
+        for name in records[0]
     }
 
 
@@ -104,7 +105,7 @@ def _placement(
 ) -> tuple[int, ...]:
     used = used_domain(domain, world, segment)
     block = tp * cp * dp
-    if used & (used - 1) == 0 and block & (block - 1) == 0 or world <= used:
+    if (used & (used - 1) == 0 and block & (block - 1) == 0) or world <= used:
         return used, 0, 0, 0, 0
     edp = max(block // (ep * etp), 1)
     groups = ((cp, tp), (dp * cp, tp), (ep, etp), (edp, ep * etp))

@@ -99,7 +99,9 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
             in_stage(x, name, "pace") * offloaded_bytes(x, times, features) for name, times in blocks.items()
         )
         waiting = x.m * offload_exposed(x, moved, parameters_of(x, blocks, "pace"), forward, backward)
-        trees.append(ledger.term("offload", "activations to and from the host, exposed", waiting, "s", offload_exposed))
+        trees.append(
+            ledger.term("offload", "activations to and from the host, exposed", waiting, "s", offload_exposed)
+        )
     step = with_stragglers(ledger, x, trees, blocks)
     ledger.define("model_flops", model_flops(x, list(blocks), features), "FLOP", model_flops)
     ledger.define("world", communication.world(x), "1", communication.world)
@@ -264,9 +266,7 @@ def symbol(name: str) -> Amount:
 def host_term(ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount]) -> Term:
     """Time in which GPUs wait for kernels to be issued; ranks not bound to cores issue them a third slower."""
     issued = sum(
-        in_stage(x, name, "pace")
-        * (1 - graphed(x, name))
-        * (times.kernels_forward + times.kernels_backward)
+        in_stage(x, name, "pace") * (1 - graphed(x, name)) * (times.kernels_forward + times.kernels_backward)
         for name, times in blocks.items()
     )
     rate = x.host_kernel * (1 + x.unbound / 3)
@@ -345,9 +345,7 @@ def parameter_owners(x: SimpleNamespace, blocks: Blocks, features: Collection[st
 def optimizer_terms(ledger: Ledger, x: SimpleNamespace, owners: list[Owner]) -> list[Term]:
     """Optimizer on the device and on the host, and what happens once a step."""
     return [
-        ledger.term(
-            "optimizer_step", "optimizer step", optimizer_time(x, owners), "s", optimizer_time
-        ),
+        ledger.term("optimizer_step", "optimizer step", optimizer_time(x, owners), "s", optimizer_time),
         ledger.term(
             "optimizer_host",
             "optimizer on the host",

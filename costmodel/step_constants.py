@@ -56,9 +56,7 @@ PRIORS: dict[str, Prior] = {
     "straggler": Prior(0.003, 0.5, 0.0002, 0.02, "1", "step time lost for each doubling of the GPUs"),
     "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
     "host_kernel": Prior(6e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
-    "grouped_rate": Prior(
-        0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"
-    ),
+    "grouped_rate": Prior(0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"),
     "scan_fraction": Prior(0.10, 0.4, 0.01, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
     "dispatch_rate": Prior(
         0.7, 0.25, 0.1, 1.2, "1", "bandwidth of expert dispatch over that of an all-to-all"

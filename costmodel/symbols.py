@@ -230,6 +230,9 @@ INPUTS: tuple[Input, ...] = tuple(
         document_spread | 1 | standard deviation of a sequence's attention work over its mean
         trained | 1 | 1 when the model's own weights are trained, 0 with adapters alone
         lora_rank | 1 | rank of the adapters, 0 without
+        lora_qkv | 1 | 1 when QKV projections have adapters
+        lora_proj | 1 | 1 when attention output projections do
+        lora_mlp | 1 | 1 when MLPs do
         imbalance | 1 | tokens of the busiest expert rank over the mean
         """,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+LORA_TARGETS = ("qkv", "attention", "all")
 TASKS = ("pretrain", "sft", "lora")
 
 
@@ -15,7 +16,8 @@ class Workload:
     seq_len: tokens in one sequence (of a pack, when sequences are packed). global_batch: sequences (or packs)
     in one optimizer step over all GPUs. mean_length: mean tokens of a document, 0 when each fills its
     sequence; length_cv: standard deviation of its length over the mean; packed: documents fill sequences
-    together rather than each being padded to seq_len. lora_rank: rank of the adapters of task lora.
+    together rather than each being padded to seq_len. lora_rank, lora_targets: adapters of task lora
+    and whether QKV, attention or all dense layers have them.
     moe_imbalance: tokens of the busiest expert rank over the mean, 1 is balanced.
     Raises ValueError with one line when a number cannot be meant.
     """
@@ -27,6 +29,7 @@ class Workload:
     length_cv: float = 0.0
     packed: bool = True
     lora_rank: int = 16
+    lora_targets: str = "all"
     moe_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class Workload:
             if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"{option} {number!r} is not a number from {low} to {high}.")
+        if self.lora_targets not in LORA_TARGETS:
+            raise ValueError(f"--lora-targets {self.lora_targets!r} is not one of {', '.join(LORA_TARGETS)}.")
         if self.task not in TASKS:
             raise ValueError(f"--task {self.task!r} is not one of {', '.join(TASKS)}.")
 

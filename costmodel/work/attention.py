@@ -140,8 +140,8 @@ def attention(x: SimpleNamespace) -> BlockWork:
     return BlockWork(
         name="attention",
         linears=(
-            Linear("qkv", qkv, x.h, rows, "column"),
-            Linear("proj", x.h, heads * x.d, rows, "row"),
+            Linear("qkv", qkv, x.h, rows, "column", adapter="qkv"),
+            Linear("proj", x.h, heads * x.d, rows, "row", adapter="proj"),
         ),
         streams=(
             norm(x, x.qk_norms * rows * (x.a + x.k) * x.d / x.tp),
@@ -157,7 +157,11 @@ def attention(x: SimpleNamespace) -> BlockWork:
             "attention output": saved_core_output(x, x.d),
             "attention scores": saved_scores(x),
         },
-        vectors=x.qkv_biases * qkv + x.biases * x.h + x.norm_vectors * x.h + 2 * x.qk_norms * x.d + x.sinks * heads,
+        vectors=x.qkv_biases * qkv
+        + x.biases * x.h
+        + x.norm_vectors * x.h
+        + 2 * x.qk_norms * x.d
+        + x.sinks * heads,
         kernels_forward=MIXER_KERNELS[0]
         + 3 * x.unfused
         + ROPE_KERNELS * x.rope_split

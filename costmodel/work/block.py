@@ -29,7 +29,8 @@ class BlockWork:
 
     gathered, reduced: bytes that tensor parallelism gathers before and reduces after it. saved: activations kept
     for the backward pass, by what they are [byte]. vectors: parameters outside linear layers on this rank
-    (norms, biases, ...), expert_vectors those of the experts [1]. kernels_*: kernels beyond quantisation and collectives [1].
+    (norms, biases, ...), expert_vectors those of the experts [1]. kernels_*: kernels beyond quantisation and
+    collectives [1].
     """
 
     name: str

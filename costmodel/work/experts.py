@@ -116,9 +116,9 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
     kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) + RESIDUAL_KERNELS * x.residual_split
     linears = [
-        Linear("router", x.E, x.h, own, "none", quantised=False, adapted=False),
-        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True, adapted=False),
-        Linear("fc2", x.he, width, per_group, "none", local, grouped=True, adapted=False),
+        Linear("router", x.E, x.h, own, "none", quantised=False),
+        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True),
+        Linear("fc2", x.he, width, per_group, "none", local, grouped=True),
     ]
     streams = [
         norm(x),
@@ -130,21 +130,26 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     saved = saved_norm(x, x.offload_mlp_norm, 0) | {
         "router scores": kept * 8 * own * x.E,
         "dispatched rows": saved_expert_input(x),
-        "expert fc1 output": kept * (1 - x.offload_moe_act) * (1 + x.gates) * x.activation_bytes * received * width,
+        "expert fc1 output": kept
+        * (1 - x.offload_moe_act)
+        * (1 + x.gates)
+        * x.activation_bytes
+        * received
+        * width,
         "expert fc2 input": kept * (1 - x.recompute_moe_act) * x.saved_bytes * received * width,
     }
     messages: Amount = 0
     if "latent" in features:
         linears += [
-            Linear("latent_down", x.he, x.h, own, "none", adapted=False),
-            Linear("latent_up", x.h, x.he, own, "none", adapted=False),
+            Linear("latent_down", x.he, x.h, own, "none"),
+            Linear("latent_up", x.h, x.he, own, "none"),
         ]
         saved["latent"] = kept * 2 * x.activation_bytes * own * x.he
     if "shared" in features:
         rows, shared = tokens(x), x.fs / x.tp
         linears += [
-            Linear("shared_fc1", (1 + x.gates) * shared, x.h, rows, "column", adapted=False),
-            Linear("shared_fc2", x.h, shared, rows, "row", adapted=False),
+            Linear("shared_fc1", (1 + x.gates) * shared, x.h, rows, "column"),
+            Linear("shared_fc2", x.h, shared, rows, "row"),
         ]
         streams.append(activation(x, "shared_activation", rows, shared))
         kept_shared = kept * (1 - x.recompute_shared_experts) * rows * shared

@@ -19,7 +19,8 @@ class Linear:
     columns: N outputs, inner: K inputs, rows: M tokens of one group. split: "column" when outputs are split
     over tp (QKV, FC1), so its input is gathered; "row" when the inner dimension is split (projection, FC2), so
     its output is reduced; "none" when every rank holds it whole. grouped: one of the experts' layers.
-    quantised: in the recipe's format, else in the model's own. adapted: task lora gives it an adapter.
+    quantised: in the recipe's format, else in the model's own. adapter: which low-rank adapters it belongs to
+    under task lora: "qkv", "proj" or "mlp"; "" has none.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Linear:
     groups: Amount = 1
     grouped: bool = False
     quantised: bool = True
-    adapted: bool = True
+    adapter: str = ""
 
 
 def tokens(x: SimpleNamespace) -> Amount:

@@ -47,7 +47,9 @@ def mamba(x: SimpleNamespace) -> BlockWork:
     """
     inner = x.mamba_heads * x.mamba_dim / x.tp
     shared = 2 * maximum(x.mamba_groups / x.tp, 1) * x.mamba_state
-    return _mixer(x, "mamba", 2 * inner + shared + x.mamba_heads / x.tp, inner + shared, inner, 3 * x.mamba_heads)
+    return _mixer(
+        x, "mamba", 2 * inner + shared + x.mamba_heads / x.tp, inner + shared, inner, 3 * x.mamba_heads
+    )
 
 
 def delta(x: SimpleNamespace) -> BlockWork:
@@ -77,7 +79,9 @@ def _mixer(
             norm(x),
             residual(x),
             Stream("convolution", 2 * e * rows * convolved, 4 * e * rows * convolved),
-            Stream("scan", e * rows * (2 * convolved + 4 * inner), 2 * e * rows * (2 * convolved + 4 * inner)),
+            Stream(
+                "scan", e * rows * (2 * convolved + 4 * inner), 2 * e * rows * (2 * convolved + 4 * inner)
+            ),
             Stream("gated_norm", 3 * e * rows * inner, 5 * e * rows * inner, "norm"),
         ),
         gathered=x.operand_bytes * rows * x.h,
@@ -89,7 +93,10 @@ def _mixer(
             "scan output": e * rows * inner,
             "out_proj input": x.saved_bytes * rows * inner,
         },
-        vectors=x.norm_vectors * x.h + x.conv * convolved + per_head / x.tp + _own_vectors(x, name, convolved, inner),
+        vectors=x.norm_vectors * x.h
+        + x.conv * convolved
+        + per_head / x.tp
+        + _own_vectors(x, name, convolved, inner),
         kernels_forward=SCAN_KERNELS[0] + split,
         kernels_backward=SCAN_KERNELS[1] + split,
     )

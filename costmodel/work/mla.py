@@ -40,12 +40,12 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     query = x.d_nope + x.d_rope
     if "q_lora" in features:
         queries = (
-            Linear("q_down", x.q_lora, x.h, own, "none"),
-            Linear("q_up", heads * query, x.q_lora, rows, "column"),
+            Linear("q_down", x.q_lora, x.h, own, "none", adapter="qkv"),
+            Linear("q_up", heads * query, x.q_lora, rows, "column", adapter="qkv"),
         )
         gathered = x.q_lora
     else:
-        queries = (Linear("q_up", heads * query, x.h, rows, "column"),)
+        queries = (Linear("q_up", heads * query, x.h, rows, "column", adapter="qkv"),)
         gathered = x.h
     latents = x.q_lora + x.kv_lora + x.d_rope
     copies = x.activation_bytes * rows * heads * (query + x.d_nope + x.d_v)
@@ -55,9 +55,9 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         name="mla",
         linears=(
             *queries,
-            Linear("kv_down", x.kv_lora + x.d_rope, x.h, own, "none"),
-            Linear("kv_up", heads * (x.d_nope + x.d_v), x.kv_lora, rows, "column"),
-            Linear("proj", x.h, heads * x.d_v, rows, "row"),
+            Linear("kv_down", x.kv_lora + x.d_rope, x.h, own, "none", adapter="qkv"),
+            Linear("kv_up", heads * (x.d_nope + x.d_v), x.kv_lora, rows, "column", adapter="qkv"),
+            Linear("proj", x.h, heads * x.d_v, rows, "row", adapter="proj"),
         ),
         streams=(
             norm(x, own * (x.q_lora + x.kv_lora)),

@@ -24,13 +24,15 @@ def mlp(x: SimpleNamespace) -> BlockWork:
     the activation function is.
     """
     rows, width = tokens(x), x.f / x.tp
+    # Frozen weights without adapters need no input for a weight gradient.
+    needed = x.trained + (1 - x.trained) * x.lora_mlp
     kept = (1 - x.recompute_mlp) * rows * width
     split = ACTIVATION_KERNELS * x.activation_split + RESIDUAL_KERNELS * x.residual_split
     return BlockWork(
         name="mlp",
         linears=(
-            Linear("fc1", (1 + x.gates) * width, x.h, rows, "column"),
-            Linear("fc2", x.h, width, rows, "row"),
+            Linear("fc1", (1 + x.gates) * width, x.h, rows, "column", adapter="mlp"),
+            Linear("fc2", x.h, width, rows, "row", adapter="mlp"),
         ),
         streams=(norm(x), residual(x), activation(x, "activation", rows, width)),
         gathered=x.operand_bytes * rows * x.h,
@@ -38,7 +40,7 @@ def mlp(x: SimpleNamespace) -> BlockWork:
         saved=saved_norm(x, x.offload_mlp_norm, 0)
         | {
             "fc1 output": kept * (1 + x.gates) * x.activation_bytes,
-            "fc2 input": kept * (1 - x.recompute_activation) * x.saved_bytes,
+            "fc2 input": kept * (1 - x.recompute_activation) * x.saved_bytes * needed,
         },
         vectors=x.biases * ((1 + x.gates) * width + x.h) + x.norm_vectors * x.h,
         kernels_forward=MLP_KERNELS[0] + split,

@@ -32,7 +32,11 @@ def adapter_parameters(x: SimpleNamespace, block: BlockWork) -> Amount:
     The factor on the side that tensor parallelism does not split is replicated. Source: E. Hu et al.,
     arXiv:2106.09685; Megatron-Bridge, peft/lora.py.
     """
-    sizes = [linear.columns + linear.inner for linear in block.linears if linear.adapted]
+    sizes = [
+        getattr(x, f"lora_{linear.adapter}") * (linear.columns + linear.inner)
+        for linear in block.linears
+        if linear.adapter
+    ]
     return x.lora_rank * sum(sizes)
 
 

@@ -1,0 +1,254 @@
+"""A row of published measurements as model, workload and plan: what it states, and what its source leaves unsaid."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from advisor.measurement_rows import Row
+from costmodel.knobs import KNOBS
+from costmodel.layout import BALANCED, even_chunks, expand
+from costmodel.model_file import with_overrides
+from costmodel.model_registry import load_model
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import CP_COMM_TYPES, PRECISIONS, RECOMPUTE_MODULES, Plan
+from costmodel.workload import Workload
+
+HABITS = Path(__file__).with_name("measurement_habits.toml")
+# Recipe names of other frameworks -> the precision whose arithmetic and traffic they have.
+PRECISION_NAMES = {
+    "fp8-tensorwise(torchao)": "fp8-cs",
+    "fp8-rowwise(torchao)": "fp8-cs",
+    "fp8-delayed(te)": "fp8-delayed",
+    "mxfp8(mxfp8_cublas)": "mxfp8",
+    "nvfp4(bf16 tail)": "nvfp4",
+}
+
+# Names of other frameworks and shorthands -> our recompute modules.
+MODULE_NAMES = {"core": "core_attn", "mla_up_proj": "mla_up_proj"}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
+# What of a flag column is on when the row says nothing: our plan's default.
+PLAIN_FLAGS = {
+    "delay_wgrad": "delay_wgrad_compute",
+    "shared_expert_overlap": "moe_shared_expert_overlap",
+    "fp8_attention": "fp8_dot_product_attention",
+    "reuse_grad_buf": "reuse_grad_buf_for_mxfp8_param_ag",
+    "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
+    "moe_permute_fusion": "moe_permute_fusion",
+    "moe_router_fusion": "moe_router_fusion",
+    "moe_grouped_gemm": "moe_grouped_gemm",
+    "gradient_accumulation_fusion": "gradient_accumulation_fusion",
+    "rope_fusion": "apply_rope_fusion",
+}
+
+
+@lru_cache(maxsize=1)
+def _habits() -> list[dict[str, Any]]:
+    with HABITS.open("rb") as file:
+        return list(tomllib.load(file)["source"])
+
+
+def habit_of(row: Row) -> dict[str, Any]:
+    """The habits of the row's source."""
+    where = f"{row.text('source')} | {row.text('container')}"
+    return next(habit for habit in _habits() if habit["match"] in where)
+
+
+def row_model(row: Row) -> ModelSpec:
+    """The row's model with its overrides. ValueError when it is not known."""
+    model = with_overrides(load_model(row.text("model")), row.json("model_overrides"))
+    heads = row.text("mtp_layers")
+    if heads.isdigit() and int(heads) != model.mtp_layers:
+        model = replace(model, mtp_layers=int(heads))
+    return model
+
+
+def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
+    """The row's task; adapters as its recipe states them, else on attention and MLP with rank 16."""
+    task = row.text("task") or "pretrain"
+    peft = row.json("other_flags").get("peft")
+    if task != "lora" or not isinstance(peft, dict):
+        return Workload(seq_len, global_batch, task)
+    targets = set(peft.get("target_modules") or ())
+    reach = "all" if any("fc" in name for name in targets) else "attention" if len(targets) > 1 else "qkv"
+    return Workload(seq_len, global_batch, task, lora_rank=int(peft.get("dim") or 16), lora_targets=reach)
+
+
+def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
+    """The row's plan, and what had to be assumed for it. ValueError in one line when it cannot be one."""
+    habit = habit_of(row)
+    modern: bool = habit["modern"]
+    assumed = [habit["why"]]
+    if not row.number("mbs"):
+        assumed.append("micro-batch not stated: 1")
+    if model.moe is not None and row.text("moe_force_balance") == "0":
+        assumed.append("natural routing: loads taken as balanced")
+    precision = PRECISION_NAMES.get(row.text("precision"), row.text("precision"))
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {row.text('precision')!r} is not one of {', '.join(PRECISIONS)}")
+    sizes = _sizes(row, habit, model, gpus, assumed)
+    overlap = habit.get("overlap", modern)
+    sharding = row.text("fsdp")
+    fsdp = sharding not in ("", "0", "zero2-like")
+    comm = row.json("other_flags").get("cp_comm_type")
+    recompute, modules, layers = _recompute(row, habit, sizes["vpp"])
+    quantised = precision not in ("bf16", "fp16", "fp32", "nvfp4")
+    plan = Plan(
+        **sizes,
+        **_layout(row, model, sizes, assumed),
+        **_experts(row),
+        **_optimizer(row),
+        **_offload(row),
+        **_graphs(row),
+        **_plain_flags(row),
+        micro_batch=row.count("mbs"),
+        precision=precision,
+        sequence_parallel=sizes["tp"] > 1 and row.flag("sequence_parallel", modern),
+        zero_stage=3 if fsdp else habit.get("zero_stage", 1),
+        fsdp=fsdp,
+        fsdp_shard_size=int(sharding) if fsdp and sharding.isdigit() and int(sharding) > 1 else 0,
+        cp_comm_type=comm if comm in CP_COMM_TYPES else "p2p",
+        recompute=recompute,
+        recompute_modules=modules,
+        recompute_num_layers=layers,
+        attention_backend="fused" if modern else "unfused",
+        tp_comm_overlap=row.flag("tp_comm_overlap", habit.get("tp_overlap", False) and sizes["tp"] > 1),
+        overlap_grad_reduce=row.flag("overlap_grad_reduce", overlap),
+        overlap_param_gather=row.flag("overlap_param_gather", overlap),
+        overlap_p2p=overlap,
+        grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", habit["grad_fp32"]),
+        fp8_param_gather=quantised and row.flag("fp8_param_gather", False),
+        fused_cross_entropy=habit["fused_loss"],
+        dropout=not modern,
+        nccl_ub=row.flag("nccl_ub", False),
+    )
+    return plan, assumed
+
+
+def _sizes(
+    row: Row, habit: Mapping[str, Any], model: ModelSpec, gpus: int, assumed: list[str]
+) -> dict[str, int]:
+    tp, pp, cp, vpp, ep = (row.count(name) for name in ("tp", "pp", "cp", "vp", "ep"))
+    if pp > 1 and not row.text("vp"):
+        vpp = habit.get("vpp", vpp)
+    if pp == 1:
+        vpp = 1
+    if gpus % (tp * pp * cp):
+        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp x cp = {tp * pp * cp}")
+    etp = row.count("etp")
+    if model.moe is None:
+        ep = etp = 1
+    elif not row.text("etp") and tp > 1 and gpus % (pp * ep * tp) == 0:
+        etp = tp
+        assumed.append(f"expert tensor parallel size not stated: tp = {tp}, Megatron-Core's default")
+    if gpus % (pp * ep * etp):
+        raise ValueError(f"{gpus} GPUs are not a multiple of pp x ep x etp = {pp * ep * etp}")
+    return {"tp": tp, "pp": pp, "vpp": vpp, "cp": cp, "ep": ep, "etp": etp, "dp": gpus // (tp * pp * cp)}
+
+
+def _layout(row: Row, model: ModelSpec, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
+    """Layers of each stage: as printed, by the accounting flags where they divide, else balanced."""
+    pp, vpp = sizes["pp"], sizes["vpp"]
+    if pp == 1:
+        return {}
+    text = row.text("pp_layout")
+    if text:
+        stages = expand(text)
+        placed = sum(stage.count("t") for stage in stages)
+        if len(stages) % pp == 0 and len(stages) == pp * vpp and placed == model.num_layers:
+            return {"pipeline_layout": "|".join(stages)}
+        assumed.append(f"the printed layout has {len(stages)} stages of {placed} layers: balanced instead")
+        return {"pipeline_layout": BALANCED}
+    first, last = row.count("first_stage_layers", 0), row.count("last_stage_layers", 0)
+    if first or last:
+        return {"first_stage_layers": first, "last_stage_layers": last}
+    flags = row.json("other_flags")
+    stated = [bool(flags.get(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss")]
+    for embedding, loss in (tuple(stated), (False, False), (True, True), (False, True)):
+        if even_chunks(model.num_layers, pp, vpp, embedding, loss) is not None:
+            if (embedding, loss) != (False, False) and not any(stated):
+                assumed.append(
+                    f"{model.num_layers} layers do not divide over {pp * vpp} chunks: embedding and loss count"
+                )
+            return {"account_embedding": embedding, "account_loss": loss}
+    assumed.append(f"{model.num_layers} layers do not divide over {pp * vpp} chunks: balanced")
+    return {"pipeline_layout": BALANCED}
+
+
+def _experts(row: Row) -> dict[str, Any]:
+    named = row.text("moe_dispatcher")
+    dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
+    factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
+    sms = row.json("other_flags").get("moe_hybridep_num_sms")
+    return {
+        "moe_dispatcher": dispatcher,
+        "dispatcher_sms": int(sms) if sms and dispatcher == "hybridep" else 0,
+        "moe_capacity_factor": float(factor[1]) if factor else 0.0,
+        "overlap_moe_comm": row.flag("moe_a2a_overlap", False),
+    }
+
+
+def _optimizer(row: Row) -> dict[str, Any]:
+    flags = row.json("other_flags")
+    aware = row.flag("precision_aware_optimizer", False)
+    formats = {
+        knob: DTYPES.get(str(flags.get(knob)), "fp32")
+        for knob in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    }
+    instances = flags.get("num_distributed_optimizer_instances")
+    values: dict[str, Any] = {"precision_aware_optimizer": aware} | (formats if aware else {})
+    return values | {"optimizer_instances": int(instances) if instances else 1}
+
+
+def _offload(row: Row) -> dict[str, Any]:
+    named = row.text("fine_grained_offload")
+    modules = tuple(name for name in KNOBS["offload_modules"].choices if name in named)
+    flags = row.json("other_flags")
+    return {
+        "offload_layers": row.count("act_offload_layers", 0),
+        "offload_modules": modules,
+        "offload_weights": bool(flags.get("cpu_offloading_weights"))
+        and row.count("act_offload_layers", 0) > 0,
+    }
+
+
+def _graphs(row: Row) -> dict[str, Any]:
+    text = row.text("cuda_graph")
+    if text in ("", "0", "none"):
+        return {"cuda_graph": False}
+    named = re.split(r"[:+()\s]+", text)
+    scopes = [scope for scope in KNOBS["cuda_graph_scope"].choices if scope in named]
+    if "full" in named:
+        scopes = []
+    return {"cuda_graph": True, "cuda_graph_scope": tuple(scopes)}
+
+
+def _plain_flags(row: Row) -> dict[str, Any]:
+    flags = row.json("other_flags")
+    values: dict[str, Any] = {
+        ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
+    }
+    margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")
+    if isinstance(margin, int):
+        values["layernorm_sm_margin"] = margin
+    return values
+
+
+def _recompute(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple[str, ...], int]:
+    """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage."""
+    stated = row.text("recompute_granularity") or habit.get("recompute", "none")
+    if stated == "full":
+        layers = row.text("recompute_num_layers")
+        return "full", (), int(layers) * vpp if layers.isdigit() else 0
+    if stated != "selective":
+        return "none", (), 0
+    if "recompute_modules" in habit:
+        return "selective", tuple(habit["recompute_modules"]), 0
+    named = re.split(r"[+(),\s]+", row.text("recompute_modules"))
+    modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
+    return "selective", modules or ("core_attn",), 0
