@@ -20,15 +20,17 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines += [wrap(text, "", "  ") for text in (*certainty(found), *_price(found), *_not_holding(found))]
     lines += ["", wrap(f"A  {_named(found.a)}", "", "   "), wrap(f"B  {_named(found.b)}", "", "   ")]
     lines += [heading("Side by side"), *_numbers(found)]
-    lines += _pairs("What differs beside the knobs", found.setting)
-    lines += _pairs("Knobs that differ", found.knobs)
-    title = "Time of one step" if found.same_work else "Seconds of one GPU for a million tokens"
-    lines += [heading(f"{title}, largest difference first"), *_terms(found)]
-    lines += [heading("Memory of the worst rank"), *_table(_present(found.memory), lambda line: _gib)]
     if found.measured:
         lines += [heading(_measured_title(found)), *_measured(found.measured)]
     for name, side in (("A", found.a), ("B", found.b)):
         lines += [wrap(f"warning: {name}: {text}", "  ", "    ") for text in side.warnings]
+    lines += _pairs("What differs beside the knobs", found.setting)
+    lines += _pairs("Knobs that differ", found.knobs)
+    title = "Time of one step" if found.same_work else "Seconds of one GPU for a million tokens"
+    if found.a.measured or found.b.measured:
+        title += ", predicted"
+    lines += [heading(f"{title}, largest difference first"), *_terms(found)]
+    lines += [heading("Memory of the worst rank"), *_table(_present(found.memory), lambda line: _gib)]
     return lines
 
 
@@ -58,6 +60,8 @@ def certainty(found: Comparison) -> list[str]:
         return []
     overlap = "overlap" if verdict.intervals_overlap else "do not overlap"
     spans = ", ".join(f"{name} {_span(found, side)}" for name, side in (("A", found.a), ("B", found.b)))
+    if found.a.measured and found.b.measured:
+        return [f"The scatters of the measured steps {overlap} ({spans})."]
     if found.a.measured or found.b.measured:
         return [f"Predicted interval and scatter of the measured steps {overlap} ({spans})."]
     level = percent(found.a.predicted["interval"]["level"], 0)

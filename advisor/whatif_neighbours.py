@@ -100,7 +100,9 @@ def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
     each = max(1, (layers + plan.account_embedding + plan.account_loss) // plan.pp)
     shards = plan.dp * plan.cp
     batch = chosen.workload.global_batch
-    even = sorted({0, max(1, each - 2), max(1, each - 1), each + 1} - {each})
+    # An end stage may differ only by what the stages between it and the others can share out evenly.
+    uneven = {layers - (plan.pp - 1) * (each + turn * plan.vpp) for turn in (-1, 1)}
+    ends = [0, *sorted(size for size in uneven if size > 0)] if plan.pp > 1 else [0]
     ladders: dict[str, Sequence[float]] = {
         "vpp": divisors(each) if plan.pp > 1 else [1],
         "micro_batch": divisors(batch // plan.dp) if batch % plan.dp == 0 else divisors(batch),
@@ -108,8 +110,8 @@ def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
         "cp_a2a_size": divisors(plan.cp),
         "recompute_num_layers": sorted({0, max(1, each // 4), max(1, each // 2), max(1, 3 * each // 4)}),
         "offload_layers": sorted({0, 1, max(1, each // 2), each}),
-        "first_stage_layers": even if plan.pp > 1 else [0],
-        "last_stage_layers": even if plan.pp > 1 else [0],
+        "first_stage_layers": ends,
+        "last_stage_layers": ends,
         "vpp_group_size": [0, 2 * plan.pp, 4 * plan.pp] if plan.vpp > 1 else [0],
         "nvl_segment": [0, *(d for d in (8, 16, 32, 64, 72) if d <= chosen.cluster.domain_size)],
     }
