@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from advisor.candidates import memory_parts
-from advisor.options import value_text
 from advisor.pipeline import with_schedule
 from advisor.rules import Violation, violations
-from advisor.whatif_neighbours import Neighbour, neighbours
+from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
 from costmodel.predict import Prediction, predict
 
@@ -152,33 +151,6 @@ class WhatIf:
             "move_nothing": list(self.still),
             "no_legal_neighbour": list(self.stuck),
         }
-
-
-def named(neighbour: Neighbour) -> dict[str, Any]:
-    """What a neighbour changes, as plain values."""
-
-    def plain(value: Any) -> Any:
-        return list(value) if isinstance(value, tuple) else value
-
-    return {
-        "knob": neighbour.knob,
-        "from": plain(neighbour.before),
-        "to": plain(neighbour.after),
-        "follows": {name: plain(value) for name, value in neighbour.follows.items()},
-    }
-
-
-def label(neighbour: Neighbour) -> str:
-    """`tp 4 -> 2`, `sequence_parallel off`, `recompute_modules +mlp`."""
-    name, before, after = neighbour.knob, neighbour.before, neighbour.after
-    if isinstance(after, bool):
-        return f"{name} {value_text(after)}"
-    if isinstance(after, tuple):
-        added, gone = set(after) - set(before), set(before) - set(after)
-        return f"{name} " + "".join([*(f"+{item}" for item in added), *(f"-{item}" for item in gone)])
-    if isinstance(after, str) and KNOBS[name].kind == "text":
-        return f"{name} {after or 'even'}"
-    return f"{name} {value_text(before)} -> {value_text(after)}"
 
 
 def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:

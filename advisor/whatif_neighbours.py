@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from advisor.options import value_text
 from advisor.rules.facts import divisors
 from advisor.variants import Variants
 from costmodel.knobs import KNOBS, Knob
@@ -50,6 +51,33 @@ class Neighbour:
     plan: Plan
     follows: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+
+
+def named(neighbour: Neighbour) -> dict[str, Any]:
+    """What a neighbour changes, as plain values."""
+
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    return {
+        "knob": neighbour.knob,
+        "from": plain(neighbour.before),
+        "to": plain(neighbour.after),
+        "follows": {name: plain(value) for name, value in neighbour.follows.items()},
+    }
+
+
+def label(neighbour: Neighbour) -> str:
+    """`tp 4 -> 2`, `sequence_parallel off`, `recompute_modules +mlp`."""
+    name, before, after = neighbour.knob, neighbour.before, neighbour.after
+    if isinstance(after, bool):
+        return f"{name} {value_text(after)}"
+    if isinstance(after, tuple):
+        added, gone = set(after) - set(before), set(before) - set(after)
+        return f"{name} " + "".join([*(f"+{item}" for item in added), *(f"-{item}" for item in gone)])
+    if isinstance(after, str) and KNOBS[name].kind == "text":
+        return f"{name} {after or 'even'}"
+    return f"{name} {value_text(before)} -> {value_text(after)}"
 
 
 def neighbours(chosen: Prediction, knob: str) -> list[Neighbour]:
@@ -168,6 +196,11 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
         return {"overlap_param_gather": False}
     if knob == "overlap_param_gather" and value:
         return {"overlap_grad_reduce": True}
+    if knob in ("account_embedding", "account_loss") and value:
+        other = "account_loss" if knob == "account_embedding" else "account_embedding"
+        layers, pp = chosen.model.num_layers, plan.pp
+        both = (layers + 1) % pp != 0 and (layers + 2) % pp == 0
+        return {other: True} if both else {}
     if knob == "cp_comm_type":
         return {"cp_a2a_size": _inner_size(chosen) if value == "a2a+p2p" else 1}
     if knob == "recompute":

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from advisor.options import value_text
 from advisor.render import bold, gib, heading, percent, seconds, table, width, wrap
 from advisor.sections import fit_text, setting, violation_section
-from advisor.whatif import NUMERICS, Change, Forbidden, Move, WhatIf, label
+from advisor.whatif import NUMERICS, Change, Forbidden, Move, WhatIf
+from advisor.whatif_neighbours import label
 
 # Longer names of changes are cut, so that the table keeps to the page.
 _WIDEST_LABEL = 38

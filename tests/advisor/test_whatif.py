@@ -133,6 +133,16 @@ def test_what_a_knob_needs_follows_it():
     assert {change["knob"] for change in document["changes"]} == {"fsdp", "recompute_modules"}
 
 
+def test_layers_that_divide_only_with_both_ends_counted_take_both():
+    uneven = ["--model", "llama3.1-405b", "--gpus", "1024", "--gpu", "h100", "--tp", "8", "--pp", "8"]
+    done = run(*uneven, "--sequence-parallel", "--knob", "account_loss", "--knob", "tp", "--json")
+    assert done.exit_code == 1  # 126 layers do not divide over 8 stages
+    document = json.loads(done.output)
+    assert [violation["id"] for violation in document["base"]["violations"]] == ["pp_layers"]
+    assert document["best"]["follows"] == {"account_embedding": True}
+    assert document["no_legal_neighbour"] == ["tp"]
+
+
 def test_text_answers_first_and_tells_what_does_not_move():
     done = run(*SMALL)
     assert done.exit_code == 0
