@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 import hardware_db
 from costmodel import schedule
 from costmodel.columns import plan_columns, plan_from_columns
+from costmodel.layer import block_work
 from costmodel.model_registry import list_models, load_model
 from costmodel.parameters import count_parameters
 from costmodel.plan import Plan
-from costmodel.predict import dense_model, evaluate_plans, predict
+from costmodel.predict import DENSE, compiled_family, evaluate_plans, predict
 from costmodel.workload import Workload
 
 B200 = hardware_db.resolve("b200", None)[0]
@@ -99,13 +101,16 @@ def test_compiled_numbers_equal_the_symbolic_expression(case):
     plan, workload = case
     prediction = predict(LLAMA, workload, B200, plan)
     for name in (
-        "layer_activation_bytes",
-        "tp_exposed_backward",
+        "attention_activation_bytes",
+        "mlp_activation_bytes",
+        "mlp_tp_exposed_backward",
         "pipeline_bubble",
         "forward_attention",
         "memory_first_weights",
     ):
-        expression = sympy.sympify(dense_model().entries[name]["expression"], locals=_symbols(prediction))
+        expression = sympy.sympify(
+            compiled_family(DENSE).entries[name]["expression"], locals=_symbols(prediction)
+        )
         numbers = {symbol: prediction.values[str(symbol)] for symbol in expression.free_symbols}
         assert float(expression.subs(numbers)) == pytest.approx(prediction.values[name], rel=1e-9, abs=1e-18)
 
@@ -125,15 +130,17 @@ def test_model_flops_do_not_depend_on_the_plan(case):
 def test_flops_and_parameters_are_conserved_over_ranks(tp, dp, cp, pp):
     """Linear and attention FLOPs and linear weights, summed over ranks, are those of one GPU."""
     workload = Workload(4096, 2 * pp * dp)
-    one = predict(LLAMA, Workload(4096, 1), B200, Plan()).values
-    many = predict(LLAMA, workload, B200, Plan(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1)).values
+    one = predict(LLAMA, Workload(4096, 1), B200, Plan())
+    many = predict(LLAMA, workload, B200, Plan(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1))
     ranks, passes = tp * cp, workload.global_batch
-    assert many["attention_flops"] * ranks * passes == pytest.approx(one["attention_flops"] * passes)
-    assert many["layer_linear_weights"] * tp == pytest.approx(one["layer_linear_weights"])
-    layers = many["middle_stage_layers"] * pp
+    assert many.values["attention_flops"] * ranks * passes == pytest.approx(
+        one.values["attention_flops"] * passes
+    )
+    assert linear_weights(many) * tp == pytest.approx(linear_weights(one))
+    layers = many.values["layers_pace"] * pp
     assert layers == LLAMA.num_layers
-    gemm = many["tokens"] * many["layer_linear_weights"] * layers * tp * cp
-    assert gemm == pytest.approx(one["tokens"] * one["layer_linear_weights"] * LLAMA.num_layers)
+    gemm = many.values["tokens"] * linear_weights(many) * layers * tp * cp
+    assert gemm == pytest.approx(one.values["tokens"] * linear_weights(one) * LLAMA.num_layers)
 
 
 @pytest.mark.parametrize("name", [name for name in list_models() if load_model(name).is_dense_decoder])
@@ -152,7 +159,9 @@ def test_linear_scales_with_s_attention_with_s_squared(seq_len, factor):
     long = predict(LLAMA, Workload(seq_len * factor, 1), B200, Plan()).values
     assert long["attention_flops"] == pytest.approx(short["attention_flops"] * factor**2)
     assert long["tokens"] == short["tokens"] * factor
-    assert long["layer_activation_bytes"] == pytest.approx(short["layer_activation_bytes"] * factor)
+    for block in ("attention", "mlp"):
+        name = f"{block}_activation_bytes"
+        assert long[name] == pytest.approx(short[name] * factor)
 
 
 def test_hidden_size_scales_linear_by_its_square():
@@ -164,9 +173,9 @@ def test_hidden_size_scales_linear_by_its_square():
         ffn_hidden=2 * GPT.ffn_hidden,
     )
     workload = Workload(2048, 1)
-    small, large = (predict(spec, workload, B200, Plan()).values for spec in (GPT, wide))
-    assert large["layer_linear_weights"] == pytest.approx(4 * small["layer_linear_weights"])
-    assert large["attention_flops"] == pytest.approx(2 * small["attention_flops"])
+    small, large = (predict(spec, workload, B200, Plan()) for spec in (GPT, wide))
+    assert linear_weights(large) == pytest.approx(4 * linear_weights(small))
+    assert large.values["attention_flops"] == pytest.approx(2 * small.values["attention_flops"])
 
 
 @GENTLE
@@ -174,10 +183,12 @@ def test_hidden_size_scales_linear_by_its_square():
 def test_one_rank_communicates_nothing(m, precision):
     values = predict(LLAMA, Workload(2048, m), B200, Plan(precision=precision)).values
     for name in (
-        "tp_exposed_forward",
-        "tp_exposed_backward",
-        "cp_exposed_forward",
-        "cp_exposed_backward",
+        "attention_tp_exposed_forward",
+        "attention_tp_exposed_backward",
+        "mlp_tp_exposed_forward",
+        "mlp_tp_exposed_backward",
+        "attention_cp_exposed_forward",
+        "attention_cp_exposed_backward",
         "pipeline_send_recv",
         "pipeline_bubble",
         "dp_gradients",
@@ -212,7 +223,7 @@ def test_bubble_term_is_p_minus_1_over_v_m_for_layers(pp):
     """Without vocabulary the bubble over the compute of all micro-batches is (p - 1) / (v m)."""
     spec = dataclasses.replace(LLAMA, vocab=128, vocab_divisible_by=1, vocab_padded=None)
     values = predict(spec, Workload(8192, 64), B200, Plan(pp=pp, vpp=2)).values
-    compute = 64 * values["middle_stage_layers"] * values["layer_time"]
+    compute = 64 * values["layers_pace"] * (values["attention_time"] + values["mlp_time"])
     assert values["pipeline_bubble"] / compute == pytest.approx((pp - 1) / (2 * 64), rel=0.02)
 
 
@@ -253,9 +264,9 @@ def test_replicas_of_hybrid_sharding_reduce_over_the_network():
         predict(LLAMA, workload, H100, Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=size))
         for size in (0, 8)
     )
-    assert whole.values["fsdp_replica_reduce"] == 0
-    assert hybrid.values["fsdp_replica_reduce"] > 0
-    assert hybrid.values["fsdp_gather"] < whole.values["fsdp_gather"]
+    assert whole.values["dp_fsdp_replica_reduce"] == 0
+    assert hybrid.values["dp_fsdp_replica_reduce"] > 0
+    assert hybrid.values["dp_fsdp_gather"] < whole.values["dp_fsdp_gather"]
     assert hybrid.peak_memory_bytes > whole.peak_memory_bytes
 
 
@@ -271,8 +282,9 @@ def test_homogeneity(case, factor):
     bound = {name: entry.value for name, entry in bind(LLAMA, workload, B200, plan.precision).items()}
     inputs = plan_inputs(
         plan_columns([plan]),
-        num_layers=LLAMA.num_layers,
-        global_batch=workload.global_batch,
+        model=LLAMA,
+        workload=workload,
+        domain=B200.domain_size,
         precision_bytes=2.0,
         quantised=False,
     )
@@ -283,7 +295,9 @@ def test_homogeneity(case, factor):
             quick[name] = bound[name] * factor
         elif unit == "s":
             quick[name] = bound[name] / factor
-    slow, fast = (dense_model().search(scalars | inputs)["step_time"][0] for scalars in (bound, quick))
+    slow, fast = (
+        compiled_family(DENSE).search(scalars | inputs)["step_time"][0] for scalars in (bound, quick)
+    )
     assert fast == pytest.approx(slow / factor, rel=1e-9)
 
 
@@ -299,6 +313,12 @@ def test_every_plan_of_an_array_is_evaluated_alone():
         evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns([plan]))["step_time"][0] for plan in some
     ]
     assert np.array_equal(together, np.array(alone))
+
+
+def linear_weights(prediction):
+    """Weights of the linear layers of one attention and one MLP block on a rank."""
+    x = SimpleNamespace(**prediction.values)
+    return sum(block_work(x, name, prediction.features).weights(grouped=False) for name in DENSE)
 
 
 def _walk(term):
