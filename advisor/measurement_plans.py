@@ -29,6 +29,8 @@ PRECISION_NAMES = {
     "nvfp4(bf16 tail)": "nvfp4",
 }
 
+# SQuAD in packed sequences: mean tokens of a question with its answer, and their spread over it.
+SQUAD_TOKENS, SQUAD_SPREAD = 250, 0.5
 # Names of other frameworks and shorthands -> our recompute modules.
 MODULE_NAMES = {"core": "core_attn", "mla_up_proj": "mla_up_proj"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
@@ -69,14 +71,23 @@ def row_model(row: Row) -> ModelSpec:
 
 
 def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
-    """The row's task; adapters as its recipe states them, else on attention and MLP with rank 16."""
+    """The row's task; adapters as its recipe states them, else on QKV with rank 16, as NVIDIA's recipes."""
     task = row.text("task") or "pretrain"
+    if task == "pretrain":
+        return Workload(seq_len, global_batch)
+    packed = {"mean_length": min(SQUAD_TOKENS, seq_len), "length_cv": SQUAD_SPREAD} if packs_squad(row) else {}
     peft = row.json("other_flags").get("peft")
-    if task != "lora" or not isinstance(peft, dict):
-        return Workload(seq_len, global_batch, task)
-    targets = set(peft.get("target_modules") or ())
+    targets = set(peft.get("target_modules") or ()) if isinstance(peft, dict) else {"linear_qkv"}
+    rank = int(peft.get("dim") or 16) if isinstance(peft, dict) else 16
     reach = "all" if any("fc" in name for name in targets) else "attention" if len(targets) > 1 else "qkv"
-    return Workload(seq_len, global_batch, task, lora_rank=int(peft.get("dim") or 16), lora_targets=reach)
+    if task == "sft":
+        return Workload(seq_len, global_batch, task, **packed)
+    return Workload(seq_len, global_batch, task, lora_rank=rank, lora_targets=reach, **packed)
+
+
+def packs_squad(row: Row) -> bool:
+    """Whether the row's fine-tuning fills its sequences with SQuAD, as NVIDIA's recipes do."""
+    return habit_of(row)["family"] == "nemo"
 
 
 def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
@@ -86,6 +97,8 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     assumed = [habit["why"]]
     if not row.number("mbs"):
         assumed.append("micro-batch not stated: 1")
+    if row.text("task") in ("sft", "lora") and packs_squad(row):
+        assumed.append(f"sequences packed with SQuAD: {SQUAD_TOKENS} tokens a document")
     if model.moe is not None and row.text("moe_force_balance") == "0":
         assumed.append("natural routing: loads taken as balanced")
     precision = PRECISION_NAMES.get(row.text("precision"), row.text("precision"))
@@ -143,7 +156,7 @@ def _sizes(
     etp = row.count("etp")
     if model.moe is None:
         ep = etp = 1
-    elif not row.text("etp") and tp > 1 and gpus % (pp * ep * tp) == 0:
+    elif not row.text("etp") and tp > 1 and gpus % (pp * ep * tp) == 0 and not habit.get("plain_experts"):
         etp = tp
         assumed.append(f"expert tensor parallel size not stated: tp = {tp}, Megatron-Core's default")
     if gpus % (pp * ep * etp):

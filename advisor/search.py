@@ -17,7 +17,7 @@ from advisor.request import Request
 from advisor.rules import Mask
 from advisor.space import Space, build_space, nothing_legal
 from costmodel.binding import bind
-from costmodel.columns import Array, plan_from_columns
+from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
 from costmodel.plan import Plan
 from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, evaluate_plans
 
@@ -29,9 +29,9 @@ SIMULATION_GAIN = 0.03
 # The objective "cost" may leave GPUs idle: it also looks at this many halvings.
 COST_HALVINGS = 3
 # Layouts differ in these; plans of one layout are variants of one answer.
-LAYOUT = ("tp", "pp", "cp", "dp", "fsdp")
+LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "fsdp")
 # Within a layout, pipelines differ in these.
-PIPELINE = ("vpp", "micro_batch", "account_embedding", "account_loss")
+PIPELINE = ("vpp", "micro_batch", "account_embedding", "account_loss", "pipeline_layout")
 # Scores closer than this share are equal.
 EQUAL_WITHIN = 1e-6
 GIB = 2**30
@@ -93,10 +93,10 @@ class _Scored:
     def complexity(self) -> Array:
         """Number of things that a plan asks for beyond the default. [1]"""
         columns = self.space.columns
-        sizes = np.log2(columns["tp"] * columns["pp"] * columns["cp"] * columns["vpp"])
-        extras = ("recompute", "recompute_mlp", "recompute_layernorm", "fsdp", "zero_stage", "cp_comm_type")
+        sizes = np.log2(columns["tp"] * columns["pp"] * columns["cp"] * columns["vpp"] * columns["etp"])
+        extras = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
         switches = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
-        return sizes + sum(columns[name] for name in (*extras, *switches))
+        return sizes + sum(columns[name] for name in (*extras, *switches, "overlap_moe_comm"))
 
     def plan(self, row: int) -> Plan:
         return plan_from_columns(self.space.columns, row, self.space.precision)

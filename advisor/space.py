@@ -14,17 +14,14 @@ import numpy as np
 from advisor.request import Request
 from advisor.rules import Mask, Rule, Violation, error_masks, load_rules, violation
 from advisor.rules.facts import divisors, facts
-from advisor.space_options import Columns, Row, option_tables, pinned
-from costmodel.columns import code
-from costmodel.knobs import KNOBS
+from advisor.space_options import Columns, Row, option_tables, pinned, pipelines
+from costmodel.columns import ITEM_PREFIX, ITEMS, code, collapsed, default_columns
 
 MICRO_BATCHES = (1, 2, 4, 8)
 # Shortest piece of a sequence that context parallelism may leave to a GPU.
 SHORTEST_SHARD = 1024
 # Up to this many data-parallel ranks gradients are summed in BF16, beyond in FP32 (tuning guide).
 BF16_REDUCTION_RANKS = 128
-# (account_embedding, account_loss): the loss is the heavier of the two.
-SPLITS = ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0))
 
 
 @dataclass
@@ -51,9 +48,16 @@ def build_space(request: Request, precision: str) -> Space:
     """Every legal plan of the declared space for one precision recipe, pins honoured."""
     pins = {name: value for name, value in request.pins.items() if name != "precision"}
     layouts = _layouts(request, pins)
-    space = Space(precision, layouts | _fixed(layouts, pins), len(layouts["tp"]))
+    tables = option_tables(request, precision, pins)
+    decided_later = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
+    fixed = {
+        name: column
+        for name, column in _fixed(layouts, request, pins).items()
+        if name not in decided_later
+    }
+    space = Space(precision, layouts | fixed, len(layouts["tp"]))
     waiting = _drop_illegal(space, request, list(load_rules()))
-    for table, finish in option_tables(request, precision, pins):
+    for table, finish in tables:
         space.enumerated *= len(table)
         space.columns = _cross(space.columns, table)
         _keep(space.columns, finish(space.columns))
@@ -66,16 +70,19 @@ def declared_space() -> tuple[str, ...]:
     """What is searched and what is fixed, in lines for people."""
     return (
         "searched: tp up to the scale-up domain, pp, vpp, cp (at least "
-        f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, "
-        "layer accounting for embedding and loss",
-        "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, mlp, layernorm, both, "
-        "full of 1/4 to all layers; cp_comm_type; tp_comm_overlap; cuda_graph; fp8_param_gather with FP8",
+        f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, even splits of the "
+        "layers with accounting for embedding and loss, and the balancer's split where those do not divide; "
+        "with experts ep, and etp 1 or tp",
+        "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, of modules (mlp, layernorm; experts: "
+        "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; tp_comm_overlap; cuda_graph; "
+        "fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
-        "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy",
+        "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy, grouped GEMMs and fusions; "
+        "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
-        "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off",
-        "not searched, pin them: fsdp_shard_size, zero_stage 0 and 2 (whose unsharded gradient bucket is not "
-        "priced), precision_aware_optimizer, unfused attention",
+        "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off; no token dropped",
+        "not searched, pin them: offload, pipeline_layout texts, optimizer_instances, fsdp_shard_size, zero_stage 0 and "
+        "2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused attention",
     )
 
 
@@ -88,7 +95,6 @@ def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
         "tp": [size for size in sizes if size <= request.cluster.domain_size],
         "pp": [size for size in sizes if size <= layers + 2],
         "cp": [size for size in sizes if size <= longest_cp],
-        "vpp": sorted({d for extra in (0, 1, 2) for d in divisors(layers + extra)}),
         "micro_batch": list(MICRO_BATCHES),
     }
     axes |= {name: [pins[name]] for name in axes if name in pins}
@@ -96,30 +102,53 @@ def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
     columns = {name: array.ravel() for name, array in zip(("tp", "pp", "cp"), grid, strict=True)}
     columns["dp"] = gpus / (columns["tp"] * columns["pp"] * columns["cp"])
     _keep(columns, (columns["dp"] % 1 == 0) & (columns["dp"] == pins.get("dp", columns["dp"])))
-    columns = _cross(columns, [{"vpp": float(vpp)} for vpp in axes["vpp"]])
+    columns = _expert_sizes(columns, request, pins)
     columns = _cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
-    flags = ("account_embedding", "account_loss")
-    columns = _cross(columns, pinned([dict(zip(flags, split, strict=True)) for split in SPLITS], pins))
-    if not set(flags) & set(pins):
-        # Without stages the flags do nothing.
-        _keep(columns, (columns["pp"] > 1) | (columns["account_loss"] == 0))
+    columns = _cross(columns, pipelines(request.model, axes["pp"], pins))
+    _keep(columns, columns["pp"] == columns.pop("of_pp"))
     return columns
 
 
-def _fixed(layouts: Columns, pins: dict[str, Any]) -> Columns:
-    """Columns of the knobs that are not searched: best value, or the pin."""
+def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> Columns:
+    """ep over divisors of the experts, etp 1 or tp; on their own mesh, whose size is the same for each stage."""
+    moe = request.model.moe
+    if moe is None:
+        return _cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
+    eps = [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= request.gpus]
+    columns = _cross(columns, [{"ep": float(size)} for size in eps])
+    if "etp" in pins:
+        columns = _cross(columns, [{"etp": float(pins["etp"])}])
+    else:
+        columns = _cross(columns, [{"same": 0.0}, {"same": 1.0}])
+        same = columns.pop("same")
+        columns["etp"] = np.where(same > 0, columns["tp"], 1.0)
+        _keep(columns, (same == 0) | (columns["tp"] > 1))
+    ranks = columns["tp"] * columns["cp"] * columns["dp"]
+    _keep(columns, ranks % (columns["ep"] * columns["etp"]) == 0)
+    return columns
+
+
+def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
+    """Columns of the knobs that are not searched: best value, default, or the pin."""
+    rows = len(layouts["tp"])
     shards = layouts["dp"] * layouts["cp"]
-    fixed = {
+    fixed = {name: np.full(rows, value) for name, value in default_columns().items() if name not in layouts}
+    wide = request.cluster.domain_size > 8
+    dispatcher = code("moe_dispatcher", "hybridep" if wide else "deepep")
+    fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
         "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,
+        "overlap_param_gather": np.full(rows, float(pins.get("zero_stage", 1) > 0)),
+        "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
     }
-    single = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "precision_aware_optimizer")
-    single += ("fused_cross_entropy", "dropout", "fsdp_shard_size", "ep", "etp")
-    fixed |= {name: np.full(len(shards), float(KNOBS[name].default)) for name in single}
-    fixed["overlap_param_gather"] = np.full(len(shards), float(pins.get("zero_stage", 1) > 0))
-    fixed |= {name: np.full(len(shards), float(pins[name])) for name in (*fixed, *single) if name in pins}
-    backend = pins.get("attention_backend", KNOBS["attention_backend"].default)
-    return fixed | {"attention_backend": np.full(len(shards), float(code("attention_backend", backend)))}
+    for name, value in pins.items():
+        if name in ITEM_PREFIX:
+            chosen = {column: item for column, (knob, item) in ITEMS.items() if knob == name}
+            fixed |= {column: np.full(rows, float(item in value)) for column, item in chosen.items()}
+        elif name in fixed:
+            number = code(name, value) if isinstance(value, str) else value
+            fixed[name] = np.full(rows, float(number))
+    return fixed
 
 
 def _cross(columns: Columns, table: list[Row]) -> Columns:
@@ -139,11 +168,10 @@ def _keep(columns: Columns, mask: Mask) -> None:
 def _drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule]:
     """Drop and count the rows that break a rule whose knobs are all decided; returns the other rules."""
     decided = set(space.columns) | {"precision"}
-    if "recompute_mlp" in decided:
-        decided.add("recompute_modules")
+    decided |= {knob for column, (knob, _) in ITEMS.items() if column in decided}
     ready = [rule for rule in rules if set(rule.knobs) <= decided]
     model, workload, cluster = request.model, request.workload, request.cluster
-    words = facts(model, workload, cluster, space.precision, space.columns, request.gpus)
+    words = facts(model, workload, cluster, space.precision, collapsed(space.columns), request.gpus)
     masks = error_masks(words, space.legal, ready)
     broken = sum(masks.values(), np.zeros(space.legal, dtype=int))
     for rule in ready:

@@ -15,12 +15,25 @@ from advisor.request import Request
 from advisor.rules import Mask
 from costmodel.columns import Array, code
 from costmodel.knobs import KNOBS
+from costmodel.layout import BALANCED, total_blocks
+from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
 
 Row = dict[str, float]
 Columns = dict[str, Array]
 # Looks at the rows just crossed, and says which to keep.
 Finish = Callable[[Columns], Mask]
+# (account_embedding, account_loss): the loss is the heavier of the two.
+SPLITS = ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0))
+SPLIT_KNOBS = (
+    "account_embedding",
+    "account_loss",
+    "pipeline_layout",
+    "first_stage_layers",
+    "last_stage_layers",
+)
+# Chunks of a stage for which the balancer's split is tried.
+BALANCED_CHUNKS = (1, 2, 3, 4, 6)
 # Full recompute of all layers, and of these shares of the layers of a chunk.
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75, 1.0)
 
@@ -31,6 +44,7 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     A knob that would do nothing (cp_comm_type without cp, ...) keeps one value there, unless it is pinned.
     """
     fp8 = precision.startswith(("fp8", "mxfp8"))
+    experts = request.model.moe is not None
     tables: list[tuple[list[Row], Finish]] = [
         (_sharding(pins), _useful_sharding),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
@@ -38,9 +52,41 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
         (_switch("cuda_graph"), lambda c: (c["cuda_graph"] == 0) | (c["fsdp"] == 0)),
     ]
+    if experts:
+        tables.append((_overlapped_dispatch(), lambda c: (c["overlap_moe_comm"] == 0) | (c["ep"] > 1)))
     ready = [(pinned(rows, pins), _all if set(rows[0]) & set(pins) else keep) for rows, keep in tables]
     # Last, because it multiplies the rows most.
-    return [*ready, (_recompute(pins), _distinct_recompute(request.model.num_layers))]
+    return [*ready, (_recompute(request.model, pins), _distinct_recompute(request.model.num_layers))]
+
+
+def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[Row]:
+    """Pipelines worth having for each number of stages (column of_pp): vpp and how the layers are split.
+
+    Even splits, where embedding and loss may count as layers; where no plain split divides, and for models with
+    MTP heads, the balancer's. A pin of a layout or of the accounting leaves that alone.
+    """
+    layers = model.num_layers
+    fixed = [name for name in SPLIT_KNOBS if name in pins]
+    rows: list[Row] = []
+    for pp in sizes:
+        chunks = [pins["vpp"]] if "vpp" in pins else [1] if pp == 1 else range(1, layers // pp + 2)
+        for vpp in chunks:
+            row = {"of_pp": float(pp), "vpp": float(vpp)} | dict.fromkeys(SPLIT_KNOBS, 0.0)
+            if fixed:
+                values = {
+                    name: code(name, pins[name]) if name == "pipeline_layout" else pins[name] for name in fixed
+                }
+                rows.append(row | {name: float(value) for name, value in values.items()})
+                continue
+            even = [
+                split for split in SPLITS[: 1 if pp == 1 else None] if (layers + sum(split)) % (pp * vpp) == 0
+            ]
+            rows += [row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even]
+            plain = SPLITS[0] in even and not model.mtp_layers
+            few = vpp in BALANCED_CHUNKS or "vpp" in pins
+            if pp > 1 and not plain and few and pp * vpp <= layers + 1:
+                rows.append(row | {"pipeline_layout": float(code("pipeline_layout", BALANCED))})
+    return rows or [{"of_pp": 0.0, "vpp": 1.0} | dict.fromkeys(SPLIT_KNOBS, 0.0)]
 
 
 def _switch(knob: str) -> list[Row]:
@@ -80,10 +126,34 @@ def _useful_exchange(domain: int) -> Finish:
     return keep
 
 
-def _recompute(pins: dict[str, Any]) -> list[Row]:
+def _overlapped_dispatch() -> list[Row]:
+    return [
+        {"overlap_moe_comm": 0.0, "delay_wgrad": 0.0},
+        {"overlap_moe_comm": 1.0, "delay_wgrad": 1.0},
+    ]
+
+
+def recompute_choices(model: ModelSpec) -> list[tuple[str, ...]]:
+    """Sets of modules that are worth recomputing in a model, from cheap to thorough."""
+    blocks = set(total_blocks(model))
+    cheap = ["layernorm"]
+    if "experts" in blocks:
+        cheap += ["moe_act"]
+    if "mla" in blocks:
+        cheap += ["mla_up_proj"]
+    chosen: list[tuple[str, ...]] = [(module,) for module in cheap]
+    if len(cheap) > 1:
+        chosen.append(tuple(cheap))
+    thorough = (["mlp"] if "mlp" in blocks else []) + (["moe"] if "experts" in blocks else [])
+    chosen += [(module,) for module in thorough]
+    chosen.append((*cheap, *thorough))
+    return chosen
+
+
+def _recompute(model: ModelSpec, pins: dict[str, Any]) -> list[Row]:
     """Recompute settings; `share` of a chunk's layers becomes recompute_num_layers."""
     none, selective, full = (float(code("recompute", kind)) for kind in ("none", "selective", "full"))
-    chosen = [("mlp",), ("layernorm",), ("layernorm", "mlp")]
+    chosen = recompute_choices(model)
     if "recompute_modules" in pins:
         chosen = [tuple(pins["recompute_modules"])]
     rows = [{"recompute": none, "share": 0.0}]

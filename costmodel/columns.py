@@ -86,6 +86,17 @@ def plan_from_columns(columns: Columns, index: int, precision: str) -> Plan:
     return Plan(**values)
 
 
+def collapsed(columns: Columns) -> dict[str, Array]:
+    """The columns as floats, those with one value in every row as single numbers."""
+    found: dict[str, Array] = {}
+    for name, column in columns.items():
+        array = np.asarray(column, dtype=np.float64)
+        if array.ndim and array.size and (array == array.flat[0]).all():
+            array = array.flat[0]
+        found[name] = array
+    return found
+
+
 def plan_inputs(
     columns: Columns,
     *,
@@ -95,26 +106,22 @@ def plan_inputs(
     precision_bytes: float,
     quantised: bool,
     block_scaled: bool = False,
+    casts: bool = False,
 ) -> dict[str, Array]:
-    """Input symbols of the group "plan" for every row.
+    """Input symbols of the group "plan": arrays over the rows, single numbers where all rows agree.
 
     domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
     whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
-    MXFP8, gathered in 16 bits. Raises ValueError when a pipeline layout does not fit.
+    MXFP8, gathered in 16 bits; casts: whether linear layers leave the model's own format. Raises ValueError when a pipeline layout does not fit.
     """
-    rows = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))
-    full = {
-        name: np.broadcast_to(np.asarray(value, dtype=np.float64), rows)
-        for name, value in default_columns().items()
-    }
-    c = full | {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
+    c = {name: np.float64(value) for name, value in default_columns().items()} | collapsed(columns)
     inputs = _sizes(c, workload.global_batch) | _sharding(c)
     inputs |= layout_inputs(c, model, workload.seq_len)
     inputs |= placement_inputs(c, inputs, domain)
     inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
     inputs |= _recompute(c, inputs["layers_pace"]) | _graphs(c, model) | _offload(c, inputs["layers_pace"])
     inputs |= _formats(c, precision_bytes, quantised, block_scaled)
-    inputs["bf16_share"] = np.minimum(2 * c["bf16_end_layers"] / model.num_layers, 1.0)
+    inputs["bf16_share"] = casts * np.minimum(2 * c["bf16_end_layers"] / model.num_layers, 1.0)
     return inputs
 
 

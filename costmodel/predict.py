@@ -178,10 +178,12 @@ def evaluate_plans(
     bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
     scalars = {name: entry.value for name, entry in bound.items()}
     compiled = compiled_family(family_features(model, workload, columns))
-    rows = len(next(iter(inputs.values())))
+    rows = len(next(iter(columns.values())))
+    scalars |= {name: value for name, value in inputs.items() if not np.ndim(value)}
+    arrays = {name: value for name, value in inputs.items() if np.ndim(value)}
     results: dict[str, Array] = {}
     for start in range(0, rows, CHUNK):
-        chunk = {name: array[start : start + CHUNK] for name, array in inputs.items()}
+        chunk = {name: array[start : start + CHUNK] for name, array in arrays.items()}
         for name, values in compiled.search(scalars | chunk).items():
             results.setdefault(name, np.empty(rows))[start : start + CHUNK] = values
     return results
@@ -197,7 +199,7 @@ def predict(
     features = family_features(model, workload, columns)
     compiled = compiled_family(features)
     scalars = {name: entry.value for name, entry in bound.items()}
-    numbers = {name: float(array[0]) for name, array in inputs.items()}
+    numbers = {name: float(np.ravel(array)[0]) for name, array in inputs.items()}
     raw = compiled.full(scalars | {name: np.float64(number) for name, number in numbers.items()})
     values = {name: float(value) for name, value in raw.items()} | scalars | numbers
     stages = ("first", "second", "last") if plan.pp > 1 else ("first",)
@@ -254,8 +256,9 @@ def _inputs(
         precision_bytes=float(recipe["base"]),
         quantised=float(recipe["copies"]) > 1.5,
         block_scaled=precision == "mxfp8",
+        casts=float(recipe["kernels"]) > 0,
     )
-    return bound, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    return bound, inputs
 
 
 def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> TermValue:

@@ -46,8 +46,7 @@ LAYOUTS = Texts()
 
 def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array]:
     """Blocks of the first, second, pace-setting and last stage, their layers, and MTP heads of the last."""
-    keys = np.stack([c[name] for name in LAYOUT_COLUMNS])
-    distinct, where = np.unique(keys, axis=1, return_inverse=True)
+    distinct, where = _distinct([c[name] for name in LAYOUT_COLUMNS])
     records = []
     for pp, vpp, embedding, loss, text, first, last in distinct.T:
         layout = plan_layout(
@@ -93,11 +92,27 @@ def placement_inputs(c: Columns, inputs: Mapping[str, Array], domain: int) -> di
     """GPUs that the job uses of a domain, and for each kind of group the smaller side of a straddling one."""
     world = c["tp"] * c["pp"] * c["cp"] * c["dp"]
     sizes = ("tp", "pp", "cp", "dp", "ep", "etp")
-    keys = np.stack([*(c[name] for name in sizes), c["nvl_segment"], world])
-    distinct, where = np.unique(keys, axis=1, return_inverse=True)
-    found = np.array([_placement(domain, *map(int, key)) for key in distinct.T], dtype=float)
+    distinct, where = _distinct([*(c[name] for name in sizes), c["nvl_segment"], world])
+    found = [_placement(domain, *map(int, key)) for key in distinct.T]
     names = ("domain", "cp_straddle", "dp_straddle", "ep_straddle", "edp_straddle")
-    return {name: found[:, index][where.reshape(-1)] for index, name in enumerate(names)}
+    return {name: _spread([one[index] for one in found], where) for index, name in enumerate(names)}
+
+
+def _distinct(columns: list[Array]) -> tuple[Array, NDArray[np.intp]]:
+    """Distinct rows of some columns (one a column of the result), and which of them each row is."""
+    arrays = np.broadcast_arrays(*columns)
+    code = np.zeros(arrays[0].shape, dtype=np.int64)
+    for array in arrays:
+        values, number = np.unique(array, return_inverse=True)
+        code = code * len(values) + number.reshape(code.shape)
+    _, first, where = np.unique(code, return_index=True, return_inverse=True)
+    return np.stack([np.ravel(array)[first] for array in arrays]), where.reshape(code.shape)
+
+
+def _spread(values: list[float], where: NDArray[np.intp]) -> Array:
+    """The value of each row; a single number when all are the same."""
+    array = np.array(values, dtype=np.float64)
+    return array[0] if (array == array[0]).all() else array[where]
 
 
 def _placement(

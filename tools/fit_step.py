@@ -24,10 +24,12 @@ from scipy.optimize import least_squares
 from advisor.measurements import Skip, read_rows, row_case
 from costmodel.binding import bind
 from costmodel.columns import plan_columns, plan_inputs
-from costmodel.predict import dense_model, precision_recipe
+from costmodel.predict import compiled_family, family_features, precision_recipe
 from costmodel.step_constants import NOT_FITTED, PRIORS, STEP_FILE, parameter_keys
 
 LEVEL = 0.9  # of the interval that predictions carry
+# Runs that their publisher calls functional: waiting for data, natural routing, no kernels tuned.
+UNTUNED = "not tuned for speed"
 OUTLIER = 0.10  # residuals beyond about this count less and less (soft l1)
 
 
@@ -41,6 +43,8 @@ class Stack:
     models: list[str]
     systems: list[str]
     ids: list[str]
+    # rows of each family of formulas
+    families: dict[frozenset[str], np.ndarray]
     # constant -> input symbol -> mask of the cases in which it gives that symbol its number
     owners: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -54,7 +58,7 @@ def load_cases(path: Path) -> list:
     cases = []
     for row in read_rows(path):
         case = row_case(row)
-        if isinstance(case, Skip) or row.text("superseded") == "1":
+        if isinstance(case, Skip) or row.text("superseded") == "1" or UNTUNED in row.text("notes"):
             continue
         cases.append(case)
     return cases
@@ -64,20 +68,26 @@ def stack_cases(cases: list) -> Stack:
     """Bind every case and stack its inputs."""
     columns: dict[str, list[float]] = collections.defaultdict(list)
     keys: dict[str, list[str]] = collections.defaultdict(list)
+    families: list[frozenset[str]] = []
     for case in cases:
         bound = bind(case.model, case.workload, case.cluster, case.plan.precision, case.stack)
         recipe = precision_recipe(case.plan.precision)
+        plan = plan_columns([case.plan])
         inputs = plan_inputs(
-            plan_columns([case.plan]),
-            num_layers=case.model.num_layers,
-            global_batch=case.workload.global_batch,
+            plan,
+            model=case.model,
+            workload=case.workload,
+            domain=case.cluster.domain_size,
             precision_bytes=float(recipe["base"]),
             quantised=float(recipe["copies"]) > 1.5,
+            block_scaled=case.plan.precision == "mxfp8",
+            casts=float(recipe["kernels"]) > 0,
         )
+        families.append(family_features(case.model, case.workload, plan))
         for name, entry in bound.items():
             columns[name].append(entry.value)
         for name, array in inputs.items():
-            columns[name].append(float(array[0]))
+            columns[name].append(float(np.ravel(array)[0]))
         for symbol, key in parameter_keys(case.cluster, recipe["gemm"], case.stack).items():
             keys[symbol].append(key)
     groups = collections.Counter(
@@ -93,6 +103,9 @@ def stack_cases(cases: list) -> Stack:
         models=[case.model.name for case in cases],
         systems=[case.cluster.name for case in cases],
         ids=[case.id for case in cases],
+        families={
+            family: np.flatnonzero([one == family for one in families]) for family in dict.fromkeys(families)
+        },
     )
     for symbol, names in keys.items():
         for key in sorted(set(names)):
@@ -107,7 +120,10 @@ def residuals(stack: Stack, parameters: list[str], values: np.ndarray) -> np.nda
     for parameter, value in zip(parameters, values, strict=True):
         for symbol, mask in stack.owners[parameter].items():
             inputs[symbol] = np.where(mask, value, inputs[symbol])
-    predicted = dense_model().search(inputs)["step_time"]
+    predicted = np.empty(len(stack.measured))
+    for family, rows in stack.families.items():
+        own = {name: array[rows] for name, array in inputs.items()}
+        predicted[rows] = compiled_family(family).search(own)["step_time"]
     return np.log(predicted / stack.measured)
 
 
@@ -167,6 +183,7 @@ def main() -> None:
     arguments.add_argument("--cross-validate", action="store_true")
     options = arguments.parse_args()
     cases = [case for path in options.csv for case in load_cases(path)]
+    assert cases, "no row of the tables can be expressed"
     stack = stack_cases(cases)
     everything = np.ones(len(cases), dtype=bool)
     before = np.abs(np.exp(residuals(stack, [], np.array([]))) - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def facts(
         for number, value in enumerate(KNOBS[knob].choices):
             words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
     words |= _single_values(model, workload, cluster, precision, gpus)
-    words["modules_given"] = np.logical_or.reduce([words[name] for name in MODULE_COLUMNS])
+    words["modules_given"] = reduce(np.logical_or, [words[name] for name in MODULE_COLUMNS])
     words["shards"] = words["dp"] * words["cp"]
     words["world"] = words["tp"] * words["pp"] * words["shards"]
     words["m"] = words["global_batch"] / (words["micro_batch"] * words["dp"])
