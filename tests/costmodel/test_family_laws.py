@@ -1,0 +1,202 @@
+"""Laws that hold for plans of every family: dense, experts, MLA, Mamba, gated delta, MTP heads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import sympy
+from family_cases import B200, FAMILIES, FEW, H100, OFFLOADABLE, SPARSE_FAMILIES, cases, walk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.columns import plan_columns, plan_from_columns
+from costmodel.model_registry import load_model
+from costmodel.plan import RECOMPUTE_MODULES, Plan
+from costmodel.predict import compiled_family, evaluate_plans, predict
+from costmodel.workload import Workload
+
+every_family = pytest.mark.parametrize("name", FAMILIES)
+every_sparse_family = pytest.mark.parametrize("name", SPARSE_FAMILIES)
+TRAFFIC = (
+    "tp_exposed",
+    "cp_exposed",
+    "dispatch_exposed",
+    "dispatch_combine",
+    "pp_send_recv",
+    "pipeline_bubble",
+    "pipeline_send_recv",
+    "dp_gradients",
+    "dp_gather",
+    "dp_reduce_scatter",
+    "dp_all_gather",
+    "edp_",
+    "fsdp_exposed",
+    "straggler_time",
+    "vocabulary_tp",
+    "length_variance",
+)
+
+
+@every_family
+@FEW
+@given(data=st.data())
+def test_parts_sum_to_the_total(name, data):
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    prediction = predict(model, workload, B200, plan)
+    for tree in (prediction.time, prediction.memory):
+        for term in walk(tree):
+            assert term.value >= 0, term.name
+            if term.parts:
+                assert sum(part.value for part in term.parts) == pytest.approx(term.value, rel=1e-9)
+
+
+@every_family
+@FEW
+@given(data=st.data())
+def test_search_and_explanation_give_the_same_number(name, data):
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    prediction = predict(model, workload, B200, plan)
+    row = evaluate_plans(model, workload, B200, plan.precision, plan_columns([Plan(), plan]))
+    assert row["step_time"][1] == pytest.approx(prediction.step_time_s, rel=1e-12)
+    assert row["peak_memory"][1] == pytest.approx(prediction.peak_memory_bytes, rel=1e-12)
+    assert row["model_flops"][1] == pytest.approx(prediction.values["model_flops"], rel=1e-12)
+    assert plan_from_columns(plan_columns([plan]), 0, plan.precision) == plan
+
+
+@every_family
+@FEW
+@given(data=st.data())
+def test_compiled_numbers_equal_the_symbolic_expressions(name, data):
+    """The NumPy text and sympy's own evaluation of any entry of the ledger agree."""
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    prediction = predict(model, workload, B200, plan)
+    entries = compiled_family(prediction.features).entries
+    symbols = {word: sympy.Symbol(word, nonnegative=True) for word in prediction.values}
+    for entry in data.draw(st.lists(st.sampled_from(sorted(entries)), min_size=8, max_size=8)):
+        expression = sympy.sympify(entries[entry]["expression"], locals=symbols)
+        numbers = {symbol: prediction.values[str(symbol)] for symbol in expression.free_symbols}
+        size = max((abs(number) for number in numbers.values()), default=1.0)
+        assert float(expression.subs(numbers)) == pytest.approx(
+            prediction.values[entry], rel=1e-9, abs=1e-13 * size
+        ), entry
+
+
+@every_family
+@FEW
+@given(data=st.data())
+def test_model_flops_do_not_depend_on_the_plan(name, data):
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    one = predict(model, workload, B200, Plan())
+    many = predict(model, workload, B200, plan)
+    assert many.values["model_flops"] == pytest.approx(one.values["model_flops"], rel=1e-12)
+
+
+@every_family
+@pytest.mark.parametrize("precision", ["bf16", "mxfp8"])
+def test_one_rank_communicates_nothing(name, precision):
+    model = load_model(name)
+    for knobs in ({}, {"moe_dispatcher": "deepep"}, {"moe_dispatcher": "allgather"}):
+        values = predict(model, Workload(2048, 2), B200, Plan(precision=precision, **knobs)).values
+        for entry in compiled_family(predict(model, Workload(2048, 2), B200, Plan()).features).entries:
+            travels = entry.startswith(TRAFFIC) or entry.endswith(("tp_exposed_forward", "cp_ring_step"))
+            if travels and not entry.endswith("parameters"):
+                assert values[entry] == 0, entry
+        for kind in ("tensor_parallel", "context_parallel", "dispatch"):
+            for direction in ("forward", "backward"):
+                assert values.get(f"{direction}_{kind}", 0) == 0
+
+
+@every_family
+@FEW
+@given(data=st.data(), link=st.sampled_from(["intra", "inter"]), factor=st.floats(1.0, 4.0))
+def test_more_bandwidth_is_never_slower(name, data, link, factor):
+    model = load_model(name)
+    plan, workload = data.draw(cases(model, precision="bf16"))
+    quick = getattr(H100, link)
+    quick = dataclasses.replace(quick, bandwidth=quick.bandwidth * factor)
+    faster = dataclasses.replace(H100, **{link: quick})
+    before, after = (predict(model, workload, cluster, plan).step_time_s for cluster in (H100, faster))
+    assert after <= before * (1 + 1e-12)
+
+
+@every_sparse_family
+@FEW
+@given(data=st.data(), low=st.floats(1.0, 2.0), more=st.floats(0.0, 4.0))
+def test_imbalance_never_speeds_up_or_saves_memory(name, data, low, more):
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    even, uneven = (
+        predict(model, dataclasses.replace(workload, moe_imbalance=imbalance), B200, plan)
+        for imbalance in (low, low + more)
+    )
+    assert uneven.step_time_s >= even.step_time_s * (1 - 1e-12)
+    assert uneven.peak_memory_bytes >= even.peak_memory_bytes * (1 - 1e-12)
+
+
+@every_family
+@FEW
+@given(data=st.data(), module=st.sampled_from(RECOMPUTE_MODULES))
+def test_recompute_never_raises_activations_or_saves_time(name, data, module):
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    none, some, full = (
+        predict(model, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=modules))
+        for mode, modules in (("none", ()), ("selective", (module,)), ("full", ()))
+    )
+    for stage in ("first", "second", "last"):
+        entry = f"memory_{stage}_activations"
+        assert some.values[entry] <= none.values[entry] * (1 + 1e-12)
+        assert full.values[entry] <= none.values[entry] * (1 + 1e-12)
+    assert none.step_time_s <= some.step_time_s * (1 + 1e-12)
+    assert none.step_time_s <= full.step_time_s * (1 + 1e-12)
+
+
+@every_family
+@FEW
+@given(data=st.data(), module=st.sampled_from(OFFLOADABLE), layers=st.integers(0, 8))
+def test_offload_never_raises_activations_or_saves_time(name, data, module, layers):
+    """Whole layers, or one module of each: less on the device, never a quicker step."""
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    offload = {"offload_layers": layers} if layers else {"offload_modules": (module,)}
+    here, away = (predict(model, workload, B200, one) for one in (plan, dataclasses.replace(plan, **offload)))
+    for stage in ("first", "second", "last"):
+        entry = f"memory_{stage}_activations"
+        assert away.values[entry] <= here.values[entry] * (1 + 1e-12)
+    assert away.step_time_s >= here.step_time_s * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "mixtral-8x7b", "deepseek-v3", "nemotronh-56b"])
+@FEW
+@given(data=st.data(), targets=st.sampled_from(["qkv", "attention", "all"]))
+def test_adapters_take_less_time_and_memory_than_pretraining(name, data, targets):
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    whole = predict(model, workload, B200, plan)
+    adapters = dataclasses.replace(workload, task="lora", lora_rank=16, lora_targets=targets)
+    lora = predict(model, adapters, B200, plan)
+    assert lora.step_time_s < whole.step_time_s
+    assert lora.peak_memory_bytes < whole.peak_memory_bytes
+    assert lora.values["model_flops"] < whole.values["model_flops"]
+
+
+@every_family
+@FEW
+@given(data=st.data(), divisor=st.sampled_from([2, 4, 16]), cv=st.floats(0, 0.5))
+def test_packed_short_documents_are_never_slower_than_full_ones(name, data, divisor, cv):
+    """With even lengths; replicas whose packs differ wait for each other, which is counted apart."""
+    model = load_model(name)
+    plan, workload = data.draw(cases(model))
+    full = predict(model, workload, B200, plan)
+    short = dataclasses.replace(workload, mean_length=workload.seq_len // divisor, length_cv=cv)
+    packed = predict(model, short, B200, plan)
+    waits = packed.values["length_variance"] * packed.step_time_s / packed.values["synchronous_time"]
+    assert packed.step_time_s - waits <= full.step_time_s * (1 + 1e-12)
+    assert packed.values["model_flops"] <= full.values["model_flops"] * (1 + 1e-12)
+    padded = predict(model, dataclasses.replace(short, packed=False), B200, plan)
+    assert padded.step_time_s == pytest.approx(full.step_time_s, rel=1e-12)
