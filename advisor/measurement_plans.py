@@ -75,7 +75,9 @@ def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
     task = row.text("task") or "pretrain"
     if task == "pretrain":
         return Workload(seq_len, global_batch)
-    packed = {"mean_length": min(SQUAD_TOKENS, seq_len), "length_cv": SQUAD_SPREAD} if packs_squad(row) else {}
+    packed = (
+        {"mean_length": min(SQUAD_TOKENS, seq_len), "length_cv": SQUAD_SPREAD} if packs_squad(row) else {}
+    )
     peft = row.json("other_flags").get("peft")
     targets = set(peft.get("target_modules") or ()) if isinstance(peft, dict) else {"linear_qkv"}
     rank = int(peft.get("dim") or 16) if isinstance(peft, dict) else 16

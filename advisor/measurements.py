@@ -88,9 +88,6 @@ def row_case(row: Row) -> Case | Skip:
         cluster = hardware_db.load_cluster(row.text("system"))
     except ValueError as error:
         return Skip(name, str(error))
-    reason = model.unsupported_reason()
-    if reason:
-        return Skip(name, reason)
     gpus, batch, seq_len = (row.count(column, 0) for column in ("gpus", "gbs", "seq_len"))
     if not gpus or not batch or not seq_len:
         return Skip(name, "GPUs, global batch or sequence length are not stated")

@@ -60,9 +60,6 @@ class Request:
 
     def __post_init__(self) -> None:
         check_gpus(self.gpus)
-        reason = self.model.unsupported_reason()
-        if reason:
-            raise ValueError(reason)
         if self.objective not in OBJECTIVES:
             raise ValueError(
                 f"--objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}."

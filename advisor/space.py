@@ -51,9 +51,7 @@ def build_space(request: Request, precision: str) -> Space:
     tables = option_tables(request, precision, pins)
     decided_later = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
     fixed = {
-        name: column
-        for name, column in _fixed(layouts, request, pins).items()
-        if name not in decided_later
+        name: column for name, column in _fixed(layouts, request, pins).items() if name not in decided_later
     }
     space = Space(precision, layouts | fixed, len(layouts["tp"]))
     waiting = _drop_illegal(space, request, list(load_rules()))
@@ -81,8 +79,8 @@ def declared_space() -> tuple[str, ...]:
         "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off; no token dropped",
-        "not searched, pin them: offload, pipeline_layout texts, optimizer_instances, fsdp_shard_size, zero_stage 0 and "
-        "2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused attention",
+        "not searched, pin them: offload, pipeline_layout texts, optimizer_instances, fsdp_shard_size, zero_stage 0 "
+        "and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused attention",
     )
 
 
@@ -114,7 +112,9 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     moe = request.model.moe
     if moe is None:
         return _cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
-    eps = [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= request.gpus]
+    eps = (
+        [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= request.gpus]
+    )
     columns = _cross(columns, [{"ep": float(size)} for size in eps])
     if "etp" in pins:
         columns = _cross(columns, [{"etp": float(pins["etp"])}])

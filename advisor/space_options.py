@@ -74,14 +74,17 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
             row = {"of_pp": float(pp), "vpp": float(vpp)} | dict.fromkeys(SPLIT_KNOBS, 0.0)
             if fixed:
                 values = {
-                    name: code(name, pins[name]) if name == "pipeline_layout" else pins[name] for name in fixed
+                    name: code(name, pins[name]) if name == "pipeline_layout" else pins[name]
+                    for name in fixed
                 }
                 rows.append(row | {name: float(value) for name, value in values.items()})
                 continue
             even = [
                 split for split in SPLITS[: 1 if pp == 1 else None] if (layers + sum(split)) % (pp * vpp) == 0
             ]
-            rows += [row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even]
+            rows += [
+                row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even
+            ]
             plain = SPLITS[0] in even and not model.mtp_layers
             few = vpp in BALANCED_CHUNKS or "vpp" in pins
             if pp > 1 and not plain and few and pp * vpp <= layers + 1:

@@ -86,17 +86,27 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
     chunk_share = 0.0
     if model.attention_chunk:
         chunk_share = 1.0 - 1.0 / model.nope_layer_interval if model.nope_layer_interval else 1.0
+    csa = model.compressed_attention
     return {
+        "csa_light": csa.light_ratio if csa else 1,
+        "csa_heavy": csa.heavy_ratio if csa else 1,
+        "csa_window": csa.window if csa else 0,
+        "index_heads": csa.index_heads if csa else 0,
+        "index_dim": csa.index_head_dim if csa else 0,
+        "index_topk": csa.index_topk if csa else 0,
+        "out_groups": csa.out_groups if csa else 1,
+        "out_lora": csa.out_lora_rank if csa else 0,
+        "residual_streams": csa.residual_streams if csa else 1,
         "output_gate": float(model.attention_output_gate),
         "sinks": float(model.attention_sink),
         "window": window.window if window else 0,
         "window_share": share,
         "chunk": model.attention_chunk,
         "chunk_share": chunk_share,
-        "q_lora": (mla.q_lora_rank or 0) if mla else 0,
+        "q_lora": (mla.q_lora_rank or 0) if mla else csa.q_lora_rank if csa else 0,
         "kv_lora": (mla.kv_lora_rank or 0) if mla else 0,
         "d_nope": mla.qk_head_dim if mla else 0,
-        "d_rope": mla.qk_pos_emb_head_dim if mla else 0,
+        "d_rope": mla.qk_pos_emb_head_dim if mla else csa.rope_head_dim if csa else 0,
         "d_v": mla.v_head_dim if mla else 0,
     }
 

@@ -91,9 +91,8 @@ def collapsed(columns: Columns) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for name, column in columns.items():
         array = np.asarray(column, dtype=np.float64)
-        if array.ndim and array.size and (array == array.flat[0]).all():
-            array = array.flat[0]
-        found[name] = array
+        same = array.ndim and array.size and (array == array.flat[0]).all()
+        found[name] = np.asarray(array.flat[0]) if same else array
     return found
 
 
@@ -112,9 +111,12 @@ def plan_inputs(
 
     domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
     whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
-    MXFP8, gathered in 16 bits; casts: whether linear layers leave the model's own format. Raises ValueError when a pipeline layout does not fit.
+    MXFP8, gathered in 16 bits; casts: whether linear layers leave the model's own format.
+    Raises ValueError when a pipeline layout does not fit.
     """
-    c = {name: np.float64(value) for name, value in default_columns().items()} | collapsed(columns)
+    c: Columns = collapsed(
+        {name: np.array(value) for name, value in default_columns().items()} | dict(columns)
+    )
     inputs = _sizes(c, workload.global_batch) | _sharding(c)
     inputs |= layout_inputs(c, model, workload.seq_len)
     inputs |= placement_inputs(c, inputs, domain)

@@ -6,7 +6,7 @@ symbols of what it wrote, so that `costmodel.step` can multiply them by blocks a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -17,6 +17,7 @@ from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, mixers, quantisation
 from costmodel.work.block import BlockWork
+from costmodel.work.csa import attended_entries, csa, csa_flops_forward
 from costmodel.work.experts import experts
 from costmodel.work.linear import kv_heads_per_rank, tokens
 from costmodel.work.mla import core_width, mla
@@ -52,6 +53,8 @@ def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> Bloc
         return attention.attention(x)
     if name == "mla":
         return mla(x, features)
+    if name == "csa":
+        return csa(x)
     if name == "mlp":
         return mlp(x)
     if name == "experts":
@@ -72,7 +75,7 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
         cast_forward = x.quantise_input_bytes * quantisation.quantise_input_elements(layer) + weights
         cast_backward = x.quantise_grad_bytes * quantisation.quantise_grad_elements(layer)
         mixed = "ends" in features
-        formulas = {
+        formulas: dict[str, tuple[Amount, Callable[..., Amount]]] = {
             "forward": (linear_gemm(x, layer, "forward", mixed), kernels.gemm_time),
             "dgrad": (linear_gemm(x, layer, "dgrad", mixed), kernels.gemm_time),
             "wgrad": (x.trained * linear_gemm(x, layer, "wgrad", mixed), kernels.gemm_time),
@@ -120,11 +123,17 @@ def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts
     }
 
 
-def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, width: Amount) -> Parts:
-    """Forward and backward time of the attention core, fused or not; width: mean head dimension of Q K and V."""
-    flops = ledger.define(
-        f"{block}_flops", attention.core_flops_forward(x, width), "FLOP", attention.core_flops_forward
-    )
+def attention_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
+    """Forward and backward time of the attention core, fused or not (compressed attention always is)."""
+    width = core_width(x) if block == "mla" else x.d  # mean head dimension of queries and values
+    keys = attention.attended_keys(x)
+    if block == "csa":
+        keys = attended_entries(x)
+        flops = ledger.define(f"{block}_flops", csa_flops_forward(x), "FLOP", csa_flops_forward)
+    else:
+        flops = ledger.define(
+            f"{block}_flops", attention.core_flops_forward(x, width), "FLOP", attention.core_flops_forward
+        )
     # A ring step sees s / cp queries at a time; an all-to-all group sees the whole sequence.
     ring = ledger.define(
         f"{block}_cp_ring",
@@ -144,7 +153,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, width: Amoun
     for name, factor in passes.items():
         fused = kernels.attention_time(
             factor * flops,
-            2 * attention.attended_keys(x) / ring,
+            2 * keys / ring,
             width,
             peak=x.gpu_peak * (1 + x.fp8_attention * (x.attention_fp8_gain - 1)),
             fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale,
@@ -224,8 +233,8 @@ def block_times(ledger: Ledger, x: SimpleNamespace, name: str, features: Collect
         forward["experts"] = sum(times["forward"] for times in experts_own)
         backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
     core: Parts = {}
-    if name in ("attention", "mla"):
-        core = attention_times(ledger, x, name, x.d if name == "attention" else core_width(x))
+    if name in ("attention", "mla", "csa"):
+        core = attention_times(ledger, x, name)
         forward["attention"], backward["attention"] = core["forward"], core["backward"]
         context = context_parallel_times(ledger, x, name, core, *_exchanged(x, name))
         forward["context_parallel"], backward["context_parallel"] = context["forward"], context["backward"]
@@ -251,6 +260,8 @@ def block_times(ledger: Ledger, x: SimpleNamespace, name: str, features: Collect
 
 def _exchanged(x: SimpleNamespace, name: str) -> tuple[Amount, Amount]:
     """Columns of keys and values, and of everything attention exchanges, on one rank. [1]"""
+    if name == "csa":
+        return x.d * (1 + 1 / x.csa_light), x.d * (1 + 2 * x.a / x.tp)
     if name == "mla":
         keys = x.a / x.tp * (x.d_nope + x.d_rope + x.d_v)
         return keys, 2 * keys
@@ -282,8 +293,10 @@ def _again(
         return sum(gemms[layer]["forward"] + gemms[layer]["quantise_forward"] for layer in names)
 
     named: Amount = x.recompute_norm * small["norm"]["forward"]
-    if name in ("attention", "mla"):
+    if name in ("attention", "mla", "csa"):
         named += x.recompute_attention * core["forward"]
+    if name == "csa":
+        named += x.recompute_mla_up_proj * linears("q_up")
     if name == "mla":
         ups = linears(*(layer for layer in gemms if layer in ("q_up", "kv_up")))
         named += x.recompute_mla_up_proj * (ups + small["heads"]["forward"])

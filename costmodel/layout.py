@@ -55,7 +55,7 @@ class Layout:
 
 def blocks_of(model: ModelSpec, kind: str) -> tuple[str, ...]:
     """Blocks that one layer of a kind is made of."""
-    mixer = "mla" if model.mla is not None else "attention"
+    mixer = "mla" if model.mla is not None else "csa" if model.compressed_attention else "attention"
     feed = "experts" if model.moe is not None else "mlp"
     return {
         DENSE: (mixer, "mlp"),
@@ -142,7 +142,7 @@ def block_weights(model: ModelSpec, seq_len: int) -> dict[str, float]:
         names = blocks_of(model, kind)
         core = model.num_heads * model.head_dim * seq_len / 2
         for name in names:
-            own = name in ("attention", "mla", "mamba", "delta")
+            own = name not in ("mlp", "experts")
             found[name] = mixer + core * (name in ("attention", "mla")) if own else sum(parts.values())
     return found
 

@@ -246,7 +246,7 @@ def _stage_memory(
     )
     p = f"memory_{stage}"
     unit = _layer_weights(x, blocks, layers, stage)
-    parts = [
+    parts: list[tuple[str, str, Amount, Callable[..., Amount] | str]] = [
         ("weights", "weights", weights, weight_bytes),
         ("gathered", "FSDP layers in use", gathered_bytes(x, unit), gathered_bytes),
         ("gradients", "gradients", over_owners(gradient_bytes), gradient_bytes),

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.model_spec import GatedDelta, Mamba, Mla, ModelSpec, Moe, SlidingWindow
+from costmodel.model_spec import CompressedAttention, GatedDelta, Mamba, Mla, ModelSpec, Moe, SlidingWindow
 
 TABLES: dict[str, type] = {
     "moe": Moe,
@@ -17,6 +17,7 @@ TABLES: dict[str, type] = {
     "mamba": Mamba,
     "gated_delta": GatedDelta,
     "sliding_window": SlidingWindow,
+    "compressed_attention": CompressedAttention,
 }
 _LARGEST_FILE = 4 * 2**20  # bytes; a real model file is a few kilobytes
 

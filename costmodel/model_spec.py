@@ -90,6 +90,29 @@ class GatedDelta(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompressedAttention(Checked):
+    """Compressed sparse attention with one shared key-value head.
+
+    Every layer attends to the last `window` tokens and to summaries: of light_ratio tokens each, of which an
+    indexer picks index_topk, on half of the layers, and of heavy_ratio tokens each on the others. Output goes through
+    out_groups low-rank projections. residual_streams: hyper-connections.
+    """
+
+    _where = "compressed_attention."
+    q_lora_rank: int
+    rope_head_dim: int
+    window: int
+    light_ratio: int
+    heavy_ratio: int
+    index_heads: int
+    index_head_dim: int
+    index_topk: int
+    out_groups: int
+    out_lora_rank: int
+    residual_streams: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Checked):
     """Attention over the last `window` tokens, on all layers but every full_attention_interval-th one."""
 
@@ -144,7 +167,7 @@ class ModelSpec(Checked):
     nope_layer_interval: int = 0
     attention_sink: bool = False
     attention_output_gate: bool = False
-    compressed_attention: str = ""
+    compressed_attention: CompressedAttention | None = None
     mtp_layers: int = 0
     mtp_pattern: str = ""
     params_published: int | None = None
@@ -171,17 +194,8 @@ class ModelSpec(Checked):
 
     @property
     def is_dense_decoder(self) -> bool:
-        """True for GPT- and Llama-like decoders: attention and MLP in every layer, nothing else."""
+        """True for GPT- and Llama-like decoders: attention and an MLP in every layer."""
         return self.family == "dense"
-
-    def unsupported_reason(self) -> str | None:
-        """What keeps the cost of this model from being predicted, in one line; None when nothing does."""
-        if not self.compressed_attention:
-            return None
-        return (
-            f"{self.name} has compressed attention ({self.compressed_attention}), whose cost has no published "
-            "measurement to stand on. Try deepseek-v3, whose MLA it derives from."
-        )
 
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding over all tensor-parallel ranks. [1]
@@ -226,6 +240,8 @@ class ModelSpec(Checked):
             return "hybrid-moe" if self.moe is not None else "hybrid"
         if self.gated_delta is not None:
             return "gated-delta-moe" if self.moe is not None else "gated-delta"
+        if self.compressed_attention is not None:
+            return "csa-moe" if self.moe is not None else "csa"
         if self.mla is not None:
             return "mla-moe" if self.moe is not None else "mla"
         return "moe" if self.moe is not None else "dense"

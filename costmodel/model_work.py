@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount
 from costmodel.work import attention, mixers
+from costmodel.work.csa import csa_flops_forward
 from costmodel.work.mla import core_width
 
 
@@ -19,6 +20,10 @@ def weights_of_block(x: SimpleNamespace, block: str, features: Collection[str]) 
         into = x.q_lora * (x.h + x.a * query) if "q_lora" in features else x.h * x.a * query
         keys = x.h * (x.kv_lora + x.d_rope) + x.kv_lora * x.a * (x.d_nope + x.d_v)
         return into + keys + x.a * x.d_v * x.h
+    if block == "csa":
+        queries = x.q_lora * (x.h + x.a * x.d) + x.h * x.d * 2.5
+        index = (x.q_lora * x.index_heads * x.index_dim + x.h * (x.index_dim + x.index_heads)) / 2
+        return queries + index + x.a * x.d * x.out_lora + x.out_groups * x.out_lora * x.h
     if block == "mlp":
         return (2 + x.gates) * x.h * x.f
     if block == "experts":
@@ -37,6 +42,8 @@ def core_flops_of_block(x: SimpleNamespace, block: str) -> Amount:
     one = SimpleNamespace(**{**vars(x), "tp": 1, "cp": 1, "b": 1 / x.s})  # one token on one rank
     if block in ("attention", "mla"):
         return attention.core_flops_forward(one, x.d if block == "attention" else core_width(x))
+    if block == "csa":
+        return csa_flops_forward(one)
     if block == "mamba":
         return mixers.mamba_scan_flops_forward(one)
     return mixers.delta_scan_flops_forward(one) if block == "delta" else 0

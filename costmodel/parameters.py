@@ -207,6 +207,33 @@ def gated_delta_parameters(
     return projections + (2 * key + value) * conv_kernel + 2 * num_value_heads + value_head_dim
 
 
+def compressed_attention_parameters(
+    h: Amount,
+    a: Amount,
+    d: Amount,
+    *,
+    q_lora_rank: Amount,
+    index_heads: Amount,
+    index_head_dim: Amount,
+    out_groups: Amount,
+    out_lora_rank: Amount,
+) -> Amount:
+    """Parameters of compressed sparse attention, mean of its light and heavy layers. [1]
+
+    Queries through a latent, one shared key-value head, compressors (two projections to it on light layers, one
+    on heavy), the indexer of light layers, grouped low-rank output, latent norms and sinks.
+
+    References
+    ----------
+    transformers DeepseekV4Config and modeling_deepseek_v4.
+    """
+    queries = q_lora_rank * (h + a * d)
+    keys = h * d * (1 + 1.5)
+    indexer = (q_lora_rank * index_heads * index_head_dim + h * (index_head_dim + index_heads)) / 2
+    output = a * d * out_lora_rank + out_groups * out_lora_rank * h
+    return queries + keys + indexer + output + q_lora_rank + d + a
+
+
 def mtp_parameters(h: Amount, norm_weights: Amount = 1) -> Amount:
     """Parameters of a multi-token-prediction head besides its layers: 2h to h projection, three norms. [1]
 
@@ -285,6 +312,20 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
 
 
 def _attention(spec: ModelSpec, norm_weights: int) -> int:
+    if spec.compressed_attention is not None:
+        csa = spec.compressed_attention
+        return int(
+            compressed_attention_parameters(
+                spec.hidden,
+                spec.num_heads,
+                spec.head_dim,
+                q_lora_rank=csa.q_lora_rank,
+                index_heads=csa.index_heads,
+                index_head_dim=csa.index_head_dim,
+                out_groups=csa.out_groups,
+                out_lora_rank=csa.out_lora_rank,
+            )
+        )
     if spec.mla is not None:
         mla = spec.mla
         return int(

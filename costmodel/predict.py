@@ -179,7 +179,7 @@ def evaluate_plans(
     scalars = {name: entry.value for name, entry in bound.items()}
     compiled = compiled_family(family_features(model, workload, columns))
     rows = len(next(iter(columns.values())))
-    scalars |= {name: value for name, value in inputs.items() if not np.ndim(value)}
+    scalars |= {name: float(value) for name, value in inputs.items() if not np.ndim(value)}
     arrays = {name: value for name, value in inputs.items() if np.ndim(value)}
     results: dict[str, Array] = {}
     for start in range(0, rows, CHUNK):
@@ -243,9 +243,6 @@ def _inputs(
     columns: Columns,
     stack: str | None,
 ) -> tuple[dict[str, Bound], dict[str, Array]]:
-    reason = model.unsupported_reason()
-    if reason:
-        raise ValueError(reason)
     bound = bind(model, workload, cluster, precision, stack)
     recipe = precision_recipe(precision)
     inputs = plan_inputs(

@@ -147,7 +147,7 @@ def graphed(x: SimpleNamespace, block: str) -> Amount:
 
     Router and preprocessing are about half of an expert block's kernels.
     """
-    if block in ("attention", "mla"):
+    if block in ("attention", "mla", "csa"):
         return x.graph_attention
     if block in ("mamba", "delta"):
         return x.graph_mamba
@@ -279,6 +279,7 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
 
     The bubble is the time in which a stage waits while the pipe fills and drains: the time of the
     other stages for one micro-batch, over vpp. Equal stages give (pp - 1) / (vpp m) of the ideal time.
+    Overlapped messages take SMs and bandwidth from the compute beside them; fill and flush show theirs.
     """
     bubble = (stages["all"] - stages["slowest"]) / x.vpp * is_more_than_one(x.pp)
     hop = ledger.define(
@@ -288,7 +289,8 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
         send_recv_time,
     )
     hidden = x.overlap_p2p * is_more_than_one(x.vpp)
-    sends = 2 * x.m * x.vpp * hop * (1 - hidden) + 2 * (x.pp - 1) * hop
+    each = (1 - hidden) + hidden * x.overlap_slowdown
+    sends = 2 * x.m * x.vpp * hop * each + 2 * (x.pp - 1) * hop
     return [
         ledger.term(
             "pipeline_bubble", "pipeline bubble", maximum(0, bubble), "s", schedule.bubble_over_ideal

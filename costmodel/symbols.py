@@ -48,7 +48,7 @@ def _collective_inputs() -> list[Input]:
 
 
 # Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
-BLOCKS = ("attention", "mla", "mamba", "delta", "mlp", "experts")
+BLOCKS = ("attention", "mla", "csa", "mamba", "delta", "mlp", "experts")
 # Stages of which the blocks are counted: the first, the second, the one with most work, the last.
 STAGES = ("first", "second", "pace", "last")
 
@@ -208,6 +208,15 @@ INPUTS: tuple[Input, ...] = tuple(
         d_nope | 1 | MLA: head dimension of queries and keys without position
         d_rope | 1 | MLA: head dimension with rotary position
         d_v | 1 | MLA: head dimension of values
+        csa_light | 1 | compressed attention: tokens of one summary on light layers
+        csa_heavy | 1 | the same on heavy layers
+        csa_window | 1 | compressed attention: tokens attended to as they are
+        index_heads | 1 | compressed attention: heads of the indexer
+        index_dim | 1 | head dimension of the indexer
+        index_topk | 1 | summaries that the indexer picks
+        out_groups | 1 | compressed attention: groups of heads of the output projection
+        out_lora | 1 | rank of each group's output projection
+        residual_streams | 1 | residual streams of hyper-connections
         mamba_heads | 1 | Mamba-2: heads
         mamba_dim | 1 | Mamba-2: head dimension
         mamba_state | 1 | Mamba-2: state dimension

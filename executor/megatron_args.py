@@ -73,8 +73,22 @@ def ddp_config(plan: Plan) -> dict[str, Any]:
 
 def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -> str | None:
     """One line when this plan cannot run on the machine at hand, else None."""
-    if model.unsupported_reason():
-        return model.unsupported_reason()
+    if model.family != "dense":
+        return (
+            f"{model.name} is of the family {model.family}, and `run` builds dense decoders only so far. "
+            "`advisor predict` knows its cost; try a dense model such as tiny-gpt here."
+        )
+    special = {
+        "sliding windows": model.sliding_window,
+        "chunked attention": model.attention_chunk,
+        "attention sinks": model.attention_sink,
+        "an attention output gate": model.attention_output_gate,
+        "multi-token prediction": model.mtp_layers,
+        "a layer pattern": model.layer_pattern,
+    }
+    built = [what for what, present in special.items() if present]
+    if built:
+        return f"{model.name} has {', '.join(built)}, which `run` does not build yet. Try tiny-gpt."
     if plan.precision not in ("fp32", "bf16"):
         # On a GPU too: the configuration above has no quantised recipe, and Megatron-Core would not say so.
         return (

@@ -35,8 +35,8 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "deepseek-v4-flash": {
         "norm": "RMSNorm",
-        "parameters_known": False,
-        "note": "compressed sparse attention and hyper-connections are not covered by our formulas.",
+        "note": "compressed sparse attention: compressors counted as two projections a layer of light compression "
+        "and one of heavy, half of the layers each; the mixing weights of hyper-connections are not counted",
     },
 }
 # Total that the source prints for the model itself, where its first number is not that.
@@ -92,7 +92,6 @@ def convert(name: str, entry: dict[str, Any]) -> dict[str, Any]:
         "attention_chunk": entry.get("attention_chunk_size", 0),
         "nope_layer_interval": entry.get("nope_layer_interval", 0),
         "attention_sink": "attention_sink" in entry,
-        "compressed_attention": entry.get("csa", ""),
         "mtp_layers": entry.get("mtp_layers", 0),
         "mtp_pattern": entry.get("mtp_pattern") or "",
         "params_published": PRINTED_TOTALS.get(name, printed_total(entry.get("params_published"))),
@@ -126,7 +125,9 @@ def convert_tables(entry: dict[str, Any]) -> dict[str, Any]:
             "layer_interval": interval,
             "shared_expert_gate": gate,
         }
-    if "mla" in entry:
+    if "csa" in entry:
+        tables["compressed_attention"] = convert_csa(entry)
+    elif "mla" in entry:
         tables["mla"] = entry["mla"]
     if "mamba" in entry:
         tables["mamba"] = entry["mamba"]
@@ -137,6 +138,25 @@ def convert_tables(entry: dict[str, Any]) -> dict[str, Any]:
         assert window["pattern"].startswith("alternating: odd layers (1-indexed) sliding-window")
         tables["sliding_window"] = {"window": window["window"][0], "full_attention_interval": 2}
     return tables
+
+
+def convert_csa(entry: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of compressed sparse attention, which the collection prints as a sentence."""
+    patterns = {
+        "q_lora_rank": r"q_lora (\d+)",
+        "window": r"window (\d+)",
+        "light_ratio": r"compress ratios (\d+)/",
+        "heavy_ratio": r"compress ratios \d+/(\d+)",
+        "index_heads": r"index heads (\d+)x",
+        "index_head_dim": r"index heads \d+x(\d+)",
+        "index_topk": r"topk (\d+)",
+        "out_groups": r"o_groups (\d+)/",
+        "out_lora_rank": r"o_lora (\d+)",
+        "residual_streams": r"hyper-connections mult (\d+)",
+    }
+    found = {name: re.search(pattern, entry["csa"]) for name, pattern in patterns.items()}
+    sizes = {name: int(match[1]) for name, match in found.items() if match}
+    return sizes | {"rope_head_dim": entry["mla"]["qk_pos_emb_head_dim"]}
 
 
 def printed_total(text: str | None) -> int | None:

@@ -50,7 +50,6 @@ def summary(spec: ModelSpec) -> dict[str, Any]:
         "num_kv_heads": spec.num_kv_heads,
         "parameters": count.total if count else None,
         "active_parameters": count.active if count else None,
-        "cost_built": spec.is_dense_decoder,
         "source": spec.source,
     }
 
@@ -71,8 +70,6 @@ def details(spec: ModelSpec) -> dict[str, Any]:
         "model": to_mapping(spec),
         "parameters": breakdown,
         "layers": spec.layer_counts(),
-        "cost_built": spec.is_dense_decoder,
-        "unsupported_reason": spec.unsupported_reason(),
         "aliases": [alias for alias, target in list_aliases().items() if target == spec.name],
     }
 
@@ -93,14 +90,12 @@ def table(specs: list[ModelSpec]) -> str:
                 f"{spec.num_heads}/{spec.num_kv_heads}",
                 _short(line["parameters"]),
                 _short(line["active_parameters"]) if spec.moe is not None else "",
-                "yes" if line["cost_built"] else "no",
             ]
         )
-    headers = ["model", "family", "layers", "hidden", "heads/kv", "params", "active", "cost built"]
-    built = sum(spec.is_dense_decoder for spec in specs)
+    headers = ["model", "family", "layers", "hidden", "heads/kv", "params", "active"]
     return (
-        tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5, "left"))
-        + f"\n\n{len(specs)} models, {built} with their cost built. `advisor models NAME` shows one in full."
+        tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5))
+        + f"\n\n{len(specs)} models. `advisor models NAME` shows one in full."
     )
 
 
@@ -114,8 +109,6 @@ def page(spec: ModelSpec) -> str:
         lines += [_breakdown(known["parameters"]), "", _layers(known), ""]
     fields = {key: value for key, value in _flat(known["model"]).items() if key not in _LONG_TEXTS}
     lines += [tabulate([[key, _text(value)] for key, value in fields.items()], tablefmt="plain"), ""]
-    if known["unsupported_reason"]:
-        lines.append(f"Cost: {known['unsupported_reason']}")
     lines += [f"{_TITLES[key]}: {known['model'][key]}" for key in _LONG_TEXTS if key in known["model"]]
     if known["aliases"]:
         lines.append(f"Also called: {', '.join(known['aliases'])}")

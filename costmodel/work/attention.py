@@ -5,12 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, ceiling, maximum, minimum
-from costmodel.work.block import BlockWork
+from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     MIXER_KERNELS,
     RESIDUAL_KERNELS,
     ROPE_KERNELS,
-    Stream,
     norm,
     residual,
     residual_tokens,

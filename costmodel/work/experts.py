@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, minimum
 from costmodel.work.attention import saved_norm
-from costmodel.work.block import BlockWork
-from costmodel.work.elementwise import RESIDUAL_KERNELS, Stream, activation, norm, residual, residual_tokens
+from costmodel.work.block import BlockWork, Stream
+from costmodel.work.elementwise import RESIDUAL_KERNELS, activation, norm, residual, residual_tokens
 from costmodel.work.linear import Linear, tokens
 
 # Kernels that router and permutation take more when they are not fused. Source: Megatron-Core, moe_utils.py

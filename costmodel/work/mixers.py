@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, maximum
 from costmodel.work.attention import saved_norm
-from costmodel.work.block import BlockWork
-from costmodel.work.elementwise import RESIDUAL_KERNELS, Stream, norm, residual
+from costmodel.work.block import BlockWork, Stream
+from costmodel.work.elementwise import RESIDUAL_KERNELS, norm, residual
 from costmodel.work.linear import Linear, tokens
 
 # Tokens of one chunk of the scan. Sources: mamba_ssm ssd_combined.py (256); flash-linear-attention, gated

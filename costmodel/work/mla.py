@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount
 from costmodel.work.attention import saved_core_output, saved_norm, saved_scores
-from costmodel.work.block import BlockWork
+from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     MIXER_KERNELS,
     RESIDUAL_KERNELS,
     ROPE_KERNELS,
-    Stream,
     norm,
     residual,
     residual_tokens,
@@ -39,7 +38,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     heads, rows, own = x.a / x.tp, tokens(x), residual_tokens(x)
     query = x.d_nope + x.d_rope
     if "q_lora" in features:
-        queries = (
+        queries: tuple[Linear, ...] = (
             Linear("q_down", x.q_lora, x.h, own, "none", adapter="qkv"),
             Linear("q_up", heads * query, x.q_lora, rows, "column", adapter="qkv"),
         )

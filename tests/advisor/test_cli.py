@@ -103,6 +103,8 @@ def options_command() -> click.Command:
 def test_every_knob_is_an_option(knob):
     other = {
         "int": str(max(knob.low, 2)),
+        "float": str(knob.high),
+        "text": "balanced",
         "bool": "",
         "choice": knob.choices[-1] if knob.choices else "",
         "list": ",".join(knob.choices),

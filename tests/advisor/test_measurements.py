@@ -117,8 +117,9 @@ def test_overrides_change_the_model():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "mixtral-8x7b"}, "mixtral-8x7b"),
-        ({"task": "lora"}, "lora"),
+        ({"model": "mixtral-9x9b"}, "mixtral-9x9b"),
+        ({"model": "mixtral-8x7b", "ep": "64", "etp": "4"}, "pp x ep x etp"),
+        ({"pp_layout": "Ett|x"}, "not a layout"),
         ({"tp": "", "pp": "", "fsdp": ""}, "layout"),
         ({"tokens_per_sec_per_gpu": ""}, "step time"),
         ({"gbs": "127"}, "127"),

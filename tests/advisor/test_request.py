@@ -125,7 +125,6 @@ def test_the_way_out_of_pins_that_do_not_fit_works():
         ({"pins": {"tp": 0}}, "--tp 0"),
         ({"pins": {"teepee": 1}}, "is not a knob"),
         ({"pins": {"dp": 48}}, "does not fit dp=48"),
-        ({"model": load_model("mixtral-8x7b")}, "mixture of experts"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(changes, words):

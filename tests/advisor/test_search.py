@@ -236,7 +236,7 @@ class TestPipeline:
         forward, backward = chunk_times(closed)
         sums = [sum(f) + sum(b) for f, b in zip(forward, backward, strict=True)]
         values = closed.values
-        expected = [values["first_stage_time"], *[values["middle_stage_time"]] * 2, values["last_stage_time"]]
+        expected = [values["first_stage_time"], *[values["pace_stage_time"]] * 2, values["last_stage_time"]]
         assert sums == pytest.approx(expected)
         assert all(time > 0 for stage in (*forward, *backward) for time in stage)
 

@@ -59,7 +59,7 @@ def test_the_command(tmp_path):
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(ANCHORS)
-        writer.writerow(ANCHORS[0] | {"id": "moe", "model": "mixtral-8x7b"})
+        writer.writerow(ANCHORS[0] | {"id": "moe", "model": "mixtral-9x9b"})
     text = CliRunner().invoke(command, [str(path)]).output
     assert text.startswith(f"{len(ANCHORS)} runs predicted: mean error")
     assert "Skipped: 1 rows" in text
