@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from advisor.options import given_knobs, plan_from_options
+from advisor.workload_options import given_workload, workload_options
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file
@@ -36,6 +37,7 @@ class Case:
 
 def setting_options(function: Function) -> Function:
     """Decorator: model, machine and workload as options, None when not given."""
+    function = workload_options(function)
     for option in reversed(
         [
             click.option("--model", help="Model: a name, an alias such as 70b, a TOML or a config.json."),
@@ -83,6 +85,7 @@ def _from_file(record: PlanFile, options: dict[str, Any], notes: list[str]) -> C
                 for name in ("seq_len", "global_batch", "task")
                 if options.get(name) is not None
             },
+            **given_workload(options),
         ),
         stack=options.get("stack") or record.stack,
         plan=plan_from_options(knobs, gpus, record.plan),
@@ -121,7 +124,7 @@ def _from_options(options: dict[str, Any], notes: list[str]) -> Case:
         notes.append(f"--global-batch {batch}: a usual batch for this size, as none was given.")
     record = PlanFile(
         model=options["model"],
-        workload=Workload(seq_len, batch, task),
+        workload=Workload(seq_len, batch, task, **given_workload(options)),
         cluster=options.get("cluster") or "",
         gpus=options.get("gpus") or plan.world,
         plan=plan,

@@ -14,6 +14,7 @@ from advisor.sections import (
     knob_table,
     memory_section,
     numbers,
+    placement_section,
     setting,
     time_section,
     violation_section,
@@ -45,6 +46,7 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
     lines += time_section(prediction)
     lines += memory_section(prediction)
     lines += binding_section(prediction)
+    lines += placement_section(prediction)
     lines += _runners_up(explanation)
     lines += _path(explanation)
     lines += _space(explanation)

@@ -11,6 +11,7 @@ from advisor.sections import (
     binding_section,
     memory_section,
     numbers,
+    placement_section,
     setting,
     time_section,
     violation_section,
@@ -37,6 +38,7 @@ def prediction_lines(
     lines += time_section(prediction)
     lines += memory_section(prediction)
     lines += binding_section(prediction)
+    lines += placement_section(prediction)
     lines += violation_section(others, "Worth knowing")
     lines += assumption_section([*notes, *prediction.assumptions])
     if formulas:
@@ -49,7 +51,7 @@ def formula_section(prediction: Prediction) -> list[str]:
     from costmodel.predict import all_formulas, explain_entry
 
     lines = [heading("Formulas, in order of definition; times in s, sizes in byte")]
-    for entry in all_formulas():
+    for entry in all_formulas(prediction.features):
         lines += ["", *explain_entry(prediction, entry["name"])]
     return lines
 
@@ -67,7 +69,7 @@ def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
             "value": prediction.values[entry["name"]],
             "formula": entry["formula"],
         }
-        for entry in all_formulas()
+        for entry in all_formulas(prediction.features)
     ]
 
 
@@ -75,7 +77,7 @@ def term_lines(prediction: Prediction, name: str) -> list[str]:
     """One entry, by name or title. ValueError with the nearest names when there is none."""
     from costmodel.predict import all_formulas, explain_entry
 
-    entries = all_formulas()
+    entries = all_formulas(prediction.features)
     wanted = name.strip().lower()
     exact = [entry for entry in entries if entry["name"].lower() == wanted]
     matches = exact or [entry for entry in entries if entry["title"].lower() == wanted]

@@ -124,11 +124,12 @@ def make_request(
     top: int = 5,
     tokens: float | None = None,
     stack: str | None = None,
+    load: Mapping[str, Any] | None = None,
 ) -> Request:
     """A request from what a user types; every default taken is told in `notes`.
 
     model, gpu and cluster are names or paths. pins: "tp=4" texts, or knob -> value. precision: "auto", one
-    recipe or several separated by commas.
+    recipe or several separated by commas. load: further fields of the workload (documents, adapters, loads).
     """
     from costmodel.model_registry import load_model
     from hardware_db import resolve
@@ -154,7 +155,7 @@ def make_request(
         model=spec,
         gpus=gpus,
         cluster=place,
-        workload=Workload(seq_len, global_batch, task),
+        workload=Workload(seq_len, global_batch, task, **(load or {})),
         objective=objective,
         precisions=recipes,
         pins=fixed,

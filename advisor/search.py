@@ -92,7 +92,7 @@ class _Scored:
 
     def complexity(self) -> Array:
         """Number of things that a plan asks for beyond the default. [1]"""
-        columns = self.space.columns
+        columns = {name: np.asarray(array) for name, array in self.space.columns.items()}
         sizes = np.log2(columns["tp"] * columns["pp"] * columns["cp"] * columns["vpp"] * columns["etp"])
         extras = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
         switches = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
@@ -185,7 +185,7 @@ def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Ca
     score = gathered(each.score(request.objective) for each in scored)
     keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
     order = np.lexsort((row, part, gathered(each.complexity() for each in scored), *keys))
-    columns = [gathered(each.space.columns[name] for each in scored)[order] for name in LAYOUT + PIPELINE]
+    columns = [gathered(each.space.column(name) for each in scored)[order] for name in LAYOUT + PIPELINE]
 
     def value(each: Candidate) -> float:
         return objective_value(request.objective, each)

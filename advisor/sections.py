@@ -200,3 +200,11 @@ def cost_line(cost: dict[str, float]) -> str:
         words.append(f"{cost['kwh']:,.0f} kWh ({cost['watt_per_gpu']:,.0f} W a GPU, host included)")
     words += [f"no {name} known" for name, key in (("price", "usd"), ("power", "kwh")) if key not in cost]
     return wrap("training   " + ", ".join(words), "  ", " " * 13)
+
+
+def placement_section(prediction: Prediction) -> list[str]:
+    """Which groups stay inside a scale-up domain, and which straddle its edge."""
+    from advisor.placement import placement_lines
+
+    lines = placement_lines(prediction)
+    return [heading("Where groups stand"), *(wrap(line, "  - ", "    ") for line in lines)] if lines else []

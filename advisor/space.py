@@ -14,10 +14,12 @@ import numpy as np
 from advisor.request import Request
 from advisor.rules import Mask, Rule, Violation, error_masks, load_rules, violation
 from advisor.rules.facts import divisors, facts
-from advisor.space_options import Columns, Row, option_tables, pinned, pipelines
-from costmodel.columns import ITEM_PREFIX, ITEMS, code, collapsed, default_columns
+from advisor.space_options import SPLIT_KNOBS, Columns, Row, option_tables, pinned, pipelines
+from costmodel.columns import ITEM_PREFIX, ITEMS, Array, code, collapsed, default_columns
 
 MICRO_BATCHES = (1, 2, 4, 8)
+# Columns that are arrays however many rows there are.
+LAYOUT_AXES = ("tp", "pp", "cp", "dp", "ep", "etp", "micro_batch", "vpp", "of_pp", *SPLIT_KNOBS)
 # Shortest piece of a sequence that context parallelism may leave to a GPU.
 SHORTEST_SHARD = 1024
 # Up to this many data-parallel ranks gradients are summed in BF16, beyond in FP32 (tuning guide).
@@ -28,8 +30,9 @@ BF16_REDUCTION_RANKS = 128
 class Space:
     """The legal plans of one precision.
 
-    columns: one array per knob, over the legal plans. enumerated: combinations of the declared axes that
-    use all GPUs. rejected: rule id -> rows it dropped; examples: what it says about one of them.
+    columns: one array per knob, over the legal plans; what all plans share has one element. enumerated:
+    combinations of the declared axes that use all GPUs. rejected: rule id -> rows it dropped; examples: what it
+    says about one of them.
     """
 
     precision: str
@@ -42,6 +45,10 @@ class Space:
     def legal(self) -> int:
         """Number of legal plans. [1]"""
         return len(self.columns["tp"])
+
+    def column(self, name: str) -> Array:
+        """One knob's value in every legal plan."""
+        return np.broadcast_to(self.columns[name], (self.legal,))
 
 
 def build_space(request: Request, precision: str) -> Space:
@@ -70,7 +77,7 @@ def declared_space() -> tuple[str, ...]:
         "searched: tp up to the scale-up domain, pp, vpp, cp (at least "
         f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, even splits of the "
         "layers with accounting for embedding and loss, and the balancer's split where those do not divide; "
-        "with experts ep, and etp 1 or tp",
+        "with experts ep",
         "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, of modules (mlp, layernorm; experts: "
         "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; tp_comm_overlap; cuda_graph; "
         "fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
@@ -79,8 +86,8 @@ def declared_space() -> tuple[str, ...]:
         "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off; no token dropped",
-        "not searched, pin them: offload, pipeline_layout texts, optimizer_instances, fsdp_shard_size, zero_stage 0 "
-        "and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused attention",
+        "not searched, pin them: offload, pipeline_layout texts, etp, optimizer_instances, fsdp_shard_size, "
+        "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused attention",
     )
 
 
@@ -108,7 +115,7 @@ def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
 
 
 def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> Columns:
-    """ep over divisors of the experts, etp 1 or tp; on their own mesh, whose size is the same for each stage."""
+    """ep over divisors of the experts, etp 1 unless pinned, on their own mesh inside each stage."""
     moe = request.model.moe
     if moe is None:
         return _cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
@@ -116,13 +123,7 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
         [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= request.gpus]
     )
     columns = _cross(columns, [{"ep": float(size)} for size in eps])
-    if "etp" in pins:
-        columns = _cross(columns, [{"etp": float(pins["etp"])}])
-    else:
-        columns = _cross(columns, [{"same": 0.0}, {"same": 1.0}])
-        same = columns.pop("same")
-        columns["etp"] = np.where(same > 0, columns["tp"], 1.0)
-        _keep(columns, (same == 0) | (columns["tp"] > 1))
+    columns = _cross(columns, [{"etp": float(pins.get("etp", 1))}])
     ranks = columns["tp"] * columns["cp"] * columns["dp"]
     _keep(columns, ranks % (columns["ep"] * columns["etp"]) == 0)
     return columns
@@ -130,39 +131,42 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
 
 def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
     """Columns of the knobs that are not searched: best value, default, or the pin."""
-    rows = len(layouts["tp"])
     shards = layouts["dp"] * layouts["cp"]
-    fixed = {name: np.full(rows, value) for name, value in default_columns().items() if name not in layouts}
+    fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
     wide = request.cluster.domain_size > 8
     dispatcher = code("moe_dispatcher", "hybridep" if wide else "deepep")
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
         "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,
-        "overlap_param_gather": np.full(rows, float(pins.get("zero_stage", 1) > 0)),
+        "overlap_param_gather": np.array([float(pins.get("zero_stage", 1) > 0)]),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
     }
     for name, value in pins.items():
         if name in ITEM_PREFIX:
             chosen = {column: item for column, (knob, item) in ITEMS.items() if knob == name}
-            fixed |= {column: np.full(rows, float(item in value)) for column, item in chosen.items()}
+            fixed |= {column: np.array([float(item in value)]) for column, item in chosen.items()}
         elif name in fixed:
             number = code(name, value) if isinstance(value, str) else value
-            fixed[name] = np.full(rows, float(number))
+            fixed[name] = np.array([float(number)])
     return fixed
 
 
 def _cross(columns: Columns, table: list[Row]) -> Columns:
     """Every row with every row of the table."""
     rows, options = len(columns["tp"]), len(table)
-    crossed = {name: np.repeat(array, options) for name, array in columns.items()}
+    crossed = {
+        name: np.repeat(array, options) if name in LAYOUT_AXES or len(array) > 1 else array
+        for name, array in columns.items()
+    }
     for name in table[0]:
         crossed[name] = np.tile(np.array([row[name] for row in table]), rows)
     return crossed
 
 
 def _keep(columns: Columns, mask: Mask) -> None:
-    for name in columns:
-        columns[name] = columns[name][mask]
+    for name, array in columns.items():
+        if name in LAYOUT_AXES or len(array) > 1:
+            columns[name] = array[mask]
 
 
 def _drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule]:

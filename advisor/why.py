@@ -1,8 +1,9 @@
 """The path of the tuning guides, walked with this case's numbers.
 
 Data parallel first; shard what does not fit; tensor parallel inside the NVLink domain; context parallel
-when the sequence outgrows the hidden size; pipeline when the rest does not suffice; then micro-batch,
-recompute and precision. Every claim here is a prediction of a plan that differs in that one choice.
+when the sequence outgrows the hidden size; expert parallel for experts; pipeline when the rest does not
+suffice; then micro-batch, recompute and precision. Every claim here is a prediction of a plan that differs
+in that one choice.
 Source: Megatron-Bridge performance guide (parallel mapping strategies).
 """
 
@@ -13,13 +14,17 @@ from typing import Any
 
 from advisor.render import gib, percent
 from advisor.space import MICRO_BATCHES
+from advisor.space_options import recompute_choices
 from advisor.variants import Variant, Variants
-from costmodel.plan import RECOMPUTE_MODULES
 from costmodel.predict import FITS_BELOW, Prediction
 
 # What plain data parallel leaves off.
 _UNSPLIT: dict[str, Any] = {
-    **dict.fromkeys(("tp", "pp", "vpp", "cp"), 1),
+    **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp"), 1),
+    "overlap_moe_comm": False,
+    "delay_wgrad": False,
+    "moe_dispatcher": "alltoall",
+    "pipeline_layout": "",
     **dict.fromkeys(("sequence_parallel", "tp_comm_overlap", "account_embedding", "account_loss"), False),
     "fsdp": False,
     **dict.fromkeys(("fsdp_shard_size", "recompute_num_layers"), 0),
@@ -67,6 +72,7 @@ class Path:
             self.fully_sharded(),
             self.tensor_parallel(),
             self.context_parallel(),
+            *([self.experts()] if self.chosen.model.moe else []),
             self.pipeline(),
             self.micro_batch(),
             self.recompute(),
@@ -151,6 +157,21 @@ class Path:
         )
         return Step("context parallel", text, tried)
 
+    def experts(self) -> Step:
+        """How many ranks share the experts, and what does their traffic cost?"""
+        moe = self.chosen.model.moe
+        assert moe is not None
+        sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if moe.num_experts % size == 0]
+        tried = tuple(self.variants.sizes("ep", sizes))
+        shown = [leaf for leaf in self.chosen.time.leaves() if leaf.name.endswith("_dispatch")]
+        share = sum(leaf.value for leaf in shown) / self.chosen.step_time_s
+        text = (
+            f"Spreads {moe.num_experts} experts, of which a token visits {moe.topk}, on a mesh of their own: the "
+            f"GPUs needed are pp x max(tp x cp, ep x etp). {self.variants.listed(tried)}. Chosen: EP{self.plan.ep}, "
+            f"{self.plan.moe_dispatcher}; its traffic leaves {percent(share)} of the step exposed."
+        )
+        return Step("expert parallel", text, tried)
+
     def pipeline(self) -> Step:
         """Which pipeline size, and what does interleaving save?"""
         tried = list(self.variants.sizes("pp", [1, 2, 4, 8, 16]))
@@ -189,8 +210,8 @@ class Path:
         """What does recompute cost or save here?"""
         none = replace(self.plan, recompute="none", recompute_modules=(), recompute_num_layers=0)
         plans = {"none": none}
-        for module in RECOMPUTE_MODULES:
-            plans[module] = replace(none, recompute="selective", recompute_modules=(module,))
+        for modules in recompute_choices(self.chosen.model):
+            plans["+".join(modules)] = replace(none, recompute="selective", recompute_modules=modules)
         plans["full"] = replace(none, recompute="full", cuda_graph=False)
         tried = [self.variants.of(label, plan) for label, plan in plans.items()]
         legal = tuple(variant for variant in tried if variant.prediction is not None)

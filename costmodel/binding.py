@@ -39,7 +39,7 @@ def bind(
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
     return (
         _model_inputs(model)
-        | _workload_inputs(workload)
+        | _workload_inputs(workload, model)
         | _precision_inputs(precision)
         | hardware_inputs(cluster, precision_recipe(precision), precision, stack)
     )
@@ -140,7 +140,7 @@ def _mixer_numbers(model: ModelSpec) -> dict[str, float]:
     }
 
 
-def _workload_inputs(workload: Workload) -> dict[str, Bound]:
+def _workload_inputs(workload: Workload, model: ModelSpec) -> dict[str, Bound]:
     """Sequences, documents and the task. E[l^2] / E[l] = mean (1 + cv^2) is what attention meets of a document.
 
     A pack of s / mean documents has attention work that varies as their squares do: cv of the sum is
@@ -163,7 +163,26 @@ def _workload_inputs(workload: Workload) -> dict[str, Bound]:
         "lora_mlp": float(workload.lora_targets == "all"),
         "imbalance": workload.moe_imbalance,
     }
-    return {name: Bound(float(number), "workload") for name, number in numbers.items()}
+    notes = _workload_notes(workload, model)
+    return {name: Bound(float(number), "workload", notes.get(name, "")) for name, number in numbers.items()}
+
+
+def _workload_notes(workload: Workload, model: ModelSpec) -> dict[str, str]:
+    """What a reader must know about the loads that were taken for granted."""
+    notes: dict[str, str] = {}
+    if model.moe is not None:
+        load = workload.moe_imbalance
+        notes["imbalance"] = (
+            "expert loads are taken as balanced, as benchmarks force them; real routing is not: "
+            "--moe-imbalance 1.3 shows what that costs"
+            if load == 1
+            else f"the busiest expert rank has {load:g} times the mean tokens"
+        )
+    if workload.task != "pretrain" and not workload.mean_length:
+        notes["document"] = (
+            "every sequence is taken as one full document; --mean-length says how long they are"
+        )
+    return notes
 
 
 def _precision_inputs(precision: str) -> dict[str, Bound]:

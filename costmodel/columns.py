@@ -69,7 +69,7 @@ def plan_from_columns(columns: Columns, index: int, precision: str) -> Plan:
     """The plan of row `index`; columns that are missing take the default."""
     values: dict[str, Any] = {"precision": precision}
     for name, column in columns.items():
-        number = float(column[index])
+        number = float(column[index if len(column) > 1 else 0])
         if name in CODED:
             values[name] = KNOBS[name].choices[int(number)]
         elif name == "pipeline_layout":
@@ -81,7 +81,7 @@ def plan_from_columns(columns: Columns, index: int, precision: str) -> Plan:
         values[knob] = tuple(
             item
             for column, (of, item) in ITEMS.items()
-            if of == knob and column in columns and columns[column][index]
+            if of == knob and column in columns and columns[column][index if len(columns[column]) > 1 else 0]
         )
     return Plan(**values)
 

@@ -154,7 +154,9 @@ class Plan:
 
     def describe(self) -> str:
         """The plan in one line, as an engineer would say it."""
-        sizes = [f"{name.upper()}{getattr(self, name)}" for name in ("tp", "pp", "vpp", "cp", "ep", "dp")]
+        sizes = [
+            f"{name.upper()}{getattr(self, name)}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
+        ]
         words = [word for word in sizes if not (word[:-1].isalpha() and word[-1] == "1")] or ["single GPU"]
         words.append(f"mbs{self.micro_batch}")
         words.append(self.precision)

@@ -178,7 +178,7 @@ def evaluate_plans(
     bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
     scalars = {name: entry.value for name, entry in bound.items()}
     compiled = compiled_family(family_features(model, workload, columns))
-    rows = len(next(iter(columns.values())))
+    rows = max(len(column) for column in columns.values())
     scalars |= {name: float(value) for name, value in inputs.items() if not np.ndim(value)}
     arrays = {name: value for name, value in inputs.items() if np.ndim(value)}
     results: dict[str, Array] = {}

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from advisor.workload_options import given_workload, workload_options
+
 
 @click.command(name="explain")
 @click.option("--model", required=True, help="Model: a name, an alias such as 70b, a TOML or a config.json.")
@@ -30,6 +32,7 @@ import click
 @click.option("--tokens", type=float, metavar="T", help="Tokens to train on, for GPU-hours, $ and kWh.")
 @click.option("--top", type=int, default=5, show_default=True, metavar="K", help="Plans to tell about.")
 @click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06 [the newest known].")
+@workload_options
 @click.option("--save", metavar="FILE", help="Write the plan as a plan file.")
 @click.option("--formulas", is_flag=True, help="Every formula, with the numbers of the plan put in.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
@@ -70,6 +73,7 @@ def command(context: click.Context, **options: Any) -> None:
         top=options["top"],
         tokens=options["tokens"],
         stack=options["stack"],
+        load=given_workload(options),
     )
     with Progress(wanted=not options["as_json"]) as progress:
         explanation = explain(request, options["why_not"], progress)
