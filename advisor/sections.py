@@ -22,6 +22,7 @@ _SEVERITY_WORDS = {
     "SILENT": "has no effect",
     "PERF": "runs, but costs",
     "ENV": "needs the environment",
+    "NOTE": "worth knowing",
 }
 
 

@@ -1,8 +1,8 @@
 """Rules between knobs: one definition each, for one plan with its message and for arrays of plans.
 
-A rule is a record of `dense.toml`: the expression `when` over the words of `advisor.rules.facts`, the
-text with numbers, and the way out. `violations` tells everything that is wrong with a plan at once;
-`error_masks` and `legal_mask` apply the same expressions to a whole search space.
+A rule is a record of a topic file (`parallel.toml`, `experts.toml`, ...): the expression `when` over the
+words of `advisor.rules.facts`, the text with numbers, and the way out. `violations` tells everything that
+is wrong with a plan at once; `error_masks` and `legal_mask` apply the same expressions to a whole search space.
 """
 
 from __future__ import annotations
@@ -29,15 +29,32 @@ if TYPE_CHECKING:
     from hardware_db import Cluster
 
 
-RULES_FILE = Path(__file__).with_name("dense.toml")
+RULES = Path(__file__).parent
+# Files of rules by topic; rules are applied and told in this order.
+TOPICS = (
+    "parallel",
+    "pipeline",
+    "batch",
+    "context",
+    "experts",
+    "dispatch",
+    "overlap",
+    "data_parallel",
+    "optimizer",
+    "precision",
+    "memory",
+    "graphs",
+    "environment",
+    "tasks",
+)
 # In the order in which they are told.
-SEVERITIES = ("ERROR", "AUTOFIX", "SILENT", "PERF", "ENV")
+SEVERITIES = ("ERROR", "AUTOFIX", "SILENT", "PERF", "ENV", "NOTE")
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; see the head of `dense.toml` for its fields."""
+    """One rule; see the head of `parallel.toml` for its fields."""
 
     id: str
     severity: str
@@ -103,9 +120,13 @@ class _Template(string.Formatter):
 
 @lru_cache(maxsize=1)
 def load_rules() -> tuple[Rule, ...]:
-    """Every rule in the order of the file."""
-    with RULES_FILE.open("rb") as file:
-        records = tomllib.load(file)
+    """Every rule, topic by topic, in the order of the files."""
+    return tuple(rule for topic in TOPICS for rule in topic_rules(topic))
+
+
+def topic_rules(topic: str) -> tuple[Rule, ...]:
+    """Rules of one topic file."""
+    records = tomllib.loads((RULES / f"{topic}.toml").read_text(encoding="utf-8"))
     return tuple(
         Rule(
             id=name,
@@ -115,11 +136,17 @@ def load_rules() -> tuple[Rule, ...]:
     )
 
 
+def left_out() -> dict[str, str]:
+    """Entries of the table of constraints that are no rule here, each with the reason."""
+    return tomllib.loads((RULES / "left_out.toml").read_text(encoding="utf-8"))
+
+
 def violations(
     model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, gpus: int = 0
 ) -> list[Violation]:
     """Every rule that `plan` breaks, errors first. gpus: GPUs there are, 0 when not said."""
-    words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus)
+    settings = getattr(plan, "settings", ())
+    words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus, settings)
     # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
     found = [violation(rule, words, 0) for rule in load_rules() if np.any(rule.broken(words))]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from advisor.rules.layouts import layout_problems
+from advisor.rules.model_words import cluster_words, model_words, workload_words
+from advisor.rules.setting_words import setting_words
 from costmodel.columns import CODED, ITEMS, MODULE_COLUMNS, Columns, default_columns
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
@@ -29,14 +33,21 @@ CHOICES = {
     "attention_backend": {"fused": "fused", "unfused": "unfused"},
 }
 FLAGS = tuple(name for name, knob in KNOBS.items() if knob.kind == "bool")
-# Matrix sizes must be multiples of this for a quantised GEMM: 16 for FP8 and NVFP4, MXFP8 blocks of 32.
-QUANTISED_BLOCK = {"mxfp8": 32}
 
 
 def facts(
-    model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, columns: Columns, gpus: int = 0
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    precision: str,
+    columns: Columns,
+    gpus: int = 0,
+    settings: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
 ) -> Facts:
-    """Every word of the rules: arrays over the rows of `columns`, and single values. gpus 0 is not given."""
+    """Every word of the rules: arrays over the rows of `columns`, and single values.
+
+    gpus: GPUs there are, 0 when not said. settings: of a single plan, never of a search.
+    """
     words: Facts = dict(default_columns()) | {name: np.asarray(array) for name, array in columns.items()}
     for name in (*FLAGS, *ITEMS):
         words[name] = np.asarray(words[name]) != 0
@@ -44,48 +55,68 @@ def facts(
         codes = np.asarray(words.pop(knob))
         for number, value in enumerate(KNOBS[knob].choices):
             words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
-    words |= _single_values(model, workload, cluster, precision, gpus)
-    words["modules_given"] = reduce(np.logical_or, [words[name] for name in MODULE_COLUMNS])
-    words["shards"] = words["dp"] * words["cp"]
-    words["world"] = words["tp"] * words["pp"] * words["shards"]
-    words["m"] = words["global_batch"] / (words["micro_batch"] * words["dp"])
-    words["accounted"] = words["layers"] + words["account_embedding"] + words["account_loss"]
-    words["stage_layers"] = np.ceil(words["accounted"] / (words["pp"] * words["vpp"])) * words["vpp"]
+    words |= model_words(model) | workload_words(workload) | cluster_words(cluster, precision, gpus)
+    words |= setting_words(settings)
+    words |= _sizes(words)
+    words |= _stages(words)
+    words |= _memory_and_graphs(words)
+    words["layout_problem"] = layout_problems(model, words)
     return words
 
 
-def _single_values(
-    model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, gpus: int
-) -> Facts:
-    generation = cluster.gpu.generation
+def _sizes(w: Facts) -> Facts:
+    """Ranks, batches and tokens that follow from the parallel sizes."""
+    shards = w["dp"] * w["cp"]
+    mesh = w["tp"] * shards
+    encoder = np.where(w["encoder_pp"] > 0, shards * np.maximum(w["encoder_tp"], 1) * w["encoder_pp"], 0)
+    tokens = w["micro_batch"] * w["seq_len"] / (w["cp"] * np.where(w["sequence_parallel"], w["tp"], 1))
     return {
-        "heads": model.num_heads,
-        "kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "layers": model.num_layers,
-        "hidden": model.hidden,
-        "ffn": model.ffn_hidden,
-        "positions": model.learned_positions,
-        "experts": model.moe.num_experts if model.moe else 0,
-        "seq_len": workload.seq_len,
-        "global_batch": workload.global_batch,
-        "finetune": np.bool_(workload.task != "pretrain"),
-        "domain": cluster.domain_size,
-        "gpu": cluster.gpu.title,
-        "gpus": gpus,
-        "ampere": np.bool_(generation == "ampere"),
-        "ada": np.bool_(generation == "ada"),
-        "hopper": np.bool_(generation == "hopper"),
-        "blackwell": np.bool_(generation.startswith("blackwell")),
-        "precision": precision,
-        "fp8": np.bool_(precision.startswith(("fp8", "mxfp8"))),
-        "fp8_delayed": np.bool_(precision == "fp8-delayed"),
-        "fp8_sc": np.bool_(precision == "fp8-sc"),
-        "mxfp8": np.bool_(precision == "mxfp8"),
-        "fp4": np.bool_(precision == "nvfp4"),
-        "quantised": np.bool_(precision.startswith(("fp8", "mxfp8", "nvfp4"))),
-        "block": QUANTISED_BLOCK.get(precision, 16),
+        "shards": shards,
+        "mesh": mesh,
+        "encoder_gpus": encoder,
+        "world": mesh * w["pp"] + encoder,
+        "edp": mesh / (w["ep"] * w["etp"]),
+        "m": w["global_batch"] / (w["micro_batch"] * w["dp"]),
+        "tokens": tokens,
+        "tokens_per_expert": tokens * w["topk"] * w["ep"] * w["etp"] / max(w["experts"], 1),
     }
+
+
+def _stages(w: Facts) -> Facts:
+    """How the layers are shared out: evenly, with own numbers on the ends, or as a layout says."""
+    first, last, pp = w["first_stage_layers"], w["last_stage_layers"], w["pp"]
+    accounted = w["layers"] + w["account_embedding"] + w["account_loss"]
+    free = pp - (np.asarray(first) > 0) - (np.asarray(last) > 0)
+    uneven = (np.asarray(first) > 0) | (np.asarray(last) > 0)
+    layout = np.asarray(w["pipeline_layout"]) > 0
+    return {
+        "layout": layout,
+        "uneven": uneven,
+        "even": ~layout & ~uneven,
+        "free_stages": free,
+        "middle_layers": (w["layers"] - first - last) / np.maximum(free, 1),
+        "group": np.where(np.asarray(w["vpp_group_size"]) > 0, w["vpp_group_size"], pp),
+        "accounted": accounted,
+        "stage_layers": np.ceil(accounted / (pp * w["vpp"])) * w["vpp"],
+    }
+
+
+def _memory_and_graphs(w: Facts) -> Facts:
+    """Which lists say anything, and what CUDA graphs capture."""
+    scope = _any(w, [name for name in ITEMS if name.startswith("graph_")])
+    return {
+        "modules_given": _any(w, MODULE_COLUMNS),
+        "offload_given": _any(w, [name for name, (knob, _) in ITEMS.items() if knob == "offload_modules"]),
+        "scope_given": scope,
+        "whole_graph": w["cuda_graph"] & w["graph_full_iteration"],
+        "layer_graph": w["cuda_graph"] & ~w["graph_full_iteration"],
+        # Without a scope every layer is captured whole.
+        "attn_graph": w["cuda_graph"] & ~w["graph_full_iteration"] & (w["graph_attn"] | ~scope),
+    }
+
+
+def _any(words: Facts, names: Iterable[str]) -> Any:
+    return reduce(np.logical_or, [words[name] for name in names])
 
 
 def row_facts(words: Facts, index: int) -> Facts:

@@ -1,0 +1,102 @@
+"""Words of the rules that do not change from plan to plan: model, workload, cluster and precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from costmodel.layout import blocks_of
+from costmodel.model_spec import ModelSpec
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from hardware_db import Cluster
+
+
+# Matrix sizes must be multiples of this for a quantised GEMM: 16 for FP8 and NVFP4, MXFP8 blocks of 32.
+QUANTISED_BLOCK = {"mxfp8": 32}
+
+
+def model_words(model: ModelSpec) -> dict[str, Any]:
+    """Sizes of the model; what a model does not have is 0, and family words tell which parts it has."""
+    blocks = {block for kind in model.layer_kinds() for block in blocks_of(model, kind)}
+    delta, mamba, csa = model.gated_delta, model.mamba, model.compressed_attention
+    return {
+        "model_name": model.name,
+        "heads": model.num_heads,
+        "kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "layers": model.num_layers,
+        "hidden": model.hidden,
+        "ffn": model.ffn_hidden,
+        "positions": model.learned_positions,
+        "activation": model.activation,
+        "linear_bias": np.bool_(model.linear_bias),
+        "tied": np.bool_(model.tied_embeddings),
+        "mlps": np.bool_("mlp" in blocks),
+        "mla": np.bool_(model.mla is not None),
+        "csa": np.bool_(csa is not None),
+        "streams": csa.residual_streams if csa else 1,
+        "mamba_heads": mamba.num_heads if mamba else 0,
+        "mamba_groups": mamba.num_groups if mamba else 0,
+        "delta_key_heads": delta.num_key_heads if delta else 0,
+        "delta_value_heads": delta.num_value_heads if delta else 0,
+        "window": model.sliding_window.window if model.sliding_window else 0,
+        "mtp": model.mtp_layers,
+    } | _expert_words(model)
+
+
+def _expert_words(model: ModelSpec) -> dict[str, Any]:
+    moe = model.moe
+    return {
+        "experts": moe.num_experts if moe else 0,
+        "topk": moe.topk if moe else 0,
+        "expert_ffn": moe.expert_ffn if moe else 0,
+        "shared_ffn": moe.shared_expert_ffn if moe else 0,
+        "dense_first": moe.dense_first_layers if moe else 0,
+        "latent": (moe.latent_size or 0) if moe else 0,
+        "balancing": (moe.load_balancing or "") if moe else "",
+        "aux_loss": (moe.aux_loss_coeff or 0.0) if moe else 0.0,
+        "router_dtype": (moe.router_dtype or "") if moe else "",
+        "router_score": moe.router_score if moe else "",
+    }
+
+
+def workload_words(workload: Workload) -> dict[str, Any]:
+    """Sequence, batch and task."""
+    finetune = workload.task != "pretrain"
+    return {
+        "seq_len": workload.seq_len,
+        "global_batch": workload.global_batch,
+        "finetune": np.bool_(finetune),
+        "lora": np.bool_(workload.task == "lora"),
+        # Documents of one length fill their sequence: packing is a choice only where they are shorter.
+        "packed": np.bool_(finetune and workload.packed and workload.mean_length > 0),
+        "padded": np.bool_(finetune and not workload.packed),
+    }
+
+
+def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]:
+    """GPU generation, scale-up domain, and the number formats of the precision recipe."""
+    generation = cluster.gpu.generation
+    return {
+        "domain": cluster.domain_size,
+        "gpu": cluster.gpu.title,
+        "gpus": gpus,
+        "ampere": np.bool_(generation == "ampere"),
+        "ada": np.bool_(generation == "ada"),
+        "hopper": np.bool_(generation == "hopper"),
+        "blackwell": np.bool_(generation.startswith("blackwell")),
+        "consumer": np.bool_(generation in ("ada", "blackwell-consumer")),
+        "precision": precision,
+        "fp8": np.bool_(precision.startswith(("fp8", "mxfp8"))),
+        "fp8_delayed": np.bool_(precision == "fp8-delayed"),
+        "fp8_sc": np.bool_(precision == "fp8-sc"),
+        "mxfp8": np.bool_(precision == "mxfp8"),
+        "fp4": np.bool_(precision == "nvfp4"),
+        "fp16": np.bool_(precision == "fp16"),
+        "fp32": np.bool_(precision == "fp32"),
+        "quantised": np.bool_(precision.startswith(("fp8", "mxfp8", "nvfp4"))),
+        "block": QUANTISED_BLOCK.get(precision, 16),
+    }
