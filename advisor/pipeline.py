@@ -32,7 +32,7 @@ def layout_of(prediction: Prediction) -> Layout:
 def chunk_times(prediction: Prediction) -> tuple[list[list[float]], list[list[float]]]:
     """Forward and backward time of one micro-batch, by stage and chunk. [s]
 
-    Each chunk has its own blocks; the embedding is in the first chunk, MTP heads, logits and loss in the last.
+    An encoder's stages come before the decoder's. Each chunk has its own blocks; the embedding is in the first chunk, MTP heads, logits and loss in the last.
     Launch gaps and vocabulary split between the passes as the blocks of the pace-setting stage do.
     """
     values, layout = prediction.values, layout_of(prediction)
@@ -43,6 +43,13 @@ def chunk_times(prediction: Prediction) -> tuple[list[list[float]], list[list[fl
     whole[0][0] += values["first_stage_time"] - sum(whole[0])
     if len(whole) > 1:
         whole[-1][-1] += values["last_stage_time"] - sum(whole[-1])
+    encoder = values.get("encoder_time", 0.0)
+    if encoder and prediction.plan.encoder_pp == 0:
+        whole[0][0] += encoder
+    elif encoder:
+        # Stages of the encoder come first; only their first chunk has work.
+        one = [encoder / prediction.plan.encoder_pp] + [0.0] * (prediction.plan.vpp - 1)
+        whole = [list(one) for _ in range(prediction.plan.encoder_pp)] + whole
     blocks = [block for block in BLOCKS if f"{block}_time" in values]
     forward_part, backward_part = (
         sum(values[f"{block}_pace"] * values[f"{block}_{kind}_time"] for block in blocks)
@@ -76,14 +83,13 @@ def with_schedule(prediction: Prediction) -> Prediction:
     The difference is one more term, `schedule_correction`, so that parts still sum to the step. It grows
     with stragglers as the rest of the step does. One stage has nothing to correct.
     """
-    if prediction.plan.pp == 1:
+    if prediction.plan.pp == 1 and not prediction.plan.encoder_pp:
         return prediction
     values = prediction.values
     microbatches = prediction.plan.num_microbatches(prediction.workload.global_batch)
     leaves = {leaf.name: leaf.value for leaf in prediction.time.leaves()}
-    closed = (
-        microbatches * values["slowest_stage_time"] + leaves["pipeline_bubble"] + leaves["pipeline_send_recv"]
-    )
+    slowest = values.get("slowest_with_encoder", values["slowest_stage_time"])
+    closed = microbatches * slowest + leaves["pipeline_bubble"] + leaves["pipeline_send_recv"]
     stragglers = values["step_time"] / values["synchronous_time"]
     correction = (pipeline_makespan(**_arguments(prediction)) - closed) * stragglers
     term = TermValue(

@@ -87,7 +87,8 @@ def declared_space() -> tuple[str, ...]:
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off; no token dropped",
         "not searched, pin them: offload, pipeline_layout texts, etp, optimizer_instances, fsdp_shard_size, "
-        "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused attention",
+        "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused "
+        "attention",
     )
 
 

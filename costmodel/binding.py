@@ -56,6 +56,7 @@ def _model_inputs(model: ModelSpec) -> dict[str, Bound]:
 
 
 def _dense_numbers(model: ModelSpec) -> dict[str, float]:
+    encoder = model.encoder
     return {
         "h": model.hidden,
         "f": model.ffn_hidden,
@@ -73,6 +74,12 @@ def _dense_numbers(model: ModelSpec) -> dict[str, float]:
         "qkv_biases": float(model.linear_bias or model.qkv_bias),
         "qk_norms": float(model.qk_norm),
         "mtp_total": model.mtp_layers,
+        "enc_layers": encoder.num_layers if encoder else 0,
+        "enc_h": encoder.hidden if encoder else 0,
+        "enc_f": encoder.ffn_hidden if encoder else 0,
+        "enc_a": encoder.num_heads if encoder else 1,
+        "enc_gates": float(encoder.gated) if encoder else 0.0,
+        "enc_tokens": encoder.tokens if encoder else 0,
     }
 
 

@@ -133,6 +133,9 @@ def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
         "edp": edp,
         "b": c["micro_batch"],
         "m": global_batch / (c["micro_batch"] * c["dp"]),
+        "enc_tp": np.where(c["encoder_tp"] > 0, c["encoder_tp"], c["tp"]),
+        "enc_pp": np.maximum(c["encoder_pp"], 1.0),
+        "enc_own": (c["encoder_pp"] > 0) * 1.0,
         "sp": c["sequence_parallel"] * (c["tp"] > 1),
         "vpp_group": np.where(c["vpp_group_size"] > 0, c["vpp_group_size"], c["pp"]),
     }

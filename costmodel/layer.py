@@ -7,7 +7,7 @@ symbols of what it wrote, so that `costmodel.step` can multiply them by blocks a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
@@ -123,20 +123,20 @@ def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts
     }
 
 
-def attention_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
+def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) -> Parts:
     """Forward and backward time of the attention core, fused or not (compressed attention always is)."""
     width = core_width(x) if block == "mla" else x.d  # mean head dimension of queries and values
     keys = attention.attended_keys(x)
     if block == "csa":
         keys = attended_entries(x)
-        flops = ledger.define(f"{block}_flops", csa_flops_forward(x), "FLOP", csa_flops_forward)
+        flops = ledger.define(f"{label}_flops", csa_flops_forward(x), "FLOP", csa_flops_forward)
     else:
         flops = ledger.define(
-            f"{block}_flops", attention.core_flops_forward(x, width), "FLOP", attention.core_flops_forward
+            f"{label}_flops", attention.core_flops_forward(x, width), "FLOP", attention.core_flops_forward
         )
     # A ring step sees s / cp queries at a time; an all-to-all group sees the whole sequence.
     ring = ledger.define(
-        f"{block}_cp_ring",
+        f"{label}_cp_ring",
         x.cp / x.cp_a2a_size * (1 - x.cp_all_gather) + x.cp_all_gather,
         "1",
         "steps of the context-parallel ring",
@@ -163,7 +163,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
         )
         unfused = (1 if name == "forward" else 2) * square + stream(x, scores[name], x.elementwise_fraction)
         times[name] = ledger.define(
-            f"{block}_core_{name}",
+            f"{label}_core_{name}",
             (1 - x.unfused) * fused + x.unfused * unfused,
             "s",
             kernels.attention_time,
@@ -208,9 +208,13 @@ def stream_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Times:
     }
 
 
-def block_times(ledger: Ledger, x: SimpleNamespace, name: str, features: Collection[str]) -> BlockTimes:
-    """All of one block on one rank and one micro-batch."""
+def block_times(
+    ledger: Ledger, x: SimpleNamespace, name: str, features: Collection[str], label: str = ""
+) -> BlockTimes:
+    """All of one block on one rank and one micro-batch, written under `label` (its name by default)."""
     work = block_work(x, name, features)
+    label = label or name
+    work = replace(work, name=label)
     gemms = linear_times(ledger, x, work, features)
     small = stream_times(ledger, x, work)
     grouped = {layer.name for layer in work.linears if layer.grouped}
@@ -234,9 +238,9 @@ def block_times(ledger: Ledger, x: SimpleNamespace, name: str, features: Collect
         backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
     core: Parts = {}
     if name in ("attention", "mla", "csa"):
-        core = attention_times(ledger, x, name)
+        core = attention_times(ledger, x, name, label)
         forward["attention"], backward["attention"] = core["forward"], core["backward"]
-        context = context_parallel_times(ledger, x, name, core, *_exchanged(x, name))
+        context = context_parallel_times(ledger, x, label, core, *_exchanged(x, name))
         forward["context_parallel"], backward["context_parallel"] = context["forward"], context["backward"]
     elif name in ("mamba", "delta"):
         core = scan_times(ledger, x, name)
@@ -251,7 +255,7 @@ def block_times(ledger: Ledger, x: SimpleNamespace, name: str, features: Collect
         work,
         forward,
         backward,
-        _again(ledger, x, name, gemms, small, core, forward),
+        _again(ledger, x, name, label, gemms, small, core, forward),
         *_kernels(ledger, x, work),
         shared=_shared(gemms),
         wait=x.expert_wait * x.dropless * (1 - x.dispatch_fused) if name == "experts" else 0,
@@ -279,14 +283,21 @@ def _shared(gemms: Times) -> Amount:
 
 
 def _again(
-    ledger: Ledger, x: SimpleNamespace, name: str, gemms: Times, small: Times, core: Parts, forward: Parts
+    ledger: Ledger,
+    x: SimpleNamespace,
+    name: str,
+    label: str,
+    gemms: Times,
+    small: Times,
+    core: Parts,
+    forward: Parts,
 ) -> Amount:
     """Forward work that the block's recompute setting repeats in the backward pass.
 
     Full recompute repeats everything of its layers; selective recompute what was named.
     """
     everything = ledger.define(
-        f"{name}_forward", sum(forward.values()), "s", "sum over the kinds of work, forward"
+        f"{label}_forward", sum(forward.values()), "s", "sum over the kinds of work, forward"
     )
 
     def linears(*names: str) -> Amount:
@@ -312,7 +323,7 @@ def _again(
         named += x.recompute_moe * everything + (1 - x.recompute_moe) * apart
     again = x.recompute_layers * everything + (1 - x.recompute_layers) * named
     return ledger.define(
-        f"{name}_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
+        f"{label}_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
     )
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum
+from costmodel.encoder import encoder_bytes
 from costmodel.layer import BlockTimes
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, linear, parameters
@@ -152,7 +153,11 @@ def fragmentation_bytes(x: SimpleNamespace, held: Amount) -> Amount:
 
 
 def rank_memory(
-    ledger: Ledger, x: SimpleNamespace, blocks: Blocks, features: Collection[str]
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Blocks,
+    features: Collection[str],
+    encoder: dict[str, BlockTimes],
 ) -> dict[str, Term]:
     """Breakdown of the first, second and last stage's rank, and the worst of them as entry `peak_memory`."""
     for name, times in blocks.items():
@@ -164,7 +169,7 @@ def rank_memory(
         )
     widest = ledger.define("widest_gradient", widest_gradient(x, blocks), "byte", widest_gradient)
     trees = {
-        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, index, widest)
+        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, index, widest, encoder)
         for index, stage in enumerate(STAGES)
     }
     import sympy
@@ -188,6 +193,7 @@ def _stage_memory(
     stage: str,
     index: int,
     widest: Amount,
+    encoder: dict[str, BlockTimes],
 ) -> Term:
     import sympy
 
@@ -263,6 +269,10 @@ def _stage_memory(
             "a constant of the software stack; NVLink SHARP takes buffers of its own",
         ),
     ]
+    if encoder and stage == "first":
+        # On GPUs of its own the encoder needs less than the first stage does, which stands for it.
+        own = (1 - x.enc_own) * encoder_bytes(x, encoder, flying)
+        parts.append(("encoder", "encoder in the first stage", own, encoder_bytes))
     return ledger.total(
         p,
         f"peak memory, {stage} pipeline stage",

@@ -9,7 +9,16 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.model_spec import CompressedAttention, GatedDelta, Mamba, Mla, ModelSpec, Moe, SlidingWindow
+from costmodel.model_spec import (
+    CompressedAttention,
+    Encoder,
+    GatedDelta,
+    Mamba,
+    Mla,
+    ModelSpec,
+    Moe,
+    SlidingWindow,
+)
 
 TABLES: dict[str, type] = {
     "moe": Moe,
@@ -18,6 +27,7 @@ TABLES: dict[str, type] = {
     "gated_delta": GatedDelta,
     "sliding_window": SlidingWindow,
     "compressed_attention": CompressedAttention,
+    "encoder": Encoder,
 }
 _LARGEST_FILE = 4 * 2**20  # bytes; a real model file is a few kilobytes
 

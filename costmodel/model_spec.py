@@ -113,6 +113,19 @@ class CompressedAttention(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Encoder(Checked):
+    """A vision or audio encoder in front of the decoder: attention over all of a sample's `tokens`, and an MLP."""
+
+    _where = "encoder."
+    num_layers: int
+    hidden: int
+    ffn_hidden: int
+    num_heads: int
+    tokens: int
+    gated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Checked):
     """Attention over the last `window` tokens, on all layers but every full_attention_interval-th one."""
 
@@ -163,6 +176,7 @@ class ModelSpec(Checked):
     mamba: Mamba | None = None
     gated_delta: GatedDelta | None = None
     sliding_window: SlidingWindow | None = None
+    encoder: Encoder | None = None
     attention_chunk: int = 0
     nope_layer_interval: int = 0
     attention_sink: bool = False

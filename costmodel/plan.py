@@ -133,8 +133,14 @@ class Plan:
 
     @property
     def world(self) -> int:
-        """GPUs of the plan. [1]"""
-        return self.tp * self.pp * self.cp * self.dp
+        """GPUs of the plan: dp x cp x (tp x pp and, where it has GPUs of its own, the encoder's tp x pp). [1]"""
+        return self.dp * self.replica
+
+    @property
+    def replica(self) -> int:
+        """GPUs of one data-parallel replica. [1] Source: NeMo performance guide, heterogeneous encoder parallelism."""
+        encoder = (self.encoder_tp or self.tp) * self.encoder_pp
+        return self.cp * (self.tp * self.pp + encoder)
 
     def num_microbatches(self, global_batch: int) -> int:
         """Micro-batches each data-parallel rank computes in one step. [1]"""

@@ -152,6 +152,8 @@ def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> f
         features |= {"latent"} if model.moe.latent_size else set()
     if model.mtp_layers:
         features.add("mtp")
+    if model.encoder is not None:
+        features.add("encoder")
     if workload.task == "lora":
         features.add("lora")
     if np.any(columns.get("bf16_end_layers", ZERO) > 0):

@@ -14,6 +14,7 @@ from costmodel.data_parallel import (
     offloaded_optimizer_time,
     optimizer_time,
 )
+from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time
 from costmodel.exposed import dispatch_times, overlapped_dispatch
 from costmodel.layer import BlockTimes, block_times, block_tokens
 from costmodel.memory import adapters_of, parameters_of, rank_memory
@@ -83,7 +84,10 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     if "experts" in blocks:
         blocks = with_dispatch(ledger, x, blocks)
     totals = {name: write_totals(ledger, x, times) for name, times in blocks.items()}
+    encoder = encoder_blocks(ledger, x) if "encoder" in features else {}
     stages = stage_times(ledger, x, totals, features)
+    if encoder:
+        stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
     trees = compute_trees(ledger, x, blocks, stages)
     trees.append(host_term(ledger, x, blocks, stages))
     trees += pipeline_terms(ledger, x, stages)
@@ -103,9 +107,12 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
             ledger.term("offload", "activations to and from the host, exposed", waiting, "s", offload_exposed)
         )
     step = with_stragglers(ledger, x, trees, blocks)
-    ledger.define("model_flops", model_flops(x, list(blocks), features), "FLOP", model_flops)
+    flops = model_flops(x, list(blocks), features)
+    if encoder:
+        flops += x.b * x.m * x.dp * encoder_flops(x)
+    ledger.define("model_flops", flops, "FLOP", model_flops)
     ledger.define("world", communication.world(x), "1", communication.world)
-    memory = rank_memory(ledger, x, blocks, features)
+    memory = rank_memory(ledger, x, blocks, features, encoder)
     return ledger, {"step_time": step, **memory}
 
 
@@ -213,6 +220,22 @@ def stage_times(
     return {"pace": pace, "slowest": slowest, "all": every + embedding + output}
 
 
+def with_encoder(
+    ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amount], encoder: Amount
+) -> dict[str, Amount]:
+    """Stages with an encoder: in the decoder's first stage, or in stages of its own before it. [s]"""
+    slowest = ledger.define(
+        "slowest_with_encoder",
+        maximum(
+            stages["slowest"] * x.enc_own + (1 - x.enc_own) * (symbol("first_stage_time") + encoder),
+            maximum(stages["slowest"], x.enc_own * encoder / x.enc_pp),
+        ),
+        "s",
+        with_encoder,
+    )
+    return dict(stages) | {"slowest": slowest, "all": stages["all"] + encoder}
+
+
 def compute_trees(
     ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount]
 ) -> list[Term]:
@@ -281,7 +304,8 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
     other stages for one micro-batch, over vpp. Equal stages give (pp - 1) / (vpp m) of the ideal time.
     Overlapped messages take SMs and bandwidth from the compute beside them; fill and flush show theirs.
     """
-    bubble = (stages["all"] - stages["slowest"]) / x.vpp * is_more_than_one(x.pp)
+    several = minimum(is_more_than_one(x.pp) + x.enc_own, 1)
+    bubble = (stages["all"] - stages["slowest"]) / x.vpp * several
     hop = ledger.define(
         "pp_send_recv",
         send_recv_time(x, communication.pipeline_bytes(x), x.pp, communication.pipeline_ranks_in_domain(x)),

@@ -67,6 +67,9 @@ INPUTS: tuple[Input, ...] = tuple(
     _inputs(
         "plan",
         """
+        enc_tp | 1 | tensor parallel size of the encoder
+        enc_pp | 1 | pipeline stages of the encoder, at least one
+        enc_own | 1 | 1 when the encoder has GPUs of its own
         ep | 1 | expert parallel size
         etp | 1 | expert tensor parallel size
         edp | 1 | ranks that hold the same experts: world / (pp ep etp)
@@ -226,6 +229,12 @@ INPUTS: tuple[Input, ...] = tuple(
         delta_key_dim | 1 | gated delta: key head dimension
         delta_value_dim | 1 | gated delta: value head dimension
         conv | 1 | taps of the mixers' short convolution
+        enc_layers | 1 | layers of the encoder
+        enc_h | 1 | hidden size of the encoder
+        enc_f | 1 | feed-forward hidden size of the encoder
+        enc_a | 1 | attention heads of the encoder
+        enc_gates | 1 | 1 when its MLP is gated
+        enc_tokens | 1 | tokens that the encoder sees for each sequence
         mtp_total | 1 | multi-token-prediction heads
         """,
     )

@@ -14,8 +14,8 @@ from costmodel.work.linear import tokens
 
 
 def world(x: SimpleNamespace) -> Amount:
-    """GPUs of the plan. [1]"""
-    return x.tp * x.pp * x.cp * x.dp
+    """GPUs of the plan: dp x cp x (tp x pp + the encoder's tp x pp where it has GPUs of its own). [1]"""
+    return x.cp * x.dp * (x.tp * x.pp + x.enc_own * x.enc_tp * x.enc_pp)
 
 
 def ranks_in_domain(x: SimpleNamespace, ranks: Amount, stride: Amount, straddle: Amount = 0) -> Amount:
