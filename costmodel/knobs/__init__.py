@@ -1,83 +1,90 @@
-"""The one catalogue of knobs: a record per knob in `catalogue.toml`, from which options, files and docs are made."""
+"""The one catalogue of knobs, a record each in the topic files beside this one; options, files and docs follow it.
+
+KNOBS are the fields of `Plan`. SETTINGS are carried by a plan without changing what is predicted, and say why.
+INPUTS are knobs of the tuning guides whose value stands with the workload or the model.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-LONGEST_TEXT = 4096
-CATALOGUE = Path(__file__).with_name("catalogue.toml")
+from costmodel.knobs.record import Knob
 
+__all__ = [
+    "CATALOGUE",
+    "INPUTS",
+    "KNOBS",
+    "SETTINGS",
+    "TOPICS",
+    "Knob",
+    "checked_settings",
+    "knob_error",
+    "load_knobs",
+    "parse_knob",
+]
 
-@dataclass(frozen=True)
-class Knob:
-    """One knob of a plan.
-
-    kind is int, float, bool, choice, text or list; low and high bound a number; choices a choice or the
-    items of a list. `changes` names the terms that the knob moves. The framework names are empty where none exists.
-    """
-
-    name: str
-    kind: str
-    default: Any
-    meaning: str
-    changes: str
-    helps: str = ""
-    hurts: str = ""
-    low: int = 0
-    high: int = 0
-    choices: tuple[str, ...] = ()
-    megatron_lm: str = ""
-    megatron_bridge: str = ""
-    nemo: str = ""
-    source: str = ""
-
-    def error(self, value: Any) -> str | None:
-        """One line when `value` is out of the knob's range, else None."""
-        option = "--" + self.name.replace("_", "-")
-        if self.kind == "int":
-            if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
-                rule = f"is not a whole number from {self.low} to {self.high}"
-                return f"{option} {value!r} {rule}. Default: {self.default}."
-        elif self.kind == "float":
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not self.low <= value <= self.high
-            ):
-                return f"{option} {value!r} is not a number from {self.low} to {self.high}. Default: {self.default}."
-        elif self.kind == "text":
-            if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-                return f"{option} {value!r:.60} is not a text of at most {LONGEST_TEXT} characters."
-        elif self.kind == "bool":
-            if not isinstance(value, bool):
-                return f"{option} {value!r} is not true or false. Default: {str(self.default).lower()}."
-        else:
-            for item in value if self.kind == "list" and isinstance(value, list | tuple) else [value]:
-                if item not in self.choices:
-                    near = difflib.get_close_matches(str(item), self.choices, n=1, cutoff=0.4)
-                    hint = f" Did you mean {near[0]}?" if near else ""
-                    return f"{option} {item!r} is not one of {', '.join(self.choices)}.{hint}"
-        return None
+FOLDER = Path(__file__).parent
+# The files in reading order: knobs, then what stands with the workload, then settings.
+FILES = (
+    "parallel",
+    "pipeline",
+    "data_parallel",
+    "optimizer",
+    "precision",
+    "experts",
+    "memory",
+    "overlap",
+    "kernels",
+    "host",
+    "inputs",
+    "settings_parallel",
+    "settings_overlap",
+    "settings_data_parallel",
+    "settings_experts",
+    "settings_memory",
+    "settings_kernels",
+    "settings_network",
+    "settings_host",
+    "settings_data",
+    "settings_profiling",
+)
+_LISTS = ("choices", "aliases", "related", "inverse", "cites")
 
 
 @lru_cache(maxsize=1)
+def load_topics() -> dict[str, dict[str, Knob]]:
+    """Every record by name, under the title of its topic."""
+    topics: dict[str, dict[str, Knob]] = {}
+    for stem in FILES:
+        with (FOLDER / f"{stem}.toml").open("rb") as file:
+            records = tomllib.load(file)
+        title = records.pop("title")
+        home = "setting" if stem.startswith("settings_") else "knob"
+        topics[title] = {
+            name: _record(name, {"home": home, "topic": title} | record) for name, record in records.items()
+        }
+    return topics
+
+
+def _record(name: str, values: dict[str, Any]) -> Knob:
+    return Knob(name=name, **values | {key: tuple(values[key]) for key in _LISTS if key in values})
+
+
+TOPICS = load_topics()
+CATALOGUE = {name: knob for records in TOPICS.values() for name, knob in records.items()}
+KNOBS = {name: knob for name, knob in CATALOGUE.items() if knob.home == "knob"}
+SETTINGS = {name: knob for name, knob in CATALOGUE.items() if knob.home == "setting"}
+INPUTS = {name: knob for name, knob in CATALOGUE.items() if knob.home in ("workload", "model")}
+
+
 def load_knobs() -> dict[str, Knob]:
-    """Every knob by name, in the order of the catalogue."""
-    with CATALOGUE.open("rb") as file:
-        records = tomllib.load(file)
-    return {
-        name: Knob(name=name, **{**record, "choices": tuple(record.get("choices", ()))})
-        for name, record in records.items()
-    }
-
-
-KNOBS = load_knobs()
+    """Every knob of a plan by name, in the order of the catalogue."""
+    return KNOBS
 
 
 def knob_error(name: str, value: Any) -> str | None:
@@ -92,21 +99,31 @@ def parse_knob(name: str, text: str) -> Any:
         near = difflib.get_close_matches(key, KNOBS, n=3, cutoff=0.4)
         hint = f"Did you mean {', '.join(near)}?" if near else f"Knobs: {', '.join(KNOBS)}."
         raise ValueError(f"{name!r} is not a knob. {hint}")
-    knob = KNOBS[key]
-    value: Any = text.strip()
-    if knob.kind == "int":
-        with contextlib.suppress(ValueError):
-            value = int(value)
-    elif knob.kind == "float":
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    elif knob.kind == "bool":
-        value = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}.get(
-            value.lower(), value
-        )
-    elif knob.kind == "list":
-        value = [item for item in value.replace("+", ",").split(",") if item and item != "none"]
-    problem = knob.error(value)
-    if problem:
-        raise ValueError(problem)
-    return tuple(value) if knob.kind == "list" else value
+    return KNOBS[key].parse(text)
+
+
+def checked_settings(
+    given: Mapping[str, Any] | tuple[tuple[str, Any], ...],
+) -> tuple[tuple[str, Any], ...]:
+    """Settings as sorted pairs that can be hashed. ValueError in one line for an unknown name or value."""
+    pairs = dict(given)
+    for name, value in pairs.items():
+        if name not in SETTINGS:
+            raise ValueError(f"{name!r} is not a setting. {_where(name)}")
+        problem = SETTINGS[name].error(value)
+        if problem:
+            raise ValueError(problem)
+    return tuple((name, _frozen(pairs[name])) for name in sorted(pairs))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _where(name: Any) -> str:
+    if name in KNOBS:
+        return f"It is a knob: {KNOBS[name].option}."
+    if name in INPUTS:
+        return f"It stands with the {INPUTS[name].home}."
+    near = difflib.get_close_matches(str(name).lower(), SETTINGS, n=1, cutoff=0.4)
+    return f"Did you mean {near[0]}?" if near else "`advisor knobs` lists them."
