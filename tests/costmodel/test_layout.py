@@ -122,6 +122,15 @@ def test_the_balancer_is_never_worse_than_the_even_split(parts, pp):
     assert _heaviest(parts, balance(parts, pp, pp)) <= _heaviest(parts, naive) * (1 + 1e-6)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="balance minimises the heaviest chunk, not the heaviest stage, when vpp > 1"
+)
+def test_the_balancer_is_never_worse_than_the_even_split_of_chunks():
+    """Four parts on two stages of two chunks: one part each is 3, balance puts both heavy ones on one stage."""
+    parts = [2.0, 2.0, 1.0, 1.0]
+    assert _heaviest_stage(parts, balance(parts, 4, 2), 2) <= _heaviest_stage(parts, [1, 1, 1, 1], 2)
+
+
 @settings(max_examples=100)
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9), st.integers(1, 4))
 def test_without_interleaving_the_balancer_is_optimal(parts, pp):
@@ -159,6 +168,15 @@ def _heaviest(parts, sizes):
     loads, start = [], 0
     for size in sizes:
         loads.append(sum(parts[start : start + size]))
+        start += size
+    return max(loads)
+
+
+def _heaviest_stage(parts, sizes, pp):
+    """Chunk c x pp + s stands on stage s."""
+    loads, start = [0.0] * pp, 0
+    for index, size in enumerate(sizes):
+        loads[index % pp] += sum(parts[start : start + size])
         start += size
     return max(loads)
 

@@ -1,0 +1,105 @@
+"""Amounts of the expert block: expected distinct ranks, bytes of each dispatcher, rows and streams."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.symbols import INPUTS
+from costmodel.work import experts
+
+degrees = st.sampled_from([1, 2, 4, 8, 16])
+
+
+def numbers(**known: float) -> SimpleNamespace:
+    """Every input zero but the given ones; sizes are one."""
+    ones = dict.fromkeys(("tp", "cp", "ep", "etp", "b", "capacity", "imbalance", "dropless", "m"), 1)
+    values = dict.fromkeys((entry.name for entry in INPUTS), 0) | ones
+    return SimpleNamespace(
+        **values | {"s": 4096, "he": 1024, "activation_bytes": 2, "topk": 4, "E": 64} | known
+    )
+
+
+@pytest.mark.parametrize(("groups", "picks"), [(1, 3), (2, 1), (2, 3), (3, 4), (4, 4), (5, 3)])
+def test_distinct_is_the_exact_expectation(groups, picks):
+    """Against all groups^picks outcomes."""
+    outcomes = list(itertools.product(range(groups), repeat=picks))
+    mean = sum(len(set(outcome)) for outcome in outcomes) / len(outcomes)
+    assert experts.distinct(groups, picks) == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "ep", "topk"), [(256, 8, 8), (256, 64, 8), (128, 16, 6), (64, 64, 4)]
+)
+def test_distinct_is_near_what_top_k_without_repetition_meets(num_experts, ep, topk):
+    """Real top-k picks different experts, so it meets a few more ranks: 10 % at most here, never fewer."""
+    generator = np.random.default_rng(0)
+    picks = np.argsort(generator.random((20_000, num_experts)), axis=1)[:, :topk]
+    ranks = np.sort(picks // (num_experts // ep), axis=1)
+    mean = 1 + np.mean(np.sum(np.diff(ranks, axis=1) > 0, axis=1))
+    found = experts.distinct(ep, topk)
+    assert mean * 0.90 <= found <= mean * 1.01
+
+
+@given(degrees, degrees)
+def test_all_to_all_bytes_are_all_copies_that_leave_the_rank(ep, inside):
+    """What stays inside a domain and what leaves it add up to (ep - 1) / ep of the copies."""
+    inside = min(inside, ep)
+    x = numbers(ep=ep)
+    near = experts.dispatch_bytes_inside(x, inside)
+    far = experts.dispatch_bytes_outside(x, inside)
+    copies = experts.routed_copies(x) * 1024 * 2
+    assert near + far == pytest.approx(copies * (ep - 1) / ep)
+
+
+@given(degrees, degrees, st.integers(1, 16))
+def test_a_token_sent_once_never_costs_more_than_its_copies(ep, inside, topk):
+    inside = min(inside, ep)
+    each, once = (numbers(ep=ep, topk=topk, dispatch_once=value) for value in (0, 1))
+    assert experts.dispatch_bytes_outside(once, inside) <= experts.dispatch_bytes_outside(each, inside) * (
+        1 + 1e-12
+    )
+    if inside == ep:
+        assert experts.dispatch_bytes_inside(once, ep) <= experts.dispatch_bytes_inside(each, ep) * (
+            1 + 1e-12
+        )
+
+
+@given(degrees)
+def test_a_domain_that_holds_all_ranks_sends_nothing_over_the_network(ep):
+    for knobs in ({}, {"dispatch_once": 1}, {"dispatch_gather": 1}):
+        assert experts.dispatch_bytes_outside(numbers(ep=ep, **knobs), ep) == 0
+        assert experts.dispatch_bytes_inside(numbers(ep=1, **knobs), 1) == 0
+
+
+def test_gathered_tokens_travel_to_every_other_rank():
+    x = numbers(ep=8, dispatch_gather=1)
+    assert experts.dispatch_bytes_inside(x, 8) == 4096 * 1024 * 2 * 7
+
+
+def test_rows_of_the_busiest_rank():
+    """T topk rows on average; imbalance without drops, capacity where rows are padded."""
+    even = 4096 * 4
+    assert experts.expert_rows(numbers(ep=8)) == even
+    assert experts.expert_rows(numbers(ep=8, imbalance=1.5)) == 1.5 * even
+    assert experts.expert_rows(numbers(ep=8, imbalance=1.5, dropless=0, capacity=1.25)) == 1.25 * even
+    assert experts.expert_rows(numbers(ep=4, etp=2, tp=2, sp=1)) == even
+
+
+@given(degrees, st.sampled_from(["permute_fused", "dispatch_fused", "dispatch_once"]))
+def test_fused_or_single_permutation_moves_less(ep, knob):
+    plain, better = (experts.permute(numbers(ep=ep, permute_fused=knob != "permute_fused")) for _ in range(2))
+    better = experts.permute(numbers(ep=ep, **{"permute_fused": 1, knob: 1}))
+    assert better.forward <= plain.forward
+    assert better.backward <= plain.backward
+
+
+@given(degrees)
+def test_permutation_grows_with_the_copies(topk):
+    one, more = (experts.permute(numbers(ep=2, topk=count, permute_fused=1)) for count in (topk, 2 * topk))
+    assert one.forward < more.forward <= 2 * one.forward
