@@ -80,21 +80,69 @@ def formulas_page() -> str:
     parts = [_MADE, "# Formulas\n"]
     parts.append(
         "Every quantity of one training step of a dense decoder, in order of definition: the same entries that "
-        "search evaluates and `advisor predict --formulas` prints with numbers. Symbols stand in the "
+        "search evaluates and `advisor predict --formulas` prints with numbers. What other families add stands in "
+        "[formulas-families.md](formulas-families.md). Symbols stand in the "
         "[glossary](glossary.md); other words are entries defined above.\n"
     )
-    told: set[str] = set()
-    for entry in all_formulas():
-        parts.append(f"## {entry['name']}\n")
+    return "\n".join(parts + _entries(all_formulas(), set(), "##"))
+
+
+# What stands in each section of the page of families: title, and what its formulas need.
+FAMILIES = {
+    "Experts and multi-head latent attention, as DeepSeek-V3": (
+        "mla",
+        "mlp",
+        "experts",
+        "shared",
+        "q_lora",
+        "mtp",
+    ),
+    "Mamba-2 hybrids, as Nemotron-H": ("attention", "mlp", "mamba"),
+    "Gated delta net, as Qwen3-Next": ("attention", "experts", "delta", "shared"),
+    "Experts on a latent, as Nemotron-3 Super": ("attention", "experts", "mamba", "latent", "shared"),
+    "Compressed sparse attention, as DeepSeek-V4": ("csa", "experts", "shared", "mtp"),
+    "Adapters (task lora)": ("attention", "mlp", "lora"),
+    "Offloaded activations": ("attention", "mlp", "offload"),
+    "Encoders": ("attention", "mlp", "encoder"),
+}
+
+
+def families_page() -> str:
+    """docs/formulas-families.md: entries that other families have and dense decoders lack."""
+    from costmodel.predict import all_formulas
+
+    parts = [_MADE, "# Formulas of other families\n"]
+    parts.append(
+        "Entries that stand beside those of [dense decoders](formulas.md), once each. Sums over the blocks of a stage "
+        "(step time, stage times, memory) take in these blocks as they take in attention and MLP there.\n"
+    )
+    told = {entry["name"] for entry in all_formulas()}
+    for title, features in FAMILIES.items():
+        new = [entry for entry in all_formulas(frozenset(features)) if entry["name"] not in told]
+        told |= {entry["name"] for entry in new}
+        parts += [f"## {title}\n", *_entries(new, set(), "###")]
+    return "\n".join(parts)
+
+
+def _entries(entries: list[dict[str, str]], told: set[str], mark: str) -> list[str]:
+    """Entries as Markdown; the docstring of a formula once."""
+    parts = []
+    for entry in entries:
+        parts.append(f"{mark} {entry['name']}\n")
         parts.append(f"{entry['title']} [{_unit(entry['unit'])}], from `{entry['formula']}`\n")
         parts.append(f"```text\n{_broken(entry['expression'])}\n```\n")
         if entry["doc"] and entry["formula"] not in told:
             told.add(entry["formula"])
             parts.append(f"```text\n{inspect.cleandoc(entry['doc'])}\n```\n")
-    return "\n".join(parts)
+    return parts
 
 
-PAGES = {"cli.md": cli_page, "glossary.md": glossary_page, "formulas.md": formulas_page}
+PAGES = {
+    "cli.md": cli_page,
+    "glossary.md": glossary_page,
+    "formulas.md": formulas_page,
+    "formulas-families.md": families_page,
+}
 
 
 def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
