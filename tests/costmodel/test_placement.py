@@ -58,6 +58,17 @@ def keep_inside(domain, tp, cp, dp, dimensions):
     return dimensions == "cp" and (tp * cp * dp) % domain == 0 and domain % tp == 0
 
 
+def halves(counts):
+    """Whether a group lies evenly over domains; see the expected failure below."""
+    return len(counts) > 1 and counts[0] == counts[-1]
+
+
+@pytest.mark.xfail(strict=True, reason="groups cut into equal parts by a domain's edge are taken as whole")
+def test_a_group_that_an_edge_cuts_in_halves_straddles():
+    """Stages of 16 GPUs on domains of 72: the fifth is GPUs 64 to 79, eight on either side."""
+    assert smaller_side(72, 16, 8, 16, 1) == 8
+
+
 @pytest.mark.xfail(strict=True, reason="the short cut of straddling_groups asks stride, not ranks x stride")
 def test_three_ranks_inside_a_block_of_whole_domains_straddle():
     """tp 4, cp 3, dp 2 on domains of 8: the first context group is GPUs 0, 4 | 8, two and one."""
@@ -74,7 +85,7 @@ def test_ranks_in_domain_are_those_of_the_worst_group(domain, tp, cp, dp, pp):
     counts = [uneven(group, domain) for group in groups_by_enumeration(tp, cp, dp, pp, ["cp"])]
     if side:
         assert found == side
-    elif domain % tp == 0 and cp != 3:  # see the expected failure above
+    elif domain % tp == 0 and cp != 3 and not any(halves(count) for count in counts):
         assert all({found} == set(count) for count in counts)
 
 
