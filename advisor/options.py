@@ -8,11 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
-from costmodel.knobs import KNOBS, Knob, parse_knob
+from costmodel.knobs import KNOBS, SETTINGS, Knob, checked_settings
 from costmodel.plan import Plan
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# Parameters that are no names of knobs: the pairs of --set, and settings, which may not clash with other options.
+_PAIRS = "set_pairs"
+_PREFIX = "setting__"
 _METAVARS = {"int": "INTEGER", "float": "NUMBER", "text": "TEXT", "choice": "NAME", "list": "NAME,..."}
 
 
@@ -22,24 +25,36 @@ def flag(name: str) -> str:
 
 
 def knob_options(function: Function) -> Function:
-    """Decorator: one option per knob, None when not given. Values are checked by the catalogue."""
+    """Decorator: one option per knob, None when not given. Values are checked by the catalogue.
+
+    Settings are options too, left out of the help, where they would hide the knobs; --set takes any name.
+    """
+    function = click.option(
+        "--set",
+        _PAIRS,
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A knob or setting under any name, ours or a framework's; repeatable. `advisor knobs` has them.",
+    )(function)
+    for setting in reversed(SETTINGS.values()):
+        function = _option(setting, _PREFIX + setting.name, hidden=True)(function)
     for knob in reversed(KNOBS.values()):
-        function = _option(knob)(function)
+        function = _option(knob, knob.name)(function)
     return function
 
 
-def _option(knob: Knob) -> Callable[[Function], Function]:
+def _option(knob: Knob, parameter: str, hidden: bool = False) -> Callable[[Function], Function]:
     text = f"{knob.meaning} [{_shown(knob)}]"
     if knob.kind == "bool":
-        return click.option(
-            f"{flag(knob.name)}/--no-{flag(knob.name)[2:]}", knob.name, default=None, help=text
-        )
+        switch = f"{knob.option}/--no-{knob.option[2:]}"
+        return click.option(switch, parameter, default=None, help=text, hidden=hidden)
 
     def parse(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-        return None if value is None else parse_knob(knob.name, value)
+        return None if value is None else knob.parse(value)
 
+    kind = _METAVARS[knob.kind]
     return click.option(
-        flag(knob.name), knob.name, default=None, metavar=_METAVARS[knob.kind], callback=parse, help=text
+        knob.option, parameter, default=None, metavar=kind, callback=parse, help=text, hidden=hidden
     )
 
 
@@ -53,14 +68,30 @@ def value_text(value: Any) -> str:
     """A knob's value as people write it: on, off, none, 4, mlp+layernorm."""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={value_text(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list | tuple):
         return "+".join(value) or "none"
     return str(value)
 
 
 def given_knobs(options: dict[str, Any]) -> dict[str, Any]:
-    """The knobs a user named, by name."""
-    return {name: options[name] for name in KNOBS if options.get(name) is not None}
+    """The knobs a user named, by name, and under "settings" a dict of the settings, when there are any.
+
+    Raises ValueError when --set contradicts an option.
+    """
+    knobs = {name: options[name] for name in KNOBS if options.get(name) is not None}
+    settings = {name: options[_PREFIX + name] for name in SETTINGS if options.get(_PREFIX + name) is not None}
+    for pair in options.get(_PAIRS) or ():
+        from costmodel.knobs.names import parse_pair
+
+        knob, value = parse_pair(pair)
+        values = knobs if knob.home == "knob" else settings
+        if values.get(knob.name, value) != value:
+            said = value_text(values[knob.name])
+            raise ValueError(f"--set {pair} contradicts {knob.name} = {said}, given too. Leave one out.")
+        values[knob.name] = value
+    return knobs | ({"settings": settings} if settings else {})
 
 
 def split_pairs(text: str) -> list[str]:
@@ -104,9 +135,11 @@ def plan_from_options(knobs: dict[str, Any], gpus: int | None, base: Plan | None
 
 
 def _consistent(knobs: dict[str, Any], base: Plan | None) -> dict[str, Any]:
-    """FSDP and its ZeRO stage follow each other unless both are named."""
+    """Settings join those of `base`; FSDP and its ZeRO stage follow each other unless both are named."""
     values = dict(knobs)
     before = base or Plan()
+    if "settings" in values:  # one more setting, not these alone
+        values["settings"] = checked_settings(dict(before.settings) | values["settings"])
     if "fsdp" in values and "zero_stage" not in values and values["fsdp"] != before.fsdp:
         values["zero_stage"] = 3 if values["fsdp"] else 1
     return values

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from costmodel.knobs import KNOBS, knob_error
+from costmodel.knobs import KNOBS, checked_settings, knob_error
 
 PRECISIONS = KNOBS["precision"].choices
 CP_COMM_TYPES = KNOBS["cp_comm_type"].choices
@@ -26,6 +26,7 @@ LISTS = tuple(name for name, knob in KNOBS.items() if knob.kind == "list")
 class Plan:
     """Values of the knobs of one training plan; meanings and ranges stand in `costmodel.knobs`.
 
+    settings are what the plan carries without a predicted cost, as sorted pairs; a dict may be given.
     Raises ValueError, one line with the rule and the way out, for a value out of its range.
     Rules between knobs (does tp divide the heads, does it fit) belong to `advisor.rules`.
     """
@@ -112,14 +113,16 @@ class Plan:
     rope_fusion: bool = True
     bias_activation_fusion: bool = True
     bias_dropout_fusion: bool = True
+    settings: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         for name in LISTS:
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for field in fields(self):
-            problem = knob_error(field.name, getattr(self, field.name))
+        for name in KNOBS:
+            problem = knob_error(name, getattr(self, name))
             if problem:
                 raise ValueError(problem)
+        object.__setattr__(self, "settings", checked_settings(self.settings))
         if self.fsdp and self.zero_stage < 2:
             raise ValueError(
                 f"--fsdp with --zero-stage {self.zero_stage}: FSDP shards gradients (2) or parameters too (3). "
@@ -156,7 +159,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as plan files and `--json` hold them."""
         values = asdict(self)
-        return values | {name: list(values[name]) for name in LISTS}
+        return values | {name: list(values[name]) for name in LISTS} | {"settings": dict(self.settings)}
 
     def describe(self) -> str:
         """The plan in one line, as an engineer would say it."""

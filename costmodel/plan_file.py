@@ -5,6 +5,7 @@
     [workload]   seq_len, global_batch, task
     [cluster]    name (or path), gpus, stack
     [knobs]      any knob of `costmodel.knobs`; those left out take their default
+    [settings]   what the plan carries without a predicted cost, such as nccl_debug
     [prediction] what was predicted, by which version and when; never read back as truth
 
 Reading checks everything through `costmodel.plan_schema` (pydantic, imported only then).
@@ -57,13 +58,17 @@ class PlanFile:
         cluster: dict[str, Any] = {"name": self.cluster, "gpus": self.gpus}
         if self.stack:
             cluster["stack"] = self.stack
+        knobs = self.plan.to_dict()
+        settings = knobs.pop("settings")
         record: dict[str, Any] = {
             "schema": SCHEMA,
             "model": {"name": self.model},
             "workload": self.workload.to_dict(),
             "cluster": cluster,
-            "knobs": self.plan.to_dict(),
+            "knobs": knobs,
         }
+        if settings:
+            record["settings"] = settings
         if self.prediction:
             record["prediction"] = self.prediction
         return record
@@ -138,7 +143,7 @@ def load_plan_file(path: str | Path) -> PlanFile:
 
     checked = check_record(record, str(source), SCHEMA)
     try:
-        plan = Plan(**checked["knobs"])
+        plan = Plan(**checked["knobs"], settings=checked["settings"])
         workload = Workload(**checked["workload"])
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None

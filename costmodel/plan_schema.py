@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from costmodel.knobs import KNOBS, knob_error
+from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.workload import TASKS
 
 _CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -65,7 +65,17 @@ def _knobs_part() -> type[BaseModel]:
     return part
 
 
+def _settings_part() -> type[BaseModel]:
+    """[settings]: only what was written; a default here would claim that it was chosen."""
+    fields: dict[str, tuple[Any, FieldInfo]] = {
+        name: (_knob_type(setting.kind), Field(default=None)) for name, setting in SETTINGS.items()
+    }
+    part: type[BaseModel] = create_model("SettingsPart", __config__=_CLOSED, **fields)  # type: ignore[call-overload]
+    return part
+
+
 KnobsPart = _knobs_part()
+SettingsPart = _settings_part()
 
 
 class PlanSchema(BaseModel):
@@ -77,6 +87,7 @@ class PlanSchema(BaseModel):
     workload: WorkloadPart
     cluster: ClusterPart
     knobs: KnobsPart = Field(default_factory=KnobsPart)  # type: ignore[valid-type]
+    settings: SettingsPart = Field(default_factory=SettingsPart)  # type: ignore[valid-type]
     # Provenance is read back as it stands: newer versions may write more of it.
     prediction: dict[str, Any] = Field(default_factory=dict)
 
@@ -86,6 +97,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "workload": WorkloadPart,
     "cluster": ClusterPart,
     "knobs": KnobsPart,
+    "settings": SettingsPart,
 }
 
 
@@ -98,9 +110,11 @@ def check_record(record: dict[str, Any], where: str, schema: int) -> dict[str, A
             f"{where}: {said}, but this advisor reads schema = {schema}. Write it again with --save."
         )
     try:
-        return PlanSchema.model_validate(record).model_dump()
+        checked = PlanSchema.model_validate(record)
     except ValidationError as error:
         raise ValueError(f"{where}: {_one_line(error)}") from None
+    settings = checked.settings.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
+    return checked.model_dump() | {"settings": settings}
 
 
 def _one_line(error: ValidationError) -> str:
@@ -113,20 +127,22 @@ def _one_line(error: ValidationError) -> str:
         return f"{key} is not a key of a plan file.{_suggest(path)}{more}"
     if problem["type"] == "missing":
         return f"{key} is missing. {_example(path)}{more}"
-    if path[0] == "knobs" and path[1] in KNOBS:
-        return f"{key}: {knob_error(path[1], problem['input']) or _reason(problem)}{more}"
+    record = {"knobs": KNOBS, "settings": SETTINGS}.get(path[0], {}).get(path[1] if len(path) > 1 else "")
+    if record:
+        return f"{key}: {record.error(problem['input']) or _reason(problem)}{more}"
     return f"{key} = {_short(problem['input'])}: {_reason(problem)}.{more}"
 
 
 def _suggest(path: list[str]) -> str:
     part = _PARTS.get(path[0]) if len(path) > 1 else None
     known = [field.alias or name for name, field in (part or PlanSchema).model_fields.items()]
-    near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-    if near:
-        return f" Did you mean {near[0]}?"
     homes = [home for home, other in _PARTS.items() if path[-1] in other.model_fields]
     if homes:
         return f" It belongs to [{homes[0]}]."
+    # Environment variables are written in capitals elsewhere.
+    near = difflib.get_close_matches(path[-1].lower(), known, n=1, cutoff=0.5)
+    if near:
+        return f" Did you mean {near[0]}?"
     return f" Keys here: {', '.join(known)}."
 
 

@@ -1,20 +1,24 @@
-"""advisor knobs: the catalogue of knobs, or one of them in full."""
+"""advisor knobs: the catalogue of knobs and settings, or one of them in full."""
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from advisor.options import flag, value_text
+from advisor.options import value_text
 from advisor.render import bold, table, wrap
-from costmodel.knobs import KNOBS, Knob
+from costmodel.knobs import CATALOGUE, INPUTS, KNOBS, SETTINGS, TOPICS, Knob
+from costmodel.knobs.names import FRAMEWORKS, find
 
-_FRAMEWORKS = {"megatron_bridge": "Megatron-Bridge", "megatron_lm": "Megatron-LM", "nemo": "NeMo"}
+_HOMES = {
+    "knob": "a field of the plan",
+    "setting": "carried by the plan, [settings] of a plan file",
+    "workload": "[workload] of a plan file",
+    "model": "a property of the model",
+}
 
 
 @click.command(name="knobs")
@@ -23,16 +27,17 @@ _FRAMEWORKS = {"megatron_bridge": "Megatron-Bridge", "megatron_lm": "Megatron-LM
 def command(name: str | None, as_json: bool) -> None:
     """The knobs of a plan; with NAME, its meaning, range, framework names, when it helps and hurts.
 
-    NAME is a knob of ours, an option, or a name of a framework.
+    NAME is a knob of ours, an option, a name in NeMo, Megatron-Bridge, Megatron-LM or Megatron-Core, or an
+    environment variable. Settings follow the knobs: a plan carries them, and no prediction changes with them.
 
     \b
-    advisor knobs                        all of them
+    advisor knobs                        all of them, by topic
     advisor knobs tp                     one
     advisor knobs model.cp_comm_type     the one with that name in Megatron-Bridge
+    advisor knobs NCCL_NVLS_ENABLE       the one of that environment variable
     """
     if name is None:
-        records = [as_record(knob) for knob in KNOBS.values()]
-        click.echo(json.dumps({"knobs": records}, indent=2) if as_json else "\n".join(catalogue()))
+        click.echo(json.dumps(everything(), indent=2) if as_json else "\n".join(catalogue()))
         return
     found = find_knobs(name)
     if as_json:
@@ -41,31 +46,54 @@ def command(name: str | None, as_json: bool) -> None:
         click.echo("\n\n".join("\n".join(page(knob)) for knob in found))
 
 
+def everything() -> dict[str, Any]:
+    """The whole catalogue as plain values: knobs, inputs of workload and model, settings."""
+    parts = {"knobs": KNOBS, "inputs": INPUTS, "settings": SETTINGS}
+    return {part: [as_record(knob) for knob in records.values()] for part, records in parts.items()}
+
+
 def as_record(knob: Knob) -> dict[str, Any]:
     """A knob as plain values."""
-    return asdict(knob) | {"choices": list(knob.choices), "option": flag(knob.name)}
+    values = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(knob).items()
+    }
+    return values | {"option": "" if knob.home == "model" else knob.option}
 
 
 def catalogue() -> list[str]:
-    """All knobs, a line each."""
-    rows = [(knob.name, _range(knob), value_text(knob.default), knob.meaning) for knob in KNOBS.values()]
+    """All knobs by topic, a line each, then the settings."""
+    lines: list[str] = []
+    for title, records in TOPICS.items():
+        rows = [
+            (knob.name, values_text(knob), value_text(knob.default) or "none", knob.meaning)
+            for knob in records.values()
+        ]
+        lines += [bold(title), *table(["knob", "values", "default", "meaning"], rows), ""]
+    counts = f"{len(KNOBS)} knobs, {len(SETTINGS)} settings, which no prediction changes with"
     return [
-        *table(["knob", "values", "default", "meaning"], rows),
-        "",
-        f"{len(KNOBS)} knobs. `advisor knobs NAME` shows one in full; NAME may be a framework's.",
+        *lines,
+        wrap(
+            f"{counts}, and {len(CATALOGUE) - len(KNOBS) - len(SETTINGS)} inputs of workload and model. "
+            "`advisor knobs NAME` shows one in full; NAME may be a framework's."
+        ),
     ]
 
 
 def page(knob: Knob) -> list[str]:
     """One knob in full."""
+    words = ", ".join(f"{theirs} is {value_text(ours)}" for theirs, ours in knob.words.items())
     rows = [
-        ("option", flag(knob.name)),
-        ("values", _range(knob, full=True)),
-        ("default", value_text(knob.default)),
+        ("option", "" if knob.home == "model" else knob.option),
+        ("values", values_text(knob, full=True)),
+        ("default", value_text(knob.default) or "none"),
+        ("stands in", _HOMES[knob.home]),
         ("changes", knob.changes),
         ("helps", knob.helps),
         ("hurts", knob.hurts),
-        *((title, getattr(knob, attribute)) for attribute, title in _FRAMEWORKS.items()),
+        ("effect", knob.effect),
+        *((title, getattr(knob, key)) for key, title in FRAMEWORKS.items()),
+        ("also called", ", ".join(knob.aliases)),
+        ("their words", words),
         ("source", knob.source),
     ]
     lines = [bold(f"{knob.name}: {knob.meaning}")]
@@ -73,37 +101,15 @@ def page(knob: Knob) -> list[str]:
 
 
 def find_knobs(name: str) -> list[Knob]:
-    """Knobs of that name, ours first, then a framework's (last parts count). ValueError with the nearest."""
-    wanted = name.strip().lstrip("-").replace("-", "_").lower()
-    if wanted in KNOBS:
-        return [KNOBS[wanted]]
-    names = {knob.name: _words(knob) for knob in KNOBS.values()}
-    last = wanted.rsplit(".", 1)[-1]
-    for exact in (wanted, last):
-        found = [KNOBS[knob] for knob, words in names.items() if exact in words]
-        if found:
-            return found
-    known = {word: knob for knob, words in names.items() for word in {knob, *words}}
-    near = difflib.get_close_matches(last, known, n=3, cutoff=0.5)
-    suggestions = list(dict.fromkeys(known[word] for word in near))
-    hint = f"Did you mean {', '.join(suggestions)}?" if suggestions else "`advisor knobs` lists them all."
-    raise ValueError(f"{name!r} is not a knob of ours or of a framework. {hint}")
+    """Knobs and settings of that name; see `costmodel.knobs.names.find`."""
+    return find(name)
 
 
-def _words(knob: Knob) -> set[str]:
-    """Every name of a knob in the frameworks, whole and by its last part, in our spelling."""
-    words: set[str] = set()
-    for attribute in _FRAMEWORKS:
-        for text in re.findall(r"[A-Za-z_][\w.-]*", getattr(knob, attribute).replace("--", " ")):
-            whole = text.replace("-", "_").lower()
-            words |= {whole, whole.rsplit(".", 1)[-1]}
-    return words - {"derived", "plugins", "model", "trainer"}
-
-
-def _range(knob: Knob, full: bool = False) -> str:
-    if knob.kind == "int":
+def values_text(knob: Knob, full: bool = False) -> str:
+    """The values a knob takes, in a word or two unless in full."""
+    if knob.kind in ("int", "float"):
         return f"{knob.low} to {knob.high}" if full else f"{knob.low}.."
-    if knob.kind == "bool":
-        return "on, off"
-    joined = ", ".join(knob.choices)
+    if knob.kind in ("bool", "text"):
+        return {"bool": "on, off", "text": "text"}[knob.kind]
+    joined = ", ".join(choice or "none" for choice in knob.choices)
     return joined if full or len(joined) <= 24 else f"{knob.choices[0]}, ... ({len(knob.choices)})"
