@@ -67,7 +67,7 @@ def _knobs_part() -> type[BaseModel]:
 
 def _settings_part() -> type[BaseModel]:
     """[settings]: only what was written; a default here would claim that it was chosen."""
-    fields: dict[str, tuple[Any, FieldInfo]] = {
+    fields: dict[str, Any] = {
         name: (_knob_type(setting.kind), Field(default=None)) for name, setting in SETTINGS.items()
     }
     part: type[BaseModel] = create_model("SettingsPart", __config__=_CLOSED, **fields)  # type: ignore[call-overload]
