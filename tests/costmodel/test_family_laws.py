@@ -171,10 +171,14 @@ def test_recompute_never_raises_activations_or_saves_time(name, data, module):
 @FEW
 @given(data=st.data(), module=st.sampled_from(OFFLOADABLE), layers=st.integers(0, 8))
 def test_offload_never_raises_activations_or_saves_time(name, data, module, layers):
-    """Whole layers, or one module of each: less on the device, never a quicker step."""
+    """Whole layers, or one module of each: less on the device, never a quicker step.
+
+    Megatron-Core refuses offloading beside recompute, and of whole layers with stages (transformer_config.py).
+    """
     model = load_model(name)
     plan, workload = data.draw(cases(model))
-    offload = {"offload_layers": layers} if layers else {"offload_modules": (module,)}
+    plan = dataclasses.replace(plan, recompute="none", recompute_modules=())
+    offload = {"offload_layers": layers} if layers and plan.pp == 1 else {"offload_modules": (module,)}
     here, away = (predict(model, workload, B200, one) for one in (plan, dataclasses.replace(plan, **offload)))
     for stage in stages_of(plan):
         entry = f"memory_{stage}_activations"
@@ -237,3 +241,13 @@ def test_selective_recompute_issues_its_kernels_again():
     waits = [one.values["host_bound"] + one.values["slowest_stage_time"] * 8 for one in (none, some)]
     assert none.values["host_bound"] > 0
     assert waits[1] > waits[0]
+
+
+@pytest.mark.xfail(strict=True, reason="activation_bytes keeps two layers of buffers on a stage of one layer")
+def test_buffers_of_offloading_are_no_larger_than_the_stage():
+    model, workload = load_model("gpt-oss-120b"), Workload(2048, 8)
+    here, away = (
+        predict(model, workload, B200, Plan(pp=8, offload_layers=layers)).values for layers in (0, 1)
+    )
+    assert here["layers_last"] == 1
+    assert away["memory_last_activations"] <= here["memory_last_activations"]
