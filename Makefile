@@ -18,9 +18,11 @@ tests:
 	$(python) -m pytest
 docs:
 	$(python) tools/build_docs.py --check
+	$(python) tools/knob_docs.py --check
 
 fix: fix-docs
 	$(tools)ruff format .
 	$(tools)ruff check --fix .
 fix-docs:
 	$(python) tools/build_docs.py
+	$(python) tools/knob_docs.py

@@ -118,8 +118,12 @@ def plan_from_options(knobs: dict[str, Any], gpus: int | None, base: Plan | None
         return plan
     if gpus < 1:
         raise ValueError(f"--gpus {gpus} is not a whole number from 1. Try --gpus 8.")
-    others = plan.tp * plan.pp * plan.cp
+    others = plan.replica
     sizes = f"tp={plan.tp}, pp={plan.pp}, cp={plan.cp}"
+    product = "tp x pp x cp"
+    if plan.encoder_pp:
+        product = "cp x (tp x pp + encoder_tp x encoder_pp)"
+        sizes += f", encoder_tp={plan.encoder_tp or plan.tp}, encoder_pp={plan.encoder_pp}"
     if "dp" in knobs and plan.world != gpus:
         raise ValueError(
             f"--gpus {gpus} is not tp x pp x cp x dp = {plan.world} ({sizes}, dp={plan.dp}). "
@@ -128,7 +132,7 @@ def plan_from_options(knobs: dict[str, Any], gpus: int | None, base: Plan | None
     if gpus % others:
         nearest = max(1, round(gpus / others)) * others
         raise ValueError(
-            f"--gpus {gpus} does not fit {sizes}: {gpus} is not a multiple of tp x pp x cp = {others}. "
+            f"--gpus {gpus} does not fit {sizes}: {gpus} is not a multiple of {product} = {others}. "
             f"Try --gpus {nearest}, or smaller sizes."
         )
     return replace(plan, dp=gpus // others)

@@ -59,13 +59,18 @@ PRIORS: dict[str, Prior] = {
     "grouped_rate": Prior(0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"),
     "scan_fraction": Prior(0.10, 0.4, 0.01, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
     "dispatch_rate": Prior(
-        0.7, 0.25, 0.1, 1.2, "1", "bandwidth of expert dispatch over that of an all-to-all"
+        0.95,
+        0.08,
+        0.6,
+        1.2,
+        "1",
+        "bandwidth of expert dispatch over that of an all-to-all: 0.95 in MoE layer runs",
     ),
     "expert_kernels": Prior(
-        40.0, 0.4, 10.0, 200.0, "1", "kernels of router, permutation and dispatch of an expert block"
+        40.0, 0.4, 10.0, 120.0, "1", "kernels of router, permutation and dispatch of an expert block"
     ),
     "expert_wait": Prior(
-        60e-6, 0.5, 5e-6, 1e-3, "s", "round trip in which the host learns how many tokens came"
+        60e-6, 0.5, 5e-6, 3e-4, "s", "round trip in which the host learns how many tokens came"
     ),
     "fragmentation": Prior(0.05, 0.5, 0.0, 0.3, "1", "activation memory lost to the allocator"),
     "graph_pool": Prior(

@@ -1,4 +1,4 @@
-"""Write the documents that are made from code: docs/cli.md, docs/glossary.md, docs/formulas.md.
+"""Write the documents that are made from code: docs/cli.md, docs/glossary.md, docs/formulas*.md.
 
 python tools/build_docs.py            write them
 python tools/build_docs.py --check    exit 1 when one differs from the code
@@ -44,8 +44,6 @@ def cli_page() -> str:
 
 def glossary_page() -> str:
     """docs/glossary.md: symbols by group, then knobs."""
-    from advisor.options import value_text
-    from costmodel.knobs import KNOBS
     from costmodel.symbols import GROUPS, INPUTS
 
     titles = {
@@ -65,11 +63,7 @@ def glossary_page() -> str:
     for group in GROUPS:
         rows = [(f"`{x.name}`", _unit(x.unit), x.meaning) for x in INPUTS if x.group == group]
         parts += [f"## {titles[group]}\n", _table(("symbol", "unit", "meaning"), rows)]
-    knobs = [
-        (f"`{k.name}`", value_text(k.default), k.meaning, _code(k.megatron_bridge), _code(k.megatron_lm))
-        for k in KNOBS.values()
-    ]
-    parts += ["## Knobs\n", _table(("knob", "default", "meaning", "Megatron-Bridge", "Megatron-LM"), knobs)]
+    parts.append("Knobs have a [page of their own](knobs.md).\n")
     return "\n".join(parts)
 
 
@@ -150,10 +144,6 @@ def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = ["| " + " | ".join(headers) + " |", "|" + "---|" * len(headers)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
 
 
 def _unit(unit: str) -> str:

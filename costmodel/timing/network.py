@@ -20,6 +20,8 @@ from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, mini
 
 # Operations with constants of their own; send/recv has latency and bandwidth alone.
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+# Sources: DeepSeek-AI, DeepEP README (24 of 132 for all, 20 by Megatron-Core); Megatron-Core, moe_hybridep_num_sms.
+DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 CONSTANTS = (
     "latency",
     "latency_per_rank",
@@ -124,7 +126,10 @@ def dispatch_time(
     internode 43 to 58 GB/s of 50 and 100).
     """
     several = is_more_than_one(ranks_in_domain)
-    inside = several * domain_time(x, "all_to_all", near / x.dispatch_scale, ranks_in_domain)
+    # Kernels of DeepEP and HybridEP need that many SMs to fill the link.
+    fed = minimum(1, x.dispatch_sms / (DEEPEP_SMS - (DEEPEP_SMS - HYBRIDEP_SMS) * x.dispatch_fused))
+    rate = x.dispatch_scale * (1 - x.dispatch_once * (1 - fed))
+    inside = several * domain_time(x, "all_to_all", near / rate, ranks_in_domain)
     domains = ranks / ranks_in_domain
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)
     outside = crosses * network_time(x, far, domains, 1)
