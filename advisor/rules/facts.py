@@ -173,4 +173,4 @@ def up(number: int, step: int) -> int:
 
 
 # What rules may call, in `when` and in their texts.
-HELPERS: Facts = {"near": near, "up": up, "maximum": np.maximum, "minimum": np.minimum}
+HELPERS: Facts = {"near": near, "up": up, "maximum": np.maximum, "minimum": np.minimum, "str": str}

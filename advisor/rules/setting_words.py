@@ -10,17 +10,27 @@ import numpy as np
 # Words that rules use -> value where a plan does not say; UNSAID where the framework's own default is unknown.
 UNSAID = -1
 DEFAULTS: dict[str, Any] = {
+    "activation_func_fp8_input_store": False,
+    "activation_offload_fraction": 1.0,
+    "async_save": False,
+    "calculate_per_token_loss": False,
     "ckpt_format": "",
     "ep_overlap_early_attn_memory_release": False,
+    "fake_process_group": False,
+    "moe_expert_rank_capacity_factor": 0.0,
+    "moe_pad_expert_input_to_capacity": False,
+    "moe_paged_stash": False,
     "moe_router_padding_for_quantization": False,
     "nccl_graph_register": UNSAID,
-    "nvte_cpu_offload_v1": UNSAID,
-    "nvte_fused_attn": UNSAID,
+    "outer_dp_sharding_strategy": "",
     "overlap_p2p_comm_warmup_flush": False,
     "overlap_param_gather_with_optimizer_step": False,
+    "pad_cu_seqlens": False,
     "reduce_scatter_with_fp32_accumulation": False,
+    "sequence_parallel_input_regather": False,
     "te_rng_tracker": UNSAID,
     "use_tp_pp_dp_mapping": False,
+    "use_transformer_engine_op_fuser": False,
     "variable_seq_lengths": False,
 }
 TRUTHS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
