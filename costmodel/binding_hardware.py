@@ -33,11 +33,12 @@ SEND_RECV_EFFICIENCY = 0.83
 
 
 def hardware_inputs(
-    cluster: Cluster, recipe: Mapping[str, Any], precision: str, stack: str | None
+    cluster: Cluster, recipe: Mapping[str, Any], precision: str, stack: str | None, kind: str
 ) -> dict[str, Bound]:
     """Inputs of the groups "hardware" and "step" for one cluster, precision and software stack.
 
-    Raises ValueError when the GPU has no such number format.
+    kind: "dense" or "other" models, whose intervals differ. Raises ValueError when the GPU has no such number
+    format.
     """
     tables = hardware_db.load_calibration(cluster.gpu)
     gemm = str(recipe["gemm"])
@@ -66,7 +67,7 @@ def hardware_inputs(
     bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]
     bound |= _collectives(tables, cluster) | _host(cluster)
-    bound |= _step(tables, cluster, gemm, stack or cluster_stack(cluster))
+    bound |= _step(tables, cluster, gemm, stack or cluster_stack(cluster), kind)
     return bound
 
 
@@ -232,7 +233,7 @@ def _link_constants(operation: str, bandwidth: float, latency: float, where: str
     }
 
 
-def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str) -> dict[str, Bound]:
+def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str, kind: str) -> dict[str, Bound]:
     """Step constants: the user's own profile, the fit, else the prior (and then the answer says so)."""
     own, fits = tables.get("step", {}), fitted()
     bound: dict[str, Bound] = {}
@@ -254,7 +255,8 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str) ->
             if name not in NOT_FITTED:
                 guessed.append(f"{name} ({where})")
     spread = fits.get("interval", {}).get(
-        cluster.gpu.generation, {"value": UNKNOWN_SPREAD, "source": "no published step of this generation"}
+        f"{cluster.gpu.generation}-{kind}",
+        {"value": UNKNOWN_SPREAD, "source": "no published step of this generation"},
     )
     bound["interval_spread"] = Bound(
         spread["value"], f"hardware_db/calibrated/step.toml, interval: {spread['source']}"

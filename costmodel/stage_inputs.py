@@ -46,7 +46,7 @@ LAYOUTS = Texts()
 
 def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array]:
     """Blocks of the first, second, pace-setting and last stage, their layers, and MTP heads of the last."""
-    distinct, where = _distinct([c[name] for name in LAYOUT_COLUMNS])
+    distinct, where = distinct([c[name] for name in LAYOUT_COLUMNS])
     records = []
     for pp, vpp, embedding, loss, text, first, last in distinct.T:
         layout = plan_layout(
@@ -92,13 +92,13 @@ def placement_inputs(c: Columns, inputs: Mapping[str, Array], domain: int) -> di
     """GPUs that the job uses of a domain, and for each kind of group the smaller side of a straddling one."""
     world = c["tp"] * c["pp"] * c["cp"] * c["dp"]
     sizes = ("tp", "pp", "cp", "dp", "ep", "etp")
-    distinct, where = _distinct([*(c[name] for name in sizes), c["nvl_segment"], world])
+    distinct, where = distinct([*(c[name] for name in sizes), c["nvl_segment"], world])
     found = [_placement(domain, *map(int, key)) for key in distinct.T]
     names = ("domain", "cp_straddle", "dp_straddle", "ep_straddle", "edp_straddle")
     return {name: _spread([one[index] for one in found], where) for index, name in enumerate(names)}
 
 
-def _distinct(columns: list[Array]) -> tuple[Array, NDArray[np.intp]]:
+def distinct(columns: list[Array]) -> tuple[Array, NDArray[np.intp]]:
     """Distinct rows of some columns (one a column of the result), and which of them each row is."""
     arrays = np.broadcast_arrays(*columns)
     code = np.zeros(arrays[0].shape, dtype=np.int64)

@@ -22,7 +22,7 @@ import tomli_w
 from scipy.optimize import least_squares
 
 from advisor.measurements import Skip, read_rows, row_case
-from costmodel.binding import bind
+from costmodel.binding import bind, interval_kind
 from costmodel.columns import plan_columns, plan_inputs
 from costmodel.predict import compiled_family, family_features, precision_recipe
 from costmodel.step_constants import NOT_FITTED, PRIORS, STEP_FILE, parameter_keys
@@ -202,7 +202,9 @@ def main() -> None:
             held_out = held = np.abs(cross_validate(stack, groups, start))
             print(f"leave one {kind} out: MAPE {np.nanmean(held):.1%}, median {np.nanmedian(held):.1%}")
             summary[f"mape_leave_one_{kind}_out"] = float(np.nanmean(held))
-    generations = np.array([case.cluster.gpu.generation for case in cases])
+    generations = np.array(
+        [f"{case.cluster.gpu.generation}-{interval_kind(case.model, case.workload)}" for case in cases]
+    )
     intervals = {
         name: float(np.nanquantile(held_out[generations == name], LEVEL)) for name in sorted(set(generations))
     }

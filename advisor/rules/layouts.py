@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from costmodel.layout import BALANCED, expand
 from costmodel.model_spec import ModelSpec
-from costmodel.stage_inputs import LAYOUTS
+from costmodel.stage_inputs import LAYOUTS, distinct
 
 
 def layout_problems(model: ModelSpec, words: Mapping[str, Any]) -> NDArray[np.str_]:
@@ -19,12 +19,11 @@ def layout_problems(model: ModelSpec, words: Mapping[str, Any]) -> NDArray[np.st
     columns = [words["pipeline_layout"], words["pp"], words["vpp"]]
     if not np.any(columns[0]):
         return np.array("")
-    codes, pps, vpps = np.broadcast_arrays(*columns)
+    combinations, where = distinct(columns)
     found = [
-        layout_problem(model, LAYOUTS.known[int(code)], int(pp), int(vpp))
-        for code, pp, vpp in zip(codes.ravel(), pps.ravel(), vpps.ravel(), strict=True)
+        layout_problem(model, LAYOUTS.known[int(code)], int(pp), int(vpp)) for code, pp, vpp in combinations.T
     ]
-    return np.array(found).reshape(codes.shape)
+    return np.array(found)[where]
 
 
 @lru_cache(maxsize=4096)

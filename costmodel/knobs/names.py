@@ -55,8 +55,8 @@ def find(name: str) -> list[Knob]:
     wanted = normal(name)
     whole, last = _indexes()
     for own in (wanted, wanted.removeprefix("no_")):
-        if own in CATALOGUE:
-            return [CATALOGUE[own]]
+        if own in CATALOGUE:  # some variables are a setting, and another name of a knob that says more
+            return [CATALOGUE[found] for found in dict.fromkeys([own, *whole.get(own, [])])]
     parts = wanted.split(".")
     for ending in (".".join(parts[start:]) for start in range(len(parts))):
         if ending in whole:
