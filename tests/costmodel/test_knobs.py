@@ -132,6 +132,8 @@ def test_every_name_sets_one_thing_or_says_what_does(record):
         ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", "expandable_segments", False),
         ("NCCL_NVLS_ENABLE=1", "nvls", True),
         ("NCCL_GRAPH_REGISTER=0", "nccl_graph_register", False),
+        ("NVTE_FUSED_ATTN=0", "nvte_fused_attn", False),
+        ("NVTE_FLASH_ATT=1", "nvte_flash_attn", True),
         ("optimizer.exp_avg_dtype=torch.bfloat16", "exp_avg_dtype", "bf16"),
     ],
 )
@@ -150,7 +152,7 @@ def test_values_in_the_words_of_others(pair, name, value):
             "num_layers_per_virtual_pipeline_stage=5",
             "has other values than ours. Set vpp (1 to 256) instead.",
         ),
-        ("NVTE_FUSED_ATTN=0", "Set attention_backend (fused, unfused) instead."),
+        ("NVTE_DPA_FP8_RECIPE=F16", "Set fp8_attention (true, false) instead."),
         ("global_batch_size=9", "stands with the workload. Use --global-batch."),
         ("mtp_num_layers=1", "stands with the model"),
         ("model.cp_comm_type=p2", "Did you mean p2p?"),
