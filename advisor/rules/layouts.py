@@ -16,8 +16,9 @@ from costmodel.stage_inputs import LAYOUTS, distinct
 
 def layout_problems(model: ModelSpec, words: Mapping[str, Any]) -> NDArray[np.str_]:
     """One line for each row, empty where the layout fits or there is none."""
-    columns = [words["pipeline_layout"], words["pp"], words["vpp"]]
-    if not np.any(columns[0]):
+    columns = [np.asarray(words[name]) for name in ("pipeline_layout", "pp", "vpp")]
+    fitting = [number for number, text in enumerate(LAYOUTS.known) if text in ("", BALANCED)]
+    if np.isin(columns[0], fitting).all():
         return np.array("")
     combinations, where = distinct(columns)
     found = [

@@ -6,12 +6,16 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.rules import SEVERITIES, legal_mask, load_rules, violations
+from advisor.rules import SEVERITIES, left_out, legal_mask, load_rules, violations
 from advisor.rules.facts import facts
+from advisor.rules.layouts import layout_problem
+from advisor.rules.setting_words import DEFAULTS, UNSAID, setting_words
 from costmodel.columns import plan_columns
+from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -69,7 +73,9 @@ plans = st.builds(
     pp=st.sampled_from([1, 2, 3, 4, 8]),
     vpp=st.sampled_from([1, 2, 5]),
     cp=st.sampled_from([1, 2, 3, 4]),
-    dp=st.sampled_from([1, 2, 3, 8]),
+    ep=st.sampled_from([1, 2, 8, 12]),
+    etp=st.sampled_from([1, 2]),
+    dp=st.sampled_from([1, 2, 3, 8, 16]),
     micro_batch=st.sampled_from([1, 2, 3]),
     precision=st.just("fp8-cs"),
     sequence_parallel=st.booleans(),
@@ -77,28 +83,45 @@ plans = st.builds(
     cp_a2a_size=st.sampled_from([1, 2, 4]),
     recompute=st.sampled_from(["none", "selective", "full"]),
     recompute_num_layers=st.sampled_from([0, 2, 20]),
-    recompute_modules=st.sampled_from([(), ("mlp",), ("activation", "layernorm")]),
+    recompute_modules=st.sampled_from([(), ("mlp",), ("activation", "layernorm"), ("moe", "mla_up_proj")]),
     tp_comm_overlap=st.booleans(),
     overlap_p2p=st.booleans(),
     cuda_graph=st.booleans(),
+    cuda_graph_scope=st.sampled_from([(), ("full_iteration",), ("attn",), ("moe_router", "moe_preprocess")]),
     fp8_param_gather=st.booleans(),
     account_embedding=st.booleans(),
     account_loss=st.booleans(),
+    pipeline_layout=st.sampled_from(["", "", "balanced", "Et*40|t*40L"]),
+    first_stage_layers=st.sampled_from([0, 0, 3]),
+    vpp_group_size=st.sampled_from([0, 2, 8]),
+    moe_dispatcher=st.sampled_from(["alltoall", "allgather", "deepep", "hybridep"]),
+    moe_capacity_factor=st.sampled_from([0.0, 1.0]),
+    overlap_moe_comm=st.booleans(),
+    delay_wgrad=st.booleans(),
+    shared_expert_overlap=st.booleans(),
+    optimizer_instances=st.sampled_from([1, 2]),
+    offload_layers=st.sampled_from([0, 4]),
+    offload_modules=st.sampled_from([(), ("core_attn",), ("attn_proj",)]),
+    max_connections=st.sampled_from([0, 1, 8]),
+)
+models = st.sampled_from(
+    [LLAMA]
+    + [load_model(name) for name in ("qwen3-30b-a3b", "deepseek-v3", "nemotronh-8b", "qwen3-next-80b-a3b")]
 )
 
 
-@given(st.lists(plans, min_size=1, max_size=8))
-@settings(deadline=None)
-def test_a_row_is_legal_exactly_when_its_plan_has_no_error(some):
-    mask = legal_mask(LLAMA, WORKLOAD, cluster(), "fp8-cs", plan_columns(some))
+@given(models, st.lists(plans, min_size=1, max_size=8))
+@settings(deadline=None, max_examples=60)
+def test_a_row_is_legal_exactly_when_its_plan_has_no_error(model, some):
+    mask = legal_mask(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(some))
     for legal, plan in zip(mask, some, strict=True):
-        errors = [v for v in violations(LLAMA, WORKLOAD, cluster(), plan) if v.severity == "ERROR"]
+        errors = [v for v in violations(model, WORKLOAD, cluster(), plan) if v.severity == "ERROR"]
         assert legal == (not errors)
 
 
-@given(st.lists(plans, min_size=1, max_size=4), plans)
-@settings(deadline=None)
-def test_a_rule_depends_on_the_knobs_it_names_alone(some, other):
+@given(models, st.lists(plans, min_size=1, max_size=4), plans)
+@settings(deadline=None, max_examples=60)
+def test_a_rule_depends_on_the_knobs_it_names_alone(model, some, other):
     """The search applies a rule as soon as its knobs are decided: other knobs may not change its verdict."""
     for rule in load_rules():
         mixed = [
@@ -108,8 +131,82 @@ def test_a_rule_depends_on_the_knobs_it_names_alone(some, other):
             for plan in some
         ]
         before, after = (
-            rule.broken(facts(LLAMA, WORKLOAD, cluster(), "fp8-cs", plan_columns(rows)))
+            rule.broken(facts(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(rows)))
             for rows in (some, mixed)
         )
         if "recompute_modules" not in rule.knobs or "recompute" in rule.knobs:
             assert np.array_equal(np.broadcast_to(before, len(some)), np.broadcast_to(after, len(some))), rule
+
+
+def test_every_entry_of_the_table_is_a_rule_or_left_out_with_a_reason():
+    """The table has C001 to C256, from the frameworks and guides, and F001 to F018, from the field."""
+    table = {f"C{number:03d}" for number in range(1, 257)} | {f"F{number:03d}" for number in range(1, 19)}
+    assert len(table) == 274
+    cited = {entry for rule in load_rules() for entry in rule.cites}
+    assert cited | set(left_out()) == table
+    assert not cited & set(left_out())
+    assert all(len(reason.split()) > 3 for reason in left_out().values())
+
+
+def test_rules_have_one_name_each_a_known_severity_and_fields_of_the_plan():
+    rules = load_rules()
+    assert len({rule.id for rule in rules}) == len(rules)
+    known = {field.name for field in fields(Plan)} - {"settings"}
+    for rule in rules:
+        assert rule.severity in SEVERITIES
+        assert set(rule.knobs) <= known, rule.id
+        assert rule.source
+        assert rule.says
+
+
+def test_settings_of_a_plan_are_words_whatever_their_case_and_type():
+    words = setting_words({"NCCL_GRAPH_REGISTER": "0", "Te_Rng_Tracker": "true", "variable_seq_lengths": 1})
+    assert words["setting_nccl_graph_register"] == 0
+    assert words["setting_te_rng_tracker"] == 1
+    assert words["setting_variable_seq_lengths"]
+    assert setting_words()["setting_nccl_graph_register"] == UNSAID
+
+
+def test_words_of_settings_are_settings_of_the_catalogue():
+    assert set(DEFAULTS) <= set(SETTINGS)
+
+
+def test_a_setting_of_a_plan_silences_the_rule_that_asks_for_it():
+    plan = replace(GOOD, cuda_graph=True)
+    assert "graph_registration" in told(plan)
+    assert "graph_registration" not in told(replace(plan, settings={"nccl_graph_register": False}))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Et*40|t*40L", ""),
+        ("balanced", ""),
+        ("", ""),
+        ("Et*40|t*39L", "79 decoder layers"),
+        ("Et*40|t*20|t*20L", "3 virtual stages"),
+        ("t*40|t*40L", "start with the embedding"),
+        ("Et*40|t*40", "end with the loss"),
+        ("Et*40|t*40mL", "1 MTP heads"),
+        ("Ex|t", "is not a layout"),
+    ],
+)
+def test_layouts_are_checked_as_megatron_core_does(text, fault):
+    found = layout_problem(LLAMA, text, 2, 1)
+    assert fault in found
+    assert bool(fault) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "vpp", "fault"),
+    [
+        ("Et*30|t*31mL", 1, ""),
+        ("Et*30m|t*31L", 1, "before the last decoder layer"),
+        ("Et*15|t*15|t*31m|L", 2, "last chunk of a stage other than the first"),
+        ("Et*15|t*15|t*15|t*16mL", 2, ""),
+    ],
+)
+def test_mtp_heads_stand_on_the_last_chunk(text, vpp, fault):
+    found = layout_problem(load_model("deepseek-v3"), text, 2, vpp)
+    assert fault in found
+    assert bool(fault) == bool(found)
