@@ -21,8 +21,9 @@ def command(context: click.Context, plan: str | None, as_json: bool, **options: 
     """Everything that keeps a plan from running, and the way out.
 
     PLAN is a plan file; any option changes it. All rules are told at once: ERROR (refused, or wrong results),
-    AUTOFIX (the framework silently changes it), SILENT (no effect), PERF (slower or in vain) and ENV (the
-    environment must say so too). Memory is one of the rules. Exit code 1 when an ERROR stands.
+    AUTOFIX (the framework silently changes it), SILENT (no effect), PERF (slower or in vain), ENV (the
+    environment must say so too) and NOTE (depends on version or framework). Memory is one of the rules. Exit
+    code 1 when an ERROR stands.
 
     \b
     advisor check plan.toml

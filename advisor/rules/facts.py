@@ -152,6 +152,8 @@ def _layers_text(row: Facts) -> tuple[str, str]:
     vpps = [v for v in divisors(max(row["accounted"] // row["pp"], 1)) if v > 1]
     if row["accounted"] % row["pp"] == 0 and row["pp"] > 1:
         ways.append(f"--vpp 1 or {', '.join(map(str, vpps[:6]))}" if vpps else "--vpp 1")
+    if not counted and row["pp"] > 1:
+        ways.append("--pipeline-layout balanced")
     ways.append(f"--pp {near(row['layers'], row['pp'])} --vpp 1")
     return text, f"Try {ways[0]}" + (f", or {ways[1]}." if len(ways) > 1 else ".")
 

@@ -22,6 +22,8 @@ DEFAULTS: dict[str, Any] = {
     "moe_paged_stash": False,
     "moe_router_padding_for_quantization": False,
     "nccl_graph_register": UNSAID,
+    "nvte_cpu_offload_v1": UNSAID,
+    "nvte_fused_attn": UNSAID,
     "outer_dp_sharding_strategy": "",
     "overlap_p2p_comm_warmup_flush": False,
     "overlap_param_gather_with_optimizer_step": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -72,3 +73,55 @@ def test_sizes_that_do_not_fit_the_gpus_are_bad_input(tmp_path):
     CliRunner().invoke(advisor, ["predict", *SETTING, "--save", path])
     with pytest.raises(ValueError, match="does not fit tp=3"):
         run(path, "--tp", "3")
+
+
+MOE = [
+    "--model",
+    "deepseek-v3",
+    "--gpus",
+    "128",
+    "--gpu",
+    "h100",
+    "--seq-len",
+    "4096",
+    "--global-batch",
+    "512",
+    "--tp",
+    "2",
+    "--pp",
+    "4",
+    "--vpp",
+    "4",
+]
+
+
+def test_rules_of_experts_are_told_errors_first_each_with_its_way_out():
+    done = run(
+        *MOE, "--ep", "96", "--overlap-moe-comm", "--shared-expert-overlap", "--delay-wgrad", "--nccl-ub"
+    )
+    assert done.exit_code == 1
+    kinds = [line.split()[0] for line in done.output.splitlines() if re.match(r"  [A-Z]+ \(", line)]
+    order = ["ERROR", "AUTOFIX", "SILENT", "PERF", "ENV", "NOTE"]
+    assert kinds == sorted(kinds, key=order.index)
+    assert {"ERROR", "AUTOFIX", "NOTE"} <= set(kinds)
+    for name in ("experts_over_ep", "expert_mesh", "moe_needs_sp", "ep_overlap_shared"):
+        assert f"[{name}]" in done.output
+    assert "Try --pipeline-layout balanced" in done.output
+
+
+def test_a_layout_switches_the_even_split_off():
+    done = run(*MOE, "--sequence-parallel", "--ep", "32", "--pipeline-layout", "balanced", "--json")
+    found = json.loads(done.output)["violations"]
+    assert not [violation["id"] for violation in found if violation["severity"] == "ERROR"]
+
+
+def test_a_setting_is_seen_by_the_rules():
+    ids = [
+        [
+            each["id"]
+            for each in json.loads(run(*SETTING, "--cuda-graph", *more, "--json").output)["violations"]
+        ]
+        for more in ([], ["--set", "NCCL_GRAPH_REGISTER=0"])
+    ]
+    assert "graph_registration" in ids[0]
+    assert "graph_registration" not in ids[1]
