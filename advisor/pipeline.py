@@ -32,7 +32,8 @@ def layout_of(prediction: Prediction) -> Layout:
 def chunk_times(prediction: Prediction) -> tuple[list[list[float]], list[list[float]]]:
     """Forward and backward time of one micro-batch, by stage and chunk. [s]
 
-    An encoder's stages come before the decoder's. Each chunk has its own blocks; the embedding is in the first chunk, MTP heads, logits and loss in the last.
+    An encoder's stages come before the decoder's. Each chunk has its own blocks; the embedding is in the first
+    chunk, MTP heads, logits and loss in the last.
     Launch gaps and vocabulary split between the passes as the blocks of the pace-setting stage do.
     """
     values, layout = prediction.values, layout_of(prediction)

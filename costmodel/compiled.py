@@ -40,7 +40,7 @@ def compile_model(
     build: Callable[[], tuple[Ledger, dict[str, Term]]], outputs: Iterable[str], family: str
 ) -> CompiledModel:
     """Compile the ledger that `build` makes, or read it from the cache when no source file changed."""
-    path = cache_folder() / f"{family}-{_sources_digest()}.json"
+    path = cache_folder() / f"{family}-{SOURCES}.json"
     record = _read(path)
     if record is None:
         ledger, trees = build()
@@ -80,6 +80,10 @@ def _sources_digest() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+# Of the files as they were when this process started: what it compiles comes from those.
+SOURCES = _sources_digest()
 
 
 def _read(path: Path) -> dict[str, Any] | None:

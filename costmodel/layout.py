@@ -156,8 +156,9 @@ def layer_weight(model: ModelSpec, kind: str, seq_len: int) -> float:
 def balance(weights: Sequence[float], bins: int, pp: int) -> list[int]:
     """Parts of each virtual stage, contiguous, so that the heaviest *stage* is as light as can be. [1]
 
-    The heaviest chunk is minimised exactly (binary search over its weight, greedy filling); heavier chunks
-    then move to lighter stages by starting from either end. Source: the linear partition problem.
+    The heaviest chunk is minimised exactly (binary search over its weight, greedy filling from either end);
+    beside that stand the splits of nearly equal counts, which can be better for stages of several chunks.
+    Source: the linear partition problem.
     """
     low, high = max(weights), sum(weights)
     for _ in range(60):
@@ -170,6 +171,9 @@ def balance(weights: Sequence[float], bins: int, pp: int) -> list[int]:
     for order in (1, -1):
         sizes = _fill(weights[::order], high * (1 + 1e-9))
         options.append(([*sizes, *[0] * (bins - len(sizes))])[::order])
+    each, rest = divmod(len(weights), bins)
+    options.append([each + (index < rest) for index in range(bins)])
+    options.append([each + (index >= bins - rest) for index in range(bins)])
     return min(options, key=lambda sizes: _heaviest_stage(weights, sizes, pp))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 
 from costmodel import schedule
-from costmodel.amount import Amount, is_more_than_one, maximum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.encoder import encoder_bytes
 from costmodel.layer import BlockTimes
 from costmodel.term import Ledger, Term
@@ -109,7 +109,7 @@ def activation_bytes(x: SimpleNamespace, kept: Amount, layers: Amount, in_flight
     """
     inputs = x.recompute_layers * layers * activations.layer_input(x)
     stage = inputs + (1 - x.recompute_layers) * kept
-    buffers = x.offload_share * OFFLOAD_BUFFERS * kept / maximum(layers, 1)
+    buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share) * stage
     return in_flight * (1 - x.offload_share) * stage + buffers
 
 

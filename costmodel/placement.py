@@ -45,7 +45,9 @@ def straddling_groups(
     >>> straddling_groups(domain=72, block=64, pp=4, ranks=16, stride=4)[0].per_domain
     (2, 14)
     """
-    if ranks == 1 or domain % block == 0 or (block % domain == 0 and domain % stride == 0):
+    span = ranks * stride
+    tiles = block % domain == 0 and domain % stride == 0 and (domain % span == 0 or span % domain == 0)
+    if ranks == 1 or domain % block == 0 or tiles:
         return ()
     found = []
     usual = min(ranks, max(domain // stride, 1))
@@ -55,7 +57,7 @@ def straddling_groups(
                 continue
             members = stage * block + offset + stride * np.arange(ranks)
             _, counts = np.unique(members // domain, return_counts=True)
-            if len(counts) > 1 and (counts.min() != counts.max() or counts.max() > usual):
+            if len(counts) > 1 and counts.min() < usual:
                 found.append(Group(stage, tuple(map(int, members)), tuple(map(int, counts))))
                 if len(found) == limit:
                     return tuple(found)

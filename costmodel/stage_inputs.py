@@ -46,9 +46,9 @@ LAYOUTS = Texts()
 
 def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array]:
     """Blocks of the first, second, pace-setting and last stage, their layers, and MTP heads of the last."""
-    distinct, where = distinct([c[name] for name in LAYOUT_COLUMNS])
+    combinations, where = distinct([c[name] for name in LAYOUT_COLUMNS])
     records = []
-    for pp, vpp, embedding, loss, text, first, last in distinct.T:
+    for pp, vpp, embedding, loss, text, first, last in combinations.T:
         layout = plan_layout(
             model,
             int(pp),
@@ -92,8 +92,8 @@ def placement_inputs(c: Columns, inputs: Mapping[str, Array], domain: int) -> di
     """GPUs that the job uses of a domain, and for each kind of group the smaller side of a straddling one."""
     world = c["tp"] * c["pp"] * c["cp"] * c["dp"]
     sizes = ("tp", "pp", "cp", "dp", "ep", "etp")
-    distinct, where = distinct([*(c[name] for name in sizes), c["nvl_segment"], world])
-    found = [_placement(domain, *map(int, key)) for key in distinct.T]
+    combinations, where = distinct([*(c[name] for name in sizes), c["nvl_segment"], world])
+    found = [_placement(domain, *map(int, key)) for key in combinations.T]
     names = ("domain", "cp_straddle", "dp_straddle", "ep_straddle", "edp_straddle")
     return {name: _spread([one[index] for one in found], where) for index, name in enumerate(names)}
 

@@ -95,6 +95,8 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
         sum(in_stage(x, name, "pace") * parts[kind] for name, parts in totals.items())
         for kind in ("forward", "backward")
     )
+    # Traffic hides under a wait for the host as it does under compute; a third of it lies in the forward pass.
+    forward, backward = forward + symbol("host_wait") / 3, backward + symbol("host_wait") * 2 / 3
     owners = parameter_owners(x, blocks, features)
     trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace)
     trees += optimizer_terms(ledger, x, owners)
@@ -293,7 +295,9 @@ def host_term(ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mappin
         for name, times in blocks.items()
     )
     rate = x.host_kernel * (1 + x.unbound / 3)
-    waiting = host.host_exposed(issued, rate, stages["slowest"])
+    waiting = ledger.define(
+        "host_wait", host.host_exposed(issued, rate, stages["slowest"]), "s", host.host_exposed
+    )
     return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)
 
 

@@ -32,7 +32,7 @@ def csa_flops_forward(x: SimpleNamespace) -> Amount:
     4 T entries a d / tp, and on half of the layers 2 T (document / light / 2) index_heads index_dim.
     """
     core = 4 * tokens(x) * attended_entries(x) * x.a * x.d / x.tp
-    index = 2 * tokens(x) * x.document / x.csa_light / 2 * x.index_heads * x.index_dim / 2
+    index = 2 * residual_tokens(x) * x.document / x.csa_light / 2 * x.index_heads * x.index_dim / 2
     return core + index
 
 
@@ -52,9 +52,8 @@ def csa(x: SimpleNamespace) -> BlockWork:
             Linear("q_down", x.q_lora, x.h, own, "none", adapter="qkv"),
             Linear("q_up", heads * x.d, x.q_lora, rows, "column", adapter="qkv"),
             Linear("kv", 2.5 * x.d, x.h, own, "none", adapter="qkv"),
-            Linear(
-                "index", index + (x.index_dim + x.index_heads) / 2, x.q_lora, own, "none", quantised=False
-            ),
+            Linear("index_queries", index, x.q_lora, own, "none", quantised=False),
+            Linear("index_keys", (x.index_dim + x.index_heads) / 2, x.h, own, "none", quantised=False),
             Linear("out_down", x.out_lora, heads * x.d, rows, "row", adapter="proj"),
             Linear("out_up", x.h, x.out_groups * x.out_lora, own, "none", adapter="proj"),
         ),

@@ -164,8 +164,8 @@ def test_a_pin_that_does_not_fit_is_named_as_the_way_out():
 
 
 def test_no_legal_plan_is_an_error_with_rule_and_way_out():
-    with pytest.raises(ValueError, match=r"--gpus 7 .* Try --gpus 6, or --global-batch 126") as refusal:
-        search(ask(load_model("llama3-70b"), 7, 8192, 128))
+    with pytest.raises(ValueError, match=r"--gpus 83 .* Try --gpus 82, or --global-batch 166") as refusal:
+        search(ask(load_model("llama3-70b"), 83, 8192, 128))
     assert "\n" not in str(refusal.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from math import ceil
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +45,7 @@ def brute_force(request: Request, precision: str) -> set[Plan]:
     """The declared space in plain loops: every value of every searched knob, then every rule, one plan at a time."""
     found = set()
     sizes = [1, 2, 4]
-    splits = [(False, False), (False, True), (True, True)]
+    splits = [(False, False, ""), (False, True, ""), (True, True, ""), (False, False, "balanced")]
     sharding = [(1, False), (3, True)]
     recompute = [("none", ()), *(("selective", m) for m in (("mlp",), ("layernorm",), ("mlp", "layernorm")))]
     recompute += [("full", ())]
@@ -52,7 +53,7 @@ def brute_force(request: Request, precision: str) -> set[Plan]:
     for tp, pp, cp, dp in itertools.product(sizes, repeat=4):
         if tp * pp * cp * dp != request.gpus or cp > request.workload.seq_len // 1024:
             continue
-        for vpp, mbs, (embedding, loss), (zero, fsdp), comm in itertools.product(
+        for vpp, mbs, (embedding, loss, layout), (zero, fsdp), comm in itertools.product(
             range(1, 7), (1, 2, 4, 8), splits, sharding, ("p2p", "all_gather", "a2a")
         ):
             if (
@@ -61,10 +62,13 @@ def brute_force(request: Request, precision: str) -> set[Plan]:
                 or (cp == 1 and comm != "p2p")
             ):
                 continue
-            accounted = request.model.num_layers + embedding + loss
-            if accounted % (pp * vpp):
+            layers, chunks = request.model.num_layers, pp * vpp
+            if layout:  # where no plain split divides and no stage stays empty
+                if pp == 1 or layers % chunks == 0 or chunks > layers + 1 or vpp == 5:
+                    continue
+            elif (layers + embedding + loss) % chunks:
                 continue
-            chunk = accounted // (pp * vpp)
+            chunk = ceil(layers / chunks) if layout else (layers + embedding + loss) // chunks
             for (kind, modules), overlap, gather, graph in itertools.product(
                 recompute, *([(False, True)] * 3)
             ):
@@ -77,7 +81,8 @@ def brute_force(request: Request, precision: str) -> set[Plan]:
                         sequence_parallel=tp > 1, zero_stage=zero, fsdp=fsdp, cp_comm_type=comm,
                         recompute=kind, recompute_num_layers=layers, recompute_modules=modules,
                         tp_comm_overlap=overlap, cuda_graph=graph, fp8_param_gather=gather,
-                        account_embedding=embedding, account_loss=loss, grad_reduce_in_fp32=dp * cp >= 128,
+                        account_embedding=embedding, account_loss=loss, pipeline_layout=layout,
+                        grad_reduce_in_fp32=dp * cp >= 128,
                     )  # fmt: skip
                     errors = violations(request.model, request.workload, request.cluster, plan, request.gpus)
                     if not any(v.severity == "ERROR" for v in errors):
@@ -198,16 +203,17 @@ def test_all_to_all_inside_the_domain_and_a_ring_outside_is_searched_where_conte
     assert np.all((long.columns["cp"] * long.columns["tp"])[mixed] > 8)
 
 
-def test_seven_gpus_without_a_legal_plan_say_why_and_what_works():
-    request = ask(LLAMA, 7, 8192, 128)
+def test_gpus_without_a_legal_plan_say_why_and_what_works():
+    """83 is prime: neither the batch nor 80 layers in stages divide, and no stage may stay empty."""
+    request = ask(LLAMA, 83, 8192, 128)
     space = build_space(request, "bf16")
     assert space.legal == 0
     text = nothing_legal(request)
     assert "\n" not in text
-    assert "--gpus 7" in text
-    assert "not a multiple of micro_batch x dp = 1 x 7" in text
-    assert "Try --gpus 6, or --global-batch 126." in text
-    assert nearest_usable(request) == 6
+    assert "--gpus 83" in text
+    assert "not a multiple of micro_batch x dp = 1 x 83" in text
+    assert "Try --gpus 82, or --global-batch 166." in text
+    assert nearest_usable(request) == 82
 
 
 def test_the_declaration_names_every_searched_knob():

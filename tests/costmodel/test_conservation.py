@@ -26,14 +26,6 @@ every_sparse_family = pytest.mark.parametrize("name", SPARSE_FAMILIES)
 COUNTABLE = [name for name in list_models() if load_model(name).parameters_known]
 
 
-def expected_gap(name: str) -> object:
-    """The one model whose parameters on a rank are still not the count of its checkpoint."""
-    if load_model(name).compressed_attention is None:
-        return name
-    reason = "indexer's projections read h, not q_lora; hyper-connections are not counted"
-    return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
 def on_one_gpu(name: str) -> Prediction:
     return predict(load_model(name), Workload(4096, 1), H100, Plan())
 
@@ -99,7 +91,7 @@ def test_capacity_sets_the_rows_whatever_the_imbalance(name, data, factor):
     assert experts.expert_rows(x) == pytest.approx(factor * plan.etp * experts.routed_copies(x))
 
 
-@pytest.mark.parametrize("name", [expected_gap(name) for name in COUNTABLE])
+@pytest.mark.parametrize("name", COUNTABLE)
 def test_one_gpu_holds_the_published_parameters(name):
     """To the digit, but for vocabulary padding; MTP heads, which published totals leave out, are added."""
     model = load_model(name)

@@ -218,12 +218,6 @@ def test_packed_short_documents_are_never_slower_than_full_ones(name, data, divi
     assert padded.step_time_s == pytest.approx(full.step_time_s, rel=1e-12)
 
 
-HOST_WAIT_HIDES_NOTHING = pytest.mark.xfail(
-    strict=True,
-    reason="data_parallel_terms hides traffic under compute alone, not under the time in which GPUs wait for the host",
-)
-
-
 def with_a_slow_host(model: ModelSpec, workload: Workload, plan: Plan) -> dict[str, float]:
     """Every entry when the host takes 60 us to issue a kernel, whatever was fitted."""
     prediction = predict(model, workload, B200, plan)
@@ -233,7 +227,6 @@ def with_a_slow_host(model: ModelSpec, workload: Workload, plan: Plan) -> dict[s
     return values
 
 
-@HOST_WAIT_HIDES_NOTHING
 def test_shorter_kernels_never_slow_a_step_that_waits_for_the_host():
     model, plan = load_model("moonlight-16b-a3b"), Plan(cp=2, zero_stage=0)
     full, packed = (
@@ -242,7 +235,6 @@ def test_shorter_kernels_never_slow_a_step_that_waits_for_the_host():
     assert packed <= full
 
 
-@pytest.mark.xfail(strict=True, reason="kernels of selective recompute are not issued by the host")
 def test_selective_recompute_issues_its_kernels_again():
     """Forward kernels of the MLP run twice, so that the host issues more."""
     model, workload = load_model("moonlight-16b-a3b"), Workload(2048, 1)
@@ -254,7 +246,6 @@ def test_selective_recompute_issues_its_kernels_again():
     assert waits[1] > waits[0] * (1 + 1e-9)
 
 
-@pytest.mark.xfail(strict=True, reason="activation_bytes keeps two layers of buffers on a stage of one layer")
 def test_buffers_of_offloading_are_no_larger_than_the_stage():
     model, workload = load_model("gpt-oss-120b"), Workload(2048, 8)
     here, away = (

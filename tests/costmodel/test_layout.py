@@ -122,9 +122,6 @@ def test_the_balancer_is_never_worse_than_the_even_split(parts, pp):
     assert _heaviest(parts, balance(parts, pp, pp)) <= _heaviest(parts, naive) * (1 + 1e-6)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="balance minimises the heaviest chunk, not the heaviest stage, when vpp > 1"
-)
 def test_the_balancer_is_never_worse_than_the_even_split_of_chunks():
     """Four parts on two stages of two chunks: one part each is 3, balance puts both heavy ones on one stage."""
     parts = [2.0, 2.0, 1.0, 1.0]
