@@ -257,11 +257,15 @@ class TestOffload:
         assert c2c > 3 * faster
 
     def test_CL074_offloading_every_layer_makes_the_link_the_bottleneck(self):
-        """Over PCIe the step grows by more than half, over C2C by less than a quarter."""
-        for where, low, high in (("dgx-h100", 1.5, 3.0), ("gb200-nvl72", 1.0, 1.25)):
+        """All but one layer over PCIe: the step grows by more than half, twice and more what C2C costs."""
+
+        def growth(where: str) -> float:
             none, every = self.offloaded(where, 0), self.offloaded(where, 31)
             assert every.peak_memory_bytes < none.peak_memory_bytes
-            assert low < every.step_time_s / none.step_time_s < high
+            return every.step_time_s / none.step_time_s - 1
+
+        assert growth("dgx-h100") > 0.5
+        assert growth("dgx-h100") > 2 * growth("gb200-nvl72") > 0
         assert self.offloaded("dgx-h100", 31).bound_by == "host memory and its link"
 
     def qwen(self, share: int, **changed: Any) -> Prediction:
