@@ -7,7 +7,7 @@ reduces gradients and gathers parameters once a step; FSDP does so layer by laye
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
@@ -17,9 +17,11 @@ from costmodel.timing import overlap
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication
 
-# SMs of a data-parallel collective: 16 by rings, 6 where switches reduce, 4 with registered buffers.
-# Source: Megatron-Core, distributed_data_parallel_config.py (use_sharp, nccl_ub).
-SHARP_SMS, USER_BUFFER_SMS, RING_SMS = 6, 4, 16
+# SMs that NCCL takes for a collective without registered buffers, where switches reduce, and with registered
+# buffers for (all-gather, reduce-scatter): inside NVLink alone, and over InfiniBand alone.
+# Source: Megatron-Core, distributed_data_parallel_config.py, table of nccl_ub.
+RING_SMS, SHARP_SMS = 16, 6
+NVLINK_SMS, NETWORK_SMS, NETWORK_SHARP_SMS = (4, 5), (1, 4), 1
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,20 @@ class Owner:
     straddle: Amount
 
 
-def slowdown(x: SimpleNamespace) -> Amount:
+def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool) -> Amount:
     """Compute time lost for each second of data-parallel communication under it. [1]
 
-    In proportion to the SMs that the collective takes.
+    In proportion to the SMs that the collective takes, over a ring's 16. Registered buffers need few where the group
+    stays inside NVLink or has no NVLink (inside = 1 of its ranks share a domain); over both it takes as many as
+    without, 6 where the network's switches reduce. Source: Megatron-Core, DistributedDataParallelConfig.nccl_ub.
     """
-    fewer = (1 - x.sharp) * (1 - x.user_buffers) + x.sharp * (1 - x.user_buffers) * SHARP_SMS / RING_SMS
-    return x.overlap_slowdown * (fewer + x.user_buffers * USER_BUFFER_SMS / RING_SMS)
+    leaves = minimum(1, maximum(0, ranks / inside - 1) * 1e9)
+    several = is_more_than_one(inside)
+    both = RING_SMS + (SHARP_SMS - RING_SMS) * x.sharp * leaves
+    network = NETWORK_SMS[not gathers] * (1 - x.sharp) + NETWORK_SHARP_SMS * x.sharp
+    registered = (1 - leaves) * NVLINK_SMS[not gathers] + leaves * (several * both + (1 - several) * network)
+    sms = (1 - x.user_buffers) * both + x.user_buffers * registered
+    return x.overlap_slowdown * sms / RING_SMS
 
 
 def overlap_allowed(x: SimpleNamespace) -> Amount:
@@ -59,6 +68,14 @@ def overlap_allowed(x: SimpleNamespace) -> Amount:
     """
     alone = 1 - is_more_than_one(x.tp * x.cp)
     return (1 - x.one_queue * alone) * minimum(x.norm_margin / 16, 1)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One collective of an owner: its seconds before any overlap [s], and the compute lost under a second of it [1]."""
+
+    seconds: Amount
+    slowdown: Amount
 
 
 def data_parallel_terms(
@@ -79,40 +96,35 @@ def data_parallel_terms(
     Source: arXiv:1910.02054; Megatron-Core, DistributedOptimizer; Megatron-FSDP.
     """
     allowed = overlap_allowed(x)
-    slow = slowdown(x)
-    sums: dict[str, Amount] = dict.fromkeys(
-        ("scatter", "gather", "reduce", "unit_gather", "unit_scatter", "replica"), 0
-    )
-    for owner in owners:
-        for kind, seconds in _collectives(ledger, x, owner).items():
-            sums[kind] += seconds
+    found = [_collectives(ledger, x, owner) for owner in owners]
     whole = sum(owner.whole for owner in owners)
-    several = is_more_than_one(x.pp)
     # Buckets count on the first stage's first chunk alone; elsewhere a chunk is one bucket.
-    in_bucket = minimum(x.bucket / whole, 1) * (1 - several)
+    in_bucket = minimum(x.bucket / whole, 1) * (1 - is_more_than_one(x.pp))
     first_bucket = maximum(1 / maximum(layers, 1), in_bucket)
-    buckets = minimum(x.bucket, 1) * (1 - several) * maximum(whole / maximum(x.bucket, 1) - 1, 0)
-    messages = buckets * (x.reduce_scatter_latency + x.reduce_scatter_latency_per_rank * x.shard)
     under_backward = allowed * x.overlap_reduce * backward * (1 - first_bucket)
     under_forward = allowed * x.overlap_gather * forward * (1 - first_bucket)
 
-    def hidden(seconds: Amount, compute: Amount) -> Amount:
-        return overlap.exposed(seconds, compute) + overlap.contention(seconds, compute, slow)
+    def of(kind: str, share: Amount = 1) -> list[Traffic]:
+        return [replace(each[kind], seconds=share * each[kind].seconds) for each in found]
 
-    scatter = hidden(sums["scatter"] + messages, under_backward)
-    gather = hidden(sums["gather"], under_forward)
-    plain = hidden(sums["reduce"] + messages, under_backward)
-    traffic = x.params_sharded * sums["unit_gather"] + sums["unit_scatter"]
+    def seconds(kind: str) -> Amount:
+        return sum(each[kind].seconds for each in found)
+
+    scatter = _shown(of("scatter"), under_backward)
+    gather = _shown(of("gather"), under_forward)
+    plain = _shown(of("reduce"), under_backward)
     layer_forward = allowed * x.overlap_gather * forward / maximum(layers, 1)
     layer_backward = allowed * x.overlap_reduce * backward / maximum(layers, 1)
-    per_layer = hidden(sums["unit_gather"] * x.params_sharded, layer_forward) + hidden(
-        traffic, layer_backward
+    unit_gather = of("unit_gather", x.params_sharded)
+    copies = x.fsdp_copies * sum(flat_copies(x, owner) for owner in owners)
+    per_layer = (
+        _shown(unit_gather, layer_forward) + _shown(unit_gather + of("unit_scatter"), layer_backward) + copies
     )
     edges = (
-        sums["unit_gather"]
-        + sums["unit_scatter"]
+        seconds("unit_gather")
+        + seconds("unit_scatter")
         + (1 - x.params_sharded) * gather
-        + overlap.exposed(sums["replica"], under_backward)
+        + overlap.exposed(seconds("replica"), under_backward)
     )
     fsdp = x.m * layers * per_layer + edges
     reduced = x.optimizer_sharded * scatter + (1 - x.optimizer_sharded) * plain
@@ -133,45 +145,98 @@ def data_parallel_terms(
     ]
 
 
-def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, Amount]:
-    """Seconds of the collectives over one owner's ranks, before any overlap.
+def _shown(traffic: Collection[Traffic], compute: Amount) -> Amount:
+    """What collectives, one after the other beside `compute`, add to it: the rest of them and lost compute. [s]"""
+    lost: Amount = 0
+    left = compute
+    for each in traffic:
+        lost += overlap.contention(each.seconds, left, each.slowdown)
+        left = maximum(0, left - each.seconds)
+    return overlap.exposed(sum(each.seconds for each in traffic), compute) + lost
 
+
+def flat_copies(x: SimpleNamespace, owner: Owner) -> Amount:
+    """Copies of PyTorch's FSDP2 for a layer and micro-batch, on the compute stream. [s]
+
+    What was gathered is copied out of the flat buffer, in both passes when parameters are sharded; gradients are
+    copied into the buffer that is reduced, in its format. Megatron's FSDP computes on its communication buffers.
+    Source: torch/distributed/fsdp, foreach_all_gather_copy_out and foreach_reduce_scatter_copy_in; NeMo performance
+    guide ("minimizing the data movement to the communication tensors").
+    """
+    out = 2 * x.params_sharded * 2 * x.weight_bytes * owner.layer
+    into = (x.weight_bytes + x.grad_bytes) * owner.trained
+    return is_more_than_one(owner.shard) * stream(x, out + into, x.stream_fraction)
+
+
+def buckets_of(x: SimpleNamespace, elements: Amount) -> Amount:
+    """Collectives into which gradients or parameters of so many elements are cut. [1]
+
+    One for each bucket while reductions overlap, on the only pipeline stage; else one for all. FSDP has units
+    rather than buckets. Source: Megatron-Core, distributed_data_parallel.py and param_and_grad_buffer.py.
+    """
+    cut = x.overlap_reduce * (1 - is_more_than_one(x.pp)) * (1 - x.fsdp)
+    return 1 + cut * (maximum(elements / x.bucket, 1) - 1)
+
+
+def two_stages(inside: Amount, between: Amount) -> Amount:
+    """Reduction of gradients inside an optimizer instance and, after it, between instances. [s]
+
+    Their sum, although they use different links: both run on one communication stream, on which the next bucket's
+    reduce-scatter waits for this one's all-reduce. Source: Megatron-Core 0.16.1 and 0.19.2, param_and_grad_buffer.py,
+    start_grad_sync (async_op only with one instance), and distributed_data_parallel.py (one communication_stream).
+    """
+    return inside + between
+
+
+def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, Traffic]:
+    """Collectives over one owner's ranks, before any overlap; each bucket pays its latency.
+
+    Reduce-scatters and all-gathers know only rings, which pass every rank: those beyond the domain cost a hop each.
     With several optimizer instances gradients are reduced over a shard's ranks, then all-reduced between
-    instances, each of them holding 1 / shard; FSDP's replicas (HSDP) do the same.
+    instances, each of them holding 1 / shard; FSDP's replicas (HSDP) do the same. Source: NCCL, tuning.cc.
     """
     p = owner.name
     whole = ledger.define(f"{p}_parameters", owner.whole, "1", "parameters on the rank with most of them")
     unit = ledger.define(f"{p}_layer_parameters", owner.layer, "1", "parameters of a mean layer")
+    buckets = ledger.define(f"{p}_buckets", buckets_of(x, whole), "1", buckets_of)
     whole_inside = communication.ranks_in_domain(x, owner.ranks, owner.stride, owner.straddle)
     inside = communication.ranks_in_domain(x, owner.shard, owner.stride, owner.straddle)
     copies = owner.ranks / owner.shard
     copies_inside = communication.ranks_in_domain(x, copies, owner.stride * owner.shard)
-    reduce_size = communication.gradient_bytes(x, whole)
+    reduced = communication.gradient_bytes(x, whole) / buckets
+    gathered = communication.gather_bytes(x, whole) / buckets
+    between = all_reduce_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
+    hops = buckets * (owner.shard - inside)
+    scatter = reduce_scatter_time(x, reduced, owner.shard, inside, x.sharp) * buckets
+    scatter += hops * x.reduce_scatter_low_latency_per_rank
+    gather = all_gather_time(x, gathered, owner.shard, inside) * buckets
+    gather += hops * x.all_gather_low_latency_per_rank
+    reduces = slowdown(x, owner.ranks, whole_inside, gathers=False)
+    gathers = slowdown(x, owner.shard, inside, gathers=True)
+    scatters = slowdown(x, owner.shard, inside, gathers=False)
 
-    def written(kind: str, expr: Amount, formula: object) -> Amount:
-        return ledger.define(f"{p}_{kind}", expr, "s", formula)  # type: ignore[arg-type]
+    def written(kind: str, expr: Amount, formula: object, slow: Amount) -> Traffic:
+        return Traffic(ledger.define(f"{p}_{kind}", expr, "s", formula), slow)  # type: ignore[arg-type]
 
-    between = all_reduce_time(x, reduce_size / owner.shard, copies, copies_inside, x.sharp)
     return {
         "scatter": written(
             "reduce_scatter",
-            reduce_scatter_time(x, reduce_size, owner.shard, inside, x.sharp) + between * (1 - x.fsdp),
-            reduce_scatter_time,
+            two_stages(scatter, between * (1 - x.fsdp)),
+            two_stages,
+            reduces,
         ),
-        "gather": written(
-            "all_gather",
-            all_gather_time(x, communication.gather_bytes(x, whole), owner.shard, inside),
-            all_gather_time,
-        ),
+        "gather": written("all_gather", gather, all_gather_time, gathers),
         "reduce": written(
             "all_reduce",
-            all_reduce_time(x, reduce_size, owner.ranks, whole_inside, x.sharp),
+            all_reduce_time(x, reduced, owner.ranks, whole_inside, x.sharp) * buckets,
             all_reduce_time,
+            reduces,
         ),
         "unit_gather": written(
             "fsdp_gather",
             all_gather_time(x, communication.gather_bytes(x, unit), owner.shard, inside),
             all_gather_time,
+            gathers,
         ),
         "unit_scatter": written(
             "fsdp_scatter",
@@ -179,8 +244,9 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
                 x, communication.gradient_bytes(x, owner.trained), owner.shard, inside, x.sharp
             ),
             reduce_scatter_time,
+            scatters,
         ),
-        "replica": written("fsdp_replica_reduce", between, all_reduce_time),
+        "replica": written("fsdp_replica_reduce", between, all_reduce_time, reduces),
     }
 
 

@@ -119,7 +119,7 @@ INPUTS: tuple[Input, ...] = tuple(
         bf16_share | 1 | share of the layers that stay in 16 bits
         fp8_attention | 1 | 1 when the attention core runs in FP8
         gather_copy_bytes | byte | bytes of a parameter's buffer for the gather beside its quantised copies
-        bucket | 1 | elements of a gradient bucket, 0 as Megatron chooses
+        bucket | 1 | elements of a gradient bucket
         sharp | 1 | 1 when switches reduce (SHARP)
         user_buffers | 1 | 1 with registered buffers in data-parallel collectives
         one_queue | 1 | 1 with CUDA_DEVICE_MAX_CONNECTIONS=1 set by hand
@@ -150,6 +150,7 @@ INPUTS: tuple[Input, ...] = tuple(
         grads_sharded | 1 | 1 when it shards gradients too (ZeRO 2 and up)
         params_sharded | 1 | 1 when it shards parameters too (ZeRO 3)
         fsdp | 1 | 1 with fully sharded data parallel
+        fsdp_copies | 1 | 1 when FSDP copies between flat buffers and parameters (PyTorch)
         shard | 1 | ranks over which optimizer state, and with FSDP gradients and parameters, are sharded
         cp_p2p | 1 | 1 when context parallel exchanges keys and values in a ring
         cp_all_gather | 1 | 1 when it all-gathers them
