@@ -18,6 +18,7 @@ from costmodel.model_registry import list_models, load_model
 from costmodel.parameters import count_parameters
 from costmodel.plan import Plan
 from costmodel.predict import DENSE, compiled_family, evaluate_plans, predict
+from costmodel.rates import stream
 from costmodel.workload import Workload
 
 B200 = hardware_db.resolve("b200", None)[0]
@@ -268,6 +269,46 @@ def test_replicas_of_hybrid_sharding_reduce_over_the_network():
     assert hybrid.values["dp_fsdp_replica_reduce"] > 0
     assert hybrid.values["dp_fsdp_gather"] < whole.values["dp_fsdp_gather"]
     assert hybrid.peak_memory_bytes > whole.peak_memory_bytes
+
+
+def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
+    """Out of the flat buffer in both passes with ZeRO 3, gradients into it; nothing on one GPU."""
+
+    def more(plan: Plan, batch: int = 64) -> float:
+        own, torch = (
+            predict(LLAMA, Workload(8192, batch), H100, dataclasses.replace(plan, fsdp_implementation=whose))
+            for whose in ("megatron", "torch")
+        )
+        return torch.values["fsdp_exposed"] - own.values["fsdp_exposed"]
+
+    plan = Plan(dp=64, fsdp=True, zero_stage=3)
+    values = predict(LLAMA, Workload(8192, 64), H100, plan).values
+    moved = 80 * (2 * 2 * 2 + 2 + 4) * values["dp_layer_parameters"]
+    x = SimpleNamespace(**values)
+    assert more(plan) == pytest.approx(stream(x, moved, x.stream_fraction))
+    assert more(plan, 256) == pytest.approx(4 * more(plan))
+    assert 0 < more(dataclasses.replace(plan, zero_stage=2)) < more(plan)
+    assert more(dataclasses.replace(plan, dp=1)) == 0
+
+
+@GENTLE
+@given(plans(), st.booleans())
+def test_registered_buffers_and_larger_buckets_never_add_to_data_parallel_traffic(case, sharp):
+    plan, workload = case
+    plan = dataclasses.replace(plan, sharp=sharp)
+
+    def exposed(**knobs) -> float:
+        values = predict(LLAMA, workload, B200, dataclasses.replace(plan, **knobs)).values
+        return values["dp_gradients"] + values["dp_gather"] + values["fsdp_exposed"]
+
+    assert exposed(nccl_ub=True) <= exposed() * (1 + 1e-12)
+    sizes = (10_000_000, 100_000_000)
+    small, large = (
+        predict(LLAMA, workload, B200, dataclasses.replace(plan, bucket_size=n)).values for n in sizes
+    )
+    assert large["dp_buckets"] <= small["dp_buckets"]
+    for kind in ("dp_reduce_scatter", "dp_all_gather", "dp_all_reduce"):
+        assert large[kind] <= small[kind] * (1 + 1e-12)
 
 
 @GENTLE
