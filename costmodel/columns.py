@@ -294,12 +294,14 @@ def _formats(c: Columns, precision_bytes: float, quantised: bool, block_scaled: 
     gathers = (c["fp8_param_gather"] > 0) & quantised
     one_byte = gathers & (not block_scaled)
     own_buffer = gathers & block_scaled & (c["reuse_grad_buf"] == 0)
+    # FP32 parameters are their own master copy.
+    plain = 12.0 if precision_bytes < 4 else 8.0
+    precise = c["precision_aware_optimizer"] > 0
     return {
         "grad_bytes": grads,
         "gather_bytes": np.where(one_byte, 1.0, precision_bytes),
         "param_gather": c["fp8_param_gather"] * quantised,
         "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),
-        "state_bytes": np.where(
-            c["precision_aware_optimizer"] > 0, aware, 12.0 if precision_bytes < 4 else 8.0
-        ),
+        "state_bytes": np.where(precise, aware, plain),
+        "host_state_bytes": np.where(precise, aware, 8.0),
     }

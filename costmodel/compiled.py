@@ -2,7 +2,8 @@
 
 The compiled text is plain Python made from the sympy expressions. Scalars (model, hardware) are
 gathered in front of products, so that each array operation is done once; quantities an output does
-not need are left out; temporaries are freed after their last use to stay in the processor's cache.
+not need are left out; temporaries are freed after their last use to stay in the processor's cache. What
+many plans of a layout share is evaluated once for the layout.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.symbols import BY_NAME
+from costmodel.symbols import BY_NAME, LAYOUT_INPUTS
 from costmodel.term import Ledger, Term
 
 Function = Callable[[dict[str, Any]], dict[str, Any]]
@@ -26,14 +27,20 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 class CompiledModel:
     """What evaluation and explanation need, without sympy.
 
-    search evaluates the few outputs that rank plans; full evaluates every entry. entries holds
+    layout evaluates what follows from parallel sizes and micro-batch alone (`costmodel.symbols.LAYOUT_INPUTS`),
+    outputs the few numbers that rank plans, from inputs and those; full evaluates every entry. entries holds
     name, title, unit, printed expression and formula of each; trees the breakdowns by name.
     """
 
-    search: Function
+    layout: Function
+    outputs: Function
     full: Function
     entries: dict[str, dict[str, str]]
     trees: dict[str, Term]
+
+    def search(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The numbers that rank plans, all inputs with a value for every plan or one for all."""
+        return self.outputs(inputs | self.layout(inputs))
 
 
 def compile_model(
@@ -44,8 +51,10 @@ def compile_model(
     record = _read(path)
     if record is None:
         ledger, trees = build()
+        shared = _shared(ledger, list(outputs))
         record = {
-            "search": _source(ledger, list(outputs), free=True),
+            "layout": _source(ledger, shared, free=True),
+            "outputs": _source(ledger, list(outputs), free=True, given=shared),
             "full": _source(ledger, list(ledger.entries), free=False),
             "entries": {
                 entry.name: {
@@ -60,7 +69,8 @@ def compile_model(
         }
         _write(path, record)
     return CompiledModel(
-        search=_function(record["search"]),
+        layout=_function(record["layout"]),
+        outputs=_function(record["outputs"]),
         full=_function(record["full"]),
         entries=record["entries"],
         trees={name: _tree_from_list(tree) for name, tree in record["trees"].items()},
@@ -89,7 +99,7 @@ SOURCES = _sources_digest()
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text())
-        return record if {"search", "full", "entries", "trees"} <= set(record) else None
+        return record if {"layout", "outputs", "full", "entries", "trees"} <= set(record) else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -120,8 +130,30 @@ def _function(source: str) -> Function:
     return function
 
 
-def _source(ledger: Ledger, outputs: list[str], free: bool) -> str:
-    """Python text of `evaluate(v)`, which maps inputs by name to the outputs by name."""
+def _shared(ledger: Ledger, outputs: list[str]) -> list[str]:
+    """Entries that the outputs need, that follow from layouts alone, and that other entries use."""
+    plans: dict[str, set[str]] = {}
+    for name, entry in ledger.entries.items():
+        used = [symbol.name for symbol in entry.expr.free_symbols]
+        own = {one for one in used if one in BY_NAME and BY_NAME[one].group == "plan"}
+        plans[name] = own.union(*(plans[one] for one in used if one in plans))
+    inside = {name for name, inputs in plans.items() if inputs <= LAYOUT_INPUTS}
+    shared: set[str] = set()
+    waiting, seen = list(outputs), set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name in BY_NAME:
+            continue
+        seen.add(name)
+        if name in inside:
+            shared.add(name)
+        else:
+            waiting += [symbol.name for symbol in ledger.entries[name].expr.free_symbols]
+    return [name for name in ledger.entries if name in shared]
+
+
+def _source(ledger: Ledger, outputs: list[str], free: bool, given: Collection[str] = ()) -> str:
+    """Python text of `evaluate(v)`, which maps inputs and given entries by name to the outputs by name."""
     printer = _printer()
     needed: set[str] = set()
     inputs: set[str] = set()
@@ -131,7 +163,7 @@ def _source(ledger: Ledger, outputs: list[str], free: bool) -> str:
         name = waiting.pop()
         if name in needed:
             continue
-        if name in BY_NAME:
+        if name in BY_NAME or name in given:
             inputs.add(name)
             continue
         needed.add(name)
@@ -142,7 +174,7 @@ def _source(ledger: Ledger, outputs: list[str], free: bool) -> str:
     for name in order:
         for used in uses[name]:
             last_use[used] = name
-    printer.arrays = {name for name in inputs if BY_NAME[name].group == "plan"}
+    printer.arrays = {name for name in inputs if name in given or BY_NAME[name].group == "plan"}
     lines = ["def evaluate(v):"]
     lines += [f"    {name} = v[{name!r}]" for name in sorted(inputs)]
     for name in order:
@@ -163,9 +195,13 @@ def _printer() -> Any:
         """Python text in which a product multiplies its scalars before it touches an array."""
 
         arrays: set[str]
+        known: dict[Any, bool]
 
         def _is_array(self, expr: Any) -> bool:
-            return any(str(symbol) in self.arrays for symbol in expr.free_symbols)
+            # An expression is printed once all of its symbols are defined, so what is known stays true.
+            if expr not in self.known:
+                self.known[expr] = any(symbol.name in self.arrays for symbol in expr.free_symbols)
+            return self.known[expr]
 
         def _group(self, factors: list[Any]) -> str:
             return "*".join(
@@ -206,7 +242,7 @@ def _printer() -> Any:
             return f"({base})**({self._print(expr.exp)})"
 
         def _fold(self, name: str, expr: Any) -> str:
-            texts = [self._print(arg) for arg in sorted(expr.args, key=str)]
+            texts = sorted(self._print(arg) for arg in expr.args)
             result: str = texts[0]
             for text in texts[1:]:
                 result = f"{name}({result}, {text})"
@@ -224,7 +260,9 @@ def _printer() -> Any:
         def _print_log(self, expr: Any) -> str:
             return f"log({self._print(expr.args[0])})"
 
-    return ScalarsFirst({"fully_qualified_modules": False})
+    printer = ScalarsFirst({"fully_qualified_modules": False})
+    printer.known = {}
+    return printer
 
 
 def _tree_to_list(term: Term) -> list[Any]:

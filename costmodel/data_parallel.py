@@ -17,6 +17,10 @@ from costmodel.timing import overlap
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication
 
+# Seconds of one element in PyTorch's CPU Adam. Published: 1.04 ns (Qwen3-30B-A3B, eight ranks of a DGX H100,
+# Megatron-Bridge memory notes) and 1.5 ns (Qwen3-0.6B on one H100, NVIDIA-NeMo/RL PR 3628).
+HOST_ADAM = 1.25e-9
+
 # SMs that NCCL takes for a collective without registered buffers, where switches reduce, and with registered
 # buffers for (all-gather, reduce-scatter): inside NVLink alone, and over InfiniBand alone.
 # Source: Megatron-Core, distributed_data_parallel_config.py, table of nccl_ub.
@@ -41,6 +45,17 @@ class Owner:
     shard: Amount
     stride: Amount
     straddle: Amount
+
+
+def written(ledger: Ledger, owner: Owner) -> Owner:
+    """The owner with its parameters as entries of the ledger."""
+    p = owner.name
+    return replace(
+        owner,
+        whole=ledger.define(f"{p}_parameters", owner.whole, "1", "parameters on the rank with most of them"),
+        layer=ledger.define(f"{p}_layer_parameters", owner.layer, "1", "parameters of a mean layer"),
+        trained=ledger.define(f"{p}_layer_trained", owner.trained, "1", "trained parameters of a mean layer"),
+    )
 
 
 def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool) -> Amount:
@@ -101,8 +116,13 @@ def data_parallel_terms(
     # Buckets count on the first stage's first chunk alone; elsewhere a chunk is one bucket.
     in_bucket = minimum(x.bucket / whole, 1) * (1 - is_more_than_one(x.pp))
     first_bucket = maximum(1 / maximum(layers, 1), in_bucket)
-    under_backward = allowed * x.overlap_reduce * backward * (1 - first_bucket)
-    under_forward = allowed * x.overlap_gather * forward * (1 - first_bucket)
+    after = 1 - first_bucket
+
+    def hiding(name: str, expr: Amount) -> Amount:
+        return ledger.define(name, expr, "s", "compute under which data-parallel communication runs")
+
+    under_backward = hiding("dp_under_backward", allowed * x.overlap_reduce * backward * after)
+    under_forward = hiding("dp_under_forward", allowed * x.overlap_gather * forward * after)
 
     def of(kind: str, share: Amount = 1) -> list[Traffic]:
         return [replace(each[kind], seconds=share * each[kind].seconds) for each in found]
@@ -111,10 +131,14 @@ def data_parallel_terms(
         return sum(each[kind].seconds for each in found)
 
     scatter = _shown(of("scatter"), under_backward)
-    gather = _shown(of("gather"), under_forward)
+    gather = ledger.define("dp_gather_shown", _shown(of("gather"), under_forward), "s", _shown)
     plain = _shown(of("reduce"), under_backward)
-    layer_forward = allowed * x.overlap_gather * forward / maximum(layers, 1)
-    layer_backward = allowed * x.overlap_reduce * backward / maximum(layers, 1)
+    layer_forward = hiding(
+        "dp_under_layer_forward", allowed * x.overlap_gather * forward / maximum(layers, 1)
+    )
+    layer_backward = hiding(
+        "dp_under_layer_backward", allowed * x.overlap_reduce * backward / maximum(layers, 1)
+    )
     unit_gather = of("unit_gather", x.params_sharded)
     copies = x.fsdp_copies * sum(flat_copies(x, owner) for owner in owners)
     per_layer = (
@@ -196,9 +220,8 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     instances, each of them holding 1 / shard; FSDP's replicas (HSDP) do the same. Source: NCCL, tuning.cc.
     """
     p = owner.name
-    whole = ledger.define(f"{p}_parameters", owner.whole, "1", "parameters on the rank with most of them")
-    unit = ledger.define(f"{p}_layer_parameters", owner.layer, "1", "parameters of a mean layer")
-    buckets = ledger.define(f"{p}_buckets", buckets_of(x, whole), "1", buckets_of)
+    whole = owner.whole
+    buckets = ledger.define(f"buckets_{p}", buckets_of(x, whole), "1", buckets_of)
     whole_inside = communication.ranks_in_domain(x, owner.ranks, owner.stride, owner.straddle)
     inside = communication.ranks_in_domain(x, owner.shard, owner.stride, owner.straddle)
     copies = owner.ranks / owner.shard
@@ -211,34 +234,38 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     scatter += hops * x.reduce_scatter_low_latency_per_rank
     gather = all_gather_time(x, gathered, owner.shard, inside) * buckets
     gather += hops * x.all_gather_low_latency_per_rank
-    reduces = slowdown(x, owner.ranks, whole_inside, gathers=False)
-    gathers = slowdown(x, owner.shard, inside, gathers=True)
-    scatters = slowdown(x, owner.shard, inside, gathers=False)
 
-    def written(kind: str, expr: Amount, formula: object, slow: Amount) -> Traffic:
+    def slow(kind: str, ranks: Amount, near: Amount, *, gathers: bool) -> Amount:
+        return ledger.define(f"{p}_{kind}_slowdown", slowdown(x, ranks, near, gathers=gathers), "1", slowdown)
+
+    reduces = slow("reduce", owner.ranks, whole_inside, gathers=False)
+    gathers = slow("gather", owner.shard, inside, gathers=True)
+    scatters = slow("scatter", owner.shard, inside, gathers=False)
+
+    def traffic(kind: str, expr: Amount, formula: object, slow: Amount) -> Traffic:
         return Traffic(ledger.define(f"{p}_{kind}", expr, "s", formula), slow)  # type: ignore[arg-type]
 
     return {
-        "scatter": written(
+        "scatter": traffic(
             "reduce_scatter",
             two_stages(scatter, between * (1 - x.fsdp)),
             two_stages,
             reduces,
         ),
-        "gather": written("all_gather", gather, all_gather_time, gathers),
-        "reduce": written(
+        "gather": traffic("all_gather", gather, all_gather_time, gathers),
+        "reduce": traffic(
             "all_reduce",
             all_reduce_time(x, reduced, owner.ranks, whole_inside, x.sharp) * buckets,
             all_reduce_time,
             reduces,
         ),
-        "unit_gather": written(
+        "unit_gather": traffic(
             "fsdp_gather",
-            all_gather_time(x, communication.gather_bytes(x, unit), owner.shard, inside),
+            all_gather_time(x, communication.gather_bytes(x, owner.layer), owner.shard, inside),
             all_gather_time,
             gathers,
         ),
-        "unit_scatter": written(
+        "unit_scatter": traffic(
             "fsdp_scatter",
             reduce_scatter_time(
                 x, communication.gradient_bytes(x, owner.trained), owner.shard, inside, x.sharp
@@ -246,7 +273,7 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
             reduce_scatter_time,
             scatters,
         ),
-        "replica": written("fsdp_replica_reduce", between, all_reduce_time, reduces),
+        "replica": traffic("fsdp_replica_reduce", between, all_reduce_time, reduces),
     }
 
 
@@ -274,11 +301,12 @@ def sharded(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
 def offloaded_optimizer_time(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
     """Time of the part of the optimizer on the host: gradients over, Adam at the host's memory, parameters back. [s]
 
-    Adam reads and writes 16 bytes of state an element beside a 4-byte gradient. Copies hide behind the
-    host's arithmetic when they overlap. Source: Megatron-Core, cpu_offloading/hybrid_optimizer.py.
+    Adam reads and writes 12 bytes of state an element beside a 4-byte gradient, but PyTorch's CPU Adam passes over
+    them many times with few threads a rank. Copies hide behind the host's arithmetic when they overlap. Sources:
+    Megatron-Core, cpu_offloading/hybrid_optimizer.py; `HOST_ADAM`.
     """
     elements = x.optimizer_offload * sharded(x, owners)
     copies = (4 + x.weight_bytes) * elements / x.host_link
-    arithmetic = (2 * 12 + 4 + x.weight_bytes) * elements / x.host_memory
+    arithmetic = maximum((2 * 12 + 4 + x.weight_bytes) / x.host_memory, HOST_ADAM) * elements
     together = maximum(copies, arithmetic)
     return x.offload_overlapped * together + (1 - x.offload_overlapped) * (copies + arithmetic)

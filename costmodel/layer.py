@@ -327,12 +327,21 @@ def _again(
     )
 
 
+# Host time of a launch from a loop in C++ over that of a kernel issued by Python: 3 us over 6 us.
+# Source: Transformer Engine, te_general_grouped_gemm and split_quantize; te42kyfo/gpu-benches, launch latency.
+LOOPED_LAUNCH = 0.5
+
+
 def _kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amount, Amount]:
     """Kernels of one block, forward and backward: its own, quantisation, GEMMs apart, collectives. [1]"""
-    quantised = sum(1 for layer in work.linears if layer.quantised) // (2 if work.name == "experts" else 1)
-    per_linear = quantised * x.quantise_kernels
+    per_linear = (
+        sum(1 for layer in work.linears if layer.quantised and not layer.grouped) * x.quantise_kernels
+    )
     has_tp = any(layer.split == "row" for layer in work.linears)
-    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in work.linears if layer.grouped)
+    # A grouped GEMM still launches one GEMM for each expert, and its quantisation, from a loop in C++.
+    loop = sum(layer.groups for layer in work.linears if layer.grouped)
+    looped = LOOPED_LAUNCH * loop * (1 + x.quantise_kernels)
+    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in work.linears if layer.grouped) + looped
     collectives = is_more_than_one(x.tp) if has_tp else 0
     forward = ledger.define(
         f"{work.name}_kernels_forward",
@@ -366,6 +375,20 @@ def _repeated(x: SimpleNamespace, name: str) -> Amount:
     if name == "mlp":
         return (4 * x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + x.recompute_norm) / 6
     return x.recompute_norm / 16
+
+
+def graphed(x: SimpleNamespace, block: str) -> Amount:
+    """Share of a block's kernels that are replayed from CUDA graphs. [1]
+
+    Router and preprocessing are about half of an expert block's kernels.
+    """
+    if block in ("attention", "mla", "csa"):
+        return x.graph_attention
+    if block in ("mamba", "delta"):
+        return x.graph_mamba
+    if block == "mlp":
+        return x.graph_mlp
+    return x.graph_experts + (1 - x.graph_experts) * x.graph_router / 2
 
 
 def block_tokens(ledger: Ledger, x: SimpleNamespace) -> Amount:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.encoder import encoder_bytes
-from costmodel.layer import BlockTimes
+from costmodel.layer import BlockTimes, graphed
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, linear, parameters
 
@@ -92,13 +92,14 @@ def gradient_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount
 
 
 def optimizer_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
-    """Master parameters and both Adam moments; 1 / shard of them when sharded, none of what the host keeps. [byte]
+    """Master parameters and both Adam moments; 1 / shard of them when sharded, less what the host keeps. [byte]
 
-    12 bytes a parameter: 4 + 4 + 4, less with the precision-aware optimizer. Source: arXiv:1910.02054,
-    sec. 3.1; Megatron-Core dry run, 12 params / DP to the byte.
+    12 bytes a parameter: 4 + 4 + 4, less with the precision-aware optimizer, without which the master parameters
+    of an offloaded optimizer stay on the device too. Source: arXiv:1910.02054, sec. 3.1; Megatron-Core dry run,
+    12 params / DP to the byte; cpu_offloading, 15.3 GB of 1.91e9 parameters a rank published.
     """
-    on_device = 1 - x.optimizer_offload
-    return on_device * x.state_bytes * trained * (1 - x.optimizer_sharded + x.optimizer_sharded / shard)
+    on_device = x.state_bytes - x.optimizer_offload * x.host_state_bytes
+    return on_device * trained * (1 - x.optimizer_sharded + x.optimizer_sharded / shard)
 
 
 def activation_bytes(x: SimpleNamespace, kept: Amount, layers: Amount, in_flight: Amount) -> Amount:
@@ -137,10 +138,16 @@ def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
 def graph_bytes(x: SimpleNamespace, held: Amount) -> Amount:
     """Private memory pools of CUDA graphs: buffers they hold fast between replays. [byte]
 
-    A share of activations, logits and workspace. Source: one published pair, 85.89 GiB without and 119.80
-    with graphs (Megatron-Bridge, CUDA graph notes); full-iteration graphs can take more.
+    A share of what the captured blocks save, with full layers of logits and workspace too. Source: one published
+    pair, 85.89 GiB without and 119.80 with graphs (Megatron-Bridge, CUDA graph notes); full-iteration graphs can
+    take more.
     """
     return x.graph * x.graph_pool * held
+
+
+def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
+    """Share of a block's saved activations that CUDA graphs hold: a captured router keeps almost none. [1]"""
+    return x.graph_experts if block == "experts" else graphed(x, block)
 
 
 def fragmentation_bytes(x: SimpleNamespace, held: Amount) -> Amount:
@@ -233,6 +240,12 @@ def _stage_memory(
     active = activation_bytes(x, kept, layers, flying)
     workspace = workspace_bytes(x, per_layer, widest)
     held = active + loss + workspace
+    captured = sum(
+        count(x, name, stage)
+        * in_graph_pool(x, name)
+        * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
+        for name in blocks
+    ) / maximum(kept, 1)
     owned = ((dense, x.shard, False), (experts, x.expert_shard, True))
 
     def over_owners(function: Callable[..., Amount]) -> Amount:
@@ -261,7 +274,7 @@ def _stage_memory(
         ("logits", "logits and loss", loss, activations.logits),
         ("workspace", "workspace of one layer", workspace, workspace_bytes),
         ("fragmentation", "allocator fragmentation", fragmentation_bytes(x, held), fragmentation_bytes),
-        ("graphs", "CUDA graph pools", graph_bytes(x, held), graph_bytes),
+        ("graphs", "CUDA graph pools", graph_bytes(x, captured * held), graph_bytes),
         (
             "context",
             "CUDA context, libraries, NCCL buffers",

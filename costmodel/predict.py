@@ -17,12 +17,14 @@ from costmodel.compiled import CompiledModel, compile_model
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.stage_inputs import runs
+from costmodel.symbols import LAYOUT_INPUTS
 from costmodel.term import Term
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
 # Rows evaluated at once: the temporaries of a chunk stay in the processor's cache.
-CHUNK = 4096
+CHUNK = 16384
 # A plan above this share of the usable memory does not fit; above TIGHT it is slow and fragile.
 ZERO = np.zeros(1)
 FITS_BELOW = 0.97
@@ -183,11 +185,16 @@ def evaluate_plans(
     rows = max(len(column) for column in columns.values())
     scalars |= {name: float(value) for name, value in inputs.items() if not np.ndim(value)}
     arrays = {name: value for name, value in inputs.items() if np.ndim(value)}
+    sizes = {name: arrays[name] for name in LAYOUT_INPUTS if name in arrays}
+    first, layout = runs(list(sizes.values()) or [np.zeros(rows)])
+    shared = compiled.layout(scalars | {name: array[first] for name, array in sizes.items()})
     results: dict[str, Array] = {}
     for start in range(0, rows, CHUNK):
-        chunk = {name: array[start : start + CHUNK] for name, array in arrays.items()}
-        for name, values in compiled.search(scalars | chunk).items():
-            results.setdefault(name, np.empty(rows))[start : start + CHUNK] = values
+        part = slice(start, start + CHUNK)
+        chunk = {name: array[part] for name, array in arrays.items()}
+        chunk |= {name: value[layout[part]] if np.ndim(value) else value for name, value in shared.items()}
+        for name, values in compiled.outputs(scalars | chunk).items():
+            results.setdefault(name, np.empty(rows))[part] = values
     return results
 
 

@@ -5,7 +5,7 @@ Each distinct combination of sizes is worked out once, however many rows have it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,10 +61,7 @@ def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array
             seq_len=seq_len,
         )
         records.append(_stage_record(model, layout, seq_len))
-    return {
-        name: np.array([record[name] for record in records], dtype=float)[where.reshape(-1)]
-        for name in records[0]
-    }
+    return {name: _spread([record[name] for record in records], where) for name in records[0]}
 
 
 def _stage_record(model: ModelSpec, layout: Layout, seq_len: int) -> dict[str, float]:
@@ -98,15 +95,28 @@ def placement_inputs(c: Columns, inputs: Mapping[str, Array], domain: int) -> di
     return {name: _spread([one[index] for one in found], where) for index, name in enumerate(names)}
 
 
-def distinct(columns: list[Array]) -> tuple[Array, NDArray[np.intp]]:
+def distinct(columns: Sequence[Array]) -> tuple[Array, NDArray[np.intp]]:
     """Distinct rows of some columns (one a column of the result), and which of them each row is."""
     arrays = np.broadcast_arrays(*columns)
-    code = np.zeros(arrays[0].shape, dtype=np.int64)
-    for array in arrays:
+    starts, run = runs(arrays)
+    code = np.zeros(len(starts), dtype=np.int64)
+    short = [np.ravel(array)[starts] for array in arrays]
+    for array in short:
         values, number = np.unique(array, return_inverse=True)
-        code = code * len(values) + number.reshape(code.shape)
+        code = code * len(values) + number
     _, first, where = np.unique(code, return_index=True, return_inverse=True)
-    return np.stack([np.ravel(array)[first] for array in arrays]), where.reshape(code.shape)
+    return np.stack([array[first] for array in short]), where[run]
+
+
+def runs(columns: Sequence[Array]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First rows of the runs of equal rows of some columns, and the run of each row."""
+    arrays = np.broadcast_arrays(*columns)
+    new = np.ones(arrays[0].size, dtype=bool)
+    new[1:] = False
+    for array in arrays:
+        flat = np.ravel(array)
+        new[1:] |= flat[1:] != flat[:-1]
+    return np.flatnonzero(new), (np.cumsum(new) - 1).reshape(arrays[0].shape)
 
 
 def _spread(values: list[float], where: NDArray[np.intp]) -> Array:

@@ -13,10 +13,11 @@ from costmodel.data_parallel import (
     data_parallel_terms,
     offloaded_optimizer_time,
     optimizer_time,
+    written,
 )
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time
 from costmodel.exposed import dispatch_times, overlapped_dispatch
-from costmodel.layer import BlockTimes, block_times, block_tokens
+from costmodel.layer import BlockTimes, block_times, block_tokens, graphed
 from costmodel.memory import adapters_of, parameters_of, rank_memory
 from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
@@ -89,15 +90,17 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     if encoder:
         stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
     trees = compute_trees(ledger, x, blocks, stages)
-    trees.append(host_term(ledger, x, blocks, stages))
+    trees.append(host_term(ledger, x, blocks, totals, stages))
     trees += pipeline_terms(ledger, x, stages)
     forward, backward = (
         sum(in_stage(x, name, "pace") * parts[kind] for name, parts in totals.items())
         for kind in ("forward", "backward")
     )
     # Traffic hides under a wait for the host as it does under compute; a third of it lies in the forward pass.
-    forward, backward = forward + symbol("host_wait") / 3, backward + symbol("host_wait") * 2 / 3
-    owners = parameter_owners(x, blocks, features)
+    source = "compute of the pace-setting stage for one micro-batch, with its wait for the host"
+    forward = ledger.define("pace_forward", forward + symbol("host_wait") / 3, "s", source)
+    backward = ledger.define("pace_backward", backward + symbol("host_wait") * 2 / 3, "s", source)
+    owners = [written(ledger, owner) for owner in parameter_owners(x, blocks, features)]
     trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace)
     trees += optimizer_terms(ledger, x, owners)
     if "offload" in features:
@@ -149,20 +152,6 @@ def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[st
         again=own.again + again * travel,
     )
     return dict(blocks) | {"experts": changed}
-
-
-def graphed(x: SimpleNamespace, block: str) -> Amount:
-    """Share of a block's kernels that are replayed from CUDA graphs. [1]
-
-    Router and preprocessing are about half of an expert block's kernels.
-    """
-    if block in ("attention", "mla", "csa"):
-        return x.graph_attention
-    if block in ("mamba", "delta"):
-        return x.graph_mamba
-    if block == "mlp":
-        return x.graph_mlp
-    return x.graph_experts + (1 - x.graph_experts) * x.graph_router / 2
 
 
 def write_totals(ledger: Ledger, x: SimpleNamespace, times: BlockTimes) -> dict[str, Amount]:
@@ -288,16 +277,38 @@ def symbol(name: str) -> Amount:
     return sympy.Symbol(name, nonnegative=True)
 
 
-def host_term(ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount]) -> Term:
-    """Time in which GPUs wait for kernels to be issued; ranks not bound to cores issue them a third slower."""
-    issued = sum(
-        in_stage(x, name, "pace") * (1 - graphed(x, name)) * (times.kernels_forward + times.kernels_backward)
-        for name, times in blocks.items()
-    )
+def host_term(
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Blocks,
+    totals: Mapping[str, Mapping[str, Amount]],
+    stages: Mapping[str, Amount],
+) -> Term:
+    """Time in which GPUs wait for kernels to be issued; ranks not bound to cores issue them a third slower.
+
+    A host that must learn how many tokens came stands still in every expert block of the forward pass, so that
+    it is never far ahead there: each pass waits by itself. Else the lead of one pass helps the other.
+    """
     rate = x.host_kernel * (1 + x.unbound / 3)
-    waiting = ledger.define(
-        "host_wait", host.host_exposed(issued, rate, stages["slowest"]), "s", host.host_exposed
-    )
+    issue = {
+        kind: rate
+        * sum(
+            in_stage(x, name, "pace") * (1 - graphed(x, name)) * getattr(times, f"kernels_{kind}")
+            for name, times in blocks.items()
+        )
+        for kind in ("forward", "backward")
+    }
+    free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
+    if "experts" in blocks:
+        halting = x.dropless * (1 - x.dispatch_fused)
+        apart = sum(
+            host.host_exposed(
+                issued, 1, sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items())
+            )
+            for kind, issued in issue.items()
+        )
+        free = halting * apart + (1 - halting) * free
+    waiting = ledger.define("host_wait", free, "s", host.host_exposed)
     return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)
 
 

@@ -55,7 +55,7 @@ PRIORS: dict[str, Prior] = {
     ),
     "straggler": Prior(0.003, 0.5, 0.0002, 0.02, "1", "step time lost for each doubling of the GPUs"),
     "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
-    "host_kernel": Prior(6e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
+    "host_kernel": Prior(10e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
     "grouped_rate": Prior(0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"),
     "scan_fraction": Prior(0.10, 0.4, 0.01, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
     "dispatch_rate": Prior(
@@ -67,10 +67,10 @@ PRIORS: dict[str, Prior] = {
         "bandwidth of expert dispatch over that of an all-to-all: 0.95 in MoE layer runs",
     ),
     "expert_kernels": Prior(
-        40.0, 0.4, 10.0, 120.0, "1", "kernels of router, permutation and dispatch of an expert block"
+        150.0, 0.5, 10.0, 600.0, "1", "kernels of router, permutation and dispatch of an expert block"
     ),
     "expert_wait": Prior(
-        60e-6, 0.5, 5e-6, 3e-4, "s", "round trip in which the host learns how many tokens came"
+        60e-6, 0.7, 5e-6, 1e-3, "s", "round trip in which the host learns how many tokens came"
     ),
     "fragmentation": Prior(0.05, 0.5, 0.0, 0.3, "1", "activation memory lost to the allocator"),
     "graph_pool": Prior(
@@ -86,7 +86,8 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
     The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
-    where formats differ, or the framework family: the software release's part before the first dash.
+    where formats differ, or the framework family (the software release's part before the first dash), with the
+    host's processor where the host works.
     """
     family = stack.split("-")[0]
     if family not in FAMILIES:
@@ -94,6 +95,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
         hint = f"Did you mean {near[0]}?" if near else f"Families: {', '.join(FAMILIES)}."
         raise ValueError(f"--stack {stack!r} is unknown: it is a family and a release, as nemo-26.06. {hint}")
     generation = cluster.gpu.generation
+    host = "grace" if cluster.host_link.name == "nvlink-c2c" else "x86"
     return {
         "linear_scale": f"gemm_rate/{generation}-{gemm}",
         "gemm_scale": f"gemm_rate/{generation}-{'fp32' if gemm == 'fp32' else 'bf16'}",
@@ -105,14 +107,14 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
         "scan_fraction": f"scan_fraction/{generation}",
         "dispatch_scale": f"dispatch_rate/{generation}",
         "expert_kernels": f"expert_kernels/{family}",
-        "expert_wait": f"expert_wait/{family}",
+        "expert_wait": f"expert_wait/{family}-{host}",
         "intra_scale": f"intra_rate/{generation}",
         "inter_scale": f"inter_rate/{generation}",
         "overlap_slowdown": f"overlap_slowdown/{generation}",
         "unfused_gemm_fraction": f"unfused_gemm_fraction/{generation}",
         "straggler": f"straggler/{generation}",
         "step_overhead": f"step_overhead/{family}",
-        "host_kernel": f"host_kernel/{family}",
+        "host_kernel": f"host_kernel/{family}-{host}",
         "fragmentation": f"fragmentation/{family}",
         "graph_pool": f"graph_pool/{family}",
         "context_bytes": f"context_bytes/{generation}",

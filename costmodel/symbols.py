@@ -171,6 +171,7 @@ INPUTS: tuple[Input, ...] = tuple(
         gather_bytes | byte | bytes of one parameter element on the wire of the gather
         param_gather | 1 | 1 when parameters are kept and gathered in FP8
         state_bytes | byte | optimizer bytes of one parameter: master copy and two moments
+        host_state_bytes | byte | those of them that leave the device when the optimizer is offloaded
         vpp_group | 1 | micro-batches that pass a virtual stage in a row
         fused_loss | 1 | 1 with fused cross-entropy
         dropout | 1 | 1 with dropout
@@ -335,6 +336,15 @@ INPUTS: tuple[Input, ...] = tuple(
     )
 )
 BY_NAME: dict[str, Input] = {entry.name: entry for entry in INPUTS}
+
+# Inputs of a plan in which the plans of one layout and pipeline differ in a search.
+_VARIANTS = (
+    "recompute_layers recompute_attention recompute_mlp recompute_norm recompute_activation recompute_moe "
+    "recompute_moe_act recompute_shared_experts recompute_mla_up_proj graph graph_attention graph_mlp graph_mamba "
+    "graph_router graph_experts offload_share param_gather gather_bytes gather_copy_bytes "
+    "tp_overlap overlap_chunks ep_overlap delay_wgrad"
+)
+LAYOUT_INPUTS = frozenset(entry.name for entry in INPUTS if entry.group == "plan") - set(_VARIANTS.split())
 
 
 def symbol_table() -> SimpleNamespace:

@@ -110,15 +110,22 @@ def test_state_bytes_by_dtype(knobs, bytes_of_state):
     assert values["memory_first_optimizer"] == bytes_of_state * values["first_stage_parameters"]
 
 
+@pytest.mark.parametrize(("aware", "leaving"), [(False, 8 / 12), (True, 1)])
 @pytest.mark.parametrize("share", [25, 50, 100])
-def test_the_host_takes_its_share_of_the_state(share):
+def test_the_host_takes_its_share_of_the_state(share, aware, leaving):
+    """Both moments; the master parameters too where the optimizer alone has them."""
     model = load_model("llama3-8b")
     here, there = (
-        predict(model, Workload(2048, 1), H100, Plan(optimizer_offload=percent)).values
+        predict(
+            model,
+            Workload(2048, 1),
+            H100,
+            Plan(optimizer_offload=percent, precision_aware_optimizer=aware),
+        ).values
         for percent in (0, share)
     )
     assert there["memory_first_optimizer"] == pytest.approx(
-        here["memory_first_optimizer"] * (1 - share / 100)
+        here["memory_first_optimizer"] * (1 - leaving * share / 100)
     )
     assert there["optimizer_host"] > here["optimizer_host"] == 0
 
