@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
+from advisor.options import value_text
 from advisor.render import bold, heading, wrap
 from advisor.sections import (
     assumption_section,
@@ -19,6 +20,7 @@ from advisor.sections import (
 
 if TYPE_CHECKING:
     from advisor.rules import Violation
+    from costmodel.plan import Plan
     from costmodel.predict import Prediction
 
 
@@ -34,7 +36,7 @@ def prediction_lines(
         lines.append(heading("If it ran"))
     else:
         lines.append("")
-    lines += numbers(prediction)
+    lines += [*numbers(prediction), *settings_lines(prediction.plan)]
     lines += time_section(prediction)
     lines += memory_section(prediction)
     lines += binding_section(prediction)
@@ -44,6 +46,14 @@ def prediction_lines(
     if formulas:
         lines += formula_section(prediction)
     return lines
+
+
+def settings_lines(plan: Plan) -> list[str]:
+    """What the plan carries without a predicted cost; nothing when it carries nothing."""
+    if not plan.settings:
+        return []
+    text = value_text(dict(plan.settings))
+    return [wrap(f"settings   {text} (carried; no prediction changes with them)", "  ", " " * 13)]
 
 
 def formula_section(prediction: Prediction) -> list[str]:

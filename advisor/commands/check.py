@@ -3,12 +3,55 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.case import read_case, setting_options
+from advisor.case import Case, read_case, setting_options
 from advisor.options import knob_options
+
+if TYPE_CHECKING:
+    from advisor.cures import Cure
+    from advisor.rules import Violation
+    from costmodel.predict import Prediction
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `check` found. reason: why nothing is predicted, empty where it is; cure: makes the plan fit."""
+
+    case: Case
+    violations: list[Violation]
+    prediction: Prediction | None
+    reason: str
+    cure: Cure | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits; what cannot be predicted is not said to be too large."""
+        return self.prediction is None or self.prediction.fits
+
+    @property
+    def errors(self) -> int:
+        """Errors, memory among them. [1]"""
+        return sum(each.severity == "ERROR" for each in self.violations) + (not self.fits)
+
+    @property
+    def others(self) -> int:
+        """Violations that are no errors. [1]"""
+        return sum(each.severity != "ERROR" for each in self.violations)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return {
+            "plan": self.case.plan.to_dict(),
+            "holds": not self.errors,
+            "violations": [violation.to_dict() for violation in self.violations],
+            "memory": self.prediction.to_dict()["memory"] if self.prediction else None,
+            "first_cure": self.cure.to_dict() if self.cure else None,
+            "not_predicted": self.reason or None,
+        }
 
 
 @click.command(name="check")
@@ -29,44 +72,66 @@ def command(context: click.Context, plan: str | None, as_json: bool, **options: 
     advisor check plan.toml
     advisor check plan.toml --tp 16
     """
-    from advisor.render import bold, gib
-    from advisor.rules import violations
-    from advisor.sections import assumption_section, fit_text, violation_section
-    from costmodel.predict import Prediction, predict
+    found = checked(read_case(plan, options))
+    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(check_lines(found)))
+    context.exit(1 if found.errors else 0)
 
-    case = read_case(plan, options)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus)
+
+def checked(case: Case) -> Checked:
+    """Rules, memory, and where that does not suffice the first change that mends it."""
+    from advisor.cures import first_cure
+    from advisor.rules import violations
+    from costmodel.predict import predict
+
     prediction: Prediction | None = None
-    reason = ""
+    share, reason = None, ""
     try:
         prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        share = prediction.peak_memory_bytes / prediction.device_bytes
     except ValueError as error:
         reason = str(error)
-    fits = prediction is None or prediction.fits
-    holds = fits and all(violation.severity != "ERROR" for violation in found)
-    if as_json:
-        record: dict[str, Any] = {
-            "plan": case.plan.to_dict(),
-            "holds": holds,
-            "violations": [violation.to_dict() for violation in found],
-            "memory": prediction.to_dict()["memory"] if prediction else None,
-            "not_predicted": reason or None,
-        }
-        click.echo(json.dumps(record, indent=2))
-    else:
-        errors = sum(violation.severity == "ERROR" for violation in found) + (not fits)
-        others = len(found) - errors + (not fits)
-        verdict = "holds" if holds else f"does not hold: {errors} error{'s' * (errors != 1)}"
-        also = f", {others} thing{'s' * (others != 1)} worth knowing" if others else ""
-        lines = [bold(f"{case.plan.describe()}: {verdict}{also}.")]
-        if prediction is not None:
-            lines.append(f"  memory     {fit_text(prediction)}")
-            if not prediction.fits:
-                excess = prediction.peak_memory_bytes - prediction.device_bytes
-                lines.append(f"  Over by {gib(max(excess, 0.0))}. `advisor explain` finds plans that fit.")
-        else:
-            lines.append(f"  not predicted: {reason}")
-        lines += violation_section(found)
-        lines += assumption_section(list(case.notes))
-        click.echo("\n".join(lines))
-    context.exit(0 if holds else 1)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    cure = first_cure(case) if prediction is not None and not prediction.fits else None
+    return Checked(case, found, prediction, reason, cure)
+
+
+def check_lines(found: Checked) -> list[str]:
+    """The page: the verdict, memory and its cure, settings, every rule, what was assumed."""
+    from advisor.predict_text import settings_lines
+    from advisor.render import bold
+    from advisor.sections import assumption_section, violation_section
+
+    errors, others, plan = found.errors, found.others, found.case.plan
+    verdict = f"does not hold: {errors} error{'s' * (errors != 1)}" if errors else "holds"
+    also = f", {others} thing{'s' * (others != 1)} worth knowing" if others else ""
+    return [
+        bold(f"{plan.describe()}: {verdict}{also}."),
+        *_memory_lines(found),
+        *settings_lines(plan),
+        *violation_section(found.violations),
+        *assumption_section(list(found.case.notes)),
+    ]
+
+
+def _memory_lines(found: Checked) -> list[str]:
+    from advisor.render import gib, percent, seconds, wrap
+    from advisor.sections import fit_text
+    from costmodel.predict import FITS_BELOW
+
+    prediction, cure = found.prediction, found.cure
+    if prediction is None:
+        return [f"  not predicted: {found.reason}"]
+    lines = [f"  memory     {fit_text(prediction)}"]
+    if prediction.fits:
+        return lines
+    excess = gib(prediction.peak_memory_bytes - FITS_BELOW * prediction.device_bytes)
+    over = f"Over {percent(FITS_BELOW, 0)} of the device by {excess}"
+    if cure is None:
+        text = f"{over}, and no usual change mends it alone. `advisor explain` finds plans that fit."
+        return [*lines, wrap(text, "  ")]
+    text = (
+        f"{over}. Try {cure.options()}: {gib(cure.prediction.peak_memory_bytes)}, "
+        f"{seconds(cure.prediction.step_time_s)} a step. `advisor whatif` ranks the others, and "
+        "`advisor explain` finds plans that fit."
+    )
+    return [*lines, wrap(text, "  ")]

@@ -142,13 +142,24 @@ def left_out() -> dict[str, str]:
 
 
 def violations(
-    model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, gpus: int = 0
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    plan: Plan,
+    gpus: int = 0,
+    memory_share: float | None = None,
 ) -> list[Violation]:
-    """Every rule that `plan` breaks, errors first. gpus: GPUs there are, 0 when not said."""
+    """Every rule that `plan` breaks, errors first.
+
+    gpus: GPUs there are, 0 when not said. memory_share: predicted peak over the device's memory [1], where
+    it is known.
+    """
     settings = getattr(plan, "settings", ())
     words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus, settings)
     # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
+    if memory_share is not None:
+        words["memory_percent"] = round(100 * memory_share)
     found = [violation(rule, words, 0) for rule in load_rules() if np.any(rule.broken(words))]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from advisor.rules.layouts import layout_problems
 from advisor.rules.model_words import cluster_words, model_words, workload_words
-from advisor.rules.setting_words import setting_words
+from advisor.rules.setting_words import UNSAID, setting_words
 from costmodel.columns import CODED, ITEMS, MODULE_COLUMNS, Columns, default_columns
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
+from costmodel.placement import used_domain
+from costmodel.stage_inputs import distinct
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -57,7 +59,9 @@ def facts(
             words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
     words |= model_words(model) | workload_words(workload) | cluster_words(cluster, precision, gpus)
     words |= setting_words(settings)
+    words["memory_percent"] = UNSAID  # known of a predicted plan alone, see `violations`
     words |= _sizes(words)
+    words |= _domains(words)
     words |= _stages(words)
     words |= _memory_and_graphs(words)
     words["layout_problem"] = layout_problems(model, words)
@@ -80,6 +84,14 @@ def _sizes(w: Facts) -> Facts:
         "tokens": tokens,
         "tokens_per_expert": tokens * w["topk"] * w["ep"] * w["etp"] / max(w["experts"], 1),
     }
+
+
+def _domains(w: Facts) -> Facts:
+    """GPUs of each scale-up domain that the job uses, and that a job larger than one uses without a wish."""
+    combinations, where = distinct([w["nvl_segment"], w["world"]])
+    domain = int(w["domain"])
+    found = [used_domain(domain, int(world), int(segment)) for segment, world in combinations.T]
+    return {"used": np.array(found)[where], "aligned": used_domain(domain, domain + 1)}
 
 
 def _stages(w: Facts) -> Facts:

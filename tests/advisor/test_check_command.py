@@ -125,3 +125,56 @@ def test_a_setting_is_seen_by_the_rules():
     ]
     assert "graph_registration" in ids[0]
     assert "graph_registration" not in ids[1]
+
+
+QWEN = [
+    *("--model", "qwen3-30b-a3b", "--cluster", "dgx-h100", "--gpus", "16", "--dp", "16", "--ep", "4"),
+    *("--seq-len", "4096", "--global-batch", "1024"),
+]
+
+
+def test_a_plan_that_does_not_fit_gets_a_first_change_that_does():
+    told = run(*QWEN).output
+    assert "DOES NOT FIT" in told
+    first = json.loads(run(*QWEN, "--json").output)["first_cure"]
+    assert f"Try {first['options']}:" in told
+    assert list(first["changes"]) == ["ep"]
+    cured = json.loads(run(*QWEN, *first["options"].split(), "--json").output)
+    assert cured["memory"]["fits"] is True
+    assert cured["memory"]["worst_rank_gib"] == pytest.approx(first["worst_rank_gib"])
+    assert cured["first_cure"] is None
+
+
+def test_a_cure_is_told_as_options_that_make_it():
+    large = [
+        *("--model", "llama3-70b", "--gpus", "64", "--gpu", "h100", "--tp", "4", "--pp", "4", "--vpp", "5"),
+        *("--sequence-parallel", "--seq-len", "8192", "--global-batch", "128"),
+    ]
+    done = run(*large)
+    assert done.exit_code == 1
+    options = re.search(r"Try (--.*?):", " ".join(done.output.split()))[1].split()
+    assert "DOES NOT FIT" not in run(*large, *options).output
+
+
+def test_where_no_change_alone_mends_it_explain_is_named():
+    done = run("--model", "llama3.1-405b", "--gpus", "8", "--gpu", "h100", "--tp", "8", "--sequence-parallel")
+    assert "no usual change mends it alone" in done.output
+    assert "advisor explain" in done.output
+
+
+def test_fixed_segments_are_told_only_where_memory_is_short():
+    def ids(*more: str) -> list[str]:
+        return [each["id"] for each in json.loads(run(*more, "--json").output)["violations"]]
+
+    small = [*SETTING, "--tp", "8", "--sequence-parallel", "--no-expandable-segments"]
+    assert "segments_fixed" not in ids(*small)
+    assert "segments_fixed" in ids(*QWEN, "--no-expandable-segments")
+
+
+@pytest.mark.parametrize("command", ["check", "predict"])
+def test_settings_are_shown_where_there_are_any(command):
+    def text(*more: str) -> str:
+        return CliRunner().invoke(advisor, [command, *SETTING, *more], catch_exceptions=False).output
+
+    assert "settings   nccl_debug=INFO" in text("--set", "NCCL_DEBUG=INFO")
+    assert "settings  " not in text()

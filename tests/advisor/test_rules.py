@@ -138,6 +138,65 @@ def test_a_rule_depends_on_the_knobs_it_names_alone(model, some, other):
             assert np.array_equal(np.broadcast_to(before, len(some)), np.broadcast_to(after, len(some))), rule
 
 
+@pytest.mark.parametrize(("share", "warned"), [(None, True), (0.7, False), (0.8, True)])
+def test_fixed_segments_are_told_where_memory_is_short_or_not_known(share, warned):
+    plan = replace(GOOD, expandable_segments=False)
+    found = {v.id: v for v in violations(LLAMA, WORKLOAD, cluster(), plan, memory_share=share)}
+    assert ("segments_fixed" in found) == warned
+    if share is not None and warned:
+        assert "80 % of the device" in found["segments_fixed"].text
+    registered = replace(plan, nccl_ub=True)
+    assert "segments_fixed" not in told(registered)
+
+
+@pytest.mark.parametrize(
+    ("segment", "tp", "straddles"), [(0, 4, False), (64, 4, False), (72, 4, True), (0, 3, True)]
+)
+def test_a_stage_straddles_the_gpus_that_are_used_of_a_domain(segment, tp, straddles):
+    plan = Plan(tp=tp, pp=4, vpp=5, dp=16, sequence_parallel=True, nvl_segment=segment)
+    found = told(plan, on=cluster("blackwell", 72))
+    assert ("domain_straddled" in found) == straddles
+    if straddles:
+        assert ("leave out --nvl-segment, which uses 64" in found["domain_straddled"].way_out) == (
+            segment > 0
+        )
+
+
+@pytest.mark.parametrize(
+    ("knobs", "on", "warned"),
+    [
+        ({"dp": 8}, "hopper", True),
+        ({"dp": 8}, "blackwell", True),
+        ({"dp": 8}, "ampere", False),
+        ({"dp": 1}, "hopper", False),
+        ({"dp": 8, "overlap_grad_reduce": False, "overlap_param_gather": False}, "hopper", False),
+        ({"tp": 2, "sequence_parallel": True, "tp_comm_overlap": True}, "hopper", True),
+        ({"dp": 8, "layernorm_sm_margin": 20}, "hopper", False),
+    ],
+)
+def test_norms_on_all_sms_are_told_where_communication_overlaps(knobs, on, warned):
+    plan = Plan(**{"layernorm_sm_margin": 0} | knobs)
+    assert ("norm_margin" in told(plan, on=cluster(on))) == warned
+
+
+@pytest.mark.parametrize(
+    ("knobs", "refused"),
+    [
+        ({}, True),
+        ({"moe_capacity_factor": 1.0}, False),
+        ({"moe_dispatcher": "hybridep"}, False),
+        ({"cuda_graph_scope": ("attn", "moe_router")}, False),
+        ({"cuda_graph": False}, False),
+    ],
+)
+def test_a_whole_step_without_fixed_shapes_is_not_captured(knobs, refused):
+    plan = Plan(**{"dp": 8, "ep": 8, "cuda_graph": True, "cuda_graph_scope": ("full_iteration",)} | knobs)
+    found = told(plan, model=load_model("qwen3-30b-a3b"))
+    assert ("graph_whole_dropless" in found) == refused
+    dense = told(replace(plan, ep=1, moe_dispatcher="alltoall", moe_capacity_factor=0.0))
+    assert "graph_whole_dropless" not in dense
+
+
 def test_every_entry_of_the_table_is_a_rule_or_left_out_with_a_reason():
     """The table has C001 to C256, from the frameworks and guides, and F001 to F018, from the field."""
     table = {f"C{number:03d}" for number in range(1, 257)} | {f"F{number:03d}" for number in range(1, 19)}

@@ -16,7 +16,7 @@ import pytest
 
 from advisor.rules import SEVERITIES, TOPICS, Violation, load_rules, topic_rules, violations
 from costmodel.model_registry import load_model
-from costmodel.model_spec import ModelSpec
+from costmodel.model_spec import Encoder, ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 
@@ -44,8 +44,10 @@ class PlanWithSettings:
 
 
 def changed(model: ModelSpec, changes: dict[str, Any]) -> ModelSpec:
-    """The model with other sizes; those of its experts stand under moe."""
-    own = {name: value for name, value in changes.items() if name != "moe"}
+    """The model with other sizes; those of its experts stand under moe, an encoder's under encoder."""
+    own = {name: value for name, value in changes.items() if name not in ("moe", "encoder")}
+    if "encoder" in changes:
+        own["encoder"] = Encoder(**changes["encoder"])
     if "moe" in changes:
         own["moe"] = replace(model.moe, **changes["moe"])
     return replace(model, **own)

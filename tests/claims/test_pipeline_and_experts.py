@@ -360,11 +360,6 @@ def test_CL110_more_expert_parallelism_is_the_first_size_that_mends_out_of_memor
     assert wider.delta_time > 2 * best.delta_time
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="`advisor check` says by how much a plan does not fit and names no cure; what-if ranks EP first of the "
-    "parallel sizes, after offload, for whose copies the model takes no time",
-)
 def test_CL110_check_names_expert_parallelism_first_when_a_plan_does_not_fit():
     options = (
         "--model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --dp 16 --ep 4 --seq-len 4096 --global-batch 1024 "

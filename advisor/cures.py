@@ -1,0 +1,87 @@
+"""The first change that makes a plan fit: what is cheap for its kind of model before what is dear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from advisor.options import value_text
+from advisor.whatif import GIB, Change, what_if
+
+if TYPE_CHECKING:
+    from advisor.case import Case
+    from costmodel.predict import Prediction
+
+# Knobs in the order in which they are tried, the fastest change of a group first: what costs little, other
+# sizes, what costs much, and tp last, whose messages every layer waits for. With experts ep comes before all
+# (Megatron-Bridge skills, recipe recommender: "increase EP first, not TP").
+ORDER = (
+    ("expandable_segments",),
+    ("recompute_modules",),
+    ("micro_batch",),
+    ("zero_stage", "fsdp"),
+    ("cp",),
+    ("pp",),
+    ("recompute", "offload_layers", "optimizer_offload"),
+    ("tp",),
+)
+
+
+@dataclass(frozen=True)
+class Cure:
+    """A plan that fits. changes: the knobs to change, with those that must follow; prediction: of that plan."""
+
+    changes: dict[str, Any]
+    prediction: Prediction
+
+    def options(self) -> str:
+        """The changes as options: `--pp 8 --dp 4`."""
+        return " ".join(_option(name, value) for name, value in self.changes.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return {
+            "changes": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in self.changes.items()
+            },
+            "options": self.options(),
+            "step_time_s": self.prediction.step_time_s,
+            "worst_rank_gib": self.prediction.peak_memory_bytes / GIB,
+        }
+
+
+def first_cure(case: Case) -> Cure | None:
+    """The first change that runs and fits, None where none of these does alone. ValueError as `predict`."""
+    if case.model.moe is not None and (wider := _wider_experts(case)):
+        return wider
+    for knobs in ORDER:
+        for change in what_if(case, knobs).changes:
+            if change.fits:
+                return Cure(_changed(change), change.prediction)
+    return None
+
+
+def _wider_experts(case: Case) -> Cure | None:
+    """The least more of ep that fits: experts over twice the ranks, and again."""
+    changed: dict[str, Any] = {}
+    while True:
+        wider = [each for each in what_if(case, ("ep",)).changes if each.neighbour.after > case.plan.ep]
+        if not wider:
+            return None
+        changed |= _changed(wider[0])
+        if wider[0].fits:
+            return Cure(changed, wider[0].prediction)
+        case = replace(case, plan=wider[0].neighbour.plan)
+
+
+def _changed(change: Change) -> dict[str, Any]:
+    return {change.neighbour.knob: change.neighbour.after} | change.neighbour.follows
+
+
+def _option(name: str, value: Any) -> str:
+    words = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{words}" if value else f"--no-{words}"
+    text = ",".join(value) if isinstance(value, tuple) else value_text(value)
+    return f"--{words} {text or repr(text)}"
