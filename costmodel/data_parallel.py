@@ -54,7 +54,9 @@ def written(ledger: Ledger, owner: Owner) -> Owner:
         owner,
         whole=ledger.define(f"{p}_parameters", owner.whole, "1", "parameters on the rank with most of them"),
         layer=ledger.define(f"{p}_layer_parameters", owner.layer, "1", "parameters of a mean layer"),
-        trained=ledger.define(f"{p}_layer_trained", owner.trained, "1", "trained parameters of a mean layer"),
+        trained=ledger.define(
+            f"{p}_layer_trained_parameters", owner.trained, "1", "trained parameters of a mean layer"
+        ),
     )
 
 
@@ -236,7 +238,7 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     gather += hops * x.all_gather_low_latency_per_rank
 
     def slow(kind: str, ranks: Amount, near: Amount, *, gathers: bool) -> Amount:
-        return ledger.define(f"{p}_{kind}_slowdown", slowdown(x, ranks, near, gathers=gathers), "1", slowdown)
+        return ledger.define(f"slowdown_{p}_{kind}", slowdown(x, ranks, near, gathers=gathers), "1", slowdown)
 
     reduces = slow("reduce", owner.ranks, whole_inside, gathers=False)
     gathers = slow("gather", owner.shard, inside, gathers=True)
