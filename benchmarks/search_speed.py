@@ -27,6 +27,8 @@ CASES = (
     ("llama3-70b", 64, "b200"),
     ("llama3.1-405b", 128, "gb200"),
     ("llama3.1-405b", 1024, "h100"),
+    ("deepseek-v3", 256, "h100"),
+    ("deepseek-v3", 256, "gb200"),
 )
 PIPES = ((8, 64, 5), (16, 256, 8), (32, 512, 16))
 REPEATS = 3
@@ -86,7 +88,7 @@ def simulator_rows() -> list[list[object]]:
 
 def main() -> None:
     """Print the tables."""
-    headers = ["search", "legal plans", "build [s]", "plans/s, one core", "whole search [s]"]
+    headers = ["search", "legal plans, all precisions", "build one [s]", "plans/s, one core", "whole search [s]"]
     print(tabulate(search_rows(), headers, floatfmt=("", ",.0f", ".3f", ",.0f", ".2f"), intfmt=","))
     print()
     headers = ["command", "exit", "wall, process included [s]"]
