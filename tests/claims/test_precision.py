@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from claim_cases import GEMMS, broken, held, speedup, spent, step
+from claim_cases import GEMMS, QUANTISE, broken, cluster, held, speedup, spent, step
 from click.testing import CliRunner
 
 from advisor.cli import advisor
@@ -18,11 +18,11 @@ from costmodel.predict import Prediction
 LAYOUT_70B: dict[str, Any] = {"tp": 4, "pp": 4, "cp": 2, "vpp": 5}
 
 
-def fp8_gain(model: str | ModelSpec, where: str = "dgx-h100", seq_len: int = 8192, **knobs: Any) -> float:
-    """Throughput of FP8 (current scaling) over BF16 on one node, everything else equal. [1]"""
+def fp8_gain(model: str | ModelSpec, seq_len: int = 8192, batch: int = 8, **knobs: Any) -> float:
+    """Throughput of FP8 (current scaling) over BF16 on 8 H100, everything else equal. [1]"""
     return speedup(
-        step(model, where, 8, seq_len, 8, **knobs),
-        step(model, where, 8, seq_len, 8, precision="fp8-cs", **knobs),
+        step(model, "dgx-h100", 8, seq_len, batch, **knobs),
+        step(model, "dgx-h100", 8, seq_len, batch, precision="fp8-cs", **knobs),
     )
 
 
@@ -31,7 +31,12 @@ def test_CL001_fp8_gains_1_2_to_1_5_on_a_large_dense_model():
         step("llama3-70b", "dgx-h100", 64, 8192, 128, precision=precision, **LAYOUT_70B)
         for precision in ("bf16", "fp8-cs")
     )
-    assert 1.2 <= speedup(plain, fp8) <= 1.5
+    gain = speedup(plain, fp8)
+    assert 1.2 <= gain <= 1.5
+    # Amdahl: what is not a linear layer keeps its time, but for the bubble and jitter, which are shares of it all.
+    share = spent(plain, *GEMMS) / plain.step_time_s
+    faster = spent(plain, *GEMMS) / spent(fp8, *GEMMS, *QUANTISE)
+    assert gain == pytest.approx(1 / (1 - share + share / faster), rel=0.05)
 
 
 def test_CL002_smaller_hidden_sizes_gain_less():
@@ -48,26 +53,57 @@ def test_CL003_longer_sequences_gain_less_because_attention_stays_in_16_bits():
     assert gains[0] > gains[1] > gains[2]
 
 
-SAME_LAYOUT: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "llama3-8b": (8, 128, {"micro_batch": 2}),
-    "llama3.1-405b": (256, 1536, {"tp": 2, "pp": 8, "cp": 2, "vpp": 4, "pipeline_layout": "balanced"}),
-}
+def test_CL003_with_as_many_tokens_a_pass_every_longer_sequence_gains_less():
+    """131072 tokens a pass, so that GEMMs have the same shapes and only attention grows."""
+    found = [
+        fp8_gain("llama3-8b", seq_len=131072 // sequences, batch=8 * sequences, micro_batch=sequences)
+        for sequences in (32, 16, 8, 4, 2, 1)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 1.1 * found[-1]
+
+
+LAYOUT_405B: dict[str, Any] = {"tp": 4, "pp": 8, "vpp": 4, "pipeline_layout": "balanced"}
+
+
+def block_over_tensor(
+    model: str, where: str, gpus: int, batch: int, load: dict[str, Any] | None = None, **knobs: Any
+) -> float:
+    """Time of a step in MXFP8 over the one with current scaling, both as recipes run them. [1]"""
+    seq_len = 4096 if load else 8192
+    tensor, block = (
+        step(model, where, gpus, seq_len, batch, load=load, fp8_param_gather=True, **recipe, **knobs)
+        for recipe in ({"precision": "fp8-cs"}, {"precision": "mxfp8", "reuse_grad_buf": True})
+    )
+    return block.step_time_s / tensor.step_time_s
+
+
+def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise_on_b200():
+    """Published 1667 and 1576 TFLOP/s on 128 GPUs, 1.058 times."""
+    ratio = block_over_tensor("llama3.1-405b", "dgx-b200", 128, 64, **LAYOUT_405B, cp=2)
+    assert 1.03 <= ratio <= 1.10
 
 
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="in the model MXFP8 takes 0.99 (8B) and 1.02 (405B) of the time of current scaling; published 1.03 to "
-    "1.10. Quantisation of current scaling (a pass for the largest value, then one for the cast) costs more here "
-    "than the block scales of MXFP8 do",
+    reason="model 0.987 (8B, GB300), 0.992 (8B, GB200), 1.012 (405B, GB300), 1.003 (70B fine-tuning, GB200); "
+    "published 1.040, 1.058, 1.03 to 1.08, 1.076. Current scaling pays 6 bytes an element for a cast and a transpose; "
+    "Blackwell multiplies without transposes (TE, is_non_tn_fp8_gemm_supported), 5 bytes, which gives 1.009, 1.010, "
+    "1.027 and 1.017. Casts of MXFP8 at the rate of other streams, and its GEMMs within 2 % of tensor-wise ones on "
+    "GB200 and GB300 (6 % on B200), are the rest",
 )
-def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise():
-    for model, (gpus, batch, knobs) in SAME_LAYOUT.items():
-        tensor, block = (
-            step(model, "gb300-nvl72", gpus, 8192, batch, precision=precision, **knobs)
-            for precision in ("fp8-cs", "mxfp8")
-        )
-        assert 1.03 <= block.step_time_s / tensor.step_time_s <= 1.10
+@pytest.mark.parametrize(
+    ("model", "where", "gpus", "batch", "more"),
+    [
+        ("llama3-8b", "gb300-nvl72", 8, 128, {"micro_batch": 2}),
+        ("llama3-8b", "gb200-nvl72", 8, 128, {"micro_batch": 2}),
+        ("llama3.1-405b", "gb300-nvl72", 256, 1536, LAYOUT_405B),
+        ("llama3-70b", "gb200-nvl72", 32, 32, {"tp": 2, "pp": 4, "vpp": 5, "load": {"task": "sft"}}),
+    ],
+)
+def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise(model, where, gpus, batch, more):
+    assert 1.03 <= block_over_tensor(model, where, gpus, batch, **more) <= 1.10
 
 
 def qwen_30b(micro_batch: int, precision: str) -> Prediction:
@@ -75,15 +111,22 @@ def qwen_30b(micro_batch: int, precision: str) -> Prediction:
 
 
 def test_CL005_a_step_that_waits_for_the_host_gains_nothing_from_fp8():
-    """Experts of one sequence are shorter than their launches; with four sequences the format counts again."""
-    bound = [qwen_30b(1, precision) for precision in ("bf16", "mxfp8")]
+    """Experts of one sequence are shorter than their launches; with four sequences the format counts again.
+
+    Both 8-bit formats take the same time. They may lose to BF16, for they launch more kernels: Transformer Engine's
+    issue 1416 has a small model 2.4 times slower in FP8.
+    """
+    bound = [qwen_30b(1, precision) for precision in ("bf16", "fp8-cs", "mxfp8")]
     assert all(spent(each, "host_bound") > 0 for each in bound)
-    assert speedup(*bound) < 1.05
+    assert speedup(bound[0], bound[2]) == pytest.approx(1, abs=0.15)
+    assert speedup(bound[0], bound[2]) < 1.05
+    assert speedup(bound[1], bound[2]) == pytest.approx(1, abs=0.02)
     assert speedup(*(qwen_30b(4, precision) for precision in ("bf16", "mxfp8"))) > 1.1
 
 
 @pytest.mark.parametrize("dispatcher", ["alltoall", "hybridep"])
 def test_CL006_fp8_gains_nothing_on_fine_grained_experts_on_hopper(dispatcher):
+    """256 rows of each source rank an expert (4096 x 8 / 128), 4096 in its GEMM, after those of 16 ranks came."""
     plain, fp8 = (
         step(
             "qwen3-30b-a3b", "dgx-h100", 16, 4096, 1024, ep=16, moe_dispatcher=dispatcher, precision=precision
@@ -108,6 +151,71 @@ def test_CL008_fp8_parameters_halve_what_is_gathered_but_not_with_mxfp8():
         assert ratio == (2 if halved else 1)
         saved = held(wide, "weights") - held(narrow, "weights")
         assert saved >= narrow.values["first_stage_parameters"] if halved else saved == 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="2 bytes a parameter with FP8 parameters as with BF16: precision.toml has two 8-bit copies of a weight on "
+    "every GPU. That is Hopper, whose FP8 units take one operand order; on Blackwell Transformer Engine keeps no "
+    "transposed copy with tensor-wise scales (is_non_tn_fp8_gemm_supported), 1 byte",
+)
+def test_CL008_fp8_parameters_take_a_byte_less_than_bf16_ones_on_blackwell():
+    """Of the parameters of linear layers; embeddings stay in 16 bits."""
+    plain, narrow = gathered_405b("bf16", False), gathered_405b("fp8-cs", True)
+    parameters = plain.values["first_stage_parameters"]
+    saved = held(plain, "weights") - held(narrow, "weights")
+    assert saved == pytest.approx(parameters, rel=0.05)
+
+
+def test_CL008_on_hopper_fp8_parameters_take_what_bf16_ones_do():
+    """Its FP8 units take one operand order, so that a transposed copy stays beside the row-wise one: 1 + 1 bytes."""
+    plain, narrow = (
+        step(
+            "llama3-70b",
+            "dgx-h100",
+            64,
+            8192,
+            128,
+            precision=precision,
+            fp8_param_gather=gather,
+            **LAYOUT_70B,
+        )
+        for precision, gather in (("bf16", False), ("fp8-cs", True))
+    )
+    assert held(narrow, "weights") == held(plain, "weights")
+
+
+# The best row of each GPU and format among about a thousand published ones, model TFLOP/s a GPU.
+BEST_PUBLISHED = [
+    ("dgx-h100", "bf16", 501.7, "Mixtral 8x22B, arXiv:2504.14960"),
+    ("dgx-h100", "fp8", 834.0, "Llama 3.1 405B, Megatron-LM examples/llama"),
+    ("dgx-b200", "fp8", 1717.0, "Llama 3 8B, NeMo, long sequences"),
+    ("gb200-nvl72", "bf16", 819.2, "Qwen 27B, Megatron-Bridge verification card"),
+    ("gb200-nvl72", "fp8", 2144.0, "Llama 3.1 405B, Megatron-Bridge 26.04"),
+    ("gb200-nvl72", "nvfp4", 3005.0, "Llama 3.1 405B, Megatron-Bridge 26.04"),
+    ("gb300-nvl72", "fp8", 2646.0, "Llama 3.1 405B, Megatron-Bridge 26.06"),
+    ("gb300-nvl72", "nvfp4", 3321.0, "Llama 3 70B, Megatron-Bridge 26.04"),
+    ("dgx-a100", "bf16", 200.0, "MPT 7B, llm-foundry"),
+]
+
+
+@pytest.mark.parametrize(("where", "precision", "tflops", "source"), BEST_PUBLISHED)
+def test_CL083_no_published_row_reaches_70_percent_of_the_peak_of_its_own_format(
+    where, precision, tflops, source
+):
+    peak = cluster(where).gpu.peak(precision)
+    assert peak is not None
+    assert tflops * 1e12 < 0.7 * peak, source
+
+
+def test_CL083_on_the_16_bit_peak_an_fp8_run_would_pass_70_percent():
+    """Published 731 TFLOP/s for 70B on H100: the prediction counts against the peak of FP8, and says so."""
+    run = step("llama3-70b", "dgx-h100", 64, 8192, 128, precision="fp8-cs", **LAYOUT_70B)
+    peaks = {name: cluster("dgx-h100").gpu.peak(name) or 0.0 for name in ("bf16", "fp8")}
+    assert 731e12 / peaks["bf16"] > 0.7 > 0.4 > 731e12 / peaks["fp8"]
+    assert run.mfu == pytest.approx(run.model_tflops_per_gpu * 1e12 / peaks["fp8"])
+    assert f"{peaks['fp8'] / 1e12:.0f} TFLOP/s dense fp8" in run.mfu_peak
 
 
 def test_CL083_no_plan_reaches_70_percent_of_the_peak_of_its_own_format_and_the_peak_is_named():

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from claim_cases import broken, cluster, errors, held, speedup, spent, step
+from claim_cases import broken, cluster, errors, held, plan_of, speedup, spent, step
 
 from advisor.request import Request
 from advisor.search import search
+from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import Prediction
 from costmodel.timing import overlap
-from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
+from costmodel.timing.network import CONSTANTS, all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication
 from costmodel.workload import Workload
+from hardware_db import Cluster
 
 LLAMA_70B: dict[str, Any] = {"where": "dgx-h100", "gpus": 64, "seq_len": 8192, "batch": 128}
 
@@ -45,6 +47,49 @@ def test_CL010_from_128_ranks_on_a_ring_in_bf16_is_warned_of_with_both_ways_out(
     assert "SHARP" in said(128)
     for text in (said(64), said(128, grad_reduce_in_fp32=True), said(128, sharp=True)):
         assert "--grad-reduce-in-fp32" not in text
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="rule bf16_reduction_wide does not look at the setting reduce_scatter_with_fp32_accumulation, which sums "
+    "in FP32 what travels in BF16, and does not name it as a way out",
+)
+def test_CL010_sums_in_fp32_of_what_travels_in_bf16_are_a_way_out():
+    setting = "reduce_scatter_with_fp32_accumulation"
+
+    def said(**knobs: Any) -> dict[str, str]:
+        return {each.id: each.line() for each in broken("llama3-8b", "dgx-h100", 128, 8192, 128, **knobs)}
+
+    assert setting in said()["bf16_reduction_wide"]
+    assert "bf16_reduction_wide" not in said(settings={setting: True})
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="nothing recommends tp_overlap_fp8_buf. Reduce-scatter over GEMM of 70B in FP8: 2.9 (tp 8) and 1.5 (tp 4) "
+    "after the attention projection, 0.9 and 0.4 after fc2, 0.6 and 0.2 with tp 2",
+)
+def test_CL011_fp8_messages_are_advised_where_a_reduce_scatter_outlasts_its_gemm():
+    def advised(tp: int) -> bool:
+        found = broken("llama3-70b", "dgx-h100", 64, 8192, 128, tp=tp, pp=4, precision="fp8-cs")
+        return any("fp8_buf" in each.line() for each in found)
+
+    def outlasts(tp: int) -> bool:
+        values = llama_70b(tp=tp, pp=4, precision="fp8-cs").values
+        pairs = (("attention", "proj"), ("mlp", "fc2"))
+        return any(
+            values[f"{block}_reduce_scatter"] > values[f"{block}_{gemm}_forward"] for block, gemm in pairs
+        )
+
+    assert [outlasts(tp) for tp in (2, 4, 8)] == [False, True, True]
+    assert [advised(tp) for tp in (2, 4, 8)] == [False, True, True]
+
+
+def test_CL011_the_setting_says_when_it_helps():
+    """It is carried and exported, with the condition told by `advisor knobs`."""
+    assert "when communication outlasts the GEMM" in SETTINGS["tp_overlap_fp8_buf"].changes
 
 
 def test_CL011_smaller_messages_help_only_where_a_chunk_travels_longer_than_its_gemm():
@@ -83,13 +128,66 @@ def test_CL013_reduce_scatter_and_gather_move_what_an_all_reduce_moves():
         assert both == pytest.approx(all_reduce_time(x, 8e9, ranks, inside), rel=0.3)
 
 
+@pytest.mark.parametrize("gradient_bytes", [2, 4])
+def test_CL013_the_distributed_optimizer_moves_the_bytes_of_an_all_reduce(gradient_bytes):
+    """Without latencies and at one bandwidth the identity is exact: (n - 1) / n + (n - 1) / n = 2 (n - 1) / n.
+
+    Gradients and parameters in 16 bits. Gradients in 32 bits make the all-reduce move a third more.
+    """
+    x = SimpleNamespace(**llama_8b(64, batch=64, grad_reduce_in_fp32=gradient_bytes == 4).values)
+    for operation in ("all_gather", "reduce_scatter", "all_reduce"):
+        for name in CONSTANTS:
+            setattr(x, f"{operation}_{name}", 4e11 if name.endswith("bandwidth") else 0)
+    x.network_latency = 0
+    parameters = x.dp_parameters
+    gradients = communication.gradient_bytes(x, parameters)
+    gathered = communication.gather_bytes(x, parameters)
+    assert gradients == gradient_bytes * parameters
+    assert gathered == 2 * parameters
+    for ranks in (2, 8, 64, 1024):
+        inside = min(ranks, 8)
+        both = reduce_scatter_time(x, gradients, ranks, inside) + all_gather_time(x, gathered, ranks, inside)
+        whole = all_reduce_time(x, gradients, ranks, inside)
+        assert both == pytest.approx(whole * (gradient_bytes + 2) / (2 * gradient_bytes))
+
+
+def test_CL013_the_distributed_optimizer_makes_no_step_slower():
+    plain, sharded = (
+        llama_8b(64, batch=64, zero_stage=stage, overlap_param_gather=stage > 0) for stage in (0, 1)
+    )
+    assert sharded.step_time_s < plain.step_time_s
+    assert held(sharded, "optimizer") == pytest.approx(held(plain, "optimizer") / 64)
+
+
+def two_nodes_over_one(where: str | Cluster) -> float:
+    """Step time of 70B with TP16 over that with TP8 PP2, 64 GPUs; user buffers overlap inside one node alone. [1]"""
+    wide, narrow = (
+        step("llama3-70b", where, 64, 8192, 128, **sizes)
+        for sizes in ({"tp": 16, "tp_comm_overlap": False}, {"tp": 8, "pp": 2})
+    )
+    return wide.step_time_s / narrow.step_time_s
+
+
 def test_CL014_tensor_parallelism_over_two_nodes_is_slower():
-    """By 1.2 times, not the 1.5 of the claim, which compares 450 GB/s of NVLink with the 50 of one network card.
+    """By 1.35 times, not the 1.5 of the claim, which compares 450 GB/s of NVLink with the 50 of one network card.
 
     A ring over two nodes leaves each of them through all of its eight cards, 400 GB/s together, so that messages
-    of 134 MB lose latency rather than a factor of nine.
+    of 134 MB lose latency and their overlap rather than a factor of nine. A node with one card, or with the
+    slower ones of an A100, does lose more than 1.5.
     """
-    assert llama_70b(tp=16).step_time_s > 1.15 * llama_70b(tp=8, pp=2).step_time_s
+    usual = cluster("dgx-h100")
+    one_card = replace(usual, inter=replace(usual.inter, bandwidth=usual.inter.bandwidth / 8))
+    assert two_nodes_over_one(usual) > 1.15
+    assert two_nodes_over_one("dgx-a100") > 1.5
+    assert two_nodes_over_one(one_card) > 1.5
+
+
+def test_CL014_tensor_parallelism_beyond_a_node_is_warned_of_and_loses_its_overlap():
+    said = {each.id: each for each in broken("llama3-70b", "dgx-h100", 64, 8192, 128, tp=16)}
+    assert {"tp_beyond_domain", "tp_overlap_beyond_domain"} <= set(said)
+    assert said["tp_overlap_beyond_domain"].severity == "ERROR"
+    inside = {each.id for each in broken("llama3-70b", "dgx-h100", 64, 8192, 128, tp=8)}
+    assert not inside & {"tp_beyond_domain", "tp_overlap_beyond_domain"}
 
 
 def sft_70b(tp: int) -> Prediction:
@@ -114,17 +212,29 @@ def test_CL015_the_host_bounds_eight_way_tensor_parallelism():
     assert spent(sft_70b(8), "host_bound") > 0
 
 
+def mixed_over_tensor(seq_len: int) -> float:
+    """Step time of Llama 3 8B with TP2 CP2 over that with TP4. [1]"""
+    mixed, tensor = (
+        llama_8b(seq_len=seq_len, batch=32, **sizes) for sizes in ({"tp": 2, "cp": 2}, {"tp": 4})
+    )
+    return mixed.step_time_s / tensor.step_time_s
+
+
 def test_CL016_context_parallelism_beats_tensor_parallelism_when_the_sequence_is_longer_than_hidden():
     """At 2048 tokens, half of hidden, it is a tie: within 5 %."""
+    assert mixed_over_tensor(32768) < 1
+    assert mixed_over_tensor(2048) == pytest.approx(1, abs=0.05)
 
-    def ratio(seq_len: int) -> float:
-        mixed, tensor = (
-            llama_8b(seq_len=seq_len, batch=32, **sizes) for sizes in ({"tp": 2, "cp": 2}, {"tp": 4})
-        )
-        return mixed.step_time_s / tensor.step_time_s
 
-    assert ratio(32768) < 1
-    assert ratio(2048) == pytest.approx(1, abs=0.05)
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the wrong way round: TP2 CP2 gains 3.6 % at 2048 tokens, 2.1 % at 8192, 1.1 % at 32768 (hidden 4096). A "
+    "ring step costs a launch and its message alone; missing are Transformer Engine's kernels of each step: copies "
+    "of keys and values, corrections of log-sum-exp and output, sums of their gradients",
+)
+def test_CL016_context_parallelism_gains_more_the_longer_the_sequence():
+    assert mixed_over_tensor(32768) < mixed_over_tensor(8192) < mixed_over_tensor(2048)
 
 
 def test_CL017_context_parallelism_moves_a_sixteenth_of_the_bytes():
@@ -137,7 +247,8 @@ def test_CL017_context_parallelism_moves_a_sixteenth_of_the_bytes():
     )
     assert ring == 32768 / 2 * 2 * (8 * 128) * 2
     assert moved == 4 * 32768 * 8192 * 2
-    assert ring / moved <= 1 / 16
+    # Of what tensor parallelism gathers and reduces, a rank sends (tp - 1) / tp; the ring has cp - 1 = 1 step.
+    assert ring / (moved / 2) == 8 * 128 / (2 * 8192) == 1 / 16
 
 
 def test_CL018_short_shards_make_skinny_gemms():
@@ -160,8 +271,50 @@ def test_CL020_half_the_tensor_parallelism_and_twice_the_stages_is_faster():
     assert llama_70b(tp=4, pp=8, vpp=5).step_time_s < llama_70b(tp=8, pp=4, vpp=5).step_time_s
 
 
-@cache
-def best(model: str, where: str, gpus: int, seq_len: int, batch: int) -> Plan:
+@pytest.mark.parametrize("vpp", [1, 5])
+def test_CL020_half_the_tensor_parallelism_is_faster_in_fp8_where_both_fit(vpp):
+    """Many micro-batches for each stage (512 for 8), so that the longer pipeline's bubble does not count."""
+    eight, four = (
+        step(
+            "llama3-70b",
+            "dgx-h100",
+            64,
+            8192,
+            1024,
+            precision="fp8-cs",
+            fp8_param_gather=True,
+            vpp=vpp,
+            **sizes,
+        )
+        for sizes in ({"tp": 8, "pp": 4}, {"tp": 4, "pp": 8})
+    )
+    assert eight.fits
+    assert four.fits
+    assert four.step_time_s < eight.step_time_s
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-cs"])
+def test_CL020_adapters_of_70b_on_one_node_prefer_two_stages_of_four(precision):
+    eight, four = (
+        step(
+            "llama3-70b",
+            "dgx-h100",
+            8,
+            4096,
+            32,
+            load={"task": "lora"},
+            precision=precision,
+            fp8_param_gather=precision != "bf16",
+            **sizes,
+        )
+        for sizes in ({"tp": 8}, {"tp": 4, "pp": 2})
+    )
+    assert eight.fits
+    assert four.fits
+    assert four.step_time_s < eight.step_time_s
+
+
+def best(model: str, where: str, gpus: int, seq_len: int, batch: int, **pins: int) -> Plan:
     """The plan that the advisor recommends."""
     request = Request(
         model=load_model(model),
@@ -169,12 +322,19 @@ def best(model: str, where: str, gpus: int, seq_len: int, batch: int) -> Plan:
         cluster=cluster(where),
         workload=Workload(seq_len, batch),
         precisions=("fp8-cs",),
+        pins=pins,
+        top=1,
     )
-    return search(request).best.plan
+    found = search(request).best
+    assert found is not None
+    return found.plan
 
 
 def test_CL021_128k_tokens_start_with_16_or_32_context_ranks():
-    assert best("llama3-8b", "dgx-h100", 64, 131072, 32).cp in (16, 32)
+    """4096 to 8192 tokens remain on each rank."""
+    plan = best("llama3-8b", "dgx-h100", 64, 131072, 32)
+    assert plan.cp in (16, 32)
+    assert 4096 <= 131072 / (plan.cp * plan.tp) <= 8192
 
 
 def test_CL022_recomputing_attention_costs_more_per_byte_than_recomputing_the_mlp():
@@ -190,14 +350,28 @@ def test_CL022_recomputing_attention_costs_more_per_byte_than_recomputing_the_ml
         assert core[1] * other[0] < other[1] * core[0]
 
 
-def test_CL041_tensor_parallelism_follows_active_parameters():
-    assert best("deepseek-v3", "dgx-h100", 256, 4096, 512).tp in (1, 2)
+@pytest.mark.parametrize(
+    ("where", "gpus", "sizes"),
+    [
+        ("dgx-h100", 256, {"pp": 8, "ep": 32}),
+        ("dgx-b200", 256, {"pp": 16, "ep": 8}),
+        ("dgx-h100", 1024, {"pp": 8, "ep": 64}),
+    ],
+)
+def test_CL041_tensor_parallelism_follows_active_parameters(where, gpus, sizes):
+    """Stages and expert ranks as recipes have them; a search over all sizes takes 6 s and finds the same."""
+    assert best("deepseek-v3", where, gpus, 4096, 8 * gpus, **sizes).tp in (1, 2)
+
+
+def test_CL041_a_dense_model_of_fewer_parameters_takes_more():
+    """405B against 671B, of which 37B are active."""
+    assert best("llama3.1-405b", "dgx-h100", 256, 8192, 512, pp=8).tp >= 4
 
 
 def test_CL042_the_expert_mesh_folds_over_the_others():
     """pp x max(tp x cp, ep x etp) = 2 x max(2, 8) = 16, where the product of all sizes is 32."""
     sizes = {"tp": 2, "pp": 2, "ep": 8, "etp": 1}
     assert errors(broken("qwen3-30b-a3b", "dgx-h100", 16, 4096, 128, **sizes)) == []
-    assert any(
-        "16 GPUs" in line for line in errors(broken("qwen3-30b-a3b", "dgx-h100", 8, 4096, 128, **sizes))
-    )
+    (refused,) = errors(broken("qwen3-30b-a3b", "dgx-h100", 8, 4096, 128, **sizes))
+    assert "16 GPUs" in refused
+    assert plan_of(16, **sizes).world == 16
