@@ -116,14 +116,14 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     plan = Plan(
         **sizes,
         **_layout(row, model, sizes, assumed),
-        **_experts(row),
+        **_experts(row, sizes, assumed),
         **_optimizer(row),
         **_offload(row),
         **_graphs(row),
         **_plain_flags(row),
         micro_batch=row.count("mbs"),
         precision=precision,
-        sequence_parallel=sizes["tp"] > 1 and row.flag("sequence_parallel", modern),
+        sequence_parallel=_sequence_parallel(row, model, sizes["tp"], modern, assumed),
         zero_stage=3 if fsdp else habit.get("zero_stage", 1),
         fsdp=fsdp,
         fsdp_shard_size=int(sharding) if fsdp and sharding.isdigit() and int(sharding) > 1 else 0,
@@ -145,6 +145,14 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     return plan, assumed
 
 
+def _sequence_parallel(row: Row, model: ModelSpec, tp: int, modern: bool, assumed: list[str]) -> bool:
+    stated = tp > 1 and row.flag("sequence_parallel", modern)
+    if tp == 1 or stated or model.moe is None:
+        return stated
+    assumed.append("sequence parallel, without which experts do not run beside tensor parallelism")
+    return True
+
+
 def _sizes(
     row: Row, habit: Mapping[str, Any], model: ModelSpec, gpus: int, assumed: list[str]
 ) -> dict[str, int]:
@@ -158,7 +166,11 @@ def _sizes(
     etp = row.count("etp")
     if model.moe is None:
         ep = etp = 1
-    elif not row.text("etp") and tp > 1 and gpus % (pp * ep * tp) == 0 and not habit.get("plain_experts"):
+    elif row.text("etp") or tp == 1 or gpus % (pp * ep * tp) or habit.get("plain_experts"):
+        pass
+    elif model.linear_bias:
+        assumed.append("expert tensor parallel size not stated: 1, for experts with a bias allow no other")
+    else:
         etp = tp
         assumed.append(f"expert tensor parallel size not stated: tp = {tp}, Megatron-Core's default")
     if gpus % (pp * ep * etp):
@@ -195,16 +207,20 @@ def _layout(row: Row, model: ModelSpec, sizes: Mapping[str, int], assumed: list[
     return {"pipeline_layout": BALANCED}
 
 
-def _experts(row: Row) -> dict[str, Any]:
+def _experts(row: Row, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
     named = row.text("moe_dispatcher")
     dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
     factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
     sms = row.json("other_flags").get("moe_hybridep_num_sms")
+    overlap = row.flag("moe_a2a_overlap", False)
+    if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
+        overlap = False
+        assumed.append("no overlap of the experts' exchange, which needs virtual stages and none are stated")
     return {
         "moe_dispatcher": dispatcher,
         "dispatcher_sms": int(sms) if sms and dispatcher == "hybridep" else 0,
         "moe_capacity_factor": float(factor[1]) if factor else 0.0,
-        "overlap_moe_comm": row.flag("moe_a2a_overlap", False),
+        "overlap_moe_comm": overlap,
     }
 
 

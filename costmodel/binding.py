@@ -28,9 +28,11 @@ def _recipes() -> dict[str, dict[str, Any]]:
         return tomllib.load(file)
 
 
-def precision_recipe(precision: str) -> dict[str, Any]:
-    """Bytes and kernel table of a precision recipe; see `precision.toml`."""
-    return _recipes()[precision]
+def precision_recipe(precision: str, generation: str = "") -> dict[str, Any]:
+    """Bytes and kernel table of a precision recipe, on a GPU generation where one differs; see `precision.toml`."""
+    recipe: dict[str, Any] = _recipes()[precision]
+    own: dict[str, Any] = recipe.get(generation.removesuffix("-ultra"), {})
+    return recipe | own
 
 
 def bind(
@@ -40,7 +42,7 @@ def bind(
     return (
         _model_inputs(model)
         | _workload_inputs(workload, model)
-        | _precision_inputs(precision)
+        | _precision_inputs(precision, cluster.gpu.generation)
         | hardware_inputs(
             cluster, precision_recipe(precision), precision, stack, interval_kind(model, workload)
         )
@@ -199,8 +201,8 @@ def _workload_notes(workload: Workload, model: ModelSpec) -> dict[str, str]:
     return notes
 
 
-def _precision_inputs(precision: str) -> dict[str, Bound]:
-    recipe = precision_recipe(precision)
+def _precision_inputs(precision: str, generation: str) -> dict[str, Bound]:
+    recipe = precision_recipe(precision, generation)
     where = f"costmodel/precision.toml: {precision}"
     numbers = {
         "weight_bytes": recipe["base"],

@@ -355,11 +355,29 @@ def _kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amoun
         + per_linear
         + 3 * collectives
         + 2 * apart
-        + (x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)) * forward,
+        + (x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)) * forward
+        + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
         "1",
         "fused kernels, quantisation, collectives of one block",
     )
     return forward, backward
+
+
+# Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,
+# a graph of its own. Source: Megatron-Core, tensor_parallel/random.py, CheckpointFunction.
+CHECKPOINT_KERNELS = 8.0
+
+
+def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
+    """Checkpointed modules of a block under selective recompute. [1]"""
+    if name in ("attention", "mla", "csa"):
+        return x.recompute_attention + x.recompute_norm + (x.recompute_mla_up_proj if name == "mla" else 0)
+    if name == "experts":
+        inner = x.recompute_moe_act + x.recompute_norm + x.recompute_shared_experts
+        return x.recompute_moe + (1 - x.recompute_moe) * inner
+    if name == "mlp":
+        return x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + x.recompute_norm
+    return x.recompute_norm
 
 
 def _repeated(x: SimpleNamespace, name: str) -> Amount:

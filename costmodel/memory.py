@@ -135,14 +135,14 @@ def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
     return maximum(*widths) if len(widths) > 1 else widths[0]
 
 
-def graph_bytes(x: SimpleNamespace, held: Amount) -> Amount:
+def graph_bytes(x: SimpleNamespace, pooled: Amount) -> Amount:
     """Private memory pools of CUDA graphs: buffers they hold fast between replays. [byte]
 
-    A share of what the captured blocks save, with full layers of logits and workspace too. Source: one published
-    pair, 85.89 GiB without and 119.80 with graphs (Megatron-Bridge, CUDA graph notes); full-iteration graphs can
-    take more.
+    A share of what the captured blocks save, and of logits and workspace in proportion to them. Source: one
+    published pair, 85.89 GiB without and 119.80 with graphs (Megatron-Bridge, CUDA graph notes); full-iteration
+    graphs can take more.
     """
-    return x.graph * x.graph_pool * held
+    return x.graph * x.graph_pool * pooled
 
 
 def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
@@ -240,12 +240,17 @@ def _stage_memory(
     active = activation_bytes(x, kept, layers, flying)
     workspace = workspace_bytes(x, per_layer, widest)
     held = active + loss + workspace
-    captured = sum(
+    blocks_here = sum(count(x, name, stage) for name in blocks)
+    captured = sum(count(x, name, stage) * in_graph_pool(x, name) for name in blocks) / maximum(
+        blocks_here, 1
+    )
+    captured_kept = sum(
         count(x, name, stage)
         * in_graph_pool(x, name)
         * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
         for name in blocks
-    ) / maximum(kept, 1)
+    )
+    pooled = activation_bytes(x, captured_kept, captured * layers, flying) + captured * (loss + workspace)
     owned = ((dense, x.shard, False), (experts, x.expert_shard, True))
 
     def over_owners(function: Callable[..., Amount]) -> Amount:
@@ -274,7 +279,7 @@ def _stage_memory(
         ("logits", "logits and loss", loss, activations.logits),
         ("workspace", "workspace of one layer", workspace, workspace_bytes),
         ("fragmentation", "allocator fragmentation", fragmentation_bytes(x, held), fragmentation_bytes),
-        ("graphs", "CUDA graph pools", graph_bytes(x, captured * held), graph_bytes),
+        ("graphs", "CUDA graph pools", graph_bytes(x, pooled), graph_bytes),
         (
             "context",
             "CUDA context, libraries, NCCL buffers",

@@ -96,10 +96,10 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
         sum(in_stage(x, name, "pace") * parts[kind] for name, parts in totals.items())
         for kind in ("forward", "backward")
     )
-    # Traffic hides under a wait for the host as it does under compute; a third of it lies in the forward pass.
+    # Traffic hides under a wait for the host as it does under compute.
     source = "compute of the pace-setting stage for one micro-batch, with its wait for the host"
-    forward = ledger.define("pace_forward", forward + symbol("host_wait") / 3, "s", source)
-    backward = ledger.define("pace_backward", backward + symbol("host_wait") * 2 / 3, "s", source)
+    forward = ledger.define("pace_forward", forward + symbol("host_wait_forward"), "s", source)
+    backward = ledger.define("pace_backward", backward + symbol("host_wait_backward"), "s", source)
     owners = [written(ledger, owner) for owner in parameter_owners(x, blocks, features)]
     trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace)
     trees += optimizer_terms(ledger, x, owners)
@@ -298,17 +298,18 @@ def host_term(
         )
         for kind in ("forward", "backward")
     }
+    compute = {
+        kind: sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items()) for kind in issue
+    }
     free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
-    if "experts" in blocks:
-        halting = x.dropless * (1 - x.dispatch_fused)
-        apart = sum(
-            host.host_exposed(
-                issued, 1, sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items())
-            )
-            for kind, issued in issue.items()
+    halting = x.dropless * (1 - x.dispatch_fused) if "experts" in blocks else 0
+    for kind, issued in issue.items():
+        share = compute[kind] / (compute["forward"] + compute["backward"])
+        apart = host.host_exposed(issued, 1, compute[kind])
+        ledger.define(
+            f"host_wait_{kind}", halting * apart + (1 - halting) * share * free, "s", host.host_exposed
         )
-        free = halting * apart + (1 - halting) * free
-    waiting = ledger.define("host_wait", free, "s", host.host_exposed)
+    waiting = symbol("host_wait_forward") + symbol("host_wait_backward")
     return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)
 
 

@@ -47,6 +47,20 @@ def context_parallel_ring_bytes(x: SimpleNamespace, width: Amount) -> Amount:
     return x.activation_bytes * tokens(x) * width
 
 
+def ring_merge_bytes(x: SimpleNamespace, kv_width: Amount, all_width: Amount) -> dict[str, Amount]:
+    """HBM bytes by which one step of the ring is merged with what came before, forward and backward. [byte]
+
+    Forward: a partial output is scaled and added to a sum in FP32 (2 + 4 + 4 bytes). Backward: gradients of queries,
+    keys and values are added (three times the element). Half of the steps of a causal, balanced ring work on
+    half of the queries. Source: Transformer Engine, context_parallel.py, flash_attn_fwd_out_correction.
+    """
+    queries, rows = (all_width - kv_width) / 2, 0.75 * tokens(x)
+    return {
+        "forward": (x.activation_bytes + 8) * rows * queries,
+        "backward": 3 * x.activation_bytes * rows * (queries + kv_width),
+    }
+
+
 def context_parallel_a2a_bytes(x: SimpleNamespace, width: Amount) -> Amount:
     """Queries, keys, values and output that one rank exchanges, forward; the same backward. [byte]
 

@@ -153,13 +153,6 @@ def test_CL008_fp8_parameters_halve_what_is_gathered_but_not_with_mxfp8():
         assert saved >= narrow.values["first_stage_parameters"] if halved else saved == 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="2 bytes a parameter with FP8 parameters as with BF16: precision.toml has two 8-bit copies of a weight on "
-    "every GPU. That is Hopper, whose FP8 units take one operand order; on Blackwell Transformer Engine keeps no "
-    "transposed copy with tensor-wise scales (is_non_tn_fp8_gemm_supported), 1 byte",
-)
 def test_CL008_fp8_parameters_take_a_byte_less_than_bf16_ones_on_blackwell():
     """Of the parameters of linear layers; embeddings stay in 16 bits."""
     plain, narrow = gathered_405b("bf16", False), gathered_405b("fp8-cs", True)

@@ -49,12 +49,6 @@ def test_CL010_from_128_ranks_on_a_ring_in_bf16_is_warned_of_with_both_ways_out(
         assert "--grad-reduce-in-fp32" not in text
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="rule bf16_reduction_wide does not look at the setting reduce_scatter_with_fp32_accumulation, which sums "
-    "in FP32 what travels in BF16, and does not name it as a way out",
-)
 def test_CL010_sums_in_fp32_of_what_travels_in_bf16_are_a_way_out():
     setting = "reduce_scatter_with_fp32_accumulation"
 
