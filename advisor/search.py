@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from advisor.candidates import Candidate, candidate, compared, objective_value
 from advisor.request import Request
@@ -20,6 +21,7 @@ from costmodel.binding import bind
 from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
 from costmodel.plan import Plan
 from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, evaluate_plans
+from costmodel.stage_inputs import runs
 
 # Layouts whose pipelines are simulated, for each plan returned and at least; and pipelines of one layout.
 LAYOUTS_PER_PLAN, FEWEST_LAYOUTS = 2, 8
@@ -174,7 +176,8 @@ def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Ca
     Plans so large that the allocator would stall (tight) are ranked only where nothing else fits.
     """
     share = TIGHT_ABOVE if any(part.fits(TIGHT_ABOVE).any() for part in scored) else FITS_BELOW
-    rows = [np.flatnonzero(part.fits(share)) for part in scored]
+    wanted = max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)
+    rows = _rows_that_matter(request, scored, share, wanted)
     part = np.repeat(np.arange(len(scored)), [len(fitting) for fitting in rows])
     row = np.concatenate(rows)
 
@@ -191,7 +194,7 @@ def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Ca
         return objective_value(request.objective, each)
 
     best: list[Candidate] = []
-    for members in _layouts_in_order(columns, max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)):
+    for members in _layouts_in_order(columns, wanted):
         tell(0.8, f"simulating pipelines, {len(best)} layouts done")
         found: list[Candidate] = []
         rival = sorted(map(value, best))[request.top - 1 :]
@@ -207,6 +210,25 @@ def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Ca
         replace(compared(request, best[0], each), rank=rank)
         for rank, each in enumerate(best[: request.top], 1)
     )
+
+
+def _rows_that_matter(
+    request: Request, scored: list[_Scored], share: float, wanted: int
+) -> list[NDArray[np.intp]]:
+    """Rows of each space that fit and can be among the pipelines simulated for the first `wanted` layouts."""
+    scores, best = [], {}
+    for each in scored:
+        score = np.where(each.fits(share), each.score(request.objective), np.inf)
+        layouts = [each.space.column(name) for name in LAYOUT]
+        starts, _ = runs(layouts)
+        lowest = np.minimum.reduceat(score, starts)
+        for *layout, value in zip(
+            *(column[starts].tolist() for column in layouts), lowest.tolist(), strict=True
+        ):
+            best[tuple(layout)] = min(value, best.get(tuple(layout), np.inf))
+        scores.append(score)
+    last = sorted(best.values())[:wanted][-1] / (1 - SIMULATION_GAIN)
+    return [np.flatnonzero((score <= last * (1 + EQUAL_WITHIN)) & np.isfinite(score)) for score in scores]
 
 
 def _layouts_in_order(columns: list[Array], wanted: int) -> list[list[int]]:

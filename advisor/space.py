@@ -165,9 +165,12 @@ def _cross(columns: Columns, table: list[Row]) -> Columns:
 
 
 def _keep(columns: Columns, mask: Mask) -> None:
+    if mask.all():
+        return
+    kept = np.flatnonzero(mask)
     for name, array in columns.items():
         if name in LAYOUT_AXES or len(array) > 1:
-            columns[name] = array[mask]
+            columns[name] = array.take(kept)
 
 
 def _drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule]:

@@ -17,9 +17,9 @@ from costmodel.timing import overlap
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication
 
-# Seconds of one element in PyTorch's CPU Adam. Published: 1.04 ns (Qwen3-30B-A3B, eight ranks of a DGX H100,
-# Megatron-Bridge memory notes) and 1.5 ns (Qwen3-0.6B on one H100, NVIDIA-NeMo/RL PR 3628).
-HOST_ADAM = 1.25e-9
+# Seconds of one element in PyTorch's CPU Adam, copies apart. Published with copies: 1.04 ns (Qwen3-30B-A3B, eight
+# ranks of a DGX H100, Megatron-Bridge memory notes) and 1.5 ns (Qwen3-0.6B on one H100, NVIDIA-NeMo/RL PR 3628).
+HOST_ADAM = 1.15e-9
 
 # SMs that NCCL takes for a collective without registered buffers, where switches reduce, and with registered
 # buffers for (all-gather, reduce-scatter): inside NVLink alone, and over InfiniBand alone.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
-from costmodel.rates import stream
 from costmodel.term import Ledger
 from costmodel.timing import overlap
 from costmodel.timing.network import (
@@ -84,8 +83,8 @@ def context_parallel_times(
 ) -> dict[str, Amount]:
     """Exposed context-parallel communication of one block, for the four communication types.
 
-    Ring (p2p): cp - 1 steps, each under the attention of one chunk and merged with the sum so far. all_gather:
-    exposed, gradients reduce-scattered. a2a: two exposed exchanges each way. a2a+p2p: all-to-all inside groups of
+    Ring (p2p): cp - 1 steps, each under the attention of one chunk. all_gather: exposed, gradients
+    reduce-scattered. a2a: two exposed exchanges each way. a2a+p2p: all-to-all inside groups of
     cp_a2a_size, a ring between them. kv_width, all_width: columns of keys and values, and of queries and
     output too, on this rank. Source: Transformer Engine, context_parallel.py.
     """
@@ -121,28 +120,17 @@ def context_parallel_times(
         "s",
         all_to_all_time,
     )
-    merged = {
-        kind: ledger.define(
-            f"{block}_cp_merge_{kind}",
-            stream(x, size, x.elementwise_fraction),
-            "s",
-            communication.ring_merge_bytes,
-        )
-        for kind, size in communication.ring_merge_bytes(x, kv_width, all_width).items()
-    }
     rings = (1 - x.cp_all_gather) * (ring - 1)
     return {
         "forward": ledger.define(
             f"{block}_cp_exposed_forward",
-            rings * (overlap.exposed(hop, core["forward"] / ring) + merged["forward"])
-            + x.cp_all_gather * gather
-            + exchange,
+            rings * overlap.exposed(hop, core["forward"] / ring) + x.cp_all_gather * gather + exchange,
             "s",
             overlap.exposed,
         ),
         "backward": ledger.define(
             f"{block}_cp_exposed_backward",
-            rings * (overlap.exposed(back_hop, core["backward"] / ring) + merged["backward"])
+            rings * overlap.exposed(back_hop, core["backward"] / ring)
             + x.cp_all_gather * (gather + scatter)
             + exchange,
             "s",

@@ -15,7 +15,7 @@ from costmodel.exposed import Times, context_parallel_times, tensor_parallel_tim
 from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger
 from costmodel.timing import kernels
-from costmodel.work import attention, mixers, quantisation
+from costmodel.work import attention, communication, mixers, quantisation
 from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
 from costmodel.work.experts import experts
@@ -242,6 +242,9 @@ def block_times(
         forward["attention"], backward["attention"] = core["forward"], core["backward"]
         context = context_parallel_times(ledger, x, label, core, *_exchanged(x, name))
         forward["context_parallel"], backward["context_parallel"] = context["forward"], context["backward"]
+        merges = ring_merges(ledger, x, label, *_exchanged(x, name))
+        forward["elementwise"] += merges["forward"]
+        backward["elementwise"] += merges["backward"]
     elif name in ("mamba", "delta"):
         core = scan_times(ledger, x, name)
         forward["scan"], backward["scan"] = core["forward"], core["backward"]
@@ -325,6 +328,22 @@ def _again(
     return ledger.define(
         f"{label}_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
     )
+
+
+def ring_merges(
+    ledger: Ledger, x: SimpleNamespace, label: str, kv_width: Amount, all_width: Amount
+) -> dict[str, Amount]:
+    """Time in which the steps of a context ring are merged with the sum so far, forward and backward. [s]"""
+    steps = (1 - x.cp_all_gather) * (x.cp / x.cp_a2a_size - 1)
+    return {
+        kind: ledger.define(
+            f"{label}_cp_merge_{kind}",
+            steps * stream(x, size, x.elementwise_fraction),
+            "s",
+            communication.ring_merge_bytes,
+        )
+        for kind, size in communication.ring_merge_bytes(x, kv_width, all_width).items()
+    }
 
 
 # Host time of a launch from a loop in C++ over that of a kernel issued by Python: 3 us over 6 us.

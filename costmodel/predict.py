@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.binding import bind, precision_recipe
 from costmodel.bound import Bound
@@ -187,13 +188,26 @@ def evaluate_plans(
     arrays = {name: value for name, value in inputs.items() if np.ndim(value)}
     sizes = {name: arrays[name] for name in LAYOUT_INPUTS if name in arrays}
     first, layout = runs(list(sizes.values()) or [np.zeros(rows)])
-    shared = compiled.layout(scalars | {name: array[first] for name, array in sizes.items()})
+    few = {name: array[first] for name, array in sizes.items()}
+    shared = _in_chunks(lambda part: compiled.layout(scalars | part), few, len(first))
+
+    def outputs(part: dict[str, Any]) -> dict[str, Any]:
+        run = part.pop("layout")
+        return compiled.outputs(
+            scalars | part | {name: value[run] if np.ndim(value) else value for name, value in shared.items()}
+        )
+
+    return _in_chunks(outputs, arrays | {"layout": layout}, rows)
+
+
+def _in_chunks(
+    evaluate: Callable[[dict[str, Any]], dict[str, Any]], arrays: Mapping[str, NDArray[Any]], rows: int
+) -> dict[str, Array]:
+    """Results of all rows, a chunk at a time, so that temporaries stay in the processor's cache."""
     results: dict[str, Array] = {}
     for start in range(0, rows, CHUNK):
         part = slice(start, start + CHUNK)
-        chunk = {name: array[part] for name, array in arrays.items()}
-        chunk |= {name: value[layout[part]] if np.ndim(value) else value for name, value in shared.items()}
-        for name, values in compiled.outputs(scalars | chunk).items():
+        for name, values in evaluate({name: array[part] for name, array in arrays.items()}).items():
             results.setdefault(name, np.empty(rows))[part] = values
     return results
 

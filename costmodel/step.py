@@ -284,18 +284,20 @@ def host_term(
     totals: Mapping[str, Mapping[str, Amount]],
     stages: Mapping[str, Amount],
 ) -> Term:
-    """Time in which GPUs wait for kernels to be issued; ranks not bound to cores issue them a third slower.
+    """Time in which GPUs wait for kernels to be issued.
 
-    A host that must learn how many tokens came stands still in every expert block of the forward pass, so that
-    it is never far ahead there: each pass waits by itself. Else the lead of one pass helps the other.
+    Beside its kernels an expert block costs the host work of its own: routing maps, splits, autograd functions of
+    the dispatcher. A host that must learn how many tokens came stands still in every expert block of the forward
+    pass, so that it is never far ahead there: each pass waits by itself. Else the lead of one pass helps the other.
     """
-    rate = x.host_kernel * (1 + x.unbound / 3)
+    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+
+    def host_time(name: str, times: BlockTimes, kind: str) -> Amount:
+        own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
+        return (1 - graphed(x, name)) * (getattr(times, f"kernels_{kind}") * x.host_kernel + own)
+
     issue = {
-        kind: rate
-        * sum(
-            in_stage(x, name, "pace") * (1 - graphed(x, name)) * getattr(times, f"kernels_{kind}")
-            for name, times in blocks.items()
-        )
+        kind: sum(in_stage(x, name, "pace") * host_time(name, times, kind) for name, times in blocks.items())
         for kind in ("forward", "backward")
     }
     compute = {
@@ -303,12 +305,11 @@ def host_term(
     }
     free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
     halting = x.dropless * (1 - x.dispatch_fused) if "experts" in blocks else 0
-    for kind, issued in issue.items():
-        share = compute[kind] / (compute["forward"] + compute["backward"])
-        apart = host.host_exposed(issued, 1, compute[kind])
-        ledger.define(
-            f"host_wait_{kind}", halting * apart + (1 - halting) * share * free, "s", host.host_exposed
-        )
+    apart = {kind: host.host_exposed(issued, 1, compute[kind]) for kind, issued in issue.items()}
+    behind = maximum(apart["forward"] + apart["backward"], 1e-12)
+    for kind, short in apart.items():
+        waits = halting * short + (1 - halting) * free * short / behind
+        ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
     waiting = symbol("host_wait_forward") + symbol("host_wait_backward")
     return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)
 

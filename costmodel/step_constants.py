@@ -67,7 +67,10 @@ PRIORS: dict[str, Prior] = {
         "bandwidth of expert dispatch over that of an all-to-all: 0.95 in MoE layer runs",
     ),
     "expert_kernels": Prior(
-        150.0, 0.5, 10.0, 600.0, "1", "kernels of router, permutation and dispatch of an expert block"
+        60.0, 0.4, 20.0, 160.0, "1", "kernels of router, permutation and dispatch of an expert block"
+    ),
+    "expert_host": Prior(
+        1e-3, 0.8, 0.05e-3, 8e-3, "s", "work of the host for one pass of an expert block beside its kernels"
     ),
     "expert_wait": Prior(
         60e-6, 0.7, 5e-6, 1e-3, "s", "round trip in which the host learns how many tokens came"
@@ -107,6 +110,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
         "scan_fraction": f"scan_fraction/{generation}",
         "dispatch_scale": f"dispatch_rate/{generation}",
         "expert_kernels": f"expert_kernels/{family}",
+        "expert_host": f"expert_host/{family}-{host}",
         "expert_wait": f"expert_wait/{family}-{host}",
         "intra_scale": f"intra_rate/{generation}",
         "inter_scale": f"inter_rate/{generation}",

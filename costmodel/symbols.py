@@ -325,6 +325,7 @@ INPUTS: tuple[Input, ...] = tuple(
         scan_fraction | 1 | fraction of the 16-bit peak that Mamba and delta scans reach
         dispatch_scale | 1 | bandwidth of expert dispatch over that of an all-to-all
         expert_kernels | 1 | kernels of one expert block's router, permutation and dispatch, forward
+        expert_host | s | work of the host for one pass of an expert block beside its kernels
         expert_wait | s | time of one expert block in which the host must learn how many tokens came
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables

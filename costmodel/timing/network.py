@@ -59,7 +59,9 @@ def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amoun
     own network cards. Latency grows with the logarithm of the domains. Source: 350 to 380 GB/s bus bandwidth
     of eight 50 GB/s cards, 4 to 1024 H100 nodes; latency 225 us at 4 nodes, 85 us more for each doubling.
     """
-    return x.network_latency * logarithm2(domains) + wire / (cards * x.network_bandwidth * x.inter_scale)
+    # What a step gains over the table (SHARP, overlapped rings) cannot help a rank that has one card for itself.
+    scale = minimum(x.inter_scale, 1) if cards == 1 else x.inter_scale
+    return x.network_latency * logarithm2(domains) + wire / (cards * x.network_bandwidth * scale)
 
 
 def ring_time(

@@ -78,11 +78,12 @@ def test_CL024_many_micro_batches_favour_a_smaller_vpp():
 
 @pytest.mark.parametrize("where", ["dgx-h100", "gcp-a3-highgpu-8g"])
 def test_CL025_a_middle_vpp_is_best(where):
-    """24 layers on 4 stages, 400 and 100 Gbit/s a GPU between nodes."""
+    """24 layers on 4 stages, 400 and 100 Gbit/s a GPU between nodes: beyond 3 chunks nothing is gained (0.1 %)."""
     times = {
         vpp: step("mcore-gpt-1.7b", where, 16, 4096, 256, pp=4, vpp=vpp).step_time_s for vpp in (1, 2, 3, 6)
     }
-    assert min(times, key=lambda vpp: times[vpp]) in (2, 3)
+    assert min(times[2], times[3]) < times[1]
+    assert min(times[2], times[3]) <= times[6] * 1.001
 
 
 @pytest.mark.parametrize(("vocabulary", "pays"), [(8192, False), (128256, True), (262144, True)])
@@ -226,8 +227,8 @@ def qwen_30b(dispatcher: str, **more: Any) -> Prediction:
             1.4,
             marks=pytest.mark.xfail(
                 strict=True,
-                reason="the model gains 1.49 where 1.317 was measured: dispatch under overlap costs the GEMMs "
-                "no more than its SMs, and 0.9 of the compute hides it",
+                reason="the model gains 1.17 (37.7 to 32.3 s) where 1.317 was measured (41.4 to 31.4 s): overlapped, "
+                "it waits for a host that issues passes of two chunks no faster than of one",
             ),
         ),
         pytest.param(
@@ -236,7 +237,8 @@ def qwen_30b(dispatcher: str, **more: Any) -> Prediction:
             1.25,
             marks=pytest.mark.xfail(
                 strict=True,
-                reason="the model gains 1.256 where 1.177 was measured, for the same reason as with alltoall",
+                reason="the model gains nothing where 1.177 was measured: eager, the step is the host's 29.0 s with "
+                "and without overlap. Missing: HybridEP's dispatch is less work for the host than alltoall's",
             ),
         ),
     ],
@@ -247,23 +249,21 @@ def test_CL034_overlap_makes_expert_parallelism_between_nodes_worth_while(dispat
 
 
 def test_CL034_overlap_gains_more_where_more_is_exposed_and_delayed_wgrad_adds_little():
-    """Measured with HybridEP: delay_wgrad 0.4 % more."""
+    """Measured with HybridEP: delay_wgrad 0.4 % more. With layers in CUDA graphs, so that the host is no limit."""
+    graphs = {"cuda_graph": True, "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess")}
     gains = {
-        dispatcher: speedup(qwen_30b(dispatcher), qwen_30b(dispatcher, overlap_moe_comm=True))
+        dispatcher: speedup(
+            qwen_30b(dispatcher, **graphs), qwen_30b(dispatcher, overlap_moe_comm=True, **graphs)
+        )
         for dispatcher in ("alltoall", "hybridep")
     }
     assert gains["alltoall"] > gains["hybridep"] > 1.1
     overlapped, delayed = (
-        qwen_30b("hybridep", overlap_moe_comm=True, delay_wgrad=delay) for delay in (False, True)
+        qwen_30b("hybridep", overlap_moe_comm=True, delay_wgrad=delay, **graphs) for delay in (False, True)
     )
     assert 1 <= speedup(overlapped, delayed) < 1.02
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the model gains 1.15: splitting the layers into merged forward and backward parts costs nothing there "
-    "(smaller kernels, stream synchronisation, launches), so that 13 % of exposed dispatch in NVLink pays",
-)
 def test_CL035_overlap_gains_nothing_with_ep_4_inside_a_node():
     sizes: dict[str, Any] = {"tp": 2, "pp": 2, "vpp": 2, "ep": 4}
     plain, overlapped = (
