@@ -110,7 +110,7 @@ def test_a_slower_chunk_or_message_never_shortens_the_step(pipe, data):
 def test_micro_batches_in_flight_equal_the_closed_form_of_the_memory_model(pp, vpp, rounds):
     m = pp * rounds
     line = simulate_pipeline(equal(pp, vpp, 1.0), equal(pp, vpp, 2.0), m)
-    x = SimpleNamespace(pp=pp, vpp=vpp, m=m, vpp_group=pp)
+    x = SimpleNamespace(ep_overlap=0, pp=pp, vpp=vpp, m=m, vpp_group=pp)
     for stage, peak in enumerate(line.peak_in_flight):
         assert peak == pytest.approx(schedule.in_flight(x, stage)), stage
     assert list(line.peak_in_flight) == sorted(line.peak_in_flight, reverse=True)
