@@ -88,7 +88,13 @@ def simulator_rows() -> list[list[object]]:
 
 def main() -> None:
     """Print the tables."""
-    headers = ["search", "legal plans, all precisions", "build one [s]", "plans/s, one core", "whole search [s]"]
+    headers = [
+        "search",
+        "legal plans, all precisions",
+        "build one [s]",
+        "plans/s, one core",
+        "whole search [s]",
+    ]
     print(tabulate(search_rows(), headers, floatfmt=("", ",.0f", ".3f", ",.0f", ".2f"), intfmt=","))
     print()
     headers = ["command", "exit", "wall, process included [s]"]
