@@ -28,8 +28,8 @@ def main(path: Path, others: list[Path]) -> None:
     lines = [
         "# Accuracy on published runs",
         "",
-        f"Written by `python benchmarks/accuracy.py {path.name}`: {summary['n']} dense pre-training runs predicted, "
-        f"{summary['skipped']} rows skipped (families and tasks that are not built, layouts not stated).",
+        f"Written by `python benchmarks/accuracy.py {path.name}`: {summary['n']} published runs predicted, "
+        f"{summary['skipped']} rows skipped (layout, batch, sequence or time not stated, unknown models).",
         "",
         f"Step time, in sample: mean error {summary['mape']:.1%}, median {summary['median_ape']:.1%}, nine of "
         f"ten within {summary['p90_ape']:.1%}. Inside the 90 % interval: {summary['interval_coverage']:.1%}.",
@@ -43,7 +43,7 @@ def main(path: Path, others: list[Path]) -> None:
             f"`{other.name}`: {more['n']} runs, mean error {more['mape']:.1%}, median {more['median_ape']:.1%}, "
             f"{more['interval_coverage']:.1%} inside the interval.",
         ]
-    for name in ("gpu", "precision", "source"):
+    for name in ("family", "task", "gpu", "precision", "source"):
         rows = [
             [
                 key,

@@ -320,7 +320,7 @@ def test_CL037_hybridep_then_deepep_then_alltoall():
 
 @pytest.mark.xfail(
     strict=True,
-    reason="46.7 GB/s: 0.92 of 400 Gbit/s times the fitted inter_rate of Blackwell, 0.78, which the rings of "
+    reason="46.9 GB/s: 0.92 of 400 Gbit/s times the fitted inter_rate of Blackwell, 0.78, which the rings of "
     "published steps decide; DeepEP's own kernels need a network rate of their own (H100: 55.8)",
 )
 def test_CL038_deepep_between_nodes_reaches_50_to_55_gb_s():
@@ -394,7 +394,7 @@ def torchtitan_v3(**more: Any) -> Prediction:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="629, 919 and 1103 tokens/s a GPU: gains of 1.46 and 1.75. The base is right, so that exchange has too "
+    reason="DeepEP gains 1.48. The base is right, so that exchange has too "
     "large a share of it, or DeepEP saves too much; and no knob quantises the grouped GEMMs alone",
 )
 def test_CL218_deepep_gains_32_percent_and_mxfp8_experts_41():
