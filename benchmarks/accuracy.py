@@ -33,8 +33,12 @@ def main(path: Path, others: list[Path]) -> None:
         "",
         f"Step time, in sample: mean error {summary['mape']:.1%}, median {summary['median_ape']:.1%}, nine of "
         f"ten within {summary['p90_ape']:.1%}. Inside the 90 % interval: {summary['interval_coverage']:.1%}.",
-        f"With the row's model left out of the fit: mean {fit['mape_leave_one_model_out']:.1%}. With its system "
-        f"left out: {fit['mape_leave_one_system_out']:.1%} (closed form, without the schedule's simulation).",
+        *(
+            f"With the row's {kind} left out of the fit: mean {fit[f'mape_leave_one_{kind}_out']:.1%} (closed form, "
+            "without the schedule's simulation)."
+            for kind in ("model", "system")
+            if f"mape_leave_one_{kind}_out" in fit
+        ),
     ]
     for other in others:
         more = validate(read_rows(other))["summary"]

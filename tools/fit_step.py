@@ -210,15 +210,15 @@ def main() -> None:
     )
     tables = ", ".join(path.name for path in options.csv)
 
-    def save(held_out: np.ndarray) -> None:
+    def save(held_out: np.ndarray, kind: str) -> None:
         intervals = {
             name: float(np.nanquantile(held_out[generations == name], LEVEL))
             for name in sorted(set(generations))
         }
-        write(STEP_FILE, parameters, values, errors, stack, relative, summary, intervals, tables)
+        write(STEP_FILE, parameters, values, errors, stack, relative, summary, intervals, kind, tables)
 
     # Already now, for leaving groups out takes long.
-    save(absolute)
+    save(absolute, "in the fit")
     if not options.cross_validate:
         return
     start = dict(zip(parameters, values, strict=True))
@@ -228,7 +228,7 @@ def main() -> None:
             f"leave one {kind} out: MAPE {np.nanmean(held):.1%}, median {np.nanmedian(held):.1%}", flush=True
         )
         summary[f"mape_leave_one_{kind}_out"] = float(np.nanmean(held))
-        save(held)
+        save(held, f"whose {kind} was left out of the fit")
 
 
 def write(
@@ -240,6 +240,7 @@ def write(
     relative: np.ndarray,
     summary: dict,
     intervals: dict[str, float],
+    kind: str,
     table: str,
 ) -> None:
     """Write the constants with their uncertainty, the rows that determine them and the residuals."""
@@ -263,7 +264,7 @@ def write(
             "value": float(f"{spread:.3g}"),
             "unit": "1",
             "kind": "measured",
-            "source": f"{LEVEL:.0%} quantile of the errors of runs whose model was left out of the fit, {table}",
+            "source": f"{LEVEL:.0%} quantile of the errors of runs {kind}, {table}",
             "read_on": today,
         }
     header = (
