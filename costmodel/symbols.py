@@ -342,8 +342,7 @@ BY_NAME: dict[str, Input] = {entry.name: entry for entry in INPUTS}
 _VARIANTS = (
     "recompute_layers recompute_attention recompute_mlp recompute_norm recompute_activation recompute_moe "
     "recompute_moe_act recompute_shared_experts recompute_mla_up_proj graph graph_attention graph_mlp graph_mamba "
-    "graph_router graph_experts offload_share param_gather gather_bytes gather_copy_bytes "
-    "tp_overlap overlap_chunks ep_overlap delay_wgrad"
+    "graph_router graph_experts offload_share ep_overlap delay_wgrad"
 )
 LAYOUT_INPUTS = frozenset(entry.name for entry in INPUTS if entry.group == "plan") - set(_VARIANTS.split())
 
