@@ -8,6 +8,7 @@ skipped with a reason.
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,16 +17,24 @@ from advisor.measurement_plans import habit_of, row_model, row_plan, row_workloa
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.stack import load_stack
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
 NEEDED = ("id", "model", "system", "gpus", "precision", "gbs", "seq_len")
+# Frameworks whose one memory figure is what the allocator reserves. Source: torchtitan, components/metrics.py.
+PRINTS_RESERVED = ("torchtitan",)
+# "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
+CONTAINER_RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
 LARGEST_FILE = 256 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row as a plan on a cluster, with what was measured. measured_memory_bytes: peak allocated, or None."""
+    """A row as a plan on a cluster, with what was measured.
+
+    measured_memory_bytes: peak allocated, measured_reserved_bytes: peak reserved by the allocator; None if unknown.
+    """
 
     id: str
     row: Row
@@ -36,6 +45,7 @@ class Case:
     stack: str
     measured_step_time_s: float
     measured_memory_bytes: float | None
+    measured_reserved_bytes: float | None
     note: str = ""
     assumptions: tuple[str, ...] = field(default=())
 
@@ -73,11 +83,16 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def stack_of(row: Row) -> str:
-    """Software stack as family-release, the release from the container where it names one."""
+    """Software stack as family-release, the release from the container or the date where they name one."""
     habit = habit_of(row)
-    container = row.text("container")
-    release = container.partition(":")[2][:5] if container.startswith("nemo:") else habit.get("release", "0")
-    return f"{habit['family']}-{release or '0'}"
+    container = CONTAINER_RELEASE.search(row.text("container"))
+    year, _, rest = row.text("date").partition("-")
+    release = str(habit.get("release", ""))
+    if container:
+        release = container[0]
+    elif len(year) == 4 and year.isdigit():
+        release = f"{year[2:]}.{rest[:2] or '06'}"
+    return load_stack(f"{habit['family']}-{release}" if release else habit["family"]).name
 
 
 def row_case(row: Row) -> Case | Skip:
@@ -105,7 +120,7 @@ def row_case(row: Row) -> Case | Skip:
         workload = row_workload(row, seq_len, batch)
     except ValueError as error:
         return Skip(name, str(error))
-    memory = row.number("peak_memory_gb")
+    allocated, reserved = _measured_memory(row)
     return Case(
         id=name,
         row=row,
@@ -115,6 +130,17 @@ def row_case(row: Row) -> Case | Skip:
         cluster=cluster,
         stack=stack_of(row),
         measured_step_time_s=step,
-        measured_memory_bytes=memory * 1e9 if memory else None,
+        measured_memory_bytes=allocated,
+        measured_reserved_bytes=reserved,
         assumptions=tuple(assumptions),
     )
+
+
+def _measured_memory(row: Row) -> tuple[float | None, float | None]:
+    """Peak allocated and peak reserved of a row, None where not printed. [byte]"""
+    peak, reserved = (
+        1e9 * gb if (gb := row.number(name)) else None for name in ("peak_memory_gb", "peak_reserved_gb")
+    )
+    if any(name in row.text("source") for name in PRINTS_RESERVED):
+        return None, reserved or peak
+    return peak, reserved

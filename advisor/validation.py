@@ -10,7 +10,7 @@ from typing import Any
 
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.pipeline import with_schedule
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
 
 # Columns of the summary `by`: name -> label of a case.
 GROUPS: dict[str, Callable[[Case], str]] = {
@@ -66,8 +66,12 @@ def _result(case: Case) -> dict[str, Any]:
         "rel_error": prediction.step_time_s / measured - 1,
         "fits": prediction.fits,
         "peak_memory_gib": prediction.peak_memory_bytes / 2**30,
-        "allocated_gib": allocated_bytes(prediction) / 2**30,
-        "measured_memory_gib": case.measured_memory_bytes / 2**30 if case.measured_memory_bytes else None,
+        "device_gib": prediction.device_bytes / 2**30,
+        "allocated_gib": prediction.allocated_bytes / 2**30,
+        "reserved_gib": prediction.reserved_bytes / 2**30,
+        "measured_memory_gib": _gib(case.measured_memory_bytes),
+        "measured_reserved_gib": _gib(case.measured_reserved_bytes),
+        "source": case.row.text("source"),
         "plan": case.plan.describe(),
         "model": case.model.name,
         "gpus": case.plan.world,
@@ -76,10 +80,8 @@ def _result(case: Case) -> dict[str, Any]:
     }
 
 
-def allocated_bytes(prediction: Prediction) -> float:
-    """Peak that the framework's allocator reports: without context and fragmentation. [byte]"""
-    left_out = ("_context", "_fragmentation")
-    return sum(part.value for part in prediction.memory.parts if not part.name.endswith(left_out))
+def _gib(amount: float | None) -> float | None:
+    return amount / 2**30 if amount else None
 
 
 def summarise(done: Sequence[tuple[Case, dict[str, Any]]], skipped: int) -> dict[str, Any]:

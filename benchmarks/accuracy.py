@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from memory_accuracy import memory_section
+
 from advisor.measurements import read_rows
 from advisor.validation import validate
 from costmodel.step_constants import fitted
@@ -65,24 +67,7 @@ def main(path: Path, others: list[Path]) -> None:
         for row in worst
     ]
     lines += ["", "## Worst", "", *table(["error", "row", "run"], rows)]
-    memory = [row for row in report["rows"] if row["measured_memory_gib"]]
-    rows = [
-        [row["id"], row["plan"], f"{row['measured_memory_gib']:.1f}", f"{row['allocated_gib']:.1f}",
-         f"{row['allocated_gib'] / row['measured_memory_gib'] - 1:+.1%}"]
-        for row in memory
-    ]  # fmt: skip
-    lines += [
-        "",
-        "## Memory",
-        "",
-        "Published peak against the predicted allocation (context and fragmentation left out). torchtitan "
-        "prints reserved memory, the others allocated.",
-        "",
-        *table(["row", "plan", "published [GiB]", "predicted [GiB]", "error"], rows),
-        "",
-        f"{summary['fits']:.1%} of the published runs are said to fit. The others are mostly runs whose recompute or "
-        "offload is not stated, which the table takes as none.",
-    ]
+    lines += ["", *memory_section(report)]
     (ROOT / "docs" / "accuracy.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines[:8]))
 

@@ -26,8 +26,8 @@ from hardware_db import Cluster
 
 # Rows evaluated at once: the temporaries of a chunk stay in the processor's cache.
 CHUNK = 16384
-# A plan above this share of the usable memory does not fit; above TIGHT it is slow and fragile.
 ZERO = np.zeros(1)
+# A plan whose device memory is above this share of the usable memory does not fit; above TIGHT it is slow and fragile.
 FITS_BELOW = 0.97
 TIGHT_ABOVE = 0.94
 
@@ -91,8 +91,21 @@ class Prediction:
     assumptions: tuple[str, ...] = ()
 
     @property
+    def reserved_bytes(self) -> float:
+        """What the allocator of the worst rank takes from the device: all but context and libraries. [byte]"""
+        return self.peak_memory_bytes - self._memory_part("context")
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Peak of live tensors on the worst rank, torch's max_memory_allocated: reserved less fragmentation. [byte]"""
+        return self.reserved_bytes - self._memory_part("fragmentation")
+
+    def _memory_part(self, name: str) -> float:
+        return sum(part.value for part in self.memory.parts if part.name.endswith(f"_{name}"))
+
+    @property
     def fits(self) -> bool:
-        """Whether the worst rank's peak leaves the allocator room to live."""
+        """Whether what the worst rank takes of the device, reserved and context, leaves it room to live."""
         return self.peak_memory_bytes <= FITS_BELOW * self.device_bytes
 
     @property
@@ -117,6 +130,8 @@ class Prediction:
             "interval": {"low": self.interval_low, "high": self.interval_high, "level": self.interval_level},
             "memory": {
                 "worst_rank_gib": self.peak_memory_bytes / gib,
+                "allocated_gib": self.allocated_bytes / gib,
+                "reserved_gib": self.reserved_bytes / gib,
                 "device_gib": self.device_bytes / gib,
                 "fits": self.fits,
                 "tight": self.tight,

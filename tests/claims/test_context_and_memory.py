@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from claim_cases import CONTEXT_PARALLEL, GIB, broken, errors, held, speedup, spent, step
 
-from advisor.validation import allocated_bytes
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
@@ -165,7 +164,7 @@ class TestRecompute:
     )
     def test_CL072_moonlight_needs_36_6_gb_on_8_h100(self):
         """The optimizer as Megatron-Bridge's card of this model has it: BF16 gradients and moments."""
-        assert allocated_bytes(moonlight()) == pytest.approx(36.6 * GB, rel=0.1)
+        assert moonlight().allocated_bytes == pytest.approx(36.6 * GB, rel=0.1)
 
     @pytest.mark.xfail(
         strict=True,
@@ -182,7 +181,7 @@ class TestRecompute:
         assert times == sorted(times)
         assert times[0] < times[1]
         for prediction in found:
-            assert allocated_bytes(prediction) < allocated_bytes(without)
+            assert prediction.allocated_bytes < without.allocated_bytes
 
         def price(module: str) -> float:
             one = moonlight(module)
@@ -204,7 +203,7 @@ class TestRecompute:
 
     def test_CL073_nemotron_3_nano_allocates_65_gb_without_graphs(self):
         """Published 64.65 GB with the recipe's modules; at most 66 GB."""
-        assert allocated_bytes(nano(*NANO_MODULES, cuda_graph=False)) <= 66 * GB
+        assert nano(*NANO_MODULES, cuda_graph=False).allocated_bytes <= 66 * GB
 
     @pytest.mark.xfail(
         strict=True,
@@ -214,7 +213,7 @@ class TestRecompute:
         "activations and logits",
     )
     def test_CL073_graphs_of_mamba_blocks_alone_leave_nano_within_66_gb(self):
-        assert allocated_bytes(nano(*NANO_MODULES)) <= 66 * GB
+        assert nano(*NANO_MODULES).allocated_bytes <= 66 * GB
 
 
 MOONLIGHT: dict[str, Any] = {
@@ -444,8 +443,8 @@ class TestStates:
     def test_CL077_a_plan_of_59_gb_is_not_called_safe_without_expandable_segments(self):
         """The margin is 15 to 25 % of all that is allocated, or a warning says so."""
         off = self.segments(False, gpus=64)
-        assert allocated_bytes(off) == pytest.approx(58.8 * GB, rel=0.05)
-        margin = held(off, "fragmentation") / allocated_bytes(off)
+        assert off.allocated_bytes == pytest.approx(58.8 * GB, rel=0.05)
+        margin = held(off, "fragmentation") / off.allocated_bytes
         warned = any("expandable_segments" in each.knobs for each in self.warned())
         assert margin >= 0.15 or warned
 
