@@ -6,10 +6,12 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.pipeline import with_schedule
+from advisor.ranking import Timed, ranking
 from costmodel.predict import predict
 
 # Columns of the summary `by`: name -> label of a case.
@@ -55,7 +57,10 @@ def validate(
 
 
 def _result(case: Case) -> dict[str, Any]:
-    prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+    closed_form = predict(
+        case.model, case.workload, case.cluster, case.plan, case.stack, published_id=case.id
+    )
+    prediction = with_schedule(closed_form)
     measured = case.measured_step_time_s
     return {
         "id": case.id,
@@ -93,7 +98,26 @@ def summarise(done: Sequence[tuple[Case, dict[str, Any]]], skipped: int) -> dict
         for case, result in done:
             groups[label(case)].append(result)
         by[name] = {key: errors(group) for key, group in sorted(groups.items())}
-    return {"n": len(results), "skipped": skipped, **errors(results), "by": by}
+    order = ranking([timed(case, result) for case, result in done])
+    return {"n": len(results), "skipped": skipped, **errors(results), "ranking": order, "by": by}
+
+
+def timed(case: Case, result: dict[str, Any]) -> Timed:
+    """A row as `advisor.ranking` compares it."""
+    workload, plan = case.workload, case.plan
+    gpu_seconds = plan.world / (workload.global_batch * workload.seq_len)
+    source = case.row.text("source")
+    return Timed(
+        id=case.id,
+        source=source,
+        subject=(case.model, replace(workload, global_batch=1), case.cluster.name),
+        size=(plan.world, workload.global_batch),
+        precision=plan.precision,
+        software=(source, case.stack),
+        plan=plan,
+        measured=result["measured"] * gpu_seconds,
+        predicted=result["predicted"] * gpu_seconds,
+    )
 
 
 def errors(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

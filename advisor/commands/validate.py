@@ -67,6 +67,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
             f"9 of 10 within {percent(summary['p90_ape'])}",
             f"measured inside the 90 % interval: {percent(summary['interval_coverage'])}; "
             f"said to fit in memory: {percent(summary['fits'])}",
+            *_ranking_line(summary["ranking"]),
             heading(f"By {by}"),
         ]
         rows = [
@@ -98,3 +99,15 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
         for reason, count in skip_reasons(report["skipped"])[:12]:
             lines.append(wrap(f"{count} x {reason}", "  "))
     return "\n".join(lines)
+
+
+def _ranking_line(order: dict[str, Any]) -> list[str]:
+    """Share of pairs of the same work that are in the right order; nothing where no pair is comparable."""
+    from advisor.render import percent
+
+    if not order["n"]:
+        return []
+    return [
+        f"of {order['n']} pairs of the same work, the faster is predicted faster in {percent(order['share'])} "
+        f"(pairs within {percent(order['noise'])} left out)"
+    ]
