@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,6 +16,7 @@ from costmodel.binding import bind, precision_recipe
 from costmodel.bound import Bound
 from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
 from costmodel.compiled import CompiledModel, compile_model
+from costmodel.evidence import LEVEL, Near, interval, nearest, setting_of
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -65,7 +67,10 @@ class TermValue:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One plan's step: time and memory with their trees. Units in the names; mfu without recompute."""
+    """One plan's step: time and memory with their trees. Units in the names; mfu without recompute.
+
+    interval_basis: what the interval rests on, in a sentence; evidence: the nearest published runs.
+    """
 
     model: ModelSpec
     workload: Workload
@@ -89,6 +94,8 @@ class Prediction:
     features: frozenset[str] = frozenset()
     bound_by: str = ""
     assumptions: tuple[str, ...] = ()
+    interval_basis: str = ""
+    evidence: tuple[Near, ...] = ()
 
     @property
     def reserved_bytes(self) -> float:
@@ -127,7 +134,13 @@ class Prediction:
             "model_tflops_per_gpu": self.model_tflops_per_gpu,
             "mfu": self.mfu,
             "mfu_peak": self.mfu_peak,
-            "interval": {"low": self.interval_low, "high": self.interval_high, "level": self.interval_level},
+            "interval": {
+                "low": self.interval_low,
+                "high": self.interval_high,
+                "level": self.interval_level,
+                "basis": self.interval_basis,
+            },
+            "evidence": [near.to_dict() for near in self.evidence],
             "memory": {
                 "worst_rank_gib": self.peak_memory_bytes / gib,
                 "allocated_gib": self.allocated_bytes / gib,
@@ -228,9 +241,17 @@ def _in_chunks(
 
 
 def predict(
-    model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, stack: str | None = None
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    plan: Plan,
+    stack: str | None = None,
+    published_id: str = "",
 ) -> Prediction:
-    """Time and memory of one plan, term by term. ValueError as `evaluate_plans`."""
+    """Time and memory of one plan, term by term. ValueError as `evaluate_plans`.
+
+    published_id: the published run that the plan is, which is then no evidence for itself.
+    """
     plan.num_microbatches(workload.global_batch)
     columns = plan_columns([plan])
     bound, inputs = _inputs(model, workload, cluster, plan.precision, columns, stack)
@@ -246,7 +267,8 @@ def predict(
     memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values)
     step, world = values["step_time"], plan.world
     achieved = values["model_flops"] / step / world
-    spread = scalars["interval_spread"]
+    setting = setting_of(model, workload, cluster, plan, stack)
+    spread = interval(setting, published_id, scalars.get("parameter_spread", 0.0))
     return Prediction(
         model=model,
         workload=workload,
@@ -257,9 +279,9 @@ def predict(
         model_tflops_per_gpu=achieved / 1e12,
         mfu=achieved / scalars["linear_peak"],
         mfu_peak=f"{scalars['linear_peak'] / 1e12:.0f} TFLOP/s dense {precision_recipe(plan.precision)['gemm']}",
-        interval_low=step * (1 - spread),
-        interval_high=step * (1 + spread),
-        interval_level=0.9,
+        interval_low=step * math.exp(spread.low),
+        interval_high=step * math.exp(spread.high),
+        interval_level=LEVEL,
         peak_memory_bytes=memory.value,
         device_bytes=scalars["gpu_memory"],
         worst_stage=worst,
@@ -270,6 +292,8 @@ def predict(
         features=features,
         bound_by=_bound_by(time),
         assumptions=_assumptions(bound),
+        interval_basis=spread.basis,
+        evidence=nearest(setting, published_id),
     )
 
 

@@ -1,0 +1,444 @@
+"""What published runs say about a prediction: the nearest ones, and how far it may be off.
+
+Distance between two runs is a sum of terms, each read as "how much less does the one tell of the other": a
+step of a factor of two in a size, or another kind of something. The interval is a local conformal quantile:
+the 90 % quantile of errors at the nearest runs, weighted by an exponential kernel, in quadrature with a
+part that grows with their distance and with the uncertainty of the fitted constants. Errors are
+log(predicted / measured) throughout.
+
+References
+----------
+Local quantiles of held-out errors: Y. Romano et al., NeurIPS 2019, arXiv:1905.03222; kernel weights:
+L. Guan, Biometrika 110 (2023), arXiv:2106.08460.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.model_spec import ModelSpec
+from costmodel.parameters import count_parameters
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from hardware_db import Cluster
+from hardware_db.evidence import EVIDENCE_FILE, Evidence, Setting, load_evidence, load_spread
+
+Numbers = NDArray[np.float64]
+
+LEVEL = 0.9  # of the interval
+USUAL_STACK = "nemo-26.06"  # where none is named
+Z = 1.645  # standard errors in half of a 90 % interval
+# Distance of a mismatch of kind.
+OTHER = {
+    "trait": 0.8,  # each of: experts, latent attention, recurrent mixer, compressed attention
+    "model": 0.2,
+    "generation": 0.6,
+    "gpu": 0.2,
+    "cluster": 0.1,
+    "bits": 0.4,  # 16, 8 or 4 bits in the matrix products
+    "precision": 0.2,
+    "task": 0.8,
+    "library": 0.8,
+    "layout": 0.15,  # each of tp, pp, cp, ep, fsdp that one run uses and the other does not
+    "recompute": 0.2,
+}
+# Distance of a factor of two, and of a year between releases.
+DOUBLE = {"gpus": 0.1, "parameters": 0.12, "seq_len": 0.12, "micro_batch": 0.1}
+YEAR = 0.15
+# Of what nobody has published a run of: a GPU generation, a framework. Leaving models out of a fit does not teach
+# what a new machine costs; with the least growth (0.1) this gives the third that such a prediction may be off.
+UNKNOWN = 3.0
+# Runs that the local quantile rests on at least (effective number), and the least width of its kernel.
+LEAST_RUNS = 40.0
+LEAST_WIDTH = 0.4
+# Runs whose mean distance says how far away the evidence is.
+REACH = 5
+# Errors above a factor of two count as that: such a run was not what its line states (waiting for data, say).
+LARGEST = math.log(2)
+# Without any published run, and without constants learnt from them.
+WIDE = 0.45
+SPREAD = {"scale": 1.0, "growth": 0.1}
+NO_EVIDENCE = "no published run is on file: a wide interval is assumed"
+TRAITS = {"moe": "experts", "mla": "latent", "hybrid": "scan", "gated-delta": "delta", "csa": "compressed"}
+KINDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+
+
+@dataclass(frozen=True)
+class Near:
+    """A published run near a query. distance [1]; differences: what the query has instead, biggest first."""
+
+    run: Evidence
+    distance: float
+    differences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`. our_error is predicted / measured - 1."""
+        run = self.run
+        return {
+            "id": run.id,
+            "source": run.source,
+            "date": run.date,
+            "model": run.model,
+            "task": run.task,
+            "cluster": run.cluster,
+            "gpus": run.gpus,
+            "precision": run.precision,
+            "stack": run.stack,
+            "measured_step_time_s": run.measured_step_time_s,
+            "our_error": math.expm1(run.error),
+            "distance": self.distance,
+            "differences": list(self.differences),
+        }
+
+
+@dataclass(frozen=True)
+class Interval:
+    """log(low / predicted) and log(high / predicted), what they rest on, and the parts of the half-width."""
+
+    low: float
+    high: float
+    basis: str
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def setting_of(
+    model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, stack: str | None
+) -> Setting:
+    """A case as published runs are described. stack: family-release, or None for the usual one."""
+    known = model.parameters_known
+    return Setting(
+        model=model.name,
+        family=model.family,
+        layers=model.num_layers,
+        hidden=model.hidden,
+        parameters=float(count_parameters(model).active if known else model.params_published or 1e9),
+        task=workload.task,
+        cluster=cluster.name,
+        gpu=cluster.gpu.name,
+        generation=cluster.gpu.generation,
+        gpus=plan.world,
+        precision=plan.precision,
+        seq_len=workload.seq_len,
+        global_batch=workload.global_batch,
+        tp=plan.tp,
+        pp=plan.pp,
+        vpp=plan.vpp,
+        cp=plan.cp,
+        ep=plan.ep,
+        dp=plan.dp,
+        micro_batch=plan.micro_batch,
+        fsdp=(plan.fsdp_shard_size or plan.dp) if plan.fsdp else 0,
+        recompute=plan.recompute,
+        stack="local" if cluster.gpu.generation == "cpu" else _named(stack or USUAL_STACK),
+    )
+
+
+def _named(stack: str) -> str:
+    """A release alone is one of the usual family."""
+    return f"{library(USUAL_STACK)}-{stack}" if stack[:1].isdigit() else stack
+
+
+def traits(family: str) -> frozenset[str]:
+    """What sets a family apart from dense decoders."""
+    return frozenset(trait for word, trait in TRAITS.items() if re.search(rf"(^|-){word}(-|$)", family))
+
+
+def bits(precision: str) -> int:
+    """Bits of the operands of linear layers. [1]"""
+    if precision in ("fp32", "tf32"):
+        return 32
+    return 8 if "fp8" in precision else 4 if "fp4" in precision else 16
+
+
+def library(stack: str) -> str:
+    """The framework family of a stack."""
+    return stack.partition("-")[0]
+
+
+def year(stack: str) -> float:
+    """When a stack was released, NaN when its name does not tell: 2026.5 of nemo-26.06."""
+    found = re.search(r"(?:20)?(\d\d)(?:\.(\d\d))?(?!\d)", stack.partition("-")[2])
+    if not found:
+        return math.nan
+    return 2000 + int(found[1]) + (int(found[2]) / 12 if found[2] else 0.5)
+
+
+def uses(setting: Setting) -> tuple[bool, ...]:
+    """Which kinds of parallelism a run uses."""
+    return (*(getattr(setting, kind) > 1 for kind in KINDS), setting.fsdp > 0)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Published runs as arrays. spread: scale and growth of the interval, see `Table.half_width`."""
+
+    runs: tuple[Evidence, ...]
+    spread: dict[str, float] = field(default_factory=lambda: dict(SPREAD))
+
+    @cached_property
+    def sizes(self) -> dict[str, Numbers]:
+        """log2 of every size in DOUBLE."""
+        return {name: np.log2([float(getattr(run, name)) for run in self.runs]) for name in DOUBLE}
+
+    @cached_property
+    def words(self) -> dict[str, NDArray[Any]]:
+        """Every name that is compared as it is."""
+        columns = {
+            name: [getattr(run, name) for run in self.runs]
+            for name in ("id", "model", "generation", "gpu", "cluster", "precision", "task", "recompute")
+        }
+        columns["library"] = [library(run.stack) for run in self.runs]
+        return {name: np.array(values, dtype=object) for name, values in columns.items()}
+
+    @cached_property
+    def codes(self) -> dict[str, tuple[dict[str, int], NDArray[np.int64]]]:
+        """Names as numbers, which compare quickly."""
+        coded = {}
+        for name, values in self.words.items():
+            known = {word: index for index, word in enumerate(dict.fromkeys(values))}
+            coded[name] = known, np.array([known[word] for word in values], dtype=np.int64)
+        return coded
+
+    @cached_property
+    def years(self) -> Numbers:
+        """Release of each run's software."""
+        return np.array([year(run.stack) for run in self.runs])
+
+    @cached_property
+    def bits(self) -> Numbers:
+        """Bits of each run's operands."""
+        return np.array([bits(run.precision) for run in self.runs], dtype=float)
+
+    @cached_property
+    def uses(self) -> NDArray[np.bool_]:
+        """Kinds of parallelism of each run."""
+        return np.array([uses(run) for run in self.runs], dtype=bool).reshape(len(self.runs), len(KINDS) + 1)
+
+    @cached_property
+    def traits(self) -> NDArray[np.bool_]:
+        """Traits of each run's model."""
+        return np.array([[trait in traits(run.family) for trait in TRAITS.values()] for run in self.runs])
+
+    @cached_property
+    def weights(self) -> Numbers:
+        """Weight of each run: many runs of one model on one machine tell less than as many models."""
+        groups = [(run.source, run.model, run.cluster) for run in self.runs]
+        size = Counter(groups)
+        return np.array([size[group] ** -0.5 for group in groups])
+
+    @cached_property
+    def errors(self) -> Numbers:
+        """|error| of each run, fitted to all; at most LARGEST."""
+        return np.minimum(np.abs([run.error for run in self.runs]), LARGEST)
+
+    @cached_property
+    def held_errors(self) -> Numbers:
+        """|error| of each run, fitted without its model; at most LARGEST."""
+        return np.minimum(np.abs([run.held_error for run in self.runs]), LARGEST)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def other(self, name: str, word: str) -> Numbers:
+        """1 for every run whose `name` is another word."""
+        known, values = self.codes[name]
+        return np.asarray(values != known.get(word, -1), dtype=float)
+
+    def knows(self, name: str, word: str) -> bool:
+        """Whether any run has this word."""
+        return word in self.codes[name][0]
+
+    def terms(self, query: Setting) -> dict[str, Numbers]:
+        """Parts of the distance of every run to a query, each at least 0; their sum is the distance. [1]"""
+        found = {
+            "model": OTHER["model"] * self.other("model", query.model)
+            + OTHER["trait"]
+            * (self.traits != [trait in traits(query.family) for trait in TRAITS.values()]).sum(axis=1)
+            + self._doubles("parameters", query),
+            "gpu": (OTHER["generation"] if self.knows("generation", query.generation) else UNKNOWN)
+            * self.other("generation", query.generation)
+            + OTHER["gpu"] * self.other("gpu", query.gpu)
+            + OTHER["cluster"] * self.other("cluster", query.cluster),
+            "precision": OTHER["precision"] * self.other("precision", query.precision)
+            + OTHER["bits"] * (self.bits != bits(query.precision)),
+            "task": OTHER["task"] * self.other("task", query.task),
+            "stack": (OTHER["library"] if self.knows("library", library(query.stack)) else UNKNOWN)
+            * self.other("library", library(query.stack))
+            + YEAR * np.nan_to_num(np.abs(self.years - year(query.stack)), nan=1.0),
+            "recompute": OTHER["recompute"] * self.other("recompute", query.recompute),
+        }
+        layout = OTHER["layout"] * (self.uses != list(uses(query)))
+        found |= {kind: layout[:, index] for index, kind in enumerate((*KINDS, "fsdp"))}
+        return found | {name: self._doubles(name, query) for name in ("gpus", "seq_len", "micro_batch")}
+
+    def _doubles(self, name: str, query: Setting) -> Numbers:
+        size: float = getattr(query, name)
+        away: Numbers = np.abs(self.sizes[name] - math.log2(size))
+        return DOUBLE[name] * away
+
+    def distances(self, query: Setting) -> Numbers:
+        """Distance of every run to a query. [1]"""
+        total: Numbers = np.sum(list(self.terms(query).values()), axis=0)
+        return total
+
+    def scores(self, known_model: bool) -> Numbers:
+        """Errors that a query must expect: a new run of a model in the fit lies between runs that were fitted and
+        runs whose model was not."""
+        if not known_model:
+            return self.held_errors
+        between: Numbers = (self.errors + self.held_errors) / 2
+        return between
+
+    def half_width(
+        self, distances: Numbers, known_model: bool, parameter_spread: float = 0.0
+    ) -> tuple[float, dict[str, float]]:
+        """Half of the interval in log, and its parts.
+
+        sqrt((scale x local quantile)^2 + (growth x reach)^2 + (1.645 parameter_spread)^2), reach the mean
+        distance of the nearest runs. Infinite distances are left out.
+        """
+        local = local_quantile(distances, self.scores(known_model), self.weights)
+        near = np.partition(distances, REACH - 1)[:REACH] if len(self) > REACH else distances
+        parts = {
+            "errors of the nearest runs": self.spread["scale"] * local,
+            "distance of the nearest runs": self.spread["growth"] * float(near[np.isfinite(near)].mean()),
+            "constants of the fit": Z * parameter_spread,
+        }
+        return math.sqrt(sum(part**2 for part in parts.values())), parts
+
+    def without(self, distances: Numbers, run_id: str) -> Numbers:
+        """Distances with one run, the query itself, out of reach."""
+        known, values = self.codes["id"]
+        return np.where(values == known[run_id], np.inf, distances) if run_id in known else distances
+
+    def interval(self, query: Setting, run_id: str = "", parameter_spread: float = 0.0) -> Interval:
+        """Where 90 % of measurements lie around a prediction. run_id: a run of the table that the query is."""
+        distances = self.without(self.distances(query), run_id) if self.runs else np.zeros(0)
+        if not np.isfinite(distances).any():
+            width = math.hypot(WIDE, Z * parameter_spread)
+            return Interval(-width, width, NO_EVIDENCE)
+        mine = np.isfinite(distances) & (self.other("model", query.model) == 0)
+        width, parts = self.half_width(distances, bool(mine.any()), parameter_spread)
+        return Interval(-width, width, self._basis(query, distances, bool(mine.any())), parts)
+
+    def _basis(self, query: Setting, distances: Numbers, known_model: bool) -> str:
+        count = int((distances <= distances.min() + 1).sum())
+        errors = "errors" if known_model else "errors with their model left out of the fit"
+        text = f"local 90 % quantile of the {errors} of {count} nearest of {len(self)} published runs"
+        missing = [
+            words
+            for name, word, words in (
+                ("generation", query.generation, f"on {query.generation} GPUs"),
+                ("library", library(query.stack), f"with {library(query.stack)}"),
+                ("precision", query.precision, f"in {query.precision}"),
+                ("model", query.model, f"of {query.model}"),
+            )
+            if not self.knows(name, word)
+        ]
+        return text + (f"; none of them {', none '.join(missing)}, so it is wider" if missing else "")
+
+    def nearest(self, query: Setting, run_id: str = "", number: int = 3) -> tuple[Near, ...]:
+        """The nearest runs, one of each model, machine, size and precision, with what the query has instead."""
+        if not self.runs:
+            return ()
+        terms = self.terms(query)
+        distances = self.without(np.sum(list(terms.values()), axis=0), run_id)
+        found: dict[tuple[Any, ...], Near] = {}
+        for index in np.argsort(distances, kind="stable"):
+            run = self.runs[index]
+            key = (run.model, run.cluster, run.gpus, run.precision, run.task)
+            if len(found) == number or not np.isfinite(distances[index]):
+                break
+            if key not in found:
+                own = {name: float(values[index]) for name, values in terms.items()}
+                found[key] = Near(run, float(distances[index]), differences(query, run, own))
+        return tuple(found.values())
+
+
+def differences(query: Setting, run: Setting, terms: dict[str, float], most: int = 4) -> tuple[str, ...]:
+    """What the query has instead of the published run, in words, biggest first, at most four."""
+    ordered = sorted((name for name, size in terms.items() if size > 0.01), key=lambda name: -terms[name])
+    return tuple(dict.fromkeys(_word(name, query, run) for name in ordered))[:most]
+
+
+def _word(name: str, query: Setting, run: Setting) -> str:
+    mine, its = getattr(query, name), getattr(run, name)
+    if name == "gpu":
+        same = query.gpu == run.gpu
+        return f"{query.cluster if same else mine.upper()} instead of {run.cluster if same else its.upper()}"
+    if name == "model" and mine == its:
+        return f"{query.layers} layers of {query.hidden} instead of {run.layers} of {run.hidden}"
+    if name == "gpus":
+        return f"{mine:,} instead of {its:,} GPUs"
+    if name == "seq_len":
+        return f"sequences of {mine:,} instead of {its:,}"
+    if name == "micro_batch":
+        return f"micro-batch {mine} instead of {its}"
+    if name == "recompute":
+        return f"recompute {mine} instead of {its}"
+    if name == "fsdp":
+        return "FSDP" if mine else "no FSDP"
+    if name in KINDS:
+        return f"{name} {mine} instead of {its}"
+    return f"{mine} instead of {its}"
+
+
+def local_quantile(distances: Numbers, errors: Numbers, weights: Numbers, level: float = LEVEL) -> float:
+    """The `level` quantile of errors with weights exp(-distance / width) times the runs' own.
+
+    The width is the least at which the effective number of runs, (sum w)^2 / sum w^2, reaches LEAST_RUNS. Weights
+    are of distances over the nearest, so that the quantile does not change when all runs are further away.
+
+    References
+    ----------
+    Effective number: L. Kish, Survey Sampling, 1965.
+    """
+    finite = np.isfinite(distances)
+    away = distances[finite] - distances[finite].min()
+    errors, weights = errors[finite], weights[finite]
+    low, high = math.log(LEAST_WIDTH), math.log(32.0)
+    if _effective(weights * np.exp(-away / LEAST_WIDTH)) < LEAST_RUNS:
+        for _ in range(12):
+            middle = (low + high) / 2
+            enough = _effective(weights * np.exp(-away / math.exp(middle))) >= LEAST_RUNS
+            low, high = (low, middle) if enough else (middle, high)
+        weights = weights * np.exp(-away / math.exp(high))
+    else:
+        weights = weights * np.exp(-away / LEAST_WIDTH)
+    order = np.argsort(errors)
+    share = np.cumsum(weights[order])
+    number = _effective(weights)
+    wanted = min(1.0, level * (1 + 1 / number)) * share[-1]
+    return float(errors[order][min(int(np.searchsorted(share, wanted)), len(order) - 1)])
+
+
+def _effective(weights: Numbers) -> float:
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+@lru_cache(maxsize=4)
+def evidence_table(path: Path = EVIDENCE_FILE) -> Table:
+    """The published runs on file with the constants learnt from them."""
+    spread = load_spread(path).get("spread", {})
+    return Table(
+        load_evidence(path), SPREAD | {name: float(spread[name]) for name in SPREAD if name in spread}
+    )
+
+
+def interval(query: Setting, run_id: str = "", parameter_spread: float = 0.0) -> Interval:
+    """Where 90 % of measurements lie around a prediction; see `Table.interval`."""
+    return evidence_table().interval(query, run_id, parameter_spread)
+
+
+def nearest(query: Setting, run_id: str = "", number: int = 3) -> tuple[Near, ...]:
+    """The nearest published runs; see `Table.nearest`."""
+    return evidence_table().nearest(query, run_id, number)

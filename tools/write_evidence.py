@@ -1,0 +1,123 @@
+"""Write the published runs that answers name and their intervals rest on.
+
+    python tools/write_evidence.py MEASUREMENTS.csv
+
+`write_evidence` writes hardware_db/calibrated/evidence.csv (one run a line with the errors of our predictions) and
+evidence.toml beside it (how wide intervals are, and how often they hold). Run by itself, errors are those of the
+constants as they stand, and errors with a model left out of the fit are guessed as HELD times those:
+tools/fit_step.py, which leaves models out, writes the true ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import tomli_w
+
+from advisor.measurements import Case, Skip, read_rows, row_case
+from advisor.pipeline import with_schedule
+from costmodel.evidence import Table, setting_of
+from costmodel.evidence_coverage import GROUPS, coverage_by, learn
+from costmodel.predict import predict
+from hardware_db.evidence import EVIDENCE_FILE, Evidence, load_evidence, load_spread, save_evidence
+
+HELD = 1.3
+LABELS = {
+    "generation": lambda run: run.generation,
+    "family": lambda run: run.family,
+    "source": lambda run: run.source,
+}
+HEADER = """Written by tools/write_evidence.py; do not edit. Published runs: settings, step times and source.
+error: log(predicted / measured), constants fitted to all runs; held_error: the run's model left out of the fit."""
+
+
+def evidence_of(case: Case, error: float, held_error: float) -> Evidence:
+    """A published run with the errors [log] of our predictions."""
+    return Evidence(
+        **asdict(setting_of(case.model, case.workload, case.cluster, case.plan, case.stack)),
+        id=case.id,
+        source=case.row.text("source"),
+        date=case.row.text("date"),
+        measured_step_time_s=case.measured_step_time_s,
+        error=float(error),
+        held_error=float(held_error),
+    )
+
+
+def write_evidence(
+    cases: Sequence[Case],
+    in_sample_log_errors: Sequence[float],
+    held_log_errors: Sequence[float],
+    path: Path = EVIDENCE_FILE,
+) -> dict[str, dict[str, tuple[int, float, float]]]:
+    """Write `path` and the .toml beside it; gives back coverage by group left out and label, as printed.
+
+    Errors are log(predicted / measured), one a case, the pipeline simulated (`advisor.pipeline.with_schedule`). A held
+    error that is not a number (its model never left out) is taken as HELD times the other.
+    """
+    runs = [
+        evidence_of(case, error, HELD * error if math.isnan(held) else held)
+        for case, error, held in zip(cases, in_sample_log_errors, held_log_errors, strict=True)
+    ]
+    spread = learn(Table(tuple(runs)))
+    table = Table(tuple(runs), spread)
+    found = {
+        f"{group} by {label}": coverage_by(table, group, [of(run) for run in runs])
+        for group in GROUPS
+        for label, of in LABELS.items()
+    }
+    save_evidence(runs, path, HEADER)
+    record = {
+        "spread": {
+            **spread,
+            "unit": "1",
+            "kind": "measured",
+            "source": f"learnt by tools/write_evidence.py from {len(runs)} published runs",
+            "read_on": datetime.date.today(),
+        },
+        "coverage": {group: round(found[f"{group} by generation"]["all"][1], 3) for group in GROUPS},
+    }
+    header = "# Written by tools/write_evidence.py; do not edit. Widths of intervals; coverage, the group left out.\n"
+    path.with_suffix(".toml").write_text(header + tomli_w.dumps(record))
+    load_evidence.cache_clear()
+    load_spread.cache_clear()
+    return found
+
+
+def report(found: dict[str, dict[str, tuple[int, float, float]]]) -> None:
+    """Print how often intervals hold."""
+    for title, rows in found.items():
+        print(f"inside the 90 % interval, left out: {title}")
+        for label, (number, inside, width) in rows.items():
+            print(f"  {label:<50}{number:>5}{inside:>8.1%}  half-width {width:.2f}")
+
+
+def main() -> None:
+    """From the predictions as they stand."""
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("csv", type=Path, nargs="+")
+    cases, errors = [], []
+    for path in arguments.parse_args().csv:
+        for row in read_rows(path):
+            case = row_case(row)
+            if isinstance(case, Skip) or row.text("superseded") == "1":
+                continue
+            try:
+                closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+            except ValueError as error:
+                print(f"{case.id}: {error}")
+                continue
+            cases.append(case)
+            errors.append(math.log(with_schedule(closed).step_time_s / case.measured_step_time_s))
+    report(write_evidence(cases, errors, [HELD * error for error in errors]))
+
+
+if __name__ == "__main__":
+    main()
