@@ -9,6 +9,7 @@ from advisor.comparison import TERM_ERROR, Comparison, Line
 from advisor.comparison_sides import Side
 from advisor.options import value_text
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.sections import evidence_text
 from executor.compare import Row
 
 GIB = 2**30
@@ -17,7 +18,10 @@ GIB = 2**30
 def comparison_lines(found: Comparison) -> list[str]:
     """The page of `compare`."""
     lines = [bold(wrap(answer(found)))]
-    lines += [wrap(text, "", "  ") for text in (*certainty(found), *_price(found), *_not_holding(found))]
+    lines += [
+        wrap(text, "", "  ")
+        for text in (*certainty(found), *_evidence(found), *_price(found), *_not_holding(found))
+    ]
     lines += ["", wrap(f"A  {_named(found.a)}", "", "   "), wrap(f"B  {_named(found.b)}", "", "   ")]
     lines += [heading("Side by side"), *_numbers(found)]
     if found.measured:
@@ -94,6 +98,18 @@ def _span(found: Comparison, side: Side) -> str:
     if found.same_work:
         return f"{seconds(low)} to {seconds(high)}"
     return f"{1e6 / high:,.0f} to {1e6 / low:,.0f} tokens/s/GPU"
+
+
+def _evidence(found: Comparison) -> list[str]:
+    """The published run nearest to each plan, once where both share it with its differences. Old records name none."""
+    texts = {
+        name: evidence_text(side.predicted["evidence"][0])
+        for name, side in (("A", found.a), ("B", found.b))
+        if not side.measured and side.predicted.get("evidence")
+    }
+    if len(texts) == 2 and texts["A"] == texts["B"]:
+        return [f"Of both, {texts['A']}."]
+    return [f"{name}: {text}." for name, text in texts.items()]
 
 
 def _price(found: Comparison) -> list[str]:

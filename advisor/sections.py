@@ -49,7 +49,7 @@ def fit_text(prediction: Prediction) -> str:
 
 
 def numbers(prediction: Prediction) -> list[str]:
-    """The four numbers people ask for, and what binds."""
+    """The four numbers people ask for, what binds, and which published run is nearest."""
     from costmodel.predict import resource_shares
 
     name, share = next(iter(resource_shares(prediction.time).items()))
@@ -69,7 +69,22 @@ def numbers(prediction: Prediction) -> list[str]:
         ("memory", fit_text(prediction)),
         ("bound by", f"{name}, {percent(share)} of the step"),
     ]
+    if prediction.interval_basis:
+        nearest = [evidence_text(near.to_dict()) for near in prediction.evidence[:1]]
+        rows.append(("evidence", "; ".join([*nearest, f"interval: {prediction.interval_basis}"])))
     return [wrap(f"{label:<11}{text}", "  ", " " * 13) for label, text in rows]
+
+
+def evidence_text(near: dict[str, Any]) -> str:
+    """A published run of `predict --json`: what it was, what the plan has instead, how far off we are there."""
+    task = "" if near["task"] == "pretrain" else f"{near['task']} of "
+    date = f", {near['date']}" if near["date"] else ""
+    differs = ", ".join(near["differences"]) or "nothing that counts"
+    return (
+        f"nearest published run is {task}{near['model']}, {near['gpus']:,} GPUs of {near['cluster']}, "
+        f"{near['precision']}, {seconds(near['measured_step_time_s'])} a step ({near['source']}{date}); "
+        f"this plan differs by {differs}; there the model is off by {100 * near['our_error']:+.1f} %"
+    )
 
 
 def changed_knobs(plan: Plan) -> dict[str, Any]:

@@ -79,6 +79,8 @@ def _result(case: Case) -> dict[str, Any]:
         "source": case.row.text("source"),
         "plan": case.plan.describe(),
         "model": case.model.name,
+        "family": case.model.family,
+        "stack": case.stack,
         "gpus": case.plan.world,
         "cluster": case.cluster.name,
         "note": "; ".join(case.assumptions),

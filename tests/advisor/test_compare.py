@@ -204,7 +204,7 @@ def test_command_prints_text_and_json(folder):
         "b",
     } <= record.keys()
     assert record["b"]["kind"] == "run"
-    assert record["a"]["prediction"]["interval"].keys() == {"low", "high", "level"}
+    assert record["a"]["prediction"]["interval"].keys() == {"low", "high", "level", "basis"}
 
 
 def test_a_plan_that_does_not_fit_is_told_and_exits_1(folder):

@@ -54,7 +54,7 @@ def test_json_keeps_the_contract():
         "assumptions",
     } <= record.keys()
     assert record["knobs"]["dp"] == 4
-    assert {"low", "high", "level"} == record["interval"].keys()
+    assert {"low", "high", "level", "basis"} == record["interval"].keys()
     assert {"worst_rank_gib", "device_gib", "fits", "components"} <= record["memory"].keys()
     assert record["terms"]["seconds"] == record["step_time_s"]
 

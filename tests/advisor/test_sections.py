@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from advisor.predict_text import prediction_lines
 from advisor.progress import Progress
 from advisor.rules import Violation
 from advisor.sections import assumption_section, changed_knobs, knob_table, training_cost
+from costmodel.evidence import Near, setting_of
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import Prediction, TermValue
 from costmodel.workload import Workload
 from hardware_db import load_cluster
+from hardware_db.evidence import Evidence
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "predict.txt"
 GIB = 2**30
@@ -26,6 +29,23 @@ def total(name: str, title: str, unit: str, *parts: TermValue) -> TermValue:
 
 def leaf(name: str, title: str, value: float, unit: str = "s") -> TermValue:
     return TermValue(name, title, unit, value, "tests")
+
+
+def published() -> Near:
+    """A published run that never was."""
+    setting = setting_of(
+        load_model("llama3-8b"), Workload(8192, 128), load_cluster("dgx-h100"), Plan(), "nemo-26.06"
+    )
+    run = Evidence(
+        **asdict(setting),
+        id="a-report-0001",
+        source="a report",
+        date="2026-01-31",
+        measured_step_time_s=4.0,
+        error=math.log(1.021),
+        held_error=0.05,
+    )
+    return Near(run, 0.5, ("8 instead of 1 GPUs", "fp8-cs instead of bf16"))
 
 
 def fixed() -> Prediction:
@@ -85,6 +105,8 @@ def fixed() -> Prediction:
         values={},
         sources={},
         assumptions=("gpu, a.b is assumed: no table", "gpu, c.d is assumed: no table", "a note"),
+        interval_basis="local 90 % quantile of the errors of 12 nearest of 90 published runs",
+        evidence=(published(),),
     )
 
 

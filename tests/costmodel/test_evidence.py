@@ -1,0 +1,268 @@
+"""Distance to published runs, and intervals from their errors: laws, and coverage on tables of known error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hardware_db
+from costmodel.evidence import (
+    LARGEST,
+    NO_EVIDENCE,
+    WIDE,
+    Table,
+    bits,
+    evidence_table,
+    local_quantile,
+    setting_of,
+    traits,
+    year,
+)
+from costmodel.evidence_coverage import coverage_by, held, learn
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.workload import Workload
+from hardware_db.evidence import Evidence, Setting, load_evidence, save_evidence
+
+PLAIN = setting_of(
+    load_model("llama3-8b"),
+    Workload(8192, 128),
+    hardware_db.load_cluster("dgx-h100"),
+    Plan(dp=8),
+    "nemo-26.06",
+)
+shipped = st.sampled_from(evidence_table().runs)
+
+
+def published(number: int = 0, error: float = 0.05, held_error: float = 0.08, **changed) -> Evidence:
+    fixed = {"id": f"run-{number}", "source": "tests", "date": "2026-01-31", "measured_step_time_s": 1.0}
+    return Evidence(**asdict(PLAIN) | fixed | changed, error=error, held_error=held_error)
+
+
+def planted(number: int, seed: int = 0) -> Table:
+    """Runs whose error has a spread of 0.05 on Hopper and 0.15 on Blackwell; 20 models, 8 sources."""
+    random = np.random.default_rng(seed)
+    runs = []
+    for index in range(number):
+        hopper = random.random() < 0.5
+        error = float(random.normal(0, 0.05 if hopper else 0.15))
+        where = {"gpu": "h100-sxm", "cluster": "dgx-h100", "generation": "hopper"}
+        if not hopper:
+            where = {"gpu": "b200", "cluster": "dgx-b200", "generation": "blackwell"}
+        runs.append(
+            published(
+                index,
+                error,
+                error,
+                model=f"model-{random.integers(20)}",
+                source=f"source-{random.integers(8)}",
+                gpus=int(2 ** random.integers(3, 10)),
+                **where,
+            )
+        )
+    return Table(tuple(runs))
+
+
+@given(run=shipped)
+def test_a_run_is_at_distance_zero_from_itself(run):
+    table = evidence_table()
+    assert table.distances(run)[table.runs.index(run)] == 0
+
+
+@given(one=shipped, other=shipped)
+def test_distance_is_symmetric(one, other):
+    there, back = Table((one,)).distances(other)[0], Table((other,)).distances(one)[0]
+    assert there == pytest.approx(back)
+    assert there >= 0
+
+
+@given(run=shipped, factor=st.sampled_from([2, 4, 8]), again=st.sampled_from([2, 4]))
+def test_more_gpus_are_further_away(run, factor, again):
+    once = Table((run,)).distances(replace(run, gpus=run.gpus * factor))[0]
+    assert Table((run,)).distances(replace(run, gpus=run.gpus * factor * again))[0] > once > 0
+
+
+@given(
+    distances=st.lists(st.floats(0, 5), min_size=6, max_size=60),
+    further=st.floats(0, 10),
+    known=st.booleans(),
+    spread=st.floats(0, 0.3),
+)
+def test_the_interval_is_never_narrower_further_away(distances, further, known, spread):
+    random = np.random.default_rng(len(distances))
+    table = Table(tuple(published(index, *random.normal(0, 0.1, 2)) for index in range(len(distances))))
+    near, _ = table.half_width(np.array(distances), known, spread)
+    far, parts = table.half_width(np.array(distances) + further, known, spread)
+    assert far >= near * (1 - 1e-9)
+    assert far == pytest.approx(math.sqrt(sum(part**2 for part in parts.values())))
+
+
+@given(run=shipped, less=st.floats(0, 0.5), more=st.floats(0, 0.5))
+def test_uncertain_constants_widen_the_interval(run, less, more):
+    one = evidence_table().interval(run, parameter_spread=less)
+    other = evidence_table().interval(run, parameter_spread=less + more)
+    assert other.high >= one.high > 0
+    assert one.low == -one.high
+
+
+@given(
+    errors=st.lists(st.floats(0, 1), min_size=1, max_size=80),
+    distance=st.floats(0, 3),
+    scale=st.floats(0.1, 10),
+)
+def test_the_quantile_is_one_of_the_errors_and_scales_with_them(errors, distance, scale):
+    distances = np.linspace(0, distance, len(errors))
+    found = local_quantile(distances, np.array(errors), np.ones(len(errors)))
+    assert found in errors
+    scaled = local_quantile(distances, scale * np.array(errors), np.ones(len(errors)))
+    assert scaled == pytest.approx(scale * found)
+
+
+def test_a_published_run_is_no_evidence_for_itself():
+    table = Table((published(0, 0.4, 0.4, gpus=16), *(published(each, gpus=64) for each in range(1, 4))))
+    query = table.runs[0]
+    assert table.nearest(query)[0].run.id == "run-0"
+    assert "run-0" not in {near.run.id for near in table.nearest(query, "run-0")}
+    assert table.interval(query, "run-0").high < table.interval(query).high
+    alone = Table((query,))
+    assert alone.nearest(query, "run-0") == ()
+    assert alone.interval(query, "run-0").basis == NO_EVIDENCE
+
+
+def test_differences_are_named_biggest_first_and_at_most_four():
+    other = replace(
+        PLAIN,
+        model="llama3-70b",
+        parameters=8 * PLAIN.parameters,
+        gpu="gb200",
+        cluster="gb200-nvl72",
+        generation="blackwell",
+        gpus=16,
+        precision="mxfp8",
+        micro_batch=2,
+        tp=2,
+        dp=8,
+    )
+    table = Table(
+        (published(), published(1, generation="blackwell", gpu="b200", cluster="dgx-b200", gpus=512))
+    )
+    (first, second) = table.nearest(other)
+    assert first.run.id == "run-1"
+    assert first.differences == (
+        "mxfp8 instead of bf16",
+        "llama3-70b instead of llama3-8b",
+        "16 instead of 512 GPUs",
+        "GB200 instead of B200",
+    )
+    assert "GB200 instead of H100-SXM" in second.differences
+    assert table.nearest(PLAIN)[0].differences == ()
+
+
+def test_nearest_runs_are_of_different_settings():
+    table = Table(tuple(published(index, gpus=8 if index < 5 else 64) for index in range(9)))
+    assert [near.run.id for near in table.nearest(PLAIN)] == ["run-0", "run-5"]
+
+
+@pytest.mark.parametrize("word", ["generation", "stack", "precision", "model"])
+def test_what_nobody_published_is_said(word):
+    table = planted(100)
+    unknown = {"generation": "cdna4", "stack": "own-1.0", "precision": "fp32", "model": "mine"}[word]
+    known, found = (
+        table.interval(each) for each in (replace(PLAIN, model="model-1"), replace(PLAIN, **{word: unknown}))
+    )
+    assert unknown.partition("-")[0] in found.basis
+    assert "so it is wider" in found.basis
+    assert found.high > known.high
+
+
+def test_a_machine_that_nobody_measured_is_wide():
+    other = replace(PLAIN, generation="cpu", gpu="local", cluster="local", stack="local")
+    assert evidence_table().interval(other).high > 0.35
+
+
+def test_without_a_table_the_interval_is_wide_and_says_so(tmp_path):
+    empty = evidence_table(tmp_path / "none.csv")
+    found = empty.interval(PLAIN)
+    assert (found.low, found.high, found.basis) == (-WIDE, WIDE, NO_EVIDENCE)
+    assert empty.nearest(PLAIN) == ()
+
+
+def test_one_absurd_run_does_not_make_an_absurd_interval():
+    table = Table(tuple(published(index, 3.0, 4.0) for index in range(50)))
+    assert table.interval(PLAIN).high < 1.1 * LARGEST
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_planted_errors_are_covered_and_widths_follow_them(seed):
+    table = planted(400, seed)
+    table = replace(table, spread=learn(table))
+    for group in ("run", "model", "source"):
+        found = coverage_by(table, group, [run.generation for run in table.runs])
+        assert 0.88 <= found["all"][1] <= 0.92
+        # The kernel sees some runs of the other generation too.
+        assert 0.83 <= found["blackwell"][1] <= found["hopper"][1] <= 0.97
+        # 1.645 standard deviations, more where a table this small is all there is
+        assert found["hopper"][2] == pytest.approx(0.083, rel=0.35)
+        assert found["blackwell"][2] == pytest.approx(0.247, rel=0.35)
+
+
+def test_new_runs_of_the_planted_table_are_covered():
+    table = planted(400)
+    table = replace(table, spread=learn(table))
+    fresh = planted(400, seed=9).runs
+    inside = [abs(run.error) <= table.interval(run).high for run in fresh]
+    assert 0.85 <= np.mean(inside) <= 0.95
+
+
+@pytest.mark.parametrize("group", ["model", "source", "run"])
+def test_shipped_intervals_hold_for_nine_of_ten_runs(group):
+    cases = held(evidence_table(), group)
+    spread = evidence_table().spread
+    assert 0.87 <= cases.coverage(spread["scale"], spread["growth"]).mean() <= 0.93
+
+
+def test_a_table_survives_its_file(tmp_path):
+    runs = (published(parameters=8e9), published(1, source='a, "quoted" source', parameters=1.5e11))
+    save_evidence(runs, tmp_path / "some.csv", "One line.\nAnother.")
+    assert load_evidence(tmp_path / "some.csv") == runs
+
+
+@pytest.mark.parametrize(
+    ("stack", "when"),
+    [("nemo-26.06", 2026.5), ("mcore-2024", 2024.5), ("nemo-25.0x", 2025.5), ("nemo-NeMo2", math.nan)],
+)
+def test_releases_are_dated_by_their_names(stack, when):
+    assert year(stack) == pytest.approx(when, nan_ok=True)
+
+
+def test_families_and_formats_are_told_apart():
+    assert traits("dense") == frozenset()
+    assert traits("mla-moe") == {"latent", "experts"}
+    assert traits("gated-delta-moe") == {"delta", "experts"}
+    assert [bits(name) for name in ("bf16", "fp8-cs", "mxfp8", "nvfp4", "fp32")] == [16, 8, 8, 4, 32]
+
+
+def test_predictions_carry_their_evidence():
+    found = predict(
+        load_model("llama3-8b"), Workload(8192, 128), hardware_db.load_cluster("dgx-h100"), Plan(cp=2, dp=4)
+    )
+    assert found.interval_low < found.step_time_s < found.interval_high
+    assert 2 <= len(found.evidence) <= 3
+    record = found.to_dict()
+    assert record["interval"]["basis"]
+    assert record["evidence"][0]["id"] == found.evidence[0].run.id
+    again = predict(
+        found.model, found.workload, found.cluster, found.plan, published_id=found.evidence[0].run.id
+    )
+    assert found.evidence[0].run.id not in {near.run.id for near in again.evidence}
+
+
+def test_settings_are_plain_values():
+    assert isinstance(PLAIN, Setting)
+    assert (PLAIN.family, PLAIN.generation, PLAIN.gpus, PLAIN.fsdp) == ("dense", "hopper", 8, 0)
