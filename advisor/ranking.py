@@ -115,14 +115,15 @@ def difference_of(pair: Pair) -> str:
 
 
 def share_right(found: Sequence[Pair]) -> dict[str, Any]:
-    """n, right, share, and Kendall's tau: right less wrong pairs over all; ties are neither."""
+    """n, right, tied in prediction, share right, and Kendall's tau: right less wrong pairs over all."""
     right = sum(pair.right for pair in found)
     wrong = sum(pair.predicted_ratio < 1 for pair in found)
     if not found:
-        return {"n": 0, "right": 0, "share": None, "tau": None}
+        return {"n": 0, "right": 0, "tied": 0, "share": None, "tau": None}
     return {
         "n": len(found),
         "right": right,
+        "tied": len(found) - right - wrong,
         "share": right / len(found),
         "tau": (right - wrong) / len(found),
     }

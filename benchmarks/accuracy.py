@@ -1,76 +1,84 @@
 """Accuracy on published runs: `python benchmarks/accuracy.py MEASUREMENTS.csv [MORE.csv ...]` writes docs/accuracy.md.
 
-In-sample errors by source, GPU and precision, beside the errors of runs whose model or system was left out of
-the fit (from hardware_db/calibrated/step.toml), memory against published peaks, and the worst rows.
+Errors in sample and left out of the fit, ranking truth, published recipes against our best plan (from
+docs/recipe-gap.csv, see benchmarks/recipe_gap.py), memory, the worst rows with what is known of each, and a plot
+(docs/accuracy.svg, needs matplotlib). Reasons stand in worst_reasons.toml and gap_reasons.toml beside this file.
 """
 
 from __future__ import annotations
 
+import csv
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
-from memory_accuracy import memory_section
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 
-from advisor.measurements import read_rows
-from advisor.validation import validate
-from costmodel.step_constants import fitted
+import accuracy_sections as sections  # noqa: E402
+from accuracy_pairs import gap_section, ranking_section  # noqa: E402
+from accuracy_plot import write_plot  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
+from advisor.measurements import Case, read_rows, row_case  # noqa: E402
+from advisor.validation import validate  # noqa: E402
+from costmodel.step_constants import fitted  # noqa: E402
+
+DOCS = HERE.parent / "docs"
+WORST = 10
 
 
-def table(headers: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table."""
-    return ["| " + " | ".join(row) + " |" for row in [headers, ["---"] * len(headers), *rows]]
+def reasons(name: str) -> dict[str, Any]:
+    """Row id -> what was found when the row was studied."""
+    with (HERE / name).open("rb") as file:
+        return tomllib.load(file)
 
 
-def main(path: Path, others: list[Path]) -> None:
-    """Validate and write the page; other tables get a line each."""
-    report = validate(read_rows(path))
-    summary, fit = report["summary"], fitted()["fit"]
+def gap_rows(path: Path) -> list[dict[str, str]]:
+    """The table that benchmarks/recipe_gap.py wrote, [] where it was not run."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def memory_lines(report: dict[str, Any]) -> list[str]:
+    """The memory section: the studied one where it exists."""
+    try:
+        from memory_accuracy import memory_section
+    except ImportError:
+        return sections.memory_section(report)
+    return ["", *memory_section(report)]
+
+
+def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
+    """The page's lines, and the report of the first table."""
+    tables = {path.name: read_rows(path) for path in paths}
+    reports = {name: validate(rows) for name, rows in tables.items()}
+    report = next(iter(reports.values()))
+    cases = {
+        case.id: case for rows in tables.values() for row in rows if isinstance(case := row_case(row), Case)
+    }
+    gaps = gap_rows(DOCS / "recipe-gap.csv")
     lines = [
-        "# Accuracy on published runs",
-        "",
-        f"Written by `python benchmarks/accuracy.py {path.name}`: {summary['n']} published runs predicted, "
-        f"{summary['skipped']} rows skipped (layout, batch, sequence or time not stated, unknown models).",
-        "",
-        f"Step time, in sample: mean error {summary['mape']:.1%}, median {summary['median_ape']:.1%}, nine of "
-        f"ten within {summary['p90_ape']:.1%}. Inside the 90 % interval: {summary['interval_coverage']:.1%}.",
-        *(
-            f"With the row's {kind} left out of the fit: mean {fit[f'mape_leave_one_{kind}_out']:.1%} (closed form, "
-            "without the schedule's simulation)."
-            for kind in ("model", "system")
-            if f"mape_leave_one_{kind}_out" in fit
-        ),
+        *sections.summary_section(reports, fitted()["fit"], gaps),
+        *sections.holdout_section(report, fitted()["fit"]),
+        *sections.group_sections(report),
+        *sections.worst_section(report, reasons("worst_reasons.toml"), WORST),
+        *ranking_section(reports, cases),
+        *gap_section(gaps, reasons("gap_reasons.toml"), WORST),
+        *memory_lines(report),
     ]
-    for other in others:
-        more = validate(read_rows(other))["summary"]
-        lines += [
-            "",
-            f"`{other.name}`: {more['n']} runs, mean error {more['mape']:.1%}, median {more['median_ape']:.1%}, "
-            f"{more['interval_coverage']:.1%} inside the interval.",
-        ]
-    for name in ("family", "task", "gpu", "precision", "source"):
-        rows = [
-            [
-                key,
-                str(group["n"]),
-                f"{group['mape']:.1%}",
-                f"{group['median_ape']:.1%}",
-                f"{group['bias']:+.1%}",
-            ]
-            for key, group in summary["by"][name].items()
-        ]
-        lines += ["", f"## By {name}", "", *table([name, "runs", "mean", "median", "bias"], rows)]
-    worst = sorted(report["rows"], key=lambda row: -abs(row["rel_error"]))[:15]
-    rows = [
-        [f"{row['rel_error']:+.0%}", row["id"], f"{row['model']} x{row['gpus']} {row['plan']}"]
-        for row in worst
-    ]
-    lines += ["", "## Worst", "", *table(["error", "row", "run"], rows)]
-    lines += ["", *memory_section(report)]
-    (ROOT / "docs" / "accuracy.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines[:8]))
+    return lines, report
+
+
+def main(paths: list[Path]) -> None:
+    """Write the page and its plot."""
+    lines, report = page(paths)
+    write_plot(report, DOCS / "accuracy.svg")
+    (DOCS / "accuracy.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines[:12]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
+    main([Path(name) for name in sys.argv[1:]])
