@@ -3,8 +3,10 @@
 Distance between two runs is a sum of terms, each read as "how much less does the one tell of the other": a
 step of a factor of two in a size, or another kind of something. The interval is a local conformal quantile:
 the 90 % quantile of errors at the nearest runs, weighted by an exponential kernel, in quadrature with a
-part that grows with their distance and with the uncertainty of the fitted constants. Errors are
-log(predicted / measured) throughout.
+part that grows with their distance and with the uncertainty of the fitted constants. It stands around the
+prediction less the error that runs close by share, which takes a sixth off the errors of runs left out one
+by one, and nothing where their model or source is left out too. Errors are log(predicted / measured)
+throughout.
 
 References
 ----------
@@ -60,6 +62,11 @@ UNKNOWN = 3.0
 # Runs that the local quantile rests on at least (effective number), and the least width of its kernel.
 LEAST_RUNS = 40.0
 LEAST_WIDTH = 0.4
+# Width of the kernel in which runs share an error, and how many runs at no distance weigh as much as knowing of none.
+SHARED_WIDTH = 0.3
+SHARED_PRIOR = 1.0
+# The prediction itself lies inside its interval by this much. [log]
+MARGIN = 0.02
 # Runs whose mean distance says how far away the evidence is.
 REACH = 5
 # Errors above a factor of two count as that: such a run was not what its line states (waiting for data, say).
@@ -230,20 +237,20 @@ class Table:
 
     @cached_property
     def weights(self) -> Numbers:
-        """Weight of each run: many runs of one model on one machine tell less than as many models."""
-        groups = [(run.source, run.model, run.cluster) for run in self.runs]
+        """Weight of each run: many runs of like models on one machine tell less than as many models."""
+        groups = [(run.source, run.family, run.hidden, run.cluster) for run in self.runs]
         size = Counter(groups)
         return np.array([size[group] ** -0.5 for group in groups])
 
     @cached_property
-    def errors(self) -> Numbers:
-        """|error| of each run, fitted to all; at most LARGEST."""
-        return np.minimum(np.abs([run.error for run in self.runs]), LARGEST)
-
-    @cached_property
-    def held_errors(self) -> Numbers:
-        """|error| of each run, fitted without its model; at most LARGEST."""
-        return np.minimum(np.abs([run.held_error for run in self.runs]), LARGEST)
+    def _errors(self) -> dict[bool, tuple[Numbers, Numbers]]:
+        """Error of each run, at most LARGEST, and what runs near it have: by whether its model is in the fit."""
+        error, held, near, near_held = (
+            np.clip([getattr(run, name) for run in self.runs], -LARGEST, LARGEST)
+            for name in ("error", "held_error", "near_error", "near_held_error")
+        )
+        # A new run of a model in the fit lies between runs that were fitted and runs whose model was not.
+        return {True: ((error + held) / 2, near), False: (held, near_held)}
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -290,13 +297,19 @@ class Table:
         total: Numbers = np.sum(list(self.terms(query).values()), axis=0)
         return total
 
+    def errors(self, known_model: bool) -> Numbers:
+        """Signed errors like those that a query must expect, whose model is in the fit or not."""
+        return self._errors[known_model][0]
+
     def scores(self, known_model: bool) -> Numbers:
-        """Errors that a query must expect: a new run of a model in the fit lies between runs that were fitted and
-        runs whose model was not."""
-        if not known_model:
-            return self.held_errors
-        between: Numbers = (self.errors + self.held_errors) / 2
-        return between
+        """|error less what the runs near it share| of each run: what the interval of a query must cover."""
+        error, near = self._errors[known_model]
+        return np.abs(error - near)
+
+    def shared(self, distances: Numbers, known_model: bool) -> float:
+        """Error that the runs close by have in common, drawn to 0 where there are few."""
+        weights = self.weights * np.exp(-distances / SHARED_WIDTH)
+        return float(weights @ self.errors(known_model) / (weights.sum() + SHARED_PRIOR))
 
     def half_width(
         self, distances: Numbers, known_model: bool, parameter_spread: float = 0.0
@@ -327,8 +340,11 @@ class Table:
             width = math.hypot(WIDE, Z * parameter_spread)
             return Interval(-width, width, NO_EVIDENCE)
         mine = np.isfinite(distances) & (self.other("model", query.model) == 0)
-        width, parts = self.half_width(distances, bool(mine.any()), parameter_spread)
-        return Interval(-width, width, self._basis(query, distances, bool(mine.any())), parts)
+        known = bool(mine.any())
+        width, parts = self.half_width(distances, known, parameter_spread)
+        centre = -self.shared(distances, known)
+        low, high = min(centre - width, -MARGIN), max(centre + width, MARGIN)
+        return Interval(low, high, self._basis(query, distances, known), parts)
 
     def _basis(self, query: Setting, distances: Numbers, known_model: bool) -> str:
         count = int((distances <= distances.min() + 1).sum())

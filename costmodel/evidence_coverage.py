@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,10 @@ class Held:
 
 
 def held(table: Table, group: str, clearance: float = 0.0) -> Held:
-    """Every run with its group left out, and all runs nearer than `clearance`. NaN where nothing is left."""
+    """Every run with its group left out, and all runs nearer than `clearance`. NaN where nothing is left.
+
+    Errors are what is left of them around the interval's middle.
+    """
     labels = np.array([GROUPS[group](run) for run in table.runs], dtype=object)
     models = table.words["model"]
     found = np.full((3, len(table)), np.nan)
@@ -59,11 +62,31 @@ def held(table: Table, group: str, clearance: float = 0.0) -> Held:
         scores = table.scores(known)
         near = np.sort(distances)[:REACH]
         found[:, index] = (
-            scores[index],
+            abs(table.errors(known)[index] - table.shared(distances, known)),
             local_quantile(distances, scores, table.weights),
             near[np.isfinite(near)].mean(),
         )
     return Held(*found)
+
+
+def with_shared(runs: Sequence[Evidence]) -> Table:
+    """A table of runs, each with the error that the runs near it share, itself or its model left out."""
+    table = Table(tuple(runs))
+    models = table.words["model"]
+    found = []
+    for index, run in enumerate(runs):
+        distances = table.distances(run)
+        alone = distances.copy()
+        alone[index] = np.inf
+        others = np.where(models == run.model, np.inf, distances)
+        found.append(
+            replace(
+                run,
+                near_error=table.shared(alone, known_model=True),
+                near_held_error=table.shared(others, known_model=False),
+            )
+        )
+    return Table(tuple(found))
 
 
 def learn(table: Table) -> dict[str, float]:

@@ -56,7 +56,8 @@ class Setting:
 @dataclass(frozen=True, kw_only=True)
 class Evidence(Setting):
     """A published run. error: log(predicted / measured) of the fit to all runs; held_error: of the fit without
-    the run's model, the error that a new model must expect. [1]"""
+    the run's model, the error that a new model must expect. near_error, near_held_error: the same as other runs near
+    it would have them, and runs of other models near it. [1]"""
 
     id: str
     source: str
@@ -64,12 +65,14 @@ class Evidence(Setting):
     measured_step_time_s: float
     error: float
     held_error: float
+    near_error: float = 0.0
+    near_held_error: float = 0.0
 
 
 NAMES = (
     *("id", "source", "date"),
     *(field.name for field in fields(Setting)),
-    *("measured_step_time_s", "error", "held_error"),
+    *("measured_step_time_s", "error", "held_error", "near_error", "near_held_error"),
 )
 TYPES = {field.name: {"str": str, "int": int, "float": float}[str(field.type)] for field in fields(Evidence)}
 

@@ -1,11 +1,11 @@
 """Write the published runs that answers name and their intervals rest on.
 
-    python tools/write_evidence.py MEASUREMENTS.csv
+    python tools/write_evidence.py [MEASUREMENTS.csv ...]
 
 `write_evidence` writes hardware_db/calibrated/evidence.csv (one run a line with the errors of our predictions) and
-evidence.toml beside it (how wide intervals are, and how often they hold). Run by itself, errors are those of the
-constants as they stand, and errors with a model left out of the fit are guessed as HELD times those:
-tools/fit_step.py, which leaves models out, writes the true ones.
+evidence.toml beside it (how wide intervals are, and how often they hold). tools/fit_step.py calls it with errors
+whose model was left out of the fit. Run by itself without a table, widths are learnt again from the errors on
+file; with tables, errors are those of the constants as they stand, and held ones are guessed as HELD times those.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,18 +23,23 @@ import tomli_w
 from advisor.measurements import Case, Skip, read_rows, row_case
 from advisor.pipeline import with_schedule
 from costmodel.evidence import Table, setting_of
-from costmodel.evidence_coverage import GROUPS, coverage_by, learn
+from costmodel.evidence_coverage import GROUPS, coverage_by, learn, with_shared
 from costmodel.predict import predict
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, load_evidence, load_spread, save_evidence
 
+# Group left out and label -> label's value -> runs, share inside, half-width
+Coverage = dict[str, dict[str, tuple[int, float, float]]]
 HELD = 1.3
+# Runs of one source that are kept, evenly over its order: a grid of 1,440 runs of one machine says no more.
+MOST = 160
 LABELS = {
     "generation": lambda run: run.generation,
     "family": lambda run: run.family,
     "source": lambda run: run.source,
 }
 HEADER = """Written by tools/write_evidence.py; do not edit. Published runs: settings, step times and source.
-error: log(predicted / measured), constants fitted to all runs; held_error: the run's model left out of the fit."""
+error: log(predicted / measured), constants fitted to all runs; held_error: the run's model left out of the fit.
+near_error, near_held_error: the error that other runs near it share, that runs of other models near it share."""
 
 
 def evidence_of(case: Case, error: float, held_error: float) -> Evidence:
@@ -49,29 +55,51 @@ def evidence_of(case: Case, error: float, held_error: float) -> Evidence:
     )
 
 
+def thinned(runs: Sequence[Evidence]) -> list[Evidence]:
+    """At most MOST runs of each source, evenly over its order."""
+    sizes = Counter(run.source for run in runs)
+    seen: Counter[str] = Counter()
+    kept = []
+    for run in runs:
+        step = max(1.0, sizes[run.source] / MOST)
+        seen[run.source] += 1
+        if int(seen[run.source] / step) > int((seen[run.source] - 1) / step):
+            kept.append(run)
+    return kept
+
+
 def write_evidence(
     cases: Sequence[Case],
     in_sample_log_errors: Sequence[float],
     held_log_errors: Sequence[float],
     path: Path = EVIDENCE_FILE,
-) -> dict[str, dict[str, tuple[int, float, float]]]:
+) -> Coverage:
     """Write `path` and the .toml beside it; gives back coverage by group left out and label, as printed.
 
     Errors are log(predicted / measured), one a case, the pipeline simulated (`advisor.pipeline.with_schedule`). A held
-    error that is not a number (its model never left out) is taken as HELD times the other.
+    error that is not a number (its model never left out) is taken as HELD times the other. Of a source with more
+    than MOST runs, as many are kept.
     """
-    runs = [
-        evidence_of(case, error, HELD * error if math.isnan(held) else held)
-        for case, error, held in zip(cases, in_sample_log_errors, held_log_errors, strict=True)
-    ]
-    spread = learn(Table(tuple(runs)))
-    table = Table(tuple(runs), spread)
+    runs = thinned(
+        [
+            evidence_of(case, error, HELD * error if math.isnan(held) else held)
+            for case, error, held in zip(cases, in_sample_log_errors, held_log_errors, strict=True)
+        ]
+    )
+    return write_runs(runs, path)
+
+
+def write_runs(runs: Sequence[Evidence], path: Path = EVIDENCE_FILE) -> Coverage:
+    """Learn from runs what they share and how wide intervals must be, and write both files."""
+    table = with_shared(runs)
+    spread = learn(table)
+    table = Table(table.runs, spread)
     found = {
         f"{group} by {label}": coverage_by(table, group, [of(run) for run in runs])
         for group in GROUPS
         for label, of in LABELS.items()
     }
-    save_evidence(runs, path, HEADER)
+    save_evidence(table.runs, path, HEADER)
     record = {
         "spread": {
             **spread,
@@ -89,7 +117,7 @@ def write_evidence(
     return found
 
 
-def report(found: dict[str, dict[str, tuple[int, float, float]]]) -> None:
+def report(found: Coverage) -> None:
     """Print how often intervals hold."""
     for title, rows in found.items():
         print(f"inside the 90 % interval, left out: {title}")
@@ -102,9 +130,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("csv", type=Path, nargs="+")
+    arguments.add_argument("csv", type=Path, nargs="*")
+    paths = arguments.parse_args().csv
+    if not paths:
+        report(write_runs(load_evidence()))
+        return
     cases, errors = [], []
-    for path in arguments.parse_args().csv:
+    for path in paths:
         for row in read_rows(path):
             case = row_case(row)
             if isinstance(case, Skip) or row.text("superseded") == "1":
