@@ -33,7 +33,7 @@ def ranking_section(reports: Mapping[str, Report], cases: Mapping[str, Case]) ->
         "",
         "Of two published runs on the same system, is the one measured faster predicted faster? Pairs within 1.5 % of "
         "each other are left out, for re-measurements differ by as much; one plan measured twice is no pair. tied: "
-        "predicted equal, where the model knows no difference between releases or sources. tau is Kendall's: right less "
+        "predicted equal, where the model knows no difference between releases. tau is Kendall's: right less "
         "wrong pairs, over all.",
     ]
     rows, differences, sources = [], [], []

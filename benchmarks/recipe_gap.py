@@ -68,6 +68,8 @@ SHOWN = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "fsdp", "zero_stag
 SHOWN += ("recompute_modules", "recompute_num_layers", "cuda_graph", "cuda_graph_scope", "tp_comm_overlap")
 SHOWN += ("fp8_param_gather", "overlap_moe_comm", "moe_dispatcher", "cp_comm_type", "sequence_parallel")
 SHOWN += ("offload_layers", "offload_modules", "optimizer_instances", "pipeline_layout")
+# What recipes of experts captured before whole iterations could be.
+EXPERT_GRAPHS = ("attn", "moe_router", "moe_preprocess")
 MOST_GPUS = 2048
 COLUMNS = (
     "id", "source", "stack", "model", "task", "family", "cluster", "gpus", "precision", "seq_len", "global_batch",
@@ -96,16 +98,23 @@ def _newness(case: Case) -> tuple[str, float]:
 def available(case: Case, cases: Iterable[Case]) -> dict[str, Any]:
     """Pins for features that no recipe of the case's family used up to its release."""
     family, _, release = case.stack.rpartition("-")
-    earlier = [
-        other.plan
+    plans = [
+        (other.plan, other.model.moe is not None)
         for other in cases
         if other.stack.rpartition("-")[0] == family and other.stack.rpartition("-")[2] <= release
     ]
-    pins = {name: off for name, off in FEATURES.items() if not any(getattr(plan, name) for plan in earlier)}
-    if case.model.moe is not None and not any(
-        plan.moe_dispatcher in ("deepep", "hybridep") for plan in earlier
-    ):
+    pins = {name: off for name, off in FEATURES.items() if not any(getattr(plan, name) for plan, _ in plans)}
+    if case.model.moe is None:
+        return pins
+    alike = [plan for plan, experts in plans if experts]
+    if not any(plan.moe_dispatcher in ("deepep", "hybridep") for plan in alike):
         pins["moe_dispatcher"] = "alltoall"
+    # Graphs of whole layers need experts that never ask the host; before such recipes only parts were captured.
+    scopes = [plan.cuda_graph_scope for plan in alike if plan.cuda_graph]
+    if not scopes:
+        pins["cuda_graph"] = False
+    elif () not in scopes and "cuda_graph" not in pins:
+        pins["cuda_graph_scope"] = case.plan.cuda_graph_scope or EXPERT_GRAPHS
     return pins
 
 
