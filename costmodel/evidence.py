@@ -102,7 +102,7 @@ class Near:
             "stack": run.stack,
             "measured_step_time_s": run.measured_step_time_s,
             "our_error": math.expm1(run.error),
-            "distance": self.distance,
+            "distance": round(self.distance, 3),
             "differences": list(self.differences),
         }
 
@@ -353,8 +353,8 @@ class Table:
         missing = [
             words
             for name, word, words in (
-                ("generation", query.generation, f"on {query.generation} GPUs"),
-                ("library", library(query.stack), f"with {library(query.stack)}"),
+                ("generation", query.generation, f"on {_machines(query.generation)}"),
+                ("library", library(query.stack), f"with the stack {library(query.stack)}"),
                 ("precision", query.precision, f"in {query.precision}"),
                 ("model", query.model, f"of {query.model}"),
             )
@@ -378,6 +378,11 @@ class Table:
                 own = {name: float(values[index]) for name, values in terms.items()}
                 found[key] = Near(run, float(distances[index]), differences(query, run, own))
         return tuple(found.values())
+
+
+def _machines(generation: str) -> str:
+    """GPUs of a generation, in words."""
+    return {"cpu": "processors", "unknown": "GPUs of this kind"}.get(generation, f"{generation} GPUs")
 
 
 def differences(query: Setting, run: Setting, terms: dict[str, float], most: int = 4) -> tuple[str, ...]:
