@@ -43,15 +43,8 @@ def bind(
         _model_inputs(model)
         | _workload_inputs(workload, model)
         | _precision_inputs(precision, cluster.gpu.generation)
-        | hardware_inputs(
-            cluster, precision_recipe(precision), precision, stack, interval_kind(model, workload)
-        )
+        | hardware_inputs(cluster, precision_recipe(precision), precision, stack)
     )
-
-
-def interval_kind(model: ModelSpec, workload: Workload) -> str:
-    """Which published runs an interval rests on: pre-training of dense decoders, or everything else."""
-    return "dense" if model.family == "dense" and workload.task == "pretrain" else "other"
 
 
 def _model_inputs(model: ModelSpec) -> dict[str, Bound]:

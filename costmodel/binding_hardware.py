@@ -11,18 +11,15 @@ from typing import Any
 
 import hardware_db
 from costmodel.bound import Bound
+from costmodel.stack import Stack, default_stack, load_stack, nearest_release
 from costmodel.step_constants import NOT_FITTED, PRIORS, fitted, parameter_keys
 from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Quantity
 
 POWER_EXPONENT = 0.6
-# Software release assumed when none is named.
-DEFAULT_STACK = "nemo-26.06"
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
 NETWORK_EFFICIENCY = 0.92
 NETWORK_LATENCY = 45e-6
-# Half-width of the 90 % interval where no step of the generation was ever published.
-UNKNOWN_SPREAD = 0.35
 # Pinned copies reach this share of the host link. Source: NVIDIA bandwidthTest on PCIe 5 and NVLink-C2C.
 HOST_LINK_EFFICIENCY = 0.85
 # A GPU's share of the host's memory bandwidth where the cluster's file has none: eight DDR5 channels for four.
@@ -33,12 +30,11 @@ SEND_RECV_EFFICIENCY = 0.83
 
 
 def hardware_inputs(
-    cluster: Cluster, recipe: Mapping[str, Any], precision: str, stack: str | None, kind: str
+    cluster: Cluster, recipe: Mapping[str, Any], precision: str, stack: str | None
 ) -> dict[str, Bound]:
     """Inputs of the groups "hardware" and "step" for one cluster, precision and software stack.
 
-    kind: "dense" or "other" models, whose intervals differ. Raises ValueError when the GPU has no such number
-    format.
+    Raises ValueError when the GPU has no such number format.
     """
     tables = hardware_db.load_calibration(cluster.gpu)
     gemm = str(recipe["gemm"])
@@ -67,13 +63,13 @@ def hardware_inputs(
     bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]
     bound |= _collectives(tables, cluster) | _host(cluster)
-    bound |= _step(tables, cluster, gemm, stack or cluster_stack(cluster), kind)
+    bound |= _step(tables, cluster, gemm, load_stack(stack or cluster_stack(cluster)))
     return bound
 
 
 def cluster_stack(cluster: Cluster) -> str:
     """Software release assumed for a cluster when none is named."""
-    return "local" if cluster.gpu.generation == "cpu" else DEFAULT_STACK
+    return "local" if cluster.gpu.generation == "cpu" else default_stack()
 
 
 def _bound(quantity: Quantity, where: str) -> Bound:
@@ -233,15 +229,41 @@ def _link_constants(operation: str, bandwidth: float, latency: float, where: str
     }
 
 
-def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str, kind: str) -> dict[str, Bound]:
+def _release_rate(stack: Stack, generation: str) -> Bound:
+    """Rate of a release's kernels: fitted, of the nearest release in time that was, or 1."""
+    prefix, suffix = f"{stack.family}-", f"-{generation}"
+    known = {
+        key.removeprefix(prefix).removesuffix(suffix): record
+        for key, record in fitted().get("release_rate", {}).items()
+        if key.startswith(prefix) and key.endswith(suffix) and key.count("-") == (prefix + suffix).count("-")
+    }
+    release = nearest_release(stack.release, known)
+    if release is None:
+        return Bound(1.0, f"no published run of {stack.family} on {generation}: its rates are the family's")
+    record = known[release]
+    note = (
+        f"stack {stack.name}: no published run on {generation}; rates of {stack.family}-{release}, the nearest release"
+        if release != stack.release
+        else ""
+    )
+    return Bound(
+        record["value"],
+        f"hardware_db/calibrated/step.toml, release_rate.{stack.family}-{release}{suffix}: {record['source']}",
+        note,
+    )
+
+
+def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) -> dict[str, Bound]:
     """Step constants: the user's own profile, the fit, else the prior (and then the answer says so)."""
     own, fits = tables.get("step", {}), fitted()
-    bound: dict[str, Bound] = {}
+    bound = {"early_stop": Bound(float(stack.early_stop), f"costmodel/stacks.toml: {stack.family}")}
     guessed: list[str] = []
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
         name, _, where = key.partition("/")
         prior = PRIORS[name]
-        if name in own:
+        if name == "release_rate":
+            bound[symbol] = _release_rate(stack, cluster.gpu.generation)
+        elif name in own:
             bound[symbol] = _bound(own[name], f"{cluster.gpu.name}, step.{name}")
         elif where in fits.get(name, {}):
             record = fits[name][where]
@@ -254,13 +276,6 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: str, ki
             )
             if name not in NOT_FITTED:
                 guessed.append(f"{name} ({where})")
-    spread = fits.get("interval", {}).get(
-        f"{cluster.gpu.generation}-{kind}",
-        {"value": UNKNOWN_SPREAD, "source": "no published step of this generation"},
-    )
-    bound["interval_spread"] = Bound(
-        spread["value"], f"hardware_db/calibrated/step.toml, interval: {spread['source']}"
-    )
     if guessed:
         first = next(iter(bound))
         note = "no published step determines " + ", ".join(dict.fromkeys(guessed)) + ": prior values used"

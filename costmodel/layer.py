@@ -156,9 +156,9 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
             2 * keys / ring,
             width,
             peak=x.gpu_peak * (1 + x.fp8_attention * (x.attention_fp8_gain - 1)),
-            fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale,
+            fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale * x.release_scale,
             half_seq=getattr(x, f"attention_{name}_half"),
-            half_dim=x.attention_half_dim,
+            half_dim=x.attention_half_dim * x.attention_softmax,
             launch=x.attention_launch * ring,
         )
         unfused = (1 if name == "forward" else 2) * square + stream(x, scores[name], x.elementwise_fraction)
@@ -175,7 +175,7 @@ def scan_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
     """Forward and backward time of a recurrent scan; backward recomputes and differentiates: 2.5 times."""
     formula = mixers.mamba_scan_flops_forward if block == "mamba" else mixers.delta_scan_flops_forward
     flops = ledger.define(f"{block}_flops", formula(x), "FLOP", formula)
-    rate = x.gpu_peak * x.scan_fraction
+    rate = x.gpu_peak * x.scan_fraction * x.release_scale
     return {
         name: ledger.define(f"{block}_core_{name}", factor * flops / rate, "s", formula)
         for name, factor in {"forward": 1.0, "backward": 2.5}.items()
@@ -297,7 +297,8 @@ def _again(
 ) -> Amount:
     """Forward work that the block's recompute setting repeats in the backward pass.
 
-    Full recompute repeats everything of its layers; selective recompute what was named.
+    Full recompute repeats everything of its layers, or stops early, at the last tensor that is saved; selective
+    recompute what was named. Source: PyTorch, torch.utils.checkpoint.set_checkpoint_early_stop.
     """
     everything = ledger.define(
         f"{label}_forward", sum(forward.values()), "s", "sum over the kinds of work, forward"
@@ -324,7 +325,11 @@ def _again(
             whole = linears("shared_fc1", "shared_fc2") + small["shared_activation"]["forward"]
             apart += x.recompute_shared_experts * (whole + forward.get("tensor_parallel", 0))
         named += x.recompute_moe * everything + (1 - x.recompute_moe) * apart
-    again = x.recompute_layers * everything + (1 - x.recompute_layers) * named
+    # Nothing saved hangs on the output of the block's last product.
+    last: Amount = 0
+    if name == "mlp":
+        last = gemms["fc2"]["forward"] + forward.get("tensor_parallel", 0) / 2 + small["residual"]["forward"]
+    again = x.recompute_layers * (everything - x.early_stop * last) + (1 - x.recompute_layers) * named
     return ledger.define(
         f"{label}_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
     )

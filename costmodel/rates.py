@@ -45,7 +45,9 @@ def padded_rows(layer: Linear) -> Amount:
 def _recipe_gemm(
     x: SimpleNamespace, layer: Linear, rows: Amount, columns: Amount, inner: Amount, accumulate: bool
 ) -> Amount:
-    fraction = x.linear_fraction * x.linear_scale * x.library_scale * (1 + VBOOST_CORES * x.vboost)
+    fraction = (
+        x.linear_fraction * x.linear_scale * x.library_scale * x.release_scale * (1 + VBOOST_CORES * x.vboost)
+    )
     launch, together = x.linear_launch, 1
     if layer.grouped:
         # One kernel for all groups, or one after the other.
@@ -92,7 +94,7 @@ def model_gemm(
 
 def model_gemm_fraction(x: SimpleNamespace) -> Amount:
     """Fraction of the 16-bit (or 32-bit) peak that large GEMMs reach inside a step. [1]"""
-    return x.gemm_fraction * x.gemm_scale * x.library_scale * (1 + VBOOST_CORES * x.vboost)
+    return x.gemm_fraction * x.gemm_scale * x.library_scale * x.release_scale * (1 + VBOOST_CORES * x.vboost)
 
 
 def gemm_memory(
@@ -114,5 +116,6 @@ def gemm_memory(
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    bandwidth = x.hbm_bandwidth * x.elementwise_scale * x.kernel_fusion * (1 - VBOOST_MEMORY * x.vboost)
+    kernels_rate = x.elementwise_scale * x.kernel_fusion * x.release_scale
+    bandwidth = x.hbm_bandwidth * kernels_rate * (1 - VBOOST_MEMORY * x.vboost)
     return kernels.stream_time(num_bytes, bandwidth=bandwidth, fraction=fraction)

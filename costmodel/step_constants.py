@@ -8,7 +8,6 @@ family, never by model or row. Values come from `hardware_db/calibrated/step.tom
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hardware_db
+from costmodel.stack import Stack
 
 STEP_FILE = Path(hardware_db.__file__).with_name("calibrated") / "step.toml"
 GIB = 2**30
@@ -35,10 +35,19 @@ class Prior:
 
 PRIORS: dict[str, Prior] = {
     "gemm_rate": Prior(
-        0.95, 0.10, 0.6, 1.2, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"
+        0.95, 0.10, 0.6, 1.6, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"
     ),
     "library_rate": Prior(
         1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of a framework's library release over the tables'"
+    ),
+    "release_rate": Prior(
+        1.0, 0.05, 0.7, 1.3, "1", "rate of all kernels of one software release over its family's"
+    ),
+    "attention_softmax": Prior(
+        1.0, 0.5, 0.05, 4.0, "1", "weight of the softmax beside the products, over that of cuDNN's kernels"
+    ),
+    "dispatch_network": Prior(
+        0.95, 0.15, 0.2, 1.2, "1", "bandwidth of expert dispatch between domains over one card's"
     ),
     "attention_rate": Prior(0.9, 0.2, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
     "elementwise_rate": Prior(0.9, 0.15, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
@@ -57,7 +66,7 @@ PRIORS: dict[str, Prior] = {
     "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
     "host_kernel": Prior(10e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
     "grouped_rate": Prior(0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"),
-    "scan_fraction": Prior(0.10, 0.4, 0.01, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
+    "scan_fraction": Prior(0.03, 0.4, 0.005, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
     "dispatch_rate": Prior(
         0.95,
         0.08,
@@ -85,30 +94,28 @@ PRIORS: dict[str, Prior] = {
 }
 
 
-def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[str, str]:
+def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
     The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
-    where formats differ, or the framework family (the software release's part before the first dash), with the
-    host's processor where the host works.
+    where formats differ, or the framework family, with its release where kernels change with it and with the host's
+    processor where the host works.
     """
-    family = stack.split("-")[0]
-    if family not in FAMILIES:
-        near = difflib.get_close_matches(family, FAMILIES, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Families: {', '.join(FAMILIES)}."
-        raise ValueError(f"--stack {stack!r} is unknown: it is a family and a release, as nemo-26.06. {hint}")
-    generation = cluster.gpu.generation
+    family, generation = stack.family, cluster.gpu.generation
     host = "grace" if cluster.host_link.name == "nvlink-c2c" else "x86"
     return {
         "linear_scale": f"gemm_rate/{generation}-{gemm}",
         "gemm_scale": f"gemm_rate/{generation}-{'fp32' if gemm == 'fp32' else 'bf16'}",
         "library_scale": f"library_rate/{family}",
-        "attention_scale": f"attention_rate/{generation}-{ATTENTION_KERNEL.get(family, 'cudnn')}",
+        "release_scale": f"release_rate/{stack.name}-{generation}",
+        "attention_scale": f"attention_rate/{generation}-{stack.attention}",
+        "attention_softmax": f"attention_softmax/{generation}-{stack.attention}",
         "elementwise_scale": f"elementwise_rate/{generation}",
         "kernel_fusion": f"kernel_fusion/{family}",
         "grouped_scale": f"grouped_rate/{generation}-{gemm}",
         "scan_fraction": f"scan_fraction/{generation}",
         "dispatch_scale": f"dispatch_rate/{generation}",
+        "dispatch_network": f"dispatch_network/{generation}",
         "expert_kernels": f"expert_kernels/{family}",
         "expert_host": f"expert_host/{family}-{host}",
         "expert_wait": f"expert_wait/{family}-{host}",
@@ -116,7 +123,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
         "inter_scale": f"inter_rate/{generation}",
         "overlap_slowdown": f"overlap_slowdown/{generation}",
         "unfused_gemm_fraction": f"unfused_gemm_fraction/{generation}",
-        "straggler": f"straggler/{generation}",
+        "straggler": f"straggler/{family}",
         "step_overhead": f"step_overhead/{family}",
         "host_kernel": f"host_kernel/{family}-{host}",
         "fragmentation": f"fragmentation/{family}",
@@ -124,27 +131,6 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: str) -> dict[
         "context_bytes": f"context_bytes/{generation}",
     }
 
-
-# Attention kernel that a framework family runs; the tables are cuDNN's.
-ATTENTION_KERNEL = {
-    "llm_foundry": "flash2",
-    "torchtitan": "flash2",
-    "deepspeed": "flash2",
-    "megatron": "flash2",
-}
-
-# Framework families whose constants were fitted or stand for this machine.
-FAMILIES = (
-    "nemo",
-    "mcore",
-    "megatron",
-    "llm_foundry",
-    "torchtitan",
-    "deepspeed",
-    "automodel",
-    "meta",
-    "local",
-)
 
 # Constants that time measurements cannot determine; they keep their priors in the fit.
 NOT_FITTED = ("fragmentation", "graph_pool", "context_bytes")

@@ -96,10 +96,12 @@ INPUTS: tuple[Input, ...] = tuple(
         grouped | 1 | 1 with grouped GEMMs
         permute_fused | 1 | 1 when permutation is one kernel
         router_fused | 1 | 1 when the router's kernels are fused
+        projection_copy | 1 | 1 when the attention's projection keeps a quantised copy of its input
         recompute_moe | 1 | 1 when the whole expert block is computed again
         recompute_moe_act | 1 | 1 when the experts' activation function is computed again
         recompute_shared_experts | 1 | 1 when the shared experts are computed again
         recompute_mla_up_proj | 1 | 1 when MLA's up projections are computed again
+        recompute_ops | 1 | 1 when everything but every other product and the attention core is computed again
         graph_attention | 1 | 1 when attention blocks are in CUDA graphs
         graph_mlp | 1 | 1 when MLP blocks are
         graph_mamba | 1 | 1 when Mamba and gated-delta blocks are
@@ -318,12 +320,16 @@ INPUTS: tuple[Input, ...] = tuple(
         linear_scale | 1 | rate of linear layers inside a training step over the kernel tables
         gemm_scale | 1 | the same for 16-bit GEMMs outside the recipe (logits, unfused attention)
         library_scale | 1 | rate of a framework's matrix kernels (library release) over those of the tables
+        release_scale | 1 | rate of all kernels of a software release over that of its family
+        early_stop | 1 | 1 when full recompute ends with the last saved tensor
+        attention_softmax | 1 | weight of the softmax in an attention kernel over that of cuDNN's
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
         kernel_fusion | 1 | element-wise bandwidth of a framework's kernels over fused ones
         grouped_scale | 1 | rate of grouped GEMMs over a plain GEMM of as many tiles
         scan_fraction | 1 | fraction of the 16-bit peak that Mamba and delta scans reach
         dispatch_scale | 1 | bandwidth of expert dispatch over that of an all-to-all
+        dispatch_network | 1 | bandwidth of expert dispatch between domains over that of one card
         expert_kernels | 1 | kernels of one expert block's router, permutation and dispatch, forward
         expert_host | s | work of the host for one pass of an expert block beside its kernels
         expert_wait | s | time of one expert block in which the host must learn how many tokens came
@@ -341,8 +347,8 @@ BY_NAME: dict[str, Input] = {entry.name: entry for entry in INPUTS}
 # Inputs of a plan in which the plans of one layout and pipeline differ in a search.
 _VARIANTS = (
     "recompute_layers recompute_attention recompute_mlp recompute_norm recompute_activation recompute_moe "
-    "recompute_moe_act recompute_shared_experts recompute_mla_up_proj graph graph_attention graph_mlp graph_mamba "
-    "graph_router graph_experts offload_share ep_overlap delay_wgrad"
+    "recompute_moe_act recompute_shared_experts recompute_mla_up_proj recompute_ops graph graph_attention graph_mlp "
+    "graph_mamba graph_router graph_experts offload_share ep_overlap delay_wgrad"
 )
 LAYOUT_INPUTS = frozenset(entry.name for entry in INPUTS if entry.group == "plan") - set(_VARIANTS.split())
 

@@ -99,6 +99,26 @@ def router_stream(x: SimpleNamespace) -> Stream:
     return Stream("routing", passes * size, passes * size)
 
 
+# Bytes of an element of FC1's and FC2's output that biases of experts move, forward and backward: kernels of
+# their own add FC1's to its slice of rows and join the slices; FC2's are first multiplied by the rows'
+# probabilities, in 4 bytes, and the sum is cast back. Kernels of each local expert for that.
+BIAS_BYTES = {"fc1": (8.0, 12.0), "fc2": (28.0, 36.0)}
+BIAS_KERNELS = (4.0, 8.0)
+
+
+def expert_bias_stream(x: SimpleNamespace) -> Stream:
+    """Biases of the experts' linear layers, added slice by slice outside the grouped GEMM.
+
+    Source: Megatron-Core, experts.py, TEGroupedMLP._apply_bias: split, bias x probability, add, cat, cast.
+    """
+    rows, width = expert_rows(x), x.fe / x.etp
+    columns = {"fc1": (1 + x.gates) * width, "fc2": x.he}
+    both = [
+        x.biases * sum(BIAS_BYTES[name][index] * rows * columns[name] for name in columns) for index in (0, 1)
+    ]
+    return Stream("expert_bias", both[0], both[1])
+
+
 def saved_expert_input(x: SimpleNamespace) -> Amount:
     """Rows as they came to the experts, kept for FC1's weight gradient. [byte]"""
     return (1 - x.recompute_moe) * (1 - x.offload_expert_fc1) * x.saved_bytes * expert_rows(x) * x.he
@@ -125,6 +145,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         residual(x),
         router_stream(x),
         permute(x),
+        expert_bias_stream(x),
         activation(x, "activation", received, width),
     ]
     saved = saved_norm(x, x.offload_mlp_norm, 0) | {
@@ -165,6 +186,6 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         saved=saved,
         vectors=x.norm_vectors * x.h + x.biases * x.E + x.expert_bias * x.E + x.shared_gate * x.h,
         expert_vectors=x.biases * local * ((1 + x.gates) * width + x.he),
-        kernels_forward=kernels,
-        kernels_backward=1.3 * kernels,
+        kernels_forward=kernels + x.biases * local * BIAS_KERNELS[0],
+        kernels_backward=1.3 * kernels + x.biases * local * BIAS_KERNELS[1],
     )

@@ -137,8 +137,8 @@ def test_rows_that_cannot_be_expressed_say_why(changes, words):
 
 
 def test_stacks():
-    assert stack_of(Row(VTRAIN)) == "deepspeed-2023"
-    assert stack_of(Row(MPT)) == "llm_foundry-2023"
+    assert stack_of(Row(VTRAIN)) == "deepspeed-23.06"
+    assert stack_of(Row(MPT)) == "llm_foundry-23.11"
     assert stack_of(Row({"source": "somebody's blog"})).startswith("mcore-")
 
 

@@ -37,6 +37,8 @@ ALONE = {
     "linear_scale": 1.0,
     "gemm_scale": 1.0,
     "library_scale": 1.0,
+    "release_scale": 1.0,
+    "dispatch_network": 1.0,
     "grouped_scale": 1.0,
     "dispatch_scale": 1.0,
     "intra_scale": 1.0,

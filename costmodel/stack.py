@@ -1,0 +1,86 @@
+"""The software stack: framework family and release. What a stack changes is data (`stacks.toml`, fitted rates)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+STACK_FILE = Path(__file__).with_name("stacks.toml")
+RELEASE = re.compile(r"(\d\d)\.(\d\d)")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A framework family at a release "yy.mm" ("" where none is known).
+
+    attention: kernel of the attention core. early_stop: recompute ends with the last saved tensor.
+    """
+
+    family: str
+    release: str
+    attention: str
+    early_stop: bool
+
+    @property
+    def name(self) -> str:
+        """family-release."""
+        return f"{self.family}-{self.release}" if self.release else self.family
+
+
+@lru_cache(maxsize=1)
+def families() -> dict[str, dict[str, Any]]:
+    """The families of `stacks.toml` by name."""
+    with STACK_FILE.open("rb") as file:
+        return tomllib.load(file)
+
+
+def default_stack() -> str:
+    """Newest release of the first family: what an answer assumes when none is named."""
+    name, family = next(iter(families().items()))
+    return f"{name}-{family['newest']}"
+
+
+def load_stack(text: str) -> Stack:
+    """A stack from "nemo-26.06", "26.06" or "nemo". ValueError in one line when it is not one."""
+    name, _, release = text.strip().partition("-")
+    if RELEASE.fullmatch(name) and not release:
+        release = name
+        name = next(
+            (each for each, family in families().items() if name in family["releases"]),
+            next(iter(families())),
+        )
+    family = families().get(name)
+    if family is None:
+        near = difflib.get_close_matches(name, families(), n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Families: {', '.join(families())}."
+        raise ValueError(f"--stack {text!r} is unknown: it is a family and a release, as nemo-26.06. {hint}")
+    if release and not RELEASE.match(release):
+        raise ValueError(
+            f"--stack {text!r}: a release is written year.month, as in nemo-26.06. "
+            f"Known of {name}: {', '.join(family['releases']) or 'none'}."
+        )
+    if not release and family["releases"]:
+        release = family.get("newest", family["releases"][-1])
+    release = release[:5]
+    early = bool(release) and months(release) <= months(family.get("early_until", "00.01"))
+    return Stack(name, release, family["early_attention" if early else "attention"], family["early_stop"])
+
+
+def months(release: str) -> int:
+    """Months from year 0 to a release "yy.mm". [1]"""
+    year, month = release.split(".")
+    return 12 * int(year) + int(month)
+
+
+def nearest_release(release: str, known: Iterable[str]) -> str | None:
+    """The known release nearest in time, the later of two as near; None when none is known."""
+    candidates = sorted(known, key=months, reverse=True)
+    if not candidates or not release:
+        return None
+    return min(candidates, key=lambda each: abs(months(each) - months(release)))

@@ -1,0 +1,107 @@
+"""Published runs as stacked inputs of the cost model: what a fit of the step constants works on."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from advisor.measurements import Case, Skip, read_rows, row_case
+from costmodel.binding import bind
+from costmodel.columns import plan_columns, plan_inputs
+from costmodel.predict import compiled_family, family_features, precision_recipe
+from costmodel.stack import load_stack
+from costmodel.step_constants import NOT_FITTED, parameter_keys
+
+# Runs that their publisher calls functional: waiting for data, natural routing, no kernels tuned.
+UNTUNED = "not tuned for speed"
+
+
+@dataclass
+class Stack:
+    """Cases as stacked inputs: one array per symbol, one element per case."""
+
+    cases: list[Case]
+    inputs: dict[str, np.ndarray]
+    measured: np.ndarray
+    weights: np.ndarray
+    # rows of each family of formulas
+    families: dict[frozenset[str], np.ndarray]
+    # constant -> input symbol -> mask of the cases in which it gives that symbol its number
+    owners: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def mask(self, parameter: str) -> np.ndarray:
+        """Cases that a constant moves at all."""
+        return np.any(list(self.owners[parameter].values()), axis=0)
+
+    def residuals(self, parameters: list[str], values: np.ndarray) -> np.ndarray:
+        """log(predicted / measured) of every case with some constants replaced."""
+        inputs = dict(self.inputs)
+        for parameter, value in zip(parameters, values, strict=True):
+            for symbol, mask in self.owners[parameter].items():
+                inputs[symbol] = np.where(mask, value, inputs[symbol])
+        predicted = np.empty(len(self.measured))
+        for family, rows in self.families.items():
+            own = {name: array[rows] for name, array in inputs.items()}
+            predicted[rows] = compiled_family(family).search(own)["step_time"]
+        return np.log(predicted / self.measured)
+
+
+def load_cases(path: Path) -> list[Case]:
+    """Cases of the table that are fitted: current rows whose cost is built."""
+    cases = []
+    for row in read_rows(path):
+        case = row_case(row)
+        if isinstance(case, Skip) or row.text("superseded") == "1" or UNTUNED in row.text("notes"):
+            continue
+        cases.append(case)
+    return cases
+
+
+def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
+    """Bind every case and stack its inputs. shares: what each case counts beside its group's weight."""
+    columns: dict[str, list[float]] = collections.defaultdict(list)
+    keys: dict[str, list[str]] = collections.defaultdict(list)
+    families: list[frozenset[str]] = []
+    for case in cases:
+        bound = bind(case.model, case.workload, case.cluster, case.plan.precision, case.stack)
+        recipe = precision_recipe(case.plan.precision)
+        plan = plan_columns([case.plan])
+        inputs = plan_inputs(
+            plan,
+            model=case.model,
+            workload=case.workload,
+            domain=case.cluster.domain_size,
+            precision_bytes=float(recipe["base"]),
+            quantised=float(recipe["copies"]) > 1.5,
+            block_scaled=case.plan.precision == "mxfp8",
+            casts=float(recipe["kernels"]) > 0,
+        )
+        families.append(family_features(case.model, case.workload, plan))
+        for name, entry in bound.items():
+            columns[name].append(entry.value)
+        for name, array in inputs.items():
+            columns[name].append(float(np.ravel(array)[0]))
+        for symbol, key in parameter_keys(case.cluster, recipe["gemm"], load_stack(case.stack)).items():
+            keys[symbol].append(key)
+    # Many runs of one model on one system say much the same.
+    groups = [(case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases]
+    count = collections.Counter(groups)
+    stack = Stack(
+        cases=cases,
+        inputs={name: np.array(values) for name, values in columns.items()},
+        measured=np.array([case.measured_step_time_s for case in cases]),
+        weights=np.array(
+            [share * count[group] ** -0.25 for share, group in zip(shares, groups, strict=True)]
+        ),
+        families={
+            family: np.flatnonzero([one == family for one in families]) for family in dict.fromkeys(families)
+        },
+    )
+    for symbol, names in keys.items():
+        for key in sorted(set(names)):
+            if key.split("/")[0] not in NOT_FITTED:
+                stack.owners.setdefault(key, {})[symbol] = np.array([one == key for one in names])
+    return stack

@@ -1,0 +1,154 @@
+"""The robust fit of step constants, and what it predicts for runs that were left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from fit_cases import Stack
+from scipy.optimize import least_squares
+
+from costmodel.step_constants import PRIORS
+
+OUTLIER = 0.05  # residuals beyond about this count less and less (pseudo-Huber)
+STEP = 1e-4  # of the finite differences, in log space
+# Of the deviations from the priors, in widths: a row at OUTLIER weighs as much as a constant one width off.
+PRIOR_WEIGHT = 1.0
+REWEIGHTINGS = 12  # of a fit without a group
+# Below the host-bound regime host_kernel moves nothing, so the search begins well inside it.
+HOST_BOUND_START = 25e-6
+
+
+@dataclass
+class Fit:
+    """Constants in log space with their standard errors; raw residuals and their derivatives at the optimum."""
+
+    parameters: list[str]
+    point: np.ndarray
+    errors: np.ndarray
+    residuals: np.ndarray
+    jacobian: np.ndarray
+    covariance: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """The constants themselves."""
+        return np.exp(self.point)
+
+
+def colours(stack: Stack, parameters: Sequence[str]) -> list[list[int]]:
+    """Constants in groups that move disjoint rows: one evaluation differentiates by a whole group."""
+    groups: list[tuple[np.ndarray, list[int]]] = []
+    for index, name in enumerate(parameters):
+        mask = stack.mask(name)
+        for taken, members in groups:
+            if not (taken & mask).any():
+                taken |= mask
+                members.append(index)
+                break
+        else:
+            groups.append((mask.copy(), [index]))
+    return [members for _, members in groups]
+
+
+def jacobian(
+    stack: Stack, parameters: list[str], point: np.ndarray, groups: list[list[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Residuals and their derivatives by the logarithms of the constants."""
+    base = stack.residuals(parameters, np.exp(point))
+    result = np.zeros((len(base), len(parameters)))
+    for members in groups:
+        moved = point.copy()
+        moved[members] += STEP
+        change = (stack.residuals(parameters, np.exp(moved)) - base) / STEP
+        for index in members:
+            mask = stack.mask(parameters[index])
+            result[mask, index] = change[mask]
+    return base, result
+
+
+def _priors(parameters: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    priors = [PRIORS[name.split("/")[0]] for name in parameters]
+    centre = np.log([prior.value for prior in priors])
+    width = np.array([prior.width for prior in priors])
+    return (
+        centre,
+        width,
+        np.log([prior.low for prior in priors]),
+        np.log([prior.high for prior in priors]),
+    )
+
+
+def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 60) -> Fit:
+    """The constants that the rows and the priors determine together."""
+    parameters = list(stack.owners)
+    centre, width, low, high = _priors(parameters)
+    given = {name: HOST_BOUND_START for name in parameters if name.startswith("host_kernel/")}
+    given |= start or {}
+    begin = np.log([given.get(name, np.exp(value)) for name, value in zip(parameters, centre, strict=True)])
+    groups = colours(stack, parameters)
+    weights = stack.weights
+
+    def cost(point: np.ndarray) -> np.ndarray:
+        error = stack.residuals(parameters, np.exp(point)) / OUTLIER
+        robust = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
+        return np.concatenate([weights * robust, PRIOR_WEIGHT * (point - centre) / width])
+
+    def slope(point: np.ndarray) -> np.ndarray:
+        base, raw = jacobian(stack, parameters, point, groups)
+        error = base / OUTLIER
+        root = np.sqrt(1 + error**2)
+        robust = np.sqrt(2 * (root - 1))
+        # d robust / d error = |error| / (root robust), 1 at zero
+        inner = np.where(robust > 1e-6, np.abs(error) / np.maximum(root * robust, 1e-12), 1.0)
+        rows = (weights * inner / OUTLIER)[:, None] * raw
+        return np.vstack([rows, np.diag(PRIOR_WEIGHT / width)])
+
+    result = least_squares(
+        cost,
+        np.clip(begin, low + 1e-6, high - 1e-6),
+        jac=slope,
+        bounds=(low, high),
+        method="trf",
+        max_nfev=evaluations,
+        ftol=1e-5,
+        xtol=1e-5,
+    )
+    covariance = np.linalg.pinv(result.jac.T @ result.jac)
+    scale = 2 * result.cost / max(1, len(result.fun) - len(centre))
+    base, raw = jacobian(stack, parameters, result.x, groups)
+    return Fit(parameters, result.x, np.sqrt(np.diag(covariance) * scale), base, raw, covariance * scale)
+
+
+def without(stack: Stack, whole: Fit, held: np.ndarray) -> np.ndarray:
+    """Constants in log space of a fit without the rows `held`, by reweighted least squares.
+
+    The formulas are taken as linear in the logarithms around the fit to all rows, which what one group
+    of rows moves stays near to.
+    """
+    centre, width, low, high = _priors(whole.parameters)
+    rows = ~held
+    raw, base, weights = whole.jacobian[rows], whole.residuals[rows], stack.weights[rows]
+    prior = np.diag((PRIOR_WEIGHT / width) ** 2)
+    point = whole.point.copy()
+    for _ in range(REWEIGHTINGS):
+        error = (base + raw @ (point - whole.point)) / OUTLIER
+        # pseudo-Huber as weights of a square: 1 / sqrt(1 + error^2)
+        weight = weights**2 / np.sqrt(1 + error**2) / OUTLIER**2
+        target = base - raw @ whole.point
+        left = raw.T @ (weight[:, None] * raw) + prior
+        right = -raw.T @ (weight * target) + prior @ centre
+        point = np.clip(np.linalg.solve(left, right), low, high)
+    return point
+
+
+def left_out(stack: Stack, whole: Fit, groups: Sequence[str]) -> np.ndarray:
+    """log(predicted / measured) of each row when its group is left out of the fit."""
+    labels = np.array(groups)
+    errors = np.full(len(labels), np.nan)
+    for label in sorted(set(groups)):
+        held = labels == label
+        point = without(stack, whole, held)
+        errors[held] = stack.residuals(whole.parameters, np.exp(point))[held]
+    return errors
