@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hardware_db
+from advisor.measurement_memory import made_to_fit
 from advisor.measurement_plans import habit_of, row_model, row_plan, row_workload
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
@@ -87,11 +88,8 @@ def stack_of(row: Row) -> str:
     habit = habit_of(row)
     container = CONTAINER_RELEASE.search(row.text("container"))
     year, _, rest = row.text("date").partition("-")
-    release = str(habit.get("release", ""))
-    if container:
-        release = container[0]
-    elif len(year) == 4 and year.isdigit():
-        release = f"{year[2:]}.{rest[:2] or '06'}"
+    dated = f"{year[2:]}.{rest[:2] or '06'}" if len(year) == 4 and year.isdigit() else ""
+    release = container[0] if container else habit.get("release", dated)
     return load_stack(f"{habit['family']}-{release}" if release else habit["family"]).name
 
 
@@ -118,6 +116,8 @@ def row_case(row: Row) -> Case | Skip:
         plan, assumptions = row_plan(row, model, gpus)
         plan.num_microbatches(batch)
         workload = row_workload(row, seq_len, batch)
+        stack = stack_of(row)
+        plan, unsaid = made_to_fit(row, model, workload, cluster, plan, stack)
     except ValueError as error:
         return Skip(name, str(error))
     allocated, reserved = _measured_memory(row)
@@ -128,11 +128,11 @@ def row_case(row: Row) -> Case | Skip:
         workload=workload,
         plan=plan,
         cluster=cluster,
-        stack=stack_of(row),
+        stack=stack,
         measured_step_time_s=step,
         measured_memory_bytes=allocated,
         measured_reserved_bytes=reserved,
-        assumptions=tuple(assumptions),
+        assumptions=(*assumptions, *unsaid),
     )
 
 

@@ -106,12 +106,14 @@ def plan_inputs(
     quantised: bool,
     block_scaled: bool = False,
     casts: bool = False,
+    delayed: bool = False,
 ) -> dict[str, Array]:
     """Input symbols of the group "plan": arrays over the rows, single numbers where all rows agree.
 
     domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
     whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
-    MXFP8, gathered in 16 bits; casts: whether linear layers leave the model's own format.
+    MXFP8, gathered in 16 bits; casts: whether linear layers leave the model's own format; delayed: whether their
+    scales are those of earlier steps.
     Raises ValueError when a pipeline layout does not fit.
     """
     c: Columns = collapsed(
@@ -123,6 +125,7 @@ def plan_inputs(
     inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
     inputs |= _recompute(c, inputs["layers_pace"]) | _graphs(c, model) | _offload(c, inputs["layers_pace"])
     inputs |= _formats(c, precision_bytes, quantised, block_scaled)
+    inputs["projection_copy"] = np.asarray(delayed * 1.0)
     inputs["bf16_share"] = casts * np.minimum(2 * c["bf16_end_layers"] / model.num_layers, 1.0)
     return inputs
 
@@ -243,7 +246,17 @@ def _recompute(c: Columns, stage_layers: Array) -> dict[str, Array]:
     selective = c["recompute"] == code("recompute", "selective")
     chosen = np.where(c["recompute_num_layers"] > 0, c["recompute_num_layers"], stage_layers)
     names = {"attention": "core_attn", "norm": "layernorm"}
-    ours = ("attention", "mlp", "norm", "activation", "moe", "moe_act", "shared_experts", "mla_up_proj")
+    ours = (
+        "attention",
+        "mlp",
+        "norm",
+        "activation",
+        "moe",
+        "moe_act",
+        "shared_experts",
+        "mla_up_proj",
+        "ops",
+    )
     return {
         "recompute_layers": np.where(full, np.minimum(chosen / np.maximum(stage_layers, 1), 1.0), 0.0)
     } | {f"recompute_{name}": selective * c[f"recompute_{names.get(name, name)}"] for name in ours}

@@ -15,6 +15,7 @@ from costmodel.encoder import encoder_bytes
 from costmodel.layer import BlockTimes, graphed
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, linear, parameters
+from costmodel.work import experts as expert_work
 
 STAGES = ("first", "second", "last")
 Blocks = Mapping[str, BlockTimes]
@@ -78,12 +79,22 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
     return whole * (1 - x.params_sharded + x.params_sharded / shard)
 
 
-def gathered_bytes(x: SimpleNamespace, layer_weights: Amount) -> Amount:
-    """FSDP: parameters of two layers gathered (one in use, one prefetched) and gradients of two. [byte]
+def gathered_bytes(x: SimpleNamespace, layer_weights: Amount, stage_weights: Amount, loss: Amount) -> Amount:
+    """FSDP: what is whole for a time. [byte]
 
-    Source: PyTorch FSDP2 and Megatron-FSDP prefetch one unit ahead.
+    Parameters of two layers (one in use, one prefetched) and the output layer's; the gradients of one layer as they
+    come, in the parameters' format, and of the one before as they are reduced, in theirs, which take the place of
+    the logits. Beside pipeline stages the whole stage: gathering it anew for each micro-batch is what frameworks
+    avoid, and its gradients add up whole until the last one.
+    Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward); torchtitan,
+    reshard_after_forward_policy "default" with pipeline parallelism.
     """
-    return 2 * layer_weights * (x.params_sharded * x.weight_bytes + x.grads_sharded * x.grad_bytes)
+    once = x.params_sharded * x.weight_bytes
+    gradients = x.grads_sharded * layer_weights * (x.weight_bytes + x.grad_bytes)
+    layers = once * (2 * layer_weights + parameters.embedding_parameters(x)) + maximum(gradients - loss, 0)
+    stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)
+    several = is_more_than_one(x.pp)
+    return several * stage + (1 - several) * layers
 
 
 def gradient_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
@@ -106,22 +117,32 @@ def activation_bytes(x: SimpleNamespace, kept: Amount, layers: Amount, in_flight
     """Activations of all layers of a stage and all micro-batches in flight. [byte]
 
     kept: of the stage's blocks for one micro-batch. Layers with full recompute keep their input alone; what
-    waits in host memory leaves two layers' buffers behind.
+    waits in host memory passes through two layers' buffers, which are free again when the layers that stay are
+    computed. A forward pass that runs beside a backward pass layer by
+    layer (overlapped expert dispatch) holds one layer more.
     """
     inputs = x.recompute_layers * layers * activations.layer_input(x)
     stage = inputs + (1 - x.recompute_layers) * kept
-    buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share) * stage
-    return in_flight * (1 - x.offload_share) * stage + buffers
+    held = in_flight + x.ep_overlap / maximum(layers, 1)
+    buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share)
+    return maximum(held * (1 - x.offload_share), buffers) * stage
 
 
-def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount) -> Amount:
+def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount, has_experts: bool) -> Amount:
     """The one layer being computed: recomputed activations, or temporaries of the widest linear layer. [byte]
 
     With recompute (full, or of the MLP or attention) one whole layer's activations exist while it is
-    differentiated; without, the gradients of FC1's output and its gathered input.
+    differentiated; without, the gradients of FC1's output and its gathered input. Where the exchange of one
+    micro-batch's experts runs under another's compute, its rows as sent and as received, to the experts and back,
+    exist beside that. Source: Megatron-Core, combined_1f1b.py.
     """
     rows = linear.tokens(x) * 2 * x.activation_bytes * x.h
-    return x.recompute_layers * per_layer + widest + rows
+    travelling: Amount = 0
+    if has_experts:
+        travelling = (
+            2 * x.activation_bytes * x.he * (expert_work.routed_copies(x) + expert_work.expert_rows(x))
+        )
+    return x.recompute_layers * per_layer + widest + rows + x.ep_overlap * travelling
 
 
 def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
@@ -135,14 +156,17 @@ def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
     return maximum(*widths) if len(widths) > 1 else widths[0]
 
 
-def graph_bytes(x: SimpleNamespace, pooled: Amount) -> Amount:
+def graph_bytes(x: SimpleNamespace, pooled: Amount, static: Amount) -> Amount:
     """Private memory pools of CUDA graphs: buffers they hold fast between replays. [byte]
 
-    A share of what the captured blocks save, and of logits and workspace in proportion to them. Source: one
-    published pair, 85.89 GiB without and 119.80 with graphs (Megatron-Bridge, CUDA graph notes); full-iteration
-    graphs can take more.
+    pooled: logits and workspace in proportion to the captured blocks, and what these save for the micro-batches in
+    flight beyond the first. Each micro-batch in flight has graphs of its own, which cannot share static buffers; one
+    micro-batch alone takes from the pool what it would take without graphs, beside static: input, output gradient
+    and input gradient of each captured layer. Sources: Transformer Engine, make_graphed_callables; Megatron-Bridge,
+    CUDA graph notes: one pair with PP 4, VPP 20 from 85.89 to 119.80 GiB, 2 to 5 GB without pipeline stages, over
+    10 GB with.
     """
-    return x.graph * x.graph_pool * pooled
+    return x.graph * (x.graph_pool * pooled + static)
 
 
 def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
@@ -153,10 +177,26 @@ def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
 def fragmentation_bytes(x: SimpleNamespace, held: Amount) -> Amount:
     """What the allocator loses. [byte]
 
-    Without expandable segments 15 % more, with stream records 5 % more. Source: Megatron-Bridge, memory tuning
-    notes (a run of 58.8 GiB allocated fails on 80 GB without expandable segments).
+    Expandable segments, which can be mapped anew, lose half; without them 15 % more is lost. With stream records 5 %
+    more, as with a second stream that computes (overlapped expert dispatch), whose tensors are not free before the
+    first has passed them. Sources: Megatron-Bridge, memory tuning notes (a run of 58.8 GiB allocated fails on 80 GB
+    without expandable segments); SimuMax's runs without them reserve 20 to 30 % of the activations more.
     """
-    return held * (x.fragmentation + 0.15 * (1 - x.segments) + 0.05 * x.stream_records)
+    records = maximum(x.stream_records, x.ep_overlap)
+    return held * (x.fragmentation * (1 - 0.5 * x.segments) + 0.15 * (1 - x.segments) + 0.05 * records)
+
+
+def context_bytes(x: SimpleNamespace) -> Amount:
+    """What is taken of the device outside the allocator: CUDA context and libraries, NCCL's buffers. [byte]
+
+    x.context_bytes is that of a rank with four communicators (tensor, pipeline, data, expert parallel); each takes
+    about as much as context and libraries do, for its channels (16 to 32 of them) have buffers of 4 MiB and more to
+    each neighbour. Experts that are replicated have a fifth. NVLink SHARP takes multicast buffers beside them.
+    Source: NCCL environment variables, NCCL_BUFFSIZE; NeMo performance guide.
+    """
+    sizes = (x.tp, x.pp, x.dp * x.cp, x.ep)
+    groups = sum(is_more_than_one(size) for size in sizes) + is_more_than_one(x.ep) * is_more_than_one(x.edp)
+    return x.context_bytes * (1 + groups) / (1 + len(sizes)) + NVLS_BYTES * x.nvls
 
 
 def rank_memory(
@@ -238,7 +278,7 @@ def _stage_memory(
     heads = 1 + x.mtp_heads if "mtp" in features else 1
     loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
     active = activation_bytes(x, kept, layers, flying)
-    workspace = workspace_bytes(x, per_layer, widest)
+    workspace = workspace_bytes(x, per_layer, widest, "experts" in blocks)
     held = active + loss + workspace
     blocks_here = sum(count(x, name, stage) for name in blocks)
     captured = sum(count(x, name, stage) * in_graph_pool(x, name) for name in blocks) / maximum(
@@ -250,7 +290,10 @@ def _stage_memory(
         * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
         for name in blocks
     )
-    pooled = activation_bytes(x, captured_kept, captured * layers, flying) + captured * (loss + workspace)
+    pooled = activation_bytes(x, captured_kept, captured * layers, maximum(flying - 1, 0)) + captured * (
+        loss + workspace
+    )
+    static = 3 * captured * layers * activations.layer_input(x)
     owned = ((dense, x.shard, False), (experts, x.expert_shard, True))
 
     def over_owners(function: Callable[..., Amount]) -> Amount:
@@ -269,22 +312,23 @@ def _stage_memory(
         for amount, shard, grouped in owned
     )
     p = f"memory_{stage}"
-    unit = _layer_weights(x, blocks, layers, stage)
+    of_blocks = parameters_of(x, blocks, stage) + experts
+    gathered = gathered_bytes(x, of_blocks / maximum(layers, 1), dense + experts, loss)
     parts: list[tuple[str, str, Amount, Callable[..., Amount] | str]] = [
         ("weights", "weights", weights, weight_bytes),
-        ("gathered", "FSDP layers in use", gathered_bytes(x, unit), gathered_bytes),
+        ("gathered", "FSDP layers in use", gathered, gathered_bytes),
         ("gradients", "gradients", over_owners(gradient_bytes), gradient_bytes),
         ("optimizer", "optimizer state", over_owners(optimizer_bytes), optimizer_bytes),
         ("activations", "activations in flight", active, activation_bytes),
         ("logits", "logits and loss", loss, activations.logits),
         ("workspace", "workspace of one layer", workspace, workspace_bytes),
         ("fragmentation", "allocator fragmentation", fragmentation_bytes(x, held), fragmentation_bytes),
-        ("graphs", "CUDA graph pools", graph_bytes(x, pooled), graph_bytes),
+        ("graphs", "CUDA graph pools", graph_bytes(x, pooled, static), graph_bytes),
         (
             "context",
             "CUDA context, libraries, NCCL buffers",
-            x.context_bytes + NVLS_BYTES * x.nvls,
-            "a constant of the software stack; NVLink SHARP takes buffers of its own",
+            context_bytes(x),
+            context_bytes,
         ),
     ]
     if encoder and stage == "first":
@@ -296,9 +340,3 @@ def _stage_memory(
         f"peak memory, {stage} pipeline stage",
         [ledger.term(f"{p}_{name}", title, expr, "byte", formula) for name, title, expr, formula in parts],
     )
-
-
-def _layer_weights(x: SimpleNamespace, blocks: Blocks, layers: Amount, stage: str) -> Amount:
-    """Parameters of a mean layer of a stage. [1]"""
-    whole = parameters_of(x, blocks, stage) + parameters_of(x, blocks, stage, experts=True)
-    return whole / maximum(layers, 1)

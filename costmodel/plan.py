@@ -18,6 +18,7 @@ RECOMPUTE_MODULES = (
     "moe_act",
     "shared_experts",
     "mla_up_proj",
+    "ops",
 )
 LISTS = tuple(name for name, knob in KNOBS.items() if knob.kind == "list")
 

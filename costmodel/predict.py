@@ -316,6 +316,7 @@ def _inputs(
         quantised=float(recipe["copies"]) > 1.5,
         block_scaled=precision == "mxfp8",
         casts=float(recipe["kernels"]) > 0,
+        delayed=precision == "fp8-delayed",
     )
     return bound, inputs
 

@@ -41,15 +41,13 @@ def bubble_over_ideal(pp: Amount, num_microbatches: Amount, vpp: Amount = 1) -> 
 def in_flight(x: SimpleNamespace, stage: Amount) -> Amount:
     """Micro-batches whose activations a stage (0 is the first) holds at its peak. [1]
 
-    1F1B holds min(m, pp - stage). Overlapped expert dispatch runs one forward chunk beside every backward chunk,
-    and holds that one too. Interleaved holds min(m vpp, 2 (pp - stage - 1) + (vpp - 1) group + 1)
+    1F1B holds min(m, pp - stage). Interleaved holds min(m vpp, 2 (pp - stage - 1) + (vpp - 1) group + 1)
     chunks of 1 / vpp of the stage, group the micro-batches that pass a virtual stage in a row (pp by default).
+    Overlapped expert dispatch warms up one chunk more, but runs forward and backward layer beside layer: what the
+    one saves the other frees, so that one layer more is held (`costmodel.memory.activation_bytes`), no chunk.
     Source: Megatron-Core, schedules.py (warm-up micro-batches plus one); equals pp (1 + (pp - 1) / (pp vpp)) of
     V. Korthikanti et al., arXiv:2205.05198, sec. 4.2.2, on the first stage.
     """
     interleaved = is_more_than_one(x.vpp)
     chunks = 2 * (x.pp - stage - 1) + (x.vpp - 1) * x.vpp_group + 1
-    beside = x.ep_overlap
-    return interleaved * minimum((chunks + beside) / x.vpp, x.m) + (1 - interleaved) * minimum(
-        x.pp - stage + beside, x.m
-    )
+    return interleaved * minimum(chunks / x.vpp, x.m) + (1 - interleaved) * minimum(x.pp - stage, x.m)

@@ -101,11 +101,12 @@ def saved_norm(x: SimpleNamespace, offload_input: Amount, offload_output: Amount
     """Input of a block's norm (the residual stream, kept always), its output, and the dropout mask. [byte]
 
     The output is the input of the linear layers, in the format the weight gradient reads; none of it when
-    norms are computed again. What waits in host memory is left out.
+    norms are computed again, or everything but products. What waits in host memory is left out.
     """
     return {
         "norm input": (1 - offload_input) * x.activation_bytes * residual_tokens(x) * x.h,
         "norm output": (1 - x.recompute_norm)
+        * (1 - x.recompute_ops)
         * (1 - offload_output)
         * x.saved_bytes
         * residual_tokens(x)
@@ -117,10 +118,12 @@ def saved_norm(x: SimpleNamespace, offload_input: Amount, offload_output: Amount
 def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     """Output of the attention core with its log-sum-exp, and the projection's input. [byte]
 
-    The fused backward pass reads the 16-bit output; an FP8 projection keeps its own copy, and so does a
-    gate. width: head dimension of the values.
+    The fused backward pass reads the 16-bit output; a projection with delayed scaling keeps its own copy in 8 bits,
+    with other recipes it quantises the output anew (save_original_input). A gate keeps a copy too. width: head
+    dimension of the values. Source: Megatron-Core, attention.py and multi_latent_attention.py.
     """
-    copy = x.saved_bytes * (1 - same_format(x)) + x.output_gate * x.activation_bytes
+    quantised = x.projection_copy * (1 - x.recompute_ops) * (1 - same_format(x))
+    copy = quantised * x.saved_bytes + x.output_gate * x.activation_bytes
     output = (x.activation_bytes + copy) * tokens(x) * x.a * width / x.tp
     return (1 - x.offload_attn_proj) * output + 4 * tokens(x) * x.a / x.tp
 
@@ -130,12 +133,15 @@ def attention(x: SimpleNamespace) -> BlockWork:
 
     Saved: the QKV output, which the value view keeps alive whole, and the rotated queries and keys (nothing
     is copied without rotary embedding): the 2.25 bytes beyond the hand count in Megatron-Core's dry run.
+    Per-op recompute (ops) keeps the layer's input, every other product (queries and values here, the gate's half of
+    FC1's output in the MLP) and the attention core's output. Source: torchtitan, activation_checkpoint.py.
     """
     heads, kv = x.a / x.tp, kv_heads_per_rank(x)
     rows = tokens(x)
     qkv = ((1 + x.output_gate) * heads + 2 * kv) * x.d
     gate = x.output_gate * x.activation_bytes * rows * heads * x.d
-    kept = (heads + x.rotary * heads) + (2 + x.rotary) * kv + x.output_gate * heads
+    everything = (heads + x.rotary * heads) + (2 + x.rotary) * kv + x.output_gate * heads
+    kept = (1 - x.recompute_ops) * everything + x.recompute_ops * (heads + kv)
     return BlockWork(
         name="attention",
         linears=(

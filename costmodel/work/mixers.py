@@ -66,7 +66,11 @@ def delta(x: SimpleNamespace) -> BlockWork:
 def _mixer(
     x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inner: Amount, per_head: Amount
 ) -> BlockWork:
-    """A mixer that projects to `wide` columns, convolves some, scans, and projects `inner` columns back."""
+    """A mixer that projects to `wide` columns, convolves some, scans, and projects `inner` columns back.
+
+    Mamba's fused kernel convolves again in the backward pass. Source: mamba_ssm, ssd_combined.py,
+    MambaSplitConv1dScanCombinedFn.
+    """
     rows, e = tokens(x), x.activation_bytes
     split = RESIDUAL_KERNELS * x.residual_split
     return BlockWork(
@@ -89,7 +93,7 @@ def _mixer(
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
         | {
             "projected": e * rows * wide,
-            "convolved": e * rows * convolved,
+            "convolved": e * rows * convolved if name == "delta" else 0,
             "scan output": e * rows * inner,
             "out_proj input": x.saved_bytes * rows * inner,
         },
