@@ -109,8 +109,11 @@ def available(case: Case, cases: Iterable[Case]) -> dict[str, Any]:
     alike = [plan for plan, experts in plans if experts]
     if not any(plan.moe_dispatcher in ("deepep", "hybridep") for plan in alike):
         pins["moe_dispatcher"] = "alltoall"
-    # Graphs of whole layers need experts that never ask the host; before such recipes only parts were captured.
-    scopes = [plan.cuda_graph_scope for plan in alike if plan.cuda_graph]
+    # Whole layers are captured where no expert asks the host: first with a capacity of tokens, later dropless.
+    drops = case.plan.moe_capacity_factor > 0
+    scopes = [
+        plan.cuda_graph_scope for plan in alike if plan.cuda_graph and (plan.moe_capacity_factor > 0) == drops
+    ]
     if not scopes:
         pins["cuda_graph"] = False
     elif () not in scopes and "cuda_graph" not in pins:
