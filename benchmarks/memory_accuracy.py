@@ -5,6 +5,8 @@ Allocated is what torch's allocator counts as live tensors at the peak, reserved
 
 from __future__ import annotations
 
+import csv
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -12,8 +14,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import hardware_db
 from advisor.measurements import read_rows
 from advisor.validation import validate
+from costmodel.model_file import with_overrides
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import Prediction, predict
+from costmodel.workload import Workload
 
 Result = Mapping[str, Any]
 KINDS = (
@@ -107,5 +115,91 @@ def _by_source(rows: Iterable[Result], kind: str, here: str, there: str) -> list
     ]
 
 
+# Clusters of Megatron-LM's functional tests.
+PLATFORMS = {"a100": "dgx-a100", "h100": "dgx-h100", "gb200": "gb200-nvl72"}
+
+
+def functional_cases(path: Path) -> list[tuple[dict[str, str], Prediction]]:
+    """Megatron-LM's functional tests of dense GPT in 16 bits, with the prediction of each.
+
+    Left out is what their columns do not settle: experts, hybrids, reinforcement learning, FSDP, 8 bits.
+    """
+    found = []
+    for row in csv.DictReader(path.open(newline="")):
+        sizes = {name: int(row[name] or 1) for name in ("tp", "pp", "cp")}
+        world, batch = int(row["gpus"] or 0), int(row["gbs"] or 0)
+        unlike = row["family"] != "gpt" or row["fp8"] or row["num_experts"] or row["hybrid_pattern"]
+        if unlike or "grpo" in row["case"] or row["use_megatron_fsdp"] == "1" or row["mla"] == "1":
+            continue
+        if row["platform"] not in PLATFORMS or row["precision"] != "bf16":
+            continue
+        if not world or not batch or not row["mem_max_allocated_gb"]:
+            continue
+        if world % math.prod(sizes.values()) or row["recompute"]:
+            continue
+        hidden, gated = int(row["hidden_size"]), row["swiglu"] == "1"
+        rotary = "rope" in row["case"] or gated
+        try:
+            model = with_overrides(
+                load_model("gpt3-175b"),
+                {
+                    "num_layers": int(row["num_layers"]),
+                    "hidden": hidden,
+                    "num_heads": int(row["heads"]),
+                    "num_kv_heads": int(row["kv_groups"] or row["heads"]),
+                    "head_dim": hidden // int(row["heads"]),
+                    "ffn_hidden": int(row["ffn_hidden_size"] or 4 * hidden),
+                    "gated": gated,
+                    "vocab_padded": None,
+                    "vocab": int(row["vocab"] or 50257),
+                    "learned_positions": 0 if rotary else int(row["seq_len"]),
+                },
+            )
+            plan = Plan(
+                **sizes,
+                vpp=1,
+                dp=world // math.prod(sizes.values()),
+                micro_batch=int(row["mbs"]),
+                sequence_parallel=row["sequence_parallel"] == "1",
+                zero_stage=1 if row["distributed_optimizer"] == "1" else 0,
+                fused_cross_entropy="cross-entropy-loss-fusion" in row["extra_args"],
+                dropout=True,
+                expandable_segments=False,
+            )
+            workload = Workload(int(row["seq_len"]), batch)
+            cluster = hardware_db.load_cluster(PLATFORMS[row["platform"]])
+            plan.num_microbatches(batch)
+            found.append((row, predict(model, workload, cluster, plan, "mcore-26.01")))
+        except ValueError:
+            continue
+    return found
+
+
+def functional_section(path: Path) -> list[str]:
+    """Errors of peak allocated memory on the functional tests, by platform."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row, prediction in functional_cases(path):
+        groups[row["platform"]].append(
+            prediction.allocated_bytes / (1e9 * float(row["mem_max_allocated_gb"])) - 1
+        )
+    lines = [
+        [
+            name,
+            str(len(errors)),
+            f"{statistics.fmean(map(abs, errors)):.1%}",
+            f"{statistics.median(map(abs, errors)):.1%}",
+            f"{statistics.fmean(errors):+.1%}",
+        ]
+        for name, errors in sorted(groups.items())
+    ]
+    return table(["platform", "runs", "mean error", "median", "bias"], lines)
+
+
 if __name__ == "__main__":
     print("\n".join(memory_section(validate(read_rows(Path(sys.argv[1]))))))
+    for name in sys.argv[2:]:
+        print(
+            "\n".join(
+                ["", "Megatron-LM's functional tests, peak allocated:", "", *functional_section(Path(name))]
+            )
+        )
