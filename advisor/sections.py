@@ -118,12 +118,14 @@ def time_section(prediction: Prediction) -> list[str]:
 
 
 def memory_section(prediction: Prediction) -> list[str]:
-    """What the worst rank holds; parts sum to the peak."""
+    """What the worst rank holds; parts sum to the peak. Allocated and reserved as torch counts them."""
     stage = f", {prediction.worst_stage} pipeline stage" if prediction.plan.pp > 1 else ""
     memory = replace(prediction.memory, title="peak")
     return [
         heading(f"Memory of the worst rank{stage}"),
         *tree(memory, GIB, "GiB", 1 if memory.value > 16 * GIB else 2),
+        f"  allocated {prediction.allocated_bytes / GIB:.1f}, reserved {prediction.reserved_bytes / GIB:.1f}, "
+        f"of the device {memory.value / GIB:.1f} of {prediction.device_bytes / GIB:.1f} GiB",
     ]
 
 
