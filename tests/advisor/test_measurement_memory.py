@@ -1,0 +1,70 @@
+"""What a published run leaves unsaid is what it needs to fit; what it states stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from advisor.measurement_memory import recompute_ladder
+from advisor.measurement_rows import Row
+from advisor.measurements import Case, row_case
+from costmodel.model_registry import load_model
+from costmodel.predict import predict
+
+ROW = {
+    "id": "run",
+    "model": "llama3-70b",
+    "system": "dgx-h100",
+    "gpus": "256",
+    "precision": "bf16",
+    "gbs": "512",
+    "mbs": "2",
+    "seq_len": "8192",
+    "fsdp": "256",
+    "step_time_s": "15.4",
+}
+
+
+def case(**changed: str) -> Case:
+    found = row_case(Row(ROW | changed))
+    assert isinstance(found, Case)
+    return found
+
+
+def fits(found: Case) -> bool:
+    return predict(found.model, found.workload, found.cluster, found.plan, found.stack).fits
+
+
+def test_a_run_that_needs_recompute_has_it_and_says_so():
+    found = case()
+    assert found.plan.recompute == "full"
+    assert fits(found)
+    assert any("would not fit" in each and "recompute" in each for each in found.assumptions)
+
+
+def test_what_is_stated_stays():
+    found = case(recompute_granularity="none")
+    assert found.plan.recompute == "none"
+    assert not fits(found)
+
+
+def test_a_run_that_fits_keeps_its_plan():
+    found = case(mbs="1", seq_len="1024", gbs="256")
+    assert found.plan.recompute == "none"
+    assert not any("would not fit" in each for each in found.assumptions)
+
+
+def test_parameters_in_8_bits_come_before_any_recompute():
+    sizes = {"tp": "4", "pp": "8", "vp": "5", "dp": "2", "fsdp": "0", "gpus": "64", "gbs": "128", "mbs": "1"}
+    found = case(precision="fp8-delayed", **sizes)
+    assert found.plan.fp8_param_gather
+    assert found.plan.recompute == "none"
+
+
+@pytest.mark.parametrize(
+    ("model", "module"),
+    [("llama3-8b", "layernorm"), ("mixtral-8x7b", "moe_act"), ("deepseek-v3", "mla_up_proj")],
+)
+def test_the_cheap_modules_of_a_family_come_first(model, module):
+    cheap, large = recompute_ladder(load_model(model))
+    assert module in cheap
+    assert "mlp" in large
