@@ -64,7 +64,7 @@ def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, s
         for offloaded in OFFLOADED:
             plan = replace(plan, offload_modules=offloaded)
             yield plan, f"offload of {'+'.join(offloaded)}"
-    stated = row.text("recompute_granularity")
+    stated = "" if flags_uncertain(row) else row.text("recompute_granularity")
     if stated in ("none", "full") or (stated and row.text("recompute_modules")):
         return
     for modules in recompute_ladder(model):
@@ -81,6 +81,11 @@ def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, s
             replace(plan, recompute="full", recompute_modules=(), recompute_num_layers=share),
             f"recompute of {share} of {layers} layers",
         )
+
+
+def flags_uncertain(row: Row) -> bool:
+    """Whether the row's flags were joined from a recipe that is not the run's own."""
+    return row.text("recipe_match").startswith("partial") or "not pinned" in row.text("recipe_match")
 
 
 def recompute_ladder(model: ModelSpec) -> list[tuple[str, ...]]:

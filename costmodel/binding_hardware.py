@@ -256,7 +256,10 @@ def _release_rate(stack: Stack, generation: str) -> Bound:
 def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) -> dict[str, Bound]:
     """Step constants: the user's own profile, the fit, else the prior (and then the answer says so)."""
     own, fits = tables.get("step", {}), fitted()
-    bound = {"early_stop": Bound(float(stack.early_stop), f"costmodel/stacks.toml: {stack.family}")}
+    bound = {
+        name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}")
+        for name in ("early_stop", "expert_bias_fused")
+    }
     guessed: list[str] = []
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
         name, _, where = key.partition("/")

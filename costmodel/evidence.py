@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from costmodel.model_spec import ModelSpec
 from costmodel.parameters import count_parameters
 from costmodel.plan import Plan
+from costmodel.stack import default_stack, load_stack
 from costmodel.workload import Workload
 from hardware_db import Cluster
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, Setting, load_evidence, load_spread
@@ -37,7 +38,6 @@ from hardware_db.evidence import EVIDENCE_FILE, Evidence, Setting, load_evidence
 Numbers = NDArray[np.float64]
 
 LEVEL = 0.9  # of the interval
-USUAL_STACK = "nemo-26.06"  # where none is named
 Z = 1.645  # standard errors in half of a 90 % interval
 # Distance of a mismatch of kind.
 OTHER = {
@@ -145,13 +145,8 @@ def setting_of(
         micro_batch=plan.micro_batch,
         fsdp=(plan.fsdp_shard_size or plan.dp) if plan.fsdp else 0,
         recompute=plan.recompute,
-        stack="local" if cluster.gpu.generation == "cpu" else _named(stack or USUAL_STACK),
+        stack="local" if cluster.gpu.generation == "cpu" else load_stack(stack or default_stack()).name,
     )
-
-
-def _named(stack: str) -> str:
-    """A release alone is one of the usual family."""
-    return f"{library(USUAL_STACK)}-{stack}" if stack[:1].isdigit() else stack
 
 
 def traits(family: str) -> frozenset[str]:

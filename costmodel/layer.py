@@ -315,7 +315,12 @@ def _again(
     if name == "mla":
         ups = linears(*(layer for layer in gemms if layer in ("q_up", "kv_up")))
         named += x.recompute_mla_up_proj * (ups + small["heads"]["forward"])
+    if name == "attention":
+        # Every other product of the order Q, K, V, projection; the key product's share of QKV.
+        keys = x.k / (x.a + 2 * x.k)
+        named += x.recompute_ops * (keys * linears("qkv") + linears("proj"))
     if name == "mlp":
+        named += x.recompute_ops * x.gates / 2 * linears("fc1")
         whole = linears("fc1", "fc2") + small["activation"]["forward"] + forward.get("tensor_parallel", 0)
         named += x.recompute_mlp * whole
         named += x.recompute_activation * (1 - x.recompute_mlp) * small["activation"]["forward"]
@@ -351,9 +356,10 @@ def ring_merges(
     }
 
 
-# Host time of a launch from a loop in C++ over that of a kernel issued by Python: 3 us over 6 us.
-# Source: Transformer Engine, te_general_grouped_gemm and split_quantize; te42kyfo/gpu-benches, launch latency.
-LOOPED_LAUNCH = 0.5
+# Host time of a launch from a loop in C++ over that of a kernel that a module issues from Python: 3 us over 30 us.
+# Source: Transformer Engine, te_general_grouped_gemm and split_quantize; te42kyfo/gpu-benches, launch latency;
+# host_kernel as fitted.
+LOOPED_LAUNCH = 0.1
 
 
 def _kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amount, Amount]:

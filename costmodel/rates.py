@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling
+from costmodel.amount import Amount, ceiling, minimum
 from costmodel.timing import kernels
 from costmodel.work import linear
 from costmodel.work.linear import Linear
@@ -12,6 +12,10 @@ from costmodel.work.linear import Linear
 # Share by which clock boost raises matrix rates and lowers memory bandwidth. Source: NeMo performance guide,
 # vboost; NVIDIA System Management Interface, boost slider.
 VBOOST_CORES, VBOOST_MEMORY = 0.03, 0.02
+
+# GEMMs of a grouped GEMM that run side by side and share waves. Source: Transformer Engine, cublaslt_gemm.cu,
+# multi_stream_cublas_gemm: one GEMM a group, over four streams.
+GEMM_STREAMS = 4
 
 
 def linear_gemm(x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = False) -> Amount:
@@ -50,9 +54,9 @@ def _recipe_gemm(
     )
     launch, together = x.linear_launch, 1
     if layer.grouped:
-        # One kernel for all groups, or one after the other.
+        # A few streams work on the groups side by side, or one after the other.
         fraction = fraction * x.grouped_scale
-        together = x.grouped * layer.groups + (1 - x.grouped)
+        together = x.grouped * minimum(layer.groups, GEMM_STREAMS) + (1 - x.grouped)
         launch = x.linear_launch * layer.groups / together
     repeats = layer.groups / together
     return launch + repeats * kernels.gemm_time(

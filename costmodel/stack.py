@@ -20,12 +20,14 @@ class Stack:
     """A framework family at a release "yy.mm" ("" where none is known).
 
     attention: kernel of the attention core. early_stop: recompute ends with the last saved tensor.
+    expert_bias_fused: grouped GEMMs of captured expert blocks add biases.
     """
 
     family: str
     release: str
     attention: str
     early_stop: bool
+    expert_bias_fused: bool = False
 
     @property
     def name(self) -> str:
@@ -69,7 +71,14 @@ def load_stack(text: str) -> Stack:
         release = family.get("newest", family["releases"][-1])
     release = release[:5]
     early = bool(release) and months(release) <= months(family.get("early_until", "00.01"))
-    return Stack(name, release, family["early_attention" if early else "attention"], family["early_stop"])
+    fused_from = family.get("expert_bias_fused_from", "99.12")
+    return Stack(
+        name,
+        release,
+        family["early_attention" if early else "attention"],
+        family["early_stop"],
+        bool(release) and months(release) >= months(fused_from),
+    )
 
 
 def months(release: str) -> int:

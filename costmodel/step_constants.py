@@ -49,7 +49,7 @@ PRIORS: dict[str, Prior] = {
     "dispatch_network": Prior(
         0.95, 0.15, 0.2, 1.2, "1", "bandwidth of expert dispatch between domains over one card's"
     ),
-    "attention_rate": Prior(0.9, 0.2, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
+    "attention_rate": Prior(0.8, 0.3, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
     "elementwise_rate": Prior(0.9, 0.15, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
     "kernel_fusion": Prior(
         1.0, 0.10, 0.2, 1.2, "1", "element-wise bandwidth of a framework's kernels over fused ones"
@@ -62,9 +62,9 @@ PRIORS: dict[str, Prior] = {
     "unfused_gemm_fraction": Prior(
         0.6, 0.3, 0.2, 1.0, "1", "batched GEMMs of unfused attention over plain GEMMs"
     ),
-    "straggler": Prior(0.003, 0.5, 0.0002, 0.02, "1", "step time lost for each doubling of the GPUs"),
+    "straggler": Prior(0.004, 0.5, 0.0002, 0.02, "1", "step time lost for each doubling of the GPUs"),
     "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
-    "host_kernel": Prior(10e-6, 0.4, 1e-6, 60e-6, "s", "host time to issue one kernel"),
+    "host_kernel": Prior(25e-6, 0.5, 1e-6, 100e-6, "s", "host time to issue one kernel"),
     "grouped_rate": Prior(0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"),
     "scan_fraction": Prior(0.03, 0.4, 0.005, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
     "dispatch_rate": Prior(

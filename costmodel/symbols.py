@@ -321,6 +321,7 @@ INPUTS: tuple[Input, ...] = tuple(
         gemm_scale | 1 | the same for 16-bit GEMMs outside the recipe (logits, unfused attention)
         library_scale | 1 | rate of a framework's matrix kernels (library release) over those of the tables
         release_scale | 1 | rate of all kernels of a software release over that of its family
+        expert_bias_fused | 1 | 1 when grouped GEMMs of captured expert blocks add the experts' biases
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_softmax | 1 | weight of the softmax in an attention kernel over that of cuDNN's
         attention_scale | 1 | rate of attention inside a training step over the kernel tables

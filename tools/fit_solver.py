@@ -15,9 +15,11 @@ OUTLIER = 0.05  # residuals beyond about this count less and less (pseudo-Huber)
 STEP = 1e-4  # of the finite differences, in log space
 # Of the deviations from the priors, in widths: a row at OUTLIER weighs as much as a constant one width off.
 PRIOR_WEIGHT = 1.0
-REWEIGHTINGS = 12  # of a fit without a group
-# Below the host-bound regime host_kernel moves nothing, so the search begins well inside it.
-HOST_BOUND_START = 25e-6
+# Of a fit without a group; constants that move by less than NEAR (log) need no further linearisation.
+REWEIGHTINGS, LINEARISATIONS, NEAR = 12, 5, 0.3
+# Below the host-bound regime host_kernel moves nothing, so the search begins well inside it, also where an earlier
+# fit left it at its prior.
+HOST_BOUND_START, UNMOVED = 40e-6, 0.1
 
 
 @dataclass
@@ -84,8 +86,11 @@ def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 
     """The constants that the rows and the priors determine together."""
     parameters = list(stack.owners)
     centre, width, low, high = _priors(parameters)
-    given = {name: HOST_BOUND_START for name in parameters if name.startswith("host_kernel/")}
-    given |= start or {}
+    given = dict(start or {})
+    for name in parameters:
+        prior = PRIORS["host_kernel"].value
+        if name.startswith("host_kernel/") and abs(given.get(name, prior) / prior - 1) < UNMOVED:
+            given[name] = HOST_BOUND_START
     begin = np.log([given.get(name, np.exp(value)) for name, value in zip(parameters, centre, strict=True)])
     groups = colours(stack, parameters)
     weights = stack.weights
@@ -124,22 +129,29 @@ def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 
 def without(stack: Stack, whole: Fit, held: np.ndarray) -> np.ndarray:
     """Constants in log space of a fit without the rows `held`, by reweighted least squares.
 
-    The formulas are taken as linear in the logarithms around the fit to all rows, which what one group
-    of rows moves stays near to.
+    The formulas are taken as linear in the logarithms, around the fit to all rows at first and then
+    around what came of it, where that is not near.
     """
     centre, width, low, high = _priors(whole.parameters)
     rows = ~held
-    raw, base, weights = whole.jacobian[rows], whole.residuals[rows], stack.weights[rows]
+    weights = stack.weights[rows]
     prior = np.diag((PRIOR_WEIGHT / width) ** 2)
-    point = whole.point.copy()
-    for _ in range(REWEIGHTINGS):
-        error = (base + raw @ (point - whole.point)) / OUTLIER
-        # pseudo-Huber as weights of a square: 1 / sqrt(1 + error^2)
-        weight = weights**2 / np.sqrt(1 + error**2) / OUTLIER**2
-        target = base - raw @ whole.point
-        left = raw.T @ (weight[:, None] * raw) + prior
-        right = -raw.T @ (weight * target) + prior @ centre
-        point = np.clip(np.linalg.solve(left, right), low, high)
+    around, base, raw = whole.point, whole.residuals[rows], whole.jacobian[rows]
+    point = around
+    for again in reversed(range(LINEARISATIONS)):
+        for _ in range(REWEIGHTINGS):
+            error = (base + raw @ (point - around)) / OUTLIER
+            # pseudo-Huber as weights of a square: 1 / sqrt(1 + error^2)
+            weight = weights**2 / np.sqrt(1 + error**2) / OUTLIER**2
+            left = raw.T @ (weight[:, None] * raw) + prior
+            right = -raw.T @ (weight * (base - raw @ around)) + prior @ centre
+            point = np.clip(np.linalg.solve(left, right), low, high)
+        if not again or np.abs(point - around).max() < NEAR:
+            break
+        # Half the way, for the formulas bend.
+        around = (point + around) / 2
+        base, raw = jacobian(stack, whole.parameters, around, colours(stack, whole.parameters))
+        base, raw = base[rows], raw[rows]
     return point
 
 

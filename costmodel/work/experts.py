@@ -109,12 +109,14 @@ BIAS_KERNELS = (4.0, 8.0)
 def expert_bias_stream(x: SimpleNamespace) -> Stream:
     """Biases of the experts' linear layers, added slice by slice outside the grouped GEMM.
 
+    Newest releases have kernels that add them inside, for shapes that do not change: whole expert blocks in graphs.
     Source: Megatron-Core, experts.py, TEGroupedMLP._apply_bias: split, bias x probability, add, cat, cast.
     """
     rows, width = expert_rows(x), x.fe / x.etp
     columns = {"fc1": (1 + x.gates) * width, "fc2": x.he}
+    apart = x.biases * (1 - x.expert_bias_fused * x.graph_experts)
     both = [
-        x.biases * sum(BIAS_BYTES[name][index] * rows * columns[name] for name in columns) for index in (0, 1)
+        apart * sum(BIAS_BYTES[name][index] * rows * columns[name] for name in columns) for index in (0, 1)
     ]
     return Stream("expert_bias", both[0], both[1])
 

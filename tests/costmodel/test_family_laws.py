@@ -51,12 +51,12 @@ def not_slower(quick: Prediction, slow: Prediction, apart: float = 0.0) -> bool:
     Exact while the host keeps up. Where it does not, compute that gets shorter hides less data-parallel traffic
     while the step waits for the host all the same: at most 2 % of the step, see the expected failures below.
     Overlapped dispatch hides under the mean compute of the model's layers, of which the slowest stage may have other
-    shares: at most 0.1 %.
+    shares: at most 0.3 %.
     """
     waits = quick.values["host_bound"] + slow.values["host_bound"] > 0
     apart *= quick.step_time_s / quick.values["synchronous_time"]
     return quick.step_time_s - apart <= slow.step_time_s * (
-        1 + (0.02 if waits else 1e-3 if quick.plan.overlap_moe_comm else 1e-12)
+        1 + (0.02 if waits else 3e-3 if quick.plan.overlap_moe_comm else 1e-12)
     )
 
 
