@@ -12,7 +12,7 @@ from typing import Any
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.pipeline import with_schedule
 from advisor.ranking import Timed, ranking
-from costmodel.predict import predict
+from costmodel.predict import Prediction, predict
 
 # Mean error of predicted against published peaks, SimuMax 2.5 to 6 % and torchtitan 8 to 9 % (docs/accuracy.md).
 MEMORY_ERROR = 0.06

@@ -154,7 +154,13 @@ class TestGraphs:
 
 class TestStack:
     def gpt_oss(self, **changed: Any) -> Prediction:
-        knobs: dict[str, Any] = {"ep": 16, "micro_batch": 4, "moe_dispatcher": "hybridep", "cuda_graph": True}
+        knobs: dict[str, Any] = {
+            "ep": 16,
+            "micro_batch": 4,
+            "moe_dispatcher": "hybridep",
+            "dispatcher_sms": 32,
+        }
+        knobs |= {"cuda_graph": True, "cuda_graph_scope": ("full_iteration",), "overlap_moe_comm": True}
         return step("gpt-oss-120b", "gb300-nvl72", 64, 4096, 1280, precision="mxfp8", **knobs | changed)
 
     def test_CL088_every_answer_carries_a_band_wider_than_one_release_moves(self):
@@ -175,10 +181,15 @@ class TestStack:
         )
         assert "90 % interval" in text.output
 
-    @pytest.mark.skip(
-        reason="issue 4: what part of the band is the release's comes with calibration's noise bands"
-    )
-    def test_CL088_the_band_says_how_much_of_it_is_the_software_release(self): ...
+    def test_CL088_another_release_is_another_prediction_with_its_own_evidence(self):
+        """What a release changes is fitted: 25.11 and 26.06 differ, and one nobody published takes its neighbour's."""
+        times = {
+            stack: step("llama3-8b", "gb200-nvl72", 8, 8192, 128, precision="mxfp8", stack=stack).step_time_s
+            for stack in ("nemo-25.04", "nemo-26.06", "26.06", "nemo-26.07")
+        }
+        assert times["26.06"] == times["nemo-26.06"]
+        assert times["nemo-25.04"] > 1.05 * times["nemo-26.06"]
+        assert 0.9 < times["nemo-26.07"] / times["nemo-26.06"] < 1.1
 
 
 class TestEnvironment:

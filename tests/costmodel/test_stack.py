@@ -1,0 +1,83 @@
+"""The software stack: its names, what follows from a family, and releases that nobody published."""
+
+from __future__ import annotations
+
+import pytest
+
+import hardware_db
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import Prediction, predict
+from costmodel.stack import default_stack, families, load_stack, months, nearest_release
+from costmodel.workload import Workload
+
+
+def on_h100(stack: str | None, **knobs) -> Prediction:
+    cluster = hardware_db.load_cluster("dgx-h100")
+    return predict(load_model("llama3-8b"), Workload(8192, 64), cluster, Plan(dp=8, **knobs), stack)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nemo-26.06", "nemo-26.06"),
+        ("26.06", "nemo-26.06"),
+        ("nemo", default_stack()),
+        ("mcore-26.03", "mcore-26.03"),
+        ("26.03", "mcore-26.03"),
+        ("torchtitan", "torchtitan-26.06"),
+        ("local", "local"),
+    ],
+)
+def test_names(text, name):
+    assert load_stack(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "way_out"),
+    [("nemmo-26.06", "nemo"), ("nemo-latest", "year.month"), ("", "Families"), ("xyz", "Families")],
+)
+def test_wrong_names_end_in_one_line(text, way_out):
+    with pytest.raises(ValueError, match=way_out) as caught:
+        load_stack(text)
+    assert "\n" not in str(caught.value)
+    assert "--stack" in str(caught.value)
+
+
+def test_the_default_is_the_newest_of_the_first_family():
+    name, family = next(iter(families().items()))
+    assert default_stack() == f"{name}-{family['newest']}"
+    assert on_h100(None).step_time_s == on_h100(default_stack()).step_time_s
+
+
+def test_every_family_is_whole():
+    for name, family in families().items():
+        assert {"title", "releases", "attention", "early_stop"} <= family.keys(), name
+        assert family["releases"] == sorted(family["releases"], key=months), name
+        assert family.get("newest", "") in ("", *family["releases"]), name
+
+
+def test_the_nearest_release_is_the_one_nearest_in_time():
+    assert nearest_release("25.12", ["24.01", "25.11", "26.02"]) == "25.11"
+    assert nearest_release("26.01", ["25.12", "26.02"]) == "26.02"  # the later of two as near
+    assert nearest_release("26.01", []) is None
+
+
+def test_a_release_nobody_published_takes_the_nearest_ones_rates_and_says_so():
+    unknown, known = on_h100("nemo-26.07"), on_h100("nemo-26.06")
+    assert unknown.step_time_s == pytest.approx(known.step_time_s, rel=0.2)
+    assert any("nemo-26.07: no published run" in note for note in unknown.assumptions)
+    assert not any("no published run on" in note for note in known.assumptions)
+
+
+def test_a_checkpoint_that_stops_early_repeats_less():
+    early, whole = (
+        on_h100(stack, recompute="full", recompute_num_layers=32).values for stack in ("llm_foundry", "nemo")
+    )
+    share = [values["mlp_recompute"] / values["mlp_forward"] for values in (early, whole)]
+    assert share[0] < share[1] == pytest.approx(1)
+    assert early["attention_recompute"] == pytest.approx(early["attention_forward"])
+
+
+def test_early_releases_ran_earlier_attention_kernels():
+    assert load_stack("nemo-24.05").attention != load_stack("nemo-24.07").attention

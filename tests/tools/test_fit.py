@@ -1,0 +1,98 @@
+"""The fit of step constants: planted constants are recovered, groups that are left out do not count."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
+if TOOLS not in sys.path:
+    sys.path.insert(0, TOOLS)
+
+import fit_cases  # noqa: E402
+import fit_solver  # noqa: E402
+
+from advisor.measurements import Row, row_case  # noqa: E402
+
+PLANTED = {"gemm_rate/hopper-bf16": 0.80, "attention_rate/hopper-cudnn": 0.70, "straggler/nemo": 0.006}
+
+
+def rows() -> list[Row]:
+    """Llama-like runs with more and less attention, on more and fewer GPUs."""
+    return [
+        Row(
+            {
+                "id": f"{model}-{seq_len}-{gpus}", "source": "planted", "container": "nemo:25.02", "task": "pretrain",
+                "model": model, "system": "dgx-h100", "gpus": str(gpus), "precision": "bf16", "gbs": str(8 * gpus),
+                "mbs": "1", "seq_len": str(seq_len), "tp": "8", "pp": "1", "step_time_s": "1",
+            }
+        )
+        for model in ("llama3-8b", "llama2-13b", "llama3-70b")
+        for seq_len in (2048, 8192, 32768)
+        for gpus in (8, 64, 512)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stack():
+    """Cases whose measured times are predictions with the planted constants, and speak louder than priors."""
+    cases = [row_case(row) for row in rows()]
+    found = fit_cases.stack_cases(cases, [10.0] * len(cases))
+    found.measured = found.measured * np.exp(found.residuals(list(PLANTED), np.array(list(PLANTED.values()))))
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(stack):
+    return fit_solver.fit(stack)
+
+
+def test_planted_constants_are_recovered(stack, whole):
+    """As products: a format's rate, its library's and its release's move the same times."""
+    found = dict(zip(whole.parameters, whole.values, strict=True))
+    assert np.abs(np.expm1(whole.residuals)).max() < 0.01
+    for planted, symbols in (
+        ("gemm_rate/hopper-bf16", ("library_scale", "release_scale")),
+        ("attention_rate/hopper-cudnn", ("release_scale",)),
+    ):
+        on_file = PLANTED[planted] * np.prod([stack.inputs[symbol][0] for symbol in symbols])
+        owners = {symbol: name for name, owned in stack.owners.items() for symbol in owned}
+        assert found[planted] * np.prod([found[owners[symbol]] for symbol in symbols]) == pytest.approx(
+            on_file, rel=0.05
+        )
+
+
+def test_derivatives_are_those_of_the_residuals(stack, whole):
+    """Constants of one colour are moved together; each keeps the rows that are its own."""
+    for index in range(0, len(whole.parameters), 5):
+        moved = whole.point.copy()
+        moved[index] += 1e-3
+        change = (stack.residuals(whole.parameters, np.exp(moved)) - whole.residuals) / 1e-3
+        assert change == pytest.approx(whole.jacobian[:, index], abs=2e-3)
+
+
+def test_constants_of_one_colour_share_no_row(stack, whole):
+    for members in fit_solver.colours(stack, whole.parameters):
+        masks = [stack.mask(whole.parameters[index]).astype(int) for index in members]
+        assert np.sum(masks, axis=0).max() <= 1
+
+
+def test_leaving_a_group_out_is_a_fit_without_its_rows(stack, whole):
+    """Measured times of the group may be anything: the constants come out the same."""
+    held = np.array([case.model.name == "llama3-70b" for case in stack.cases])
+    first = fit_solver.without(stack, whole, held)
+    spoilt = fit_solver.Fit(
+        whole.parameters,
+        whole.point,
+        whole.errors,
+        np.where(held, 5.0, whole.residuals),
+        whole.jacobian,
+        whole.covariance,
+    )
+    assert fit_solver.without(stack, spoilt, held) == pytest.approx(first)
+    errors = fit_solver.left_out(stack, whole, [case.model.name for case in stack.cases])
+    assert np.isfinite(errors).all()
+    assert np.abs(np.expm1(errors)).mean() < 0.1
