@@ -33,7 +33,7 @@ PRECISION_NAMES = {
 SQUAD_TOKENS, SQUAD_SPREAD = 250, 0.5
 # Tokens of the busiest expert rank over the mean when nothing forces balance: a run of Qwen3-235B on 8 expert ranks
 # takes 9 to 24 % longer at 16 to 128 k tokens than with forced balance. Source: Megatron-MoE-ModelZoo, long context.
-NATURAL_IMBALANCE = 2.0
+NATURAL_IMBALANCE = 1.75
 # Names of other frameworks and shorthands -> our recompute modules.
 MODULE_NAMES = {"core": "core_attn", "mla_up_proj": "mla_up_proj"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
@@ -95,8 +95,9 @@ def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
 
 def routes_naturally(row: Row) -> bool:
     """Whether tokens go where the router sends them: no forced balance, none dropped, several expert ranks."""
-    dropped = row.text("moe_token_drop") not in ("", "0", "none")
-    return row.text("moe_force_balance") == "0" and not dropped and row.count("ep") > 1
+    dropped = row.text("moe_token_drop").startswith("cf=")
+    natural = row.text("moe_force_balance") == "0" or "natural routing" in row.text("notes")
+    return natural and not dropped and row.count("ep") > 1
 
 
 def packs_squad(row: Row) -> bool:

@@ -109,7 +109,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "library_scale": f"library_rate/{family}",
         "release_scale": f"release_rate/{stack.name}-{generation}",
         "attention_scale": f"attention_rate/{generation}-{stack.attention}",
-        "attention_softmax": f"attention_softmax/{generation}-{stack.attention}",
+        "attention_softmax": f"attention_softmax/{stack.attention}",
         "elementwise_scale": f"elementwise_rate/{generation}",
         "kernel_fusion": f"kernel_fusion/{family}",
         "grouped_scale": f"grouped_rate/{generation}-{gemm}",
