@@ -197,9 +197,9 @@ def _sizes(
     if gpus % (tp * pp * cp):
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp x cp = {tp * pp * cp}")
     etp = row.count("etp")
-    if model.moe is not None and not row.text("ep") and "ep" in row.text("moe_dispatcher"):
+    if model.moe is not None and ep == 1 < gpus and "ep" in row.text("moe_dispatcher"):
         ep = next(size for size in range(gpus, 0, -1) if not gpus % size and not model.moe.num_experts % size)
-        assumed.append(f"expert parallel size not stated: {ep}, which its dispatcher has something to do on")
+        assumed.append(f"its dispatcher exchanges tokens, so that experts are spread: expert parallel {ep}")
     if model.moe is None:
         ep = etp = 1
     elif row.text("etp") or tp == 1 or gpus % (pp * ep * tp) or habit.get("plain_experts"):

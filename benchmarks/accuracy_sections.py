@@ -15,7 +15,7 @@ GROUPS = {
     "stack": "software release",
     "source": "source",
 }
-LEFT_OUT = ("model", "system", "release")
+LEFT_OUT = ("tenth", "model", "release", "system")
 # A reason that has not been given.
 NOT_STUDIED = "not studied"
 
@@ -83,8 +83,9 @@ def summary_section(
 def holdout_section(report: Report, fit: Mapping[str, Any]) -> list[str]:
     """Errors in sample beside those of rows whose model, system or release was left out of the fit."""
     rows = []
-    if "mape" in fit:
-        rows.append(["the fit's rows, in sample", percent(fit["mape"]), percent(fit.get("median_ape"))])
+    if "mape_in_sample" in fit:
+        mean, median = fit["mape_in_sample"], fit.get("median_in_sample")
+        rows.append(["the fit's rows of this table, in sample", percent(mean), percent(median)])
     for kind in LEFT_OUT:
         mean, median = (fit.get(f"{size}_leave_one_{kind}_out") for size in ("mape", "median"))
         rows.append([f"leave one {kind} out", percent(mean), percent(median)])
@@ -95,9 +96,10 @@ def holdout_section(report: Report, fit: Mapping[str, Any]) -> list[str]:
         "## In sample and left out",
         "",
         "The factors over the kernel tables are fitted to these rows. What they are worth shows where a whole model, "
-        "system or software release is left out of the fit and then predicted. Fits use the closed form, without the "
-        f"schedule's simulation, and {fit.get('rows', 'some')} rows of {fit.get('table', 'the tables')}; "
-        "a dash: not computed.",
+        "system or software release is left out of the fit and then predicted, and a tenth of the rows, as one more run of "
+        "these tables would be. Fits use the closed form, without the schedule's simulation, and "
+        f"{fit.get('rows', 'some')} rows of {', '.join(fit.get('tables', ['the tables']))}, without those that their "
+        "publisher calls untuned; a dash: not computed.",
         "",
         *table(["errors", "mean", "median"], [shipped, *rows]),
     ]

@@ -9,7 +9,7 @@ family, never by model or row. Values come from `hardware_db/calibrated/step.tom
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,17 @@ PRIORS: dict[str, Prior] = {
         3.5 * GIB, 0.3, 0.5 * GIB, 10 * GIB, "byte", "CUDA context, libraries, NCCL buffers"
     ),
 }
+
+
+# Widths of formats whose kernel tables are of inference libraries' kernels, which training does not run.
+FORMAT_WIDTH = {"nvfp4": 0.3}
+
+
+def prior_of(parameter: str) -> Prior:
+    """The prior of a constant `name/key`, wider for a format whose tables say less."""
+    name, _, key = parameter.partition("/")
+    width = FORMAT_WIDTH.get(key.rpartition("-")[2])
+    return replace(PRIORS[name], width=width) if width else PRIORS[name]
 
 
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 from fit_cases import Stack
 from scipy.optimize import least_squares
 
-from costmodel.step_constants import PRIORS
+from costmodel.step_constants import PRIORS, prior_of
 
 OUTLIER = 0.05  # residuals beyond about this count less and less (pseudo-Huber)
 STEP = 1e-4  # of the finite differences, in log space
@@ -71,7 +71,7 @@ def jacobian(
 
 
 def _priors(parameters: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    priors = [PRIORS[name.split("/")[0]] for name in parameters]
+    priors = [prior_of(name) for name in parameters]
     centre = np.log([prior.value for prior in priors])
     width = np.array([prior.width for prior in priors])
     return (
