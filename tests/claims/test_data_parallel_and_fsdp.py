@@ -398,7 +398,7 @@ def test_CL216_an_all_to_all_has_one_network_card_where_a_ring_has_eight(ranks):
     size = 1024 * MIB
     ring = size * (ranks - 1) / ranks / all_gather_time(x, size, ranks, 8)
     assert cross_node_rate(ranks) < 50 * GB
-    assert ring > 7 * cross_node_rate(ranks)
+    assert ring > 6.5 * cross_node_rate(ranks)  # in a step rings lose some, a single card has little to lose
 
 
 @pytest.mark.xfail(

@@ -240,7 +240,7 @@ def test_shorter_kernels_never_slow_a_step_that_waits_for_the_host():
     full, packed = (
         with_a_slow_host(model, Workload(2048, 1, mean_length=mean), plan)["step_time"] for mean in (0, 1024)
     )
-    assert packed <= full
+    assert packed <= full * (1 + 1e-12)
 
 
 def test_selective_recompute_issues_its_kernels_again():
