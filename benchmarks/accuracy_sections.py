@@ -96,8 +96,8 @@ def holdout_section(report: Report, fit: Mapping[str, Any]) -> list[str]:
         "## In sample and left out",
         "",
         "The factors over the kernel tables are fitted to these rows. What they are worth shows where a whole model, "
-        "system or software release is left out of the fit and then predicted, and a tenth of the rows, as one more run "
-        "of these tables would be. Fits use the closed form, without the schedule's simulation, and "
+        "system or software release is left out of the fit and then predicted, and a tenth of the rows, as one more "
+        "run of these tables would be. Fits use the closed form, without the schedule's simulation, and "
         f"{fit.get('rows', 'some')} rows of {', '.join(fit.get('tables', ['the tables']))}, without those that their "
         "publisher calls untuned; a dash: not computed.",
         "",
