@@ -52,6 +52,7 @@ OTHER = {
     "library": 0.8,
     "layout": 0.15,  # each of tp, pp, cp, ep, fsdp that one run uses and the other does not
     "recompute": 0.2,
+    "technique": 0.1,  # each of `Setting.techniques` that one run has and the other has not
 }
 # Distance of a factor of two, and of a year between releases.
 DOUBLE = {"gpus": 0.1, "parameters": 0.12, "seq_len": 0.12, "micro_batch": 0.1}
@@ -76,6 +77,7 @@ WIDE = 0.45
 SPREAD = {"scale": 1.0, "growth": 0.1}
 NO_EVIDENCE = "no published run is on file: a wide interval is assumed"
 TRAITS = {"moe": "experts", "mla": "latent", "hybrid": "scan", "gated-delta": "delta", "csa": "compressed"}
+DISPATCHERS = frozenset(("alltoall", "deepep", "hybridep", "allgather"))
 KINDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
 
@@ -146,7 +148,20 @@ def setting_of(
         fsdp=(plan.fsdp_shard_size or plan.dp) if plan.fsdp else 0,
         recompute=plan.recompute,
         stack="local" if cluster.gpu.generation == "cpu" else load_stack(stack or default_stack()).name,
+        techniques=" ".join(techniques(model, plan)),
     )
+
+
+def techniques(model: ModelSpec, plan: Plan) -> list[str]:
+    """Words of what moves a step beside layout, formats and recompute."""
+    spread = model.moe is not None and plan.ep > 1
+    words = {
+        plan.moe_dispatcher: spread,
+        "overlapped-dispatch": spread and plan.overlap_moe_comm,
+        "graphs": plan.cuda_graph,
+        "offload": bool(plan.offload_layers or plan.offload_modules),
+    }
+    return [word for word, used in words.items() if used]
 
 
 def traits(family: str) -> frozenset[str]:
@@ -277,10 +292,23 @@ class Table:
             * self.other("library", library(query.stack))
             + YEAR * np.nan_to_num(np.abs(self.years - year(query.stack)), nan=1.0),
             "recompute": OTHER["recompute"] * self.other("recompute", query.recompute),
+            "techniques": OTHER["technique"] * self._techniques(query),
         }
         layout = OTHER["layout"] * (self.uses != list(uses(query)))
         found |= {kind: layout[:, index] for index, kind in enumerate((*KINDS, "fsdp"))}
         return found | {name: self._doubles(name, query) for name in ("gpus", "seq_len", "micro_batch")}
+
+    @cached_property
+    def techniques(self) -> list[frozenset[str]]:
+        """Words of each run's techniques."""
+        return [frozenset(run.techniques.split()) for run in self.runs]
+
+    def _techniques(self, query: Setting) -> Numbers:
+        """Techniques in which each run differs; another dispatcher counts as one."""
+        mine = frozenset(query.techniques.split())
+        return np.array(
+            [len((mine - its) | (its - mine)) - _swapped(mine, its) for its in self.techniques], dtype=float
+        )
 
     def _doubles(self, name: str, query: Setting) -> Numbers:
         size: float = getattr(query, name)
@@ -386,6 +414,23 @@ def differences(query: Setting, run: Setting, terms: dict[str, float], most: int
     return tuple(dict.fromkeys(_word(name, query, run) for name in ordered))[:most]
 
 
+def _swapped(mine: frozenset[str], its: frozenset[str]) -> bool:
+    """Whether both exchange tokens, with different dispatchers."""
+    return len((mine ^ its) & DISPATCHERS) == 2
+
+
+def _technique_words(mine: frozenset[str], its: frozenset[str]) -> str:
+    words = []
+    here, there = mine & DISPATCHERS, its & DISPATCHERS
+    if here != there and here and there:
+        words.append(f"{min(here)} instead of {min(there)}")
+    both = (here | there) if here and there else frozenset()
+    for sign, others in (("with", mine - its - both), ("without", its - mine - both)):
+        if others:
+            words.append(f"{sign} {' and '.join(sorted(others))}")
+    return ", ".join(words).replace("-", " ")
+
+
 def _word(name: str, query: Setting, run: Setting) -> str:
     mine, its = getattr(query, name), getattr(run, name)
     if name == "gpu":
@@ -399,6 +444,8 @@ def _word(name: str, query: Setting, run: Setting) -> str:
         return f"sequences of {mine:,} instead of {its:,}"
     if name == "micro_batch":
         return f"micro-batch {mine} instead of {its}"
+    if name == "techniques":
+        return _technique_words(frozenset(mine.split()), frozenset(its.split()))
     if name == "recompute":
         return f"recompute {mine} instead of {its}"
     if name == "fsdp":

@@ -26,6 +26,7 @@ class Setting:
     family: of the model (dense, moe, mla-moe, ...). layers, hidden: counts [1]. parameters: those that work on a
     token [1]. generation: of the GPU. seq_len [token], global_batch [sequence]; fsdp: GPUs of a sharding group
     shard, 0 none. recompute: none, selective or full. stack: software family and release, as nemo-26.06.
+    techniques: words of what else moves a step: the experts' dispatcher, overlapped-dispatch, graphs, offload.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Setting:
     fsdp: int
     recompute: str
     stack: str
+    techniques: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ def _priors(parameters: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     )
 
 
-def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 60) -> Fit:
+def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 150) -> Fit:
     """The constants that the rows and the priors determine together."""
     parameters = list(stack.owners)
     centre, width, low, high = _priors(parameters)
@@ -117,8 +117,8 @@ def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 
         bounds=(low, high),
         method="trf",
         max_nfev=evaluations,
-        ftol=1e-5,
-        xtol=1e-5,
+        ftol=1e-6,
+        xtol=1e-6,
     )
     covariance = np.linalg.pinv(result.jac.T @ result.jac)
     scale = 2 * result.cost / max(1, len(result.fun) - len(centre))

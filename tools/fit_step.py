@@ -67,13 +67,7 @@ def main() -> None:
     stack = stack_cases(
         cases, [GRID_SHARE if index else 1.0 for index, table in enumerate(tables) for _ in table]
     )
-    start = {
-        f"{name}/{key}": record["value"]
-        for name, records in fitted().items()
-        if name in PRIORS
-        for key, record in records.items()
-    }
-    whole = fit(stack, start)
+    whole = fit(stack)
     own = slice(0, len(tables[0]))  # errors are told of the first table
     summary: dict[str, Any] = {
         "rows": len(cases),
