@@ -284,3 +284,30 @@ def test_predictions_carry_their_evidence():
 def test_settings_are_plain_values():
     assert isinstance(PLAIN, Setting)
     assert (PLAIN.family, PLAIN.generation, PLAIN.gpus, PLAIN.fsdp) == ("dense", "hopper", 8, 0)
+
+
+def test_techniques_that_differ_are_named():
+    """A step that is quicker for its graphs is not said to differ by its release alone."""
+    model, workload = load_model("deepseek-v3"), Workload(4096, 2048)
+    cluster = hardware_db.load_cluster("gb200-nvl72")
+    layout = {"pp": 4, "vpp": 4, "ep": 64, "dp": 64}
+    plain = setting_of(model, workload, cluster, Plan(**layout), "nemo-26.06")
+    tuned = setting_of(
+        model,
+        workload,
+        cluster,
+        Plan(**layout, moe_dispatcher="hybridep", overlap_moe_comm=True, cuda_graph=True),
+        "nemo-26.06",
+    )
+    assert plain.techniques == "alltoall"
+    table = Table(
+        (
+            Evidence(
+                **asdict(plain), id="a", source="s", date="", measured_step_time_s=1, error=0, held_error=0
+            ),
+        )
+    )
+    assert table.distances(plain)[0] == 0
+    (near,) = table.nearest(tuned)
+    assert near.differences == ("hybridep instead of alltoall, with graphs and overlapped dispatch",)
+    assert near.distance > 0
