@@ -211,7 +211,17 @@ class Table:
         """Every name that is compared as it is."""
         columns = {
             name: [getattr(run, name) for run in self.runs]
-            for name in ("id", "model", "generation", "gpu", "cluster", "precision", "task", "recompute")
+            for name in (
+                "id",
+                "model",
+                "generation",
+                "gpu",
+                "cluster",
+                "precision",
+                "task",
+                "recompute",
+                "techniques",
+            )
         }
         columns["library"] = [library(run.stack) for run in self.runs]
         return {name: np.array(values, dtype=object) for name, values in columns.items()}
@@ -298,17 +308,12 @@ class Table:
         found |= {kind: layout[:, index] for index, kind in enumerate((*KINDS, "fsdp"))}
         return found | {name: self._doubles(name, query) for name in ("gpus", "seq_len", "micro_batch")}
 
-    @cached_property
-    def techniques(self) -> list[frozenset[str]]:
-        """Words of each run's techniques."""
-        return [frozenset(run.techniques.split()) for run in self.runs]
-
     def _techniques(self, query: Setting) -> Numbers:
         """Techniques in which each run differs; another dispatcher counts as one."""
         mine = frozenset(query.techniques.split())
-        return np.array(
-            [len((mine - its) | (its - mine)) - _swapped(mine, its) for its in self.techniques], dtype=float
-        )
+        known, values = self.codes["techniques"]
+        sets = [frozenset(words.split()) for words in known]
+        return np.array([len(mine ^ its) - _swapped(mine, its) for its in sets], dtype=float)[values]
 
     def _doubles(self, name: str, query: Setting) -> Numbers:
         size: float = getattr(query, name)
