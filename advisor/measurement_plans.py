@@ -158,14 +158,12 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
 
 
 def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]) -> int:
-    """As stated, else 1; torchtitan splits a rank's batch into as many micro-batches as there are stages."""
+    """As stated, else 1, or as its framework splits a rank's batch: into as many as there are stages."""
     if row.number("mbs"):
         return row.count("mbs")
     local = row.count("gbs") // sizes["dp"]
-    if habit["family"] == "torchtitan" and sizes["pp"] > 1 and local % sizes["pp"] == 0:
-        assumed.append(
-            f"micro-batch not stated: {local // sizes['pp']}, torchtitan's default of one for each stage"
-        )
+    if habit.get("micro_batch_per_stage") and sizes["pp"] > 1 and local % sizes["pp"] == 0:
+        assumed.append(f"micro-batch not stated: {local // sizes['pp']}, the batch in one for each stage")
         return local // sizes["pp"]
     assumed.append("micro-batch not stated: 1")
     return 1
@@ -308,20 +306,14 @@ def _plain_flags(row: Row) -> dict[str, Any]:
 
 def _recompute(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple[str, ...], int]:
     """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage."""
-    torchtitan = habit["family"] == "torchtitan"
-    stated = row.text("recompute_granularity") or habit.get(
-        "recompute", "selective" if torchtitan else "none"
-    )
+    stated = row.text("recompute_granularity") or habit.get("recompute", "none")
     if stated == "full":
         layers = row.text("recompute_num_layers")
         return "full", (), int(layers) * vpp if layers.isdigit() else 0
     if stated != "selective":
         return "none", (), 0
     if "recompute_modules" in habit:
-        more = ("ops",) if torchtitan else ()
-        # NVFP4 products are functions of their own, none of those that per-op recompute keeps.
-        more += ("mlp",) if torchtitan and "nvfp4" in row.text("precision") else ()
-        return "selective", (*habit["recompute_modules"], *more), 0
+        return "selective", tuple(habit["recompute_modules"]), 0
     named = re.split(r"[+(),\s]+", row.text("recompute_modules"))
     modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
     return "selective", modules or ("core_attn",), 0

@@ -245,21 +245,13 @@ def _recompute(c: Columns, stage_layers: Array) -> dict[str, Array]:
     full = c["recompute"] == code("recompute", "full")
     selective = c["recompute"] == code("recompute", "selective")
     chosen = np.where(c["recompute_num_layers"] > 0, c["recompute_num_layers"], stage_layers)
-    names = {"attention": "core_attn", "norm": "layernorm"}
-    ours = (
-        "attention",
-        "mlp",
-        "norm",
-        "activation",
-        "moe",
-        "moe_act",
-        "shared_experts",
-        "mla_up_proj",
-        "ops",
-    )
+    names = {"core_attn": "attention", "layernorm": "norm"}
     return {
         "recompute_layers": np.where(full, np.minimum(chosen / np.maximum(stage_layers, 1), 1.0), 0.0)
-    } | {f"recompute_{name}": selective * c[f"recompute_{names.get(name, name)}"] for name in ours}
+    } | {
+        f"recompute_{names.get(module, module)}": selective * c[f"recompute_{module}"]
+        for module in RECOMPUTE_MODULES
+    }
 
 
 def _graphs(c: Columns, model: ModelSpec) -> dict[str, Array]:

@@ -17,7 +17,6 @@ L. Guan, Biometrika 110 (2023), arXiv:2106.08460.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -27,12 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.model_spec import ModelSpec
-from costmodel.parameters import count_parameters
-from costmodel.plan import Plan
-from costmodel.stack import default_stack, load_stack
-from costmodel.workload import Workload
-from hardware_db import Cluster
+from costmodel.evidence_setting import KINDS, TRAITS, bits, differences, library, swapped, traits, uses, year
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, Setting, load_evidence, load_spread
 
 Numbers = NDArray[np.float64]
@@ -76,9 +70,6 @@ LARGEST = math.log(2)
 WIDE = 0.45
 SPREAD = {"scale": 1.0, "growth": 0.1}
 NO_EVIDENCE = "no published run is on file: a wide interval is assumed"
-TRAITS = {"moe": "experts", "mla": "latent", "hybrid": "scan", "gated-delta": "delta", "csa": "compressed"}
-DISPATCHERS = frozenset(("alltoall", "deepep", "hybridep", "allgather"))
-KINDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
 
 @dataclass(frozen=True)
@@ -117,81 +108,6 @@ class Interval:
     high: float
     basis: str
     parts: dict[str, float] = field(default_factory=dict)
-
-
-def setting_of(
-    model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, stack: str | None
-) -> Setting:
-    """A case as published runs are described. stack: family-release, or None for the usual one."""
-    known = model.parameters_known
-    return Setting(
-        model=model.name,
-        family=model.family,
-        layers=model.num_layers,
-        hidden=model.hidden,
-        parameters=float(count_parameters(model).active if known else model.params_published or 1e9),
-        task=workload.task,
-        cluster=cluster.name,
-        gpu=cluster.gpu.name,
-        generation=cluster.gpu.generation,
-        gpus=plan.world,
-        precision=plan.precision,
-        seq_len=workload.seq_len,
-        global_batch=workload.global_batch,
-        tp=plan.tp,
-        pp=plan.pp,
-        vpp=plan.vpp,
-        cp=plan.cp,
-        ep=plan.ep,
-        dp=plan.dp,
-        micro_batch=plan.micro_batch,
-        fsdp=(plan.fsdp_shard_size or plan.dp) if plan.fsdp else 0,
-        recompute=plan.recompute,
-        stack="local" if cluster.gpu.generation == "cpu" else load_stack(stack or default_stack()).name,
-        techniques=" ".join(techniques(model, plan)),
-    )
-
-
-def techniques(model: ModelSpec, plan: Plan) -> list[str]:
-    """Words of what moves a step beside layout, formats and recompute."""
-    spread = model.moe is not None and plan.ep > 1
-    words = {
-        plan.moe_dispatcher: spread,
-        "overlapped-dispatch": spread and plan.overlap_moe_comm,
-        "graphs": plan.cuda_graph,
-        "offload": bool(plan.offload_layers or plan.offload_modules),
-    }
-    return [word for word, used in words.items() if used]
-
-
-def traits(family: str) -> frozenset[str]:
-    """What sets a family apart from dense decoders."""
-    return frozenset(trait for word, trait in TRAITS.items() if re.search(rf"(^|-){word}(-|$)", family))
-
-
-def bits(precision: str) -> int:
-    """Bits of the operands of linear layers. [1]"""
-    if precision in ("fp32", "tf32"):
-        return 32
-    return 8 if "fp8" in precision else 4 if "fp4" in precision else 16
-
-
-def library(stack: str) -> str:
-    """The framework family of a stack."""
-    return stack.partition("-")[0]
-
-
-def year(stack: str) -> float:
-    """When a stack was released, NaN when its name does not tell: 2026.5 of nemo-26.06."""
-    found = re.search(r"(?:20)?(\d\d)(?:\.(\d\d))?(?!\d)", stack.partition("-")[2])
-    if not found:
-        return math.nan
-    return 2000 + int(found[1]) + (int(found[2]) / 12 if found[2] else 0.5)
-
-
-def uses(setting: Setting) -> tuple[bool, ...]:
-    """Which kinds of parallelism a run uses."""
-    return (*(getattr(setting, kind) > 1 for kind in KINDS), setting.fsdp > 0)
 
 
 @dataclass(frozen=True)
@@ -313,7 +229,7 @@ class Table:
         mine = frozenset(query.techniques.split())
         known, values = self.codes["techniques"]
         sets = [frozenset(words.split()) for words in known]
-        return np.array([len(mine ^ its) - _swapped(mine, its) for its in sets], dtype=float)[values]
+        return np.array([len(mine ^ its) - swapped(mine, its) for its in sets], dtype=float)[values]
 
     def _doubles(self, name: str, query: Setting) -> Numbers:
         size: float = getattr(query, name)
@@ -411,53 +327,6 @@ class Table:
 def _machines(generation: str) -> str:
     """GPUs of a generation, in words."""
     return {"cpu": "processors", "unknown": "GPUs of this kind"}.get(generation, f"{generation} GPUs")
-
-
-def differences(query: Setting, run: Setting, terms: dict[str, float], most: int = 4) -> tuple[str, ...]:
-    """What the query has instead of the published run, in words, biggest first, at most four."""
-    ordered = sorted((name for name, size in terms.items() if size > 0.01), key=lambda name: -terms[name])
-    return tuple(dict.fromkeys(_word(name, query, run) for name in ordered))[:most]
-
-
-def _swapped(mine: frozenset[str], its: frozenset[str]) -> bool:
-    """Whether both exchange tokens, with different dispatchers."""
-    return len((mine ^ its) & DISPATCHERS) == 2
-
-
-def _technique_words(mine: frozenset[str], its: frozenset[str]) -> str:
-    words = []
-    here, there = mine & DISPATCHERS, its & DISPATCHERS
-    if here != there and here and there:
-        words.append(f"{min(here)} instead of {min(there)}")
-    both = (here | there) if here and there else frozenset()
-    for sign, others in (("with", mine - its - both), ("without", its - mine - both)):
-        if others:
-            words.append(f"{sign} {' and '.join(sorted(others))}")
-    return ", ".join(words).replace("-", " ")
-
-
-def _word(name: str, query: Setting, run: Setting) -> str:
-    mine, its = getattr(query, name), getattr(run, name)
-    if name == "gpu":
-        same = query.gpu == run.gpu
-        return f"{query.cluster if same else mine.upper()} instead of {run.cluster if same else its.upper()}"
-    if name == "model" and mine == its:
-        return f"{query.layers} layers of {query.hidden} instead of {run.layers} of {run.hidden}"
-    if name == "gpus":
-        return f"{mine:,} instead of {its:,} GPUs"
-    if name == "seq_len":
-        return f"sequences of {mine:,} instead of {its:,}"
-    if name == "micro_batch":
-        return f"micro-batch {mine} instead of {its}"
-    if name == "techniques":
-        return _technique_words(frozenset(mine.split()), frozenset(its.split()))
-    if name == "recompute":
-        return f"recompute {mine} instead of {its}"
-    if name == "fsdp":
-        return "FSDP" if mine else "no FSDP"
-    if name in KINDS:
-        return f"{name} {mine} instead of {its}"
-    return f"{mine} instead of {its}"
 
 
 def local_quantile(distances: Numbers, errors: Numbers, weights: Numbers, level: float = LEVEL) -> float:

@@ -16,7 +16,8 @@ from costmodel.binding import bind, precision_recipe
 from costmodel.bound import Bound
 from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
 from costmodel.compiled import CompiledModel, compile_model
-from costmodel.evidence import LEVEL, Near, interval, nearest, setting_of
+from costmodel.evidence import LEVEL, Near, interval, nearest
+from costmodel.evidence_setting import setting_of
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan

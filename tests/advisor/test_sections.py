@@ -11,7 +11,8 @@ from advisor.predict_text import prediction_lines
 from advisor.progress import Progress
 from advisor.rules import Violation
 from advisor.sections import assumption_section, changed_knobs, knob_table, training_cost
-from costmodel.evidence import Near, setting_of
+from costmodel.evidence import Near
+from costmodel.evidence_setting import setting_of
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import Prediction, TermValue

@@ -85,15 +85,19 @@ def test_CL045_fsdp_beats_a_pipeline_for_70b_in_an_nvlink_domain(where, offload_
     assert speedup(staged, sharded) > 1
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="FSDP with 56 of 80 layers offloaded is predicted 5 % faster than stages (20.7 against 21.7 s); with any "
+    "recompute it is slower. Missing: copies to the host over PCIe and gathers over the network share the switch",
+)
 def test_CL046_behind_400_gbit_70b_is_faster_with_tp_and_pp_than_with_fsdp():
-    """FSDP alone would be faster could it fit: 80 GB need two thirds of the layers recomputed.
-
-    Offloading 56 of 80 layers instead is predicted 5 % faster than stages, which nobody has published on H100.
-    """
+    """FSDP alone would be faster could it fit: 80 GB need two thirds of the layers recomputed or offloaded."""
     staged = llama_70b(**H100_70B)
     assert staged.fits
     cures: list[dict[str, Any]] = [{}]
     cures += [{"recompute": "full", "recompute_num_layers": number} for number in range(56, 81, 4)]
+    cures += [{"offload_layers": number} for number in range(56, 80, 4)]
     cures += [
         {"recompute": "selective", "recompute_modules": modules}
         for modules in (("mlp",), ("mlp", "layernorm"), ("mlp", "layernorm", "core_attn"))
@@ -395,10 +399,11 @@ def cross_node_rate(ranks: int) -> float:
 @pytest.mark.parametrize("ranks", [16, 32, 128])
 def test_CL216_an_all_to_all_has_one_network_card_where_a_ring_has_eight(ranks):
     x = inputs(llama_8b(64))
+    x.inter_scale = x.intra_scale = 1.0  # alone, not inside a step
     size = 1024 * MIB
     ring = size * (ranks - 1) / ranks / all_gather_time(x, size, ranks, 8)
     assert cross_node_rate(ranks) < 50 * GB
-    assert ring > 6.5 * cross_node_rate(ranks)  # in a step rings lose some, a single card has little to lose
+    assert ring > 7 * cross_node_rate(ranks)
 
 
 @pytest.mark.xfail(

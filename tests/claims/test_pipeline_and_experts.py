@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,9 +52,9 @@ def test_CL023_interleaving_cuts_the_bubble_to_pp_less_1_over_vpp_m():
     assert speedup(llama_70b(1), llama_70b(5)) > 1.05
 
 
-def llama_405b(vpp: int, num_microbatches: int) -> float:
-    """Seconds of bubble and messages of 405B on 128 H100 behind EFA (50 GB/s a GPU), TP8 PP8, dp 2."""
-    found = step(
+def llama_405b(vpp: int, num_microbatches: int) -> Prediction:
+    """A step of 405B on 128 H100 behind EFA (50 GB/s a GPU), TP8 PP8, dp 2."""
+    return step(
         "llama3.1-405b",
         "aws-p5",
         128,
@@ -66,15 +67,28 @@ def llama_405b(vpp: int, num_microbatches: int) -> float:
         account_embedding=True,
         account_loss=True,
     )
-    return spent(found, "pipeline_bubble", "pipeline_send_recv")
 
 
+def gains_of_a_smaller_vpp(seconds: Callable[[Prediction], float]) -> dict[int, float]:
+    """What VPP16 costs more than VPP4 by number of micro-batches. [s]"""
+    return {m: seconds(llama_405b(16, m)) - seconds(llama_405b(4, m)) for m in (16, 192, 1024)}
+
+
+def test_CL024_many_micro_batches_favour_a_smaller_vpp_on_a_stage_of_layers():
+    """There is a number of micro-batches above which messages of VPP16 cost more than its smaller bubble saves."""
+    gains = gains_of_a_smaller_vpp(lambda each: spent(each, "pipeline_bubble", "pipeline_send_recv"))
+    assert gains[16] < gains[192] < gains[1024]
+    assert gains[16] < 0 < gains[1024]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the stage with the loss is the slowest here and sends one way: it hides what messages cost the others, "
+    "so that the simulated step is 0.35 s shorter with VPP16 at any number of micro-batches",
+)
 def test_CL024_many_micro_batches_favour_a_smaller_vpp():
-    """There is a number of micro-batches above which messages of VPP16 cost more than its smaller bubble saves.
-
-    On stages of layers: here the one with the loss is slower and hides what messages cost the others.
-    """
-    gains = {m: llama_405b(16, m) - llama_405b(4, m) for m in (16, 192, 1024)}
+    gains = gains_of_a_smaller_vpp(lambda each: each.step_time_s)
     assert gains[16] < gains[192] < gains[1024]
     assert gains[16] < 0 < gains[1024]
 

@@ -87,14 +87,15 @@ def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise_on_b200(
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="model 1.009 (8B, GB300), 1.009 (8B, GB200), 1.018 (70B fine-tuning, GB200); published 1.040, 1.058, "
-    "1.076. Missing: MXFP8 casts slower than other streams",
+    reason="model 1.009 (8B, GB300), 1.007 (8B, GB200), 1.029 (405B, GB300), 1.016 (70B fine-tuning, GB200); "
+    "published 1.040, 1.058, 1.03 to 1.08, 1.076. Missing: MXFP8 casts slower than other streams",
 )
 @pytest.mark.parametrize(
     ("model", "where", "gpus", "batch", "more"),
     [
         ("llama3-8b", "gb300-nvl72", 8, 128, {"micro_batch": 2}),
         ("llama3-8b", "gb200-nvl72", 8, 128, {"micro_batch": 2}),
+        ("llama3.1-405b", "gb300-nvl72", 256, 1536, LAYOUT_405B),
         ("llama3-70b", "gb200-nvl72", 32, 32, {"tp": 2, "pp": 4, "vpp": 5, "load": {"task": "sft"}}),
     ],
 )
@@ -102,18 +103,12 @@ def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise(model, w
     assert 1.03 <= block_over_tensor(model, where, gpus, batch, **more) <= 1.10
 
 
-def test_CL004_block_scaling_is_3_to_10_percent_slower_for_405b_on_gb300():
-    """Published 1.03 to 1.08 times."""
-    ratio = block_over_tensor("llama3.1-405b", "gb300-nvl72", 256, 1536, **LAYOUT_405B)
-    assert 1.02 <= ratio <= 1.10
-
-
 def qwen_30b(micro_batch: int, precision: str) -> Prediction:
     return step("qwen3-30b-a3b", "dgx-b200", 8, 4096, 512, ep=8, micro_batch=micro_batch, precision=precision)
 
 
 def test_CL005_a_step_that_waits_for_the_host_gains_nothing_from_fp8():
-    """Experts of one sequence are shorter than their launches; with four sequences the format counts again.
+    """Experts of one sequence are shorter than their launches.
 
     Both 8-bit formats take the same time. They may lose to BF16, for they launch more kernels: Transformer Engine's
     issue 1416 has a small model 2.4 times slower in FP8.
@@ -123,7 +118,15 @@ def test_CL005_a_step_that_waits_for_the_host_gains_nothing_from_fp8():
     assert speedup(bound[0], bound[2]) == pytest.approx(1, abs=0.15)
     assert speedup(bound[0], bound[2]) < 1.05
     assert speedup(bound[1], bound[2]) == pytest.approx(1, abs=0.02)
-    assert speedup(*(qwen_30b(4, precision) for precision in ("bf16", "mxfp8"))) > 1.05
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="model 1.06: with four sequences the host still takes a part of the step, and more of it in MXFP8",
+)
+def test_CL005_with_four_sequences_the_format_counts_again():
+    assert speedup(*(qwen_30b(4, precision) for precision in ("bf16", "mxfp8"))) > 1.1
 
 
 @pytest.mark.parametrize("dispatcher", ["alltoall", "hybridep"])

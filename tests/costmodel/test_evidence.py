@@ -17,14 +17,11 @@ from costmodel.evidence import (
     WIDE,
     Interval,
     Table,
-    bits,
     evidence_table,
     local_quantile,
-    setting_of,
-    traits,
-    year,
 )
 from costmodel.evidence_coverage import coverage_by, held, learn, with_shared
+from costmodel.evidence_setting import bits, setting_of, traits, year
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict

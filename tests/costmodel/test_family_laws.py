@@ -49,14 +49,14 @@ def not_slower(quick: Prediction, slow: Prediction, apart: float = 0.0) -> bool:
     """Whether `quick`, but for the seconds `apart`, takes no longer than `slow`.
 
     Exact while the host keeps up. Where it does not, compute that gets shorter hides less data-parallel traffic
-    while the step waits for the host all the same: at most 2 % of the step, see the expected failures below.
+    while the step waits for the host all the same: at most 1 % of the step, see the expected failures below.
     Overlapped dispatch hides under the mean compute of the model's layers, of which the slowest stage may have other
     shares: at most 0.3 %.
     """
     waits = quick.values["host_bound"] + slow.values["host_bound"] > 0
     apart *= quick.step_time_s / quick.values["synchronous_time"]
     return quick.step_time_s - apart <= slow.step_time_s * (
-        1 + (0.02 if waits else 3e-3 if quick.plan.overlap_moe_comm else 1e-12)
+        1 + (0.01 if waits else 3e-3 if quick.plan.overlap_moe_comm else 1e-12)
     )
 
 
@@ -151,8 +151,9 @@ def test_imbalance_never_speeds_up_or_saves_memory(name, data, low, more):
         predict(model, dataclasses.replace(workload, moe_imbalance=imbalance), B200, plan)
         for imbalance in (low, low + more)
     )
-    # A pass that computes longer and waits less for the host hides more of the other traffic beside it.
-    assert uneven.step_time_s >= even.step_time_s * (1 - 1e-5)
+    # A pass that computes longer and waits less for the host hides more of the other traffic beside it: `not_slower`.
+    waits = even.values["host_bound"] > 0
+    assert uneven.step_time_s >= even.step_time_s * (1 - (0.01 if waits else 1e-5))
     assert uneven.peak_memory_bytes >= even.peak_memory_bytes * (1 - 1e-12)
 
 

@@ -1,0 +1,141 @@
+"""How a run is described when it is compared with published ones, and how two runs differ, in words."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from costmodel.knobs import KNOBS
+from costmodel.model_spec import ModelSpec
+from costmodel.parameters import count_parameters
+from costmodel.plan import Plan
+from costmodel.stack import default_stack, load_stack
+from costmodel.workload import Workload
+from hardware_db import Cluster
+from hardware_db.evidence import Setting
+
+TRAITS = {"moe": "experts", "mla": "latent", "hybrid": "scan", "gated-delta": "delta", "csa": "compressed"}
+DISPATCHERS = frozenset(KNOBS["moe_dispatcher"].choices)
+KINDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+
+
+def setting_of(
+    model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, stack: str | None
+) -> Setting:
+    """A case as published runs are described. stack: family-release, or None for the usual one."""
+    known = model.parameters_known
+    return Setting(
+        model=model.name,
+        family=model.family,
+        layers=model.num_layers,
+        hidden=model.hidden,
+        parameters=float(count_parameters(model).active if known else model.params_published or 1e9),
+        task=workload.task,
+        cluster=cluster.name,
+        gpu=cluster.gpu.name,
+        generation=cluster.gpu.generation,
+        gpus=plan.world,
+        precision=plan.precision,
+        seq_len=workload.seq_len,
+        global_batch=workload.global_batch,
+        tp=plan.tp,
+        pp=plan.pp,
+        vpp=plan.vpp,
+        cp=plan.cp,
+        ep=plan.ep,
+        dp=plan.dp,
+        micro_batch=plan.micro_batch,
+        fsdp=(plan.fsdp_shard_size or plan.dp) if plan.fsdp else 0,
+        recompute=plan.recompute,
+        stack="local" if cluster.gpu.generation == "cpu" else load_stack(stack or default_stack()).name,
+        techniques=" ".join(techniques(model, plan)),
+    )
+
+
+def techniques(model: ModelSpec, plan: Plan) -> list[str]:
+    """Words of what moves a step beside layout, formats and recompute."""
+    spread = model.moe is not None and plan.ep > 1
+    words = {
+        plan.moe_dispatcher: spread,
+        "overlapped-dispatch": spread and plan.overlap_moe_comm,
+        "graphs": plan.cuda_graph,
+        "offload": bool(plan.offload_layers or plan.offload_modules),
+    }
+    return [word for word, used in words.items() if used]
+
+
+def traits(family: str) -> frozenset[str]:
+    """What sets a family apart from dense decoders."""
+    return frozenset(trait for word, trait in TRAITS.items() if re.search(rf"(^|-){word}(-|$)", family))
+
+
+def bits(precision: str) -> int:
+    """Bits of the operands of linear layers. [1]"""
+    if precision in ("fp32", "tf32"):
+        return 32
+    return 8 if "fp8" in precision else 4 if "fp4" in precision else 16
+
+
+def library(stack: str) -> str:
+    """The framework family of a stack."""
+    return stack.partition("-")[0]
+
+
+def year(stack: str) -> float:
+    """When a stack was released, NaN when its name does not tell: 2026.5 of nemo-26.06."""
+    found = re.search(r"(?:20)?(\d\d)(?:\.(\d\d))?(?!\d)", stack.partition("-")[2])
+    if not found:
+        return math.nan
+    return 2000 + int(found[1]) + (int(found[2]) / 12 if found[2] else 0.5)
+
+
+def uses(setting: Setting) -> tuple[bool, ...]:
+    """Which kinds of parallelism a run uses."""
+    return (*(getattr(setting, kind) > 1 for kind in KINDS), setting.fsdp > 0)
+
+
+def differences(query: Setting, run: Setting, terms: dict[str, float], most: int = 4) -> tuple[str, ...]:
+    """What the query has instead of the published run, in words, biggest first, at most four."""
+    ordered = sorted((name for name, size in terms.items() if size > 0.01), key=lambda name: -terms[name])
+    return tuple(dict.fromkeys(_word(name, query, run) for name in ordered))[:most]
+
+
+def swapped(mine: frozenset[str], its: frozenset[str]) -> bool:
+    """Whether both exchange tokens, with different dispatchers."""
+    return len((mine ^ its) & DISPATCHERS) == 2
+
+
+def _technique_words(mine: frozenset[str], its: frozenset[str]) -> str:
+    words = []
+    here, there = mine & DISPATCHERS, its & DISPATCHERS
+    if here != there and here and there:
+        words.append(f"{min(here)} instead of {min(there)}")
+    both = (here | there) if here and there else frozenset()
+    for sign, others in (("with", mine - its - both), ("without", its - mine - both)):
+        if others:
+            words.append(f"{sign} {' and '.join(sorted(others))}")
+    return ", ".join(words).replace("-", " ")
+
+
+def _word(name: str, query: Setting, run: Setting) -> str:
+    mine, its = getattr(query, name), getattr(run, name)
+    if name == "gpu":
+        same = query.gpu == run.gpu
+        return f"{query.cluster if same else mine.upper()} instead of {run.cluster if same else its.upper()}"
+    if name == "model" and mine == its:
+        return f"{query.layers} layers of {query.hidden} instead of {run.layers} of {run.hidden}"
+    if name == "gpus":
+        return f"{mine:,} instead of {its:,} GPUs"
+    if name == "seq_len":
+        return f"sequences of {mine:,} instead of {its:,}"
+    if name == "micro_batch":
+        return f"micro-batch {mine} instead of {its}"
+    if name == "techniques":
+        return _technique_words(frozenset(mine.split()), frozenset(its.split()))
+    if name == "recompute":
+        return f"recompute {mine} instead of {its}"
+    if name == "fsdp":
+        return "FSDP" if mine else "no FSDP"
+    if name in KINDS:
+        return f"{name} {mine} instead of {its}"
+    return f"{mine} instead of {its}"
