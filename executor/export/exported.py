@@ -1,0 +1,61 @@
+"""What goes into an export and what comes out of it, the same for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from hardware_db import Cluster
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan with all that its export needs.
+
+    benchmark: also settings for benchmarks only (forced routing balance, mock data, no NaN checks). version: of the
+    target, "" for the newest known.
+    """
+
+    plan: Plan
+    workload: Workload
+    model: ModelSpec
+    cluster: Cluster
+    benchmark: bool = False
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A plan as one target takes it.
+
+    settings: the target's own names and values, as tests and the way back read them. files: name to text, of what
+    stands beside the launch line (a recipe, overrides). command: what each process runs, the launcher apart.
+    notes: what the target cannot say, or says otherwise, a line each.
+    """
+
+    target: str
+    version: str
+    settings: Mapping[str, Any]
+    command: tuple[str, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A target's configuration read back.
+
+    knobs: values of `Plan` by name, without those left at the target's default of the same meaning. model: the
+    name in our registry, "" when only its shape is given, which `architecture` then holds. workload: seq_len,
+    global_batch and the like. unread: what has no counterpart here, a line each.
+    """
+
+    knobs: Mapping[str, Any]
+    model: str = ""
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
