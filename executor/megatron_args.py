@@ -1,114 +1,211 @@
-"""A plan in Megatron-Core's words: the one place where its long names stand."""
+"""A plan in Megatron-Core's words: its long names stand here, in `megatron_model` (the model) and `megatron_training`.
+
+`core_fields` says what a real run on GPUs sets, `executor.megatron_here` what changes without Transformer Engine or
+CUDA. Plain values only: types of torch are named ("bf16", "silu"), and made where torch is. Names and meanings as in
+Megatron-Core 0.16.1, transformer_config.py and model_parallel_config.py.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from costmodel.layout import edge_chunks, even_chunks, plan_layout
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
+from executor.megatron_model import model_fields
+from executor.megatron_training import setting_fields
+
+# fp8 and fp8_recipe (or fp4 and fp4_recipe) of each precision; FP8 formats as in NVIDIA's recipes.
+RECIPES: dict[str, dict[str, str]] = {
+    "fp8-delayed": {"fp8": "hybrid", "fp8_recipe": "delayed"},
+    "fp8-cs": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "fp8-sc": {"fp8": "e4m3", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+}
+FUSABLE = ("silu", "gelu", "quick_gelu")
 
 
-def transformer_config(plan: Plan, model: ModelSpec, cuda: bool) -> dict[str, Any]:
-    """Keyword arguments of megatron.core.transformer.TransformerConfig, but for types that need torch.
+def core_fields(plan: Plan, model: ModelSpec, workload: Workload | None = None) -> dict[str, Any]:
+    """Fields of TransformerConfig or MLATransformerConfig as a run on GPUs sets them.
 
-    `dtype` is the name of the parameters' torch type. Fusions need CUDA kernels and stay off on CPU.
+    Values at Megatron-Core's own default may be left out, except those that define the plan.
     """
-    recompute: dict[str, Any] = {}
+    seq_len = workload.seq_len if workload is not None else 4096
+    return {
+        **model_fields(model),
+        **parallel_fields(plan),
+        **pipeline_fields(plan, model, seq_len),
+        **precision_fields(plan),
+        **recompute_fields(plan, model),
+        **expert_fields(plan, model),
+        **kernel_fields(plan, model),
+        **setting_fields(plan, "TransformerConfig", "ModelParallelConfig"),
+    }
+
+
+def parallel_fields(plan: Plan) -> dict[str, Any]:
+    """Sizes of the groups and what is sent inside them."""
+    fields: dict[str, Any] = {
+        "tensor_model_parallel_size": plan.tp,
+        "pipeline_model_parallel_size": plan.pp,
+        "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
+        "context_parallel_size": plan.cp,
+        "expert_model_parallel_size": plan.ep,
+        "expert_tensor_parallel_size": plan.etp,
+        "sequence_parallel": plan.sequence_parallel,
+        "tp_comm_overlap": plan.tp_comm_overlap,
+    }
+    if plan.cp > 1:
+        fields["cp_comm_type"] = plan.cp_comm_type
+    if plan.cp_comm_type == "a2a+p2p":
+        fields["hierarchical_context_parallel_sizes"] = [plan.cp_a2a_size, plan.cp // plan.cp_a2a_size]
+    return fields
+
+
+def pipeline_fields(plan: Plan, model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """Which layers stand on which stage, and how stages send."""
+    # Interleaved schedules with two stages mix up batched sends without an error: never batch them.
+    overlap = plan.vpp > 1 and (plan.overlap_p2p or plan.pp == 2)
+    fields: dict[str, Any] = {
+        "account_for_embedding_in_pipeline_split": plan.account_embedding,
+        "account_for_loss_in_pipeline_split": plan.account_loss,
+        "overlap_p2p_comm": overlap,
+        "batch_p2p_comm": not overlap,
+        "defer_embedding_wgrad_compute": plan.defer_embedding_wgrad,
+        "deallocate_pipeline_outputs": True,
+    }
+    if plan.first_stage_layers:
+        fields["num_layers_in_first_pipeline_stage"] = plan.first_stage_layers
+    if plan.last_stage_layers:
+        fields["num_layers_in_last_pipeline_stage"] = plan.last_stage_layers
+    if plan.vpp_group_size:
+        fields["microbatch_group_size_per_vp_stage"] = plan.vpp_group_size
+    text = layout_text(plan, model, seq_len)
+    if text:
+        fields["pipeline_model_parallel_layout"] = text
+        fields["account_for_embedding_in_pipeline_split"] = False
+        fields["account_for_loss_in_pipeline_split"] = False
+    return fields
+
+
+def layout_text(plan: Plan, model: ModelSpec, seq_len: int) -> str:
+    """Megatron's layout text where the plan has one or needs one, '' where an even split serves.
+
+    Hybrids of Mamba layers are split evenly always: their model class knows no layouts.
+    """
+    if plan.pp * plan.vpp == 1 or model.layer_pattern:
+        return ""
+    ends = (plan.first_stage_layers, plan.last_stage_layers)
+    accounts = (plan.account_embedding, plan.account_loss)
+    if not plan.pipeline_layout:
+        if any(ends):
+            sizes = edge_chunks(model.num_layers, plan.pp, plan.vpp, *ends)
+        else:
+            sizes = even_chunks(model.num_layers, plan.pp, plan.vpp, *accounts)
+        # With ends given, Megatron's own message is the better answer when they do not divide.
+        if sizes is not None or any(ends):
+            return ""
+    layout = plan_layout(
+        model,
+        plan.pp,
+        plan.vpp,
+        account_embedding=plan.account_embedding,
+        account_loss=plan.account_loss,
+        text=plan.pipeline_layout,
+        first=plan.first_stage_layers,
+        last=plan.last_stage_layers,
+        seq_len=seq_len,
+    )
+    return layout.text
+
+
+def precision_fields(plan: Plan) -> dict[str, Any]:
+    """Types of parameters and messages, and the recipe of quantised linear layers."""
+    kind = plan.precision if plan.precision in ("fp32", "fp16") else "bf16"
+    fields: dict[str, Any] = {
+        "params_dtype": kind,
+        "pipeline_dtype": kind,
+        "bf16": kind == "bf16",
+        "fp16": kind == "fp16",
+        **RECIPES.get(plan.precision, {}),
+    }
+    if plan.fp8_param_gather:
+        fields["fp4_param" if plan.precision == "nvfp4" else "fp8_param"] = True
+    if plan.fp8_attention:
+        fields["fp8_dot_product_attention"] = True
+    if plan.bf16_end_layers:
+        fields["first_last_layers_bf16"] = True
+        fields["num_layers_at_start_in_bf16"] = plan.bf16_end_layers
+        fields["num_layers_at_end_in_bf16"] = plan.bf16_end_layers
+    return fields
+
+
+def recompute_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
+    """What is computed again in the backward pass, and what waits in host memory for it."""
+    fields: dict[str, Any] = {}
     if plan.recompute == "full":
         layers_per_chunk = -(-model.num_layers // (plan.pp * plan.vpp))
         chosen = plan.recompute_num_layers // plan.vpp if plan.recompute_num_layers else layers_per_chunk
-        recompute = {
+        fields = {
             "recompute_granularity": "full",
             "recompute_method": "block",
             "recompute_num_layers": min(chosen, layers_per_chunk),
         }
     elif plan.recompute == "selective":
-        recompute = {"recompute_granularity": "selective", "recompute_modules": list(plan.recompute_modules)}
-    activation: dict[str, Any] = {"gated_linear_unit": model.gated}
-    return {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden,
-        "ffn_hidden_size": model.ffn_hidden,
-        "num_attention_heads": model.num_heads,
-        "num_query_groups": model.num_kv_heads,
-        "kv_channels": model.head_dim,
-        "normalization": model.norm,
-        "add_bias_linear": model.linear_bias,
-        "add_qkv_bias": model.qkv_bias or model.linear_bias,
-        "qk_layernorm": model.qk_norm,
-        "hidden_dropout": 0.1 if plan.dropout else 0.0,
-        "attention_dropout": 0.0,
-        "tensor_model_parallel_size": plan.tp,
-        "pipeline_model_parallel_size": plan.pp,
-        "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
-        "sequence_parallel": plan.sequence_parallel,
-        "account_for_embedding_in_pipeline_split": plan.account_embedding,
-        "account_for_loss_in_pipeline_split": plan.account_loss,
-        # Interleaved schedules with two stages mix up batched sends without an error: never batch them.
-        "overlap_p2p_comm": plan.vpp > 1,
-        "batch_p2p_comm": plan.vpp == 1,
-        "gradient_accumulation_fusion": False,
-        "masked_softmax_fusion": False,
-        "bias_dropout_fusion": False,
-        "bias_activation_fusion": False,
-        "apply_rope_fusion": False,
-        "persist_layer_norm": False,
-        "deterministic_mode": not cuda,
-        **activation,
-        **recompute,
+        fields = {"recompute_granularity": "selective", "recompute_modules": list(plan.recompute_modules)}
+    if plan.offload_layers:
+        fields["cpu_offloading"] = True
+        fields["cpu_offloading_num_layers"] = plan.offload_layers
+        fields["cpu_offloading_weights"] = plan.offload_weights
+    if plan.offload_modules:
+        fields["fine_grained_activation_offloading"] = True
+        fields["offload_modules"] = list(plan.offload_modules)
+    return fields
+
+
+def expert_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
+    """How tokens come to the experts, and how those compute; nothing for a model without experts."""
+    if model.moe is None:
+        return {}
+    flex = plan.moe_dispatcher in ("deepep", "hybridep")
+    fields: dict[str, Any] = {
+        "moe_token_dispatcher_type": "flex" if flex else plan.moe_dispatcher,
+        "moe_grouped_gemm": plan.moe_grouped_gemm,
+        "moe_permute_fusion": plan.moe_permute_fusion,
+        "moe_router_fusion": plan.moe_router_fusion,
+        "moe_expert_capacity_factor": plan.moe_capacity_factor or None,
+        "overlap_moe_expert_parallel_comm": plan.overlap_moe_comm,
+        "delay_wgrad_compute": plan.delay_wgrad,
+        "moe_shared_expert_overlap": plan.shared_expert_overlap,
     }
+    if flex:
+        fields["moe_flex_dispatcher_backend"] = plan.moe_dispatcher
+        if plan.dispatcher_sms:
+            fields[f"moe_{plan.moe_dispatcher}_num_sms"] = plan.dispatcher_sms
+    return fields
 
 
-def ddp_config(plan: Plan) -> dict[str, Any]:
-    """Keyword arguments of megatron.core.distributed.DistributedDataParallelConfig."""
-    sharded = plan.zero_stage == 1 and plan.dp > 1
-    return {
-        "grad_reduce_in_fp32": plan.grad_reduce_in_fp32,
-        "overlap_grad_reduce": plan.overlap_grad_reduce and plan.dp > 1,
-        "overlap_param_gather": plan.overlap_param_gather and sharded and plan.overlap_grad_reduce,
-        "use_distributed_optimizer": sharded,
+def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
+    """Fusions, dropout and CUDA graphs."""
+    rate = 0.1 if plan.dropout else 0.0
+    gelu_alone = model.activation == "gelu" and not model.gated and not model.linear_bias
+    # Megatron-Core refuses fused activation functions that it has no kernel for.
+    fusable = model.activation in FUSABLE and not gelu_alone
+    fields: dict[str, Any] = {
+        "hidden_dropout": rate,
+        "attention_dropout": rate,
+        "attention_backend": "auto" if plan.attention_backend == "fused" else plan.attention_backend,
+        "cross_entropy_loss_fusion": plan.fused_cross_entropy,
+        "gradient_accumulation_fusion": plan.gradient_accumulation_fusion,
+        "bias_activation_fusion": plan.bias_activation_fusion and fusable,
+        "bias_dropout_fusion": plan.bias_dropout_fusion,
+        "apply_rope_fusion": plan.rope_fusion,
+        "masked_softmax_fusion": True,
     }
-
-
-def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -> str | None:
-    """One line when this plan cannot run on the machine at hand, else None."""
-    if model.family != "dense":
-        return (
-            f"{model.name} is of the family {model.family}, and `run` builds dense decoders only so far. "
-            "`advisor predict` knows its cost; try a dense model such as tiny-gpt here."
-        )
-    special = {
-        "sliding windows": model.sliding_window,
-        "chunked attention": model.attention_chunk,
-        "attention sinks": model.attention_sink,
-        "an attention output gate": model.attention_output_gate,
-        "multi-token prediction": model.mtp_layers,
-        "a layer pattern": model.layer_pattern,
-    }
-    built = [what for what, present in special.items() if present]
-    if built:
-        return f"{model.name} has {', '.join(built)}, which `run` does not build yet. Try tiny-gpt."
-    if plan.precision not in ("fp32", "bf16"):
-        # On a GPU too: the configuration above has no quantised recipe, and Megatron-Core would not say so.
-        return (
-            f"--precision {plan.precision} needs Transformer Engine's recipes, which runs do not set up yet; "
-            f"Megatron-Core would silently train in bf16. Try --precision {'bf16' if cuda else 'fp32'}."
-        )
-    if plan.cp > 1:
-        return f"--cp {plan.cp} needs Transformer Engine's attention. Try --cp 1."
-    if plan.fsdp:
-        return "FSDP needs CUDA device meshes in Megatron-Core 0.16. Try --zero-stage 1 without --fsdp."
-    if plan.recompute == "selective" and "activation" in plan.recompute_modules:
-        return (
-            "--recompute-modules activation is for mixtures of experts in Megatron-Core 0.16 (moe_act). "
-            "Try --recompute-modules mlp."
-        )
-    if plan.recompute == "selective" and "layernorm" in plan.recompute_modules and not cuda:
-        return (
-            "--recompute-modules layernorm needs Transformer Engine in Megatron-Core 0.16. "
-            "Try --recompute-modules mlp."
-        )
-    if plan.vpp > 1 and plan.num_microbatches(workload.global_batch) % plan.pp:
-        return f"--vpp {plan.vpp} needs micro-batches in multiples of --pp {plan.pp}."
-    return None
+    if plan.cuda_graph:
+        whole = "full_iteration" in plan.cuda_graph_scope
+        fields["cuda_graph_impl"] = "local" if whole else "transformer_engine"
+        fields["cuda_graph_scope"] = list(plan.cuda_graph_scope)
+    return fields

@@ -13,7 +13,7 @@ from typing import Any
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor import megatron_args
+from executor import megatron_here
 from executor.compare import Row, compare
 from executor.launch import run_worker
 from executor.record import environment, read_memory, read_steps, write_json
@@ -50,7 +50,7 @@ def has_cuda() -> bool:
 
 def check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
     """Raise ValueError, one line with the way out, for what cannot run here."""
-    problem = missing_software() or megatron_args.why_not_here(plan, workload, model, has_cuda())
+    problem = missing_software() or megatron_here.why_not_here(plan, workload, model, has_cuda())
     if problem:
         raise ValueError(problem)
 
@@ -115,8 +115,8 @@ def make_job(
             "tied_embeddings": model.tied_embeddings,
             "learned_positions": model.learned_positions,
         },
-        "transformer_config": megatron_args.transformer_config(plan, model, cuda),
-        "ddp_config": megatron_args.ddp_config(plan),
+        "transformer_config": megatron_here.transformer_config(plan, model, cuda),
+        "ddp_config": megatron_here.ddp_config(plan),
         "num_microbatches": plan.num_microbatches(workload.global_batch),
         "steps": steps + warmup,
         "warmup": warmup,

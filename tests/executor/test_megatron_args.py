@@ -12,7 +12,7 @@ import pytest
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.megatron_args import ddp_config, transformer_config, why_not_here
+from executor.megatron_here import ddp_config, transformer_config, why_not_here
 
 TINY = load_model("tiny-gpt")
 WORKLOAD = Workload(256, 8)

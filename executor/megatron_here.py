@@ -1,0 +1,94 @@
+"""A plan in Megatron-Core's words for this machine: without Transformer Engine, perhaps without CUDA.
+
+What a real run sets stands in `megatron_args`; here is what changes, and what cannot run here at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.megatron_args import core_fields
+from executor.megatron_training import ddp_fields
+
+
+def without_te() -> dict[str, Any]:
+    """Fields that change where Transformer Engine and Apex are absent: their kernels are off."""
+    return {
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+        "apply_rope_fusion": False,
+        "persist_layer_norm": False,
+    }
+
+
+def transformer_config(plan: Plan, model: ModelSpec, cuda: bool) -> dict[str, Any]:
+    """Fields of TransformerConfig for a run on this machine, but for types that need torch.
+
+    No Transformer Engine here: attention has no dropout, the loss is not fused, and stages keep what they sent.
+    """
+    fields = core_fields(plan, model) | without_te()
+    fields |= {"attention_dropout": 0.0, "deterministic_mode": not cuda, "deallocate_pipeline_outputs": False}
+    left_out = ("params_dtype", "pipeline_dtype", "bf16", "fp16", "activation_func", "attention_backend")
+    left_out += ("cross_entropy_loss_fusion", "cuda_graph_impl", "cuda_graph_scope", "tp_comm_overlap")
+    return {name: value for name, value in fields.items() if name not in left_out}
+
+
+def ddp_config(plan: Plan) -> dict[str, Any]:
+    """Fields of DistributedDataParallelConfig for a run on this machine; one rank shards and overlaps nothing."""
+    fields = ddp_fields(plan)
+    several = plan.dp > 1
+    sharded = fields["use_distributed_optimizer"] and several and not plan.fsdp
+    return {
+        "grad_reduce_in_fp32": fields["grad_reduce_in_fp32"],
+        "overlap_grad_reduce": fields["overlap_grad_reduce"] and several,
+        "overlap_param_gather": fields["overlap_param_gather"] and sharded,
+        "use_distributed_optimizer": sharded,
+    }
+
+
+def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -> str | None:
+    """One line when this plan cannot run on the machine at hand, else None."""
+    if model.family != "dense":
+        return (
+            f"{model.name} is of the family {model.family}, and `run` builds dense decoders only so far. "
+            "`advisor predict` knows its cost; try a dense model such as tiny-gpt here."
+        )
+    special = {
+        "sliding windows": model.sliding_window,
+        "chunked attention": model.attention_chunk,
+        "attention sinks": model.attention_sink,
+        "an attention output gate": model.attention_output_gate,
+        "multi-token prediction": model.mtp_layers,
+        "a layer pattern": model.layer_pattern,
+    }
+    built = [what for what, present in special.items() if present]
+    if built:
+        return f"{model.name} has {', '.join(built)}, which `run` does not build yet. Try tiny-gpt."
+    if plan.precision not in ("fp32", "bf16"):
+        # On a GPU too: the configuration above has no quantised recipe, and Megatron-Core would not say so.
+        return (
+            f"--precision {plan.precision} needs Transformer Engine's recipes, which runs do not set up yet; "
+            f"Megatron-Core would silently train in bf16. Try --precision {'bf16' if cuda else 'fp32'}."
+        )
+    if plan.cp > 1:
+        return f"--cp {plan.cp} needs Transformer Engine's attention. Try --cp 1."
+    if plan.fsdp:
+        return "FSDP needs CUDA device meshes in Megatron-Core 0.16. Try --zero-stage 1 without --fsdp."
+    if plan.recompute == "selective" and "activation" in plan.recompute_modules:
+        return (
+            "--recompute-modules activation is for mixtures of experts in Megatron-Core 0.16 (moe_act). "
+            "Try --recompute-modules mlp."
+        )
+    if plan.recompute == "selective" and "layernorm" in plan.recompute_modules and not cuda:
+        return (
+            "--recompute-modules layernorm needs Transformer Engine in Megatron-Core 0.16. "
+            "Try --recompute-modules mlp."
+        )
+    if plan.vpp > 1 and plan.num_microbatches(workload.global_batch) % plan.pp:
+        return f"--vpp {plan.vpp} needs micro-batches in multiples of --pp {plan.pp}."
+    return None

@@ -1,0 +1,165 @@
+"""A model in Megatron-Core's words: fields of its configuration classes and arguments of its model classes.
+
+Plain values only, so that this imports no torch: types are named ("bf16", "silu") and made where torch is.
+Names and meanings as in Megatron-Core 0.16.1, transformer_config.py, gpt_model.py and mamba_model.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodel.model_spec import ModelSpec, Moe
+
+# Only one published model has a gated quick GELU; its clamp and offset are part of the activation function.
+# Source: Megatron-Bridge, gpt_oss_provider.py.
+CLAMPED_SWIGLU = {"glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
+
+
+def config_class(model: ModelSpec) -> str:
+    """Megatron-Core's configuration class for the model."""
+    return "MLATransformerConfig" if model.mla is not None else "TransformerConfig"
+
+
+def model_class(model: ModelSpec) -> str:
+    """Megatron-Core's model class: hybrids of Mamba layers have one of their own."""
+    return "MambaModel" if model.mamba is not None else "GPTModel"
+
+
+def model_arguments(model: ModelSpec, tp: int, seq_len: int) -> dict[str, Any]:
+    """Arguments of the model class that are no fields of the configuration."""
+    arguments: dict[str, Any] = {
+        "vocab_size": model.padded_vocab(tp),
+        "max_sequence_length": max(seq_len, model.learned_positions),
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "position_embedding_type": position_embedding(model),
+    }
+    if model.mamba is not None:
+        arguments["hybrid_override_pattern"] = model.layer_pattern
+    return arguments
+
+
+def position_embedding(model: ModelSpec) -> str:
+    """learned_absolute, rope, or none: attention of hybrids needs no positions."""
+    if model.learned_positions:
+        return "learned_absolute"
+    return "none" if model.mamba is not None else "rope"
+
+
+def model_fields(model: ModelSpec) -> dict[str, Any]:
+    """Fields of the configuration class that describe the model, whatever the plan."""
+    fields: dict[str, Any] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.ffn_hidden,
+        "num_attention_heads": model.num_heads,
+        "num_query_groups": model.num_kv_heads,
+        "kv_channels": model.head_dim,
+        "normalization": model.norm,
+        "add_bias_linear": model.linear_bias,
+        "add_qkv_bias": model.qkv_bias or model.linear_bias,
+        "qk_layernorm": model.qk_norm,
+        "gated_linear_unit": model.gated,
+        "activation_func": model.activation,
+    }
+    if model.activation == "quick_gelu" and model.gated:
+        fields |= CLAMPED_SWIGLU
+    if model.mtp_layers:
+        fields["mtp_num_layers"] = model.mtp_layers
+    if model.moe is not None:
+        fields |= expert_fields(model, model.moe)
+    return fields | attention_fields(model) | mixer_fields(model)
+
+
+def attention_fields(model: ModelSpec) -> dict[str, Any]:
+    """Latent attention, windows, sinks, output gates, layers without positions."""
+    fields: dict[str, Any] = {}
+    if model.mla is not None:
+        fields |= {
+            "multi_latent_attention": True,
+            "q_lora_rank": model.mla.q_lora_rank,
+            "kv_lora_rank": model.mla.kv_lora_rank,
+            "qk_head_dim": model.mla.qk_head_dim,
+            "qk_pos_emb_head_dim": model.mla.qk_pos_emb_head_dim,
+            "v_head_dim": model.mla.v_head_dim,
+        }
+    if model.sliding_window is not None:
+        # A query sees itself and window - 1 tokens before it.
+        fields["window_size"] = [model.sliding_window.window - 1, 0]
+        fields["window_attn_skip_freq"] = model.sliding_window.full_attention_interval
+    if model.attention_sink:
+        fields["softmax_type"] = "learnable"
+    if model.attention_output_gate:
+        fields["attention_output_gate"] = True
+    if model.nope_layer_interval:
+        fields["no_rope_freq"] = model.nope_layer_interval
+    return fields
+
+
+def mixer_fields(model: ModelSpec) -> dict[str, Any]:
+    """Mixers in place of attention: Mamba-2, the gated delta net."""
+    if model.mamba is not None:
+        return {
+            "is_hybrid_model": True,
+            "mamba_num_heads": model.mamba.num_heads,
+            "mamba_head_dim": model.mamba.head_dim,
+            "mamba_state_dim": model.mamba.state_dim,
+            "mamba_num_groups": model.mamba.num_groups,
+        }
+    if model.gated_delta is not None:
+        return {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": model.gated_delta.full_attention_interval,
+            "linear_conv_kernel_dim": model.gated_delta.conv_kernel,
+            "linear_key_head_dim": model.gated_delta.key_head_dim,
+            "linear_value_head_dim": model.gated_delta.value_head_dim,
+            "linear_num_key_heads": model.gated_delta.num_key_heads,
+            "linear_num_value_heads": model.gated_delta.num_value_heads,
+        }
+    return {}
+
+
+def expert_fields(model: ModelSpec, moe: Moe) -> dict[str, Any]:
+    """Router, experts, shared experts, and which layers have them."""
+    fields: dict[str, Any] = {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.topk,
+        "moe_ffn_hidden_size": moe.expert_ffn,
+        "moe_router_score_function": moe.router_score,
+        "moe_router_load_balancing_type": moe.load_balancing or "aux_loss",
+        "moe_aux_loss_coeff": moe.aux_loss_coeff or 0.0,
+        "moe_router_enable_expert_bias": moe.expert_bias,
+        # A softmax over one chosen score would be one, without a gradient.
+        "moe_router_pre_softmax": moe.topk == 1 and moe.router_score == "softmax",
+    }
+    if moe.router_dtype:
+        fields["moe_router_dtype"] = moe.router_dtype
+    if moe.shared_expert_ffn:
+        fields["moe_shared_expert_intermediate_size"] = moe.shared_expert_ffn
+        fields["moe_shared_expert_gate"] = moe.shared_expert_gate
+    if moe.latent_size:
+        fields["moe_latent_size"] = moe.latent_size
+    if not model.layer_pattern:
+        fields["moe_layer_freq"] = layer_frequency(model, moe)
+    return fields
+
+
+def layer_frequency(model: ModelSpec, moe: Moe) -> int | list[int]:
+    """Every n-th layer, or one number a layer where dense ones come first: 1 with experts, 0 without."""
+    if not moe.dense_first_layers:
+        return moe.layer_interval
+    layers = (index - moe.dense_first_layers for index in range(model.num_layers))
+    return [int(place >= 0 and place % moe.layer_interval == 0) for place in layers]
+
+
+def not_expressed(model: ModelSpec) -> tuple[str, ...]:
+    """What the configuration classes of 0.16.1 cannot say of the model, a line each."""
+    notes = []
+    if model.attention_chunk:
+        notes.append(f"attention in chunks of {model.attention_chunk} tokens: Megatron-Core attends fully")
+    if model.compressed_attention is not None:
+        notes.append("compressed sparse attention: no such layer in Megatron-Core 0.16")
+    if model.encoder is not None:
+        notes.append("the encoder in front of the decoder is a model of its own")
+    if model.mamba is not None and model.mtp_layers:
+        notes.append("multi-token prediction: MambaModel of Megatron-Core 0.16 has none")
+    return tuple(notes)
