@@ -1,0 +1,189 @@
+"""The environment of a plan: each variable with its value and why, for every target and launcher.
+
+Names of variables are the catalogue's (`costmodel/knobs`, field env); values follow from the plan, the GPU and
+what the frameworks refuse (advisor/rules/environment.toml and graphs.toml hold the same conflicts as rules).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from costmodel.knobs import KNOBS, SETTINGS
+from executor.export.exported import Job
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+GROWING = "expandable_segments:True"
+# Variables of choice knobs that the target's own argument sets, or that a knob says through another name.
+SAID_ELSEWHERE = {"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_DPA_FP8_RECIPE"}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable; value None means that it must not be set, whatever the image says."""
+
+    name: str
+    value: str | None
+    why: str
+
+
+def environment(job: Job) -> tuple[Variable, ...]:
+    """Every variable that the plan needs, once each; a setting of the plan wins over what we would choose."""
+    found = {variable.name: variable for variable in _chosen(job)}
+    for variable in _settings(job):
+        found[variable.name] = variable
+    return tuple(found.values())
+
+
+def _chosen(job: Job) -> Iterator[Variable]:
+    yield _connections(job)
+    plan = job.plan
+    margin = str(plan.layernorm_sm_margin)
+    for name in KNOBS["layernorm_sm_margin"].env.split(", "):
+        yield Variable(name, margin, "SMs that norm kernels leave to the communication beside them")
+    yield from _allocator(job)
+    streams = str(int(plan.avoid_record_streams))
+    yield Variable(
+        "TORCH_NCCL_AVOID_RECORD_STREAMS", streams, "memory of collectives is freed without stream records"
+    )
+    nvls = "in-switch reductions inside the NVLink domain" if plan.nvls else "its buffers would take memory"
+    yield Variable("NCCL_NVLS_ENABLE", str(int(plan.nvls)), nvls)
+    if plan.nccl_ub and plan.nvls:
+        yield Variable("NCCL_CTA_POLICY", "1", "with registered buffers NCCL prefers what spares SMs")
+    if plan.offload_modules:
+        yield Variable(
+            "NVTE_CPU_OFFLOAD_V1", "1", "Transformer Engine 2.10 on would offload weights with activations"
+        )
+    yield from _experts(job)
+    yield from _efa(job)
+
+
+def _connections(job: Job) -> Variable:
+    """CUDA_DEVICE_MAX_CONNECTIONS: 1 orders launches before Blackwell, FSDP and expert overlap need more queues.
+
+    Sources: Megatron-LM arguments.py (asserts 1 for tp or cp before Blackwell, refuses 1 with FSDP);
+    PerfEnvPlugin of NeMo and Megatron-Bridge (32 on Blackwell).
+    """
+    plan = job.plan
+    newer = job.cluster.gpu.generation.startswith("blackwell")
+    grouped = plan.tp > 1 or plan.cp > 1
+    if plan.max_connections:
+        return Variable(CONNECTIONS, str(plan.max_connections), "as the plan says")
+    if plan.fsdp:
+        return Variable(CONNECTIONS, None, "FSDP needs several queues: 1 would serialise its gathers")
+    if plan.overlap_moe_comm:
+        return Variable(CONNECTIONS, "32", "experts' exchange runs beside compute in queues of its own")
+    if grouped and not newer:
+        return Variable(CONNECTIONS, "1", "before Blackwell tp and cp communication must be queued in order")
+    if grouped or plan.moe_dispatcher in ("deepep", "hybridep"):
+        return Variable(CONNECTIONS, "32", "queues enough that no stream waits for another")
+    return Variable(
+        CONNECTIONS,
+        None,
+        "with tp = cp = 1, 1 would put gradient reduction behind compute; the default is right",
+    )
+
+
+def _allocator(job: Job) -> Iterator[Variable]:
+    """PYTORCH_CUDA_ALLOC_CONF with what it excludes: user buffers before PyTorch 2.11, registered graph buffers."""
+    plan = job.plan
+    if plan.expandable_segments and not plan.nccl_ub:
+        yield Variable(ALLOCATOR, GROWING, "segments that grow do not fragment")
+        if plan.cuda_graph:
+            yield Variable(
+                "NCCL_GRAPH_REGISTER", "0", "graphs with growing segments would read memory that moved"
+            )
+    elif plan.expandable_segments:
+        yield Variable(ALLOCATOR, None, "growing segments are refused with nccl_ub before PyTorch 2.11")
+    else:
+        yield Variable(ALLOCATOR, None, "fixed segments, as the plan says")
+
+
+def _experts(job: Job) -> Iterator[Variable]:
+    """HybridEP asks how many of its ranks share an NVLink domain. Source: Megatron-Bridge overrides of its recipes."""
+    plan, domain = job.plan, job.cluster.domain_size
+    if plan.moe_dispatcher != "hybridep" or job.model.moe is None or plan.ep == 1:
+        return
+    inside = min(plan.ep, domain)
+    yield Variable(
+        "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", str(inside), f"ep {plan.ep} on domains of {domain} GPUs"
+    )
+    if domain > job.cluster.gpus_per_node:
+        yield Variable("NVLINK_DOMAIN_SIZE", str(domain), "GPUs that NVLink joins")
+        yield Variable("USE_MNNVL", "1", "the domain spans nodes")
+
+
+def _efa(job: Job) -> Iterator[Variable]:
+    if job.cluster.inter.name.startswith("efa"):
+        yield Variable("FI_PROVIDER", "efa", "libfabric's provider on AWS; without it NCCL falls back to TCP")
+        yield Variable("FI_EFA_USE_HUGE_PAGE", "0", "data loaders fork; huge pages make that fail")
+
+
+def _settings(job: Job) -> Iterator[Variable]:
+    """Settings of the plan that are environment variables, as their records in the catalogue name them."""
+    for name, value in job.plan.settings:
+        record = SETTINGS[name]
+        if record.env:
+            text = str(int(value)) if isinstance(value, bool) else str(value)
+            yield Variable(record.env, text, record.meaning)
+
+
+def environment_lines(variables: Iterable[Variable]) -> list[str]:
+    """Lines of a shell script, every variable with its reason."""
+    lines = []
+    for variable in variables:
+        what = (
+            f"unset {variable.name}" if variable.value is None else f"export {variable.name}={variable.value}"
+        )
+        lines.append(f"{what}  # {variable.why}")
+    return lines
+
+
+def read_environment(text: str) -> dict[str, str | None]:
+    """Variables that a shell script sets or unsets, the last word of each; None where it is unset."""
+    found: dict[str, str | None] = {}
+    setting = r"(?:^|[;\s])(?:export\s+|-e\s+)?([A-Z][A-Z0-9_]+)=(\"[^\"]*\"|'[^']*'|[^\s;#\"']*)"
+    for line in text.splitlines():
+        bare = line.split(" #", 1)[0].strip()
+        if bare.startswith("#"):
+            continue
+        if dropped := re.match(r"unset\s+(.+)", bare):
+            found |= dict.fromkeys(dropped[1].split())
+            continue
+        found |= {name: value.strip("\"'") for name, value in re.findall(setting, bare)}
+    return found
+
+
+def environment_knobs(variables: Mapping[str, str | None]) -> dict[str, Any]:
+    """Knobs and settings (under "settings") that the variables mean; unknown variables are left out."""
+    knobs: dict[str, Any] = {}
+    given = {name: value for name, value in variables.items() if value is not None}
+    numbers = {name: int(value) for name, value in given.items() if value.isdigit()}
+    if CONNECTIONS in numbers:
+        knobs["max_connections"] = numbers[CONNECTIONS]
+    if "NVTE_FWD_LAYERNORM_SM_MARGIN" in numbers:
+        knobs["layernorm_sm_margin"] = numbers["NVTE_FWD_LAYERNORM_SM_MARGIN"]
+    for name, knob in (
+        ("NCCL_NVLS_ENABLE", "nvls"),
+        ("TORCH_NCCL_AVOID_RECORD_STREAMS", "avoid_record_streams"),
+    ):
+        if name in numbers:
+            knobs[knob] = numbers[name] != 0
+    if ALLOCATOR in variables:
+        knobs["expandable_segments"] = GROWING in (variables[ALLOCATOR] or "")
+    knobs["settings"] = _read_settings(given)
+    return knobs
+
+
+def _read_settings(given: Mapping[str, str]) -> dict[str, Any]:
+    settings = {}
+    for setting in SETTINGS.values():
+        if setting.env in given:
+            try:
+                settings[setting.name] = setting.parse(given[setting.env])
+            except ValueError:
+                continue  # a shell expression such as $HCA: nothing we could carry
+    return settings
