@@ -39,12 +39,17 @@ def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
-    return (
-        _model_inputs(model)
-        | _workload_inputs(workload, model)
-        | _precision_inputs(precision, cluster.gpu.generation)
-        | hardware_inputs(cluster, precision_recipe(precision), precision, stack)
+    generation = cluster.gpu.generation
+    return bind_amounts(model, workload, precision, generation) | hardware_inputs(
+        cluster, precision_recipe(precision), precision, stack
     )
+
+
+def bind_amounts(
+    model: ModelSpec, workload: Workload, precision: str, generation: str = ""
+) -> dict[str, Bound]:
+    """The inputs of amounts, which no machine changes: model, workload and precision recipe."""
+    return _model_inputs(model) | _workload_inputs(workload, model) | _precision_inputs(precision, generation)
 
 
 def _model_inputs(model: ModelSpec) -> dict[str, Bound]:

@@ -19,7 +19,8 @@ from costmodel.work import attention, communication, mixers, quantisation
 from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
 from costmodel.work.experts import experts
-from costmodel.work.linear import kv_heads_per_rank, tokens
+from costmodel.work.linear import tokens
+from costmodel.work.messages import context_columns
 from costmodel.work.mla import core_width, mla
 from costmodel.work.mlp import mlp
 
@@ -240,9 +241,9 @@ def block_times(
     if name in ("attention", "mla", "csa"):
         core = attention_times(ledger, x, name, label)
         forward["attention"], backward["attention"] = core["forward"], core["backward"]
-        context = context_parallel_times(ledger, x, label, core, *_exchanged(x, name))
+        context = context_parallel_times(ledger, x, label, core, *context_columns(x, name))
         forward["context_parallel"], backward["context_parallel"] = context["forward"], context["backward"]
-        merges = ring_merges(ledger, x, label, *_exchanged(x, name))
+        merges = ring_merges(ledger, x, label, *context_columns(x, name))
         forward["elementwise"] += merges["forward"]
         backward["elementwise"] += merges["backward"]
     elif name in ("mamba", "delta"):
@@ -263,17 +264,6 @@ def block_times(
         shared=_shared(gemms),
         wait=x.expert_wait * x.dropless * (1 - x.dispatch_fused) if name == "experts" else 0,
     )
-
-
-def _exchanged(x: SimpleNamespace, name: str) -> tuple[Amount, Amount]:
-    """Columns of keys and values, and of everything attention exchanges, on one rank. [1]"""
-    if name == "csa":
-        return x.d * (1 + 1 / x.csa_light), x.d * (1 + 2 * x.a / x.tp)
-    if name == "mla":
-        keys = x.a / x.tp * (x.d_nope + x.d_rope + x.d_v)
-        return keys, 2 * keys
-    keys = 2 * kv_heads_per_rank(x) * x.d
-    return keys, keys + 2 * x.a / x.tp * x.d
 
 
 def _shared(gemms: Times) -> Amount:

@@ -11,7 +11,6 @@ from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication, linear, vocabulary
-from costmodel.work.linear import Linear
 
 
 def vocabulary_times(ledger: Ledger, x: SimpleNamespace, features: Collection[str]) -> tuple[Amount, Amount]:
@@ -52,7 +51,7 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace, features: Collection[st
     )
     output = logits + loss + traffic
     if "mtp" in features:
-        projection = Linear("mtp_proj", x.h / x.tp, 2 * x.h, rows, "column")
+        projection = vocabulary.mtp_projection(x)
         passes = sum(linear_gemm(x, projection, kind) for kind in ("forward", "dgrad", "wgrad"))
         head = ledger.define("mtp_projection", passes, "s", kernels.gemm_time)
         output = (1 + x.mtp_heads) * output + x.mtp_heads * (head + embedding)

@@ -29,6 +29,16 @@ def logits(x: SimpleNamespace) -> Amount:
     return elements * (2 * x.activation_bytes + (1 - x.fused_loss) * 8)
 
 
+def saved_logits(x: SimpleNamespace) -> Amount:
+    """What the loss keeps of the logits of one micro-batch for its backward pass. [byte]
+
+    The softmax in FP32, or with a fused loss the gradient in place of the 16-bit logits. Source: Megatron-Core,
+    tensor_parallel/cross_entropy.py; Transformer Engine, cross_entropy.py.
+    """
+    elements = tokens(x) * padded_vocabulary(x) / x.tp
+    return elements * (x.activation_bytes * x.fused_loss + 4 * (1 - x.fused_loss))
+
+
 def output_input(x: SimpleNamespace) -> Amount:
     """Input and output of the final norm, kept for one micro-batch on the last stage. [byte]"""
     return 2 * x.activation_bytes * residual_tokens(x) * x.h

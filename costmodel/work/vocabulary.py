@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
-from costmodel.work.linear import gemm_flops, padded_vocabulary, tokens
+from costmodel.work.linear import Linear, gemm_flops, padded_vocabulary, tokens
 
 
 def logits_flops_forward(x: SimpleNamespace) -> Amount:
@@ -33,3 +33,11 @@ def embedding_bytes(x: SimpleNamespace) -> Amount:
     Forward reads and writes one row a token; backward reads the gradient and adds FP32 rows.
     """
     return tokens(x) * x.h * (3 * x.activation_bytes + 8)
+
+
+def mtp_projection(x: SimpleNamespace) -> Linear:
+    """Projection of embedding and hidden state together, in front of an MTP head's layer.
+
+    Source: DeepSeek-AI, arXiv:2412.19437, sec. 2.2; Megatron-Core, multi_token_prediction.py, eh_proj.
+    """
+    return Linear("mtp_proj", x.h / x.tp, 2 * x.h, tokens(x), "column")

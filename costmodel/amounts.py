@@ -1,0 +1,260 @@
+"""Amounts of one rank of a plan, predicted: the formulas behind the step time and memory, evaluated for any stage.
+
+They are evaluated in fractions, so that they hold to the digit: FLOPs of a step pass what a double can count.
+Amounts are of balanced routing, and of one document a sequence; quantised recipes change formats, no amounts of
+work, and are counted in 16 bits, as a dry run without Transformer Engine traces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from costmodel import schedule
+from costmodel.amount import Amount
+from costmodel.binding import bind_amounts, precision_recipe
+from costmodel.columns import plan_columns, plan_inputs
+from costmodel.layer import block_work
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.predict import family_features
+from costmodel.rank_amounts import Message, RankAmounts
+from costmodel.rank_layers import CHUNK, WINDOW, Chunk, Placed, stage_chunks
+from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages
+from costmodel.work import activations, attention, messages, mixers, recompute, vocabulary
+from costmodel.work.block import BlockWork
+from costmodel.work.linear import Linear, linear_flops_forward
+from costmodel.work.mla import core_width
+from costmodel.workload import Workload
+
+# Inputs of the step time that no amount of a dry run depends on.
+UNUSED = ("expert_kernels", "expert_bias_fused", "scatter_gather")
+# Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
+CORE_BACKWARD = Fraction(5, 2)
+ATTENTION = ("attention", "mla", "csa")
+
+
+def rank_amounts(
+    plan: Plan, workload: Workload, model: ModelSpec, stage: int, num_microbatches: int | None = None
+) -> RankAmounts:
+    """What the first rank of a pipeline stage computes, sends and keeps in a step of `num_microbatches`.
+
+    By default all micro-batches of the plan. Raises ValueError, one line, for a plan that does not fit together or
+    a stage that it does not have.
+    """
+    if not 0 <= stage < plan.pp:
+        raise ValueError(f"--stage {stage} is not a stage of --pp {plan.pp}. Try --stage {plan.pp - 1}.")
+    _check(plan, workload, model)
+    count = num_microbatches or plan.num_microbatches(workload.global_batch)
+    x, features = amount_inputs(plan, workload, model)
+    x.m = Fraction(count)
+    chunks = stage_chunks(plan, model, stage, workload.seq_len)
+    works = {
+        name: block_work(x, name, features)
+        for name in {each.block for chunk in chunks for each in chunk.blocks}
+    }
+    owned = owners(x, plan, chunks, works, model)
+    once = step_messages(x, plan, owned)
+    saved = _saved(x, chunks, works)
+    flying = schedule.in_flight(x, stage)
+    return RankAmounts(
+        stage=stage,
+        num_microbatches=count,
+        flops=_flops(x, chunks, works, features, count),
+        messages=_plain(messages.merged([*_messages(x, plan, chunks, works, model, count), *once])),
+        saved={name: _number(size) for name, size in saved.items()},
+        parameters=parameter_counts(owned),
+        state={name: _number(size) for name, size in state_bytes(x, owned).items()},
+        peak=_number(
+            flying * sum(size for name, size in saved.items() if name != "output") + saved.get("output", 0)
+        ),
+        notes=_notes(plan, workload, model),
+    )
+
+
+def _check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
+    """What Megatron-Core has no dry run for, said in one line."""
+    if model.compressed_attention is not None:
+        raise ValueError(
+            f"{model.name} has compressed attention, which Megatron-Core 0.16 has not. Try deepseek-v3."
+        )
+    if workload.task == "lora":
+        raise ValueError("--task lora: adapters are not part of Megatron-Core. Try --task sft.")
+    if plan.fsdp:
+        raise ValueError(
+            "--fsdp: amounts are counted for the distributed optimizer. Try --zero-stage 1 without it."
+        )
+    plan.num_microbatches(workload.global_batch)
+
+
+def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[SimpleNamespace, frozenset[str]]:
+    """Inputs of the formulas as fractions, and the features of the model's family.
+
+    Quantised recipes are replaced by bf16, imbalance and packed documents by their absence.
+    """
+    even = replace(workload, moe_imbalance=1.0, mean_length=0)
+    precision = plan.precision if plan.precision == "fp32" else "bf16"
+    plan = replace(plan, precision=precision, fp8_param_gather=False)
+    columns = plan_columns([plan])
+    base = float(precision_recipe(precision)["base"])
+    found: dict[str, Any] = {name: each.value for name, each in bind_amounts(model, even, precision).items()}
+    found |= plan_inputs(columns, model=model, workload=even, domain=1, precision_bytes=base, quantised=False)
+    numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
+    return SimpleNamespace(**dict.fromkeys(UNUSED, 0) | numbers), family_features(model, even, columns)
+
+
+def _fraction(value: float) -> Fraction:
+    """The fraction meant: shares such as 1 / 3 are not what a double holds."""
+    return Fraction(value) if value == int(value) else Fraction(value).limit_denominator(10**6)
+
+
+def _number(amount: Amount) -> float:
+    """A whole number as int, which prints and compares to the digit; else a float."""
+    exact = Fraction(amount)
+    return int(exact) if exact.denominator == 1 else float(exact)
+
+
+def _plain(found: tuple[Message, ...]) -> tuple[Message, ...]:
+    return tuple(replace(one, bytes=_number(one.bytes), count=_number(one.count)) for one in found)
+
+
+def _seeing(x: SimpleNamespace, placed: Placed) -> SimpleNamespace:
+    """The inputs of one attention block, where the model's are means over its layers."""
+    own = {"window_share": int(placed.sees == WINDOW), "chunk_share": int(placed.sees == CHUNK)}
+    return SimpleNamespace(**vars(x) | own)
+
+
+def core_flops(x: SimpleNamespace, placed: Placed) -> Amount:
+    """FLOPs of a block's attention core or scan, forward, for one micro-batch. [FLOP]"""
+    if placed.block in ("mamba", "delta"):
+        scan = mixers.mamba_scan_flops_forward if placed.block == "mamba" else mixers.delta_scan_flops_forward
+        return scan(x)
+    width = core_width(x) if placed.block == "mla" else x.d
+    if x.unfused:
+        return attention.unfused_core_flops(x, width)
+    return attention.core_flops_forward(_seeing(x, placed), width)
+
+
+def product_name(layer: Linear) -> str:
+    """Name of a linear layer's product: those of routed experts apart from those of an MLP."""
+    return f"experts_{layer.name}" if layer.grouped else layer.name
+
+
+def _flops(
+    x: SimpleNamespace,
+    chunks: tuple[Chunk, ...],
+    works: Mapping[str, BlockWork],
+    features: Collection[str],
+    count: int,
+) -> dict[str, dict[str, float]]:
+    """FLOPs by product and pass; what recompute repeats is done in the backward pass."""
+    found: dict[str, dict[str, Amount]] = {}
+
+    def add(name: str, forward: Amount, backward: Amount) -> None:
+        entry = found.setdefault(name, {"forward": 0, "backward": 0})
+        entry["forward"] += count * forward
+        entry["backward"] += count * backward
+
+    for placed in (each for chunk in chunks for each in chunk.blocks):
+        for layer in works[placed.block].linears:
+            once = linear_flops_forward(layer)
+            again = 1 if placed.again else recompute.linear_again(x, placed.block, layer.name)
+            add(product_name(layer), once, (2 + again) * once)
+        if placed.block in (*ATTENTION, "mamba", "delta"):
+            name = "core" if placed.block in ATTENTION else "scan"
+            once = core_flops(x, placed)
+            factor = 2 if x.unfused and name == "core" else CORE_BACKWARD
+            again = 1 if placed.again else recompute.core_again(x, placed.block)
+            add(name, once, (factor + again) * once)
+    heads = sum(chunk.mtp for chunk in chunks)
+    if heads:
+        once = linear_flops_forward(vocabulary.mtp_projection(x))
+        add("mtp_proj", heads * once, 2 * heads * once)
+    passes = heads + sum(chunk.last for chunk in chunks)
+    if passes:
+        once = vocabulary.logits_flops_forward(x)
+        add("output", passes * once, 2 * passes * once)
+    return {name: {kind: _number(size) for kind, size in entry.items()} for name, entry in found.items()}
+
+
+def _messages(
+    x: SimpleNamespace,
+    plan: Plan,
+    chunks: tuple[Chunk, ...],
+    works: Mapping[str, BlockWork],
+    model: ModelSpec,
+    count: int,
+) -> list[Message]:
+    """Messages of `count` micro-batches."""
+    found: list[Message] = []
+    for placed in (each for chunk in chunks for each in chunk.blocks):
+        found += _block_messages(x, placed, works[placed.block], model)
+    for chunk in chunks:
+        found += messages.embedding(x) * (chunk.first + chunk.mtp)
+        found += messages.output(x) * (chunk.last + chunk.mtp)
+        found += messages.mtp_projection(x) * chunk.mtp
+    if plan.pp > 1:
+        receives = sum(not chunk.first for chunk in chunks)
+        sends = sum(not chunk.last for chunk in chunks)
+        found += messages.pipeline(x, receives, sends)
+    return [replace(one, count=count * one.count) for one in found]
+
+
+def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: ModelSpec) -> list[Message]:
+    name = placed.block
+    found: list[Message] = []
+    again = 1 if placed.again else recompute.messages_again(x, name)
+    if name == "mla":
+        inputs = messages.latent_inputs(x, work)
+        found += messages.tensor_parallel(x, inputs, work.reduced, int(placed.again))
+        if x.sp and not placed.again and x.recompute_mla_up_proj:
+            found += [Message("all_gather", "tp", int(x.tp), size, 1, "backward") for size in inputs]
+        found += messages.rotary_keys(x, int(placed.again))
+    elif work.gathered:
+        found += messages.tensor_parallel(x, [work.gathered], work.reduced, again)
+    if name in ATTENTION:
+        found += messages.context_parallel(x, name, 1 if placed.again else recompute.core_again(x, name))
+    if name == "experts":
+        wide = model.moe is not None and model.moe.router_dtype == "fp32"
+        repeated = 1 if placed.again else x.recompute_moe
+        found += messages.expert_parallel(x, repeated, 4 if wide else int(x.activation_bytes))
+    return found
+
+
+def _saved(
+    x: SimpleNamespace, chunks: tuple[Chunk, ...], works: Mapping[str, BlockWork]
+) -> dict[str, Amount]:
+    """Bytes that one micro-batch keeps in each kind of block; "layer" where full recompute keeps inputs alone."""
+    found: dict[str, Amount] = {}
+    for chunk in chunks:
+        for placed in chunk.blocks:
+            if not placed.again:
+                found[placed.block] = found.get(placed.block, 0) + works[placed.block].saved_bytes()
+        if chunk.inputs:
+            found["layer"] = found.get("layer", 0) + chunk.inputs * activations.layer_input(x)
+        passes = chunk.last + chunk.mtp
+        if passes:
+            kept = activations.saved_logits(x) + activations.output_input(x)
+            found["output"] = found.get("output", 0) + passes * kept
+    return found
+
+
+def _notes(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[str, ...]:
+    """What is counted otherwise than the plan says."""
+    notes = []
+    if plan.precision not in ("bf16", "fp32"):
+        notes.append(
+            f"{plan.precision} counted as bf16: Transformer Engine's recipe changes copies and casts, not FLOPs"
+        )
+    if workload.moe_imbalance != 1 and model.moe is not None:
+        notes.append("routing counted as balanced")
+    if workload.mean_length:
+        notes.append("sequences counted as one document each")
+    if plan.offload_layers or plan.offload_modules or plan.optimizer_offload:
+        notes.append("what waits in host memory is counted as predicted; a dry run keeps it")
+    return tuple(notes)

@@ -1,0 +1,137 @@
+"""Parameters, gradients and optimizer state of one rank as Megatron-Core's buffers hold them, and their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from costmodel.amount import Amount
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.rank_amounts import Message
+from costmodel.rank_layers import Chunk
+from costmodel.tensors import (
+    Buffer,
+    Tensor,
+    block_tensors,
+    embedding_tensors,
+    make_buffer,
+    mtp_tensors,
+    output_tensors,
+)
+from costmodel.work import communication, messages
+from costmodel.work.block import BlockWork
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Tensors of one chunk that one group of ranks holds together, and their buffer. experts: of routed experts."""
+
+    group: str
+    ranks: int
+    shard: int
+    tensors: tuple[Tensor, ...]
+    buffer: Buffer
+
+
+def chunk_tensors(
+    x: SimpleNamespace, plan: Plan, chunk: Chunk, works: Mapping[str, BlockWork], tied: bool
+) -> Iterator[Tensor]:
+    """Tensors of a model chunk in the order of Megatron-Core's modules.
+
+    The last stage holds the embedding once more for MTP heads, and for a tied output layer.
+    """
+    several = plan.pp > 1
+    shared = several and (tied or bool(x.mtp_total))
+    if chunk.first:
+        yield from embedding_tensors(x, shared=shared)
+    elif chunk.mtp:
+        yield embedding_tensors(x, shared=True)[0]
+    for placed in chunk.blocks:
+        if not placed.mtp:
+            yield from block_tensors(x, works[placed.block])
+    if chunk.last:
+        copy = not (tied and (chunk.first or chunk.mtp))
+        for tensor in output_tensors(x):
+            if tensor.name != "output" or copy:
+                yield tensor
+    if chunk.mtp:
+        for _ in range(chunk.mtp):
+            yield from mtp_tensors(x)
+        for placed in chunk.blocks:
+            if placed.mtp:
+                yield from block_tensors(x, works[placed.block])
+
+
+def owners(
+    x: SimpleNamespace,
+    plan: Plan,
+    chunks: tuple[Chunk, ...],
+    works: Mapping[str, BlockWork],
+    model: ModelSpec,
+) -> list[Owned]:
+    """Buffers of every chunk of a stage: tensors of dp x cp ranks, and of the experts' own ranks.
+
+    Without expert parallelism Megatron-Core keeps experts with the others. Buckets are cut on the first stage's first
+    chunk while reductions overlap, elsewhere a chunk is one bucket. Source: Megatron-Core 0.16.1,
+    distributed_data_parallel.py; Megatron-LM, training.py, disable_bucketing.
+    """
+    found = []
+    for index, chunk in enumerate(chunks):
+        tensors = list(chunk_tensors(x, plan, chunk, works, model.tied_embeddings))
+        # Only the first stage holds the first of all chunks.
+        cut = plan.overlap_grad_reduce and index == 0 and chunks[0].first
+        parts = (
+            ("dp", int(x.dp * x.cp), int(x.shard), False),
+            ("edp", int(x.edp), int(x.expert_shard), True),
+        )
+        for group, ranks, shard, apart in parts:
+            own = tuple(each for each in tensors if (each.expert and plan.ep > 1) == apart)
+            if own:
+                size = float(x.bucket) if cut else 0.0
+                buffer = make_buffer(own, sharded=bool(x.optimizer_sharded), bucket_size=size, ranks=shard)
+                found.append(Owned(group, ranks, shard, own, buffer))
+    return found
+
+
+def parameter_counts(owned: list[Owned]) -> dict[str, float]:
+    """Parameters on the rank: routed experts, and the rest. [1]"""
+    experts = sum(each.elements for one in owned for each in one.tensors if each.expert)
+    whole = sum(each.elements for one in owned for each in one.tensors)
+    counts: dict[str, float] = {"dense": whole - experts}
+    return counts | {"experts": experts} if experts else counts
+
+
+def state_bytes(x: SimpleNamespace, owned: list[Owned]) -> dict[str, Amount]:
+    """Buffers of parameters and gradients with their padding, and the optimizer state that the rank holds. [byte]
+
+    Without a distributed optimizer parameters stand outside buffers, which have no padding then.
+    """
+    elements = sum(one.buffer.elements for one in owned)
+    return {
+        "parameters": x.weight_bytes * elements,
+        "gradients": x.grad_bytes * elements,
+        "optimizer": x.state_bytes * sum(one.buffer.owned for one in owned),
+    }
+
+
+def step_messages(x: SimpleNamespace, plan: Plan, owned: list[Owned]) -> list[Message]:
+    """Once a step: gradients and parameters over data-parallel ranks, and gradients of what other ranks hold too.
+
+    Sequence parallelism sums over tp what every rank holds whole; the first and last stage sum a shared embedding.
+    Numbers of a few bytes (norm of the gradients, tokens, loss) are left out. Source: Megatron-Core 0.16.1,
+    finalize_model_grads.py.
+    """
+    found: list[Message] = []
+    for one in owned:
+        found += messages.data_parallel(x, one.group, one.ranks, one.shard, one.buffer.buckets)
+    tensors = [each for one in owned for each in one.tensors]
+    reduced = sum(each.elements for each in tensors if each.reduced and (x.sp or each.head_norm))
+    size = communication.gradient_bytes(x, reduced)
+    found.append(Message("all_reduce", "tp", plan.tp, size, 1, "gradients"))
+    for each in tensors:
+        if each.shared:
+            size = communication.gradient_bytes(x, each.elements)
+            found.append(Message("all_reduce", "embedding", 2, size, 1, "gradients"))
+    return found

@@ -1,0 +1,41 @@
+"""What selective recompute repeats of a block in the backward pass: products, attention cores, messages.
+
+Megatron-Core checkpoints a module whole, with its own collectives; its norms and activation functions have no
+product. Full recompute repeats everything of its layers and is counted with them. Source: Megatron-Core 0.16.1,
+transformer_layer.py, attention.py, mlp.py, moe_layer.py, multi_latent_attention.py.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount
+
+
+def linear_again(x: SimpleNamespace, block: str, layer: str) -> Amount:
+    """How often the forward product of a linear layer is repeated. [1]"""
+    if block == "mlp":
+        return x.recompute_mlp
+    if block == "mla" and layer in ("q_up", "kv_up"):
+        return x.recompute_mla_up_proj
+    if block == "experts":
+        shared = layer.startswith("shared")
+        return x.recompute_moe + (1 - x.recompute_moe) * shared * x.recompute_shared_experts
+    return 0
+
+
+def core_again(x: SimpleNamespace, block: str) -> Amount:
+    """How often the attention core is repeated, with what context parallelism exchanges for it. [1]"""
+    return x.recompute_attention if block in ("attention", "mla", "csa") else 0
+
+
+def messages_again(x: SimpleNamespace, block: str) -> Amount:
+    """How often the tensor-parallel messages of a block are repeated. [1]
+
+    In an expert block they are those of the shared experts.
+    """
+    if block == "mlp":
+        return x.recompute_mlp
+    if block == "experts":
+        return x.recompute_moe + (1 - x.recompute_moe) * x.recompute_shared_experts
+    return 0
