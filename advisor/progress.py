@@ -16,8 +16,9 @@ class Progress:
     Used as a context manager. Silent when standard error is not a terminal, or when it is not wanted.
     """
 
-    def __init__(self, wanted: bool = True) -> None:
+    def __init__(self, wanted: bool = True, patience: float = PATIENCE) -> None:
         self._wanted = wanted and sys.stderr.isatty()
+        self._patience = patience
         self._start = time.monotonic()
         self._shown = 0
 
@@ -26,7 +27,7 @@ class Progress:
 
     def __call__(self, share: float, what: str) -> None:
         """Tell how far it is; share from 0 to 1."""
-        if not self._wanted or time.monotonic() - self._start < PATIENCE:
+        if not self._wanted or time.monotonic() - self._start < self._patience:
             return
         line = f"{min(1.0, max(0.0, share)):4.0%}  {what}"
         sys.stderr.write("\r" + line.ljust(self._shown))

@@ -1,0 +1,86 @@
+"""advisor dryrun: what real Megatron-Core computes, sends and keeps under a plan, beside the cost model's amounts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from advisor.case import read_case, setting_options
+from advisor.options import knob_options
+
+
+@click.command(name="dryrun")
+@click.argument("plan", required=False)
+@setting_options
+@knob_options
+@click.option("--stage", type=int, metavar="N", help="One pipeline stage, from 0.")
+@click.option(
+    "--stages",
+    default="first,middle,last",
+    show_default=True,
+    metavar="LIST",
+    help="Stages to trace: all, first, middle, last or numbers, with commas.",
+)
+@click.option(
+    "--microbatches",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Micro-batches to trace [1; with --vpp as few as the schedule takes].",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.pass_context
+def command(
+    context: click.Context,
+    plan: str | None,
+    stage: int | None,
+    stages: str,
+    microbatches: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """What real Megatron-Core computes, sends and keeps under a plan, beside the cost model's amounts.
+
+    Builds the plan's model as one rank of the full world, without GPUs and without memory for it, runs forward,
+    backward and optimizer step, and counts. FLOPs, messages, parameters and optimizer state must be equal to the
+    digit, saved activations within 2 %. Exit code 1 when they are not.
+
+    PLAN is a plan file (`advisor explain --save`); any option changes it, or describes the plan without a file.
+
+    \b
+    advisor dryrun plan.toml --stages all
+    advisor dryrun --model 70b --gpus 64 --gpu h100 --tp 4 --pp 8 --vpp 5 --sequence-parallel --stage 3
+    """
+    from advisor.dryrun_text import dryrun_lines
+    from advisor.progress import Progress
+    from executor.dryrun import dry_run, traced_microbatches, which_stages
+    from executor.run import missing_software
+
+    problem = missing_software()
+    if problem:
+        raise ValueError(problem.replace("advisor run", "advisor dryrun"))
+    case = read_case(plan, options)
+    wanted = which_stages(case.plan, stages if stage is None else str(stage))
+    count = traced_microbatches(case.plan, case.workload, microbatches)
+    try:
+        with Progress(not as_json, patience=0.0) as tell, tempfile.TemporaryDirectory() as folder:
+            result = dry_run(
+                case.plan,
+                case.workload,
+                case.model,
+                stages=wanted,
+                num_microbatches=count,
+                folder=Path(folder),
+                tell=tell,
+            )
+    except RuntimeError as error:
+        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        context.exit(1)
+    if as_json:
+        click.echo(json.dumps(result.to_dict() | {"notes": list(case.notes)}, indent=2))
+    else:
+        click.echo("\n".join(dryrun_lines(result, case)))
+    context.exit(1 if result.differing else 0)

@@ -1,0 +1,127 @@
+"""Amounts of the model beside those of a dry run: one term each, with a verdict."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from costmodel.rank_amounts import Message, RankAmounts
+
+DIFFERENCES = Path(__file__).with_name("dryrun_differences.toml")
+# Activations are counted by formulas that leave out masks, statistics and indices of a few bytes a token.
+SAVED_TOLERANCE = 0.02
+EQUAL, WITHIN, DOCUMENTED, DIFFERS = "equal", "within", "documented", "differs"
+PASSES = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A known difference. terms: patterns of "section name"; needs: what a plan must have for it; at_most: how far
+    apart the numbers may lie, as a share of the counted one [1]; reason: who is right and why."""
+
+    name: str
+    terms: tuple[str, ...]
+    needs: tuple[str, ...]
+    at_most: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Term:
+    """One amount on both sides. tolerance: 0 must be equal to the digit [1]; reason: of a documented difference."""
+
+    section: str
+    name: str
+    unit: str
+    predicted: float
+    counted: float
+    tolerance: float
+    verdict: str
+    reason: str = ""
+
+    @property
+    def difference(self) -> float:
+        """Predicted over counted, less one; infinite when only one side has it. [1]"""
+        if self.predicted == self.counted:
+            return 0.0
+        return self.predicted / self.counted - 1 if self.counted else float("inf")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`; a difference that is no number is null."""
+        apart = self.difference
+        return asdict(self) | {"difference": apart if apart != float("inf") else None}
+
+
+@lru_cache(maxsize=1)
+def differences() -> tuple[Difference, ...]:
+    """The documented differences."""
+    with DIFFERENCES.open("rb") as file:
+        records = tomllib.load(file)["difference"]
+    return tuple(
+        Difference(
+            one["name"],
+            tuple(one["terms"]),
+            tuple(one.get("needs", ())),
+            one["at_most"],
+            one["reason"].strip(),
+        )
+        for one in records
+    )
+
+
+def compare(predicted: RankAmounts, counted: RankAmounts, features: Iterable[str] = ()) -> list[Term]:
+    """All terms of one stage. features: what the plan and model have, for the documented differences."""
+    has = frozenset(features)
+    found: list[Term] = []
+    for section, unit, exact, ours, theirs in _sections(predicted, counted):
+        for name in dict.fromkeys([*ours, *theirs]):
+            pair = ours.get(name, 0.0), theirs.get(name, 0.0)
+            if any(pair):
+                found.append(_term(section, name, unit, *pair, 0.0 if exact else SAVED_TOLERANCE, has))
+    return found
+
+
+Sums = Mapping[str, float]
+
+
+def _sections(ours: RankAmounts, theirs: RankAmounts) -> Iterable[tuple[str, str, bool, Sums, Sums]]:
+    """Section, unit, whether it must be equal, and its amounts by name on both sides."""
+    yield "flops", "FLOP", True, _products(ours), _products(theirs)
+    yield "messages", "byte", True, message_bytes(ours.messages), message_bytes(theirs.messages)
+    yield "parameters", "1", True, ours.parameters, theirs.parameters
+    yield "state", "byte", True, ours.state, theirs.state
+    yield "saved", "byte", False, {"all": sum(ours.saved.values())}, {"all": sum(theirs.saved.values())}
+
+
+def _products(amounts: RankAmounts) -> Sums:
+    return {f"{name} {one}": entry.get(one, 0.0) for name, entry in amounts.flops.items() for one in PASSES}
+
+
+def message_bytes(messages: Iterable[Message]) -> Sums:
+    """Bytes of all messages of an operation, group and phase: "tp all_gather forward". [byte]"""
+    found: dict[str, float] = {}
+    for one in messages:
+        name = f"{one.group} {one.operation} {one.phase}"
+        found[name] = found.get(name, 0) + one.total_bytes
+    return found
+
+
+def _term(
+    section: str, name: str, unit: str, ours: float, theirs: float, tolerance: float, has: frozenset[str]
+) -> Term:
+    plain = Term(section, name, unit, ours, theirs, tolerance, EQUAL)
+    if ours == theirs:
+        return plain
+    apart = abs(plain.difference)
+    if apart <= tolerance:
+        return Term(section, name, unit, ours, theirs, tolerance, WITHIN)
+    for known in differences():
+        fits = any(fnmatchcase(f"{section} {name}", pattern) for pattern in known.terms)
+        if fits and has.issuperset(known.needs) and apart <= known.at_most:
+            return Term(section, name, unit, ours, theirs, tolerance, DOCUMENTED, known.reason)
+    return Term(section, name, unit, ours, theirs, tolerance, DIFFERS)
