@@ -19,7 +19,7 @@ BIND = """\
 # Each process comes back here, to be bound to the cores and memory next to its GPU.
 if [[ "${1:-}" == bound ]]; then
     shift
-    bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "$LOCAL_RANK" | tr 'A-Z' 'a-z')
+    bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "$LOCAL_RANK" | tr 'A-Z' 'a-z' || true)
     numa=$(cat "/sys/bus/pci/devices/${bus#0000}/numa_node" 2>/dev/null || echo -1)
     if [[ "$numa" -ge 0 ]] && command -v numactl >/dev/null; then
         exec numactl --cpunodebind="$numa" --membind="$numa" "$@"
@@ -51,6 +51,11 @@ def train_script(job: Job, exported: Exported, inputs: Mapping[str, tuple[str, s
     lines = ["#!/usr/bin/env bash", *_head(job, exported), "set -euo pipefail", ""]
     if job.plan.cpu_binding:
         lines += [*BIND.splitlines(), ""]
+    if exported.files:
+        lines += [
+            'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)  # files of the export stand beside it',
+            "",
+        ]
     if inputs:
         lines += ["# What the plan does not know.", *_inputs(inputs), ""]
     lines += ["# Environment; it wins over the container's.", *environment_lines(environment(job)), ""]
@@ -112,7 +117,7 @@ def _torchrun(job: Job, exported: Exported, nodes: int, per_node: int) -> list[s
         words += ['--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"']
     script = quoted(exported.command[0])
     bound = 'bash "${BASH_SOURCE[0]}" bound ' if job.plan.cpu_binding else ""
-    words += ["--no-python", f'{bound}python -u {script} "${{ARGS[@]}}"']
+    words += ["--no-python", f'{bound}python -u {script} "${{ARGS[@]}}" "$@"']
     return [" \\\n    ".join(words)]
 
 

@@ -1,0 +1,147 @@
+"""Export to Megatron-LM: the arguments of its pre-training script, and configurations of it read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodel.plan import Plan
+from executor.export.exported import Exported, Job, Reading
+from executor.export.megatron_lm_arguments import arguments, words
+from executor.export.megatron_lm_names import version_of
+
+TARGET = "megatron-lm"
+# Where the images of NGC keep the source.
+HOME = "/opt/megatron-lm"
+# Shell variables of the exported script that the user may or must set: default and meaning.
+SCRIPT = {
+    "MEGATRON_HOME": (HOME, "the checkout of Megatron-LM"),
+    "CHECKPOINTS": ("$PWD/checkpoints", "where checkpoints are kept, on a file system all nodes share"),
+}
+DATA = {
+    "DATA_PATH": ("", "the prefix of the tokenised data set, such as /data/text_document"),
+    "TOKENIZER_MODEL": ("", "the tokenizer, such as meta-llama/Meta-Llama-3-70B or a folder"),
+}
+TUNING = {"PRETRAINED": ("", "the checkpoint to start from")}
+SCHEDULE = {
+    "TRAIN_ITERS": ("1000", "optimizer steps"),
+    "LR": ("3e-4", "peak learning rate: yours to choose"),
+    "MIN_LR": ("3e-5", "learning rate at the end"),
+    "WARMUP_ITERS": ("100", "steps of warm-up"),
+}
+# Knobs that stand in the file of --tp-comm-overlap-cfg.
+OVERLAP_FILE = "tp_comm_overlap.yaml"
+OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
+
+
+def export(job: Job) -> Exported:
+    """The job as Megatron-LM takes it. ValueError in one line for what would train something else."""
+    _refuse(job)
+    version, note = version_of(job.version)
+    settings, notes = arguments(job, version)
+    if note:
+        notes.insert(0, note)
+    notes += _unknown(job)
+    files = _overlap_file(job)
+    if files:
+        settings["--tp-comm-overlap-cfg"] = "${HERE}/" + OVERLAP_FILE
+    return Exported(
+        target=TARGET,
+        version=version.name,
+        settings=settings,
+        command=(f"${{MEGATRON_HOME}}/{_script(job)}", *words(settings), *words(user_arguments(job))),
+        files=files,
+        notes=tuple(notes),
+    )
+
+
+def read(text: str) -> Reading:
+    """A command line, a shell script or YAML of Megatron-LM, read back."""
+    from executor.export.megatron_lm_read import reading
+
+    return reading(text)
+
+
+def inputs(job: Job) -> dict[str, tuple[str, str]]:
+    """Shell variables of the launch script: name to default ("" when it must be given) and meaning."""
+    data = {} if job.benchmark else DATA | (TUNING if job.workload.task == "sft" else {})
+    return data | SCRIPT | SCHEDULE
+
+
+def _refuse(job: Job) -> None:
+    if job.workload.task == "lora":
+        raise ValueError(
+            "--task lora: Megatron-LM has no adapters and would train every weight. Try --to megatron-bridge."
+        )
+    if job.model.compressed_attention is not None:
+        raise ValueError(
+            f"{job.model.name} has compressed sparse attention, which Megatron-LM does not build up to 0.19. "
+            "`advisor predict` knows its cost."
+        )
+    if job.plan.encoder_pp:
+        raise ValueError(
+            f"--encoder-pp {job.plan.encoder_pp}: Megatron-LM has no stages for encoders any more. Try --encoder-pp 0."
+        )
+
+
+def _script(job: Job) -> str:
+    return "pretrain_mamba.py" if job.model.mamba is not None else "pretrain_gpt.py"
+
+
+def user_arguments(job: Job) -> dict[str, Any]:
+    """Arguments that no plan knows: data, tokenizer, schedule, checkpoints; variables of the shell in them."""
+    found: dict[str, Any] = {}
+    if job.model.mamba is not None:
+        found["--spec"] = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
+    if job.benchmark:
+        found |= {
+            "--mock-data": True,
+            "--tokenizer-type": "NullTokenizer",
+            "--vocab-size": job.model.vocab - 1,
+        }
+    else:
+        kind = "SFTTokenizer" if job.workload.task == "sft" else "HuggingFaceTokenizer"
+        found |= {"--data-path": "${DATA_PATH}", "--split": "99,1,0"}
+        found |= {"--tokenizer-type": kind, "--tokenizer-model": "${TOKENIZER_MODEL}"}
+        found |= {"--save": "${CHECKPOINTS}", "--load": "${CHECKPOINTS}", "--save-interval": 500}
+    if job.workload.task == "sft":
+        found["--sft"] = True
+        found |= {} if job.benchmark else {"--pretrained-checkpoint": "${PRETRAINED}"}
+    found |= {"--train-iters": "${TRAIN_ITERS}", "--lr": "${LR}", "--min-lr": "${MIN_LR}"}
+    found |= {"--lr-decay-style": "cosine", "--lr-warmup-iters": "${WARMUP_ITERS}"}
+    found |= {"--weight-decay": 0.1, "--adam-beta2": 0.95, "--init-method-std": 0.02}
+    return found | {"--log-interval": 1, "--log-throughput": True, "--eval-iters": 0, "--eval-interval": 1000}
+
+
+def _unknown(job: Job) -> list[str]:
+    """What our model files do not hold and the user must add."""
+    notes = []
+    if not job.model.learned_positions and job.model.mamba is None:
+        notes.append(
+            "rotary base and scaling are not in our model files: give the script --rotary-base, as the model has it"
+        )
+    if job.model.norm == "RMSNorm":
+        notes.append("the norm's epsilon is Megatron's 1e-5: add --norm-epsilon where the model has another")
+    if job.model.mamba is not None:
+        notes.append("newer checkouts call the script pretrain_hybrid.py")
+    if job.cluster.gpu.vendor.lower() == "amd":
+        notes.append("AMD's fork of Megatron-LM takes these arguments; not checked against it")
+    if job.workload.task == "sft":
+        notes.append("--sft packs conversations; documents and lengths are those of your data set")
+    return notes
+
+
+def _overlap_file(job: Job) -> dict[str, str]:
+    """Splits, SMs and cluster size of the overlapped tensor-parallel GEMMs, as --tp-comm-overlap-cfg reads them."""
+    plan = job.plan
+    usual = Plan()
+    own = any(getattr(plan, name) != getattr(usual, name) for name in OVERLAP_KNOBS)
+    if not plan.tp_comm_overlap or not own or dict(plan.settings).get("tp_comm_overlap_cfg"):
+        return {}
+    lines = [
+        "# Forward projections whose reduce-scatter is pipelined with the GEMM; the others keep TE's defaults."
+    ]
+    for name in ("proj_fprop", "fc2_fprop"):
+        lines += [f"{name}:", "  method: pipeline", f"  num_sm: {plan.tp_overlap_sms}"]
+        lines += [f"  cga_size: {plan.tp_overlap_cga}", f"  num_splits: {plan.tp_overlap_splits or 4}"]
+        lines += ["  set_sm_margin: true"]
+    return {OVERLAP_FILE: "\n".join(lines) + "\n"}

@@ -1,0 +1,290 @@
+"""A job as Megatron-LM's arguments: fields of Megatron-Core by their flags, and what only the arguments say.
+
+The fields come from `executor.megatron_args`, the flags' names from `megatron_lm.toml`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from costmodel.knobs import SETTINGS
+from costmodel.layout import edge_chunks, even_chunks
+from executor.export.exported import Job
+from executor.export.megatron_lm_names import Version, flag_of, names
+from executor.megatron_args import core_fields
+from executor.megatron_model import not_expressed, position_embedding
+from executor.megatron_training import ddp_fields, optimizer_fields
+
+Arguments = dict[str, Any]
+# Settings for benchmarks only: they change what is trained, or hide what went wrong.
+BENCHMARK = ("moe_router_force_load_balancing", "fake_process_group")
+# Names of recompute modules that Megatron-Core has; ours are more.
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+
+
+class Writer:
+    """Arguments as they are gathered, with a note for what has no argument."""
+
+    def __init__(self, job: Job, version: Version) -> None:
+        self.job, self.version = job, version
+        self.arguments: Arguments = {}
+        self.notes: list[str] = []
+
+    def put(self, flag: str, value: Any = True) -> None:
+        """Take an argument; None and False leave it out, a flag that the version lacks becomes a note."""
+        if value is None or value is False:
+            return
+        if flag in self.version.lacks:
+            self.notes.append(f"{flag} is not in Megatron-LM {self.version.name} and is left out")
+            return
+        self.arguments[flag] = value
+
+    def fields(self, fields: Mapping[str, Any]) -> None:
+        """Fields of Megatron-Core under their flags."""
+        table = names()
+        for field, value in fields.items():
+            if field in table["derived"]:
+                continue
+            if field in table["unsaid"]:
+                if value != table["unsaid"][field]:
+                    self.notes.append(f"{field} = {value}: Megatron-LM has no argument for it")
+            elif field in table["off"]:
+                self.put(table["off"][field], value is False)
+            else:
+                self.put(flag_of(field), value)
+
+
+def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
+    """Flag to value (True for a switch, a list for several words), and what could not be said, a line each."""
+    writer = Writer(job, version)
+    fields = core_fields(job.plan, job.model, job.workload) | _training_fields(job)
+    for name in BENCHMARK:
+        if fields.pop(name, False) and not job.benchmark:
+            writer.notes.append(f"{name} is for benchmarks: left out, --benchmark keeps it")
+        elif dict(job.plan.settings).get(name) and job.benchmark:
+            fields[name] = True
+    _model(writer, fields)
+    _pipeline(writer, fields)
+    _recompute(writer, fields)
+    _graphs(writer, fields)
+    _reduction(writer, fields)
+    writer.fields(fields)
+    _batch(writer)
+    _host(writer)
+    writer.notes += not_expressed(job.model)
+    return writer.arguments, writer.notes
+
+
+def _training_fields(job: Job) -> Arguments:
+    """Fields of data parallelism and of the optimizer; those of the optimizer's types are already there."""
+    fields = ddp_fields(job.plan) | optimizer_fields(job.plan)
+    for name in ("params_dtype", "bf16", "fp16", "optimizer", "clip_grad"):
+        fields.pop(name, None)
+    return fields
+
+
+def _model(writer: Writer, fields: Arguments) -> None:
+    """Activation, heads, experts' layers, positions: what the flags say otherwise than the fields."""
+    model = writer.job.model
+    _activation(writer, fields.pop("activation_func"), bool(fields.pop("gated_linear_unit")))
+    if fields.pop("bias_activation_fusion") is False:
+        writer.put("--no-bias-swiglu-fusion" if "--swiglu" in writer.arguments else "--no-bias-gelu-fusion")
+    groups = fields.pop("num_query_groups")
+    if model.mla is None and groups != model.num_heads:
+        writer.put("--group-query-attention")
+        writer.put("--num-query-groups", groups)
+    if fields.get("add_bias_linear"):
+        fields.pop("add_qkv_bias", None)  # follows from it
+    for name in ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq"):
+        if name in fields:
+            fields[name] = frequency(fields[name])
+    if "window_size" in fields:
+        fields["window_size"] = ",".join(str(size) for size in fields["window_size"])
+    writer.put("--position-embedding-type", position_embedding(model))
+    writer.put("--max-position-embeddings", max(writer.job.workload.seq_len, model.learned_positions))
+    writer.put("--untie-embeddings-and-output-weights", not model.tied_embeddings)
+    writer.put("--make-vocab-size-divisible-by", model.vocab_divisible_by)
+
+
+def _activation(writer: Writer, name: str, gated: bool) -> None:
+    flags = {
+        ("silu", True): "--swiglu",
+        ("squared_relu", False): "--squared-relu",
+        ("quick_gelu", True): "--quick-geglu",
+    }
+    if (name, gated) in flags:
+        writer.put(flags[name, gated])
+    elif (name, gated) != ("gelu", False):
+        gate = "gated " if gated else ""
+        writer.notes.append(f"activation {gate}{name}: Megatron-LM has no argument for it and takes gelu")
+
+
+def frequency(value: int | list[int]) -> str | int:
+    """A number, or one for each layer as Megatron reads it: ([0]*3+[1]*58)."""
+    if isinstance(value, int):
+        return value
+    runs = [f"[{number}]*{len(list(run))}" for number, run in itertools.groupby(value)]
+    return f"({'+'.join(runs)})"
+
+
+def _pipeline(writer: Writer, fields: Arguments) -> None:
+    """Stages: a layout tells chunks itself, hybrids tell them in their pattern."""
+    plan, model, version = writer.job.plan, writer.job.model, writer.version
+    if fields.get("pipeline_model_parallel_layout"):
+        # Ends given as numbers are in the layout already.
+        for name in (
+            "virtual_pipeline_model_parallel_size",
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+        ):
+            fields.pop(name, None)
+    if plan.vpp == 1:
+        fields.pop("overlap_p2p_comm")  # without chunks there is nothing to overlap
+    if not model.layer_pattern:
+        return
+    pattern = _staged(writer) if version.hybrid_stages else model.layer_pattern
+    if model.mtp_layers and version.hybrid_stages:
+        heads = model.mtp_pattern or model.layer_pattern[-1]
+        pattern += "".join(f"/{heads}" for _ in range(model.mtp_layers))
+    writer.put(version.hybrid_pattern, pattern)
+    if version.hybrid_switch:
+        writer.put(version.hybrid_switch)
+    for name in ("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout", "moe_layer_freq"):
+        fields.pop(name, None)
+    for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        if fields.pop(name, False):
+            writer.notes.append(f"{name}: hybrids take stages from their pattern")
+
+
+def _staged(writer: Writer) -> str:
+    """The pattern with stages parted by |, as even as the layers allow."""
+    plan, model = writer.job.plan, writer.job.model
+    if plan.pp * plan.vpp == 1:
+        return model.layer_pattern
+    ends = (plan.first_stage_layers, plan.last_stage_layers)
+    if any(ends) and plan.vpp == 1:
+        return model.layer_pattern  # the two numbers say it
+    accounts = (plan.account_embedding, plan.account_loss)
+    if any(ends):
+        sizes = edge_chunks(model.num_layers, plan.pp, plan.vpp, *ends)
+    else:
+        sizes = even_chunks(model.num_layers, plan.pp, plan.vpp, *accounts)
+    if sizes is None:
+        chunks = plan.pp * plan.vpp
+        sizes = [model.num_layers // chunks + (chunk < model.num_layers % chunks) for chunk in range(chunks)]
+        writer.notes.append(
+            f"{model.num_layers} layers do not divide into {chunks} chunks: the first have one more"
+        )
+    letters = iter(model.layer_pattern)
+    return "|".join("".join(itertools.islice(letters, size)) for size in sizes)
+
+
+def _recompute(writer: Writer, fields: Arguments) -> None:
+    """Modules under Megatron-Core's names; ours for activation functions is moe_act, and only with experts."""
+    wanted = fields.get("recompute_modules")
+    if wanted is None:
+        return
+    kept: list[str] = []
+    for module in wanted:
+        name = "moe_act" if module == "activation" and writer.job.model.moe else module
+        if name in MODULES:
+            kept += [name] if name not in kept else []
+        else:
+            writer.notes.append(f"recompute of {module}: Megatron-Core has no such module for this model")
+    if kept:
+        fields["recompute_modules"] = kept
+    elif not wanted:
+        fields.pop("recompute_modules")  # Megatron-LM's own choice: core_attn
+    else:
+        for name in ("recompute_modules", "recompute_granularity"):
+            fields.pop(name)
+
+
+def _graphs(writer: Writer, fields: Arguments) -> None:
+    """CUDA graphs: of parts of layers, or of the whole step, which no check of the loss may interrupt."""
+    scope = fields.pop("cuda_graph_scope", None)
+    if scope is None:
+        return
+    whole = "full_iteration" in scope
+    parts = [part for part in scope if part != "full_iteration"]
+    if whole and writer.version.graph_whole == "impl":
+        fields["cuda_graph_impl"] = "full_iteration"
+    else:
+        writer.put(writer.version.graph_modules, (["full_iteration"] if whole else []) + parts or None)
+    if whole:
+        writer.put("--no-check-for-nan-in-loss-and-grad")
+        writer.notes.append("a graph of the whole step excludes checks for NaN in loss and gradients")
+
+
+def _reduction(writer: Writer, fields: Arguments) -> None:
+    """Gradients, FSDP and the optimizer, whose flags are not the fields."""
+    plan = writer.job.plan
+    wide = fields.pop("grad_reduce_in_fp32")
+    if wide:
+        writer.put("--accumulate-allreduce-grads-in-fp32")
+    elif plan.precision not in ("fp32", "fp16"):
+        writer.put("--grad-reduce-in-bf16")
+    if plan.fsdp:
+        _fsdp(writer, fields)
+    if plan.optimizer_offload and not plan.precision_aware_optimizer:
+        writer.put("--use-precision-aware-optimizer")
+        writer.notes.append("--use-precision-aware-optimizer: Megatron-LM offloads no other optimizer")
+    if plan.sharp:
+        writer.put("--use-sharp")
+
+
+def _fsdp(writer: Writer, fields: Arguments) -> None:
+    """Both implementations have their own checkpoints; PyTorch's takes neither the distributed optimizer nor fusion."""
+    plan = writer.job.plan
+    shards = plan.dp * plan.cp
+    if plan.fsdp_implementation == "torch":
+        writer.put("--use-torch-fsdp2")
+        writer.put("--ckpt-format", "torch_dist")
+        for name in ("use_distributed_optimizer", "overlap_param_gather", "fp8_param"):
+            fields.pop(name, None)
+        fields["gradient_accumulation_fusion"] = False
+    else:
+        writer.put("--ckpt-format", "fsdp_dtensor")
+        if plan.fsdp_shard_size and plan.fsdp_shard_size < shards:
+            fields["num_distributed_optimizer_instances"] = shards // plan.fsdp_shard_size
+
+
+def _batch(writer: Writer) -> None:
+    workload = writer.job.workload
+    writer.put("--micro-batch-size", writer.job.plan.micro_batch)
+    writer.put("--global-batch-size", workload.global_batch)
+    writer.put("--seq-length", workload.seq_len)
+
+
+def _host(writer: Writer) -> None:
+    """Garbage collection, and settings of the plan that are arguments but no fields of Megatron-Core."""
+    plan = writer.job.plan
+    settings = dict(plan.settings)
+    if plan.manual_gc:
+        writer.put("--manual-gc")
+        writer.put("--manual-gc-interval", settings.get("manual_gc_interval", 100))
+    for name, value in settings.items():
+        record = SETTINGS[name]
+        flag = next(iter(setting_flags(record.megatron_lm)), None)
+        if flag is None or record.mcore or name in ("manual_gc_interval", *BENCHMARK) or value == "":
+            continue
+        if record.kind == "bool" and record.default is True:
+            writer.put(flag, value is False)
+        else:
+            writer.put(flag, value.split() if isinstance(value, str) and " " in value else value)
+
+
+def setting_flags(text: str) -> Iterable[str]:
+    """Flags named in a record of the catalogue; remarks in brackets are none."""
+    return [word for word in text.replace(",", " ").split() if word.startswith("--")]
+
+
+def words(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments as the words of a command line."""
+    found: list[str] = []
+    for flag, value in arguments.items():
+        values = value if isinstance(value, list | tuple) else [] if value is True else [value]
+        found += [flag, *(str(each) for each in values)]
+    return found

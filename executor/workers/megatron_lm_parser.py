@@ -1,0 +1,164 @@
+"""Megatron-LM's own parser and checks over many command lines: `python -m ... JOBS.json ANSWERS.json WHEEL`.
+
+WHEEL is an unpacked wheel of megatron-core 0.17 or later, which holds megatron.training. A job has `arguments`
+(words), `environment` (variables of the script), `world`, `arch` (compute capability of the GPU). An answer has
+`refused` ("" when accepted), `values` (arguments as the parser leaves them), `layers` (of every stage and chunk, as
+Megatron's own function builds them) and `config` (fields of the configuration it makes).
+
+What this machine lacks is answered for: a GPU of the job's architecture, and a Transformer Engine that is new
+enough, so that what is refused is refused for the arguments. No kernel is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+TE_VERSION = "2.14"
+KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TORCHDYNAMO_DISABLE", "TMPDIR")
+# Modules that import Triton, whose kernels no parser calls.
+KERNELS = (
+    "megatron.core.transformer.moe.ops.paged_stash",
+    "megatron.core.transformer.moe.paged_stash",
+)
+
+
+class _Kernels(types.ModuleType):
+    """A module of GPU kernels: importable, and an error when one is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def kernel(*_: Any, **__: Any) -> None:
+            raise RuntimeError(f"{name} is a GPU kernel; the parser called it")
+
+        return kernel
+
+
+def load(wheel: str) -> Any:
+    """The modules of the wheel that parse and check."""
+    sys.path.insert(0, wheel)
+    if not hasattr(typing, "override"):  # Python 3.11
+        typing.override = lambda method: method  # type: ignore[attr-defined]
+    for name in KERNELS:
+        sys.modules[name] = _Kernels(name)
+    import torch
+
+    torch.cuda.get_device_capability = lambda *_, **__: (_arch(), 0)
+    torch.cuda.get_device_properties = lambda *_, **__: types.SimpleNamespace(  # type: ignore[assignment]
+        major=_arch(), minor=0, multi_processor_count=132, total_memory=80 << 30, name="GPU"
+    )
+    import megatron.core.utils as utils
+    from packaging.version import Version
+
+    utils._te_version = Version(TE_VERSION)
+    utils.get_te_version = lambda: Version(TE_VERSION)
+    from megatron.training import arguments
+
+    _kernels_of_te()
+    return arguments
+
+
+def _kernels_of_te() -> None:
+    """Names of Transformer Engine's kernels whose presence configurations check when built."""
+    import megatron.core.models.common.embeddings.rope_utils as rope
+    import megatron.core.transformer.moe.moe_utils as experts
+
+    missing = _Kernels("transformer_engine")
+    for name in ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"):
+        setattr(rope, name, getattr(missing, name))
+    for name in (
+        "fused_permute",
+        "fused_permute_with_probs",
+        "fused_sort_chunks_by_index",
+        "fused_sort_chunks_by_index_with_probs",
+        "fused_unpermute",
+    ):
+        setattr(experts, name, getattr(missing, name))
+
+
+def _arch() -> int:
+    return int(os.environ.get("ADVISOR_ARCH", "9"))
+
+
+def answer(arguments: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """What Megatron-LM makes of one job."""
+    for name in set(os.environ) - set(KEPT):
+        os.environ.pop(name)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(job["world"]), "ADVISOR_ARCH": str(job.get("arch", 9))}
+    os.environ |= {name: value for name, value in job.get("environment", {}).items() if value is not None}
+    sys.argv = ["pretrain_gpt.py", *job["arguments"]]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+            args = arguments.parse_args()
+            arguments.validate_args(args)
+            config = arguments.core_transformer_config_from_args(args)
+            layers = _layers(args, config)
+    except SystemExit:
+        return {"refused": said.getvalue().strip().splitlines()[-1:][0] if said.getvalue() else "exit()"}
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {_where(error)}{error}".strip()}
+    return {
+        "refused": "",
+        "values": {name: _plain(value) for name, value in vars(args).items()},
+        "config": {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)},
+        "layers": layers,
+    }
+
+
+def _where(error: Exception) -> str:
+    """The line that refused, for errors without a text."""
+    if str(error):
+        return ""
+    import linecache
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace is not None
+    return linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip()
+
+
+def _layers(args: Any, config: Any) -> list[int]:
+    """Layers of each chunk, chunk by chunk over the stages; none for hybrids, whose pattern says it."""
+    if getattr(args, "hybrid_layer_pattern", None):
+        return []
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    chunks = range(args.virtual_pipeline_model_parallel_size or 1)
+    stages = range(args.pipeline_model_parallel_size)
+    virtual = args.virtual_pipeline_model_parallel_size is not None
+    return [
+        get_num_layers_to_build(config, vp_stage=chunk if virtual else None, pp_rank=stage)
+        for chunk in chunks
+        for stage in stages
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(getattr(value, "name", value))
+
+
+def main(jobs: str, answers: str, wheel: str) -> None:
+    """Answer every job of the file."""
+    arguments = load(wheel)
+    found = [answer(arguments, job) for job in json.loads(Path(jobs).read_text())]
+    Path(answers).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
