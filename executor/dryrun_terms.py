@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -22,13 +22,21 @@ PASSES = ("forward", "backward")
 @dataclass(frozen=True)
 class Difference:
     """A known difference. terms: patterns of "section name"; needs: what a plan must have for it; at_most: how far
-    apart the numbers may lie, as a share of the counted one [1]; reason: who is right and why."""
+    apart the numbers may lie, as a share of the counted one [1]; at_most_units: the same in the term's unit;
+    reason: who is right and why."""
 
     name: str
     terms: tuple[str, ...]
     needs: tuple[str, ...]
     at_most: float
+    at_most_units: float
     reason: str
+
+    def explains(self, term: str, predicted: float, counted: float, has: frozenset[str]) -> bool:
+        """Whether two numbers of a term may lie apart as they do for this reason."""
+        apart = abs(predicted - counted)
+        near = apart <= self.at_most_units and apart <= self.at_most * abs(counted or predicted)
+        return near and has.issuperset(self.needs) and any(fnmatchcase(term, each) for each in self.terms)
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,12 @@ def differences() -> tuple[Difference, ...]:
         records = tomllib.load(file)["difference"]
     return tuple(
         Difference(
-            one["name"],
-            tuple(one["terms"]),
-            tuple(one.get("needs", ())),
-            one["at_most"],
-            one["reason"].strip(),
+            name=one["name"],
+            terms=tuple(one["terms"]),
+            needs=tuple(one.get("needs", ())),
+            at_most=one.get("at_most", float("inf")),
+            at_most_units=one.get("at_most_units", float("inf")),
+            reason=" ".join(one["reason"].split()),
         )
         for one in records
     )
@@ -117,11 +126,9 @@ def _term(
     plain = Term(section, name, unit, ours, theirs, tolerance, EQUAL)
     if ours == theirs:
         return plain
-    apart = abs(plain.difference)
-    if apart <= tolerance:
-        return Term(section, name, unit, ours, theirs, tolerance, WITHIN)
+    if abs(plain.difference) <= tolerance:
+        return replace(plain, verdict=WITHIN)
     for known in differences():
-        fits = any(fnmatchcase(f"{section} {name}", pattern) for pattern in known.terms)
-        if fits and has.issuperset(known.needs) and apart <= known.at_most:
-            return Term(section, name, unit, ours, theirs, tolerance, DOCUMENTED, known.reason)
-    return Term(section, name, unit, ours, theirs, tolerance, DIFFERS)
+        if known.explains(f"{section} {name}", ours, theirs, has):
+            return replace(plain, verdict=DOCUMENTED, reason=known.reason)
+    return replace(plain, verdict=DIFFERS)

@@ -1,0 +1,95 @@
+"""Random legal plans of small worlds, for the conformance of amounts: one generator for tests and sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import hardware_db
+from advisor.rules import violations
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+
+# Picks one of some values: random.Random.choice, or a draw of hypothesis.
+Choose = Callable[[Sequence[Any]], Any]
+SEQUENCES = (1024, 2048, 4096)
+DENSE_MODULES = ("core_attn", "mlp", "layernorm")
+EXPERT_MODULES = ("core_attn", "layernorm", "moe_act", "moe", "shared_experts")
+TRIES = 60
+
+
+@lru_cache(maxsize=1)
+def _cluster() -> hardware_db.Cluster:
+    return hardware_db.resolve("h100", None)[0]
+
+
+def draw(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
+    """A plan that our rules call legal, and a workload that it divides. Memory is no matter here."""
+    for _ in range(TRIES):
+        try:
+            plan, workload = _any(choose, model)
+            if is_legal(plan, workload, model):
+                return plan, workload
+        except ValueError:
+            continue  # sizes that do not fit together: draw again
+    return Plan(), Workload(SEQUENCES[0], 4)
+
+
+def is_legal(plan: Plan, workload: Workload, model: ModelSpec) -> bool:
+    """Whether no rule refuses the plan."""
+    found = violations(model, workload, _cluster(), plan, plan.world, 0.5)
+    return all(violation.severity != "ERROR" for violation in found)
+
+
+def small(model: ModelSpec, layers: int) -> ModelSpec:
+    """The model with fewer layers, so that a trace takes seconds; everything within a layer stays."""
+    if model.num_layers <= layers:
+        return model
+    fewer: dict[str, Any] = {"num_layers": layers, "params_published": None, "params_computed": None}
+    fewer["params_active_computed"] = None
+    if model.layer_pattern:
+        fewer["layer_pattern"] = _short_pattern(model.layer_pattern, layers)
+    if model.moe is not None and model.moe.dense_first_layers:
+        fewer["moe"] = replace(model.moe, dense_first_layers=1)
+    return replace(model, **fewer)
+
+
+def _short_pattern(pattern: str, layers: int) -> str:
+    """A pattern of fewer letters that has every letter of the long one."""
+    kinds = "".join(dict.fromkeys(pattern))
+    return (kinds * layers)[:layers]
+
+
+def _any(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
+    tp, cp, pp = choose((1, 2, 4, 8)), choose((1, 1, 2)), choose((1, 1, 2, 4))
+    dp = choose((1, 2, 4, 8))
+    ep = choose((1, 2, 4, 8)) if model.moe is not None else 1
+    recompute = choose(("none", "none", "selective", "full"))
+    modules = EXPERT_MODULES if model.moe is not None else DENSE_MODULES
+    modules += ("mla_up_proj",) if model.mla is not None else ()
+    plan = Plan(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        etp=choose((1, 1, tp)) if ep > 1 else 1,
+        vpp=choose((1, 2)) if pp > 1 else 1,
+        sequence_parallel=tp > 1 and choose((True, True, False)),
+        micro_batch=choose((1, 2)),
+        cp_comm_type=choose(("p2p", "all_gather", "a2a")),
+        zero_stage=choose((0, 1, 1, 1)),
+        grad_reduce_in_fp32=choose((True, False)),
+        overlap_grad_reduce=choose((True, False)),
+        recompute=recompute,
+        recompute_modules=(choose(modules),) if recompute == "selective" else (),
+        fused_cross_entropy=choose((True, False)),
+        precision=choose(("bf16", "bf16", "fp32", "fp8-cs")),
+    )
+    length = choose(SEQUENCES)
+    if model.learned_positions:
+        length = min(length, model.learned_positions)
+    return plan, Workload(length, plan.micro_batch * plan.dp * plan.pp * choose((1, 2)))

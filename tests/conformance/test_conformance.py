@@ -1,0 +1,79 @@
+"""The cost model's amounts are those of real Megatron-Core: chosen plans of every family, and drawn ones.
+
+Each plan is one trace of a few seconds in a process of its own. `benchmarks/conformance.py` sweeps wider.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from legal_plans import draw, is_legal, small
+
+from costmodel.model_registry import load_model
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.dryrun import DryRun, dry_run, traced_microbatches
+from executor.run import missing_software
+
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.skipif(missing_software() is not None, reason="needs torch and megatron-core"),
+]
+LAYERS = 4
+SPLIT = {"tp": 2, "sequence_parallel": True}
+CHOSEN = [
+    ("llama3-8b", {**SPLIT, "pp": 2, "dp": 2}, 0),
+    ("llama3-8b", {**SPLIT, "pp": 2, "vpp": 2, "dp": 2}, 1),
+    ("llama3-8b", {"tp": 2, "cp": 2, "dp": 2, "recompute": "full"}, 0),
+    ("gpt3-126m", {**SPLIT, "dp": 4, "dropout": True, "zero_stage": 0}, 0),
+    ("mixtral-8x7b", {**SPLIT, "dp": 4, "ep": 4}, 0),
+    ("mixtral-8x7b", {**SPLIT, "dp": 4, "ep": 4, "etp": 2, "pp": 2}, 1),
+    ("deepseek-v3", {**SPLIT, "pp": 2, "dp": 8, "ep": 8}, 0),
+    ("deepseek-v3", {**SPLIT, "pp": 2, "dp": 8, "ep": 8}, 1),
+    ("gpt-oss-20b", {**SPLIT, "dp": 4, "ep": 4}, 0),
+    ("nemotronh-8b", {**SPLIT, "dp": 2}, 0),
+    ("qwen3-next-80b-a3b", {**SPLIT, "dp": 4, "ep": 4}, 0),
+]
+DRAWN = ("llama3-8b", "qwen3-30b-a3b", "moonlight-16b-a3b")
+
+
+def traced(plan: Plan, workload: Workload, model: ModelSpec, stage: int) -> DryRun:
+    count = traced_microbatches(plan, workload, None)
+    with tempfile.TemporaryDirectory() as folder:
+        return dry_run(plan, workload, model, stages=[stage], num_microbatches=count, folder=Path(folder))
+
+
+def differing(result: DryRun) -> list[tuple[str, str, float, float]]:
+    return [(term.section, term.name, term.predicted, term.counted) for term in result.differing]
+
+
+@pytest.mark.parametrize(("name", "knobs", "stage"), CHOSEN)
+def test_chosen_plans(name, knobs, stage):
+    model, plan = small(load_model(name), LAYERS), Plan(**knobs)
+    workload = Workload(2048, 4 * plan.dp)
+    assert is_legal(plan, workload, model)
+    result = traced(plan, workload, model, stage)
+    assert differing(result) == []
+    assert result.num_equal >= 0.8 * len(result.exact) > 8
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@settings(
+    max_examples=2,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(data=st.data())
+def test_drawn_plans(name, data):
+    model = small(load_model(name), LAYERS)
+    plan, workload = draw(lambda values: data.draw(st.sampled_from(values)), model)
+    stage = data.draw(st.sampled_from(range(plan.pp)))
+    assert differing(traced(plan, workload, model, stage)) == [], plan.describe()

@@ -1,0 +1,152 @@
+"""The comparison of a dry run: equal amounts agree, every planted difference is found, known ones are said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli import advisor
+from costmodel.amounts import rank_amounts
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.rank_amounts import Message, RankAmounts
+from costmodel.workload import Workload
+from executor import dryrun
+from executor.dryrun import dry_run, traced_microbatches, which_stages
+from executor.dryrun_terms import DIFFERS, EQUAL, SAVED_TOLERANCE, WITHIN, compare, differences
+
+MODEL = load_model("llama3-8b")
+PLAN = Plan(tp=2, pp=2, dp=2, sequence_parallel=True)
+WORK = Workload(2048, 8)
+AMOUNTS = rank_amounts(PLAN, WORK, MODEL, 0, 1)
+OPTIONS = (
+    *("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--seq-len", "2048", "--global-batch", "8"),
+    *("--tp", "2", "--pp", "2", "--sequence-parallel"),
+)
+
+
+def changed(amounts: RankAmounts, part: str) -> RankAmounts:
+    """The amounts with one number of a part one unit larger; saved activations beyond their tolerance."""
+    if part == "messages":
+        first, *rest = amounts.messages
+        return replace(amounts, messages=(replace(first, bytes=first.bytes + 1), *rest))
+    if part == "flops":
+        name, size = next(iter(amounts.flops.items()))
+        return replace(amounts, flops={**amounts.flops, name: {**size, "backward": size["backward"] + 1}})
+    sizes = dict(getattr(amounts, part))
+    name = next(iter(sizes))
+    sizes[name] += 1.1 * SAVED_TOLERANCE * sum(sizes.values()) if part == "saved" else 1
+    return replace(amounts, **{part: sizes})
+
+
+def test_equal_amounts_agree():
+    terms = compare(AMOUNTS, AMOUNTS)
+    assert {term.section for term in terms} == {"flops", "messages", "parameters", "state", "saved"}
+    assert all(term.verdict == EQUAL and not term.difference for term in terms)
+
+
+@pytest.mark.parametrize("part", ["flops", "messages", "parameters", "state", "saved"])
+def test_one_unit_more_is_found(part):
+    for ours, theirs in ((AMOUNTS, changed(AMOUNTS, part)), (changed(AMOUNTS, part), AMOUNTS)):
+        (term,) = [term for term in compare(ours, theirs) if term.verdict != EQUAL]
+        assert term.section == part
+        assert term.verdict == DIFFERS
+
+
+def test_what_only_one_side_has_is_found():
+    more = replace(AMOUNTS, messages=(*AMOUNTS.messages, Message("all_gather", "ep", 4, 4096, 2, "forward")))
+    for ours, theirs in ((AMOUNTS, more), (more, AMOUNTS)):
+        (term,) = [term for term in compare(ours, theirs) if term.verdict == DIFFERS]
+        assert term.name == "ep all_gather forward"
+        assert 8192 in (term.predicted, term.counted)
+
+
+def test_saved_activations_have_a_tolerance():
+    sizes = {name: size * (1 + SAVED_TOLERANCE / 2) for name, size in AMOUNTS.saved.items()}
+    terms = compare(AMOUNTS, replace(AMOUNTS, saved=sizes))
+    assert [term.verdict for term in terms if term.section == "saved"] == [WITHIN]
+
+
+def test_differences_are_bounded_and_have_reasons():
+    for known in differences():
+        assert known.terms
+        assert len(known.reason) > 40, known.name
+        assert all(
+            pattern.split()[0] in ("flops", "messages", "parameters", "state", "saved")
+            for pattern in known.terms
+        )
+        assert not known.explains("flops qkv forward", 1.0, 2.0, frozenset()), known.name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("all", [0, 1, 2, 3]), ("first,middle,last", [0, 2, 3]), ("last, 1", [3, 1]), ("0,first", [0])],
+)
+def test_stages(wanted, found):
+    assert which_stages(Plan(pp=4), wanted) == found
+
+
+def test_a_plan_without_stages_has_one():
+    assert which_stages(Plan(), "first,middle,last") == [0]
+
+
+@pytest.mark.parametrize("wanted", ["4", "second", "", "-1"])
+def test_stages_that_are_not_there(wanted):
+    with pytest.raises(ValueError, match="--stages"):
+        which_stages(Plan(pp=4), wanted)
+
+
+def test_microbatches_follow_the_schedule():
+    assert traced_microbatches(PLAN, WORK, None) == 1
+    assert traced_microbatches(Plan(pp=4, vpp=2), Workload(2048, 16), None) == 4
+    assert traced_microbatches(Plan(pp=4, vpp=2), Workload(2048, 16), 8) == 8
+    for wanted in (3, 32):
+        with pytest.raises(ValueError, match="--microbatches"):
+            traced_microbatches(Plan(pp=4, vpp=2), Workload(2048, 16), wanted)
+
+
+def planted(part: str = ""):
+    """A measurement that says what the model says, but for one number."""
+
+    def measure(job, folder):
+        amounts = rank_amounts(PLAN, WORK, MODEL, job["stage"], job["num_microbatches"])
+        return changed(amounts, part) if part else amounts
+
+    return measure
+
+
+def test_a_run_sums_up_its_stages(tmp_path):
+    both = {"stages": [0, 1], "num_microbatches": 1, "folder": tmp_path}
+    good = dry_run(PLAN, WORK, MODEL, **both, measure=planted())
+    assert not good.differing
+    assert good.num_equal == len(good.exact) > 30
+    bad = dry_run(PLAN, WORK, MODEL, **both, measure=planted("state"))
+    assert len(bad.differing) == 2
+    record = json.loads(json.dumps(bad.to_dict()))
+    assert record["agrees"] is False
+    assert [stage["stage"] for stage in record["stages"]] == [0, 1]
+
+
+@pytest.mark.parametrize(("part", "code"), [("", 0), ("flops", 1)])
+def test_the_command_answers_first(monkeypatch, part, code):
+    monkeypatch.setattr(
+        dryrun.dry_run, "__kwdefaults__", {**dryrun.dry_run.__kwdefaults__, "measure": planted(part)}
+    )
+    done = CliRunner().invoke(advisor, ["dryrun", *OPTIONS], catch_exceptions=False)
+    assert done.exit_code == code
+    first = done.output.splitlines()[0]
+    assert first.startswith("differs: " if part else "agrees: ")
+    assert ("DIFFERS" in done.output) == bool(part)
+    assert all(len(line) <= 80 for line in done.output.splitlines() if line.startswith("    "))
+
+
+def test_without_the_software_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(
+        "executor.run.missing_software", lambda: "`advisor run` needs torch. Try: pip install x."
+    )
+    done = CliRunner().invoke(advisor, ["dryrun", *OPTIONS])
+    assert isinstance(done.exception, ValueError)
+    assert str(done.exception).startswith("`advisor dryrun` needs torch")
