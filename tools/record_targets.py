@@ -48,7 +48,10 @@ BRIDGE_CLASSES = {
         f"{CONFIG}.FinetuningDatasetConfig",
         "megatron.bridge.data.builders.gpt_sft.GPTSFTDatasetConfig",
     ),
-    "packing": ("megatron.bridge.data.datasets.packed_sequence.PackedSequenceSpecs",),
+    "packing": (
+        "megatron.bridge.data.datasets.packed_sequence.PackedSequenceSpecs",
+        "megatron.bridge.data.packing.config.PackedSequenceSpecs",
+    ),
     "tokenizer": ("megatron.bridge.training.tokenizers.config.TokenizerConfig",),
     "checkpoint": (f"{CONFIG}.CheckpointConfig",),
     "dist": (f"{CONFIG}.DistributedInitConfig",),
@@ -273,11 +276,9 @@ def _bridge_recipes(release: str, package: Package, names: Names) -> None:
         prefix = f"megatron.bridge.recipes.{family}."
         for module, node in package.functions(prefix):
             short = module.removeprefix("megatron.bridge.recipes.")
-            if (
-                node.name.endswith(ends)
-                and not node.name.startswith(("_", "default"))
-                and short.count(".") == 1
-            ):
+            # Below the GPUs' folders stand recipes of one GPU count each, and a few that are named nowhere else.
+            general = short.count(".") == 1 or "gpu_" not in node.name
+            if node.name.endswith(ends) and not node.name.startswith(("_", "default")) and general:
                 names.add(release, "recipes", [f"{short}:{node.name}"])
         for module, alias in package.aliases(prefix):
             short = module.removeprefix("megatron.bridge.recipes.")

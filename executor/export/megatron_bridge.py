@@ -1,0 +1,71 @@
+"""Export to Megatron-Bridge: a Python file around its recipe or its model provider, and configurations read back."""
+
+from __future__ import annotations
+
+from executor.export.exported import Exported, Job, Reading
+from executor.export.megatron_bridge_code import python_file
+from executor.export.megatron_bridge_settings import overrides
+from executor.export.target_names import names_of
+
+TARGET = "megatron-bridge"
+FILE = "train_megatron_bridge.py"
+# Shell variables of the launch script: default ("" when it must be given) and meaning.
+DATA = {
+    "DATA_PATH": ("", "prefixes of tokenised data, or weights and prefixes in turn"),
+    "TOKENIZER_MODEL": ("", "the tokenizer, such as meta-llama/Meta-Llama-3-70B or a folder"),
+    "CHECKPOINTS": ("$PWD/checkpoints", "where checkpoints are kept, on a file system all nodes share"),
+}
+TUNING = {"PRETRAINED": ("", "the checkpoint to start from, converted to Megatron-Bridge's form")}
+SCHEDULE = {
+    "TRAIN_ITERS": ("1000", "optimizer steps"),
+    "LR": ("3e-4", "peak learning rate: yours to choose"),
+    "MIN_LR": ("3e-5", "learning rate at the end"),
+    "WARMUP_ITERS": ("100", "steps of warm-up"),
+}
+
+
+def export(job: Job) -> Exported:
+    """The job as Megatron-Bridge takes it. ValueError in one line for what would train something else."""
+    names, note = names_of("megatron_bridge", job.version)
+    _refuse(job, names.release)
+    found = overrides(job, names)
+    notes = [note] if note else []
+    return Exported(
+        target=TARGET,
+        version=names.release,
+        settings=found.settings,
+        command=(FILE,),
+        files={FILE: python_file(job, names, found)},
+        notes=(*notes, *found.notes),
+    )
+
+
+def read(text: str) -> Reading:
+    """A ConfigContainer dumped as YAML, override lines, or a Python file of ours, read back."""
+    from executor.export.megatron_bridge_read import reading
+
+    return reading(text)
+
+
+def inputs(job: Job) -> dict[str, tuple[str, str]]:
+    """Shell variables of the launch script: name to default ("" when it must be given) and meaning."""
+    tuning = job.workload.task != "pretrain"
+    needed = (
+        {} if job.benchmark else {name: DATA[name] for name in DATA if not (tuning and name == "DATA_PATH")}
+    )
+    if tuning:
+        needed |= TUNING
+    names, _ = names_of("megatron_bridge", job.version)
+    return needed if overrides(job, names).recipe else needed | SCHEDULE
+
+
+def _refuse(job: Job, release: str) -> None:
+    if job.workload.task != "pretrain" and release.startswith("0.2"):
+        raise ValueError(
+            f"--task {job.workload.task}: Megatron-Bridge {release} has no recipes for fine-tuning. "
+            "Try --target-version 0.3.1 or later."
+        )
+    if job.model.encoder is not None and job.plan.encoder_pp:
+        raise ValueError(
+            f"--encoder-pp {job.plan.encoder_pp}: Megatron-Bridge has no stages for encoders any more. Try --encoder-pp 0."
+        )

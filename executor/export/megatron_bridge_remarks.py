@@ -1,0 +1,49 @@
+"""What Megatron-Bridge cannot say of a job, or says otherwise, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from executor.export.exported import Job
+from executor.export.target_names import Names
+from executor.megatron_model import not_expressed
+
+
+def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
+    """What the target cannot say, or says otherwise."""
+    plan, model = job.plan, job.model
+    if not recipe:
+        yield (
+            f"Megatron-Bridge {names.release} has no recipe for {model.name}: sizes are from our model file; "
+            "rotary base, norm epsilon and initialisation are Megatron-Core's defaults"
+        )
+    elif job.workload.task != "pretrain" and "pretrain" in recipe:
+        yield (
+            f"Megatron-Bridge {names.release} has no recipe to fine-tune {model.name}: this is its pre-training "
+            "recipe on SQuAD, with what the plan adds"
+        )
+    if plan.encoder_tp or plan.encoder_pp:
+        yield "encoder_tp and encoder_pp: Megatron-Bridge has no sizes for an encoder of its own any more, left out"
+    if plan.tp_comm_overlap and plan.tp_overlap_splits:
+        yield (
+            f"tp_overlap_splits={plan.tp_overlap_splits}: set num_splits in a TransformerLayerTPOverlapCfg as "
+            "comm_overlap.tp_comm_overlap_cfg; without one Transformer Engine's defaults hold"
+        )
+    if plan.fsdp and plan.gradient_accumulation_fusion:
+        yield "NVIDIA's FSDP recipes switch model.gradient_accumulation_fusion off; the plan has it on"
+    if plan.precision == "mxfp8" and plan.fp8_param_gather and not plan.reuse_grad_buf and not plan.fsdp:
+        yield "reuse_grad_buf_for_mxfp8_param_ag is on: Megatron-Bridge refuses fp8_param_gather in mxfp8 without it"
+    if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:
+        yield "NaN checks are off: Megatron-Bridge refuses them with a graph of the whole iteration"
+    if plan.cuda_graph and names.core_numbers < (0, 16) and len(plan.cuda_graph_scope) > 1:
+        yield f"cuda_graph_scope {'+'.join(plan.cuda_graph_scope)}: release {names.release} takes one word, so full"
+    if "activation" in plan.recompute_modules:
+        yield "recompute module activation: Megatron-Core knows moe_act for experts only and refuses it elsewhere"
+    yield from not_said(job)
+
+
+def not_said(job: Job) -> Iterator[str]:
+    """What no configuration of Megatron-Core says of the model."""
+    yield from not_expressed(job.model)
+    if not job.workload.packed and job.workload.mean_length:
+        yield "documents are padded: their lengths are those of your data set"
