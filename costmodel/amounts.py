@@ -219,6 +219,8 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
         found += messages.tensor_parallel(x, [work.gathered], work.reduced, again)
     if name in ATTENTION:
         found += messages.context_parallel(x, name, 1 if placed.again else recompute.core_again(x, name))
+    if name == "mamba":
+        found += messages.mixer_exchange(x, work, int(placed.again))
     if name == "experts":
         wide = model.moe is not None and model.moe.router_dtype == "fp32"
         repeated = 1 if placed.again else x.recompute_moe

@@ -19,6 +19,7 @@ from costmodel.work.linear import Linear, padded_vocabulary
 # Elements to which tensors in a sharded buffer are aligned, and of which the end of a bucket is a multiple, beside
 # the ranks that share it. Source: Megatron-Core 0.16.1, param_and_grad_buffer.py.
 TENSOR_ALIGNMENT, BUCKET_MULTIPLE = 64, 128
+Layers = dict[str, Linear]
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ class Tensor:
 
 
 def block_tensors(x: SimpleNamespace, work: BlockWork) -> list[Tensor]:
-    """Trained tensors of a block, whose sizes sum to its weights and vectors.
+    """Trained tensors of a block, whose sizes sum to its weights and vectors, in the order of Transformer Engine's
+    modules, where most column-parallel layers hold the norm in front of them.
 
     The balancing bias of a router is no parameter: it has no gradient and no optimizer state.
     """
-    return [*_norm(x, "norm", x.h), *_OF_BLOCK[work.name](x, {layer.name: layer for layer in work.linears})]
+    layers = {layer.name: layer for layer in work.linears}
+    return _OF_BLOCK[work.name](x, layers, _norm(x, "norm", x.h))
 
 
 def _norm(x: SimpleNamespace, name: str, width: Amount) -> list[Tensor]:
@@ -60,16 +63,16 @@ def _linear(layer: Linear, biased: Amount = 0, *, replicated: bool = False) -> l
     return found
 
 
-def _attention(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
+def _attention(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]:
     found = [Tensor("sinks", int(x.a / x.tp))] if x.sinks else []
-    found += _linear(layers["proj"], x.biases) + _linear(layers["qkv"], x.qkv_biases)
+    found += _linear(layers["proj"], x.biases) + norm + _linear(layers["qkv"], x.qkv_biases)
     for name in ("q_norm", "k_norm") if x.qk_norms else ():
         found.append(Tensor(f"{name}.weight", int(x.d), reduced=True, head_norm=True))
     return found
 
 
-def _mla(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
-    found = _linear(layers["proj"])
+def _mla(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]:
+    found = norm + _linear(layers["proj"])
     if "q_down" in layers:
         found += _linear(layers["q_down"], replicated=True)
     for name in ("q_up", "kv_down", "kv_up"):
@@ -78,12 +81,12 @@ def _mla(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
     return found + [Tensor(f"{name}.weight", int(width), reduced=True) for name, width in latents if width]
 
 
-def _mlp(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
-    return _linear(layers["fc1"], x.biases) + _linear(layers["fc2"], x.biases)
+def _mlp(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]:
+    return norm + _linear(layers["fc1"], x.biases) + _linear(layers["fc2"], x.biases)
 
 
-def _experts(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
-    found = _linear(layers["router"], x.biases, replicated=True)
+def _experts(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]:
+    found = norm + _linear(layers["router"], x.biases, replicated=True)
     for name in ("latent_down", "latent_up"):
         found += _linear(layers[name], replicated=True) if name in layers else []
     for name in ("fc1", "fc2"):
@@ -101,24 +104,26 @@ def _experts(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
     return found
 
 
-def _mixer(x: SimpleNamespace, layers: dict[str, Linear], convolved: int, bias: bool) -> list[Tensor]:
-    taps = [Tensor("conv.weight", int(x.conv * convolved))] + [Tensor("conv.bias", convolved)] * bias
-    return taps + _linear(layers["in_proj"]) + _linear(layers["out_proj"])
+def _convolution(x: SimpleNamespace, width: int, biased: bool) -> list[Tensor]:
+    weight = Tensor("conv.weight", int(x.conv * width))
+    return [weight, Tensor("conv.bias", width)] if biased else [weight]
 
 
-def _mamba(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
+def _mamba(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]:
     heads, inner = int(x.mamba_heads / x.tp), int(layers["out_proj"].inner)
     convolved = int(layers["in_proj"].columns) - inner - heads
     vectors = [Tensor(name, heads) for name in ("dt_bias", "A_log", "D")]
-    return [*vectors, *_mixer(x, layers, convolved, True), Tensor("gated_norm.weight", inner)]
+    into = [*norm, *_linear(layers["in_proj"]), *_convolution(x, convolved, True)]
+    return [*vectors, *into, Tensor("gated_norm.weight", inner), *_linear(layers["out_proj"])]
 
 
-def _delta(x: SimpleNamespace, layers: dict[str, Linear]) -> list[Tensor]:
+def _delta(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]:
     heads, inner = int(x.delta_value_heads / x.tp), int(layers["out_proj"].inner)
     convolved = int(layers["in_proj"].columns) - inner - 2 * heads
     vectors = [Tensor(name, heads) for name in ("dt_bias", "A_log")]
-    norm = Tensor("gated_norm.weight", int(x.delta_value_dim), reduced=True)
-    return [*vectors, *_mixer(x, layers, convolved, False), norm]
+    into = [*norm, *_linear(layers["in_proj"]), *_convolution(x, convolved, False)]
+    gated = Tensor("gated_norm.weight", int(x.delta_value_dim), reduced=True)
+    return [*vectors, *into, gated, *_linear(layers["out_proj"])]
 
 
 _OF_BLOCK = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, maximum
 from costmodel.rank_amounts import Message
 from costmodel.work import communication, experts
 from costmodel.work.block import BlockWork
@@ -116,6 +116,23 @@ def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Messa
     found.append(Message("all_to_all", "cp", x.cp_a2a_size, exchanged, 1, "forward"))
     found.append(Message("all_to_all", "cp", x.cp_a2a_size, exchanged, 1 + again, "backward"))
     return found
+
+
+def mixer_exchange(x: SimpleNamespace, work: BlockWork, again: Amount) -> list[Message]:
+    """What a Mamba mixer exchanges over context-parallel ranks: heads for sequence in front of its scan, and back.
+
+    All columns of the input projection, B and C repeated where there are fewer groups than ranks, and the scan's
+    output; their gradients the other way. Source: Megatron-Core 0.16.1, mamba_context_parallel.py.
+    """
+    layers = {layer.name: layer for layer in work.linears}
+    groups = maximum(x.mamba_groups / x.tp, 1)
+    repeated = 2 * x.mamba_state * (maximum(groups, x.cp) - groups)
+    columns = layers["in_proj"].columns + repeated + layers["out_proj"].inner
+    size = x.activation_bytes * tokens(x) * columns
+    return [
+        Message("all_to_all", "cp", x.cp, size, 1, "forward"),
+        Message("all_to_all", "cp", x.cp, size, 1 + again, "backward"),
+    ]
 
 
 def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -> list[Message]:
