@@ -67,5 +67,6 @@ def _refuse(job: Job, release: str) -> None:
         )
     if job.model.encoder is not None and job.plan.encoder_pp:
         raise ValueError(
-            f"--encoder-pp {job.plan.encoder_pp}: Megatron-Bridge has no stages for encoders any more. Try --encoder-pp 0."
+            f"--encoder-pp {job.plan.encoder_pp}: Megatron-Bridge has no stages for encoders any more. "
+            "Try --encoder-pp 0."
         )

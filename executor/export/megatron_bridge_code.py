@@ -97,7 +97,7 @@ def python_file(job: Job, names: Names, found: Overrides) -> str:
         'if __name__ == "__main__":',
         '    world = int(os.environ.get("WORLD_SIZE", "1"))',
         "    if world != WORLD_SIZE:",
-        '        raise SystemExit(f"{world} processes, and the plan is for {WORLD_SIZE}: launch it with torchrun on all")',
+        '        raise SystemExit(f"{world} processes, and the plan is for {WORLD_SIZE}: launch all with torchrun")',
         f"    {task}(config=with_inputs(configuration()), forward_step_func=forward_step)",
     ]
     return "\n".join(lines) + "\n"

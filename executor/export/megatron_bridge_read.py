@@ -1,0 +1,216 @@
+"""Configurations of Megatron-Bridge read back: a ConfigContainer as YAML, override lines, or a Python file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from costmodel.model_registry import load_model
+from executor.export.configuration_text import dotted_name, flat_dump, flat_lines, value_of, yaml_of
+from executor.export.core_read import (
+    architecture_of,
+    direct_fields,
+    knobs_of,
+    model_of,
+    said_fields,
+    whole_recompute,
+)
+from executor.export.exported import Reading
+from executor.export.megatron_bridge_settings import LORA_TARGETS
+from executor.export.target_names import table
+
+FULL = {"bf16": True}
+# Recipe of mixed precision -> its fields. Source: mixed_precision.py of Megatron-Bridge 0.6.2.
+PRECISION_RECIPES: dict[str, dict[str, Any]] = {
+    "bf16_mixed": FULL,
+    "fp16_mixed": {"fp16": True},
+    "bf16_with_fp8_delayed_scaling_mixed": FULL
+    | {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "bf16_with_fp8_current_scaling_mixed": FULL
+    | {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True, "first_last_layers_bf16": True},
+    "bf16_with_fp8_subchannel_scaling_mixed": FULL | {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "bf16_with_mxfp8_mixed": FULL
+    | {
+        "fp8": "e4m3",
+        "fp8_recipe": "mxfp8",
+        "fp8_param_gather": True,
+        "reuse_grad_buf_for_mxfp8_param_ag": True,
+    },
+    "bf16_with_nvfp4_mixed": FULL | {"fp4": "e2m1", "fp4_param_gather": True},
+}
+NEMOTRON = FULL | {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
+NEMOTRON |= {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 2}
+PRECISION_RECIPES["nemotron_h_bf16_with_fp8_current_scaling_mixed"] = NEMOTRON
+# Parts of the container whose fields are those of Megatron-Core's classes, the later winning over the earlier.
+CORE_PARTS = ("optimizer", "model", "ddp", "mixed_precision", "comm_overlap")
+USER = (
+    "tokenizer",
+    "checkpoint",
+    "logger",
+    "scheduler",
+    "validation",
+    "profiling",
+    "rng",
+    "rerun_state_machine",
+)
+USER += ("env_vars", "straggler", "ft", "inprocess_restart", "nvrx_straggler", "tensor_inspect")
+SAID = (
+    "train.micro_batch_size",
+    "train.global_batch_size",
+    "train.manual_gc",
+    "train.train_iters",
+    "WORLD_SIZE",
+)
+
+
+def reading(text: str) -> Reading:
+    """The configuration as knobs of ours. ValueError in one line when the text is none."""
+    said, recipe, dump = flat(text)
+    fields = core_values(said)
+    knobs = knobs_of(fields, int(said.get("WORLD_SIZE", 0)))
+    for dotted, name in (("train.micro_batch_size", "micro_batch"), ("train.manual_gc", "manual_gc")):
+        if said.get(dotted) is not None:
+            knobs[name] = said[dotted]
+    if said.get("dist.use_sharp"):
+        knobs["sharp"] = True
+    model = model_of_recipe(recipe) or model_of(fields)
+    if model:
+        knobs = whole_recompute(knobs, load_model(model))
+    return Reading(
+        knobs=knobs,
+        model=model,
+        architecture={} if model else architecture_of(fields),
+        workload=workload_of(said),
+        unread=() if dump else tuple(unread(said, recipe)),
+    )
+
+
+def flat(text: str) -> tuple[dict[str, Any], str, bool]:
+    """Dotted name and plain value of everything the text says; the recipe's name; whether it is a whole dump."""
+    if "_target_" in text:
+        return dict(flat_dump(yaml_of(text), "")), "", True
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return flat_lines(text)
+    if any(isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom) for node in tree.body):
+        said, recipe = _flat_python(tree)
+        return said, recipe, False
+    return flat_lines(text)
+
+
+def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
+    """What a file of ours, or one written like it, assigns to the container; and the recipe it imports."""
+    said: dict[str, Any] = {}
+    recipe = ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("megatron.bridge.recipes."):
+            found = [
+                alias.name
+                for alias in node.names
+                if alias.name.endswith("_config") and "squad" not in alias.name
+            ]
+            recipe = (
+                f"{str(node.module).removeprefix('megatron.bridge.recipes.')}:{found[0]}" if found else recipe
+            )
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                _assign(said, dotted_name(target), node.value)
+    return said, recipe
+
+
+def _assign(said: dict[str, Any], dotted: str, value: ast.expr) -> None:
+    root, _, path = dotted.partition(".")
+    if root == "WORLD_SIZE" and isinstance(value, ast.Constant):
+        said["WORLD_SIZE"] = value.value
+    elif path and isinstance(value, ast.Call):
+        name = dotted_name(value.func).rpartition(".")[2]
+        if path == "mixed_precision":
+            args = [arg.value for arg in value.args if isinstance(arg, ast.Constant)]
+            said[path] = str(args[0]) if args else name if name in PRECISION_RECIPES else ""
+        elif name in ("CommOverlapConfig", "LoRA"):
+            said[f"{path}._target_"] = name
+            said.update({f"{path}.{each.arg}": value_of(each.value) for each in value.keywords})
+        elif name == "default_squad_config":
+            said["dataset._target_"] = name
+    elif path:
+        said[path] = value_of(value)
+
+
+def core_values(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Megatron-Core's classes by bare name, as the run would have them."""
+    fields: dict[str, Any] = {}
+    for part in CORE_PARTS:
+        if part == "mixed_precision":
+            recipe = said.get(part)
+            if isinstance(recipe, str) and recipe.replace("-", "_") in PRECISION_RECIPES:
+                fields |= PRECISION_RECIPES[recipe.replace("-", "_")]
+            elif recipe:
+                raise ValueError(
+                    f"mixed_precision {recipe!r} is no recipe we know. Known: {', '.join(PRECISION_RECIPES)}."
+                )
+        values = {name: value for dotted, value in said.items() for name in [_inside(dotted, part)] if name}
+        if part in ("comm_overlap", "mixed_precision"):
+            values = {name: value for name, value in values.items() if value is not None}
+        fields |= values
+    for dotted in ("dist.use_torch_fsdp2", "dist.use_megatron_fsdp"):
+        if said.get(dotted):
+            fields[dotted.partition(".")[2]] = True
+    return fields
+
+
+def _inside(dotted: str, part: str) -> str:
+    first, _, rest = dotted.partition(".")
+    return rest if first == part and rest and not rest.startswith("_") and "." not in rest else ""
+
+
+def workload_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Batch, sequence and task."""
+    found: dict[str, Any] = {}
+    for dotted in ("model.seq_length", "dataset.sequence_length", "dataset.seq_length"):
+        if said.get(dotted):
+            found["seq_len"] = said[dotted]
+    if said.get("train.global_batch_size"):
+        found["global_batch"] = said["train.global_batch_size"]
+    dataset = str(said.get("dataset._target_", ""))
+    tuned = any(word in dataset for word in ("Finetuning", "SFT", "HFDataset", "squad"))
+    if said.get("peft._target_") or said.get("peft.dim"):
+        targets = set(said.get("peft.target_modules") or LORA_TARGETS["all"])
+        reach = "all" if any("fc" in name for name in targets) else "attention" if len(targets) > 1 else "qkv"
+        found |= {"task": "lora", "lora_rank": said.get("peft.dim", 32), "lora_targets": reach}
+    elif tuned:
+        found["task"] = "sft"
+    if tuned or found.get("task") == "lora":
+        packing = [
+            said.get(f"dataset.{name}.packed_sequence_size")
+            for name in ("packed_sequence_specs", "offline_packing_specs")
+        ]
+        found["packed"] = any(size and size > 0 for size in packing)
+    return found
+
+
+def model_of_recipe(recipe: str) -> str:
+    """Our model that a recipe of Bridge trains, "" when it is none of ours."""
+    module, _, function = recipe.rpartition(":")
+    for name, record in table("megatron_bridge_recipes")["recipes"].items():
+        stem = record["stem"].partition(":")[2]
+        if function.startswith((f"{stem}_pretrain", f"{stem}_sft", f"{stem}_peft", f"{stem}_finetune")):
+            return str(name)
+        if module.rpartition(".")[2] == stem:
+            return str(name)
+    return ""
+
+
+def unread(said: Mapping[str, Any], recipe: str) -> Iterator[str]:
+    """What was said and has no counterpart in a plan; what is off or the user's own is no loss."""
+    if recipe and not model_of_recipe(recipe):
+        yield f"recipe {recipe}: no model of ours"
+    for dotted, value in said.items():
+        section, _, field = dotted.partition(".")
+        known = field in said_fields() or field in direct_fields()
+        if dotted in SAID or section in USER or known or not field or value in (None, False):
+            continue
+        if section in ("dataset", "peft", "dist", "mixed_precision", "comm_overlap") or field.startswith("_"):
+            continue
+        yield f"{dotted}={value}: no knob of ours"
