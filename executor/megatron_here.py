@@ -5,6 +5,7 @@ What a real run sets stands in `megatron_args`; here is what changes, and what c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from costmodel.model_spec import ModelSpec
@@ -49,6 +50,62 @@ def ddp_config(plan: Plan) -> dict[str, Any]:
         "overlap_param_gather": fields["overlap_param_gather"] and sharded,
         "use_distributed_optimizer": sharded,
     }
+
+
+# What a trace leaves out of a plan, by field, and why; value to trace with. None drops the field.
+UNTRACED: dict[str, tuple[Any, str]] = {
+    "fp8": (None, "traced in bf16: Transformer Engine changes copies and casts, not FLOPs"),
+    "fp4": (None, "traced in bf16: Transformer Engine changes copies and casts, not FLOPs"),
+    "cuda_graph_impl": (None, "traced without CUDA graphs: they replay the same kernels"),
+    "tp_comm_overlap": (False, "traced with plain collectives: user buffers send the same bytes in pieces"),
+    "cpu_offloading": (None, "traced without offloading of layers to host memory"),
+    "fine_grained_activation_offloading": (None, "traced without offloading of modules to host memory"),
+    "overlap_moe_expert_parallel_comm": (
+        False,
+        "traced without overlap of experts' messages, which are the same",
+    ),
+}
+GONE_WITH = {
+    "fp8": ("fp8_recipe", "fp8_param", "fp8_dot_product_attention", "first_last_layers_bf16")
+    + ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "moe_router_padding_for_quantization")
+    + ("moe_router_padding_for_fp8", "activation_func_fp8_input_store"),
+    "fp4": ("fp4_recipe", "fp4_param", "moe_router_padding_for_quantization"),
+    "cuda_graph_impl": ("cuda_graph_scope", "cuda_graph_warmup_steps"),
+    "cpu_offloading": ("cpu_offloading_num_layers", "cpu_offloading_weights"),
+    "fine_grained_activation_offloading": ("offload_modules", "min_offloaded_tensor_size"),
+}
+
+
+def traced_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Fields of a run on GPUs as a dry run on CPU takes them, and a note for each difference that is one."""
+    kept, notes = dict(fields), []
+    for name, (value, note) in UNTRACED.items():
+        if not kept.get(name):
+            continue
+        notes.append(note)
+        for gone in (name, *GONE_WITH.get(name, ())):
+            kept.pop(gone, None)
+        if value is not None:
+            kept[name] = value
+    if kept.get("moe_token_dispatcher_type") == "flex":
+        notes.append("tokens are exchanged by all-to-all: DeepEP and HybridEP need their CUDA libraries")
+        kept["moe_token_dispatcher_type"] = "alltoall"
+    if kept.get("num_moe_experts") and not kept.get("moe_permute_fusion"):
+        notes.append("permutation is traced fused: not fused, its shapes depend on values")
+        kept["moe_permute_fusion"] = True
+    kept |= {"delay_wgrad_compute": False, "perform_initialization": False}
+    return kept, tuple(notes)
+
+
+def why_not_traced(plan: Plan, model: ModelSpec) -> str | None:
+    """One line when a plan cannot be traced at all, else None."""
+    if plan.fsdp:
+        return "FSDP cannot be traced: it needs CUDA device meshes in Megatron-Core 0.16. Try --zero-stage 1."
+    if plan.encoder_pp or plan.encoder_tp:
+        return "An encoder with ranks of its own cannot be traced. Try --encoder-pp 0."
+    if model.compressed_attention is not None:
+        return f"{model.name} has compressed attention, which Megatron-Core 0.16 does not build. Try deepseek-v3."
+    return None
 
 
 def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -> str | None:

@@ -1,0 +1,202 @@
+"""What a traced step computes, sends and keeps: FLOPs by product, messages by kind, live bytes by block.
+
+`Counting` sees every operation that torch dispatches under fake tensors. Operators of torch that multiply matrices
+are counted from their shapes; the stand-ins of fused kernels report their own FLOPs (`Ledger.flop`). Bytes are those
+of live storages: each is followed by a weak reference until the last tensor on it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# An allocation of the caching allocator is a multiple of this. [byte] Source: c10/cuda/CUDACachingAllocator.cpp.
+ROUNDING = 512
+
+# Groups of `costmodel.rank_amounts` by Megatron-Core's names for them (parallel_state.py).
+GROUP_NAMES = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp_ep",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "DATA_PARALLEL_GROUP_WITH_CP": "dp",
+    "DATA_PARALLEL_GROUP_WITH_CP_AG": "dp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp",
+    "EXPERT_DATA_PARALLEL_GROUP": "edp",
+    "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp_cp",
+    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp",
+    "TENSOR_AND_DATA_PARALLEL_GROUP": "tp_dp",
+    "EMBEDDING_GROUP": "embedding",
+    "POSITION_EMBEDDING_GROUP": "embedding",
+    "MODEL_PARALLEL_GROUP": "mp",
+    "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "mp",
+    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "optimizer_instance",
+}
+# c10d operators: our word, and which tensor argument holds the bytes that nccl-tests would name.
+COLLECTIVES = {
+    "allreduce_": ("all_reduce", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "broadcast_": ("broadcast", 0),
+    "send": ("send", 0),
+    "recv_": ("recv", 0),
+    "barrier": ("", 0),
+}
+# Operators that launch no kernel: allocations and views.
+NO_KERNEL = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "set_", "resize_")
+
+
+class Ledger:
+    """What has been counted so far; phases and products are set by whoever runs the step."""
+
+    def __init__(self) -> None:
+        self.phase = "build"
+        self.product = ""
+        self.counting = False
+        self.flops: dict[str, Counter[str]] = defaultdict(Counter)
+        self.messages: Counter[tuple[str, str, int, int, str]] = Counter()
+        self.operations: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Everything inside belongs to `phase`."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    @contextlib.contextmanager
+    def of(self, product: str) -> Iterator[None]:
+        """Matrix products inside belong to `product`."""
+        before, self.product = self.product, product
+        try:
+            yield
+        finally:
+            self.product = before
+
+    def flop(self, product: str, amount: float) -> None:
+        """Add FLOPs of a product to the phase at hand."""
+        if self.counting:
+            self.flops[product][self.phase] += amount
+
+    def kernel(self, number: int = 1) -> None:
+        """Add launches of kernels that torch does not see."""
+        if self.counting:
+            self.operations[self.phase] += number
+
+    def message(self, operation: str, group: Any, size: int) -> None:
+        """Add one message of `size` bytes in a process group."""
+        if not self.counting or not operation or group.size() == 1:
+            return
+        name = GROUP_NAMES.get(group.group_desc, "")
+        if not name:
+            name = "cp" if group.group_desc.startswith("HIERARCHICAL_CONTEXT") else "world"
+        self.messages[(operation, name, group.size(), size, self.phase)] += 1
+
+
+LEDGER = Ledger()
+
+
+class LiveBytes:
+    """Bytes of storages that came into being while this watched, and are still alive."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+        self._known: dict[int, tuple[Any, int]] = {}
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """Follow the storage of a tensor."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        known = self._known.get(key)
+        if known is not None:
+            if known[1] == size:
+                return
+            self.now -= _rounded(known[1])
+            self._known[key] = (known[0], size)
+        else:
+            self._known[key] = (weakref.ref(storage, lambda _, key=key: self._gone(key)), size)
+        self.now += _rounded(size)
+        self.peak = max(self.peak, self.now)
+
+    def resized(self, storage: Any) -> None:
+        """A storage was emptied or filled by hand, as checkpoints without output do."""
+        known = self._known.get(storage._cdata)
+        if known is not None:
+            size = storage.nbytes()
+            self.now += _rounded(size) - _rounded(known[1])
+            self.peak = max(self.peak, self.now)
+            self._known[storage._cdata] = (known[0], size)
+
+    def _gone(self, key: int) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self.now -= _rounded(found[1])
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ROUNDING) * ROUNDING
+
+
+class Counting(TorchDispatchMode):
+    """Counts what is dispatched into LEDGER, and follows every storage in `live`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = LiveBytes()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name
+        if name == "aten::_local_scalar_dense":
+            # A value that the host asks for: there is none. One, so that norms divide and losses scale.
+            return 1.0 if args[0].is_floating_point() else 1
+        result = function(*args, **(kwargs or {}))
+        if name.startswith("c10d::"):
+            self._collective(name.removeprefix("c10d::"), args)
+        elif LEDGER.counting:
+            self._operator(function, name.removeprefix("aten::"), args, result)
+        for tensor in _tensors(result):
+            self.live.see(tensor)
+        return result
+
+    def _collective(self, name: str, args: Any) -> None:
+        operation, place = COLLECTIVES.get(name, (name, 0))
+        groups = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
+        for arg in groups:
+            with contextlib.suppress(RuntimeError):
+                size = sum(tensor.nbytes for tensor in _tensors(args[place]))
+                LEDGER.message(operation, dist.ProcessGroup.unbox(arg), size)
+                return
+
+    def _operator(self, function: Any, name: str, args: Any, result: Any) -> None:
+        if function.is_view or name.startswith(NO_KERNEL):
+            return
+        LEDGER.kernel()
+        if name in ("mm", "bmm"):
+            LEDGER.flop(LEDGER.product or "other", 2 * args[0].numel() * args[1].shape[-1])
+        elif name in ("addmm", "baddbmm"):
+            LEDGER.flop(LEDGER.product or "other", 2 * args[1].numel() * args[2].shape[-1])
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

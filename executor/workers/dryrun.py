@@ -1,0 +1,207 @@
+"""One rank of a plan with real Megatron-Core and nothing computed: `python -m executor.workers.dryrun JOB.json`.
+
+Builds the model of one pipeline stage in a fake world of the plan's full size, under fake tensors, runs forward and
+backward of the schedule and the optimizer's step, and writes what it counted to amounts-STAGE.json beside the job
+(`costmodel.rank_amounts`). On failure: failure-STAGE.json with one line, and exit 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+warnings.simplefilter("ignore")
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from costmodel.rank_amounts import Message, RankAmounts
+from executor.workers import cpu_shim, fake_world, te_like
+from executor.workers.count import LEDGER, Counting
+from executor.workers.saved import Saved
+
+
+def main(path: Path) -> int:
+    """Trace the job; the exit status."""
+    job = json.loads(path.read_text())
+    stage = job["stage"]
+    try:
+        amounts = trace(job)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or _where(error)
+        record = {
+            "stage": stage,
+            "error": f"{type(error).__name__}: {reason}",
+            "traceback": traceback.format_exc(),
+        }
+        (path.parent / f"failure-{stage}.json").write_text(json.dumps(record))
+        return 1
+    (path.parent / f"amounts-{stage}.json").write_text(json.dumps(amounts.to_dict()))
+    return 0
+
+
+def _where(error: BaseException) -> str:
+    """The failing line of an assertion without a text."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}: {frame.line}"
+
+
+def trace(job: dict[str, Any]) -> RankAmounts:
+    """Build, run one step of `num_microbatches`, count."""
+    plan = job["plan"]
+    torch.set_num_threads(1)
+    te_like.install()
+    cpu_shim.install()
+    world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
+    fake_world.enter(world, job["stage"] * world // plan["pp"])
+    fake_world.patch()
+    fake_world.make_groups(plan)
+    notes = list(job["notes"])
+    counting = Counting()
+    saved = Saved(counting.live)
+    with FakeTensorMode(allow_non_fake_inputs=True), counting:
+        from executor.workers.build import build
+
+        chunks, optimizer = build(job, notes)
+        saved.install()
+        base = counting.live.now
+        counting.live.peak = base
+        LEDGER.counting = True
+        run_step(job, chunks)
+        peak = counting.live.peak - base
+        if optimizer is not None:
+            with LEDGER.during("optimizer"):
+                optimizer.step()
+        LEDGER.counting = False
+        return amounts(job, chunks, optimizer, saved, peak, notes)
+
+
+def run_step(job: dict[str, Any], chunks: list[Any]) -> None:
+    """Forward and backward passes of the plan's schedule."""
+    import megatron.core.pipeline_parallel.schedules as schedules
+
+    schedules.forward_step = fake_world.during("forward", schedules.forward_step)
+    schedules.backward_step = fake_world.during("backward", schedules.backward_step)
+    plan, several = job["plan"], len(chunks) > 1
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    iterators = [batches(job) for _ in chunks]
+    with LEDGER.during("schedule"):
+        schedules.get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iterators if several else iterators[0],
+            model=chunks if several else chunks[0],
+            num_microbatches=job["num_microbatches"],
+            seq_length=job["workload"]["seq_len"],
+            micro_batch_size=plan["micro_batch"],
+            forward_only=False,
+        )
+
+
+def batches(job: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
+    """Micro-batches of one rank: its part of the sequence under context parallelism."""
+    plan = job["plan"]
+    shape = (plan["micro_batch"], job["workload"]["seq_len"] // plan["cp"])
+    while True:
+        yield {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "labels", "positions")} | {
+            "mask": torch.ones(shape)
+        }
+
+
+def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
+    """Megatron-LM's forward step: the loss is a mean over its mask."""
+    batch = next(iterator)
+    output = model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+
+    def loss_function(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = torch.sum(losses.view(-1).float() * batch["mask"].view(-1)) / batch["mask"].numel()
+        return loss, {"loss": loss.detach()}
+
+    return output, loss_function
+
+
+def amounts(
+    job: dict[str, Any], chunks: list[Any], optimizer: Any, saved: Saved, peak: int, notes: list[str]
+) -> RankAmounts:
+    """Everything counted, in the form that both sides share."""
+    return RankAmounts(
+        stage=job["stage"],
+        num_microbatches=job["num_microbatches"],
+        flops={
+            product: {kind: by_phase.get(kind, 0) for kind in ("forward", "backward")}
+            for product, by_phase in sorted(LEDGER.flops.items())
+        },
+        messages=tuple(
+            Message(operation, group, ranks, size, count, _phase(phase, operation))
+            for (operation, group, ranks, size, phase), count in sorted(LEDGER.messages.items())
+        ),
+        saved={name: size for name, size in saved.bytes.items() if size},
+        parameters=parameter_counts(chunks),
+        state=state_bytes(chunks, optimizer),
+        peak=peak,
+        operations=dict(LEDGER.operations),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _phase(phase: str, operation: str) -> str:
+    """Messages between stages come from the schedule itself; see `stage_messages`."""
+    return phase
+
+
+def parameter_counts(chunks: list[Any]) -> dict[str, float]:
+    """Parameters of routed experts, and all others."""
+    counts = {"dense": 0.0, "experts": 0.0}
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            counts["experts" if ".experts." in name else "dense"] += parameter.numel()
+    return counts
+
+
+def state_bytes(chunks: list[Any], optimizer: Any) -> dict[str, float]:
+    """Bytes of the buffers that hold parameters and gradients, and of everything that the optimizer keeps."""
+    buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    parameters = {
+        parameter.untyped_storage()._cdata: parameter.untyped_storage().nbytes()
+        for chunk in chunks
+        for parameter in chunk.parameters()
+    }
+    return {
+        "parameters": sum(parameters.values()),
+        "gradients": sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers),
+        "optimizer": optimizer_bytes(optimizer) if optimizer is not None else 0,
+    }
+
+
+def optimizer_bytes(optimizer: Any) -> int:
+    """Storages of the optimizer's states and of its master parameters, each once."""
+    found: dict[int, int] = {}
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        elif isinstance(value, dict):
+            for each in value.values():
+                add(each)
+        elif isinstance(value, list | tuple):
+            for each in value:
+                add(each)
+
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.optimizer is not None:
+            add(dict(part.optimizer.state))
+        for name in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
+            add(getattr(part, name, []))
+    return sum(found.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,155 @@
+"""One rank of a large world that is not there: a fake process group, and Megatron-Core patched to live in it.
+
+Nothing is sent and nothing computed. What is patched here and why: random states (fake tensors have none), the
+coalescing of collectives and of objects (no fake kernel), tokens' counts by expert (values: balanced), and the
+edges of phases, which `executor.workers.count` needs to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from executor.workers.count import LEDGER
+
+
+def enter(world: int, rank: int) -> None:
+    """Become `rank` of `world` in a process group that answers everything at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
+
+
+def make_groups(plan: dict[str, Any]) -> None:
+    """Megatron-Core's groups for the plan's sizes."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    hierarchical = None
+    if plan["cp_comm_type"] == "a2a+p2p":
+        hierarchical = [plan["cp_a2a_size"], plan["cp"] // plan["cp_a2a_size"]]
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=plan["tp"],
+        pipeline_model_parallel_size=plan["pp"],
+        virtual_pipeline_model_parallel_size=plan["vpp"] if plan["vpp"] > 1 else None,
+        context_parallel_size=plan["cp"],
+        expert_model_parallel_size=plan["ep"],
+        expert_tensor_parallel_size=plan["etp"],
+        hierarchical_context_parallel_sizes=hierarchical,
+        num_distributed_optimizer_instances=plan["optimizer_instances"],
+        create_gloo_process_groups=False,
+    )
+    model_parallel_cuda_manual_seed(1)
+
+
+class _Coalesced:
+    """What the manager of coalesced collectives yields: they have gone out one by one."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+@contextlib.contextmanager
+def _one_by_one(*_: Any, **__: Any) -> Any:
+    yield _Coalesced()
+
+
+def during(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with everything in it counted under `phase`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with LEDGER.during(phase):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _of(product: str, function: Any) -> Any:
+    """A static method of an autograd function with its products named."""
+
+    def wrapped(*args: Any) -> Any:
+        with LEDGER.of(product):
+            return function(*args)
+
+    return staticmethod(wrapped)
+
+
+def patch() -> None:
+    """Patch Megatron-Core for the life of this process."""
+    import megatron.core.distributed.param_and_grad_buffer as buffers
+    import megatron.core.tensor_parallel.layers as layers
+    import megatron.core.tensor_parallel.random as random_states
+    import megatron.core.transformer.moe.moe_utils as moe_utils
+    import megatron.core.transformer.multi_latent_attention as latent
+
+    from executor.workers.te_like import attention
+
+    random_states.CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
+    random_states._get_all_rng_states = lambda: (None, None, None)
+    random_states._set_all_rng_states = lambda *_: None
+    # Nothing is coalesced over fake groups, and every object is the rank's own.
+    buffers._coalescing_manager = _one_by_one
+    dist.all_gather_object = _own_object
+    # Kernels of Triton, which stand in here as those of Transformer Engine do.
+    latent.fused_apply_mla_rope_for_q = attention.latent_query_rotary
+    latent.fused_apply_mla_rope_for_kv = attention.latent_key_rotary
+    for function, product in (
+        (moe_utils.RouterGatingLinearFunction, "router"),
+        (layers.LinearWithGradAccumulationAndAsyncCommunication, "output"),
+    ):
+        function.forward = _of(product, function.forward)
+        function.backward = _of(product, function.backward)
+    group = buffers._ParamAndGradBucketGroup
+    group.start_grad_sync = during("gradients", group.start_grad_sync)
+    group.start_param_sync = during("parameters", group.start_param_sync)
+    _balance()
+
+
+def _own_object(everyone: list[Any], mine: Any, group: Any = None) -> None:
+    everyone[:] = [mine] * len(everyone)
+
+
+def _spread(total: int, parts: int) -> Any:
+    """A whole number of tokens spread over parts as evenly as can be."""
+    import numpy
+
+    each, rest = divmod(total, parts)
+    return numpy.array([each + (index < rest) for index in range(parts)])
+
+
+def _balance() -> None:
+    """Counts of tokens by rank and expert are values, and fake tensors have none: balanced routing stands in."""
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher as Dispatcher
+
+    original = Dispatcher.preprocess
+
+    def preprocess(self: Any, routing_map: torch.Tensor) -> Any:
+        found = original(self, routing_map)
+        if self.drop_and_pad:
+            return Counts([self.capacity * self.tp_size * self.ep_size] * self.num_local_experts)
+        rows = routing_map.shape[0] * self.config.moe_router_topk
+        factor = self.config.moe_expert_capacity_factor
+        self.num_out_tokens = rows if factor is None else int(rows * min(1.0, factor))
+        if self.ep_size > 1 or self.tp_size > 1:
+            self.input_splits = _spread(self.num_out_tokens, self.ep_size)
+            self.output_splits = self.input_splits
+            self.output_splits_tp = _spread(self.num_out_tokens * self.tp_size, self.tp_size)
+        del found
+        return _spread(self.num_out_tokens * self.tp_size, self.num_local_experts)
+
+    Dispatcher.preprocess = preprocess
+    Dispatcher._maybe_dtoh_and_synchronize = lambda self, point, counts=None: counts
+
+
+class Counts(list):  # type: ignore[type-arg]
+    """Tokens of each expert, as the experts ask for them."""
+
+    def tolist(self) -> list[int]:
+        """As numpy and torch have it."""
+        return list(self)
