@@ -137,6 +137,13 @@ def _layers(args: Any, config: Any) -> list[int]:
 
     chunks = range(args.virtual_pipeline_model_parallel_size or 1)
     stages = range(args.pipeline_model_parallel_size)
+    layout = config.pipeline_model_parallel_layout
+    if layout is not None:
+        return [
+            sum(kind.name == "decoder" for kind in layout.layout[stage][chunk])
+            for chunk in chunks
+            for stage in stages
+        ]
     virtual = args.virtual_pipeline_model_parallel_size is not None
     return [
         get_num_layers_to_build(config, vp_stage=chunk if virtual else None, pp_rank=stage)

@@ -1,0 +1,136 @@
+"""advisor export: a plan as the complete thing that a framework runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from advisor.case import Case, read_case, setting_options
+from advisor.options import knob_options
+
+if TYPE_CHECKING:
+    from executor.export.bundle import Bundle
+
+TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
+
+
+@click.command(name="export")
+@click.argument("plan", required=False)
+@setting_options
+@knob_options
+@click.option("--to", "target", metavar="NAME", required=True, help=f"What runs it: {', '.join(TARGETS)}.")
+@click.option("--target-version", metavar="V", default="", help="Its version, such as 0.17 [newest known].")
+@click.option("--slurm", is_flag=True, help="A job script for sbatch too, with container and rendezvous.")
+@click.option(
+    "--benchmark",
+    is_flag=True,
+    help="Settings for benchmarks only too: mock data, forced balance of experts.",
+)
+@click.option("-o", "--output", metavar="DIR", help="Write the files there instead of printing them.")
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.pass_context
+def command(context: click.Context, plan: str | None, target: str, **options: Any) -> None:
+    """A plan as Megatron-Bridge, NeMo 2 or Megatron-LM runs it.
+
+    PLAN is a plan file; any option changes it. Gives the configuration in the target's own names, the
+    environment with a reason for every variable, the launch line with CPU binding, and with --slurm the job
+    script. What the target cannot say is noted. A plan that breaks an ERROR rule is refused with exit code 1.
+
+    \b
+    advisor export plan.toml --to megatron-lm
+    advisor export plan.toml --to megatron-lm --slurm -o run/
+    """
+    target = _known(target)
+    case = read_case(plan, options)
+    refused, warnings = _verdict(case)
+    if refused:
+        for line in refused:
+            click.echo(line, err=True)
+        context.exit(1)
+    from executor.export.bundle import bundle
+    from executor.export.exported import Job
+
+    version, benchmark = options["target_version"], options["benchmark"]
+    job = Job(case.plan, case.workload, case.model, case.cluster, benchmark, version)
+    made = bundle(job, target, options["slurm"])
+    for line in warnings:
+        click.echo(line, err=True)
+    if options["output"]:
+        _write(made, Path(options["output"]).expanduser(), options["force"])
+    if options["as_json"]:
+        record = made.to_dict() | {"assumptions": list(case.notes), "warnings": warnings}
+        click.echo(json.dumps(record, indent=2))
+    elif options["output"]:
+        click.echo("\n".join(_written(made, options["output"], list(case.notes))))
+    else:
+        click.echo(_printed(made), nl=False)
+
+
+def _known(target: str) -> str:
+    if target not in TARGETS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(target, TARGETS, n=1, cutoff=0.3)
+        hint = f"Did you mean {near[0]}?" if near else f"Targets: {', '.join(TARGETS)}."
+        raise ValueError(f"--to {target!r} is not a target. {hint}")
+    return target
+
+
+def _verdict(case: Case) -> tuple[list[str], list[str]]:
+    """Lines that refuse the plan, and lines that warn of it."""
+    from advisor.commands.check import checked
+
+    found = checked(case)
+    errors = [each for each in found.violations if each.severity == "ERROR"]
+    if errors:
+        lines = [
+            f"Error: the plan breaks {len(errors)} rule{'s' * (len(errors) != 1)}, so it is not exported."
+        ]
+        return [*lines, *(f"  {each.line()}" for each in errors)], []
+    warnings = []
+    if not found.fits:
+        hint = f" Try {found.cure.options()}." if found.cure else ""
+        warnings.append(f"Warning: predicted not to fit in memory.{hint}")
+    if found.violations:
+        count = len(found.violations)
+        warnings.append(f"{count} thing{'s' * (count != 1)} worth knowing: `advisor check` tells.")
+    return [], warnings
+
+
+def _write(made: Bundle, folder: Path, force: bool) -> None:
+    """All files or none: nothing is overwritten without --force."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"-o {folder} is a file, not a folder. Name another.")
+    there = [name for name in made.files if (folder / name).exists()]
+    if there and not force:
+        raise ValueError(f"{folder} has {', '.join(there)} already. Name another folder, or add --force.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in made.files.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        if text.startswith("#!"):
+            os.chmod(path, 0o755)
+
+
+def _written(made: Bundle, folder: str, notes: list[str]) -> list[str]:
+    from advisor.render import bold, wrap
+
+    exported = made.exported
+    lines = [bold(f"{made.job.plan.describe()} for {exported.target} {exported.version}, in {folder}:")]
+    lines += [f"  {name}" for name in made.files]
+    lines += ["", f"Start it there: {made.start}"]
+    for note in [*exported.notes, *notes]:
+        lines.append(wrap(note, "  "))
+    return lines
+
+
+def _printed(made: Bundle) -> str:
+    """One file as it is; several under a heading each."""
+    if len(made.files) == 1:
+        return next(iter(made.files.values()))
+    return "\n".join(f"# ==> {name} <==\n{text}" for name, text in made.files.items())

@@ -1,0 +1,58 @@
+"""Everything that an export consists of: the files of the target, the launch script, the job script."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from executor.export.environment import environment
+from executor.export.exported import Exported, Job
+from executor.export.launch import SCRIPT, train_script
+from executor.export.slurm import JOB_SCRIPT, sbatch_script
+
+TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An export ready to be written. files: name to text; start: the line that starts it, in their folder."""
+
+    job: Job
+    exported: Exported
+    files: dict[str, str]
+    start: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        exported = self.exported
+        return {
+            "target": exported.target,
+            "version": exported.version,
+            "settings": dict(exported.settings),
+            "command": list(exported.command),
+            "environment": {variable.name: variable.value for variable in environment(self.job)},
+            "files": self.files,
+            "start": self.start,
+            "notes": list(exported.notes),
+            "plan": self.job.plan.to_dict(),
+        }
+
+
+def target_module(name: str) -> ModuleType:
+    """The module of a target, with its `export` and `read`."""
+    return importlib.import_module(f"executor.export.{name.replace('-', '_')}")
+
+
+def bundle(job: Job, target: str, slurm: bool) -> Bundle:
+    """The job for a target. ValueError in one line when it cannot be expressed there."""
+    module = target_module(target)
+    exported: Exported = module.export(job)
+    inputs = module.inputs(job) if hasattr(module, "inputs") else {}
+    files = {SCRIPT: train_script(job, exported, inputs), **exported.files}
+    start = f"bash {SCRIPT}"
+    if slurm:
+        files[JOB_SCRIPT] = sbatch_script(job)
+        start = f"sbatch {JOB_SCRIPT}"
+    return Bundle(job, exported, files, start)
