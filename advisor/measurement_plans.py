@@ -305,11 +305,15 @@ def _plain_flags(row: Row) -> dict[str, Any]:
 
 
 def _recompute(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple[str, ...], int]:
-    """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage."""
+    """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage.
+
+    Of the method "uniform" the number is the layers kept as one unit: all of them are recomputed.
+    """
     stated = row.text("recompute_granularity") or habit.get("recompute", "none")
     if stated == "full":
         layers = row.text("recompute_num_layers")
-        return "full", (), int(layers) * vpp if layers.isdigit() else 0
+        some = layers.isdigit() and row.json("other_flags").get("recompute_method") != "uniform"
+        return "full", (), int(layers) * vpp if some else 0
     if stated != "selective":
         return "none", (), 0
     if "recompute_modules" in habit:

@@ -12,7 +12,7 @@ from typing import Any
 import hardware_db
 from costmodel.bound import Bound
 from costmodel.stack import Stack, default_stack, load_stack, nearest_release
-from costmodel.step_constants import NOT_FITTED, PRIORS, fitted, parameter_keys
+from costmodel.step_constants import NOT_FITTED, PRIORS, fitted, parameter_keys, usual_key
 from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Quantity
 
@@ -258,7 +258,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
     own, fits = tables.get("step", {}), fitted()
     bound = {
         name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}")
-        for name in ("early_stop", "expert_bias_fused")
+        for name in ("early_stop", "expert_bias_fused", "scatter_gather")
     }
     guessed: list[str] = []
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
@@ -273,6 +273,13 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             bound[symbol] = Bound(
                 record["value"], f"hardware_db/calibrated/step.toml, {name}.{where}: {record['source']}"
             )
+        elif usual_key(where) in fits.get(name, {}):
+            record = fits[name][usual_key(where)]
+            bound[symbol] = Bound(
+                record["value"],
+                f"hardware_db/calibrated/step.toml, {name}.{usual_key(where)}: {record['source']}",
+            )
+            guessed.append(f"{name} ({where})")
         else:
             bound[symbol] = Bound(
                 prior.value, f"costmodel/step_constants.py, prior of {name}: {prior.meaning}"
@@ -281,6 +288,10 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
                 guessed.append(f"{name} ({where})")
     if guessed:
         first = next(iter(bound))
-        note = "no published step determines " + ", ".join(dict.fromkeys(guessed)) + ": prior values used"
+        note = (
+            "no published step determines "
+            + ", ".join(dict.fromkeys(guessed))
+            + ": what others of their kind show"
+        )
         bound[first] = Bound(bound[first].value, bound[first].source, note)
     return bound

@@ -20,7 +20,8 @@ class Stack:
     """A framework family at a release "yy.mm" ("" where none is known).
 
     attention: kernel of the attention core. early_stop: recompute ends with the last saved tensor.
-    expert_bias_fused: grouped GEMMs of captured expert blocks add biases.
+    expert_bias_fused: grouped GEMMs of captured expert blocks add biases. scatter_gather: stages send each other a
+    share of the hidden states from every tensor-parallel rank, also without sequence parallelism.
     """
 
     family: str
@@ -28,6 +29,7 @@ class Stack:
     attention: str
     early_stop: bool
     expert_bias_fused: bool = False
+    scatter_gather: bool = False
 
     @property
     def name(self) -> str:
@@ -78,6 +80,7 @@ def load_stack(text: str) -> Stack:
         family["early_attention" if early else "attention"],
         family["early_stop"],
         bool(release) and months(release) >= months(fused_from),
+        family.get("scatter_gather", False),
     )
 
 

@@ -24,7 +24,7 @@ from costmodel.offload import offload_exposed, offloaded_bytes
 from costmodel.symbols import BLOCKS, symbol_table
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
-from costmodel.timing.network import send_recv_time
+from costmodel.timing.network import all_gather_time, send_recv_time
 from costmodel.vocabulary import vocabulary_times
 from costmodel.work import communication
 
@@ -323,12 +323,11 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
     """
     several = minimum(is_more_than_one(x.pp) + x.enc_own, 1)
     bubble = (stages["all"] - stages["slowest"]) / x.vpp * several
-    hop = ledger.define(
-        "pp_send_recv",
-        send_recv_time(x, communication.pipeline_bytes(x), x.pp, communication.pipeline_ranks_in_domain(x)),
-        "s",
-        send_recv_time,
-    )
+    sent = send_recv_time(x, communication.pipeline_bytes(x), x.pp, communication.pipeline_ranks_in_domain(x))
+    inside = communication.ranks_in_domain(x, x.tp, 1)
+    joined = all_gather_time(x, communication.pipeline_gather_bytes(x), x.tp, inside)
+    scattered = x.scatter_gather * (1 - x.sp) * is_more_than_one(x.pp)
+    hop = ledger.define("pp_send_recv", sent + scattered * joined, "s", send_recv_time)
     hidden = x.overlap_p2p * is_more_than_one(x.vpp)
     each = (1 - hidden) + hidden * x.overlap_slowdown
     sends = 2 * x.m * x.vpp * hop * each + 2 * (x.pp - 1) * hop

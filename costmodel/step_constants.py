@@ -8,6 +8,7 @@ family, never by model or row. Values come from `hardware_db/calibrated/step.tom
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -141,6 +142,19 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "graph_pool": f"graph_pool/{family}",
         "context_bytes": f"context_bytes/{generation}",
     }
+
+
+def key_parts(key: str) -> tuple[str, str]:
+    """Of a constant's key: generation or framework, and what follows it (format, attention kernel, processor)."""
+    found = re.match(r"([a-z0-9_]+(?:-(?:ultra|consumer))?)(?:-(.+))?$", key)
+    assert found, key
+    return found[1], found[2] or ""
+
+
+def usual_key(key: str) -> str:
+    """The key of what a generation or framework without runs is expected to have, given what others have."""
+    second = key_parts(key)[1]
+    return f"other-{second}" if second else "other"
 
 
 # Constants that time measurements cannot determine; they keep their priors in the fit.

@@ -322,6 +322,7 @@ INPUTS: tuple[Input, ...] = tuple(
         library_scale | 1 | rate of a framework's matrix kernels (library release) over those of the tables
         release_scale | 1 | rate of all kernels of a software release over that of its family
         expert_bias_fused | 1 | 1 when grouped GEMMs of captured expert blocks add the experts' biases
+        scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_softmax | 1 | weight of the softmax in an attention kernel over that of cuDNN's
         attention_scale | 1 | rate of attention inside a training step over the kernel tables

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from fit_cases import Stack
+from fit_priors import believed
 from scipy.optimize import least_squares
 
-from costmodel.step_constants import PRIORS, prior_of
+from costmodel.step_constants import PRIORS
 
 OUTLIER = 0.05  # residuals beyond about this count less and less (pseudo-Huber)
 STEP = 1e-4  # of the finite differences, in log space
@@ -70,35 +71,25 @@ def jacobian(
     return base, result
 
 
-def _priors(parameters: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    priors = [prior_of(name) for name in parameters]
-    centre = np.log([prior.value for prior in priors])
-    width = np.array([prior.width for prior in priors])
-    return (
-        centre,
-        width,
-        np.log([prior.low for prior in priors]),
-        np.log([prior.high for prior in priors]),
-    )
-
-
 def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 150) -> Fit:
     """The constants that the rows and the priors determine together."""
     parameters = list(stack.owners)
-    centre, width, low, high = _priors(parameters)
+    known = believed(parameters)
     given = dict(start or {})
     for name in parameters:
         prior = PRIORS["host_kernel"].value
         if name.startswith("host_kernel/") and abs(given.get(name, prior) / prior - 1) < UNMOVED:
             given[name] = HOST_BOUND_START
-    begin = np.log([given.get(name, np.exp(value)) for name, value in zip(parameters, centre, strict=True)])
+    begin = np.log(
+        [given.get(name, np.exp(value)) for name, value in zip(parameters, known.centre, strict=True)]
+    )
     groups = colours(stack, parameters)
     weights = stack.weights
 
     def cost(point: np.ndarray) -> np.ndarray:
         error = stack.residuals(parameters, np.exp(point)) / OUTLIER
         robust = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
-        return np.concatenate([weights * robust, PRIOR_WEIGHT * (point - centre) / width])
+        return np.concatenate([weights * robust, PRIOR_WEIGHT * known.off(point)])
 
     def slope(point: np.ndarray) -> np.ndarray:
         base, raw = jacobian(stack, parameters, point, groups)
@@ -108,20 +99,20 @@ def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 
         # d robust / d error = |error| / (root robust), 1 at zero
         inner = np.where(robust > 1e-6, np.abs(error) / np.maximum(root * robust, 1e-12), 1.0)
         rows = (weights * inner / OUTLIER)[:, None] * raw
-        return np.vstack([rows, np.diag(PRIOR_WEIGHT / width)])
+        return np.vstack([rows, PRIOR_WEIGHT * known.root])
 
     result = least_squares(
         cost,
-        np.clip(begin, low + 1e-6, high - 1e-6),
+        np.clip(begin, known.low + 1e-6, known.high - 1e-6),
         jac=slope,
-        bounds=(low, high),
+        bounds=(known.low, known.high),
         method="trf",
         max_nfev=evaluations,
         ftol=1e-6,
         xtol=1e-6,
     )
     covariance = np.linalg.pinv(result.jac.T @ result.jac)
-    scale = 2 * result.cost / max(1, len(result.fun) - len(centre))
+    scale = 2 * result.cost / max(1, len(result.fun) - len(parameters))
     base, raw = jacobian(stack, parameters, result.x, groups)
     return Fit(parameters, result.x, np.sqrt(np.diag(covariance) * scale), base, raw, covariance * scale)
 
@@ -132,10 +123,10 @@ def without(stack: Stack, whole: Fit, held: np.ndarray) -> np.ndarray:
     The formulas are taken as linear in the logarithms, around the fit to all rows at first and then
     around what came of it, where that is not near.
     """
-    centre, width, low, high = _priors(whole.parameters)
+    known = believed(whole.parameters)
     rows = ~held
     weights = stack.weights[rows]
-    prior = np.diag((PRIOR_WEIGHT / width) ** 2)
+    prior = PRIOR_WEIGHT**2 * known.root.T @ known.root
     around, base, raw = whole.point, whole.residuals[rows], whole.jacobian[rows]
     point = around
     for again in reversed(range(LINEARISATIONS)):
@@ -144,8 +135,8 @@ def without(stack: Stack, whole: Fit, held: np.ndarray) -> np.ndarray:
             # pseudo-Huber as weights of a square: 1 / sqrt(1 + error^2)
             weight = weights**2 / np.sqrt(1 + error**2) / OUTLIER**2
             left = raw.T @ (weight[:, None] * raw) + prior
-            right = -raw.T @ (weight * (base - raw @ around)) + prior @ centre
-            point = np.clip(np.linalg.solve(left, right), low, high)
+            right = -raw.T @ (weight * (base - raw @ around)) + prior @ known.centre
+            point = np.clip(np.linalg.solve(left, right), known.low, known.high)
         if not again or np.abs(point - around).max() < NEAR:
             break
         # Half the way, for the formulas bend.

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from fit_cases import Stack, load_cases, stack_cases
+from fit_priors import usual
 from fit_solver import Fit, fit, left_out
 from write_evidence import report, write_evidence
 
@@ -123,6 +124,15 @@ def write(path: Path, whole: Fit, stack: Stack, summary: dict[str, Any]) -> None
             "log_error": float(f"{min(error, 9.99):.2g}"),
             "residual": float(f"{sizes[moved].mean():.2g}"),
             "num_points": int(moved.sum()),
+        }
+    for parameter, value in usual(whole.parameters, whole.point).items():
+        name, key = parameter.split("/")
+        record.setdefault(name, {})[key] = {
+            "value": float(f"{value:.4g}"),
+            "unit": PRIORS[name].unit,
+            "kind": "derived",
+            "source": "tools/fit_priors.py: expected without runs of its own, given the fitted ones",
+            "read_on": summary["read_on"],
         }
     header = (
         "# Written by tools/fit_step.py; do not edit. Factors of a training step over the kernel tables.\n"

@@ -81,3 +81,26 @@ def test_a_checkpoint_that_stops_early_repeats_less():
 
 def test_early_releases_ran_earlier_attention_kernels():
     assert load_stack("nemo-24.05").attention != load_stack("nemo-24.07").attention
+
+
+def test_a_generation_without_runs_takes_what_others_show_and_says_so():
+    prediction = predict(
+        load_model("llama3-8b"), Workload(8192, 64), hardware_db.load_cluster("mi300x-8"), Plan(dp=8)
+    )
+    assert any("what others of their kind show" in note for note in prediction.assumptions)
+    assert "other" in prediction.sources["elementwise_scale"]
+
+
+def test_stacks_that_scatter_send_less_between_stages():
+    """Without sequence parallelism each of tp ranks sends its share; with it, every stack does."""
+
+    def sent(stack: str, **knobs) -> float:
+        cluster = hardware_db.load_cluster("dgx-a100")
+        plan = Plan(tp=8, pp=4, micro_batch=4, **knobs)
+        predicted = predict(load_model("gpt3-175b"), Workload(2048, 32), cluster, plan, stack)
+        return predicted.values["pp_send_recv"]
+
+    assert sent("deepspeed-23.06") < 0.5 * sent("mcore-25.04")
+    assert sent("deepspeed-23.06", sequence_parallel=True) == pytest.approx(
+        sent("mcore-25.04", sequence_parallel=True), rel=0.3
+    )

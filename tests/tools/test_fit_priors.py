@@ -1,0 +1,85 @@
+"""Priors of the step constants: each keeps its own, and what others of its kind show moves one without runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
+if TOOLS not in sys.path:
+    sys.path.insert(0, TOOLS)
+
+import fit_priors  # noqa: E402
+
+from costmodel.step_constants import PRIORS, fitted, key_parts, prior_of, usual_key  # noqa: E402
+
+NAMES = [
+    "gemm_rate/hopper-fp8",
+    "gemm_rate/hopper-bf16",
+    "gemm_rate/blackwell-fp8",
+    "gemm_rate/blackwell-ultra-fp8",
+    "release_rate/nemo-25.02-hopper",
+    "release_rate/nemo-25.04-hopper",
+    "release_rate/nemo-25.04-blackwell-ultra",
+    "release_rate/mcore-25.04-hopper",
+    "straggler/nemo",
+    "straggler/mcore",
+]
+
+
+def everything_on_file() -> list[str]:
+    return [
+        f"{name}/{key}"
+        for name, records in fitted().items()
+        if name in PRIORS
+        for key in records
+        if not key.startswith("other")
+    ]
+
+
+@pytest.mark.parametrize("names", [NAMES, everything_on_file()], ids=["some", "all on file"])
+def test_each_constant_keeps_its_own_prior(names):
+    """The inverse covariance has the priors' widths as its margins."""
+    found = fit_priors.believed(names)
+    covariance = np.linalg.inv(found.root.T @ found.root)
+    assert np.sqrt(np.diag(covariance)) == pytest.approx([prior_of(name).width for name in names])
+    assert np.abs(found.off(found.centre)).max() == 0
+
+
+def test_who_is_alike():
+    of = fit_priors.correlation
+    assert of("gemm_rate/hopper-fp8", "attention_rate/hopper-cudnn") == 0
+    nearest_first = [
+        of("gemm_rate/blackwell-fp8", "gemm_rate/blackwell-fp8"),
+        of("gemm_rate/blackwell-fp8", "gemm_rate/blackwell-ultra-fp8"),
+        of("gemm_rate/blackwell-fp8", "gemm_rate/hopper-fp8"),
+        of("gemm_rate/blackwell-fp8", "gemm_rate/hopper-bf16"),
+    ]
+    assert nearest_first == sorted(nearest_first, reverse=True)
+    assert len(set(nearest_first)) == 4
+    near = of("release_rate/nemo-25.02-hopper", "release_rate/nemo-25.04-hopper")
+    far = of("release_rate/nemo-25.02-hopper", "release_rate/nemo-26.06-hopper")
+    assert 1 > near > far > 0
+    assert of("release_rate/nemo-25.04-hopper", "release_rate/mcore-25.04-hopper") == 0
+
+
+def test_a_generation_without_runs_takes_what_the_others_show():
+    """All others a width above their priors: it is expected part of a width above its own, and never more."""
+    names = [f"elementwise_rate/{generation}" for generation in ("ampere", "hopper", "blackwell")]
+    prior = PRIORS["elementwise_rate"]
+    usual = fit_priors.usual(names, np.log(np.full(3, prior.value)) + prior.width)
+    off = np.log(usual["elementwise_rate/other"] / prior.value) / prior.width
+    assert 0.5 < off < 1
+    one = fit_priors.usual(names[:1], np.log([prior.value]) + prior.width)
+    assert np.log(one["elementwise_rate/other"] / prior.value) / prior.width < off
+
+
+def test_keys():
+    assert key_parts("blackwell-ultra-fp8-block") == ("blackwell-ultra", "fp8-block")
+    assert key_parts("hopper") == ("hopper", "")
+    assert key_parts("llm_foundry-x86") == ("llm_foundry", "x86")
+    assert usual_key("cdna3-bf16") == "other-bf16"
+    assert usual_key("cdna3") == "other"

@@ -1,0 +1,118 @@
+"""What is believed of the step constants before any run: values, widths, and how much one tells of another.
+
+Each constant keeps its own prior (`costmodel.step_constants.PRIORS`); the correlations say that GPU generations,
+number formats and frameworks are alike, and that a release is like the one before it. So a generation without
+runs takes what the others show, and a release between two others lies between them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from costmodel.stack import months
+from costmodel.step_constants import PRIORS, key_parts, prior_of, usual_key
+
+# Correlation of a constant with the same one of another generation or framework, of a generation of the same
+# architecture, and with the one of another format (or attention kernel, or processor) where all else is equal.
+ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.3
+# Releases of a framework: correlation falls by e within this time; another generation's release tells half.
+RELEASE_MONTHS = 12.0
+OTHER_GENERATION = 0.5
+
+
+@dataclass(frozen=True)
+class Believed:
+    """Log of the constants before any run: centre, bounds, and the root of the inverse covariance."""
+
+    centre: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    root: np.ndarray
+
+    def off(self, point: np.ndarray) -> np.ndarray:
+        """Deviations of `point` from the priors, independent and in widths."""
+        return np.asarray(self.root @ (point - self.centre))
+
+
+@lru_cache(maxsize=4)
+def _believed(parameters: tuple[str, ...]) -> Believed:
+    priors = [prior_of(name) for name in parameters]
+    width = np.array([prior.width for prior in priors])
+    alike = np.array([[correlation(one, other) for other in parameters] for one in parameters])
+    covariance = width[:, None] * alike * width[None, :]
+    return Believed(
+        np.log([prior.value for prior in priors]),
+        np.log([prior.low for prior in priors]),
+        np.log([prior.high for prior in priors]),
+        np.linalg.inv(np.linalg.cholesky(covariance)),
+    )
+
+
+def believed(parameters: list[str]) -> Believed:
+    """The priors of some constants, `name/key` each."""
+    return _believed(tuple(parameters))
+
+
+def correlation(one: str, other: str) -> float:
+    """Correlation of two constants before any run: a sum or product of kernels over what their keys share. [1]"""
+    if one == other:
+        return 1.0
+    name, _, key = one.partition("/")
+    other_name, _, other_key = other.partition("/")
+    if name != other_name:
+        return 0.0
+    if name == "release_rate":
+        return _releases(key, other_key)
+    first, second = key_parts(key)
+    other_first, other_second = key_parts(other_key)
+    return _kinship(first, other_first) * (1.0 if second == other_second else OTHER_FORMAT)
+
+
+def _kinship(one: str, other: str) -> float:
+    """Of two generations or frameworks. [1]"""
+    if one == other:
+        return 1.0
+    return SAME_ARCHITECTURE if one.partition("-")[0] == other.partition("-")[0] else ALIKE
+
+
+def _releases(key: str, other: str) -> float:
+    """family-yy.mm-generation, or family-generation where no release is known."""
+    family, release, generation = _release_key(key)
+    other_family, other_release, other_generation = _release_key(other)
+    if family != other_family or not release or not other_release:
+        return 0.0
+    apart = abs(months(release) - months(other_release)) / RELEASE_MONTHS
+    return math.exp(-apart) * (1.0 if generation == other_generation else OTHER_GENERATION)
+
+
+def _release_key(key: str) -> tuple[str, str, str]:
+    family, _, rest = key.partition("-")
+    release, _, generation = rest.partition("-")
+    return (family, release, generation) if "." in release else (family, "", rest)
+
+
+def usual(parameters: list[str], point: np.ndarray) -> dict[str, float]:
+    """For every constant's name, and second part of its key, what a key without runs is expected to have.
+
+    The mean of the priors given the fitted constants. Keys: "name/other" or "name/other-fp8".
+    """
+    known = believed(parameters)
+    solved = known.root.T @ known.off(point)
+    found: dict[str, float] = {}
+    for parameter in parameters:
+        name, _, key = parameter.partition("/")
+        if name == "release_rate":
+            continue  # a release nobody published takes its nearest one's
+        new = f"{name}/{usual_key(key)}"
+        if new not in found:
+            prior = prior_of(new)
+            shared = np.array(
+                [correlation(new, each) * prior.width * prior_of(each).width for each in parameters]
+            )
+            value = math.exp(math.log(prior.value) + float(shared @ solved))
+            found[new] = float(np.clip(value, PRIORS[name].low, PRIORS[name].high))
+    return found
