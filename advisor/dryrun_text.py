@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from advisor.render import bold, heading, table, wrap
+from advisor.render import bold, dim, heading, wrap
 
 if TYPE_CHECKING:
     from advisor.case import Case
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from executor.dryrun_terms import Term
 
 SECTIONS = {
-    "flops": "products and attention [FLOP]",
-    "messages": "messages [byte]",
-    "parameters": "parameters [1]",
-    "state": "memory of parameters, gradients, optimizer [byte]",
-    "saved": "activations of one micro-batch [byte]",
+    "flops": "FLOPs of products and attention",
+    "messages": "Messages [byte]",
+    "parameters": "Parameters",
+    "state": "Parameters, gradients and optimizer in memory [byte]",
+    "saved": "Activations of one micro-batch [byte]",
 }
-# From here on digits stand without separators, so that two numbers and a name fit a line.
-CROWDED = 1e17
+# From here on digits stand without separators, so that two numbers and a name fit a line of 80 columns.
+CROWDED = 1e15
+NAME, NUMBER = 31, 19
 
 
 def dryrun_lines(result: DryRun, case: Case) -> list[str]:
@@ -29,9 +30,9 @@ def dryrun_lines(result: DryRun, case: Case) -> list[str]:
         bold(headline(result)),
         wrap(f"{case.model.name}, {case.plan.describe()}, {case.plan.world:,} ranks"),
     ]
+    reasons = list(dict.fromkeys(term.reason for term in result.documented))
     for stage in result.stages:
-        lines += stage_lines(stage, case.plan.pp)
-    reasons = dict.fromkeys(term.reason for term in result.documented)
+        lines += stage_lines(stage, case.plan.pp, reasons)
     if reasons:
         lines.append(heading("Documented differences"))
         lines += [wrap(f"[{index}] {reason}", "  ", "      ") for index, reason in enumerate(reasons, 1)]
@@ -50,22 +51,34 @@ def headline(result: DryRun) -> str:
     return f"{word}: {result.num_equal} of {len(result.exact)} exact amounts equal{known}, {saved}"
 
 
-def stage_lines(stage: StageResult, pp: int) -> list[str]:
-    """One stage: a table of its terms by section, with what was dispatched and how long it took."""
+def stage_lines(stage: StageResult, pp: int, reasons: Sequence[str]) -> list[str]:
+    """One stage: its terms by section, what was dispatched and how long it took."""
     count = stage.predicted.num_microbatches
     several = f"{count} micro-batches" if count > 1 else "1 micro-batch"
     lines = [heading(f"Stage {stage.stage} of {pp}, {several}, traced in {stage.seconds:.1f} s")]
-    rows: list[tuple[str, str, str, str]] = []
+    lines.append(dim(f"  {'':{NAME}}{'predicted':>{NUMBER}}  {'counted':>{NUMBER}}"))
     for section, title in SECTIONS.items():
         terms = [term for term in stage.terms if term.section == section]
         if terms:
-            rows.append((title, "", "", ""))
-            rows += [
-                (f"  {term.name}", number(term.predicted), number(term.counted), verdict(term))
-                for term in terms
-            ]
-    lines += table(("", "predicted", "counted", "difference"), rows, "lrrl")
-    return lines + _counted_only(stage)
+            lines.append(f"  {title}")
+            lines += [line for term in terms for line in term_lines(term, reasons)]
+    return [*lines, *_counted_only(stage)]
+
+
+def term_lines(term: Term, reasons: Sequence[str]) -> list[str]:
+    """A term with its verdict; one that differs has a second line."""
+    name = f"  {term.name}".ljust(NAME)
+    ours, theirs = number(term.predicted), number(term.counted)
+    line = f"  {name}{ours:>{NUMBER}}  {theirs:>{NUMBER}}"
+    if term.predicted == term.counted:
+        return [f"{line}  equal"]
+    apart = 100 * term.difference
+    share = "only the model has it" if apart == float("inf") else f"{apart:+.3g} %"
+    if term.verdict == "within":
+        return [f"{line}  {apart:+.1f}%"]
+    if term.verdict == "documented":
+        return [f"{line}  known", f"      known [{reasons.index(term.reason) + 1}]: {share}"]
+    return [line, f"      DIFFERS: {share}"]
 
 
 def _counted_only(stage: StageResult) -> Iterable[str]:
@@ -87,13 +100,3 @@ def number(value: float) -> str:
     if value == int(value):
         return f"{int(value):,}" if abs(value) < CROWDED else str(int(value))
     return f"{value:,.1f}"
-
-
-def verdict(term: Term) -> str:
-    """equal, or by how much the prediction is off and whether that is known."""
-    if term.predicted == term.counted:
-        return "equal"
-    apart = term.difference
-    share = "not counted" if apart == float("inf") else f"{100 * apart:+.3g} %"
-    words = {"documented": " known", "differs": " DIFFERS", "within": ""}
-    return share + words[term.verdict]

@@ -24,6 +24,7 @@ from costmodel.model_registry import list_models, load_model  # noqa: E402
 from costmodel.model_spec import ModelSpec  # noqa: E402
 from costmodel.plan import Plan  # noqa: E402
 from executor.dryrun import DryRun, dry_run, traced_microbatches  # noqa: E402
+from executor.dryrun_job import DryRunFailed  # noqa: E402
 from executor.megatron_model import not_expressed  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "conformance.md"
@@ -94,7 +95,7 @@ def sweep(plans: int, seed: int, only: list[str]) -> dict[str, Family]:
                     result = dry_run(
                         plan, workload, model, stages=[stage], num_microbatches=count, folder=Path(folder)
                     )
-            except RuntimeError as error:
+            except DryRunFailed as error:
                 record.refused[case] = str(error)
                 print(f"{family}: {case}: refused: {error}", flush=True)
                 continue

@@ -242,7 +242,7 @@ def _saved(
         passes = chunk.last + chunk.mtp
         if passes:
             kept = activations.saved_logits(x) + activations.output_input(x)
-            found["output"] = found.get("output", 0) + passes * kept
+            found["output"] = found.get("output", 0) + passes * kept + activations.gather_buffer(x)
     return found
 
 

@@ -57,6 +57,7 @@ def command(
     from advisor.dryrun_text import dryrun_lines
     from advisor.progress import Progress
     from executor.dryrun import dry_run, traced_microbatches, which_stages
+    from executor.dryrun_job import DryRunFailed
     from executor.run import missing_software
 
     problem = missing_software()
@@ -76,7 +77,7 @@ def command(
                 folder=Path(folder),
                 tell=tell,
             )
-    except RuntimeError as error:
+    except DryRunFailed as error:
         click.echo(f"Error: {' '.join(str(error).split())}", err=True)
         context.exit(1)
     if as_json:

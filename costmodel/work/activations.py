@@ -30,13 +30,20 @@ def logits(x: SimpleNamespace) -> Amount:
 
 
 def saved_logits(x: SimpleNamespace) -> Amount:
-    """What the loss keeps of the logits of one micro-batch for its backward pass. [byte]
+    """What the loss keeps of the logits of one micro-batch for its backward pass: the softmax in FP32. [byte]
 
-    The softmax in FP32, or with a fused loss the gradient in place of the 16-bit logits. Source: Megatron-Core,
-    tensor_parallel/cross_entropy.py; Transformer Engine, cross_entropy.py.
+    Fused (implementation native, the default) as not fused; Transformer Engine's overwrites the 16-bit logits.
+    Source: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py and fusions/fused_cross_entropy.py.
     """
-    elements = tokens(x) * padded_vocabulary(x) / x.tp
-    return elements * (x.activation_bytes * x.fused_loss + 4 * (1 - x.fused_loss))
+    return 4 * tokens(x) * padded_vocabulary(x) / x.tp
+
+
+def gather_buffer(x: SimpleNamespace) -> Amount:
+    """The buffer in which sequence parallelism gathers the output layer's input; one for all micro-batches. [byte]
+
+    Source: Megatron-Core 0.16.1, tensor_parallel/layers.py, get_global_memory_buffer.
+    """
+    return x.sp * x.activation_bytes * tokens(x) * x.h
 
 
 def output_input(x: SimpleNamespace) -> Amount:

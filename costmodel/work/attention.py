@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling, maximum, minimum
+from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     MIXER_KERNELS,
@@ -115,6 +115,22 @@ def saved_norm(x: SimpleNamespace, offload_input: Amount, offload_output: Amount
     }
 
 
+def exchanged(x: SimpleNamespace) -> Amount:
+    """1 where context parallelism copies queries, keys and values: rings join keys and values in a buffer of their own,
+    all-to-alls make new tensors; an all-gather keeps this rank's as they were. [1]
+
+    Source: Transformer Engine 2.8, dot_product_attention/context_parallel.py.
+    """
+    return is_more_than_one(x.cp) * (1 - x.cp_all_gather)
+
+
+def second_output(x: SimpleNamespace) -> Amount:
+    """1 where context parallelism keeps the kernel's output beside what becomes of it: before the all-to-all back, or
+    as halves that an all-gather's queries are worked off in. [1] Source: as `exchanged`.
+    """
+    return is_more_than_one(x.cp) * maximum(x.cp_all_gather, x.cp_a2a)
+
+
 def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     """Output of the attention core with its log-sum-exp, and the projection's input. [byte]
 
@@ -123,7 +139,7 @@ def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     dimension of the values. Source: Megatron-Core, attention.py and multi_latent_attention.py.
     """
     quantised = x.projection_copy * (1 - x.recompute_ops) * (1 - same_format(x))
-    copy = quantised * x.saved_bytes + x.output_gate * x.activation_bytes
+    copy = quantised * x.saved_bytes + (x.output_gate + second_output(x)) * x.activation_bytes
     output = (x.activation_bytes + copy) * tokens(x) * x.a * width / x.tp
     return (1 - x.offload_attn_proj) * output + 4 * tokens(x) * x.a / x.tp
 
@@ -132,7 +148,8 @@ def attention(x: SimpleNamespace) -> BlockWork:
     """Grouped-query attention. Source: Megatron-Core, SelfAttention; J. Ainslie et al., arXiv:2305.13245.
 
     Saved: the QKV output, which the value view keeps alive whole, and the rotated queries and keys (nothing
-    is copied without rotary embedding): the 2.25 bytes beyond the hand count in Megatron-Core's dry run.
+    is copied without rotary embedding): the 2.25 bytes beyond the hand count in Megatron-Core's dry run. Copies that
+    context parallelism makes stand for both.
     Per-op recompute (ops) keeps the layer's input, every other product (queries and values here, the gate's half of
     FC1's output in the MLP) and the attention core's output. Source: torchtitan, activation_checkpoint.py.
     """
@@ -140,7 +157,8 @@ def attention(x: SimpleNamespace) -> BlockWork:
     rows = tokens(x)
     qkv = ((1 + x.output_gate) * heads + 2 * kv) * x.d
     gate = x.output_gate * x.activation_bytes * rows * heads * x.d
-    everything = (heads + x.rotary * heads) + (2 + x.rotary) * kv + x.output_gate * heads
+    rotated = x.rotary * (1 - exchanged(x))
+    everything = (heads + rotated * heads) + (2 + rotated) * kv + x.output_gate * heads
     kept = (1 - x.recompute_ops) * everything + x.recompute_ops * (heads + kv)
     return BlockWork(
         name="attention",

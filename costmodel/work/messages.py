@@ -18,6 +18,8 @@ from costmodel.work.linear import kv_heads_per_rank, tokens
 
 # Bytes of one number of the loss that vocabulary-parallel ranks reduce: FP32.
 LOSS_BYTES = 4
+# Bytes of a count of tokens: 64-bit integers.
+COUNT_BYTES = 8
 
 
 def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
@@ -138,12 +140,17 @@ def mixer_exchange(x: SimpleNamespace, work: BlockWork, again: Amount) -> list[M
 def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -> list[Message]:
     """Dispatch and combine of one expert block: tokens, their probabilities, and results back; gradients likewise.
 
-    With etp what arrived is gathered over the ranks of an expert, and results are reduce-scattered. All-to-all
-    dispatcher, balanced. Source: Megatron-Core, token_dispatcher.py, MoEAlltoAllTokenDispatcher.
+    Where shapes are not fixed by a capacity, ranks tell each other how many tokens each expert gets. With etp what
+    arrived is gathered over the ranks of an expert, and results are reduce-scattered. All-to-all dispatcher,
+    balanced. Source: Megatron-Core, token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
     copies = experts.routed_copies(x) * x.capacity
     rows, numbers = x.activation_bytes * copies * x.he, probability_bytes * copies
-    found: list[Message] = []
+    told = x.dropless * COUNT_BYTES * x.E * x.ep * x.etp
+    found: list[Message] = [
+        Message("all_gather", "tp_ep", x.ep * x.etp, told, 1, "forward"),
+        Message("all_gather", "tp_ep", x.ep * x.etp, told, again, "backward"),
+    ]
     for phase, times in (("forward", 1), ("backward", 1 + again)):
         found.append(Message("all_to_all", "ep", x.ep, rows, 2 * times, phase))
         found.append(Message("all_to_all", "ep", x.ep, numbers, times, phase))
