@@ -5,6 +5,7 @@ from __future__ import annotations
 from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_bridge_code import python_file
 from executor.export.megatron_bridge_settings import overrides
+from executor.export.python_text import option
 from executor.export.target_names import names_of
 
 TARGET = "megatron-bridge"
@@ -29,13 +30,14 @@ def export(job: Job) -> Exported:
     names, note = names_of("megatron_bridge", job.version)
     _refuse(job, names.release)
     found = overrides(job, names)
+    needed = inputs(job)
     notes = [note] if note else []
     return Exported(
         target=TARGET,
         version=names.release,
         settings=found.settings,
-        command=(FILE,),
-        files={FILE: python_file(job, names, found)},
+        command=(FILE, *(word for name in needed for word in (option(name), f"${{{name}}}"))),
+        files={FILE: python_file(job, names, found, needed)},
         notes=(*notes, *found.notes),
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from executor.export.exported import Job
 from executor.export.megatron_bridge_settings import Overrides
-from executor.export.python_text import assignment, literal, sorted_imports
+from executor.export.python_text import assignment, literal, options_of, sorted_imports
 from executor.export.target_names import Names
 
 BRIDGE = "megatron.bridge"
@@ -24,14 +24,14 @@ TITLES = {
 # What a ConfigContainer needs that no plan knows; the learning rate is the user's.
 CONTAINER = """\
     optimizer, scheduler = distributed_fused_adam_with_cosine_annealing(
-        lr_warmup_iters=int(os.environ["WARMUP_ITERS"]),
-        max_lr=float(os.environ["LR"]),
-        min_lr=float(os.environ["MIN_LR"]),
+        lr_warmup_iters=int(inputs.warmup_iters),
+        max_lr=float(inputs.lr),
+        min_lr=float(inputs.min_lr),
     )
     cfg = ConfigContainer(
         model=model,
         train=TrainingConfig(
-            train_iters=int(os.environ["TRAIN_ITERS"]), global_batch_size={batch}, micro_batch_size={micro}
+            train_iters=int(inputs.train_iters), global_batch_size={batch}, micro_batch_size={micro}
         ),
         optimizer=optimizer,
         scheduler=scheduler,
@@ -62,11 +62,11 @@ DELTA_LAYERS = (
 )
 
 
-def python_file(job: Job, names: Names, found: Overrides) -> str:
-    """The whole file."""
-    imports = {"import os", f"from {BRIDGE}.training.config import ConfigContainer"}
+def python_file(job: Job, names: Names, found: Overrides, variables: Iterable[str]) -> str:
+    """The whole file. variables: of the launch script, which the file takes as options."""
+    imports = {"import argparse", "import os", f"from {BRIDGE}.training.config import ConfigContainer"}
     body = [*_start(job, names, found, imports), *_overrides(job, names, found, imports)]
-    inputs = list(_inputs(job, imports))
+    user = list(_inputs(job, imports))
     task = "pretrain" if job.workload.task == "pretrain" else "finetune"
     imports |= {f"from {BRIDGE}.training.{task} import {task}"}
     imports |= {f"from {BRIDGE}.training.gpt_step import forward_step"}
@@ -82,15 +82,18 @@ def python_file(job: Job, names: Names, found: Overrides) -> str:
         f"WORLD_SIZE = {job.plan.world}",
         "",
         "",
-        "def configuration() -> ConfigContainer:",
+        *options_of(variables),
+        "",
+        "",
+        "def configuration(inputs: argparse.Namespace) -> ConfigContainer:",
         f'    """The plan: {job.workload.global_batch} sequences of {job.workload.seq_len} tokens a step."""',
         *body,
         "    return cfg",
         "",
         "",
-        "def with_inputs(cfg: ConfigContainer) -> ConfigContainer:",
+        "def with_inputs(cfg: ConfigContainer, inputs: argparse.Namespace) -> ConfigContainer:",
         '    """What the plan does not know: data, tokenizer, checkpoints."""',
-        *inputs,
+        *user,
         "    return cfg",
         "",
         "",
@@ -98,7 +101,8 @@ def python_file(job: Job, names: Names, found: Overrides) -> str:
         '    world = int(os.environ.get("WORLD_SIZE", "1"))',
         "    if world != WORLD_SIZE:",
         '        raise SystemExit(f"{world} processes, and the plan is for {WORLD_SIZE}: launch all with torchrun")',
-        f"    {task}(config=with_inputs(configuration()), forward_step_func=forward_step)",
+        "    inputs = given()",
+        f"    {task}(config=with_inputs(configuration(inputs), inputs), forward_step_func=forward_step)",
     ]
     return "\n".join(lines) + "\n"
 
@@ -193,16 +197,17 @@ def _made(section: str, part: Mapping[str, Any], imports: set[str]) -> Iterator[
 
 
 def _inputs(job: Job, imports: set[str]) -> Iterator[str]:
+    """Data, tokenizer, checkpoints; nothing for a benchmark, which has them from nowhere."""
     tuning = job.workload.task != "pretrain"
     if not job.benchmark:
         yield '    cfg.tokenizer.tokenizer_type = "HuggingFaceTokenizer"'
-        yield '    cfg.tokenizer.tokenizer_model = os.environ["TOKENIZER_MODEL"]'
-        yield '    cfg.checkpoint.save = cfg.checkpoint.load = os.environ["CHECKPOINTS"]'
+        yield "    cfg.tokenizer.tokenizer_model = inputs.tokenizer_model"
+        yield "    cfg.checkpoint.save = cfg.checkpoint.load = inputs.checkpoints"
         if not tuning:
             imports.add("from megatron.core.datasets.utils import get_blend_from_list")
             yield "    # Prefixes of tokenised data, or weights and prefixes in turn."
-            yield '    cfg.dataset.blend = get_blend_from_list(os.environ["DATA_PATH"].split())'
+            yield "    cfg.dataset.blend = get_blend_from_list(inputs.data_path.split())"
     if tuning:
-        yield '    cfg.checkpoint.pretrained_checkpoint = os.environ["PRETRAINED"]'
+        yield "    cfg.checkpoint.pretrained_checkpoint = inputs.pretrained"
     if job.benchmark and not tuning:
         yield "    # A benchmark: data from nowhere, no checkpoints."

@@ -37,13 +37,13 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
         yield "NaN checks are off: Megatron-Bridge refuses them with a graph of the whole iteration"
     if plan.cuda_graph and names.core_numbers < (0, 16) and len(plan.cuda_graph_scope) > 1:
         yield f"cuda_graph_scope {'+'.join(plan.cuda_graph_scope)}: release {names.release} takes one word, so full"
-    if "activation" in plan.recompute_modules:
-        yield "recompute module activation: Megatron-Core knows moe_act for experts only and refuses it elsewhere"
-    yield from not_said(job)
-
-
-def not_said(job: Job) -> Iterator[str]:
-    """What no configuration of Megatron-Core says of the model."""
-    yield from not_expressed(job.model)
+    lost = [
+        module
+        for module in plan.recompute_modules
+        if module == "ops" or (module == "activation" and not model.moe)
+    ]
+    if plan.recompute == "selective" and lost:
+        yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
+    yield from not_expressed(model)
     if not job.workload.packed and job.workload.mean_length:
         yield "documents are padded: their lengths are those of your data set"

@@ -91,7 +91,7 @@ def overrides(job: Job, names: Names) -> Overrides:
     wanted = dict(OFF)
     wanted |= model_settings(job, names, bool(recipe))
     wanted |= graph_settings(job.plan, names)
-    wanted |= training_settings(job)
+    wanted |= training_settings(job, names)
     wanted |= precision_settings(job.plan)
     wanted |= overlap_settings(job.plan, job.model)
     wanted |= task_settings(job, names)
@@ -123,6 +123,7 @@ def model_settings(job: Job, names: Names, recipe: bool) -> dict[str, Any]:
     """The model's fields: those of the plan, and the shape where no recipe gives it or another is wanted."""
     core = core_fields(job.plan, job.model, job.workload)
     shape = model_fields(job.model)
+    core |= recompute_names(core, job.model)
     kept = {name: value for name, value in core.items() if name not in BY_PRECISION + BY_OVERLAP}
     if recipe:
         usual = model_fields(load_model(job.model.name))
@@ -137,6 +138,17 @@ def model_settings(job: Job, names: Names, recipe: bool) -> dict[str, Any]:
     if kept.get("moe_flex_dispatcher_backend") and not names.has("model", "moe_flex_dispatcher_backend"):
         kept["moe_enable_deepep"] = kept.pop("moe_flex_dispatcher_backend") == "deepep"
     return {f"model.{name}": value for name, value in kept.items()}
+
+
+def recompute_names(core: Mapping[str, Any], model: ModelSpec) -> dict[str, Any]:
+    """Recompute in Megatron-Core's words: its module of activation functions is moe_act, and of experts only."""
+    if core.get("recompute_granularity") != "selective":
+        return {}
+    modules = ["moe_act" if module == "activation" else module for module in core["recompute_modules"]]
+    kept = [
+        module for module in dict.fromkeys(modules) if module != "ops" and (module != "moe_act" or model.moe)
+    ]
+    return {"recompute_granularity": "selective" if kept else None, "recompute_modules": kept or None}
 
 
 def _shape_arguments(job: Job, names: Names) -> dict[str, Any]:
@@ -182,14 +194,15 @@ def graph_settings(plan: Plan, names: Names) -> dict[str, Any]:
     return settings
 
 
-def training_settings(job: Job) -> dict[str, Any]:
+def training_settings(job: Job, names: Names) -> dict[str, Any]:
     """Batch, data parallelism, optimizer."""
     plan = job.plan
+    length = "seq_length" if names.has("dataset", "seq_length") else "sequence_length"
     settings: dict[str, Any] = {
         "train.global_batch_size": job.workload.global_batch,
         "train.micro_batch_size": plan.micro_batch,
         "train.manual_gc": plan.manual_gc,
-        "dataset.seq_length": job.workload.seq_len,
+        f"dataset.{length}": job.workload.seq_len,
     }
     ddp = {name: value for name, value in ddp_fields(plan).items() if name != "fp8_param_gather"}
     settings |= {f"ddp.{name}": value for name, value in ddp.items()}
@@ -272,10 +285,10 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
     workload = job.workload
     if workload.task == "pretrain":
         return {}
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"dataset.seq_length": workload.seq_len}
     if workload.task == "lora":
         targets = LORA_TARGETS[workload.lora_targets]
-        settings = {
+        settings |= {
             "peft.dim": workload.lora_rank,
             "peft.alpha": 2 * workload.lora_rank,
             "peft.target_modules": targets,

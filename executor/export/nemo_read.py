@@ -1,0 +1,192 @@
+"""Recipes of NeMo 2 read back: dumped as YAML by NeMo-Run, or a Python file of ours."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from costmodel.model_registry import load_model
+from executor.export.configuration_text import dotted_name, flat_dump, flat_lines, value_of, yaml_of
+from executor.export.core_read import (
+    architecture_of,
+    direct_fields,
+    knobs_of,
+    model_of,
+    said_fields,
+    whole_recompute,
+)
+from executor.export.exported import Reading
+from executor.export.megatron_bridge_read import PRECISION_RECIPES, workload_of
+from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, PRECISIONS, STRATEGY
+from executor.export.target_names import names_of, releases, table
+
+# Parts of a recipe whose fields are those of Megatron-Core's classes, the later winning over the earlier.
+CORE_PARTS = ("optim.config", CONFIG, STRATEGY, f"{STRATEGY}.ddp", "trainer.plugins", OVERLAP)
+KINDS = {"bf16-mixed": "bf16", "bf16": "bf16", "16-mixed": "fp16", "fp16-mixed": "fp16", "32": "fp32"}
+USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.")
+
+
+def reading(text: str) -> Reading:
+    """The recipe as knobs of ours. ValueError in one line when the text is none."""
+    said, module, dump = flat(text)
+    fields = core_values(said)
+    nodes, devices = said.get("trainer.num_nodes") or 0, said.get("trainer.devices") or 0
+    world = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else 0
+    knobs = knobs_of(fields, world)
+    if said.get("data.micro_batch_size"):
+        knobs["micro_batch"] = said["data.micro_batch_size"]
+    # Lightning collects on its own unless the callback is there.
+    knobs["manual_gc"] = any(dotted.startswith(GARBAGE) for dotted in said)
+    if fields.get("use_sharp"):
+        knobs["sharp"] = True
+    model = model_of_module(module, said) or model_of(fields)
+    if model:
+        knobs = whole_recompute(knobs, load_model(model))
+    return Reading(
+        knobs=knobs,
+        model=model,
+        architecture={} if model else architecture_of(fields),
+        workload=_workload(said),
+        unread=() if dump else tuple(_unread(said)),
+    )
+
+
+def flat(text: str) -> tuple[dict[str, Any], str, bool]:
+    """Dotted name and plain value of everything the text says, the recipe's module, whether it is a whole dump."""
+    if "_target_" in text:
+        return dict(flat_dump(yaml_of(text), "")), "", True
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return flat_lines(text)
+    if any(isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom) for node in tree.body):
+        said, module = _flat_python(tree)
+        return said, module, False
+    return flat_lines(text)
+
+
+def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
+    """What a file of ours, or one written like it, assigns to the recipe; and the recipe's module."""
+    said: dict[str, Any] = {}
+    module = ""
+    names = {"recipe": ""}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target = dotted_name(node.targets[0])
+        if isinstance(node.value, ast.Call):
+            called = dotted_name(node.value.func)
+            if called.endswith(("pretrain_recipe", "finetune_recipe")):
+                module = called.split(".")[-2] if "." in called else ""
+                said |= _keywords(
+                    node.value, {"num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices"}
+                )
+                if called.endswith("finetune_recipe"):
+                    said["dataset._target_"] = "squad"
+                continue
+            said |= _called(node.value, target, names)
+        else:
+            root, _, path = target.partition(".")
+            if root in names and path:
+                said[f"{names[root]}.{path}".lstrip(".")] = value_of(node.value)
+    return said, module
+
+
+def _called(call: ast.Call, target: str, names: dict[str, str]) -> dict[str, Any]:
+    """A call that is assigned: run.Config of a callback or a part, or a precision recipe."""
+    called = dotted_name(call.func)
+    inner = dotted_name(call.args[0]) if call.args else ""
+    root, _, path = target.partition(".")
+    if called.endswith("_mixed") and path == "trainer.plugins":
+        return {path: called.rpartition(".")[2]}
+    if not called.endswith("Config") or not inner:
+        return {}
+    place = f"callbacks.{inner}" if inner.endswith("Callback") else path
+    if not path:
+        names[root] = place
+    if not place:
+        return {}
+    keywords = {f"{place}.{each.arg}": value_of(each.value) for each in call.keywords if each.arg}
+    return {f"{place}._target_": inner} | keywords
+
+
+def _keywords(call: ast.Call, places: Mapping[str, str]) -> dict[str, Any]:
+    return {places[each.arg]: value_of(each.value) for each in call.keywords if each.arg in places}
+
+
+def core_values(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Megatron-Core's classes by bare name, as the run would have them."""
+    fields: dict[str, Any] = {}
+    for part in CORE_PARTS:
+        if part == "trainer.plugins":
+            fields |= _plugin(said)
+        values = {name: value for dotted, value in said.items() for name in [_inside(dotted, part)] if name}
+        if part in ("trainer.plugins", OVERLAP):
+            values = {name: value for name, value in values.items() if value is not None}
+        fields |= values
+    if fields.pop("fsdp", None):
+        fields["use_megatron_fsdp"] = True
+    return fields
+
+
+def _plugin(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the precision recipe, or the plugin's own arguments, say."""
+    name = said.get("trainer.plugins")
+    if isinstance(name, str) and name:
+        ours = next((precision for precision, recipe in PRECISIONS.items() if recipe == name), "")
+        known = "bf16_with_fp8_delayed_scaling_mixed" if ours == "fp8-delayed" else name
+        if known not in PRECISION_RECIPES:
+            raise ValueError(
+                f"precision plugin {name!r} is not known. Known: {', '.join(filter(None, PRECISIONS.values()))}."
+            )
+        return PRECISION_RECIPES[known]
+    kind = KINDS.get(str(said.get("trainer.plugins.precision", "")), "")
+    return {"bf16": kind == "bf16", "fp16": kind == "fp16", "params_dtype": kind} if kind else {}
+
+
+def _inside(dotted: str, part: str) -> str:
+    rest = dotted.removeprefix(f"{part}.")
+    return rest if rest != dotted and "." not in rest and not rest.startswith("_") else ""
+
+
+def _workload(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Batch, sequence and task, in the words that `workload_of` reads."""
+    words = {
+        "dataset.seq_length": said.get("data.seq_length"),
+        "train.global_batch_size": said.get("data.global_batch_size"),
+        "dataset.packed_sequence_specs.packed_sequence_size": said.get(
+            "data.packed_sequence_specs.packed_sequence_size"
+        ),
+        "dataset._target_": said.get("dataset._target_")
+        or ("squad" if "Squad" in str(said.get("data._target_")) else ""),
+    }
+    if str(said.get("_target_", "")).endswith(".finetune"):
+        words["dataset._target_"] = "squad"
+    peft = {dotted: value for dotted, value in said.items() if dotted.startswith("peft.")}
+    return workload_of(words | peft)
+
+
+def model_of_module(module: str, said: Mapping[str, Any]) -> str:
+    """Our model that a recipe's module, or the configuration class of its model, stands for."""
+    known = {str(record["module"]): str(name) for name, record in table("nemo_recipes")["recipes"].items()}
+    if module:
+        return known.get(module, "")
+    config = str(said.get(f"{CONFIG}._target_", "")).rpartition(".")[2]
+    for release in reversed(releases("nemo")) if config else ():
+        for entry in names_of("nemo", release)[0].sections["configs"]:
+            place, _, name = entry.partition(":")
+            if name == config and place in known:
+                return known[place]
+    return ""
+
+
+def _unread(said: Mapping[str, Any]) -> Iterator[str]:
+    """What was said and has no counterpart in a plan; what is off or the user's own is no loss."""
+    fields = said_fields() | set(direct_fields())
+    for dotted, value in said.items():
+        field = dotted.rpartition(".")[2]
+        own = dotted.startswith((*USER, "callbacks.", "dataset.")) and not dotted.startswith(f"{STRATEGY}.")
+        known = field in fields or field in ("use_sharp", "fsdp") or field.startswith("_")
+        if not own and not known and value not in (None, False):
+            yield f"{dotted}={value}: no knob of ours"

@@ -1,0 +1,47 @@
+"""What NeMo 2 cannot say of a job, or says otherwise, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from executor.export.exported import Job
+from executor.export.target_names import Names
+from executor.megatron_model import not_expressed
+
+
+def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
+    """What the target cannot say, or says otherwise."""
+    plan, model = job.plan, job.model
+    if not module:
+        yield (
+            f"NeMo {names.release} has no recipe for {model.name}: sizes are from our model file; rotary base, "
+            "norm epsilon and initialisation are NeMo's defaults"
+        )
+    if plan.fsdp and plan.fsdp_implementation == "torch":
+        yield 'fsdp_implementation torch: NeMo 2 has no FSDP of torch (fsdp="pytorch" raises), so it is Megatron\'s'
+    if plan.encoder_tp or plan.encoder_pp:
+        yield "encoder_tp and encoder_pp: sizes of trainer.strategy for T5-like models only, left out"
+    if (
+        plan.moe_dispatcher == "hybridep"
+        and model.moe
+        and not names.has("model.config", "moe_flex_dispatcher_backend")
+    ):
+        yield f"moe_dispatcher hybridep: NeMo {names.release} knows DeepEP only, which is set"
+    if plan.tp_comm_overlap and plan.tp_overlap_splits:
+        yield f"tp_overlap_splits={plan.tp_overlap_splits}: set num_splits in a tp_comm_overlap_cfg of the callback"
+    if plan.cuda_graph and len(plan.cuda_graph_scope) > 1:
+        yield f"cuda_graph_scope {'+'.join(plan.cuda_graph_scope)}: NeMo {names.release} takes one word, so full"
+    if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:
+        yield "NaN checks of gradients are off: a graph of the whole iteration cannot stop for them"
+    if names.release == "2.4.0":
+        yield "NeMo 2.4.0 is best avoided: see issue 14392 of NVIDIA-NeMo/NeMo"
+    if plan.attention_backend == "unfused":
+        yield "attention without cuDNN or flash kernels: switch them off in the environment (NVTE_UNFUSED_ATTN)"
+    lost = [
+        module
+        for module in plan.recompute_modules
+        if module == "ops" or (module == "activation" and not model.moe)
+    ]
+    if plan.recompute == "selective" and lost:
+        yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
+    yield from not_expressed(model)
