@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32", "fp8": "torch.uint8"}
@@ -57,6 +58,24 @@ def assignment(target: str, value: str, indent: str = "    ") -> str:
 
 def sorted_imports(imports: set[str]) -> list[str]:
     """Import lines in the usual order: the standard library, then the rest, plain imports first."""
-    standard = sorted(line for line in imports if line in ("import os", "import sys"))
+    standard = sorted(
+        line for line in imports if line in ("import argparse", "import os", "from functools import partial")
+    )
     others = sorted(imports - set(standard), key=lambda line: (line.startswith("from"), line))
     return [*standard, *([""] if standard and others else []), *others]
+
+
+def option(variable: str) -> str:
+    """The option of an exported file for a variable of the launch script: --data-path for DATA_PATH."""
+    return "--" + variable.lower().replace("_", "-")
+
+
+def options_of(variables: Iterable[str]) -> list[str]:
+    """A function that reads those options."""
+    return [
+        "def given() -> argparse.Namespace:",
+        '    """What the launch script says of data, tokenizer and schedule."""',
+        "    parser = argparse.ArgumentParser()",
+        *(f'    parser.add_argument("{option(name)}", required=True)' for name in variables),
+        "    return parser.parse_args()",
+    ]
