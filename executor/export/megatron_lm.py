@@ -102,6 +102,7 @@ def user_arguments(job: Job) -> dict[str, Any]:
         kind = "SFTTokenizer" if job.workload.task == "sft" else "HuggingFaceTokenizer"
         found |= {"--data-path": "${DATA_PATH}", "--split": "99,1,0"}
         found |= {"--tokenizer-type": kind, "--tokenizer-model": "${TOKENIZER_MODEL}"}
+        found |= {"--vocab-size": job.model.vocab}
         found |= {"--save": "${CHECKPOINTS}", "--load": "${CHECKPOINTS}", "--save-interval": 500}
     if job.workload.task == "sft":
         found["--sft"] = True

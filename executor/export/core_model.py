@@ -1,0 +1,170 @@
+"""A model's shape from fields of Megatron-Core: the way back of `executor.megatron_model.model_fields`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from costmodel.model_registry import list_models, load_model
+from costmodel.model_spec import ModelSpec
+from executor.megatron_model import model_fields
+
+# Enough to tell the models of the catalogue apart; what a text may leave out is not among them.
+TELLING = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "num_moe_experts",
+    "moe_ffn_hidden_size",
+    "moe_router_topk",
+    "moe_shared_expert_intermediate_size",
+    "kv_lora_rank",
+    "mamba_num_heads",
+    "mamba_state_dim",
+    "experimental_attention_variant",
+    "activation_func",
+    "gated_linear_unit",
+)
+
+
+def same_models(fields: Mapping[str, Any]) -> list[str]:
+    """Names of the models of the catalogue that have these sizes, the likeliest first."""
+    found = []
+    for name in list_models():
+        model = load_model(name)
+        ours = model_fields(model)
+        if all(ours.get(field) == _given(fields, field, model) for field in TELLING):
+            found.append((_unlike(fields, model), name))
+    return [name for _, name in sorted(found)]
+
+
+def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
+    """A field as given; latent attention has as many key-value heads as heads, whatever is said."""
+    if field == "num_query_groups" and model.mla is not None:
+        return model.num_kv_heads
+    if field == "ffn_hidden_size" and model.moe is not None and fields.get("num_moe_experts"):
+        # A model of experts alone has no dense layers; its configurations give any number here.
+        return fields.get(field) if model.moe.dense_first_layers else model.ffn_hidden
+    return fields.get(field)
+
+
+def _unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
+    """How much else differs: vocabulary, biases, embeddings. [1]"""
+    vocab = fields.get("vocab_size")
+    ours = model_fields(model)
+    soft = ("normalization", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "mtp_num_layers")
+    differing = sum((fields.get(field) or None) != (ours.get(field) or None) for field in soft)
+    tied = fields.get("share_embeddings_and_output_weights")
+    differing += tied is not None and tied != model.tied_embeddings
+    return 4 * (vocab is not None and vocab not in (model.vocab, model.vocab_padded)) + differing
+
+
+def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The model as a mapping of `costmodel.model_file`: from_mapping makes a ModelSpec of it."""
+    heads = fields.get("num_attention_heads")
+    shape: dict[str, Any] = {
+        "num_layers": fields.get("num_layers"),
+        "hidden": fields.get("hidden_size"),
+        "ffn_hidden": fields.get("ffn_hidden_size"),
+        "num_heads": heads,
+        "num_kv_heads": fields.get("num_query_groups") or heads,
+        "head_dim": fields.get("kv_channels"),
+        "gated": bool(fields.get("gated_linear_unit")),
+        "activation": fields.get("activation_func") or "gelu",
+        "norm": fields.get("normalization") or "LayerNorm",
+        "vocab": fields.get("vocab_size"),
+        "tied_embeddings": bool(fields.get("share_embeddings_and_output_weights")),
+        "qk_norm": bool(fields.get("qk_layernorm")),
+        "linear_bias": bool(fields.get("add_bias_linear")),
+        "qkv_bias": bool(fields.get("add_qkv_bias")),
+        "mtp_layers": fields.get("mtp_num_layers"),
+        "nope_layer_interval": fields.get("no_rope_freq"),
+        "attention_output_gate": bool(fields.get("attention_output_gate")),
+        "attention_sink": fields.get("softmax_type") == "learnable",
+    }
+    pattern = fields.get("hybrid_layer_pattern")
+    if pattern:
+        main, *heads_of_mtp = pattern.split("/")
+        shape |= {"layer_pattern": main.replace("|", ""), "mtp_layers": len(heads_of_mtp) or None}
+        shape |= {"mtp_pattern": heads_of_mtp[0]} if heads_of_mtp else {}
+    parts = {
+        "moe": _experts(fields),
+        "mla": _latent(fields),
+        "mamba": _mamba(fields, pattern),
+        "gated_delta": _delta(fields),
+        "sliding_window": _window(fields),
+    }
+    kept = {name: value for name, value in (shape | parts).items() if value not in (None, {})}
+    if fields.get("position_embedding_type") == "learned_absolute":
+        kept["learned_positions"] = fields.get("max_position_embeddings") or 0
+    return kept
+
+
+def _experts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    if not fields.get("num_moe_experts"):
+        return {}
+    layers = fields.get("moe_layer_freq") or 1
+    first = layers.index(1) if isinstance(layers, list) and 1 in layers else 0
+    interval = layers if isinstance(layers, int) else 1
+    if isinstance(layers, list) and layers[first:].count(1) > 1:
+        interval = layers[first + 1 :].index(1) + 1
+    shape = {
+        "num_experts": fields["num_moe_experts"],
+        "topk": fields.get("moe_router_topk"),
+        "expert_ffn": fields.get("moe_ffn_hidden_size") or fields.get("ffn_hidden_size"),
+        "shared_expert_ffn": fields.get("moe_shared_expert_intermediate_size"),
+        "shared_expert_gate": fields.get("moe_shared_expert_gate"),
+        "dense_first_layers": first,
+        "layer_interval": interval,
+        "latent_size": fields.get("moe_latent_size"),
+        "router_score": fields.get("moe_router_score_function"),
+        "router_dtype": fields.get("moe_router_dtype"),
+        "aux_loss_coeff": fields.get("moe_aux_loss_coeff"),
+        "load_balancing": fields.get("moe_router_load_balancing_type"),
+        "expert_bias": fields.get("moe_router_enable_expert_bias"),
+    }
+    return {name: value for name, value in shape.items() if value is not None}
+
+
+def _latent(fields: Mapping[str, Any]) -> dict[str, Any]:
+    if not fields.get("multi_latent_attention"):
+        return {}
+    sizes = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+    given = {name: fields[name] for name in sizes if fields.get(name)}
+    return given | {"q_lora_rank": fields.get("q_lora_rank")}
+
+
+def _mamba(fields: Mapping[str, Any], pattern: str | None) -> dict[str, Any]:
+    if "M" not in (pattern or ""):
+        return {}
+    width = fields.get("mamba_head_dim") or 64
+    return {
+        "num_heads": fields.get("mamba_num_heads") or 2 * fields["hidden_size"] // width,
+        "head_dim": width,
+        "state_dim": fields.get("mamba_state_dim") or 128,
+        "num_groups": fields.get("mamba_num_groups") or 8,
+    }
+
+
+def _delta(fields: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.get("experimental_attention_variant") != "gated_delta_net":
+        return {}
+    return {
+        "full_attention_interval": fields.get("linear_attention_freq") or 1,
+        "conv_kernel": fields.get("linear_conv_kernel_dim") or 4,
+        "key_head_dim": fields.get("linear_key_head_dim") or 128,
+        "value_head_dim": fields.get("linear_value_head_dim") or 128,
+        "num_key_heads": fields.get("linear_num_key_heads") or 16,
+        "num_value_heads": fields.get("linear_num_value_heads") or 32,
+    }
+
+
+def _window(fields: Mapping[str, Any]) -> dict[str, Any]:
+    size = fields.get("window_size")
+    if not size:
+        return {}
+    every = fields.get("window_attn_skip_freq")
+    return {"window": size[0] + 1} | ({"full_attention_interval": every} if isinstance(every, int) else {})

@@ -1,0 +1,188 @@
+"""Megatron-LM's arguments read back: knobs, workload and the model, from a command line, a script or YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from costmodel.knobs import SETTINGS
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from executor.export.configuration_text import yaml_of
+from executor.export.core_model import architecture, same_models
+from executor.export.core_read import knobs_of, said_fields, whole_recompute
+from executor.export.environment import environment_knobs, read_environment
+from executor.export.exported import Reading
+from executor.export.megatron_lm_arguments import setting_flags
+from executor.export.megatron_lm_fields import OTHERS, fields_of
+from executor.export.megatron_lm_names import names
+from executor.export.shell_words import read_flags
+from executor.megatron_model import model_fields
+
+# Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
+ASIDE = re.compile(
+    r"--(lr|min-lr|train|eval|log|save|load|data-|split|tokenizer|weight-decay|adam|init|seed|clip|tensorboard|wandb"
+    r"|spec$|transformer-impl|use-mcore|vocab|merge|distributed|ckpt|dist-ckpt|timing|exit|norm-epsilon|rotary|mock"
+    r"|attention-softmax|no-check|start-weight|end-weight|override|finetune|no-load|no-save|auto-detect|async|sft"
+    r"|pretrained|use-rotary|rope|use-rope|mscale|beta|no-create|num-workers|reset|eod|dataloader|no-mmap|result"
+    r"|check|profile|nproc|nnodes|node|master|rdzv|standalone|no-python|job-name|account$|partition|time$|output"
+    r"|error|mem|exclusive|gpus|ntasks|cpus|gres|requeue|open-mode|container|kill|segment|mpi|export|comment|qos"
+    r"|bind|cpunodebind|membind|query-gpu|format|enable-experimental|disable-msc|optimizer$|fp8-amax|fp8-margin"
+    r"|fp8-interval|position-embedding|max-position|micro-batch|global-batch|seq-length|make-vocab|use-flash-attn"
+    r"|fp8-format|fp8-recipe|manual-gc|tp-comm-overlap-cfg|swiglu|squared-relu|quick-geglu|no-bias-|ddp-|untie"
+    r"|use-sharp|is-hybrid|no-rope-freq|moe-latent|mtp-|hybrid-|num-experts|use-megatron-fsdp|data-parallel-sharding)"
+)
+
+
+def reading(text: str) -> Reading:
+    """What the text means in our words. ValueError in one line when it cannot be read."""
+    flags = read_flags(_as_flags(text))
+    given = flags.given
+    if not {"--num-layers", "--hidden-size", "--hybrid-layer-pattern", "--hybrid-override-pattern"} & set(
+        given
+    ):
+        raise ValueError(
+            "the text has neither --num-layers nor --hidden-size, so it is no configuration of Megatron-LM. "
+            "`advisor check PLAN` reads plan files."
+        )
+    fields = fields_of(given)
+    knobs = knobs_of(fields, _world(given))
+    settings = knobs.pop("settings", {}) | _flag_settings(given)
+    around = environment_knobs(read_environment(text))
+    settings |= around.pop("settings")
+    knobs |= around | _arguments_alone(given, fields) | _launcher(text, given)
+    models = same_models(fields)
+    if models:
+        model = load_model(models[0])
+        knobs = whole_recompute(knobs, model)
+        own = model_fields(model)
+        settings = {name: value for name, value in settings.items() if not _of_model(name, value, own)}
+    told = {name: value for name, value in knobs.items() if _plain(name) != value}
+    return Reading(
+        knobs=told | ({"settings": settings} if settings else {}),
+        model=models[0] if models else "",
+        architecture={} if models else architecture(fields),
+        workload=_workload(given, fields),
+        unread=tuple(_unread(given)),
+    )
+
+
+def _of_model(name: str, value: Any, own: Mapping[str, Any]) -> bool:
+    """Whether a setting only repeats what the model has anyway."""
+    field = SETTINGS[name].mcore.rpartition(".")[2]
+    return field in own and own[field] == value
+
+
+def _plain(name: str) -> Any:
+    return getattr(Plan(), name)
+
+
+def _as_flags(text: str) -> str:
+    """YAML of Megatron-LM (--yaml-cfg) or of its functional tests as a command line; other text as it is."""
+    body = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    tests = re.search(r"^\s+--[\w-]+:", body, re.MULTILINE)
+    if not tests and (
+        re.search(r"(?:^|[\s\"'(=])--[A-Za-z]", body) or not re.search(r"^\w+:", body, re.MULTILINE)
+    ):
+        return text
+    record = yaml_of(text)
+    words: list[str] = []
+    for name, value in _leaves(record):
+        flag = name if name.startswith("--") else "--" + name.replace("_", "-")
+        words += _yaml_words(flag, value)
+    return " ".join(words)
+
+
+def _leaves(node: Any) -> list[tuple[str, Any]]:
+    """Names and values at the ends of nested mappings."""
+    if not isinstance(node, Mapping):
+        return []
+    found: list[tuple[str, Any]] = []
+    for name, value in node.items():
+        found += _leaves(value) if isinstance(value, Mapping) else [(str(name), value)]
+    return found
+
+
+def _yaml_words(flag: str, value: Any) -> list[str]:
+    """A setting of a YAML file as words; its switches are true or false, by the names of fields."""
+    off = names()["off"].get(flag[2:].replace("-", "_"))
+    if value is None or (value is False and off is None):
+        return []
+    if isinstance(value, bool) and off is not None:
+        return [] if value else [off]
+    if value is True:
+        return [flag]
+    if isinstance(value, list):
+        return [flag, *(str(each) for each in value)]
+    return [flag, *str(value).split()] if flag.endswith("modules") else [flag, f"'{value}'"]
+
+
+def _world(given: Mapping[str, list[str]]) -> int:
+    """Ranks that the launch line or the job script names, 0 when they do not."""
+
+    def first(*flags: str) -> str:
+        return next((given[flag][0] for flag in flags if given.get(flag)), "")
+
+    nodes = first("--nnodes", "--nodes") or "1"
+    each = first("--nproc-per-node", "--nproc_per_node", "--gpus-per-node")
+    each = each or (first("--gres").rsplit(":", 1)[-1] if first("--gres").startswith("gpu") else "")
+    return int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 0
+
+
+def _arguments_alone(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs that are arguments of Megatron-LM but no fields of Megatron-Core."""
+    found: dict[str, Any] = {"manual_gc": "--manual-gc" in given, "sharp": "--use-sharp" in given}
+    if fields.get("micro_batch_size"):
+        found["micro_batch"] = fields["micro_batch_size"]
+    return found
+
+
+def _launcher(text: str, given: Mapping[str, list[str]]) -> dict[str, Any]:
+    """What stands around the arguments: binding, clocks; nothing when the text has no launch line."""
+    if not {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"} & set(given):
+        return {}
+    found: dict[str, Any] = {"cpu_binding": bool(re.search(r"numactl|--cpu-bind|taskset", text))}
+    if "boost-slider" in text:
+        found["vboost"] = True
+    return found
+
+
+def _flag_settings(given: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Settings that are arguments but no fields; at their default they say nothing."""
+    found: dict[str, Any] = {}
+    for setting in SETTINGS.values():
+        for flag in setting_flags(setting.megatron_lm):
+            if flag not in given or setting.mcore:
+                continue
+            words = given[flag]
+            if setting.kind == "bool":
+                found[setting.name] = not flag.startswith(("--no-", "--disable-"))
+            elif words and "$" not in words[0]:
+                found[setting.name] = setting.parse(" ".join(words))
+    return {name: value for name, value in found.items() if SETTINGS[name].default != value}
+
+
+def _workload(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Sequence, batch and task, as far as they are said."""
+    found: dict[str, Any] = {}
+    for field, name in (("seq_length", "seq_len"), ("global_batch_size", "global_batch")):
+        if isinstance(fields.get(field), int):
+            found[name] = fields[field]
+    if {"--sft", "--finetune"} & set(given):
+        found["task"] = "sft"
+    return found
+
+
+def _unread(given: Mapping[str, list[str]]) -> list[str]:
+    """Flags that mean nothing here."""
+    known = said_fields() | {*names()["flags"].values()} | {*names()["off"].values()} | set(OTHERS)
+    said = {flag for setting in SETTINGS.values() for flag in setting_flags(setting.megatron_lm)}
+    return [
+        " ".join([flag, *values])
+        for flag, values in given.items()
+        if flag not in known
+        and flag not in said
+        and flag.lstrip("-").replace("-", "_") not in known
+        and not ASIDE.match(flag)
+    ]
