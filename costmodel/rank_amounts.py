@@ -8,8 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # Groups by the plan's sizes: "dp" is data parallel with context parallel, "edp" the same for experts, "tp_ep" the
-# ranks of an expert dispatch that also splits tensors, "mp" all that hold one copy of the model.
-GROUPS = ("tp", "cp", "ep", "etp", "tp_ep", "pp", "dp", "edp", "embedding", "mp", "world")
+# ranks of an expert dispatch that also splits tensors, "tp_cp" and "tp_dp" those that count tokens of experts together,
+# "mp" all that hold one copy of the model, "optimizer_instance" those of one of several optimizers.
+GROUPS = (
+    *("tp", "cp", "ep", "etp", "tp_ep", "tp_cp", "tp_dp", "pp", "dp", "edp"),
+    *("embedding", "mp", "optimizer_instance", "world"),
+)
 PHASES = ("forward", "backward", "gradients", "optimizer", "parameters")
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "recv", "broadcast")
 

@@ -193,6 +193,8 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     gelu_alone = model.activation == "gelu" and not model.gated and not model.linear_bias
     # Megatron-Core refuses fused activation functions that it has no kernel for.
     fusable = model.activation in FUSABLE and not gelu_alone
+    # ... and the fused residual where experts of a grouped GEMM have biases (experts.py, TEGroupedMLP).
+    biased_experts = model.moe is not None and model.linear_bias and plan.moe_grouped_gemm
     fields: dict[str, Any] = {
         "hidden_dropout": rate,
         "attention_dropout": rate,
@@ -200,7 +202,7 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         "cross_entropy_loss_fusion": plan.fused_cross_entropy,
         "gradient_accumulation_fusion": plan.gradient_accumulation_fusion,
         "bias_activation_fusion": plan.bias_activation_fusion and fusable,
-        "bias_dropout_fusion": plan.bias_dropout_fusion,
+        "bias_dropout_fusion": plan.bias_dropout_fusion and not biased_experts,
         "apply_rope_fusion": plan.rope_fusion,
         "masked_softmax_fusion": True,
     }

@@ -65,10 +65,18 @@ UNTRACED: dict[str, tuple[Any, str]] = {
         "traced without overlap of experts' messages, which are the same",
     ),
 }
-GONE_WITH = {
-    "fp8": ("fp8_recipe", "fp8_param", "fp8_dot_product_attention", "first_last_layers_bf16")
-    + ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "moe_router_padding_for_quantization")
-    + ("moe_router_padding_for_fp8", "activation_func_fp8_input_store"),
+GONE_WITH: dict[str, tuple[str, ...]] = {
+    "fp8": (
+        "fp8_recipe",
+        "fp8_param",
+        "fp8_dot_product_attention",
+        "first_last_layers_bf16",
+        "num_layers_at_start_in_bf16",
+        "num_layers_at_end_in_bf16",
+        "moe_router_padding_for_quantization",
+        "moe_router_padding_for_fp8",
+        "activation_func_fp8_input_store",
+    ),
     "fp4": ("fp4_recipe", "fp4_param", "moe_router_padding_for_quantization"),
     "cuda_graph_impl": ("cuda_graph_scope", "cuda_graph_warmup_steps"),
     "cpu_offloading": ("cpu_offloading_num_layers", "cpu_offloading_weights"),

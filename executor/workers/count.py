@@ -56,7 +56,7 @@ COLLECTIVES = {
     "barrier": ("", 0),
 }
 # Operators that launch no kernel: allocations and views.
-NO_KERNEL = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "set_", "resize_")
+NO_KERNEL = ("empty", "new_empty", "_unsafe_view", "detach", "alias", "lift_fresh", "set_", "resize_")
 
 
 class Ledger:
@@ -66,9 +66,12 @@ class Ledger:
         self.phase = "build"
         self.product = ""
         self.counting = False
+        self._fused = 0
         self.flops: dict[str, Counter[str]] = defaultdict(Counter)
         self.messages: Counter[tuple[str, str, int, int, str]] = Counter()
         self.operations: Counter[str] = Counter()
+        # Storages on their way between stages, and the pass they belong to.
+        self.between_stages: dict[int, str] = {}
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -94,18 +97,28 @@ class Ledger:
             self.flops[product][self.phase] += amount
 
     def kernel(self, number: int = 1) -> None:
-        """Add launches of kernels that torch does not see."""
-        if self.counting:
+        """Add launches of kernels."""
+        if self.counting and not self._fused:
             self.operations[self.phase] += number
 
-    def message(self, operation: str, group: Any, size: int) -> None:
+    @contextlib.contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """Everything inside is compiled into one kernel."""
+        self.kernel()
+        self._fused += 1
+        try:
+            yield
+        finally:
+            self._fused -= 1
+
+    def message(self, operation: str, group: Any, size: int, phase: str = "") -> None:
         """Add one message of `size` bytes in a process group."""
         if not self.counting or not operation or group.size() == 1:
             return
         name = GROUP_NAMES.get(group.group_desc, "")
-        if not name:
+        if not name or (group.size() == dist.get_world_size() and name == "optimizer_instance"):
             name = "cp" if group.group_desc.startswith("HIERARCHICAL_CONTEXT") else "world"
-        self.messages[(operation, name, group.size(), size, self.phase)] += 1
+        self.messages[(operation, name, group.size(), size, phase or self.phase)] += 1
 
 
 LEDGER = Ledger()
@@ -169,7 +182,7 @@ class Counting(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if name.startswith("c10d::"):
             self._collective(name.removeprefix("c10d::"), args)
-        elif LEDGER.counting:
+        elif LEDGER.counting and name.startswith("aten::"):
             self._operator(function, name.removeprefix("aten::"), args, result)
         for tensor in _tensors(result):
             self.live.see(tensor)
@@ -180,8 +193,10 @@ class Counting(TorchDispatchMode):
         groups = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
         for arg in groups:
             with contextlib.suppress(RuntimeError):
-                size = sum(tensor.nbytes for tensor in _tensors(args[place]))
-                LEDGER.message(operation, dist.ProcessGroup.unbox(arg), size)
+                tensors = list(_tensors(args[place]))
+                phase = LEDGER.between_stages.get(tensors[0].untyped_storage()._cdata, "") if tensors else ""
+                size = sum(tensor.nbytes for tensor in tensors)
+                LEDGER.message(operation, dist.ProcessGroup.unbox(arg), size, phase)
                 return
 
     def _operator(self, function: Any, name: str, args: Any, result: Any) -> None:

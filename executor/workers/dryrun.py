@@ -18,7 +18,6 @@ from typing import Any
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-warnings.simplefilter("ignore")
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,6 +30,7 @@ from executor.workers.saved import Saved
 
 def main(path: Path) -> int:
     """Trace the job; the exit status."""
+    warnings.simplefilter("ignore")
     job = json.loads(path.read_text())
     stage = job["stage"]
     try:
@@ -58,6 +58,7 @@ def trace(job: dict[str, Any]) -> RankAmounts:
     """Build, run one step of `num_microbatches`, count."""
     plan = job["plan"]
     torch.set_num_threads(1)
+    fake_world.compile_nothing()
     te_like.install()
     cpu_shim.install()
     world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
@@ -136,11 +137,11 @@ def amounts(
         stage=job["stage"],
         num_microbatches=job["num_microbatches"],
         flops={
-            product: {kind: by_phase.get(kind, 0) for kind in ("forward", "backward")}
+            _named(product, job): {kind: by_phase.get(kind, 0) for kind in ("forward", "backward")}
             for product, by_phase in sorted(LEDGER.flops.items())
         },
         messages=tuple(
-            Message(operation, group, ranks, size, count, _phase(phase, operation))
+            Message(operation, group, ranks, size, count, phase)
             for (operation, group, ranks, size, phase), count in sorted(LEDGER.messages.items())
         ),
         saved={name: size for name, size in saved.bytes.items() if size},
@@ -152,9 +153,10 @@ def amounts(
     )
 
 
-def _phase(phase: str, operation: str) -> str:
-    """Messages between stages come from the schedule itself; see `stage_messages`."""
-    return phase
+def _named(product: str, job: dict[str, Any]) -> str:
+    """Megatron-Core multiplies by the gate of its shared experts with torch itself: the one product without a name."""
+    gated = job["megatron"]["config"].get("moe_shared_expert_gate")
+    return "shared_gate" if product == "other" and gated else product
 
 
 def parameter_counts(chunks: list[Any]) -> dict[str, float]:

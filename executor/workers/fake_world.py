@@ -25,6 +25,23 @@ def enter(world: int, rank: int) -> None:
     dist.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
 
 
+def compile_nothing() -> None:
+    """torch.compile makes one kernel of a function, as Megatron-Core's fusions do; before it is imported."""
+
+    def compiled(function: Any = None, **_: Any) -> Any:
+        if function is None:
+            return compiled
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with LEDGER.one_kernel():
+                return function(*args, **kwargs)
+
+        return wrapped
+
+    torch.compile = compiled
+
+
 def make_groups(plan: dict[str, Any]) -> None:
     """Megatron-Core's groups for the plan's sizes."""
     from megatron.core import parallel_state
@@ -83,12 +100,14 @@ def _of(product: str, function: Any) -> Any:
 def patch() -> None:
     """Patch Megatron-Core for the life of this process."""
     import megatron.core.distributed.param_and_grad_buffer as buffers
+    import megatron.core.ssm.mamba_context_parallel as mamba_ranks
+    import megatron.core.ssm.mamba_mixer as mamba_mixer
     import megatron.core.tensor_parallel.layers as layers
     import megatron.core.tensor_parallel.random as random_states
     import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.multi_latent_attention as latent
 
-    from executor.workers.te_like import attention
+    from executor.workers.te_like import attention, mixers
 
     random_states.CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
     random_states._get_all_rng_states = lambda: (None, None, None)
@@ -99,6 +118,8 @@ def patch() -> None:
     # Kernels of Triton, which stand in here as those of Transformer Engine do.
     latent.fused_apply_mla_rope_for_q = attention.latent_query_rotary
     latent.fused_apply_mla_rope_for_kv = attention.latent_key_rotary
+    mamba_mixer.rearrange, mamba_mixer.HAVE_EINOPS = mixers.rearrange, True
+    mamba_ranks.repeat, mamba_ranks.HAVE_EINOPS = mixers.repeat, True
     for function, product in (
         (moe_utils.RouterGatingLinearFunction, "router"),
         (layers.LinearWithGradAccumulationAndAsyncCommunication, "output"),
@@ -108,7 +129,37 @@ def patch() -> None:
     group = buffers._ParamAndGradBucketGroup
     group.start_grad_sync = during("gradients", group.start_grad_sync)
     group.start_param_sync = during("parameters", group.start_param_sync)
+    _tell_passes_apart()
     _balance()
+
+
+def _tell_passes_apart() -> None:
+    """Activations go to the next stage and come from the one before, gradients the other way."""
+    import megatron.core.pipeline_parallel.p2p_communication as p2p
+
+    passes = {
+        "tensor_send_next": "forward",
+        "tensor_recv_prev": "forward",
+        "tensor_send_prev": "backward",
+        "tensor_recv_next": "backward",
+    }
+
+    def noted(function: Any) -> Any:
+        def wrapped(**tensors: Any) -> Any:
+            LEDGER.between_stages = {
+                tensors[name].untyped_storage()._cdata: phase
+                for name, phase in passes.items()
+                if tensors.get(name) is not None
+            }
+            try:
+                return function(**tensors)
+            finally:
+                LEDGER.between_stages = {}
+
+        return wrapped
+
+    p2p._batched_p2p_ops = noted(p2p._batched_p2p_ops)
+    p2p._p2p_ops = noted(p2p._p2p_ops)
 
 
 def _own_object(everyone: list[Any], mine: Any, group: Any = None) -> None:

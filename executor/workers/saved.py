@@ -77,7 +77,8 @@ class Saved:
         if chunk.post_process:
             self.bytes["output"] += rest + self.hidden
         else:
-            self.bytes["other"] += rest
+            # A batch's tokens, which stood at the decoder's door and are gone by now.
+            self.bytes["embedding" if chunk.pre_process else "other"] += rest
 
     def door(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A decoder's forward pass: what came before it belongs to the embedding."""

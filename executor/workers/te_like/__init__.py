@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 VERSION = "2.8.0"
+# Needs Triton when imported, and is for inference alone.
+INFERENCE = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
 PACKAGES = ("transformer_engine", "mamba_ssm", "causal_conv1d", "fla", "fused_weight_gradient_mlp_cuda")
 
 
@@ -39,7 +41,7 @@ def _absent(name: str) -> Any:
 class _Module(types.ModuleType):
     """A module whose unknown names are absent things instead of errors."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -51,7 +53,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Makes every module of the packages above out of nothing."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname.split(".")[0] in PACKAGES:
+        if fullname.split(".")[0] in PACKAGES or fullname == INFERENCE:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 

@@ -60,8 +60,7 @@ class LatentQueryRotary(torch.autograd.Function):
     def forward(ctx: Any, q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         LEDGER.kernel()
         ctx.save_for_backward(cos, sin)
-        ctx.mark_dirty(q)
-        return q
+        return q.view(q.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:

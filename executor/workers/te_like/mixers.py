@@ -166,6 +166,14 @@ def rearrange(x: torch.Tensor, pattern: str, **sizes: int) -> torch.Tensor:
     raise NotImplementedError(f"einops pattern {pattern!r}")
 
 
+def repeat(x: torch.Tensor, pattern: str, g: int = 1, n: int = 1, r: int = 1) -> torch.Tensor:
+    """The pattern of einops that Megatron-Core's context-parallel Mamba uses: groups repeated for the ranks."""
+    if pattern != "l b (g n) -> l b (g r n)":
+        raise NotImplementedError(f"einops pattern {pattern!r}")
+    groups = x.unflatten(-1, (g, n)).repeat_interleave(r, dim=2)
+    return groups.flatten(2)
+
+
 PROVIDED: dict[str, dict[str, Any]] = {
     "mamba_ssm.ops.triton.ssd_combined": {"mamba_split_conv1d_scan_combined": mamba_scan},
     "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GatedNorm},
