@@ -121,8 +121,8 @@ def differences(job: Job, answer: dict[str, Any]) -> list[str]:
             account_embedding=plan.account_embedding,
             account_loss=plan.account_loss,
             text=plan.pipeline_layout,
-            first=plan.first_stage_layers,
-            last=plan.last_stage_layers,
+            first=plan.first_stage_layers if plan.pp > 1 else 0,
+            last=plan.last_stage_layers if plan.pp > 1 else 0,
             seq_len=job.workload.seq_len,
         )
         ours = [layout.chunks[stage][chunk].layers for chunk in range(plan.vpp) for stage in range(plan.pp)]

@@ -54,27 +54,70 @@ class Checked:
         }
 
 
-@click.command(name="check")
+class _TextOrOptions(click.Command):
+    """Takes quoted arguments of another framework, which begin with dashes, for the PLAN that they are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        texts = [
+            word for word in args if word.startswith("--") and " " in word and "=" not in word.split()[0]
+        ]
+        if texts:
+            args = [word for word in args if word not in texts] + ["--", *texts]
+        return super().parse_args(ctx, args)
+
+
+@click.command(name="check", cls=_TextOrOptions)
 @click.argument("plan", required=False)
 @setting_options
 @knob_options
+@click.option(
+    "--from",
+    "source",
+    metavar="NAME",
+    help="PLAN is a configuration of megatron-lm, megatron-bridge or nemo: a file, or its text in quotes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
-def command(context: click.Context, plan: str | None, as_json: bool, **options: Any) -> None:
+def command(
+    context: click.Context, plan: str | None, source: str | None, as_json: bool, **options: Any
+) -> None:
     """Everything that keeps a plan from running, and the way out.
 
     PLAN is a plan file; any option changes it. All rules are told at once: ERROR (refused, or wrong results),
     AUTOFIX (the framework silently changes it), SILENT (no effect), PERF (slower or in vain), ENV (the
     environment must say so too) and NOTE (depends on version or framework). Memory is one of the rules. Exit
-    code 1 when an ERROR stands.
+    code 1 when an ERROR stands. With --from, what a framework is configured to do is read and predicted too.
 
     \b
     advisor check plan.toml
     advisor check plan.toml --tp 16
+    advisor check --from megatron-lm train.sh --gpu h100
     """
-    found = checked(read_case(plan, options))
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(check_lines(found)))
+    found = checked(_case(plan, source, options))
+    if as_json:
+        click.echo(json.dumps(found.to_dict() | (read_record(found) if source else {}), indent=2))
+    else:
+        click.echo("\n".join(check_lines(found, told=source is not None)))
     context.exit(1 if found.errors else 0)
+
+
+def _case(plan: str | None, source: str | None, options: dict[str, Any]) -> Case:
+    if source is None:
+        return read_case(plan, options)
+    from advisor.case_from import read_foreign
+
+    return read_foreign(source, plan, options)
+
+
+def read_record(found: Checked) -> dict[str, Any]:
+    """What was read of a framework's configuration, and what it is predicted to do."""
+    case = found.case
+    return {
+        "model": case.model.name,
+        "workload": case.workload.to_dict(),
+        "assumptions": list(case.notes),
+        "prediction": found.prediction.to_dict() if found.prediction else None,
+    }
 
 
 def checked(case: Case) -> Checked:
@@ -95,8 +138,11 @@ def checked(case: Case) -> Checked:
     return Checked(case, found, prediction, reason, cure)
 
 
-def check_lines(found: Checked) -> list[str]:
-    """The page: the verdict, memory and its cure, settings, every rule, what was assumed."""
+def check_lines(found: Checked, told: bool = False) -> list[str]:
+    """The page: the verdict, memory and its cure, settings, every rule, what was assumed.
+
+    told: also what the plan is for and how fast it is predicted to be, when it was read from elsewhere.
+    """
     from advisor.predict_text import settings_lines
     from advisor.render import bold
     from advisor.sections import assumption_section, violation_section
@@ -106,11 +152,26 @@ def check_lines(found: Checked) -> list[str]:
     also = f", {others} thing{'s' * (others != 1)} worth knowing" if others else ""
     return [
         bold(f"{plan.describe()}: {verdict}{also}."),
+        *(_read_lines(found) if told else []),
         *_memory_lines(found),
         *settings_lines(plan),
         *violation_section(found.violations),
         *assumption_section(list(found.case.notes)),
     ]
+
+
+def _read_lines(found: Checked) -> list[str]:
+    """The model, the workload, and the predicted step of a configuration that was read."""
+    from advisor.render import percent, seconds
+
+    case, prediction = found.case, found.prediction
+    batch = f"{case.workload.global_batch} sequences of {case.workload.seq_len} tokens"
+    lines = [f"  reads as   {case.model.name}, {case.plan.world} GPUs, {batch}"]
+    if prediction is not None:
+        speed = f"{prediction.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {percent(prediction.mfu, 1)}"
+        low, high = seconds(prediction.interval_low), seconds(prediction.interval_high)
+        lines.append(f"  step       {seconds(prediction.step_time_s)} ({low} to {high}), {speed}")
+    return lines
 
 
 def _memory_lines(found: Checked) -> list[str]:

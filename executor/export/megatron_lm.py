@@ -77,9 +77,31 @@ def _refuse(job: Job) -> None:
             f"{job.model.name} has compressed sparse attention, which Megatron-LM does not build up to 0.19. "
             "`advisor predict` knows its cost."
         )
+    _refuse_by_parser(job)
     if job.plan.encoder_pp:
         raise ValueError(
             f"--encoder-pp {job.plan.encoder_pp}: Megatron-LM has no stages for encoders any more. Try --encoder-pp 0."
+        )
+
+
+def _refuse_by_parser(job: Job) -> None:
+    """What our rules allow, since other frameworks take it, and Megatron-LM's own checks do not."""
+    plan = job.plan
+    if (
+        plan.main_grads_dtype == "bf16"
+        and plan.grad_reduce_in_fp32
+        and plan.precision not in ("fp32", "fp16")
+    ):
+        raise ValueError(
+            "--main-grads-dtype bf16 with gradients reduced in FP32: Megatron-LM refuses the two together. "
+            "Try --no-grad-reduce-in-fp32, or --main-grads-dtype fp32."
+        )
+    ordered = (plan.tp > 1 or plan.cp > 1) and not plan.fsdp and not plan.overlap_moe_comm
+    older = not job.cluster.gpu.generation.startswith("blackwell")
+    if ordered and older and plan.max_connections > 1:
+        raise ValueError(
+            f"--max-connections {plan.max_connections} with tp = {plan.tp}, cp = {plan.cp} before Blackwell: "
+            "Megatron-LM refuses anything but 1. Try --max-connections 1."
         )
 
 

@@ -132,7 +132,8 @@ def frequency(value: int | list[int]) -> str | int:
 def _pipeline(writer: Writer, fields: Arguments) -> None:
     """Stages: a layout tells chunks itself, hybrids tell them in their pattern."""
     plan, model, version = writer.job.plan, writer.job.model, writer.version
-    if fields.get("pipeline_model_parallel_layout"):
+    # One stage has no ends: Megatron would build that many layers, or refuse.
+    if fields.get("pipeline_model_parallel_layout") or plan.pp == 1:
         # Ends given as numbers are in the layout already.
         for name in (
             "virtual_pipeline_model_parallel_size",
@@ -140,6 +141,8 @@ def _pipeline(writer: Writer, fields: Arguments) -> None:
             "num_layers_in_last_pipeline_stage",
         ):
             fields.pop(name, None)
+    if plan.tp == 1:
+        fields.pop("tp_comm_overlap")  # nothing to overlap, and the parser asks for sequence parallelism
     if plan.vpp == 1:
         fields.pop("overlap_p2p_comm")  # without chunks there is nothing to overlap
     if not model.layer_pattern:
@@ -213,6 +216,8 @@ def _graphs(writer: Writer, fields: Arguments) -> None:
         fields["cuda_graph_impl"] = "full_iteration"
     else:
         writer.put(writer.version.graph_modules, (["full_iteration"] if whole else []) + parts or None)
+    if whole and writer.job.plan.offload_modules and not parts:
+        writer.put("--fine-grained-offloading-max-inflight-offloads", 1)  # 0.19 asks for a bound
     if whole:
         writer.put("--no-check-for-nan-in-loss-and-grad")
         writer.notes.append("a graph of the whole step excludes checks for NaN in loss and gradients")

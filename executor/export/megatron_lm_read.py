@@ -31,7 +31,7 @@ ASIDE = re.compile(
     r"|bind|cpunodebind|membind|query-gpu|format|enable-experimental|disable-msc|optimizer$|fp8-amax|fp8-margin"
     r"|fp8-interval|position-embedding|max-position|micro-batch|global-batch|seq-length|make-vocab|use-flash-attn"
     r"|fp8-format|fp8-recipe|manual-gc|tp-comm-overlap-cfg|swiglu|squared-relu|quick-geglu|no-bias-|ddp-|untie"
-    r"|use-sharp|is-hybrid|no-rope-freq|moe-latent|mtp-|hybrid-|num-experts|use-megatron-fsdp|data-parallel-sharding)"
+    r"|use-sharp|is-hybrid|vboost|fine-grained-offloading-max|segment|no-rope-freq|moe-latent|mtp-|hybrid-|num-experts|use-megatron-fsdp|data-parallel-sharding)"
 )
 
 
@@ -64,7 +64,7 @@ def reading(text: str) -> Reading:
         model=models[0] if models else "",
         architecture={} if models else architecture(fields),
         workload=_workload(given, fields),
-        unread=tuple(_unread(given)),
+        unread=tuple(_unread(given) + _alike(models, fields)),
     )
 
 
@@ -160,6 +160,10 @@ def _flag_settings(given: Mapping[str, list[str]]) -> dict[str, Any]:
                 found[setting.name] = not flag.startswith(("--no-", "--disable-"))
             elif words and "$" not in words[0]:
                 found[setting.name] = setting.parse(" ".join(words))
+    if {"--use-megatron-fsdp", "--use-custom-fsdp"} & set(given) and found.get(
+        "ckpt_format"
+    ) == "fsdp_dtensor":
+        found.pop("ckpt_format")  # the only one it has
     return {name: value for name, value in found.items() if SETTINGS[name].default != value}
 
 
@@ -172,6 +176,13 @@ def _workload(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict
     if {"--sft", "--finetune"} & set(given):
         found["task"] = "sft"
     return found
+
+
+def _alike(models: list[str], fields: Mapping[str, Any]) -> list[str]:
+    """Other models of these sizes, where no vocabulary tells them apart."""
+    if len(models) < 2 or fields.get("vocab_size"):
+        return []
+    return [f"the vocabulary, which is not said ({' or '.join(models)})"]
 
 
 def _unread(given: Mapping[str, list[str]]) -> list[str]:

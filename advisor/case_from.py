@@ -1,0 +1,122 @@
+"""A case from another framework's configuration: its text read back, and what it does not say from options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from advisor.case import Case
+from advisor.options import given_knobs, plan_from_options
+from advisor.workload_options import given_workload
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.plan_file import PlanFile
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from executor.export.exported import Reading
+
+TARGETS = ("megatron-lm", "megatron-bridge", "nemo")
+LARGEST = 1 << 20
+TOLD = 8  # names of what was not read that are told one by one
+
+
+def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Case:
+    """The case that a configuration of `target` means; options win over it. ValueError in one line."""
+    if target not in TARGETS:
+        raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.")
+    text = _text(target, given)
+    from executor.export.bundle import target_module
+
+    found: Reading = target_module(target).read(text)
+    notes = [_unread(found)] if found.unread else []
+    model = _model(found, options, notes)
+    plan = _plan(found, options, notes)
+    workload = _workload(found, model, plan, options, notes)
+    return _case(model, workload, plan, options, notes)
+
+
+def _text(target: str, given: str | None) -> str:
+    """The text itself, of a file, or of standard input."""
+    if not given:
+        raise ValueError(
+            f"--from {target} needs a file or the arguments in quotes. "
+            'Try `advisor check --from megatron-lm train.sh --gpu h100`, or "-" for standard input.'
+        )
+    if given == "-":
+        return sys.stdin.read(LARGEST + 1)
+    if "--" in given or "\n" in given or "=" in given:
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ValueError(
+            f"{given} is no file, and no arguments either. Name the file, or quote the arguments."
+        )
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"{given} is larger than 1 MiB, so it is no configuration. Check the path.")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _unread(found: Reading) -> str:
+    more = f" and {len(found.unread) - TOLD} more" if len(found.unread) > TOLD else ""
+    return f"Not read, as it is not said or nothing here knows it: {', '.join(found.unread[:TOLD])}{more}."
+
+
+def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSpec:
+    from costmodel.model_file import from_mapping
+    from costmodel.model_registry import load_model
+
+    if options.get("model"):
+        return load_model(options["model"])
+    if found.model:
+        notes.append(f"{found.model}: the model of our catalogue that has these sizes.")
+        return load_model(found.model)
+    shape = dict(found.architecture)
+    if not shape.get("vocab"):
+        shape["vocab"] = 128256
+        notes.append("Vocabulary not said: 128256 tokens, as Llama 3; --vocab-size in the text says another.")
+    return from_mapping({"name": "as configured", **shape})
+
+
+def _plan(found: Reading, options: dict[str, Any], notes: list[str]) -> Plan:
+    """The plan of the text with options over it; dp follows from --gpus where the text names no ranks."""
+    read = dict(found.knobs)
+    base = Plan(**read)
+    knobs, gpus = given_knobs(options), options.get("gpus")
+    if gpus is None and "dp" not in knobs and "dp" not in read:
+        gpus = base.replica
+        notes.append(f"GPUs not said: {gpus}, the least that the sizes allow; --gpus says more.")
+    if gpus is None and {"tp", "pp", "cp"} & set(knobs) and "dp" not in knobs:
+        gpus = base.world
+    return plan_from_options(knobs, gpus, base)
+
+
+def _workload(
+    found: Reading, model: ModelSpec, plan: Plan, options: dict[str, Any], notes: list[str]
+) -> Workload:
+    from advisor.request import DEFAULT_SEQ_LEN
+
+    said = dict(found.workload)
+    said |= {name: options[name] for name in ("seq_len", "global_batch", "task") if options.get(name)}
+    if "seq_len" not in said:
+        said["seq_len"] = model.seq_len or DEFAULT_SEQ_LEN
+        notes.append(f"--seq-len {said['seq_len']}: the usual length of the model, as none was said.")
+    if "global_batch" not in said:
+        said["global_batch"] = plan.micro_batch * plan.dp
+        notes.append(f"--global-batch {said['global_batch']}: one micro-batch a rank, as none was said.")
+    return Workload(**said, **given_workload(options))
+
+
+def _case(
+    model: ModelSpec, workload: Workload, plan: Plan, options: dict[str, Any], notes: list[str]
+) -> Case:
+    import hardware_db
+
+    if not options.get("gpu") and not options.get("cluster"):
+        raise ValueError("a configuration names no machine: give --gpu or --cluster. Try --gpu h100.")
+    cluster, note = hardware_db.resolve(options.get("gpu"), options.get("cluster"))
+    notes += [note] if note else []
+    gpus = options.get("gpus") or plan.world
+    record = PlanFile(model.name, workload, cluster.name, gpus, plan, options.get("stack") or "")
+    return Case(model, workload, cluster, gpus, plan, record.stack or None, tuple(notes), record)
