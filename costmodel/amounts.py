@@ -26,7 +26,7 @@ from costmodel.predict import family_features
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Chunk, Placed, stage_chunks
 from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages
-from costmodel.work import activations, attention, messages, mixers, recompute, vocabulary
+from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, linear_flops_forward
 from costmodel.work.mla import core_width
@@ -165,6 +165,9 @@ def _flops(
             once = linear_flops_forward(layer)
             again = 1 if placed.again else recompute.linear_again(x, placed.block, layer.name)
             add(product_name(layer), once, (2 + again) * once)
+        if placed.block == "experts" and x.shared_gate:
+            once = experts.shared_gate_flops_forward(x)
+            add("shared_gate", once, (2 + (1 if placed.again else x.recompute_moe)) * once)
         if placed.block in (*ATTENTION, "mamba", "delta"):
             name = "core" if placed.block in ATTENTION else "scan"
             once = core_flops(x, placed)
@@ -239,6 +242,8 @@ def _saved(
                 found[placed.block] = found.get(placed.block, 0) + works[placed.block].saved_bytes()
         if chunk.inputs:
             found["layer"] = found.get("layer", 0) + chunk.inputs * activations.layer_input(x)
+        if chunk.mtp:
+            found["mtp"] = found.get("mtp", 0) + chunk.mtp * activations.mtp_inputs(x)
         passes = chunk.last + chunk.mtp
         if passes:
             kept = activations.saved_logits(x) + activations.output_input(x)

@@ -91,12 +91,11 @@ def _experts(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Ten
         found += _linear(layers[name], replicated=True) if name in layers else []
     for name in ("fc1", "fc2"):
         layer = layers[name]
-        for index in range(int(layer.groups)):
-            found += [
-                Tensor(f"expert{index}.{name}.{kind}", int(elements), expert=True)
-                for kind, elements in (("weight", layer.columns * layer.inner), ("bias", layer.columns))
-                if kind == "weight" or x.biases
+        for kind, elements in (("weight", layer.columns * layer.inner), ("bias", x.biases * layer.columns)):
+            each = [
+                Tensor(f"{name}.{kind}{one}", int(elements), expert=True) for one in range(int(layer.groups))
             ]
+            found += each if elements else []
     if "shared_fc1" in layers:
         if x.shared_gate:
             found.append(Tensor("shared_gate.weight", int(x.h), reduced=True))

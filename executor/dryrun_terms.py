@@ -112,10 +112,15 @@ def _products(amounts: RankAmounts) -> Sums:
 
 
 def message_bytes(messages: Iterable[Message]) -> Sums:
-    """Bytes of all messages of an operation, group and phase: "tp all_gather forward". [byte]"""
+    """Bytes of all messages of an operation, group and phase: "tp all_gather forward". [byte]
+
+    Two pipeline stages use the group of all ranks for one of their two directions, lest they wait for each other.
+    Source: Megatron-Core 0.16.1, p2p_communication.py.
+    """
     found: dict[str, float] = {}
     for one in messages:
-        name = f"{one.group} {one.operation} {one.phase}"
+        between = one.group == "world" and one.operation in ("send", "recv")
+        name = f"{'pp' if between else one.group} {one.operation} {one.phase}"
         found[name] = found.get(name, 0) + one.total_bytes
     return found
 

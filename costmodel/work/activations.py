@@ -46,6 +46,15 @@ def gather_buffer(x: SimpleNamespace) -> Amount:
     return x.sp * x.activation_bytes * tokens(x) * x.h
 
 
+def mtp_inputs(x: SimpleNamespace) -> Amount:
+    """What an MTP head keeps for one micro-batch beside its layer, final norm and logits. [byte]
+
+    The embedding, it and the hidden state side by side, the projection's output, gathered over tp, and the outputs of
+    all heads joined for the loss. Source: Megatron-Core 0.16.1, multi_token_prediction.py.
+    """
+    return x.activation_bytes * residual_tokens(x) * x.h * (4 + x.sp * (x.tp - 1))
+
+
 def output_input(x: SimpleNamespace) -> Amount:
     """Input and output of the final norm, kept for one micro-batch on the last stage. [byte]"""
     return 2 * x.activation_bytes * residual_tokens(x) * x.h

@@ -97,15 +97,21 @@ def same_format(x: SimpleNamespace) -> Amount:
     return maximum(0, 1 - ceiling(x.activation_bytes - x.saved_bytes))
 
 
-def saved_norm(x: SimpleNamespace, offload_input: Amount, offload_output: Amount) -> dict[str, Amount]:
+def saved_norm(
+    x: SimpleNamespace, offload_input: Amount, offload_output: Amount, *, inside: Amount = 0, apart: int = 0
+) -> dict[str, Amount]:
     """Input of a block's norm (the residual stream, kept always), its output, and the dropout mask. [byte]
 
     The output is the input of the linear layers, in the format the weight gradient reads; none of it when
-    norms are computed again, or everything but products. What waits in host memory is left out.
+    everything but products is computed again, or what the norm stands `inside` of. Recompute of norms alone frees it
+    where the norm is a module of its own (`apart`: in front of MLA and of experts): elsewhere Transformer Engine's
+    linear layer holds the norm, and Megatron-Core recomputes nothing. What waits in host memory is left out.
+    Source: Megatron-Core 0.16.1, transformer_layer.py, recompute_input_layernorm, and gpt_layer_specs.py.
     """
     return {
         "norm input": (1 - offload_input) * x.activation_bytes * residual_tokens(x) * x.h,
-        "norm output": (1 - x.recompute_norm)
+        "norm output": (1 - apart * x.recompute_norm)
+        * (1 - inside)
         * (1 - x.recompute_ops)
         * (1 - offload_output)
         * x.saved_bytes

@@ -65,7 +65,7 @@ def csa(x: SimpleNamespace) -> BlockWork:
         ),
         gathered=x.operand_bytes * rows * (x.q_lora + x.d),
         reduced=e * rows * x.out_groups * x.out_lora,
-        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, apart=1)
         | {
             "residual streams": 2 * (x.residual_streams - 1) * e * own * x.h,
             "latents": 2 * e * own * (x.q_lora + 2.5 * x.d),

@@ -20,6 +20,11 @@ from costmodel.work.linear import Linear, tokens
 ROUTER_SPLIT_KERNELS, PERMUTE_SPLIT_KERNELS = 12.0, 10.0
 
 
+# Bytes kept for each token and expert: scores, probabilities, map of the chosen, the same for the auxiliary loss, and
+# two rows of the permutation's map. Source: Transformer Engine 2.8, router.py and permutation.py; dry run.
+ROUTER_BYTES = 21
+
+
 def routed_copies(x: SimpleNamespace) -> Amount:
     """Copies of its own tokens that one rank sends to experts, itself included. [1]
 
@@ -76,6 +81,11 @@ def dispatch_bytes_outside(x: SimpleNamespace, inside: Amount) -> Amount:
     gathered = (x.ep - inside) / inside
     copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * gathered
     return x.activation_bytes * residual_tokens(x) * copies * x.he
+
+
+def shared_gate_flops_forward(x: SimpleNamespace) -> Amount:
+    """FLOPs of the scalar gate of the shared experts, 2 T h. [FLOP] Source: Megatron-Core, shared_experts.py."""
+    return x.shared_gate * 2 * residual_tokens(x) * x.h
 
 
 def permute(x: SimpleNamespace) -> Stream:
@@ -150,8 +160,8 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         expert_bias_stream(x),
         activation(x, "activation", received, width),
     ]
-    saved = saved_norm(x, x.offload_mlp_norm, 0) | {
-        "router scores": kept * 8 * own * x.E,
+    saved = saved_norm(x, x.offload_mlp_norm, 0, apart=1) | {
+        "router scores": kept * ROUTER_BYTES * own * x.E,
         "dispatched rows": saved_expert_input(x),
         "expert fc1 output": kept
         * (1 - x.offload_moe_act)

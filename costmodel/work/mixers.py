@@ -91,12 +91,8 @@ def _mixer(
         gathered=x.operand_bytes * rows * x.h,
         reduced=e * rows * x.h,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
-        | {
-            "projected": e * rows * wide,
-            "convolved": e * rows * convolved if name == "delta" else 0,
-            "scan output": e * rows * inner,
-            "out_proj input": x.saved_bytes * rows * inner,
-        },
+        | (_saved_delta(x, rows, convolved, inner) if name == "delta" else _saved_mamba(x, rows, wide, inner))
+        | {"out_proj input": x.saved_bytes * rows * inner},
         vectors=x.norm_vectors * x.h
         + x.conv * convolved
         + per_head / x.tp
@@ -104,6 +100,33 @@ def _mixer(
         kernels_forward=SCAN_KERNELS[0] + split,
         kernels_backward=SCAN_KERNELS[1] + split,
     )
+
+
+def _saved_mamba(x: SimpleNamespace, rows: Amount, wide: Amount, inner: Amount) -> dict[str, Amount]:
+    """The fused scan keeps the projected input and its output before the gate, the norm behind it its input. [byte]
+
+    Source: mamba_ssm, ssd_combined.py; Megatron-Core 0.16.1, mamba_mixer.py; dry run.
+    """
+    e = x.activation_bytes
+    return {"projected": e * rows * wide, "scan output": 2 * e * rows * inner}
+
+
+def _saved_delta(x: SimpleNamespace, rows: Amount, convolved: Amount, inner: Amount) -> dict[str, Amount]:
+    """Input of the convolution; normalised keys and queries, both repeated for each value head; values; a matrix of a
+    chunk's width a head; output, its norm and the gate, whose product is one compiled kernel. [byte]
+
+    The projection itself is split into copies. Source: Megatron-Core 0.16.1, gated_delta_net.py;
+    flash-linear-attention, gated_delta_rule/chunk.py; dry run.
+    """
+    e = x.activation_bytes
+    heads = x.delta_value_heads / x.tp
+    both = convolved - inner + 2 * heads * x.delta_key_dim
+    return {
+        "convolution input": e * rows * convolved,
+        "queries, keys, values": e * rows * (both + inner),
+        "scan": e * rows * (DELTA_CHUNK * heads + inner),
+        "norm and gate": 2 * e * rows * inner,
+    }
 
 
 def _own_vectors(x: SimpleNamespace, name: str, convolved: Amount, inner: Amount) -> Amount:

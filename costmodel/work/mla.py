@@ -66,7 +66,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         ),
         gathered=x.operand_bytes * rows * (gathered + x.kv_lora + x.d_rope),
         reduced=x.activation_bytes * rows * x.h,
-        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, apart=1)
         | {
             "latents": 2 * x.activation_bytes * own * latents,
             "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),

@@ -20,8 +20,9 @@ from costmodel.work.linear import Linear, tokens
 def mlp(x: SimpleNamespace) -> BlockWork:
     """FC1 (twice as wide when gated), activation function, FC2. Source: Megatron-Core, MLP.
 
-    Saved: FC1's output and FC2's input; nothing when the MLP is computed again, FC1's output alone when only
-    the activation function is. Per-op recompute: see `costmodel.work.attention.attention`.
+    Saved: FC1's output and FC2's input; when the MLP is computed again nothing, not even its norm's output, as FC1
+    holds the norm; FC1's output alone when only the activation function is. Per-op recompute: see
+    `costmodel.work.attention.attention`.
     """
     rows, width = tokens(x), x.f / x.tp
     # Frozen weights without adapters need no input for a weight gradient.
@@ -37,7 +38,7 @@ def mlp(x: SimpleNamespace) -> BlockWork:
         streams=(norm(x), residual(x), activation(x, "activation", rows, width)),
         gathered=x.operand_bytes * rows * x.h,
         reduced=x.activation_bytes * rows * x.h,
-        saved=saved_norm(x, 1 - (1 - x.offload_mlp_norm) * (1 - x.recompute_ops), 0)
+        saved=saved_norm(x, 1 - (1 - x.offload_mlp_norm) * (1 - x.recompute_ops), 0, inside=x.recompute_mlp)
         | {
             "fc1 output": kept * (1 + x.gates * (1 - x.recompute_ops)) * x.activation_bytes,
             "fc2 input": kept * (1 - x.recompute_activation) * (1 - x.recompute_ops) * x.saved_bytes * needed,
