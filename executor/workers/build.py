@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ PRODUCTS = {
 def name_products(chunk: torch.nn.Module) -> None:
     """Tell each linear layer which product of the cost model it is."""
     for path, module in chunk.named_modules():
+        path = re.sub(r"local_experts\.\d+\.", "", path)
         for place, product in PRODUCTS.items():
             if path == place or path.endswith("." + place):
                 module.product = product  # type: ignore[assignment]

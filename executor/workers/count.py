@@ -70,6 +70,8 @@ class Ledger:
         self.flops: dict[str, Counter[str]] = defaultdict(Counter)
         self.messages: Counter[tuple[str, str, int, int, str]] = Counter()
         self.operations: Counter[str] = Counter()
+        # Rows that a selection by values gives, where they are known beforehand; 0: they are not.
+        self.rows = 0
         # Storages on their way between stages, and the pass they belong to.
         self.between_stages: dict[int, str] = {}
 
@@ -179,6 +181,9 @@ class Counting(TorchDispatchMode):
         if name == "aten::_local_scalar_dense":
             # A value that the host asks for: there is none. One, so that norms divide and losses scale.
             return 1.0 if args[0].is_floating_point() else 1
+        if name == "aten::masked_select" and LEDGER.rows:
+            LEDGER.kernel()
+            return args[0].new_empty(LEDGER.rows)
         result = function(*args, **(kwargs or {}))
         if name.startswith("c10d::"):
             self._collective(name.removeprefix("c10d::"), args)

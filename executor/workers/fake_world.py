@@ -100,6 +100,7 @@ def _of(product: str, function: Any) -> Any:
 def patch() -> None:
     """Patch Megatron-Core for the life of this process."""
     import megatron.core.distributed.param_and_grad_buffer as buffers
+    import megatron.core.parallel_state as parallel_state
     import megatron.core.ssm.mamba_context_parallel as mamba_ranks
     import megatron.core.ssm.mamba_mixer as mamba_mixer
     import megatron.core.tensor_parallel.layers as layers
@@ -118,6 +119,7 @@ def patch() -> None:
     # Kernels of Triton, which stand in here as those of Transformer Engine do.
     latent.fused_apply_mla_rope_for_q = attention.latent_query_rotary
     latent.fused_apply_mla_rope_for_kv = attention.latent_key_rotary
+    parallel_state.einops, parallel_state.HAVE_EINOPS = mixers, True
     mamba_mixer.rearrange, mamba_mixer.HAVE_EINOPS = mixers.rearrange, True
     mamba_ranks.repeat, mamba_ranks.HAVE_EINOPS = mixers.repeat, True
     for function, product in (
@@ -176,6 +178,7 @@ def _spread(total: int, parts: int) -> Any:
 
 def _balance() -> None:
     """Counts of tokens by rank and expert are values, and fake tensors have none: balanced routing stands in."""
+    from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher as Gatherer
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher as Dispatcher
 
     original = Dispatcher.preprocess
@@ -196,6 +199,17 @@ def _balance() -> None:
 
     Dispatcher.preprocess = preprocess
     Dispatcher._maybe_dtoh_and_synchronize = lambda self, point, counts=None: counts
+    chosen = Gatherer.dispatch_postprocess
+
+    def dispatch_postprocess(self: Any, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
+        LEDGER.rows = hidden_states.shape[0] * self.router_topk // self.ep_size
+        try:
+            tokens, _, local_probs = chosen(self, hidden_states, probs)
+        finally:
+            rows, LEDGER.rows = LEDGER.rows, 0
+        return tokens, _spread(rows, self.num_local_experts), local_probs
+
+    Gatherer.dispatch_postprocess = dispatch_postprocess
 
 
 class Counts(list):  # type: ignore[type-arg]

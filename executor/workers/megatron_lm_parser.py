@@ -6,7 +6,8 @@ WHEEL is an unpacked wheel of megatron-core 0.17 or later, which holds megatron.
 Megatron's own function builds them) and `config` (fields of the configuration it makes).
 
 What this machine lacks is answered for: a GPU of the job's architecture, and a Transformer Engine that is new
-enough, so that what is refused is refused for the arguments. No kernel is run.
+enough, so that what is refused is refused for the arguments. No kernel is run. A job with `groups` has the process
+groups of its world made too.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def answer(arguments: Any, job: dict[str, Any]) -> dict[str, Any]:
             arguments.validate_args(args)
             config = arguments.core_transformer_config_from_args(args)
             layers = _layers(args, config)
+            if job.get("groups"):
+                _groups(args)
     except SystemExit:
         return {"refused": said.getvalue().strip().splitlines()[-1:][0] if said.getvalue() else "exit()"}
     except Exception as error:
@@ -150,6 +153,31 @@ def _layers(args: Any, config: Any) -> list[int]:
         for chunk in chunks
         for stage in stages
     ]
+
+
+def _groups(args: Any) -> None:
+    """Megatron-Core's process groups of the whole world, on torch's fake backend: it refuses sizes that do not fit."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group(backend="fake", rank=0, world_size=args.world_size, store=FakeStore())
+    try:
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=args.tensor_model_parallel_size,
+            pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
+            context_parallel_size=args.context_parallel_size,
+            hierarchical_context_parallel_sizes=args.hierarchical_context_parallel_sizes,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+            num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+            order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+            create_gloo_process_groups=False,
+        )
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
 
 
 def _plain(value: Any) -> Any:

@@ -155,8 +155,11 @@ def delta_rule(q: Any, k: Any, v: Any, g: Any = None, beta: Any = None, **_: Any
     return DeltaRule.apply(q, k, v, g, beta), None
 
 
-def rearrange(x: torch.Tensor, pattern: str, **sizes: int) -> torch.Tensor:
-    """The patterns of einops that Megatron-Core's Mamba mixer uses."""
+def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
+    """The patterns of einops that Megatron-Core's Mamba mixer and its groups of groups use."""
+    if pattern == "(l s u) -> (l u) s":
+        each, size = sizes["u"], sizes["s"]
+        return x.reshape(-1, size, each).swapaxes(1, 2).reshape(-1, size)
     if pattern in ("l b d -> b l d", "b l d -> l b d"):
         return x.transpose(0, 1)
     if pattern == "d 1 w -> d w":

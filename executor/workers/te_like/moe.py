@@ -116,7 +116,8 @@ class Permute(torch.autograd.Function):
 
 def permute(tokens: Any, routing_map: Any, num_out_tokens: Any = None, **_: Any) -> Any:
     """moe_permute."""
-    out, _probs, row_map = Permute.apply(tokens, None, routing_map, int(num_out_tokens))
+    rows = LEDGER.rows or int(num_out_tokens)
+    out, _probs, row_map = Permute.apply(tokens, None, routing_map, rows)
     return out, row_map
 
 
