@@ -132,14 +132,11 @@ def frequency(value: int | list[int]) -> str | int:
 def _pipeline(writer: Writer, fields: Arguments) -> None:
     """Stages: a layout tells chunks itself, hybrids tell them in their pattern."""
     plan, model, version = writer.job.plan, writer.job.model, writer.version
-    # One stage has no ends: Megatron would build that many layers, or refuse.
+    if fields.get("pipeline_model_parallel_layout"):
+        fields.pop("virtual_pipeline_model_parallel_size", None)
     if fields.get("pipeline_model_parallel_layout") or plan.pp == 1:
-        # Ends given as numbers are in the layout already.
-        for name in (
-            "virtual_pipeline_model_parallel_size",
-            "num_layers_in_first_pipeline_stage",
-            "num_layers_in_last_pipeline_stage",
-        ):
+        # A layout holds the ends. One stage has none: Megatron would build that many layers, or refuse.
+        for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
             fields.pop(name, None)
     if plan.tp == 1:
         fields.pop("tp_comm_overlap")  # nothing to overlap, and the parser asks for sequence parallelism
