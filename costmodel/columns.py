@@ -295,7 +295,8 @@ def _formats(c: Columns, precision_bytes: float, quantised: bool, block_scaled: 
     halves = (c["param_remainders"] > 0) & (size["main_params_dtype"] == 4) & (precision_bytes == 2)
     master = np.where(halves, 2.0, size["main_params_dtype"])
     aware = master + size["exp_avg_dtype"] + size["exp_avg_sq_dtype"]
-    grads = np.where(c["grad_reduce_in_fp32"] > 0, 4.0, 2.0)
+    # Gradients have the format of the parameters unless they are kept in FP32.
+    grads = np.where(c["grad_reduce_in_fp32"] > 0, 4.0, precision_bytes)
     gathers = (c["fp8_param_gather"] > 0) & quantised
     one_byte = gathers & (not block_scaled)
     own_buffer = gathers & block_scaled & (c["reuse_grad_buf"] == 0)

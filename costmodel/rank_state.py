@@ -124,8 +124,9 @@ def step_messages(x: SimpleNamespace, plan: Plan, owned: list[Owned]) -> list[Me
     finalize_model_grads.py.
     """
     found: list[Message] = []
+    optimizers = len({one.group for one in owned})
     for one in owned:
-        found += messages.data_parallel(x, one.group, one.ranks, one.shard, one.buffer.buckets)
+        found += messages.data_parallel(x, one.group, one.ranks, one.shard, one.buffer.buckets, optimizers)
     tensors = [each for one in owned for each in one.tensors]
     reduced = sum(each.elements for each in tensors if each.reduced and (x.sp or each.head_norm))
     size = communication.gradient_bytes(x, reduced)

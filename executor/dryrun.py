@@ -15,6 +15,7 @@ from costmodel.rank_amounts import RankAmounts
 from costmodel.workload import Workload
 from executor.dryrun_job import make_job, run_stage
 from executor.dryrun_terms import DIFFERS, DOCUMENTED, EQUAL, Term, compare
+from executor.megatron_model import model_fields
 
 NAMED_STAGES = ("first", "middle", "last")
 
@@ -136,6 +137,10 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
     if plan.recompute == "selective":
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}
+    if plan.tp > model.num_kv_heads and model.mla is None:
+        found.add("tp above kv heads")
+    if model.moe is not None and "activation_func_clamp_value" in model_fields(model):
+        found.add("clamped experts")
     return frozenset(found)
 
 

@@ -221,11 +221,17 @@ def pipeline(x: SimpleNamespace, receives: int, sends: int) -> list[Message]:
 
 
 def data_parallel(
-    x: SimpleNamespace, group: str, ranks: Amount, shard: Amount, buckets: Iterable[Amount]
+    x: SimpleNamespace,
+    group: str,
+    ranks: Amount,
+    shard: Amount,
+    buckets: Iterable[Amount],
+    optimizers: int = 1,
 ) -> list[Message]:
     """Once a step, bucket by bucket: gradients reduced, and with a distributed optimizer parameters gathered.
 
-    buckets: elements of each, padding included [1]. Several optimizer instances (ranks > shard) reduce-scatter inside
+    buckets: elements of each, padding included [1]. optimizers: two where experts have one of their own: without
+    overlap each of them gathers all parameters when it is done (distrib_optimizer.py, step_with_ready_grads). Several optimizer instances (ranks > shard) reduce-scatter inside
     one, then all-reduce a rank's part between them. Source: Megatron-Core, param_and_grad_buffer.py.
     """
     found: list[Message] = []
@@ -236,7 +242,7 @@ def data_parallel(
             continue
         found.append(Message("reduce_scatter", group, shard, reduced, 1, "gradients"))
         found.append(Message("all_reduce", group, ranks / shard, reduced / shard, 1, "gradients"))
-        found.append(
-            Message("all_gather", group, shard, communication.gather_bytes(x, elements), 1, "parameters")
-        )
+        gathers = 1 if x.overlap_gather and x.overlap_reduce else optimizers
+        size = communication.gather_bytes(x, elements)
+        found.append(Message("all_gather", group, shard, size, gathers, "parameters"))
     return found
