@@ -72,8 +72,8 @@ class Ledger:
         self.operations: Counter[str] = Counter()
         # Rows that a selection by values gives, where they are known beforehand; 0: they are not.
         self.rows = 0
-        # Storages on their way between stages, and the pass they belong to.
-        self.between_stages: dict[int, str] = {}
+        # Storages on their way between stages: the pass they belong to, and the number of stages.
+        self.between_stages: dict[int, tuple[str, int]] = {}
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -113,14 +113,19 @@ class Ledger:
         finally:
             self._fused -= 1
 
-    def message(self, operation: str, group: Any, size: int, phase: str = "") -> None:
-        """Add one message of `size` bytes in a process group."""
+    def message(self, operation: str, group: Any, size: int, between: tuple[str, int] | None = None) -> None:
+        """Add one message of `size` bytes in a process group, or between stages: its pass, and their number."""
         if not self.counting or not operation or group.size() == 1:
             return
+        if between is not None:
+            # Of two stages, Megatron-Core sends one way in the group of all ranks.
+            phase, stages = between
+            self.messages[(operation, "pp", stages, size, phase)] += 1
+            return
         name = GROUP_NAMES.get(group.group_desc, "")
-        if not name or (group.size() == dist.get_world_size() and name == "optimizer_instance"):
+        if not name or group.size() == dist.get_world_size() and name == "optimizer_instance":
             name = "cp" if group.group_desc.startswith("HIERARCHICAL_CONTEXT") else "world"
-        self.messages[(operation, name, group.size(), size, phase or self.phase)] += 1
+        self.messages[(operation, name, group.size(), size, self.phase)] += 1
 
 
 LEDGER = Ledger()
@@ -199,9 +204,9 @@ class Counting(TorchDispatchMode):
         for arg in groups:
             with contextlib.suppress(RuntimeError):
                 tensors = list(_tensors(args[place]))
-                phase = LEDGER.between_stages.get(tensors[0].untyped_storage()._cdata, "") if tensors else ""
+                between = LEDGER.between_stages.get(tensors[0].untyped_storage()._cdata) if tensors else None
                 size = sum(tensor.nbytes for tensor in tensors)
-                LEDGER.message(operation, dist.ProcessGroup.unbox(arg), size, phase)
+                LEDGER.message(operation, dist.ProcessGroup.unbox(arg), size, between)
                 return
 
     def _operator(self, function: Any, name: str, args: Any, result: Any) -> None:

@@ -149,7 +149,7 @@ def _tell_passes_apart() -> None:
     def noted(function: Any) -> Any:
         def wrapped(**tensors: Any) -> Any:
             LEDGER.between_stages = {
-                tensors[name].untyped_storage()._cdata: phase
+                tensors[name].untyped_storage()._cdata: (phase, tensors["group"].size())
                 for name, phase in passes.items()
                 if tensors.get(name) is not None
             }
