@@ -103,7 +103,7 @@ def flat_lines(text: str) -> tuple[dict[str, Any], str, bool]:
         ) from None
     for before, word in zip(["", *words], words, strict=False):
         name, separator, value = word.lstrip("+~").partition("=")
-        if separator and not name.startswith("-"):
+        if separator and ("." in name or name == "mixed_precision") and not name.startswith("-"):
             said[name] = _scalar(value)
         elif before in ("--recipe", "--recipe_name") or word.startswith("--recipe="):
             recipe = value or word

@@ -273,6 +273,8 @@ def _settings(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             value = fields.get(field)
             if value is None or value == record.default or record.error(value):
                 continue
+            if name == "te_rng_tracker" and fields.get("cuda_graph_impl", "none") != "none":
+                continue  # graphs need it
             yield name, value
 
 

@@ -30,13 +30,15 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
             "comm_overlap.tp_comm_overlap_cfg; without one Transformer Engine's defaults hold"
         )
     if plan.fsdp and plan.gradient_accumulation_fusion:
-        yield "NVIDIA's FSDP recipes switch model.gradient_accumulation_fusion off; the plan has it on"
+        yield "Megatron-Bridge switches gradient_accumulation_fusion off with FSDP; the plan has it on"
     if plan.precision == "mxfp8" and plan.fp8_param_gather and not plan.reuse_grad_buf and not plan.fsdp:
         yield "reuse_grad_buf_for_mxfp8_param_ag is on: Megatron-Bridge refuses fp8_param_gather in mxfp8 without it"
     if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:
         yield "NaN checks are off: Megatron-Bridge refuses them with a graph of the whole iteration"
     if plan.cuda_graph and names.core_numbers < (0, 16) and len(plan.cuda_graph_scope) > 1:
         yield f"cuda_graph_scope {'+'.join(plan.cuda_graph_scope)}: release {names.release} takes one word, so full"
+    if job.workload.task != "pretrain" and job.workload.packed and plan.micro_batch > 1:
+        yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: Megatron-Bridge takes one"
     lost = [
         module
         for module in plan.recompute_modules

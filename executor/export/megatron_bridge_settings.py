@@ -62,6 +62,10 @@ OFF: dict[str, Any] = {
     "ddp.nccl_ub": False,
     "ddp.check_for_nan_in_grad": True,
     "optimizer.use_precision_aware_optimizer": False,
+    "optimizer.main_params_dtype": "fp32",
+    "optimizer.main_grads_dtype": "fp32",
+    "optimizer.exp_avg_dtype": "fp32",
+    "optimizer.exp_avg_sq_dtype": "fp32",
     "optimizer.optimizer_cpu_offload": False,
     "rerun_state_machine.check_for_nan_in_loss": True,
 }
@@ -270,6 +274,8 @@ def overlap_settings(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         fields["batch_p2p_comm"] = False
     fields |= {name: ddp[name] for name in ("overlap_grad_reduce", "overlap_param_gather")}
     fields["bucket_size"] = plan.bucket_size or None
+    if plan.defer_embedding_wgrad:
+        fields["wgrad_deferral_limit"] = deferral_limit(plan)
     if not ddp["use_distributed_optimizer"]:
         # Without the distributed optimizer Bridge reads these from ddp only.
         fields = {
@@ -278,6 +284,11 @@ def overlap_settings(plan: Plan, model: ModelSpec) -> dict[str, Any]:
             if name not in ("bucket_size", "overlap_param_gather")
         }
     return {f"comm_overlap.{name}": value for name, value in fields.items()}
+
+
+def deferral_limit(plan: Plan) -> int:
+    """Micro-batches whose embedding gradients wait; 0 is all. Bridge and NeMo would say -1, which they refuse."""
+    return max(0, int(dict(plan.settings).get("wgrad_deferral_limit") or 0))
 
 
 def task_settings(job: Job, names: Names) -> dict[str, Any]:
@@ -300,10 +311,27 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
         packing = "packed_sequence_specs"
     if workload.packed:
         settings[f"dataset.{packing}.packed_sequence_size"] = workload.seq_len
+        settings |= packed_batch(
+            job, f"dataset.{packing}.packed_sequence_size", "dataset.seq_length", "train"
+        )
         settings["dataset.dataset_kwargs"] = {"pad_to_max_length": True}
     else:
         settings[f"dataset.{packing}"] = None
     return settings
+
+
+def packed_batch(job: Job, size: str, length: str, batch: str) -> dict[str, Any]:
+    """Several packs in a micro-batch are one longer pack: both targets refuse more than one, and say this way out."""
+    packs = job.plan.micro_batch
+    if packs == 1:
+        return {}
+    tokens = packs * job.workload.seq_len
+    return {
+        size: tokens,
+        length: tokens,
+        f"{batch}.micro_batch_size": 1,
+        f"{batch}.global_batch_size": job.workload.global_batch // packs,
+    }
 
 
 def other_settings(job: Job, names: Names) -> Iterator[tuple[str, Any]]:

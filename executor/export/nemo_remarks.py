@@ -37,6 +37,8 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         yield "NeMo 2.4.0 is best avoided: see issue 14392 of NVIDIA-NeMo/NeMo"
     if plan.attention_backend == "unfused":
         yield "attention without cuDNN or flash kernels: switch them off in the environment (NVTE_UNFUSED_ATTN)"
+    if job.workload.task != "pretrain" and job.workload.packed and plan.micro_batch > 1:
+        yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: NeMo takes one"
     lost = [
         module
         for module in plan.recompute_modules

@@ -21,6 +21,8 @@ from executor.export.megatron_bridge_settings import (
     BY_PRECISION,
     LORA_TARGETS,
     NOTHING,
+    deferral_limit,
+    packed_batch,
     recompute_names,
 )
 from executor.export.nemo_remarks import remarks
@@ -72,6 +74,10 @@ OFF: dict[str, Any] = {
     f"{CONFIG}.cpu_offloading_num_layers": 0,
     f"{STRATEGY}.ddp.check_for_nan_in_grad": True,
     "optim.config.use_precision_aware_optimizer": False,
+    "optim.config.main_params_dtype": "fp32",
+    "optim.config.main_grads_dtype": "fp32",
+    "optim.config.exp_avg_dtype": "fp32",
+    "optim.config.exp_avg_sq_dtype": "fp32",
 }
 
 
@@ -252,6 +258,8 @@ def overlap_settings(job: Job) -> dict[str, Any]:
     if job.plan.pp == 1:
         fields["batch_p2p_comm"] = False
     fields |= {name: ddp[name] for name in ("overlap_grad_reduce", "overlap_param_gather")}
+    if job.plan.defer_embedding_wgrad:
+        fields["wgrad_deferral_limit"] = deferral_limit(job.plan)
     if job.plan.bucket_size:
         fields["bucket_size"] = job.plan.bucket_size
     return {f"{OVERLAP}.{name}": value for name, value in fields.items()}
@@ -264,7 +272,9 @@ def task_settings(job: Job) -> dict[str, Any]:
         return {}
     settings: dict[str, Any] = {}
     if workload.packed:
-        settings["data.packed_sequence_specs.packed_sequence_size"] = workload.seq_len
+        size = "data.packed_sequence_specs.packed_sequence_size"
+        settings[size] = workload.seq_len
+        settings |= packed_batch(job, size, "data.seq_length", "data")
     if workload.task == "lora":
         targets = LORA_TARGETS[workload.lora_targets]
         settings |= {
