@@ -114,13 +114,18 @@ def _products(amounts: RankAmounts) -> Sums:
 def message_bytes(messages: Iterable[Message]) -> Sums:
     """Bytes of all messages of an operation, group and phase: "tp all_gather forward". [byte]
 
-    Two pipeline stages use the group of all ranks for one of their two directions, lest they wait for each other.
-    Source: Megatron-Core 0.16.1, p2p_communication.py.
+    Two pipeline stages use the group of all ranks for one of their two directions, lest they wait for each other
+    (Megatron-Core 0.16.1, p2p_communication.py); gradients are summed between optimizer instances in a group of no
+    name of ours, which a trace tells as world.
     """
     found: dict[str, float] = {}
     for one in messages:
-        between = one.group == "world" and one.operation in ("send", "recv")
-        name = f"{'pp' if between else one.group} {one.operation} {one.phase}"
+        group = one.group
+        if group == "world" and one.operation in ("send", "recv"):
+            group = "pp"
+        elif group == "world" and one.phase == "gradients":
+            group = "instances"
+        name = f"{group} {one.operation} {one.phase}"
         found[name] = found.get(name, 0) + one.total_bytes
     return found
 

@@ -14,6 +14,7 @@ from costmodel.amount import Amount, maximum
 from costmodel.rank_amounts import Message
 from costmodel.work import communication, experts
 from costmodel.work.block import BlockWork
+from costmodel.work.elementwise import residual_tokens
 from costmodel.work.linear import kv_heads_per_rank, tokens
 
 # Bytes of one number of the loss that vocabulary-parallel ranks reduce: FP32.
@@ -98,7 +99,7 @@ def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Messa
 
     Ring: cp - 1 steps forward, as many backward with keys, values and their gradients. All-gather: keys and values of
     the sequence, again for the backward pass, and their gradients reduce-scattered. All-to-all: queries, keys, values
-    and output, in both passes. Source: Transformer Engine, context_parallel.py.
+    and output, in both passes; with a ring between its groups the output once more in the backward pass. Source: Transformer Engine, context_parallel.py.
     """
     kv, everything = context_columns(x, name)
     ring = x.cp / x.cp_a2a_size
@@ -117,6 +118,8 @@ def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Messa
     exchanged = communication.context_parallel_a2a_bytes(x, everything)
     found.append(Message("all_to_all", "cp", x.cp_a2a_size, exchanged, 1, "forward"))
     found.append(Message("all_to_all", "cp", x.cp_a2a_size, exchanged, 1 + again, "backward"))
+    kept = communication.context_parallel_a2a_bytes(x, (everything - kv) / 2)
+    found.append(Message("all_to_all", "cp", x.cp_a2a_size, kept, 1 - x.cp_a2a, "backward"))
     return found
 
 
@@ -144,6 +147,8 @@ def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -
     arrived is gathered over the ranks of an expert, and results are reduce-scattered. All-to-all dispatcher,
     balanced. Source: Megatron-Core, token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
+    if x.dispatch_gather:
+        return gathered_experts(x, again, probability_bytes)
     copies = experts.routed_copies(x) * x.capacity
     rows, numbers = x.activation_bytes * copies * x.he, probability_bytes * copies
     told = x.dropless * COUNT_BYTES * x.E * x.ep * x.etp
@@ -161,6 +166,26 @@ def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -
     found.append(Message("all_gather", "etp", x.etp, rows * x.etp, 1, "backward"))
     found.append(Message("reduce_scatter", "etp", x.etp, rows * x.etp, 1, "backward"))
     found.append(Message("reduce_scatter", "etp", x.etp, numbers * x.etp, 1, "backward"))
+    return found
+
+
+def gathered_experts(x: SimpleNamespace, again: Amount, probability_bytes: int) -> list[Message]:
+    """Dispatch and combine where every rank of an expert dispatch sees all tokens: gathered with the map of chosen
+    experts (a byte each) and their probabilities, results reduce-scattered; gradients the other way.
+
+    Source: Megatron-Core 0.16.1, token_dispatcher.py, MoEAllGatherTokenDispatcher.
+    """
+    ranks, own = x.ep * x.etp, residual_tokens(x)
+    rows = x.activation_bytes * own * x.he * ranks
+    numbers = probability_bytes * own * x.E * ranks
+    found: list[Message] = []
+    for phase, times in (("forward", 1), ("backward", again)):
+        for size in (own * x.E * ranks, numbers, rows):
+            found.append(Message("all_gather", "tp_ep", ranks, size, times, phase))
+        found.append(Message("reduce_scatter", "tp_ep", ranks, rows, times, phase))
+    found.append(Message("all_gather", "tp_ep", ranks, rows, 1, "backward"))
+    for size in (rows, numbers):
+        found.append(Message("reduce_scatter", "tp_ep", ranks, size, 1, "backward"))
     return found
 
 
@@ -231,8 +256,9 @@ def data_parallel(
     """Once a step, bucket by bucket: gradients reduced, and with a distributed optimizer parameters gathered.
 
     buckets: elements of each, padding included [1]. optimizers: two where experts have one of their own: without
-    overlap each of them gathers all parameters when it is done (distrib_optimizer.py, step_with_ready_grads). Several optimizer instances (ranks > shard) reduce-scatter inside
-    one, then all-reduce a rank's part between them. Source: Megatron-Core, param_and_grad_buffer.py.
+    overlap each of them gathers all parameters when it is done. Several optimizer instances (ranks > shard)
+    reduce-scatter inside one, then all-reduce a rank's part between them. Source: Megatron-Core 0.16.1,
+    param_and_grad_buffer.py and distrib_optimizer.py, step_with_ready_grads.
     """
     found: list[Message] = []
     for elements in buckets:
@@ -241,7 +267,7 @@ def data_parallel(
             found.append(Message("all_reduce", group, ranks, reduced, 1, "gradients"))
             continue
         found.append(Message("reduce_scatter", group, shard, reduced, 1, "gradients"))
-        found.append(Message("all_reduce", group, ranks / shard, reduced / shard, 1, "gradients"))
+        found.append(Message("all_reduce", "instances", ranks / shard, reduced / shard, 1, "gradients"))
         gathers = 1 if x.overlap_gather and x.overlap_reduce else optimizers
         size = communication.gather_bytes(x, elements)
         found.append(Message("all_gather", group, shard, size, gathers, "parameters"))
