@@ -18,7 +18,8 @@ Choose = Callable[[Sequence[Any]], Any]
 SEQUENCES = (1024, 2048, 4096)
 DENSE_MODULES = ("core_attn", "mlp", "layernorm")
 EXPERT_MODULES = ("core_attn", "layernorm", "moe_act", "moe", "shared_experts")
-TRIES = 60
+TRIES = 200
+LOCAL_EXPERTS = 16
 
 
 @lru_cache(maxsize=1)
@@ -65,8 +66,11 @@ def _short_pattern(pattern: str, layers: int) -> str:
 
 def _any(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
     tp, cp, pp = choose((1, 2, 4, 8)), choose((1, 1, 2)), choose((1, 1, 2, 4))
-    dp = choose((1, 2, 4, 8))
-    ep = choose((1, 2, 4, 8)) if model.moe is not None else 1
+    experts = model.moe.num_experts if model.moe is not None else 1
+    # Few experts on a rank, whose products are traced one by one.
+    dp = choose((1, 2, 4, 8) if experts <= 2 * LOCAL_EXPERTS else (8, 16, 32))
+    sizes = [each for each in (1, 2, 4, 8, 16, 32) if experts / each <= LOCAL_EXPERTS]
+    ep = choose(sizes) if model.moe is not None else 1
     recompute = choose(("none", "none", "selective", "full"))
     modules = EXPERT_MODULES if model.moe is not None else DENSE_MODULES
     modules += ("mla_up_proj",) if model.mla is not None else ()
@@ -77,6 +81,7 @@ def _any(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
         dp=dp,
         ep=ep,
         etp=choose((1, 1, tp)) if ep > 1 else 1,
+        moe_dispatcher=choose(("alltoall", "alltoall", "allgather")) if ep > 1 else "alltoall",
         vpp=choose((1, 2)) if pp > 1 else 1,
         sequence_parallel=tp > 1 and choose((True, True, False)),
         micro_batch=choose((1, 2)),

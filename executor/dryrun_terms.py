@@ -115,16 +115,16 @@ def message_bytes(messages: Iterable[Message]) -> Sums:
     """Bytes of all messages of an operation, group and phase: "tp all_gather forward". [byte]
 
     Two pipeline stages use the group of all ranks for one of their two directions, lest they wait for each other
-    (Megatron-Core 0.16.1, p2p_communication.py); gradients are summed between optimizer instances in a group of no
-    name of ours, which a trace tells as world.
+    (Megatron-Core 0.16.1, p2p_communication.py). With several optimizer instances groups of a part of the ranks have
+    no names of ours, and a trace tells them as world: those between instances, and those of experts inside one.
     """
     found: dict[str, float] = {}
     for one in messages:
         group = one.group
         if group == "world" and one.operation in ("send", "recv"):
             group = "pp"
-        elif group == "world" and one.phase == "gradients":
-            group = "instances"
+        elif group == "world" and one.phase in ("gradients", "parameters"):
+            group = "instances" if one.operation == "all_reduce" else "edp"
         name = f"{group} {one.operation} {one.phase}"
         found[name] = found.get(name, 0) + one.total_bytes
     return found

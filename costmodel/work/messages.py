@@ -99,7 +99,8 @@ def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Messa
 
     Ring: cp - 1 steps forward, as many backward with keys, values and their gradients. All-gather: keys and values of
     the sequence, again for the backward pass, and their gradients reduce-scattered. All-to-all: queries, keys, values
-    and output, in both passes; with a ring between its groups the output once more in the backward pass. Source: Transformer Engine, context_parallel.py.
+    and output, in both passes; with a ring between its groups the output once more in the backward pass.
+    Source: Transformer Engine 2.8, context_parallel.py.
     """
     kv, everything = context_columns(x, name)
     ring = x.cp / x.cp_a2a_size
