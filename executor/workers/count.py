@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # An allocation of the caching allocator is a multiple of this. [byte] Source: c10/cuda/CUDACachingAllocator.cpp.
@@ -57,6 +58,7 @@ COLLECTIVES = {
 }
 # Operators that launch no kernel: allocations and views.
 NO_KERNEL = ("empty", "new_empty", "_unsafe_view", "detach", "alias", "lift_fresh", "set_", "resize_")
+VIEWS = ("aten::view", "aten::slice", "aten::as_strided", "aten::detach", "aten::t", "aten::transpose")
 
 
 class Ledger:
@@ -123,7 +125,7 @@ class Ledger:
             self.messages[(operation, "pp", stages, size, phase)] += 1
             return
         name = GROUP_NAMES.get(group.group_desc, "")
-        if not name or group.size() == dist.get_world_size() and name == "optimizer_instance":
+        if not name or (group.size() == dist.get_world_size() and name == "optimizer_instance"):
             name = "cp" if group.group_desc.startswith("HIERARCHICAL_CONTEXT") else "world"
         self.messages[(operation, name, group.size(), size, self.phase)] += 1
 
@@ -174,6 +176,21 @@ def _rounded(size: int) -> int:
     return -(-size // ROUNDING) * ROUNDING
 
 
+def view(function: Any, args: Any, kwargs: Any) -> Any:
+    """A view of a fake tensor by torch's own meta kernel.
+
+    FakeTensorMode works views out in Python, and remembers each by its offset: of thousands of parameters in one
+    buffer that is most of the time.
+    """
+    fake = args[0]
+    if not isinstance(fake, FakeTensor):
+        return function(*args, **kwargs)
+    mode = fake.fake_mode
+    with in_kernel_invocation_manager(mode):
+        meta = function(*args, **kwargs)
+    return mode.fake_tensor_converter.from_meta_and_device(mode, meta, fake.fake_device)
+
+
 class Counting(TorchDispatchMode):
     """Counts what is dispatched into LEDGER, and follows every storage in `live`."""
 
@@ -189,7 +206,7 @@ class Counting(TorchDispatchMode):
         if name == "aten::masked_select" and LEDGER.rows:
             LEDGER.kernel()
             return args[0].new_empty(LEDGER.rows)
-        result = function(*args, **(kwargs or {}))
+        result = view(function, args, kwargs or {}) if name in VIEWS else function(*args, **(kwargs or {}))
         if name.startswith("c10d::"):
             self._collective(name.removeprefix("c10d::"), args)
         elif LEDGER.counting and name.startswith("aten::"):
