@@ -51,6 +51,7 @@ EXPERTS: dict[str, Any] = {
     "moe_router_score_function": "softmax",
     "moe_router_load_balancing_type": "aux_loss",
     "moe_layer_freq": 1,
+    "expert_tensor_parallel_size": None,
 }
 LATENT: dict[str, Any] = {
     "kv_lora_rank": 32,

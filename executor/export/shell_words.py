@@ -83,7 +83,7 @@ def _collect(words: list[str], given: dict[str, list[str]], variables: dict[str,
         if word == END:
             flag = ""
         elif assigned and not word.startswith("-"):
-            name, value = assigned[1], assigned[2].strip()
+            name, value = assigned[1], assigned[2].strip().rstrip(";")
             variables[name] = value
             flag = ""
             if "--" in value:  # arguments kept in a variable, quoted or as an array

@@ -119,7 +119,9 @@ def _changed(plan: Plan, name: str, choose: Choose) -> Plan | None:
         return None
     if name == "fsdp":
         return replace(plan, fsdp=True, zero_stage=choose((2, 3))) if plan.pp == 1 else None
-    value = choose(VALUES[name]) if name in VALUES else not getattr(plan, name) if knob.kind == "bool" else None
+    value = (
+        choose(VALUES[name]) if name in VALUES else not getattr(plan, name) if knob.kind == "bool" else None
+    )
     if value is None:
         return None
     try:

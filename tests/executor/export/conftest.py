@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 for folder in ("tools", "benchmarks"):
     sys.path.insert(0, str(ROOT / folder))
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

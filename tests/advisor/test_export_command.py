@@ -1,0 +1,131 @@
+"""advisor export and advisor check --from: what is printed, written, refused and read."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli import main
+from advisor.commands.check import command as check
+from advisor.commands.export import command as export
+
+PLAN = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
+ARGUMENTS = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --vocab-size 128256 "
+    "--untie-embeddings-and-output-weights --seq-length 8192 --micro-batch-size 1 --global-batch-size 128 --bf16 "
+    "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer"
+)
+
+
+def run(command, *arguments):
+    """What the command gives."""
+    return CliRunner().invoke(command, list(arguments))
+
+
+def test_the_complete_script_is_printed():
+    found = run(export, *PLAN, "--to", "megatron-lm")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.startswith("#!/usr/bin/env bash")
+    for text in (
+        "--tensor-model-parallel-size 2",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "torchrun",
+        "numactl",
+    ):
+        assert text in found.stdout
+    assert "--mock-data" not in found.stdout
+
+
+def test_files_are_written_and_never_overwritten_unasked(tmp_path):
+    folder = tmp_path / "run"
+    found = run(export, *PLAN, "--to", "megatron-lm", "--slurm", "-o", str(folder))
+    assert found.exit_code == 0, found.output
+    assert sorted(path.name for path in folder.iterdir()) == ["job.sbatch", "train.sh"]
+    assert os.access(folder / "train.sh", os.X_OK)
+    assert "sbatch job.sbatch" in found.stdout
+    (folder / "train.sh").write_text("mine")
+    again = run(export, *PLAN, "--to", "megatron-lm", "-o", str(folder))
+    assert isinstance(again.exception, ValueError)
+    assert "--force" in str(again.exception)
+    assert (folder / "train.sh").read_text() == "mine"
+    run(export, *PLAN, "--to", "megatron-lm", "-o", str(folder), "--force")
+    assert (folder / "train.sh").read_text() != "mine"
+
+
+def test_json_has_settings_environment_files_and_notes():
+    record = json.loads(run(export, *PLAN, "--to", "megatron-lm", "--json").stdout)
+    assert record["settings"]["--tensor-model-parallel-size"] == 2
+    assert record["environment"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert list(record["files"]) == ["train.sh"]
+    assert record["plan"]["tp"] == 2
+
+
+def test_a_plan_that_breaks_a_rule_is_refused():
+    found = run(
+        export, "--model", "llama3-8b", "--gpus", "48", "--gpu", "h100", "--tp", "3", "--to", "megatron-lm"
+    )
+    assert found.exit_code == 1
+    assert "heads do not divide" in found.stderr
+    assert not found.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--to", "megatronlm"],
+        ["--to", "megatron-lm", "--target-version", "x"],
+        ["--to", "megatron-lm", "--task", "lora"],
+    ],
+)
+def test_bad_input_is_one_line(arguments, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["advisor", "export", *PLAN, *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.strip().splitlines()[-1].startswith("Error: ")
+
+
+def test_an_export_checked_from_its_file_is_the_plan(tmp_path):
+    run(
+        export,
+        *PLAN,
+        "--seq-len",
+        "8192",
+        "--global-batch",
+        "128",
+        "--to",
+        "megatron-lm",
+        "-o",
+        str(tmp_path),
+    )
+    found = run(check, "--from", "megatron-lm", str(tmp_path / "train.sh"), "--gpu", "h100", "--json")
+    record = json.loads(found.stdout)
+    straight = json.loads(run(check, *PLAN, "--seq-len", "8192", "--global-batch", "128", "--json").stdout)
+    assert record["model"] == "llama3-8b"
+    # Said by the environment of the script rather than left to it.
+    assert record["plan"] == straight["plan"] | {"max_connections": 1}
+    assert record["memory"] == straight["memory"]
+
+
+def test_arguments_are_checked_and_predicted():
+    found = run(check, "--from", "megatron-lm", ARGUMENTS, "--gpu", "h100", "--gpus", "8")
+    assert found.exit_code == 0, found.output
+    for text in ("TP2 DP4", "llama3-8b", "tokens/s/GPU", "fits", "max_connections_one"):
+        assert text in found.stdout
+    worse = run(check, "--from", "megatron-lm", ARGUMENTS, "--gpu", "h100", "--gpus", "8", "--tp", "64")
+    assert worse.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nofile"], [], [ARGUMENTS], ["--num-layers $N --hidden-size 8", "--gpu", "h100"]]
+)
+def test_what_cannot_be_read_is_one_line(arguments):
+    found = run(check, "--from", "megatron-lm", *arguments)
+    assert isinstance(found.exception, ValueError)
+    assert "\n" not in str(found.exception)

@@ -1,0 +1,138 @@
+"""What starts an export: the environment, the launch script as bash runs it, the job script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import hardware_db
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.export.bundle import bundle
+from executor.export.environment import environment, environment_knobs, environment_lines, read_environment
+from executor.export.exported import Job
+from executor.export.launch import nodes_of
+from executor.export.slurm import sbatch_script
+
+
+def job_of(plan: Plan, machine: str = "dgx-h100", model: str = "llama3-70b") -> Job:
+    """A job of 4096 tokens."""
+    return Job(plan, Workload(4096, 64), load_model(model), hardware_db.load_cluster(machine))
+
+
+def variables(plan: Plan, machine: str = "dgx-h100", model: str = "llama3-70b") -> dict[str, str | None]:
+    """Names and values."""
+    return {variable.name: variable.value for variable in environment(job_of(plan, machine, model))}
+
+
+FSDP = {"fsdp": True, "zero_stage": 3}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "machine", "value"),
+    [
+        ({"tp": 4, "dp": 2}, "dgx-h100", "1"),
+        ({"cp": 2, "dp": 4}, "dgx-a100", "1"),
+        ({"tp": 4, "dp": 2}, "dgx-b200", "32"),
+        ({"dp": 8}, "dgx-h100", None),
+        ({"dp": 8, **FSDP}, "dgx-h100", None),
+        ({"tp": 4, "dp": 2, **FSDP}, "dgx-h100", None),
+        ({"dp": 8, "max_connections": 8}, "dgx-h100", "8"),
+    ],
+)
+def test_connections_follow_gpu_and_overlap(knobs, machine, value):
+    assert variables(Plan(**knobs), machine)["CUDA_DEVICE_MAX_CONNECTIONS"] == value
+
+
+def test_what_excludes_growing_segments():
+    assert variables(Plan(dp=8))["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert variables(Plan(dp=8, nccl_ub=True))["PYTORCH_CUDA_ALLOC_CONF"] is None
+    assert variables(Plan(dp=8, expandable_segments=False))["PYTORCH_CUDA_ALLOC_CONF"] is None
+    assert "NCCL_GRAPH_REGISTER" not in variables(Plan(dp=8))
+    assert variables(Plan(dp=8, cuda_graph=True))["NCCL_GRAPH_REGISTER"] == "0"
+
+
+def test_settings_of_the_plan_win_and_experts_get_theirs():
+    assert variables(Plan(dp=8, settings={"nccl_debug": "INFO"}))["NCCL_DEBUG"] == "INFO"
+    hybrid = variables(Plan(dp=64, ep=64, moe_dispatcher="hybridep"), "gb200-nvl72", "deepseek-v3")
+    assert hybrid["NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"] == "64"
+    assert hybrid["USE_MNNVL"] == "1"
+    assert variables(Plan(dp=8), "aws-p5en")["FI_PROVIDER"] == "efa"
+    assert variables(Plan(dp=8, offload_modules=("core_attn",)))["NVTE_CPU_OFFLOAD_V1"] == "1"
+
+
+def test_every_variable_has_its_reason_and_reads_back():
+    plan = Plan(tp=4, dp=2, nvls=True, layernorm_sm_margin=20, settings={"nccl_algo": "Ring"})
+    lines = environment_lines(environment(job_of(plan)))
+    assert all("  # " in line for line in lines)
+    knobs = environment_knobs(read_environment("\n".join(lines)))
+    assert knobs["nvls"] is True
+    assert knobs["layernorm_sm_margin"] == 20
+    assert knobs["max_connections"] == 1
+    assert knobs["expandable_segments"] is True
+    assert knobs["settings"] == {"nccl_algo": "Ring"}
+
+
+def test_a_world_fills_whole_nodes():
+    assert nodes_of(job_of(Plan(dp=4))) == (1, 4)
+    assert nodes_of(job_of(Plan(dp=16))) == (2, 8)
+    with pytest.raises(ValueError, match="Try --gpus 16"):
+        nodes_of(job_of(Plan(dp=12)))
+
+
+def run_script(folder: Path, plan: Plan, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run train.sh where torchrun only tells its words and variables, and starts the first rank's command."""
+    (folder / "train.sh").write_text(bundle(job_of(plan), "megatron-lm", slurm=False).files["train.sh"])
+    programs = {
+        "torchrun": 'echo "ENV $CUDA_DEVICE_MAX_CONNECTIONS"; for word in "$@"; do echo "WORD $word"; done\n'
+        'while [[ "$1" != --no-python ]]; do shift; done; shift; LOCAL_RANK=0 "$@"\n',
+        "python": 'echo "PYTHON $#"\n',
+        "nvidia-smi": "echo 00000000:0F:00.0\n",
+    }
+    for name, body in programs.items():
+        (folder / name).write_text("#!/bin/bash\n" + body)
+        (folder / name).chmod(0o755)
+    path = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
+    command = ["bash", str(folder / "train.sh"), "--rotary-base", "500000"]
+    return subprocess.run(command, env=path | environment, capture_output=True, text=True, timeout=30)
+
+
+def test_the_launch_script_runs(tmp_path):
+    given = {"DATA_PATH": "/data/my text", "TOKENIZER_MODEL": "t", "NODE_RANK": "1", "MASTER_ADDR": "node0"}
+    done = run_script(tmp_path, Plan(tp=8, dp=2, sequence_parallel=True), given)
+    assert done.returncode == 0, done.stderr
+    words = [line[5:] for line in done.stdout.splitlines() if line.startswith("WORD ")]
+    assert "ENV 1" in done.stdout
+    assert words[words.index("--nproc-per-node") + 1] == "8"
+    assert words[words.index("--nnodes") + 1] == "2"
+    assert words[words.index("--node-rank") + 1] == "1"
+    assert words[words.index("--master-addr") + 1] == "node0"
+    assert words[words.index("--data-path") + 1] == "/data/my text"
+    assert words[-2:] == ["--rotary-base", "500000"]
+    assert "PYTHON" in done.stdout  # through the binding of the script itself
+
+
+@pytest.mark.parametrize("missing", ["DATA_PATH", "TOKENIZER_MODEL", "MASTER_ADDR", "NODE_RANK"])
+def test_the_launch_script_asks_for_what_is_missing(tmp_path, missing):
+    given = {"DATA_PATH": "/data", "TOKENIZER_MODEL": "t", "NODE_RANK": "1", "MASTER_ADDR": "node0"}
+    given.pop(missing)
+    done = run_script(tmp_path, Plan(tp=8, dp=2), given)
+    assert done.returncode != 0
+    assert missing in done.stderr
+    assert "WORD" not in done.stdout
+
+
+def test_the_job_script_names_nodes_container_and_rendezvous(tmp_path):
+    text = sbatch_script(job_of(Plan(dp=64, nvl_segment=32, vboost=True), "gb200-nvl72"))
+    assert "#SBATCH --nodes=16" in text
+    assert "#SBATCH --gpus-per-node=4" in text
+    assert "#SBATCH --segment=8" in text
+    assert "#SBATCH --requeue" in text
+    assert "boost-slider" in text
+    assert '--container-image="$CONTAINER_IMAGE"' in text
+    (tmp_path / "job").write_text(text)
+    assert subprocess.run(["bash", "-n", str(tmp_path / "job")]).returncode == 0
