@@ -143,6 +143,7 @@ def prepare() -> None:
         if not hasattr(typing, name):
             setattr(typing, name, getattr(typing_extensions, name))
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "TORCHDYNAMO_DISABLE": "1"}
+    os.environ["NVTE_CPU_OFFLOAD_V1"] = "1"  # as the launch script has it with offloading
     paged = types.ModuleType("megatron.core.transformer.moe.ops.paged_stash")
     paged.__getattr__ = _attribute  # type: ignore[attr-defined]
     sys.modules[paged.__name__] = paged

@@ -138,6 +138,9 @@ def model_settings(job: Job, names: Names, recipe: bool) -> dict[str, Any]:
             kept["mtp_num_layers"] = job.model.mtp_layers or None
     else:
         kept |= _shape_arguments(job, names)
+    if job.plan.pp == 1:
+        # Megatron-Core counts stages between the ends, and one stage has no ends.
+        kept |= {"num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": None}
     kept["seq_length"] = job.workload.seq_len
     if kept.get("moe_flex_dispatcher_backend") and not names.has("model", "moe_flex_dispatcher_backend"):
         kept["moe_enable_deepep"] = kept.pop("moe_flex_dispatcher_backend") == "deepep"
@@ -152,7 +155,9 @@ def recompute_names(core: Mapping[str, Any], model: ModelSpec) -> dict[str, Any]
     kept = [
         module for module in dict.fromkeys(modules) if module != "ops" and (module != "moe_act" or model.moe)
     ]
-    return {"recompute_granularity": "selective" if kept else None, "recompute_modules": kept or None}
+    # Without modules Megatron-Core takes its own choice, core_attn; without any left there is nothing to do.
+    selective = bool(kept) or not modules
+    return {"recompute_granularity": "selective" if selective else None, "recompute_modules": kept or None}
 
 
 def _shape_arguments(job: Job, names: Names) -> dict[str, Any]:
@@ -297,6 +302,9 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
     if workload.task == "pretrain":
         return {}
     settings: dict[str, Any] = {"dataset.seq_length": workload.seq_len}
+    if job.plan.cp > 1:
+        # ConfigContainer.validate: ranks of one sequence hold unequal numbers of tokens that count.
+        settings |= {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}
     if workload.task == "lora":
         targets = LORA_TARGETS[workload.lora_targets]
         settings |= {
@@ -311,24 +319,21 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
         packing = "packed_sequence_specs"
     if workload.packed:
         settings[f"dataset.{packing}.packed_sequence_size"] = workload.seq_len
-        settings |= packed_batch(
-            job, f"dataset.{packing}.packed_sequence_size", "dataset.seq_length", "train"
-        )
+        lengths = (f"dataset.{packing}.packed_sequence_size", "dataset.seq_length", "model.seq_length")
+        settings |= packed_batch(job, lengths, "train")
         settings["dataset.dataset_kwargs"] = {"pad_to_max_length": True}
     else:
         settings[f"dataset.{packing}"] = None
     return settings
 
 
-def packed_batch(job: Job, size: str, length: str, batch: str) -> dict[str, Any]:
+def packed_batch(job: Job, lengths: tuple[str, ...], batch: str) -> dict[str, Any]:
     """Several packs in a micro-batch are one longer pack: both targets refuse more than one, and say this way out."""
     packs = job.plan.micro_batch
     if packs == 1:
         return {}
     tokens = packs * job.workload.seq_len
-    return {
-        size: tokens,
-        length: tokens,
+    return dict.fromkeys(lengths, tokens) | {
         f"{batch}.micro_batch_size": 1,
         f"{batch}.global_batch_size": job.workload.global_batch // packs,
     }

@@ -72,6 +72,8 @@ def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
     module = ""
     names = {"recipe": ""}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted_name(node.func).endswith(".model"):
+            module = dotted_name(node.func).split(".")[-2]
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             continue
         target = dotted_name(node.targets[0])

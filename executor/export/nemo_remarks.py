@@ -19,6 +19,8 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         )
     if plan.fsdp and plan.fsdp_implementation == "torch":
         yield 'fsdp_implementation torch: NeMo 2 has no FSDP of torch (fsdp="pytorch" raises), so it is Megatron\'s'
+    if plan.precision == "nvfp4" and plan.fp8_param_gather:
+        yield f"fp8_param_gather: NeMo {names.release} gathers parameters in bf16 with nvfp4, left out"
     if plan.encoder_tp or plan.encoder_pp:
         yield "encoder_tp and encoder_pp: sizes of trainer.strategy for T5-like models only, left out"
     if (

@@ -164,6 +164,8 @@ def model_settings(job: Job, names: Names, known: bool) -> dict[str, Any]:
         if job.model.vocab_divisible_by:
             extra["make_vocab_size_divisible_by"] = job.model.vocab_divisible_by
         settings |= {f"{CONFIG}.{name}": value for name, value in extra.items()}
+    if job.plan.pp == 1:
+        settings |= {name: None for name in OFF if name.endswith("_pipeline_stage")}
     settings[f"{CONFIG}.seq_length"] = job.workload.seq_len
     kind = job.plan.precision if job.plan.precision in ("fp16", "fp32") else "bf16"
     settings[f"{STRATEGY}.pipeline_dtype"] = kind
@@ -237,10 +239,11 @@ def precision_settings(plan: Plan) -> dict[str, Any]:
         return settings | {"trainer.plugins.pipeline_dtype": "fp32"}
     if plan.precision == "nvfp4":
         settings |= {"trainer.plugins": "bf16_mixed", "trainer.plugins.fp4": "e2m1"}
-        return settings | {"trainer.plugins.fp4_recipe": "nvfp4"}
+        settings |= {"trainer.plugins.fp4_recipe": "nvfp4"}
     if plan.precision in ("bf16", "fp16"):
         return settings
-    settings["trainer.plugins.fp8_param_gather"] = plan.fp8_param_gather
+    if plan.precision != "nvfp4":
+        settings["trainer.plugins.fp8_param_gather"] = plan.fp8_param_gather
     if plan.precision == "mxfp8":
         settings["trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag"] = plan.reuse_grad_buf
     return settings | {
@@ -274,7 +277,7 @@ def task_settings(job: Job) -> dict[str, Any]:
     if workload.packed:
         size = "data.packed_sequence_specs.packed_sequence_size"
         settings[size] = workload.seq_len
-        settings |= packed_batch(job, size, "data.seq_length", "data")
+        settings |= packed_batch(job, (size, "data.seq_length", f"{CONFIG}.seq_length"), "data")
     if workload.task == "lora":
         targets = LORA_TARGETS[workload.lora_targets]
         settings |= {

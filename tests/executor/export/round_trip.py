@@ -1,0 +1,62 @@
+"""When a plan that was exported and read back is the same, and when an exported file is whole."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from costmodel.plan import Plan
+from executor.export.exported import Job
+from executor.megatron_args import core_fields
+from executor.megatron_training import ddp_fields, optimizer_fields
+
+
+def undefined(tree: ast.Module) -> set[str]:
+    """Names that the file uses and nothing in it gives."""
+    given_names = {"__name__", "range", "int", "float", "SystemExit", "dir"}
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            given_names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef):
+            given_names |= {node.name} | {each.arg for each in node.args.args}
+        elif isinstance(node, ast.Name):
+            (given_names if isinstance(node.ctx, ast.Store) else used).add(node.id)
+    return used - given_names
+
+
+def same(job: Job, back: Plan) -> bool:
+    """Whether both plans are one to Megatron-Core, and say the same of what it does not see."""
+    plan = job.plan
+    assert core_fields(back, job.model, job.workload) == core_fields(plan, job.model, job.workload)
+    mine, theirs = ddp_fields(plan), ddp_fields(back)
+    # A shard as large as the group is no shard, and several instances are shards of that size.
+    for fields in (mine, theirs):
+        fields.pop("num_distributed_optimizer_instances", None)
+    assert mine == theirs
+    assert optimizer_fields(back) == optimizer_fields(plan)
+    assert shards(back) == shards(plan)
+    for name in ("dp", "micro_batch", "manual_gc", "sharp", "precision", "fp8_param_gather"):
+        assert getattr(back, name) == getattr(plan, name), name
+    return True
+
+
+def shards(plan: Plan) -> int:
+    """Data-parallel ranks over which states are split."""
+    ranks = plan.dp * plan.cp
+    shard = plan.fsdp_shard_size if plan.fsdp else 0
+    return min(ranks, shard) if shard else ranks // plan.optimizer_instances
+
+
+def comparable(job: Job) -> Job:
+    """Without what the export must say otherwise, each of which has a note."""
+    plan = job.plan
+    if plan.recompute == "selective" and not plan.recompute_modules:
+        plan = replace(plan, recompute_modules=("core_attn",))  # Megatron-Core's own choice
+    if plan.pp == 1:
+        plan = replace(plan, first_stage_layers=0, last_stage_layers=0)  # of no effect
+    if plan.precision in ("bf16", "fp16", "fp32"):
+        plan = replace(plan, bf16_end_layers=0, fp8_attention=False, fp8_param_gather=False)  # of no effect
+    if plan.precision == "mxfp8" and plan.fp8_param_gather and not plan.fsdp:
+        plan = replace(plan, reuse_grad_buf=True)
+    return replace(job, plan=plan)
