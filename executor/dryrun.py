@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,16 @@ def traced_microbatches(plan: Plan, workload: Workload, wanted: int | None) -> i
     return wanted or min(least, available)
 
 
+def traced_model(model: ModelSpec) -> ModelSpec:
+    """The model as Megatron-Core 0.16 builds it: hybrids of Mamba layers without MTP heads, chunks as full attention.
+
+    `executor.megatron_model.not_expressed` says so in the notes.
+    """
+    if model.mamba is not None and model.mtp_layers:
+        model = replace(model, mtp_layers=0, mtp_pattern="")
+    return replace(model, attention_chunk=0, nope_layer_interval=0) if model.attention_chunk else model
+
+
 def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset[str]:
     """What the documented differences ask for: blocks and features of the model, knobs as "cp" or "recompute=full"."""
     found = set(amount_inputs(plan, workload, model)[1])
@@ -137,6 +147,7 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
     if plan.recompute == "selective":
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}
+    found |= {model.activation}
     if plan.tp > model.num_kv_heads and model.mla is None:
         found.add("tp above kv heads")
     if model.moe is not None and "activation_func_clamp_value" in model_fields(model):
@@ -159,7 +170,8 @@ def dry_run(
 
     Raises ValueError for a plan that does not fit together, DryRunFailed when Megatron-Core refuses it.
     """
-    predictions = [rank_amounts(plan, workload, model, stage, num_microbatches) for stage in stages]
+    known = traced_model(model)
+    predictions = [rank_amounts(plan, workload, known, stage, num_microbatches) for stage in stages]
     features = plan_features(plan, workload, model)
     found = []
     for index, predicted in enumerate(predictions):

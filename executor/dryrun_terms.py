@@ -17,6 +17,8 @@ DIFFERENCES = Path(__file__).with_name("dryrun_differences.toml")
 SAVED_TOLERANCE = 0.02
 EQUAL, WITHIN, DOCUMENTED, DIFFERS = "equal", "within", "documented", "differs"
 PASSES = ("forward", "backward")
+# torch's names of collectives of lists: our word, and whether the size is that of one rank's part.
+UNEVEN = {"allgather_": ("all_gather", False), "reduce_scatter_": ("reduce_scatter", True)}
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def message_bytes(messages: Iterable[Message]) -> Sums:
     Two pipeline stages use the group of all ranks for one of their two directions, lest they wait for each other
     (Megatron-Core 0.16.1, p2p_communication.py). With several optimizer instances groups of a part of the ranks have
     no names of ours, and a trace tells them as world: those between instances, and those of experts inside one.
+    Collectives of parts that may differ in size have torch's own names; the reduce-scatter is told with one part.
     """
     found: dict[str, float] = {}
     for one in messages:
@@ -125,8 +128,9 @@ def message_bytes(messages: Iterable[Message]) -> Sums:
             group = "pp"
         elif group == "world" and one.phase in ("gradients", "parameters"):
             group = "instances" if one.operation == "all_reduce" else "edp"
-        name = f"{group} {one.operation} {one.phase}"
-        found[name] = found.get(name, 0) + one.total_bytes
+        operation, parts = UNEVEN.get(one.operation, (one.operation, False))
+        name = f"{group} {operation} {one.phase}"
+        found[name] = found.get(name, 0) + one.total_bytes * (one.ranks if parts else 1)
     return found
 
 

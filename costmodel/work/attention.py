@@ -155,7 +155,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
 
     Saved: the QKV output, which the value view keeps alive whole, and the rotated queries and keys (nothing
     is copied without rotary embedding): the 2.25 bytes beyond the hand count in Megatron-Core's dry run. Copies that
-    context parallelism makes stand for both.
+    context parallelism makes stand for both, unless norms of heads keep the QKV output as their input.
     Per-op recompute (ops) keeps the layer's input, every other product (queries and values here, the gate's half of
     FC1's output in the MLP) and the attention core's output. Source: torchtitan, activation_checkpoint.py.
     """
@@ -163,8 +163,12 @@ def attention(x: SimpleNamespace) -> BlockWork:
     rows = tokens(x)
     qkv = ((1 + x.output_gate) * heads + 2 * kv) * x.d
     gate = x.output_gate * x.activation_bytes * rows * heads * x.d
-    rotated = x.rotary * (1 - exchanged(x))
-    everything = (heads + rotated * heads) + (2 + rotated) * kv + x.output_gate * heads
+    copied, new = exchanged(x), maximum(x.rotary, x.cp_a2a)  # new: queries that are no view of the QKV output
+    whole = 1 - copied * new * (1 - x.qk_norms)
+    everything = whole * (heads + 2 * kv) + copied * (new * heads + 2 * kv)
+    everything += (1 - copied) * x.rotary * (heads + kv) + x.output_gate * heads
+    # Norms of heads keep queries that grouped layouts copy, and a statistic a head.
+    everything += x.qk_norms * (is_more_than_one(heads / kv) * heads + 2 * (heads + kv) / x.d)
     kept = (1 - x.recompute_ops) * everything + x.recompute_ops * (heads + kv)
     return BlockWork(
         name="attention",

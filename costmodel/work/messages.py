@@ -172,19 +172,21 @@ def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -
 
 def gathered_experts(x: SimpleNamespace, again: Amount, probability_bytes: int) -> list[Message]:
     """Dispatch and combine where every rank of an expert dispatch sees all tokens: gathered with the map of chosen
-    experts (a byte each) and their probabilities, results reduce-scattered; gradients the other way.
+    experts (a byte each) and their probabilities, results reduce-scattered in the probabilities' format; gradients the
+    other way.
 
     Source: Megatron-Core 0.16.1, token_dispatcher.py, MoEAllGatherTokenDispatcher.
     """
     ranks, own = x.ep * x.etp, residual_tokens(x)
     rows = x.activation_bytes * own * x.he * ranks
     numbers = probability_bytes * own * x.E * ranks
+    results = probability_bytes * own * x.he * ranks
     found: list[Message] = []
     for phase, times in (("forward", 1), ("backward", again)):
         for size in (own * x.E * ranks, numbers, rows):
             found.append(Message("all_gather", "tp_ep", ranks, size, times, phase))
-        found.append(Message("reduce_scatter", "tp_ep", ranks, rows, times, phase))
-    found.append(Message("all_gather", "tp_ep", ranks, rows, 1, "backward"))
+        found.append(Message("reduce_scatter", "tp_ep", ranks, results, times, phase))
+    found.append(Message("all_gather", "tp_ep", ranks, results, 1, "backward"))
     for size in (rows, numbers):
         found.append(Message("reduce_scatter", "tp_ep", ranks, size, 1, "backward"))
     return found
