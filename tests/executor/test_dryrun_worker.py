@@ -231,3 +231,9 @@ def test_what_cannot_be_traced_is_said_before_it_is_tried():
         make_job(Plan(dp=8), workload, load_model("deepseek-v4-flash"), 0, 1)
     with pytest.raises(ValueError, match="--stage 2"):
         make_job(Plan(pp=2), workload, SMALL, 2, 1)
+
+
+def test_fp16_takes_its_step_and_asks_everyone_about_overflow(tmp_path):
+    found = traced(tmp_path, Plan(dp=2, precision="fp16"))
+    assert found.state["optimizer"] == 12 * found.parameters["dense"] / 2
+    assert sent(found, phase="optimizer", group="world") == {4: 2}  # overflow, and the norm
