@@ -115,7 +115,8 @@ def _torchrun(job: Job, exported: Exported, nodes: int, per_node: int) -> list[s
     else:
         words += ['--nnodes "$NNODES" --node-rank "$NODE_RANK"']
         words += ['--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"']
-    script = quoted(exported.command[0])
+    name = exported.command[0]
+    script = quoted(f"${{HERE}}/{name}" if name in exported.files else name)
     bound = 'bash "${BASH_SOURCE[0]}" bound ' if job.plan.cpu_binding else ""
     words += ["--no-python", f'{bound}python -u {script} "${{ARGS[@]}}" "$@"']
     return [" \\\n    ".join(words)]

@@ -80,6 +80,8 @@ def _collect(words: list[str], given: dict[str, list[str]], variables: dict[str,
     flag = ""
     for word in words:
         assigned = _ASSIGNED.fullmatch(word)
+        if assigned and assigned[2].startswith("(--"):
+            word, assigned = assigned[2], None  # an array that begins with its first flag
         if word == END:
             flag = ""
         elif assigned and not word.startswith("-"):
