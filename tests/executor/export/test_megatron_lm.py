@@ -314,7 +314,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 TP=8; LAYERS="80"
 GPT_ARGS="
     --num-layers $LAYERS \\
-    --hidden-size ${HIDDEN:-8192} --num-attention-heads 64
+    --hidden-size ${HIDDEN:-8192} --num-attention-heads 16
 "
 DIST=(--tensor-model-parallel-size ${TP} --sequence-parallel)
 srun python pretrain_gpt.py $GPT_ARGS "${DIST[@]}" --bf16 --seq-length=4096
