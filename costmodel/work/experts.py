@@ -23,6 +23,8 @@ ROUTER_SPLIT_KERNELS, PERMUTE_SPLIT_KERNELS = 12.0, 10.0
 # Bytes kept for each token and expert: scores, probabilities, map of the chosen, the same for the auxiliary loss, and
 # two rows of the permutation's map. Source: Transformer Engine 2.8, router.py and permutation.py; dry run.
 ROUTER_BYTES = 21
+# Of them, those that the dispatcher's module holds too.
+HELD_BYTES = 13
 
 
 def routed_copies(x: SimpleNamespace) -> Amount:
@@ -81,6 +83,15 @@ def dispatch_bytes_outside(x: SimpleNamespace, inside: Amount) -> Amount:
     gathered = (x.ep - inside) / inside
     copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * gathered
     return x.activation_bytes * residual_tokens(x) * copies * x.he
+
+
+def held_maps(x: SimpleNamespace) -> Amount:
+    """What the dispatcher of an expert block holds of its last micro-batch even when the block is recomputed: two rows
+    of the permutation's map, the map of chosen experts, their probabilities. [byte]
+
+    One set a layer, whatever is in flight. Source: Megatron-Core 0.16.1, token_dispatcher.py; dry run.
+    """
+    return HELD_BYTES * residual_tokens(x) * x.E
 
 
 def shared_gate_flops_forward(x: SimpleNamespace) -> Amount:
