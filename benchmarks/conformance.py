@@ -82,7 +82,10 @@ def sweep(plans: int, seed: int, only: list[str]) -> dict[str, Family]:
     found: dict[str, Family] = {}
     for family, models in traceable().items():
         record = found.setdefault(family, Family())
-        for _ in range(plans if not only or family in only else 0):
+        # A refused plan is told and another one drawn.
+        for _ in range(3 * plans if not only or family in only else 0):
+            if record.plans == plans:
+                break
             model = small(rng.choice(models), LAYERS)
             plan, workload = draw(rng.choice, model)
             stage = rng.randrange(plan.pp)

@@ -74,6 +74,7 @@ def _any(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
     recompute = choose(("none", "none", "selective", "full"))
     modules = EXPERT_MODULES if model.moe is not None else DENSE_MODULES
     modules += ("mla_up_proj",) if model.mla is not None else ()
+    zero_stage, overlap = choose((0, 1, 1, 1)), choose((True, False))
     plan = Plan(
         tp=tp,
         cp=cp,
@@ -86,9 +87,10 @@ def _any(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
         sequence_parallel=tp > 1 and choose((True, True, False)),
         micro_batch=choose((1, 2)),
         cp_comm_type=choose(("p2p", "all_gather", "a2a")),
-        zero_stage=choose((0, 1, 1, 1)),
+        zero_stage=zero_stage,
         grad_reduce_in_fp32=choose((True, False)),
-        overlap_grad_reduce=choose((True, False)),
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap and zero_stage > 0,
         recompute=recompute,
         recompute_modules=(choose(modules),) if recompute == "selective" else (),
         fused_cross_entropy=choose((True, False)),

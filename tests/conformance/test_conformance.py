@@ -30,7 +30,7 @@ CHOSEN = [
     ("llama3-8b", {**SPLIT, "pp": 2, "dp": 2}, 0),
     ("llama3-8b", {**SPLIT, "pp": 2, "vpp": 2, "dp": 2}, 1),
     ("llama3-8b", {"tp": 2, "cp": 2, "dp": 2, "recompute": "full"}, 0),
-    ("gpt3-126m", {**SPLIT, "dp": 4, "dropout": True, "zero_stage": 0}, 0),
+    ("gpt3-126m", {**SPLIT, "dp": 4, "dropout": True, "zero_stage": 0, "overlap_param_gather": False}, 0),
     ("mixtral-8x7b", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("mixtral-8x7b", {**SPLIT, "dp": 4, "ep": 4, "etp": 2, "pp": 2}, 1),
     ("deepseek-v3", {**SPLIT, "pp": 2, "dp": 8, "ep": 8}, 0),
