@@ -11,10 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from costmodel.binding_hardware import hardware_inputs
+from costmodel.binding_hardware import cluster_stack, hardware_inputs
 from costmodel.bound import Bound
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
+from costmodel.stack import load_stack
+from costmodel.step_constants import parameter_keys
 from costmodel.symbols import BLOCKS
 from costmodel.workload import Workload
 from hardware_db import Cluster
@@ -50,6 +52,12 @@ def bind_amounts(
 ) -> dict[str, Bound]:
     """The inputs of amounts, which no machine changes: model, workload and precision recipe."""
     return _model_inputs(model) | _workload_inputs(workload, model) | _precision_inputs(precision, generation)
+
+
+def step_keys(cluster: Cluster, precision: str, stack: str | None = None) -> dict[str, str]:
+    """Input symbol -> the step constant behind it; see `costmodel.step_constants.parameter_keys`."""
+    gemm = precision_recipe(precision)["gemm"]
+    return parameter_keys(cluster, gemm, load_stack(stack or cluster_stack(cluster)))
 
 
 def _model_inputs(model: ModelSpec) -> dict[str, Bound]:

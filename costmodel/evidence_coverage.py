@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.evidence import LEVEL, REACH, Numbers, Table, local_quantile
+from costmodel.evidence import LEVEL, REACH, Numbers, Table, Z, local_quantile
 from hardware_db.evidence import Evidence
 
 GROUPS: dict[str, Callable[[Evidence], str]] = {
@@ -30,15 +30,17 @@ CLEARANCES = (0.0, 0.5, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Held:
-    """Runs as queries whose groups are left out: error to be covered, local quantile and reach of each."""
+    """Runs as queries whose groups are left out: error to be covered, local quantile, reach, and what the constants
+    leave, of each."""
 
     errors: Numbers
     local: Numbers
     reach: Numbers
+    constants: Numbers
 
     def width(self, scale: float, growth: float) -> Numbers:
         """Half of the interval of each. [log]"""
-        return np.hypot(scale * self.local, growth * self.reach)
+        return np.sqrt((scale * self.local) ** 2 + (growth * self.reach) ** 2 + self.constants**2)
 
     def coverage(self, scale: float, growth: float) -> NDArray[np.bool_]:
         """Whether each lies inside its interval."""
@@ -52,7 +54,7 @@ def held(table: Table, group: str, clearance: float = 0.0) -> Held:
     """
     labels = np.array([GROUPS[group](run) for run in table.runs], dtype=object)
     models = table.words["model"]
-    found = np.full((3, len(table)), np.nan)
+    found = np.full((4, len(table)), np.nan)
     for index, run in enumerate(table.runs):
         distances = table.distances(run)
         distances = np.where((labels == labels[index]) | (distances < clearance), np.inf, distances)
@@ -65,6 +67,7 @@ def held(table: Table, group: str, clearance: float = 0.0) -> Held:
             abs(table.errors(known)[index] - table.shared(distances, known)),
             local_quantile(distances, scores, table.weights),
             near[np.isfinite(near)].mean(),
+            Z * run.parameter_spread,
         )
     return Held(*found)
 
@@ -111,7 +114,7 @@ def learn(table: Table) -> dict[str, float]:
 def _finite(cases: Held) -> Held:
     """Those for which anything is left in the table."""
     left = np.isfinite(cases.errors)
-    return Held(cases.errors[left], cases.local[left], cases.reach[left])
+    return Held(cases.errors[left], cases.local[left], cases.reach[left], cases.constants[left])
 
 
 def _share(cases: Held, scale: float, growth: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.binding import bind, precision_recipe
+from costmodel.binding import bind, precision_recipe, step_keys
 from costmodel.bound import Bound
 from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
 from costmodel.compiled import CompiledModel, compile_model
@@ -24,6 +24,7 @@ from costmodel.plan import Plan
 from costmodel.stage_inputs import runs
 from costmodel.symbols import LAYOUT_INPUTS
 from costmodel.term import Term
+from costmodel.uncertainty import parameter_spread
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
@@ -269,7 +270,10 @@ def predict(
     step, world = values["step_time"], plan.world
     achieved = values["model_flops"] / step / world
     setting = setting_of(model, workload, cluster, plan, stack)
-    spread = interval(setting, published_id, scalars.get("parameter_spread", 0.0))
+    sources = {name: entry.source for name, entry in bound.items()}
+    keys = step_keys(cluster, plan.precision, stack)
+    values["parameter_spread"] = parameter_spread(compiled, scalars | numbers, keys, sources)
+    spread = interval(setting, published_id, values["parameter_spread"])
     return Prediction(
         model=model,
         workload=workload,
@@ -289,7 +293,7 @@ def predict(
         time=time,
         memory=memory,
         values=values,
-        sources={name: entry.source for name, entry in bound.items()},
+        sources=sources,
         features=features,
         bound_by=_bound_by(time),
         assumptions=_assumptions(bound),

@@ -59,7 +59,8 @@ class Setting:
 class Evidence(Setting):
     """A published run. error: log(predicted / measured) of the fit to all runs; held_error: of the fit without
     the run's model, the error that a new model must expect. near_error, near_held_error: the same as other runs near
-    it would have them, and runs of other models near it. [1]"""
+    it would have them, and runs of other models near it. parameter_spread: what the uncertainty of the constants alone
+    lets expect, as a standard deviation. [1]"""
 
     id: str
     source: str
@@ -69,12 +70,13 @@ class Evidence(Setting):
     held_error: float
     near_error: float = 0.0
     near_held_error: float = 0.0
+    parameter_spread: float = 0.0
 
 
 NAMES = (
     *("id", "source", "date"),
     *(field.name for field in fields(Setting)),
-    *("measured_step_time_s", "error", "held_error", "near_error", "near_held_error"),
+    *("measured_step_time_s", "error", "held_error", "near_error", "near_held_error", "parameter_spread"),
 )
 TYPES = {field.name: {"str": str, "int": int, "float": float}[str(field.type)] for field in fields(Evidence)}
 

@@ -32,9 +32,13 @@ from advisor.measurements import Case
 from advisor.pipeline import with_schedule
 from costmodel.predict import predict
 from costmodel.step_constants import PRIORS, STEP_FILE, fitted
+from costmodel.uncertainty import load_covariance, save_covariance
 
 # A row of a grid of one machine, over one of a table of many sources.
 GRID_SHARE = 0.2
+
+COVARIANCE = """Written by tools/fit_step.py; do not edit. Covariance of the logarithms of the fitted constants,
+lower triangle: a constant a line, with those of the lines above it and its own last."""
 
 # What is left out together.
 GROUPS: dict[str, Callable[[Case], str]] = {
@@ -85,6 +89,8 @@ def main() -> None:
     for name, number in summary.items():
         print(f"{name}: {number}")
     write(STEP_FILE, whole, stack, summary)
+    save_covariance(whole.parameters, whole.covariance, COVARIANCE)
+    load_covariance.cache_clear()
     fitted.cache_clear()
     shift = np.array([_schedule(case) for case in tables[0]])
     report(write_evidence(tables[0], whole.residuals[own] + shift, held["model"][own] + shift))

@@ -45,6 +45,7 @@ near_error, near_held_error: the error that other runs near it share, that runs 
 
 def evidence_of(case: Case, error: float, held_error: float) -> Evidence:
     """A published run with the errors [log] of our predictions."""
+    predicted = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     return Evidence(
         **asdict(setting_of(case.model, case.workload, case.cluster, case.plan, case.stack)),
         id=case.id,
@@ -53,6 +54,7 @@ def evidence_of(case: Case, error: float, held_error: float) -> Evidence:
         measured_step_time_s=case.measured_step_time_s,
         error=float(error),
         held_error=float(held_error),
+        parameter_spread=predicted.values["parameter_spread"],
     )
 
 
