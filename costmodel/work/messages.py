@@ -152,6 +152,7 @@ def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -
         return gathered_experts(x, again, probability_bytes)
     copies = experts.routed_copies(x) * x.capacity
     rows, numbers = x.activation_bytes * copies * x.he, probability_bytes * copies
+    results = probability_bytes * copies * x.he  # reduced in the probabilities' format
     told = x.dropless * COUNT_BYTES * x.E * x.ep * x.etp
     found: list[Message] = [
         Message("all_gather", "tp_ep", x.ep * x.etp, told, 1, "forward"),
@@ -163,8 +164,8 @@ def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -
     for phase, times in (("forward", 1), ("backward", again)):
         found.append(Message("all_gather", "etp", x.etp, rows * x.etp, times, phase))
         found.append(Message("all_gather", "etp", x.etp, numbers * x.etp, times, phase))
-        found.append(Message("reduce_scatter", "etp", x.etp, rows * x.etp, times, phase))
-    found.append(Message("all_gather", "etp", x.etp, rows * x.etp, 1, "backward"))
+        found.append(Message("reduce_scatter", "etp", x.etp, results * x.etp, times, phase))
+    found.append(Message("all_gather", "etp", x.etp, results * x.etp, 1, "backward"))
     found.append(Message("reduce_scatter", "etp", x.etp, rows * x.etp, 1, "backward"))
     found.append(Message("reduce_scatter", "etp", x.etp, numbers * x.etp, 1, "backward"))
     return found
