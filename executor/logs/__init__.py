@@ -1,0 +1,1 @@
+"""Logs of Megatron-LM, Megatron-Bridge and NeMo read into one record."""

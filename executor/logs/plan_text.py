@@ -1,0 +1,131 @@
+"""The configuration that a log shows, as the text that the export's readers read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from executor.logs.record import Log
+
+# Arguments that Megatron-LM derives, or that read as something else when they are given back.
+DERIVED = {
+    "rank",
+    "local_rank",
+    "world_size",
+    "data_parallel_size",
+    "padded_vocab_size",
+    "params_dtype",
+    "transformer_pipeline_model_parallel_size",
+    "consumed_train_samples",
+    "consumed_valid_samples",
+    "skipped_train_samples",
+    "start_weight_decay",
+    "end_weight_decay",
+    "encoder_seq_length",
+    "encoder_num_layers",
+    "tensor_parallel_num_weight_shards",
+    "expert_tensor_parallel_num_weight_shards",
+}
+# Arguments that a dump shows with their defaults although the model has no such part: part, prefixes, names.
+PARTS = (
+    ("num_experts", ("moe_", "expert_"), ()),
+    (
+        "multi_latent_attention",
+        (),
+        ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    ),
+    ("hybrid_layer_pattern", ("mamba_",), ()),
+)
+# Dumped name -> flag, where the flag is not the name with dashes. Source: dest= in arguments.py of 0.19.2.
+FLAGS = {
+    "fp8": "--fp8-format",
+    "fp4": "--fp4-format",
+    "layernorm_epsilon": "--norm-epsilon",
+    "layernorm_zero_centered_gamma": "--apply-layernorm-1p",
+    "microbatch_group_size_per_vp_stage": "--microbatch-group-size-per-virtual-pipeline-stage",
+    "overlap_p2p_comm_warmup_flush": "--overlap-p2p-communication-warmup-flush",
+    "nccl_ub": "--use-nccl-ub",
+    "virtual_pipeline_model_parallel_size": "",  # derived from the two flags that give it
+}
+# Switches that are on without a flag, by the flag that turns them off; those of the export's table come first.
+OFF = {
+    "add_bias_linear": "--disable-bias-linear",
+    "add_position_embedding": "--no-position-embedding",
+    "overlap_p2p_comm": "--no-overlap-p2p-communication",
+    "align_param_gather": "--no-align-param-gather",
+    "align_grad_reduce": "--no-align-grad-reduce",
+    "use_gloo_process_groups": "--disable-gloo-process-groups",
+    "check_for_nan_in_loss_and_grad": "--no-check-for-nan-in-loss-and-grad",
+}
+
+
+def plan_text(log: Log) -> tuple[str, str]:
+    """Target of the export's readers and the text for it; ("", "") when the log shows no configuration."""
+    if log.yaml:
+        return "megatron-bridge", "\n".join(log.yaml)
+    if log.configuration:
+        return "megatron-bridge", "\n".join(_override(line) for line in log.configuration)
+    if "hidden_size" in log.arguments or "num_layers" in log.arguments:
+        return "megatron-lm", _command_line(log.arguments)
+    return "", ""
+
+
+def gpus_of(log: Log) -> int:
+    """GPUs of the run when the log says, else 0."""
+    told = log.arguments.get("world_size", "")
+    return int(told) if told.isdigit() else 0
+
+
+def _override(line: str) -> str:
+    """`model.attention_backend=<AttnBackend.auto: 5>` as a plain word."""
+    name, _, value = line.partition("=")
+    enumeration = re.match(r"<(\w+)\.(\w+): .*>$", value)
+    return f"{name}={enumeration[2] if enumeration else value}"
+
+
+def _absent(arguments: dict[str, str]) -> Callable[[str], bool]:
+    """Whether an argument belongs to a part that the model does not have."""
+    none = ("None", "", "False")
+    missing = [
+        (prefixes, alone)
+        for part, prefixes, alone in PARTS
+        if part in arguments
+        and arguments[part] in none
+        and arguments.get("hybrid_override_pattern", "None") in none
+    ]
+    return lambda name: any(name.startswith(prefixes) or name in alone for prefixes, alone in missing)
+
+
+def _command_line(arguments: dict[str, str]) -> str:
+    """The dump as the flags that give it: switches by name, `None` and lists of nothing left out."""
+    from executor.export.megatron_lm_names import names
+
+    off = OFF | names()["off"]
+    words = []
+    absent = _absent(arguments)
+    for name, value in arguments.items():
+        if name in DERIVED or value in ("None", "", "[]") or absent(name):
+            continue
+        flag = FLAGS.get(name, "--" + name.replace("_", "-"))
+        if not flag:
+            continue
+        if value in ("True", "False"):
+            negative = off.get(name)
+            if negative is not None:
+                words += [] if value == "True" else [negative]
+            elif value == "True":
+                words.append(flag)
+            continue
+        enumeration = re.match(
+            r"(?:<)?(?:AttnBackend|ModelType|InferenceCudaGraphScope|CudaGraphScope)\.(\w+)", value
+        )
+        if enumeration:
+            value = enumeration[1]
+        if value.startswith("["):
+            words += [flag, *re.findall(r"[^\s,'\"\[\]<>]+", re.sub(r"<\w+\.(\w+): \d+>", r"\1", value))]
+        else:
+            words += [flag, "'" + value.replace("'", "") + "'"]
+    world = arguments.get("world_size", "")
+    if world.isdigit():
+        words = ["--nnodes", "1", "--nproc-per-node", world, *words]
+    return " ".join(words)

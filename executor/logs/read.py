@@ -1,0 +1,53 @@
+"""A log file read into one record, whatever framework wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from executor.logs import megatron_bridge, megatron_lm, nemo, troubles
+from executor.logs.lines import lines
+from executor.logs.record import Log
+
+
+def read_log(path: str | Path, progress: Callable[[int], None] | None = None) -> Log:
+    """The record of a log. ValueError in one line when the file is none of Megatron-LM, Megatron-Bridge or NeMo.
+
+    The file is streamed, so that its size does not matter. progress is told the lines read, now and then.
+    """
+    file = Path(path).expanduser()
+    log = Log(str(path))
+    readers = (megatron_bridge.Reader(), megatron_lm.Reader(), nemo.Reader())
+    for line in lines(file):
+        log.lines += 1
+        if progress and not log.lines % 100_000:
+            progress(log.lines)
+        if not any(reader.feed(line, log) for reader in readers):
+            troubles.feed(line, log)
+    for reader in readers:
+        reader.finish(log)
+    if not log.iterations:
+        raise ValueError(_none(log))
+    return log
+
+
+def _none(log: Log) -> str:
+    """Why a file without iterations is of no use, as precisely as its lines allow."""
+    formats = "`elapsed time per iteration (ms)` of Megatron or `train_step_timing in s` of NeMo"
+    trouble = next(
+        (kind for kind in ("out of memory", "nccl timeout", "killed", "traceback") if log.counted[kind]), ""
+    )
+    if trouble:
+        return (
+            f"{log.path} ends before the first iteration: {trouble} (`{log.examples[trouble][:120].strip()}`). "
+            "Mend that first."
+        )
+    if log.framework:
+        return (
+            f"{log.path} is a log of {log.framework} without one iteration: it ended before the first, or "
+            "--log-interval is longer than the run. Try --log-interval 1."
+        )
+    return (
+        f"{log.path} is no training log that is known here: none of its {log.lines:,} lines holds {formats}. "
+        "Give the output of the rank that prints the steps (the last one in Megatron-LM)."
+    )

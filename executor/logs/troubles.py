@@ -1,0 +1,83 @@
+"""Lines that mean trouble, or tell which network runs: NCCL's, the allocator's, torch's, Transformer Engine's."""
+
+from __future__ import annotations
+
+import re
+
+from executor.logs.record import Log
+
+# Kind -> what its line holds. NCCL_DEBUG=INFO prints the NCCL lines (NCCL's documentation, "NCCL_DEBUG");
+# `via NET/Socket/0` is a channel over TCP, `via NET/IB/0/GDRDMA` InfiniBand, `via NET/Libfabric` or `via NET/AWS
+# Libfabric` EFA, `via P2P` NVLink or PCIe, `via SHM` through the host's memory.
+KINDS: dict[str, re.Pattern[str]] = {
+    "nccl socket channel": re.compile(r"NCCL INFO Channel .*via NET/Socket"),
+    "nccl fast channel": re.compile(r"NCCL INFO Channel .*via NET/(?!Socket)\S+"),
+    "nccl p2p channel": re.compile(r"NCCL INFO Channel .*via P2P"),
+    "nccl shm channel": re.compile(r"NCCL INFO Channel .*via SHM"),
+    "nccl uses socket": re.compile(r"NCCL INFO (?:Using network Socket|NET/Socket\s*: Using)"),
+    "nccl uses fast network": re.compile(r"NCCL INFO (?:Using network (?!Socket)\S+|NET/IB\s*: Using)"),
+    "nccl no device": re.compile(r"NCCL INFO NET/IB\s*: No device found"),
+    "nccl plugin missing": re.compile(
+        r"NCCL (?:INFO|WARN) NET/Plugin.*(?:[Cc]ould not find|No plugin found|Failed)"
+    ),
+    "nccl warning": re.compile(r"NCCL WARN"),
+    "nccl no gpu direct": re.compile(
+        r"GPU Direct RDMA Disabled|NET/\S+/\d+(?!/GDRDMA)(?=\(|\s|$).*\bGDR 0\b"
+    ),
+    "nccl timeout": re.compile(r"Watchdog caught collective operation timeout|NCCL.*(?:timed out|timeout)"),
+    "nvls": re.compile(r"NCCL INFO .*NVLS multicast support is available|NCCL INFO .*nvls channels"),
+    "out of memory": re.compile(
+        r"CUDA out of memory|OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|oom-kill", re.I
+    ),
+    "allocator retry": re.compile(r"memory allocation retries|alloc_retries: [1-9]|cudaMalloc retries", re.I),
+    "cache flush": re.compile(r"(?:pytorch )?allocator cache flush(?:es)?(?: since last step)?", re.I),
+    "loss scale": re.compile(r"found inf|overflow.*skipp|reducing loss scale", re.I),
+    "nan loss": re.compile(
+        r"(?:found NaN in local|Rank \d+: found NaN|nan loss|unexpected result.*nan)", re.I
+    ),
+    "traceback": re.compile(r"^Traceback \(most recent call last\)"),
+    "killed": re.compile(
+        r"Signal (?:9|15) \(SIG(?:KILL|TERM)\)|slurmstepd: error:|exitcode\s*: -9|\bOOM Killed\b"
+    ),
+    "data loader": re.compile(
+        r"worker processes in total\. Our suggested max|DataLoader worker.*(?:killed|exited)"
+        r"|does not have many workers which may be a bottleneck"
+    ),
+    "no overlap": re.compile(
+        r"(?:Disabling|disable[ds]?|turn(?:ing)? off|setting)\b.*(?:tp_comm_overlap|overlap_grad_reduce"
+        r"|overlap_param_gather|overlap_p2p_comm|communication overlap)",
+        re.I,
+    ),
+    "unfused attention": re.compile(
+        r"Running with UnfusedDotProductAttention|Selected backend = UnfusedDotProductAttention"
+        r"|Available backends = .*FlashAttention=False, FusedAttention=False"
+    ),
+    "xid": re.compile(r"\bNVRM: Xid|\bXid \d+"),
+    "throttle": re.compile(
+        r"(?:SW|HW) (?:Thermal|Power) ?(?:Brake )?Slowdown\s*: Active|clocks? throttl", re.I
+    ),
+}
+# A cheap test before the patterns: no line without one of these words can match.
+HINTS = re.compile(
+    r"NCCL|memory|alloc|loss|Traceback|SIG|slurm|exitcode|OOM|worker|overlap|Attention|Xid|lowdown|throttl|timeout"
+    r"|NaN|nan |inf\b|CUDNN",
+    re.I,
+)
+VARIABLE = re.compile(
+    r"(?:^|\s)(?:export\s+)?((?:NCCL|NVTE|CUDA|TORCH_NCCL|PYTORCH|FI|NVSHMEM|OMP|UB)_[A-Z0-9_]+)\s*=\s*['\"]?([\w:.,/+-]+)"
+)
+SET_BY_NCCL = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set (?:by environment )?to ([\w:.,/+-]+)")
+
+
+def feed(line: str, log: Log) -> bool:
+    """Count the kinds of trouble of a line; note the variables that it shows."""
+    if "=" in line and ("_" in line) and (found := VARIABLE.search(line)):
+        log.variables.setdefault(found[1], found[2].rstrip("."))
+    if "set" in line and (told := SET_BY_NCCL.search(line)):
+        log.variables[told[1]] = told[2].rstrip(".")
+    if not HINTS.search(line):
+        return False
+    kinds = [kind for kind, pattern in KINDS.items() if pattern.search(line)]
+    for kind in kinds:
+        log.count(kind, line)
+    return bool(kinds)
