@@ -79,7 +79,7 @@ def advisor() -> None:
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 good, 1 a plan that does not hold, 2 bad input, 130 interrupted."""
+    """Entry point. Exit codes: 0 good, 1 a plan that does not hold, 2 bad input, 130 interrupted, 143 terminated."""
     try:
         code = advisor.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -87,9 +87,10 @@ def main() -> None:
     except click.ClickException as error:
         _say(error.format_message())
         code = 2
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
         _say("interrupted; nothing was left half-written.", prefix="")
-        code = 128 + signal.SIGINT
+        # A run tells which signal ended it.
+        code = 128 + getattr(error, "number", signal.SIGINT)
     except ValueError as error:
         _say(str(error))
         code = 2

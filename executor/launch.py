@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from executor import faults
+from executor.watchdog import Watchdog
+
 # Seconds that ranks get to end by themselves before they are killed.
 GRACE = 5.0
 LEASH = "executor.workers.leash"
@@ -24,6 +25,18 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 class RunFailed(RuntimeError):
     """A worker died or hung; the message names rank and cause in one line."""
+
+    def __init__(self, fault: faults.Fault) -> None:
+        super().__init__(fault.line)
+        self.fault = fault
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, unwound as Ctrl-C is; number: the signal, for the exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
 
 
 def run_worker(
@@ -38,11 +51,12 @@ def run_worker(
     """Run `python -m module arguments` in `processes` ranks until all end.
 
     folder receives worker.log. Raises RunFailed after `limit` seconds or when a rank fails; an interrupt
-    ends the ranks first and is then passed on. `poll` is called about five times a second.
+    ends the ranks first and is then passed on. `poll` is called about five times a second. How it ended
+    stands in the folder's outcome.json.
     """
     threads = max(1, (os.cpu_count() or 1) // processes)
     environment = {
-        **os.environ,
+        **faults.rank_environment(folder),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "TORCHDYNAMO_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
@@ -56,7 +70,10 @@ def run_worker(
         *("-m", LEASH, "SIGKILL", module, *arguments),
     ]
     log = folder / "worker.log"
-    with log.open("w") as sink, terminated_like_interrupted():
+    kills = faults.kernel_kills()
+    watchdog = Watchdog(folder)
+    faults.prepare(folder)
+    with faults.outcome(folder), log.open("w") as sink, terminated_like_interrupted():
         # A process group of its own: Ctrl-C in the terminal reaches this process alone, which then ends torchrun.
         child = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -65,16 +82,17 @@ def run_worker(
             end = time.monotonic() + limit
             while child.poll() is None:
                 if time.monotonic() > end:
-                    raise RunFailed(
-                        f"no end after {limit:.0f} s: a rank hangs. Its last words stand in {log}."
-                    )
+                    raise RunFailed(faults.too_long(limit, log))
+                hang = watchdog.look()
+                if hang is not None:
+                    raise RunFailed(faults.hang(hang, folder))
                 poll()
                 time.sleep(0.2)
         finally:
             end_group(child)
-    poll()
-    if child.returncode:
-        raise RunFailed(failure(folder, child.returncode, log))
+        poll()
+        if child.returncode:
+            raise RunFailed(faults.classify(folder, child.returncode, log, kills))
 
 
 @contextmanager
@@ -87,8 +105,8 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
         return
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: Any) -> None:
+        raise Terminated(number)
 
     numbers = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
@@ -133,31 +151,3 @@ def _alive(group: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def failure(folder: Path, code: int, log: Path) -> str:
-    """Why a run ended, in one line: a rank that was killed, else a rank's own reason, else torchrun's."""
-    text = log.read_text(errors="replace") if log.is_file() else ""
-    # Others fail of a lost connection when one is killed: the kill is the cause. torchrun itself ends the others
-    # with SIGTERM, and after 30 s for certain; those it names beforehand.
-    ended = set(re.findall(r"Unable to shutdown process (\d+)", text))
-    killed = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)"
-    for rank, number, pid in re.findall(killed, text):
-        if int(number) != signal.SIGTERM and pid not in ended:
-            name = signal.Signals(int(number)).name
-            hint = " (often memory ran out)" if int(number) == signal.SIGKILL else ""
-            return f"rank {rank} was killed by {name}{hint}. Log: {log}."
-    reasons = sorted(folder.glob("failure-*.json"), key=lambda path: path.stat().st_mtime)
-    for path in reasons:
-        try:
-            record = json.loads(path.read_text())
-        except json.JSONDecodeError:
-            continue
-        first = str(record["error"]).splitlines()[0]
-        return f"rank {record['rank']} failed: {first.rstrip('.')}. Its traceback stands in {path}."
-    # torchrun's report of its children follows theirs; what they said stands before it.
-    said = re.split(r"^(?:[EWI]\d{4} |.*ChildFailedError)", text, maxsplit=1, flags=re.MULTILINE)[0]
-    lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
-    errors = [line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b", line)]
-    last = errors[0] if errors else lines[-1] if lines else "no output"
-    return f"the ranks ended with exit code {code}: {last[:200]}. Log: {log}."

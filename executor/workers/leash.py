@@ -2,15 +2,19 @@
 
 torchrun gives every rank a session of its own, so no signal to torchrun's group reaches them, and a rank that
 hangs outlives a torchrun that was killed. The kernel of Linux sends SIGNAL when the parent ends, however it
-ends; elsewhere the module just runs.
+ends; elsewhere the module just runs. A rank of a run shows its pulse and leaves its reason when it fails.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import runpy
 import signal
 import sys
+from pathlib import Path
+
+from executor.workers import last_words
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -21,7 +25,20 @@ def tie(number: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def follow(module: str) -> None:
+    """Run the module as the program; whatever ends a rank early leaves its reason in the record."""
+    folder, rank = os.environ.get(last_words.RECORD), os.environ.get("RANK")
+    try:
+        last_words.begin()
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except BaseException as error:
+        ended = isinstance(error, SystemExit) and not error.code
+        if not ended and folder is not None and rank is not None:
+            last_words.leave_reason(Path(folder), int(rank), error)
+        raise
+
+
 if __name__ == "__main__":
     tie(signal.Signals[sys.argv[1]])
     module, sys.argv[:] = sys.argv[2], sys.argv[2:]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    follow(module)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import resource
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 import torch
 import torch.distributed as dist
 
+from executor.workers import last_words
 from executor.workers.stopwatch import Stopwatch
 
 # Tokens that the generated text uses; few, so that a small model learns it in some steps.
@@ -35,17 +36,13 @@ def main(job_path: Path) -> None:
     try:
         train(json.loads(job_path.read_text()), out, rank)
     except BaseException as error:
-        reason = {
-            "rank": rank,
-            "error": f"{type(error).__name__}: {error}",
-            "traceback": traceback.format_exc(),
-        }
-        (out / f"failure-{rank}.json").write_text(json.dumps(reason))
+        last_words.leave_reason(out, rank, error)
         raise
 
 
 def train(job: dict[str, Any], out: Path, rank: int) -> None:
     """Build, train, measure."""
+    last_words.pulse("the start")
     cuda = torch.cuda.is_available() and job["device"] == "cuda"
     watch = Stopwatch()
     watch.watch_collectives()
@@ -96,6 +93,9 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
         record = gather(wall, dict(watch.seconds), losses, grad_norm)
         if steps is not None:
             steps.write(json.dumps({"step": step, "warmup": step < job["warmup"], **record}) + "\n")
+        last_words.pulse(f"step {step}")
+        if record["loss"] is not None and not math.isfinite(record["loss"]):
+            raise FloatingPointError(f"the loss is {record['loss']} at step {step}")
     memory = {
         "rank": rank,
         "base_bytes": base_memory,

@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from executor.launch import RunFailed, failure, run_worker, terminated_like_interrupted
+from executor.faults import classify
+from executor.launch import RunFailed, run_worker, terminated_like_interrupted
 
 # The end of a torchrun log where rank 1 was killed and rank 0 ended by torchrun.
 TORCHRUN = """\
@@ -34,7 +35,7 @@ def failed(folder, rank: int, error: str, when: float = 0.0) -> None:
 def test_the_first_rank_that_failed_is_named(tmp_path):
     failed(tmp_path, 0, "RuntimeError: Connection closed by peer", 200.0)
     failed(tmp_path, 1, "ValueError: no such layer.\nmore", 100.0)
-    text = failure(tmp_path, 1, tmp_path / "worker.log")
+    text = classify(tmp_path, 1, tmp_path / "worker.log").line
     assert text.startswith("rank 1 failed: ValueError: no such layer. ")
     assert "failure-1.json" in text
     assert "\n" not in text
@@ -45,29 +46,29 @@ def test_a_kill_is_the_cause_of_lost_connections(tmp_path, number, name):
     failed(tmp_path, 0, "RuntimeError: Connection closed by peer")
     log = tmp_path / "worker.log"
     log.write_text(TORCHRUN.format(rank=1, code=-number, number=number))
-    assert failure(tmp_path, 1, log).startswith(f"rank 1 was killed by {name}")
+    assert classify(tmp_path, 1, log).line.startswith(f"rank 1 was killed by {name}")
 
 
 def test_what_torchrun_ends_itself_is_no_cause(tmp_path):
     failed(tmp_path, 0, "ValueError: wrong")
     log = tmp_path / "worker.log"
     log.write_text(TORCHRUN.format(rank=1, code=-15, number=15))
-    assert failure(tmp_path, 1, log).startswith("rank 0 failed: ValueError: wrong. ")
+    assert classify(tmp_path, 1, log).line.startswith("rank 0 failed: ValueError: wrong. ")
 
 
 def test_without_reasons_the_first_error_of_the_log(tmp_path):
     log = tmp_path / "worker.log"
     log.write_text("start\n[rank1]: RuntimeError: bad shape\nE1121 something\n=======\n")
-    assert "RuntimeError: bad shape" in failure(tmp_path, 1, log)
+    assert "RuntimeError: bad shape" in classify(tmp_path, 1, log).line
     log.write_text("only this\n=====\n")
-    assert "exit code 7: only this" in failure(tmp_path, 7, log)
+    assert "exit code 7: only this" in classify(tmp_path, 7, log).line
     log.unlink()
-    assert "no output" in failure(tmp_path, 7, log)
+    assert "no output" in classify(tmp_path, 7, log).line
 
 
 def test_a_cut_reason_is_passed_over(tmp_path):
     (tmp_path / "failure-0.json").write_text('{"rank": 0, "er')
-    assert "exit code 1" in failure(tmp_path, 1, tmp_path / "worker.log")
+    assert "exit code 1" in classify(tmp_path, 1, tmp_path / "worker.log").line
 
 
 def test_terminate_unwinds_like_an_interrupt():

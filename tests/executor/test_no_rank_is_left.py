@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch import RunFailed, failure, run_worker, terminated_like_interrupted
+from executor.faults import classify
+from executor.launch import RunFailed, run_worker, terminated_like_interrupted
 from executor.run import missing_software
 
 launches = [
@@ -149,7 +150,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing():
 def test_a_hung_rank_that_torchrun_kills_is_not_the_cause(tmp_path):
     log = tmp_path / "worker.log"
     log.write_text(HUNG.format(code=-9))
-    assert failure(tmp_path, 1, log).startswith("rank 0 was killed by SIGKILL")
+    assert classify(tmp_path, 1, log).line.startswith("rank 0 was killed by SIGKILL")
     log.write_text(HUNG.format(code=1))
     (tmp_path / "failure-0.json").write_text('{"rank": 0, "error": "ValueError: wrong", "traceback": ""}')
-    assert failure(tmp_path, 1, log).startswith("rank 0 failed: ValueError: wrong. ")
+    assert classify(tmp_path, 1, log).line.startswith("rank 0 failed: ValueError: wrong. ")
