@@ -123,18 +123,18 @@ def saved_norm(
 
 def exchanged(x: SimpleNamespace) -> Amount:
     """1 where context parallelism copies queries, keys and values: rings join keys and values in a buffer of their own,
-    all-to-alls make new tensors; an all-gather keeps this rank's as they were. [1]
+    all-to-alls make new tensors; an all-gather keeps this rank's as they were, and so does recompute of the core. [1]
 
     Source: Transformer Engine 2.8, dot_product_attention/context_parallel.py.
     """
-    return is_more_than_one(x.cp) * (1 - x.cp_all_gather)
+    return is_more_than_one(x.cp) * (1 - x.cp_all_gather) * (1 - x.recompute_attention)
 
 
 def second_output(x: SimpleNamespace) -> Amount:
     """1 where context parallelism keeps the kernel's output beside what becomes of it: before the all-to-all back, or
     as halves that an all-gather's queries are worked off in. [1] Source: as `exchanged`.
     """
-    return is_more_than_one(x.cp) * maximum(x.cp_all_gather, x.cp_a2a)
+    return is_more_than_one(x.cp) * maximum(x.cp_all_gather, x.cp_a2a) * (1 - x.recompute_attention)
 
 
 def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
@@ -167,8 +167,9 @@ def attention(x: SimpleNamespace) -> BlockWork:
     whole = 1 - copied * new * (1 - x.qk_norms)
     everything = whole * (heads + 2 * kv) + copied * (new * heads + 2 * kv)
     everything += (1 - copied) * x.rotary * (heads + kv) + x.output_gate * heads
-    # Norms of heads keep queries that grouped layouts copy, and a statistic a head.
-    everything += x.qk_norms * (is_more_than_one(heads / kv) * heads + 2 * (heads + kv) / x.d)
+    # Norms of heads keep queries, which layouts of several groups copy, and a statistic a head.
+    grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
+    everything += x.qk_norms * (grouped * heads + 2 * (heads + kv) / x.d)
     kept = (1 - x.recompute_ops) * everything + x.recompute_ops * (heads + kv)
     return BlockWork(
         name="attention",
