@@ -12,6 +12,7 @@ import re
 from executor.logs.record import LM, MIB, Iteration, Log, Memory, Timer, number
 
 ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
+ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*[\d.]+\s*\|")
 FIELD = re.compile(r"\s*([^|:]+?)\s*:\s*(\S+)\s*(?:\||$)")
 MEMORY = re.compile(r"^(?:.*\s)?\[Rank (\d+)\]\s+\(after (\d+) iterations\) memory \((MB|GB)\)(.*)")
 MEMORY_FIELD = re.compile(r"\|\s*([a-z ]+):\s*([\d.]+)")
@@ -52,7 +53,7 @@ class Reader:
             self.in_dump, log.framework = True, log.framework or LM
             return True
         found = ITERATION.search(line)
-        if found and "elapsed time per iteration" in line:
+        if found and ELAPSED.search(line):  # with its bar: a value that the end of the file cut is none
             self._flush(log)
             _iteration(found, log)
             return True

@@ -1,0 +1,1 @@
+"""Traces of torch.profiler and exports of Nsight Systems read into exposed times."""
