@@ -297,7 +297,7 @@ def _again(
     def linears(*names: str) -> Amount:
         return sum(gemms[layer]["forward"] + gemms[layer]["quantise_forward"] for layer in names)
 
-    named: Amount = x.recompute_norm * small["norm"]["forward"]
+    named: Amount = _norm_again(x, name) * small["norm"]["forward"]
     if name in ("attention", "mla", "csa"):
         named += x.recompute_attention * core["forward"]
     if name == "csa":
@@ -388,16 +388,25 @@ def _kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amoun
 CHECKPOINT_KERNELS = 8.0
 
 
+def _norm_again(x: SimpleNamespace, name: str) -> Amount:
+    """1 where recompute of norms acts: in front of latent attention and experts, where norms are modules of their own.
+
+    Source: Megatron-Core, gpt_layer_specs.py; elsewhere Transformer Engine's linear layers hold them.
+    """
+    return x.recompute_norm if name in ("mla", "csa", "experts") else 0
+
+
 def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
     """Checkpointed modules of a block under selective recompute. [1]"""
+    norm = _norm_again(x, name)
     if name in ("attention", "mla", "csa"):
-        return x.recompute_attention + x.recompute_norm + (x.recompute_mla_up_proj if name == "mla" else 0)
+        return x.recompute_attention + norm + (x.recompute_mla_up_proj if name == "mla" else 0)
     if name == "experts":
-        inner = x.recompute_moe_act + x.recompute_norm + x.recompute_shared_experts
+        inner = x.recompute_moe_act + norm + x.recompute_shared_experts
         return x.recompute_moe + (1 - x.recompute_moe) * inner
     if name == "mlp":
-        return x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + x.recompute_norm
-    return x.recompute_norm
+        return x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + norm
+    return norm
 
 
 def _repeated(x: SimpleNamespace, name: str) -> Amount:
@@ -406,13 +415,14 @@ def _repeated(x: SimpleNamespace, name: str) -> Amount:
     Of an attention block's about eight kernels one is the core and one the norm; of an MLP's six, four are its
     linear layers and activation function.
     """
+    norm = _norm_again(x, name)
     if name in ("attention", "mla", "csa"):
-        return (x.recompute_attention + x.recompute_norm) / 8
+        return (x.recompute_attention + norm) / 8
     if name == "experts":
-        return x.recompute_moe + (1 - x.recompute_moe) * (x.recompute_moe_act + x.recompute_norm) / 40
+        return x.recompute_moe + (1 - x.recompute_moe) * (x.recompute_moe_act + norm) / 40
     if name == "mlp":
-        return (4 * x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + x.recompute_norm) / 6
-    return x.recompute_norm / 16
+        return (4 * x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + norm) / 6
+    return norm / 16
 
 
 def graphed(x: SimpleNamespace, block: str) -> Amount:

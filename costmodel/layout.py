@@ -214,7 +214,25 @@ def balanced_stages(model: ModelSpec, pp: int, vpp: int, seq_len: int) -> list[s
     if "L" not in stages[-1]:  # the loss must stand on the last virtual stage
         stages = [stage.replace("L", "") for stage in stages]
         stages[-1] += "L"
+    stages = _heads_together(stages, pp, vpp)
     return ["E" + stages[0], *stages[1:]]
+
+
+def _heads_together(stages: list[str], pp: int, vpp: int) -> list[str]:
+    """MTP heads where Megatron-Core takes them: on one virtual stage, the last of its rank, and not of the first rank.
+
+    Source: pipeline_parallel_layer_layout.py, validate_layer_layout.
+    """
+    holders = [index for index, stage in enumerate(stages) if "m" in stage]
+    if not holders:
+        return stages
+    first_allowed = pp * (vpp - 1) + (pp > 1)
+    place = max(holders[-1], first_allowed)
+    heads = "m" * sum(stage.count("m") for stage in stages)
+    bare = [stage.replace("m", "") for stage in stages]
+    loss = "L" if "L" in bare[place] else ""
+    bare[place] = bare[place].replace("L", "") + heads + loss
+    return bare
 
 
 @lru_cache(maxsize=4096)

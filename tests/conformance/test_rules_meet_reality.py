@@ -115,6 +115,7 @@ CHANGED: dict[str, tuple[dict[str, Any], int, str]] = {
     "world": ({}, 60, "world size (60) is not divisible by total_model_size"),
     "pp_layers": ({"--pipeline-model-parallel-size": 6}, 48, "divisible by the pipeline-model-parallel size"),
     "vpp_layers": ({"--num-virtual-stages-per-pipeline-rank": 4}, 64, "num_layers_per_pipeline_rank"),
+    "uneven_without_pp": ({"--decoder-first-pipeline-num-layers": 2}, 0, "middle"),
     "vpp_overlap_p2p": ({"--pipeline-model-parallel-size": 2}, 16, "should be greater than 2"),
     "layout_with_others": ({"--account-for-loss-in-pipeline-split": True}, 8, "cannot be set"),
     "a2a_p2p_size": ({"--hierarchical-context-parallel-sizes": [3, 2]}, 512, "prod"),
