@@ -62,6 +62,8 @@ def hardware_inputs(
     bound["kernel_launch"] = _leaf(tables, cluster, "host", "kernel_launch")
     bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]
+    for symbol, name in (("pass_host", "pass"), ("layer_update_host", "layer_update")):
+        bound[symbol] = _exposed_host(tables, cluster, name)
     bound |= _collectives(tables, cluster) | _host(cluster)
     bound |= _step(tables, cluster, gemm, load_stack(stack or cluster_stack(cluster)))
     return bound
@@ -114,6 +116,13 @@ def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
             "Name a sibling with `calibrated_like`, or measure one with `advisor run --recalibrate`."
         )
     return _bound(table, f"{cluster.gpu.name}, {'.'.join(path)}")
+
+
+def _exposed_host(tables: Mapping[str, Any], cluster: Cluster, name: str) -> Bound:
+    """Host time that computes in turn with the kernels: on a processor, whose profile measured it, else none. [s]"""
+    if name in tables.get("host", {}):
+        return _leaf(tables, cluster, "host", name)
+    return Bound(0.0, "a GPU's host runs ahead of it: costmodel.timing.host")
 
 
 def _power_factor(cluster: Cluster) -> float:

@@ -195,12 +195,17 @@ def stage_times(
     def layers(stage: str) -> Amount:
         return sum(in_stage(x, name, stage) * parts["whole"] for name, parts in totals.items())
 
-    source = "blocks of the stage x their time, and its embedding or logits"
-    first = ledger.define(
-        "first_stage_time", layers("first") + embedding + (1 - several) * output, "s", source
+    source = (
+        "blocks of the stage x their time, its embedding or logits, and the host's own work for each chunk"
     )
-    last = ledger.define("last_stage_time", layers("last") + output + (1 - several) * embedding, "s", source)
-    pace = ledger.define("pace_stage_time", layers("pace"), "s", source)
+    own = x.vpp * x.pass_host
+    first = ledger.define(
+        "first_stage_time", layers("first") + own + embedding + (1 - several) * output, "s", source
+    )
+    last = ledger.define(
+        "last_stage_time", layers("last") + own + output + (1 - several) * embedding, "s", source
+    )
+    pace = ledger.define("pace_stage_time", layers("pace") + own, "s", source)
     slowest = ledger.define(
         "slowest_stage_time",
         maximum(first, maximum(pace, last)),
@@ -208,7 +213,7 @@ def stage_times(
         "the slowest stage sets the pace of the pipeline",
     )
     every = sum(getattr(x, f"{name}_total") * parts["whole"] for name, parts in totals.items())
-    return {"pace": pace, "slowest": slowest, "all": every + embedding + output}
+    return {"pace": pace, "slowest": slowest, "all": every + x.pp * own + embedding + output}
 
 
 def with_encoder(
@@ -257,6 +262,7 @@ def compute_trees(
             )
         sums.append(ledger.total(direction, title, leaves))
     gaps = x.m * sum(in_stage(x, name, "pace") * symbol(f"{name}_launch_gaps") for name in blocks)
+    gaps += x.m * x.vpp * x.pass_host
     return [
         *sums,
         ledger.term("launch_gaps", "gaps between kernels", gaps, "s", host.launch_gaps),
@@ -386,8 +392,9 @@ def parameter_owners(x: SimpleNamespace, blocks: Blocks, features: Collection[st
 
 def optimizer_terms(ledger: Ledger, x: SimpleNamespace, owners: list[Owner]) -> list[Term]:
     """Optimizer on the device and on the host, and what happens once a step."""
+    update = optimizer_time(x, owners) + x.layers_pace * x.layer_update_host
     return [
-        ledger.term("optimizer_step", "optimizer step", optimizer_time(x, owners), "s", optimizer_time),
+        ledger.term("optimizer_step", "optimizer step", update, "s", optimizer_time),
         ledger.term(
             "optimizer_host",
             "optimizer on the host",

@@ -1,17 +1,15 @@
 """The profile of this machine: measured constants in the schema of hardware_db, kept in the user's cache.
 
-`executor.workers.calibrate` measures; here its medians become constants (two-point and least-squares
-fits) and a TOML file that `--gpu` takes like any other. Sourced data is never edited.
+`executor.workers.calibrate` measures, `executor.calibrate_tables` fits its medians; here they become a TOML file
+that `--gpu` and `--profile` take like any other. Sourced data is never edited.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import platform
 import shutil
-import statistics
 import tempfile
 import tomllib
 from collections.abc import Callable
@@ -21,12 +19,11 @@ from typing import Any
 
 import tomli_w
 
+from executor.calibrate_tables import Leaf, copy_bandwidth, peaks, tables
+from executor.calibrate_tables import warnings_of as tables_warnings
 from executor.launch import run_worker
 
 SECONDS = 12.0
-# Dispatched operations of an eager CPU layer for each kernel that a fused GPU layer launches
-# (515 against 135 in ten llama layers of a Megatron-Core dry run).
-EAGER_OPS_PER_KERNEL = 3.8
 NOISY = 0.10  # spread above which a measurement is flagged
 
 Record = dict[str, Any]
@@ -57,21 +54,55 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     tell(
         f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    measured = measure(processes, SECONDS, path.parent, tell)
+    write_profile(path, profile(measured, processes))
+    return path, warnings_of(measured)
+
+
+def measure(
+    processes: int,
+    seconds: float,
+    beside: Path,
+    tell: Callable[[str], None],
+    progress: Callable[[float, str], None] | None = None,
+) -> Record:
+    """What `executor.workers.calibrate` measures here within about `seconds`, with that many processes.
+
+    beside: a folder to work in; a log stays there after a failure. progress(share done, what was measured last).
+    """
+    beside.mkdir(parents=True, exist_ok=True)
     # Beside the profile, so that a folder that cannot be written is known at once, and a log outlives failure.
-    folder = Path(tempfile.mkdtemp(prefix="measuring-", dir=path.parent))
+    folder = Path(tempfile.mkdtemp(prefix="measuring-", dir=beside))
     out = folder / "measured.json"
+
+    def poll() -> None:
+        if progress is None:
+            return
+        try:
+            told = json.loads((folder / "progress.json").read_text())
+        except (OSError, ValueError):
+            return
+        progress(told["done"], told["what"])
+
+    limit = 180.0 + 4 * seconds
     try:
-        run_worker("executor.workers.calibrate", [str(out), str(SECONDS)], processes, folder, 180.0, tell)
+        run_worker(
+            "executor.workers.calibrate", [str(out), str(seconds)], processes, folder, limit, tell, poll
+        )
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise
-    measured = json.loads(out.read_text())
+    measured: Record = json.loads(out.read_text())
     shutil.rmtree(folder)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(tomli_w.dumps(profile(measured, processes)))
+    return measured
+
+
+def write_profile(path: Path, document: Record) -> None:
+    """Write whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(tomli_w.dumps(document))
     os.replace(temporary, path)
-    return path, warnings_of(measured)
 
 
 def _kept_warnings(path: Path) -> list[str]:
@@ -83,63 +114,11 @@ def _kept_warnings(path: Path) -> list[str]:
     return [f"{warning} (when the profile was measured; --recalibrate measures again)" for warning in kept]
 
 
-def warnings_of(measured: Record) -> list[str]:
-    """What makes the profile uncertain: other load on the machine, or scattered repeats."""
-    found = []
-    cores = os.cpu_count() or 1
-    if measured["load"] > cores:
-        found.append(
-            f"other work ran while measuring (load {measured['load']:.1f} on {cores} cores): times may be too long"
-        )
-    spreads = [entry["spread"] for entry in measured["gemm"]]
-    if statistics.median(spreads) > NOISY:
-        found.append(
-            f"repeats of one matmul differ by {statistics.median(spreads):.0%}: measure again on a quiet machine"
-        )
-    return found
-
-
-def fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Latency and bandwidth of t = latency + bytes / bandwidth from (bytes, seconds), by relative error.
-
-    The smallest messages give the latency (their quickest), the largest the bandwidth; robust against one
-    slow repeat, which on a shared machine is common.
-    """
-    ordered = sorted(points)
-    latency = min(seconds for _, seconds in ordered[: max(1, len(ordered) // 2)])
-    rates = [size / (seconds - latency) for size, seconds in ordered[-2:] if seconds > latency]
-    return latency, (sum(rates) / len(rates) if rates else ordered[-1][0] / ordered[-1][1])
-
-
-def profile(measured: Record, processes: int) -> Record:
-    """The TOML document of a measurement."""
-    today = datetime.date.today()
-    source = f"measured here with torch {measured['torch']}, {processes} processes"
-
-    def leaf(value: float, unit: str, spread: float = 0.0, kind: str = "measured", note: str = "") -> Record:
-        record: Record = {
-            "value": float(f"{value:.5g}"),
-            "unit": unit,
-            "kind": kind,
-            "source": source,
-            "read_on": today,
-        }
-        return record | ({"residual": round(spread, 3)} if spread else {}) | ({"note": note} if note else {})
-
-    rates = [
-        (2 * m * n * k / entry["seconds"], entry["spread"])
-        for entry in measured["gemm"]
-        for m, n, k in [entry["shape"]]
-    ]
-    best = max(rate for rate, _ in rates)
-    flops = sum(2 * m * n * k for entry in measured["gemm"] for m, n, k in [entry["shape"]])
-    typical = flops / sum(entry["seconds"] for entry in measured["gemm"])
+def machine(measured: Record, processes: int, leaf: Leaf) -> Record:
+    """The tables [gpu], [cluster] and [links] of a machine without a data sheet: its processors."""
+    best, bandwidth = peaks(measured), copy_bandwidth(measured)
     memory = _memory_bytes() / max(1, processes)
-    copy = measured["stream"]["copy"]
-    bandwidth = copy["bytes"] / copy["seconds"]
-    op = measured["host"]["seconds"] / 100
     return {
-        "warnings": warnings_of(measured),
         "gpu": {
             "name": "local",
             "title": f"this machine ({platform.processor() or platform.machine()}, {os.cpu_count()} cores), CPU",
@@ -149,9 +128,12 @@ def profile(measured: Record, processes: int) -> Record:
             "hbm_capacity_usable": leaf(
                 memory / 2**30, "GiB", note="memory of the machine over the processes"
             ),
-            "hbm_bandwidth": leaf(bandwidth / 1e9, "GB/s", copy["spread"]),
+            "hbm_bandwidth": leaf(bandwidth / 1e9, "GB/s"),
             "power": leaf(65, "W", kind="assumed", note="a processor's share; not measured"),
-            "peak_fp32": leaf(best / 1e9, "GFLOP/s", note="the best product measured"),
+            **{
+                f"peak_{dtype}": leaf(rate / 1e9, "GFLOP/s", note="the best product measured")
+                for dtype, rate in best.items()
+            },
         },
         "cluster": {
             "name": "local",
@@ -169,111 +151,31 @@ def profile(measured: Record, processes: int) -> Record:
                 "latency": leaf(50, "us", kind="assumed"),
             }
         },
-        "calibration": {
-            "gemm": {
-                "fp32": _gemm(leaf, typical / best, op, statistics.median(spread for _, spread in rates))
-            },
-            "attention": {"fp32": _attention(leaf, measured["attention"], best)},
-            "memory": _memory(leaf, measured["stream"], bandwidth),
-            "host": {
-                "kernel_launch": leaf(op * EAGER_OPS_PER_KERNEL * 1e6, "us"),
-                "graph_launch": leaf(op * 1e6, "us"),
-            },
-            "collective": _collectives(leaf, measured["collectives"]),
-            "step": _step(leaf),
-        },
     }
+
+
+def profile(measured: Record, processes: int) -> Record:
+    """The TOML document of a measurement."""
+    leaf = Leaf(f"measured here with torch {measured['torch']}, {processes} processes")
+    fitted = tables(measured, peaks(measured), copy_bandwidth(measured), 1, leaf)
+    return {
+        "warnings": warnings_of(measured),
+        **machine(measured, processes, leaf),
+        "calibration": fitted | {"step": step_table(leaf)},
+    }
+
+
+def warnings_of(measured: Record) -> list[str]:
+    """What makes the profile uncertain: other load on the machine, or scattered repeats."""
+    return tables_warnings(measured, NOISY, os.cpu_count() or 1)
 
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _gemm(leaf: Callable[..., Record], fraction: float, op: float, spread: float) -> Record:
-    return {
-        "fraction": leaf(fraction, "1", spread),
-        "bandwidth_fraction": leaf(1, "1"),
-        "launch": leaf(op * 1e6, "us"),
-        "wave_weight": leaf(0, "1"),
-    }
-
-
-def _attention(leaf: Callable[..., Record], entries: list[Record], best: float) -> Record:
-    """Rates at the shortest and the longest sequence of head dimension 32 give fraction and half length."""
-
-    def rate(entry: Record, backward: bool) -> float:
-        s, heads, d = entry["shape"]
-        flops = 2 * s * s * heads * d
-        forward = entry["forward"]["seconds"]
-        return float(
-            2.5 * flops / max(entry["both"]["seconds"] - forward, 1e-9) if backward else flops / forward
-        )
-
-    def half_length(backward: bool) -> float:
-        (s0, r0), (s1, r1) = ((entry["shape"][0], rate(entry, backward)) for entry in (same[0], same[-1]))
-        return max(0.0, (r1 / r0 - 1) / (1 / s0 - r1 / r0 / s1)) if 1 / s0 > r1 / r0 / s1 else 0.0
-
-    def long_rate(entry: Record, backward: bool) -> float:
-        return rate(entry, backward) * (1 + half_length(backward) / entry["shape"][0])
-
-    same = [entry for entry in entries if entry["shape"][2] == entries[0]["shape"][2]]
-    wide = entries[-1]
-    # rate(d) ~ 1 / (1 + half / d): from two head dimensions, both at the rate of endless sequences.
-    d0, d1 = same[-1]["shape"][2], wide["shape"][2]
-    ratio = min(max(long_rate(wide, False) / long_rate(same[-1], False), 1.01), d1 / d0 * 0.99)
-    half_dim = (ratio - 1) * d0 * d1 / (d1 - ratio * d0)
-    at_dim = (1 + half_dim / 128) / (1 + half_dim / d0)
-    table: Record = {}
-    for name, backward in (("forward", False), ("backward", True)):
-        table[name] = {
-            "fraction": leaf(long_rate(same[-1], backward) / best / at_dim, "1"),
-            "half_seq": leaf(half_length(backward), "1"),
-        }
-    table["half_dim"] = leaf(half_dim, "1")
-    return table
-
-
-def _memory(leaf: Callable[..., Record], streams: Record, bandwidth: float) -> Record:
-    """Fractions of the copy bandwidth on the cost model's nominal bytes; eager kernels show as low ones."""
-
-    def fraction(name: str) -> float:
-        return float(streams[name]["bytes"] / streams[name]["seconds"] / bandwidth)
-
-    def backward(name: str) -> float:
-        num = streams[f"{name}_both"]["bytes"] - streams[name]["bytes"]
-        return float(
-            num / max(streams[f"{name}_both"]["seconds"] - streams[name]["seconds"], 1e-9) / bandwidth
-        )
-
-    return {
-        "stream": leaf(fraction("optimizer"), "1", streams["optimizer"]["spread"]),
-        "norm": leaf(fraction("norm"), "1", streams["norm"]["spread"]),
-        "norm_backward": leaf(backward("norm"), "1"),
-        "elementwise": leaf(fraction("elementwise_both"), "1", streams["elementwise_both"]["spread"]),
-    }
-
-
-def _collectives(leaf: Callable[..., Record], measured: Record) -> Record:
-    tables: Record = {}
-    for name, entries in measured.items():
-        ranks = entries[0]["ranks"]
-        factor = 1.0 if name == "send_recv" else (ranks - 1) / ranks * (2 if name == "all_reduce" else 1)
-        latency, bandwidth = fit_line([(entry["bytes"] * factor, entry["seconds"]) for entry in entries])
-        if name == "send_recv":
-            tables[name] = {"latency": leaf(latency * 1e6, "us"), "bandwidth": leaf(bandwidth / 1e9, "GB/s")}
-            continue
-        # One protocol: both forms of the two-protocol formula are the same line.
-        tables[name] = {
-            **{key: leaf(latency * 1e6, "us") for key in ("latency", "low_latency")},
-            **{key: leaf(0, "us") for key in ("latency_per_rank", "low_latency_per_rank")},
-            **{key: leaf(bandwidth / 1e9, "GB/s") for key in ("bandwidth", "low_latency_bandwidth")},
-            "half_ranks": leaf(0, "1"),
-        }
-    return tables
-
-
-def _step(leaf: Callable[..., Record]) -> Record:
-    """Step constants: kernels were measured as the step runs them, so their factors are one."""
+def step_table(leaf: Leaf) -> Record:
+    """Step constants of a processor before any run: kernels were measured as the step runs them."""
     note = "kernels were measured under the load of a run"
     rates = (
         "gemm_rate",

@@ -69,6 +69,8 @@ CALIBRATION_KEYS = {
     "launch": "s",
     "kernel_launch": "s",
     "graph_launch": "s",
+    "pass": "s",
+    "layer_update": "s",
     "latency": "s",
     "latency_per_rank": "s",
     "low_latency": "s",

@@ -10,10 +10,9 @@ from fit_cases import Stack
 from fit_priors import believed
 from scipy.optimize import least_squares
 
+from costmodel.robust import OUTLIER, STEP, robust, robust_slope
 from costmodel.step_constants import PRIORS
 
-OUTLIER = 0.05  # residuals beyond about this count less and less (pseudo-Huber)
-STEP = 1e-4  # of the finite differences, in log space
 # Of the deviations from the priors, in widths: a row at OUTLIER weighs as much as a constant one width off.
 PRIOR_WEIGHT = 1.0
 # Of a fit without a group; constants that move by less than NEAR (log) need no further linearisation.
@@ -88,17 +87,11 @@ def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 
 
     def cost(point: np.ndarray) -> np.ndarray:
         error = stack.residuals(parameters, np.exp(point)) / OUTLIER
-        robust = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
-        return np.concatenate([weights * robust, PRIOR_WEIGHT * known.off(point)])
+        return np.concatenate([weights * robust(error), PRIOR_WEIGHT * known.off(point)])
 
     def slope(point: np.ndarray) -> np.ndarray:
         base, raw = jacobian(stack, parameters, point, groups)
-        error = base / OUTLIER
-        root = np.sqrt(1 + error**2)
-        robust = np.sqrt(2 * (root - 1))
-        # d robust / d error = |error| / (root robust), 1 at zero
-        inner = np.where(robust > 1e-6, np.abs(error) / np.maximum(root * robust, 1e-12), 1.0)
-        rows = (weights * inner / OUTLIER)[:, None] * raw
+        rows = (weights * robust_slope(base / OUTLIER) / OUTLIER)[:, None] * raw
         return np.vstack([rows, PRIOR_WEIGHT * known.root])
 
     result = least_squares(
