@@ -206,6 +206,9 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         "apply_rope_fusion": plan.rope_fusion,
         "masked_softmax_fusion": True,
     }
+    if plan.fused_cross_entropy:
+        # Megatron-Core's own fused loss keeps an FP32 copy of the logits; Transformer Engine's does not.
+        fields["cross_entropy_fusion_impl"] = "te"
     if plan.cuda_graph:
         whole = "full_iteration" in plan.cuda_graph_scope
         fields["cuda_graph_impl"] = "local" if whole else "transformer_engine"

@@ -102,6 +102,8 @@ def traced_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str,
         notes.append("permutation is traced fused: not fused, its shapes depend on values")
         kept["moe_permute_fusion"] = True
     kept |= {"delay_wgrad_compute": False, "perform_initialization": False}
+    if "cross_entropy_fusion_impl" in kept:
+        kept["cross_entropy_fusion_impl"] = "native"  # the same loss: a trace has no kernels
     return kept, tuple(notes)
 
 
