@@ -44,7 +44,9 @@ PHASES = {
     "initialize_model_parallel": "making process groups",
 }
 # Functions of torch.distributed that wrap others and say nothing.
-_WRAPPERS = {"wrapper", "_coalescing_manager", "_exception_logger", "timed", "communication"}
+_WRAPPERS = {"wrapper", "_coalescing_manager", "_exception_logger", "timed", "communication", "wait"}
+# Files whose functions send and wait; synchronize of torch.cuda waits for NCCL's kernels.
+COMMUNICATES = ("distributed/distributed_c10d.py", "distributed/c10d_logger.py", "workers/stopwatch.py")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
@@ -79,10 +81,13 @@ class Whereabouts:
 class Watchdog:
     """Looks at the pulses of one record; `look` names the cause when they stand still."""
 
-    def __init__(self, folder: Path, patience: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, patience: float | None = None, to_start: float = PATIENCE_TO_START
+    ) -> None:
         given = os.environ.get("ADVISOR_PATIENCE")
         self.folder = folder
         self.patience = patience if patience is not None else float(given) if given else None
+        self.to_start = to_start
         self._last: tuple[float, ...] = ()
         self._moved = time.monotonic()
         self._longest = 0.0
@@ -102,7 +107,9 @@ class Watchdog:
                 self._longest = max(self._longest, now - self._moved)
             self._last, self._moved = moments, now
             return None
-        allowed = self.patience or (max(PATIENCE, SLOWER * self._longest) if started else PATIENCE_TO_START)
+        # ADVISOR_PATIENCE is for steps: libraries take as long as they take.
+        usual = self.patience or max(PATIENCE, SLOWER * self._longest)
+        allowed = usual if started else max(self.to_start, self.patience or 0.0)
         if now - self._moved < allowed:
             return None
         return f"no progress for {allowed:.0f} s: {culprit(ask(self.folder))}"
@@ -161,30 +168,29 @@ def state(process: int) -> str:
 
 def locate(rank: int, letter: str, doing: str, stacks: str) -> Whereabouts:
     """A rank's place from what faulthandler wrote: innermost frames come first."""
-    # The thread that answers last is the main one; a collective may stand in autograd's thread.
+    # A collective may stand in autograd's thread; ours is the one that passed through a worker.
     threads = [_FRAME.findall(part) for part in re.split(r"^(?:Current t|T)hread ", stacks, flags=re.M)]
     threads = [frames for frames in threads if any("/workers/" in path for path, _, _ in frames)] or threads
-    frames = max(threads, key=len, default=[])
-    collective = next(
-        (
-            name
-            for path, _, name in frames
-            if path.endswith(("distributed/distributed_c10d.py", "workers/stopwatch.py"))
-            and name not in _WRAPPERS
-        ),
-        None,
-    )
-    if collective is None and frames and frames[0][2] in ("timed", "communication", "wait", "synchronize"):
-        collective = "a wait for a message"
-    if collective == "init_process_group" or (frames and frames[0][2] == "rendezvous"):
-        collective = None
+    frames = [frame for frame in max(threads, key=len, default=[]) if not frame[0].startswith("<")]
     group = next((words for path, _, _ in frames for part, words in GROUPS if f"core/{part}" in path), None)
     phase = next((PHASES[name] for _, _, name in frames if name in PHASES), None)
     place = None
     if frames:
         path, line, name = frames[0]
         place = f"{name} ({'/'.join(Path(path).parts[-2:])}:{line})"
-    return Whereabouts(rank, letter, doing, phase, collective, group, place)
+    return Whereabouts(rank, letter, doing, phase, _collective(frames), group, place)
+
+
+def _collective(frames: list[tuple[str, str, str]]) -> str | None:
+    """The collective, or the wait for one, in which frames end; None where they end elsewhere."""
+    own = [name for path, _, name in frames if path.endswith(COMMUNICATES)]
+    # Innermost first: only a frame at the end counts, one further out is a caller such as gather.
+    if not frames or not frames[0][0].endswith((*COMMUNICATES, "torch/_tensor.py", "cuda/__init__.py")):
+        return None
+    named = [name for name in own if name not in _WRAPPERS]
+    if named and named[-1] in PHASES:
+        return None  # joining a group is a phase of its own
+    return named[-1] if named else "a wait for a message"
 
 
 def culprit(ranks: list[Whereabouts]) -> str:
