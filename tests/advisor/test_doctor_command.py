@@ -1,0 +1,85 @@
+"""advisor doctor: the page, the document, exit codes, and a plan in this shell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.commands.doctor import command, refuse_failures
+from executor.doctor import Finding
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A place for records, and no variables of libraries."""
+    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("NCCL_", "NVTE_", "CUDA_", "PYTORCH_", "TORCH")):
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def asked(*arguments: str) -> tuple[int, dict]:
+    """Exit code and the JSON document."""
+    done = CliRunner().invoke(command, [*arguments, "--json"])
+    return done.exit_code, json.loads(done.output)
+
+
+def test_the_page_begins_with_the_answer(home):
+    done = CliRunner().invoke(command, [])
+    assert done.output.splitlines()[0].startswith(("ready: ", "not ready: "))
+    assert "disk" in done.output
+
+
+def test_a_failure_is_exit_code_one_with_its_way_out(home, monkeypatch):
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        monkeypatch.setenv(name, "0")
+    code, document = asked()
+    assert code == 1
+    assert document["status"] == "fail"
+    failed = [check for check in document["checks"] if check["status"] == "fail"]
+    assert len(failed) == 1
+    assert failed[0]["way_out"] == "Unset one of them"
+
+
+@pytest.fixture
+def plan_file(home):
+    """A plan for H100s, as `explain --save` writes it."""
+    from advisor.cli import advisor
+
+    path = home / "plan.toml"
+    options = ["explain", "--model", "8b", "--gpus", "16", "--gpu", "h100"]
+    options += ["--pin", "tp=2", "--pin", "fsdp=false", "--save"]
+    done = CliRunner().invoke(advisor, [*options, str(path)])
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def test_the_shells_variables_against_the_plans(plan_file, monkeypatch):
+    before = {(check["found"], check["why"]) for check in asked("--plan", str(plan_file))[1]["checks"]}
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    after = [
+        check
+        for check in asked("--plan", str(plan_file))[1]["checks"]
+        if (check["found"], check["why"]) not in before and check["check"] == "plan"
+    ]
+    assert any(check["way_out"] == "Set CUDA_DEVICE_MAX_CONNECTIONS=1" for check in after)
+    # The rule between knobs says the same with its reason.
+    assert any("max_connections 8" in check["why"] for check in after)
+
+
+def test_a_plan_that_fits_says_its_memory(plan_file):
+    checks = asked("--plan", str(plan_file))[1]["checks"]
+    assert any(check["check"] == "plan" and "GiB predicted of" in check["found"] for check in checks)
+
+
+def test_only_failures_stop_a_run():
+    warned = Finding("clock", "warn", "not synchronised", "order is lost", "Start chrony")
+    refuse_failures([warned])
+    failed = Finding("ECC", "fail", "GPU 2 counts 4", "it trains on garbage", "Drain the node")
+    with pytest.raises(ValueError, match=r"^ECC: GPU 2 counts 4: it trains on garbage\. Drain the node\.$"):
+        refuse_failures([warned, failed])
