@@ -89,9 +89,40 @@ def _leaves(term: dict[str, Any], parent: str) -> list[tuple[str, tuple[str, flo
     return [leaf for part in term["parts"] for leaf in _leaves(part, inner)]
 
 
-def read_side(path: str) -> Side:
-    """A plan file predicted, or a run's folder read. ValueError in one line."""
-    return _run(Path(path)) if Path(path).is_dir() else _plan(path)
+def read_side(path: str, options: dict[str, Any] | None = None) -> Side:
+    """A plan file predicted, a run's folder or a log read. options: setting of a log. ValueError in one line."""
+    from advisor.comparison_kinds import kind_of
+
+    kind = kind_of(path)
+    if kind == "log":
+        return _log(path, options or {})
+    return _run(Path(path)) if kind == "run" else _plan(path)
+
+
+def _log(path: str, options: dict[str, Any]) -> Side:
+    """A log with the plan that it shows, measured as the record of a run is."""
+    from advisor.measured import read_measured
+
+    found = read_measured(path, (), None, options, need_plan=True)
+    assert found.predicted is not None
+    assert found.log is not None
+    assert found.kept is not None
+    losses = [each.loss for each in found.log.iterations if each.loss is not None]
+    rate = found.predicted["tokens_per_second_per_gpu"] * found.predicted["step_time_s"]
+    measured = {
+        "step_time_s": found.step,
+        "step_time_min_s": found.kept.low,
+        "spread": found.kept.scatter,
+        "num_steps": found.kept.num_steps,
+        "tokens_per_second_per_gpu": rate / found.step,
+        "phases": {},
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "peak_memory_bytes": [found.peak] if found.peak else [],
+    }
+    price = found.case.cluster.price_per_gpu_hour if found.case else None
+    stack = (found.case.stack or "") if found.case else ""
+    return Side(path, found.predicted, measured, price=price, stack=stack, warnings=tuple(found.warnings))
 
 
 def _plan(path: str) -> Side:

@@ -6,7 +6,7 @@ import gzip
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 # A line longer than this is no line of a log; its beginning is read. [byte]
 LONGEST = 1 << 16
@@ -32,14 +32,14 @@ def lines(path: Path) -> Iterator[str]:
         raise ValueError(f"{path} is empty: nothing was logged. Check the path, or wait for the first step.")
     with path.open("rb") as file:
         head = file.read(2)
-    with gzip.open(path, "rb") if head == GZIP else path.open("rb") as stream:  # type: ignore[attr-defined]
-        try:
+    try:
+        with path.open("rb") as file:
+            stream: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if head == GZIP else file
             yield from _lines(stream, path)
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
-            if head != GZIP:
-                raise
-            if not isinstance(error, EOFError):
-                raise ValueError(f"{path} is no whole gzip file: {error}. Unpack it first.") from None
+    except EOFError:  # of a packed log that is still written: what was whole is read
+        return
+    except gzip.BadGzipFile as error:
+        raise ValueError(f"{path} is no whole gzip file: {error}. Unpack it first.") from None
 
 
 def _lines(stream: IO[bytes], path: Path) -> Iterator[str]:

@@ -32,6 +32,7 @@ TIMER_NAME = re.compile(r"^  ([a-z][\w/-]*):$")
 TIMER_RANK = re.compile(r"^\s+rank\s+(\d+): ([\d.]+)$")
 CHECKPOINT = re.compile(r"saving checkpoint (?:at|from) iteration\s+(\d+)|successfully saved checkpoint")
 EVALUATION = re.compile(r"validation.* loss at iteration\s+(\d+)|^Evaluating (?:on|iter)")
+WORLD = re.compile(r"using world size: (\d+)")
 STRAGGLER = re.compile(r"(M[nx](?:D?Rtt|Pwr|Tmp|Utl|Clk|Etpt)/Rnk): (-?[\d.]+)[A-Za-z%]*/(\d+)")
 BATCH_UNSET = {"consumed samples", "number of skipped iterations", "number of nan iterations"}
 
@@ -142,6 +143,8 @@ def _others(line: str, log: Log) -> bool:
         names = ("weight and optimizer", "activation", "total")
         told = zip(names, found.groups(), strict=True)
         log.theoretical |= {name: float(value) * MIB for name, value in told if value}
+    elif found := WORLD.search(line):
+        log.world = int(found[1])
     elif found := CHECKPOINT.search(line):
         log.mark("checkpoint", int(found[1]) if found[1] else None)
     elif found := EVALUATION.search(line):

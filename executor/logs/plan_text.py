@@ -73,7 +73,7 @@ def plan_text(log: Log) -> tuple[str, str]:
 def gpus_of(log: Log) -> int:
     """GPUs of the run when the log says, else 0."""
     told = log.arguments.get("world_size", "")
-    return int(told) if told.isdigit() else 0
+    return int(told) if told.isdigit() else log.world
 
 
 def _override(line: str) -> str:

@@ -67,7 +67,8 @@ class Log:
     timers: by Megatron's names. parameters: of every (tensor, pipeline) rank that told. arguments: a dump of
     Megatron-LM's arguments; configuration: lines of a YAML dump or summary of Megatron-Bridge, as overrides.
     marks: steps at which something other than training happened, by kind. counted: lines that mean trouble or
-    tell the network, by kind, with the first of each in `examples`. stragglers: reports of Megatron's detector.
+    tell the network, by kind, with the first of each in `examples`. stragglers: reports of Megatron's
+    detector. world: ranks, 0 when the log does not say.
     """
 
     path: str
@@ -85,6 +86,7 @@ class Log:
     examples: dict[str, str] = field(default_factory=dict)
     stragglers: list[dict[str, tuple[float, int]]] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    world: int = 0
     restarts: list[int] = field(default_factory=list)
     lines: int = 0
     truncated: bool = False

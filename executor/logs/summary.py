@@ -68,7 +68,9 @@ def steady(log: Log) -> Steady:
             f"{log.path} tells no step time on any of its {len(log.iterations)} iteration lines. "
             "NeMo prints it with TimingCallback; Megatron always does."
         )
+    timed, ramp = _last_batch(timed)
     kept, left_out, warm = _without_disturbed(log, *_without_warmup(timed))
+    left_out |= ramp
     values = [each.seconds or 0.0 for each in kept]
     median = statistics.median(values)
     scatter = MAD * statistics.median(abs(value - median) for value in values)
@@ -94,6 +96,13 @@ def steady(log: Log) -> Steady:
         spike_loss=max(0.0, statistics.fmean(values) / statistics.fmean(rest) - 1) if spikes else 0.0,
         warmup_seconds=warm,
     )
+
+
+def _last_batch(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, int]]:
+    """Only lines with the last global batch: a ramp-up trains smaller ones first."""
+    last = timed[-1].global_batch
+    kept = [each for each in timed if each.global_batch in (None, last) or last is None]
+    return kept, {"other batch": len(timed) - len(kept)} if len(kept) < len(timed) else {}
 
 
 def _without_warmup(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, int], float | None]:

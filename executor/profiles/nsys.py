@@ -146,4 +146,7 @@ def _steps(connection: sqlite3.Connection, tables: set[str], names: dict[int, st
     ):
         if STEP.match(str(text or names.get(number, ""))):
             found[thread or 0].append((start * NANO, end * NANO))
-    return sorted(max(found.values(), key=len)) if found else []
+    marked: list[Interval] = []
+    for each in found.values():
+        marked = each if len(each) > len(marked) else marked
+    return sorted(marked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import re
 
 import pytest
@@ -196,6 +197,17 @@ def test_packed_logs_and_long_lines(tmp_path):
     text = megatron_log(STEPS) + "x" * 3_000_000 + "\n" + megatron_line(41, 3.5)
     path.write_bytes(gzip.compress(text.encode()))
     assert read_log(path).last_step == 41
+
+
+def test_a_packed_log_that_was_cut_reads_as_far_as_it_goes(tmp_path):
+    path = tmp_path / "train.log.gz"
+    lines = [megatron_line(step, 3.5 + random.Random(step).random()) for step in range(1, 20_000)]
+    packed = gzip.compress("\n".join(lines).encode())
+    path.write_bytes(packed[: len(packed) // 2])
+    assert 1000 < read_log(path).last_step < 19_999
+    path.write_bytes(packed[:2] + b"no gzip at all")
+    with pytest.raises(ValueError, match="no whole gzip file"):
+        read_log(path)
 
 
 @pytest.mark.parametrize(

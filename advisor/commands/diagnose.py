@@ -1,0 +1,46 @@
+"""advisor diagnose: what costs a run its time, from its log, its record or a trace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from advisor.case import setting_options
+
+
+@click.command(name="diagnose")
+@click.argument("source", metavar="LOG|RUN|TRACE")
+@click.option("--plan", metavar="PLAN", help="The plan that ran, where the log does not show it.")
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    metavar="FILE",
+    help="A trace of torch.profiler (.json, .json.gz) or an export of nsys (.sqlite); repeatable.",
+)
+@setting_options
+@click.option("--all", "everything", is_flag=True, help="Also every symptom that cannot be judged here.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.pass_context
+def command(context: click.Context, /, source: str, as_json: bool, everything: bool, **options: Any) -> None:
+    """What costs a run its time: symptoms with evidence, cause, knob, and the most that a cure can bring.
+
+    Reads logs of Megatron-LM, Megatron-Bridge and NeMo, records of `advisor run`, and traces. A log that shows its
+    arguments needs only --gpu to be compared with its prediction. Exit code 1 when something is broken, not slow.
+
+    \b
+    advisor diagnose train.log --gpu h100
+    advisor diagnose train.log --plan plan.toml --trace rank0.json.gz
+    """
+    from advisor.diagnose_text import diagnosis_lines
+    from advisor.diagnosis import diagnosed
+
+    found = diagnosed(source, options.pop("traces"), options.pop("plan"), options)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        click.echo("\n".join(diagnosis_lines(found, everything)))
+    faults = any(each.rule.severity == "fault" for each in found.diagnosis.findings)
+    context.exit(1 if faults else 0)

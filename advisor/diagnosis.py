@@ -1,0 +1,109 @@
+"""Diagnosis of a measurement: facts from all that is known, rules, and what the model expects of the cures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from advisor.measured import Measured, read_measured
+from executor.diagnose import Diagnosis, Finding, diagnose, table
+from executor.evidence import log_facts, prediction_facts, profile_facts
+
+if TYPE_CHECKING:
+    from advisor.case import Case
+    from advisor.whatif import Change
+
+# Cures of this many findings are predicted; each takes some predictions.
+PRICED = 4
+
+
+@dataclass
+class Diagnosed:
+    """A measurement, what is wrong with it, and by finding the best change that the model expects to help."""
+
+    measured: Measured
+    diagnosis: Diagnosis
+    expected: dict[str, Change]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `diagnose --json`."""
+        from advisor.whatif_neighbours import label
+
+        found = self.measured
+        log = found.log
+        priced = {
+            name: {"change": label(change.neighbour), "delta_share": change.share, "fits": change.fits}
+            for name, change in self.expected.items()
+        }
+        return {
+            "source": found.source,
+            "framework": log.framework if log else None,
+            "step_time_s": found.step,
+            "predicted_step_time_s": found.predicted["step_time_s"] if found.predicted else None,
+            "steady": found.kept.to_dict() if found.kept else None,
+            "findings": [
+                each.to_dict() | {"expected": priced.get(each.rule.id)} for each in self.diagnosis.findings
+            ],
+            "clear": list(self.diagnosis.clear),
+            "unseen": {name: list(facts) for name, facts in self.diagnosis.unseen.items()},
+            "traces": [each.to_dict() for each in found.profiles],
+            "notes": found.notes,
+            "warnings": found.warnings,
+        }
+
+
+def diagnosed(source: str, traces: Sequence[str], plan: str | None, options: dict[str, Any]) -> Diagnosed:
+    """Diagnosis of a log, a run or a trace. ValueError in one line."""
+    found = read_measured(source, traces, plan, options)
+    result = diagnose(facts_of(found))
+    expected = _expected(found.case, result.findings) if found.case else {}
+    return Diagnosed(found, result, expected)
+
+
+def facts_of(found: Measured) -> dict[str, Any]:
+    """Every fact that the measurement, the plan and its prediction tell."""
+    facts: dict[str, Any] = {}
+    if found.predicted:
+        facts |= prediction_facts(found.predicted)
+    if found.case:
+        facts |= _case_facts(found.case)
+    facts |= profile_facts(found.profiles)
+    if found.log is not None and found.kept is not None:
+        facts |= log_facts(found.log, found.kept)
+    elif "profile_step" in facts:
+        facts["step"] = facts["profile_step"]
+    return facts
+
+
+def _case_facts(case: Case) -> dict[str, Any]:
+    """Of the machine, and groups that straddle by the rule of `check`."""
+    from advisor.rules import violations
+
+    broken = {each.id for each in violations(case.model, case.workload, case.cluster, case.plan, case.gpus)}
+    return {
+        "domain": case.cluster.domain_size,
+        "hopper": case.cluster.gpu.generation == "hopper",
+        "straddles": "domain_straddled" in broken,
+    }
+
+
+def _expected(case: Case, findings: Sequence[Finding]) -> dict[str, Change]:
+    """By finding the change of its knobs that the model expects to help most, where one helps."""
+    from advisor.whatif import HELPS_ABOVE, NUMERICS, what_if
+    from costmodel.knobs import KNOBS
+
+    found = {}
+    for finding in [each for each in findings if each.rule.knobs][:PRICED]:
+        knobs = [name for name in finding.rule.knobs if name in KNOBS and name not in NUMERICS]
+        best = what_if(case, knobs).best(numerics=False) if knobs else None
+        if best is not None and best.share < -HELPS_ABOVE:
+            found[finding.rule.id] = best
+    return found
+
+
+def how_to_see(facts: Sequence[str]) -> str:
+    """What would tell missing facts: the second half of their meaning in diagnoses.toml."""
+    meanings = table()["facts"]
+    ways = dict.fromkeys(str(meanings[name]).rpartition("; ")[2] for name in facts)
+    return ", ".join(ways)

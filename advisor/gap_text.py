@@ -1,0 +1,90 @@
+"""A measurement beside its prediction as text: the verdict, the terms, the one to blame, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from advisor.diagnose_text import measured_lines
+from advisor.gap import Gap
+from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from executor.compare import Row
+
+
+def gap_lines(found: Gap) -> list[str]:
+    """The page of `compare` for a log, a run or a trace with its prediction."""
+    lines = [bold(wrap(answer(found))), *(wrap(text) for text in blame_texts(found))]
+    lines += [heading("Predicted beside measured"), *_rows(found.rows)]
+    if found.traced:
+        lines += [heading("By the trace, a step"), *_rows(found.traced)]
+    findings = [each for each in found.diagnosed.diagnosis.findings if each.rule.severity != "rest"]
+    if findings:
+        lines.append(heading("Symptoms (`advisor diagnose` tells more)"))
+        for each in findings[:6]:
+            ceiling = f", at most {percent(each.ceiling)}" if each.ceiling else ""
+            lines.append(wrap(f"{each.rule.title}{ceiling}: {each.evidence}", "  ", "    "))
+    lines += [heading("Measured"), *measured_lines(found.measured)]
+    lines += [wrap(f"warning: {text}", "  ", "    ") for text in found.measured.warnings]
+    lines += [wrap(text, "  ", "    ") for text in found.measured.notes]
+    return lines
+
+
+def answer(found: Gap) -> str:
+    """One line: both times, the sign, and where that lies."""
+    predicted, measured = float(found.predicted["step_time_s"]), found.measured.step
+    interval = found.predicted["interval"]
+    share = abs(found.seconds) / predicted
+    way = "longer" if found.seconds > 0 else "less"
+    return (
+        f"{seconds(measured)} a step measured, {percent(share)} {way} than the {seconds(predicted)} predicted: "
+        f"{found.verdict} of {seconds(interval['low'])} to {seconds(interval['high'])}."
+    )
+
+
+def blame_texts(found: Gap) -> list[str]:
+    """Which term, how much of the gap, what to change, and the most that it can bring."""
+    blame = found.blame
+    if blame is None:
+        if found.measured.log is not None and not found.traced and len(found.rows) <= 3:
+            return [
+                "No term can be blamed: the log has no timers. Log with --timing-log-level 2 "
+                "--timing-log-option minmax, or add --trace."
+            ]
+        return []
+    row = blame.row
+    over = seconds(blame.excess)
+    if found.seconds <= 0:
+        return [
+            f"Most of it is {row.name}: {seconds(row.measured)} measured, {seconds(row.predicted)} predicted, "
+            f"{over} less."
+        ]
+    of = (
+        f", {percent(blame.share)} of the gap"
+        if blame.share <= 1
+        else ", more than the gap: other terms are quicker"
+    )
+    texts = [
+        f"To blame: {row.name}, {seconds(row.measured)} measured against {seconds(row.predicted)} predicted: "
+        f"{over} more{of}."
+    ]
+    if blame.cure is not None:
+        texts.append(
+            f"What to change: {blame.cure.do} At most {percent(blame.ceiling)} of the step is won when the term takes "
+            "what was predicted."
+        )
+    return texts
+
+
+def _rows(rows: list[Row]) -> list[str]:
+    shown: dict[str, Callable[[float], str]] = {
+        "s": lambda value: seconds(value) if value else "0",
+        "byte": gib,
+        "tokens/s": lambda value: f"{value:,.0f}",
+    }
+    cells = []
+    for row in rows:
+        show, delta = shown[row.unit], row.measured - row.predicted
+        sign = "+" if delta > 0 else "-" if delta < 0 else ""
+        cells.append(
+            [row.name, show(row.predicted), show(row.measured), sign + show(abs(delta)), row.verdict]
+        )
+    return table(["quantity", "predicted", "measured", "difference", "verdict"], cells, "lrrrl")

@@ -1,0 +1,271 @@
+"""advisor diagnose and compare on logs: the whole way from a written log to the answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli import advisor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "executor" / "logs"))
+from written import bridge_lines, megatron_line, megatron_log, memory_line, nemo_line, timers
+
+DUMP = "llama3-8b-tp2-pp2-vpp2-dp4"
+
+
+@pytest.fixture
+def ask():
+    """Runs a command; gives its exit code and what it printed, or the error."""
+
+    def _ask(*words):
+        result = CliRunner().invoke(advisor, list(words))
+        if isinstance(result.exception, ValueError):
+            return 2, str(result.exception)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        return result.exit_code, result.output
+
+    return _ask
+
+
+@pytest.fixture
+def predicted(ask, tmp_path):
+    """The prediction of the dump's plan on H100s: step and leaves of the time tree. [s]"""
+    path = tmp_path / "probe.log"
+    path.write_text(megatron_log([(step, 1.0) for step in range(1, 12)], dump=DUMP))
+    _, text = ask("compare", str(path), "--gpu", "h100", "--json")
+    return json.loads(text)["prediction"]
+
+
+def leaves(term):
+    """Name -> seconds."""
+    if not term["parts"]:
+        return {term["name"]: term["seconds"]}
+    return {name: value for part in term["parts"] for name, value in leaves(part).items()}
+
+
+def log_as_predicted(predicted, tmp_path, *, name="train.log", extra=None, times=None):
+    """A log whose steps take what is predicted, with timers as predicted, but for `extra` seconds of some timers."""
+    told, dice = leaves(predicted["terms"]), random.Random(4)
+    extra = extra or {}
+    forward = sum(value for key, value in told.items() if key.startswith("forward_")) + told["vocabulary"] / 3
+    backward = (
+        sum(value for key, value in told.items() if key.startswith("backward_")) + told["vocabulary"] * 2 / 3
+    )
+    forward += told["launch_gaps"] * 13.5 / 30.5
+    backward += told["launch_gaps"] * 17 / 30.5
+    pipeline = told["pipeline_bubble"] + told["pipeline_send_recv"] + told["schedule_correction"]
+    seconds = {
+        "forward-compute": forward + extra.get("forward-compute", 0),
+        "backward-compute": backward,
+        "all-grads-sync": told["dp_gradients"] + extra.get("all-grads-sync", 0),
+        "optimizer": told["optimizer_step"] + told["dp_gather"] + extra.get("optimizer", 0),
+    }
+    whole = sum(seconds.values()) - seconds["optimizer"] + pipeline
+    seconds["forward-backward"] = whole
+    step = predicted["step_time_s"] + sum(extra.values())
+    lines = [megatron_log([(1, 20.0)], dump=DUMP)]
+    for number in range(2, 60):
+        lines.append(megatron_line(number, step * dice.gauss(1, 0.002)))
+        lines += timers({key: (0.98 * value, value) for key, value in seconds.items()})
+    path = tmp_path / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_run_as_predicted_has_no_gap_and_no_findings(ask, predicted, tmp_path):
+    path = log_as_predicted(predicted, tmp_path)
+    code, text = ask("compare", str(path), "--gpu", "h100", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["verdict"] == "inside the interval"
+    for row in found["rows"]:
+        assert row["verdict"] in ("as predicted", "inside the interval"), row
+    code, text = ask("diagnose", str(path), "--gpu", "h100", "--json")
+    assert code == 0
+    assert not [each for each in json.loads(text)["findings"] if each["measured"]]
+    assert ask("diagnose", str(path), "--gpu", "h100")[1].startswith("Nothing measured stands out")
+
+
+@pytest.mark.parametrize(
+    ("timer", "row", "rule"),
+    [
+        ("all-grads-sync", "gradient reduction, exposed", "dp_overlap_failed"),
+        ("optimizer", "optimizer and parameter gather", "optimizer_slow"),
+        ("forward-compute", "forward compute", "compute_slow"),
+    ],
+)
+def test_a_planted_loss_is_blamed(ask, predicted, tmp_path, timer, row, rule):
+    """Half a step more in one timer: that term is to blame, for all of the gap, and diagnosis says why."""
+    more = 0.5 * predicted["step_time_s"]
+    path = log_as_predicted(predicted, tmp_path, extra={timer: more})
+    _, text = ask("compare", str(path), "--gpu", "h100", "--json")
+    found = json.loads(text)
+    assert found["verdict"] == "slower than the interval"
+    assert found["blame"]["term"] == row
+    assert found["blame"]["excess_s"] == pytest.approx(more, rel=0.02)
+    assert found["blame"]["share_of_gap"] == pytest.approx(1, abs=0.05)
+    assert found["blame"]["ceiling_share"] == pytest.approx(more / (1.5 * predicted["step_time_s"]), rel=0.05)
+    _, text = ask("diagnose", str(path), "--gpu", "h100", "--json")
+    findings = json.loads(text)["findings"]
+    assert findings[0]["id"] == rule
+    assert findings[0]["ceiling_share"] >= 0.9 * found["blame"]["ceiling_share"]
+
+
+def test_the_terms_sum_to_the_step_on_both_sides(ask, predicted, tmp_path):
+    path = log_as_predicted(predicted, tmp_path, extra={"optimizer": 0.1})
+    _, text = ask("compare", str(path), "--gpu", "h100", "--json")
+    rows = json.loads(text)["rows"]
+    terms = [row for row in rows[2:] if row["unit"] == "s"]
+    for side in ("predicted", "measured"):
+        assert sum(row[side] for row in terms) == pytest.approx(rows[0][side], rel=1e-3)
+
+
+def test_a_log_with_a_plan_file_in_either_order(ask, tmp_path):
+    plan, log = tmp_path / "plan.toml", tmp_path / "nemo.log"
+    code, _ = ask(
+        *("explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--global-batch", "512"),
+        *("--save", str(plan)),
+    )
+    assert code == 0
+    log.write_text("\n".join(nemo_line(step, 12.34) for step in range(1, 40)))
+    one, other = ask("compare", str(plan), str(log)), ask("compare", str(log), str(plan))
+    assert one == other
+    assert "12.34 s a step measured" in one[1]
+    assert "No term can be blamed" in one[1]
+
+
+def test_another_batch_is_a_warning(ask, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP, batch=64))
+    _, text = ask("compare", str(log), "--gpu", "h100")
+    assert "the prediction is of another step" in " ".join(text.split())
+
+
+def test_two_logs_are_compared_as_runs(ask, tmp_path):
+    paths = []
+    for name, seconds in (("a.log", 2.0), ("b.log", 1.6)):
+        paths.append(tmp_path / name)
+        paths[-1].write_text(megatron_log([(step, seconds) for step in range(1, 30)], dump=DUMP))
+    code, text = ask("compare", *map(str, paths), "--gpu", "h100")
+    assert code == 0
+    assert text.startswith(
+        "B is 25.0 % faster than A: 1.600 s a step measured against 2.000 s a step measured"
+    )
+
+
+def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):
+    path, dice = tmp_path / "bridge.log", random.Random(2)
+    lines = [
+        line
+        for step in range(1, 101)
+        for line in bridge_lines(step, dice.gauss(2, 0.004) * (1.5 if step % 10 == 0 else 1), 400.0)
+    ]
+    path.write_text("\n".join(lines))
+    code, text = ask("diagnose", str(path))
+    assert code == 0
+    assert text.startswith("Regular spikes: garbage collection")
+    assert "one every 10 steps" in " ".join(text.split())
+
+
+def test_faults_are_told_by_the_exit_code(ask, tmp_path):
+    path = tmp_path / "bad.log"
+    lines = ["n1:1:2 [0] NCCL INFO NET/IB : No device found."]
+    lines += ["n1:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/Socket/0"] * 4
+    lines += [megatron_line(step, 2.0) for step in range(1, 20)]
+    path.write_text("\n".join(lines))
+    code, text = ask("diagnose", str(path))
+    assert code == 1
+    assert text.startswith("NCCL fell back to TCP")
+    assert "FI_PROVIDER=efa" in text
+
+
+def test_memory_at_the_edge(ask, tmp_path):
+    path = tmp_path / "edge.log"
+    path.write_text(
+        megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP)
+        + memory_line(1, 30, 6e4, 7.6e4, 7.9e4)
+    )
+    _, text = ask("diagnose", str(path), "--gpu", "h100", "--json")
+    assert "memory_edge" in {each["id"] for each in json.loads(text)["findings"]}
+
+
+def test_a_trace_alone_and_beside_a_log(ask, tmp_path, predicted):
+    trace = tmp_path / "trace.json"
+    step = predicted["step_time_s"] * 1e6
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#9", "ts": 0, "dur": step, "args": {}}
+    ]
+    for name, at, dur, stream, group in (
+        ("nvjet_tst_1", 0.0, 0.6, 7, ""),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING", 0.55, 0.3, 20, "DATA_PARALLEL_GROUP_WITH_CP"),
+        ("void layer_norm_kernel", 0.85, 0.1, 7, ""),
+    ):
+        args = {"device": 0, "stream": stream} | ({"Process Group Description": group} if group else {})
+        events.append(
+            {"ph": "X", "cat": "kernel", "name": name, "ts": at * step, "dur": dur * step, "args": args}
+        )
+    trace.write_text(json.dumps({"traceEvents": events}))
+    code, text = ask("diagnose", str(trace))
+    assert code == 0
+    assert "exposed communication 25.0 %" in " ".join(text.split())
+    log = log_as_predicted(predicted, tmp_path)
+    _, text = ask("diagnose", str(log), "--gpu", "h100", "--trace", str(trace), "--json")
+    first = json.loads(text)["findings"][0]
+    assert first["id"] == "dp_overlap_failed"
+    assert first["ceiling_share"] == pytest.approx(0.25, abs=0.01)
+
+
+def test_the_record_of_a_run(ask, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    steps = [
+        {
+            "step": step,
+            "seconds": 0.5 + (0.4 if step < 3 else 0.0),
+            "loss": 6.0,
+            "warmup": step < 3,
+            "phases": {},
+        }
+        for step in range(20)
+    ]
+    (folder / "steps.jsonl").write_text("\n".join(map(json.dumps, steps)) + '\n{"step": 20, "sec')
+    code, text = ask("diagnose", str(folder), "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["framework"] == "advisor run"
+    assert found["step_time_s"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("diagnose", "nowhere.log"), "is no file"),
+        (("compare", "{plan}"), "name what to compare it with"),
+        (("compare", "{dumped}"), "give --gpu"),
+        (("compare", "{plain}"), "does not show the plan"),
+        (("compare", "{plain}", "--gpu", "h100"), "does not show the plan"),
+        (("compare", "{plan}", "{plan}", "--gpu", "h100"), "go with a log"),
+        (("diagnose", "{plain}", "--trace", "{plain}"), "not the whole JSON"),
+        (("compare", "{plan}", "{binary}"), "is binary"),
+        (("compare", "{plan}", "{empty}"), "is empty"),
+        (("diagnose", "{other}"), "no training log"),
+    ],
+)
+def test_errors_in_one_line(ask, tmp_path, words, said):
+    files = {name: tmp_path / name for name in ("plan", "dumped", "plain", "binary", "empty", "other")}
+    files["plan"] = tmp_path / "plan.toml"
+    ask("explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--save", str(files["plan"]))
+    files["dumped"].write_text(megatron_log([(step, 1.0) for step in range(1, 9)], dump=DUMP))
+    files["plain"].write_text(megatron_log([(step, 1.0) for step in range(1, 9)]))
+    files["binary"].write_bytes(bytes(range(256)) * 40)
+    files["empty"].write_bytes(b"")
+    files["other"].write_text("make: *** [all] Error 2\n")
+    code, text = ask(*(word.format(**files) for word in words))
+    assert code == 2
+    assert said in text
+    assert "\n" not in text.strip()
