@@ -23,13 +23,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A model chunk of a stage: its blocks in order, layers recomputed, MTP heads; first and last of all chunks."""
+    """A model chunk of a stage: its blocks in order, layers recomputed, MTP heads; first and last of all chunks.
+
+    ends: the decoder's last layer stands here, which need not be the last chunk.
+    """
 
     blocks: tuple[Placed, ...]
     inputs: int
     mtp: int
     first: bool
     last: bool
+    ends: bool
 
 
 def layout_of(plan: Plan, model: ModelSpec, seq_len: int) -> Layout:
@@ -71,7 +75,8 @@ def stage_chunks(plan: Plan, model: ModelSpec, stage: int, seq_len: int) -> tupl
                 for name in blocks_of(model, kind)
             ]
             last = virtual == plan.pp * plan.vpp - 1
-            found.append(Chunk(tuple(blocks), again, one.mtp, virtual == 0, last))
+            ends = start < model.num_layers == start + one.layers
+            found.append(Chunk(tuple(blocks), again, one.mtp, virtual == 0, last, ends))
         start += one.layers
     return tuple(found)
 

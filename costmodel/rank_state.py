@@ -40,7 +40,9 @@ def chunk_tensors(
 ) -> Iterator[Tensor]:
     """Tensors of a model chunk in the order of Megatron-Core's modules.
 
-    The last stage holds the embedding once more for MTP heads, and for a tied output layer.
+    The last stage holds the embedding once more for MTP heads, and for a tied output layer. With heads the final norm
+    follows the decoder's last layer, else it stands before the output layer. Source: Megatron-Core 0.16.1,
+    transformer_block.py, has_final_layernorm_in_this_stage.
     """
     several = plan.pp > 1
     shared = several and (tied or bool(x.mtp_total))
@@ -51,10 +53,13 @@ def chunk_tensors(
     for placed in chunk.blocks:
         if not placed.mtp:
             yield from block_tensors(x, works[placed.block])
+    after_layer = bool(x.mtp_total)
+    if after_layer and chunk.ends:
+        yield from (tensor for tensor in output_tensors(x) if tensor.name != "output")
     if chunk.last:
         copy = not (tied and (chunk.first or chunk.mtp))
         for tensor in output_tensors(x):
-            if tensor.name != "output" or copy:
+            if copy if tensor.name == "output" else not after_layer:
                 yield tensor
     if chunk.mtp:
         for _ in range(chunk.mtp):
@@ -70,8 +75,11 @@ def owners(
     chunks: tuple[Chunk, ...],
     works: Mapping[str, BlockWork],
     model: ModelSpec,
+    places: tuple[int, int] = (0, 0),
 ) -> list[Owned]:
     """Buffers of every chunk of a stage: tensors of dp x cp ranks, and of the experts' own ranks.
+
+    places: of the rank among those that share the optimizer state of a buffer, and of one of experts.
 
     Without expert parallelism Megatron-Core keeps experts with the others. Buckets are cut on the first stage's first
     chunk while reductions overlap, elsewhere a chunk is one bucket. Source: Megatron-Core 0.16.1,
@@ -83,14 +91,15 @@ def owners(
         # Only the first stage holds the first of all chunks.
         cut = plan.overlap_grad_reduce and index == 0 and chunks[0].first
         parts = (
-            ("dp", int(x.dp * x.cp), int(x.shard), False),
-            ("edp", int(x.edp), int(x.expert_shard), True),
+            ("dp", int(x.dp * x.cp), int(x.shard), False, places[0]),
+            ("edp", int(x.edp), int(x.expert_shard), True, places[1]),
         )
-        for group, ranks, shard, apart in parts:
+        for group, ranks, shard, apart, place in parts:
             own = tuple(each for each in tensors if (each.expert and plan.ep > 1) == apart)
             if own:
                 size = float(x.bucket) if cut else 0.0
-                buffer = make_buffer(own, sharded=bool(x.optimizer_sharded), bucket_size=size, ranks=shard)
+                sharded = bool(x.optimizer_sharded)
+                buffer = make_buffer(own, sharded=sharded, bucket_size=size, ranks=shard, rank=place)
                 found.append(Owned(group, ranks, shard, own, buffer))
     return found
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,43 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """Several nodes that run the same command. endpoint: HOST:PORT where they meet; rank: this node's place, None
+    where the rendezvous deals them out in the order in which nodes come."""
+
+    count: int
+    endpoint: str
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"--nodes {self.count} is not a number of nodes. Try --nodes 2.")
+        host, _, port = self.endpoint.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(
+                f"--rdzv {self.endpoint!r} is not HOST:PORT of the first node. Try --rdzv node0:29500."
+            )
+        if self.rank is not None and not 0 <= self.rank < self.count:
+            raise ValueError(
+                f"--node-rank {self.rank} is not one of 0 to {self.count - 1} of --nodes {self.count}. "
+                "Try --node-rank 0 on the first node."
+            )
+
+    def arguments(self) -> list[str]:
+        """Of torchrun. A fixed rank decides which ranks share a node, so what talks over which link."""
+        if self.rank is None:
+            meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=advisor"]
+        else:
+            host, _, port = self.endpoint.rpartition(":")
+            meeting = [f"--node-rank={self.rank}", f"--master-addr={host}", f"--master-port={port}"]
+        return [f"--nnodes={self.count}", *meeting]
+
+
+# Where ranks run on a CPU; on CUDA the plan's own variables take their place.
+CPU_VARIABLES: dict[str, str | None] = {"TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
 def run_worker(
     module: str,
     arguments: list[str],
@@ -47,25 +85,33 @@ def run_worker(
     limit: float,
     tell: Callable[[str], None],
     poll: Callable[[], None] = lambda: None,
+    *,
+    nodes: Nodes | None = None,
+    variables: Mapping[str, str | None] | None = None,
 ) -> None:
-    """Run `python -m module arguments` in `processes` ranks until all end.
+    """Run `python -m module arguments` in `processes` ranks of this node until all end.
 
-    folder receives worker.log. Raises RunFailed after `limit` seconds or when a rank fails; an interrupt
-    ends the ranks first and is then passed on. `poll` is called about five times a second. How it ended
-    stands in the folder's outcome.json.
+    nodes: the others, where there are several. variables: environment of the ranks, None for those they must not
+    see; those of a CPU when not given. folder receives worker.log. Raises RunFailed after `limit` seconds or when a
+    rank fails; an interrupt ends the ranks first and is then passed on. `poll` is called about five times a second.
+    How it ended stands in the folder's outcome.json.
     """
     threads = max(1, (os.cpu_count() or 1) // processes)
     environment = {
         **faults.rank_environment(folder),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "TORCHDYNAMO_DISABLE": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "PYTHONWARNINGS": "ignore",
         "PYTHONUNBUFFERED": "1",
     }
+    for name, value in (CPU_VARIABLES if variables is None else variables).items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
     # Each process ends with its parent: torchrun ends its ranks when asked, a rank cannot be asked when it hangs.
     command = [
-        *(sys.executable, "-m", LEASH, "SIGTERM", "torch.distributed.run", "--standalone"),
+        *(sys.executable, "-m", LEASH, "SIGTERM", "torch.distributed.run"),
+        *(nodes.arguments() if nodes is not None else ["--standalone"]),
         *(f"--nproc-per-node={processes}", "--max-restarts=0"),
         *("-m", LEASH, "SIGKILL", module, *arguments),
     ]

@@ -1,6 +1,7 @@
 """A plan in Megatron-Core's words for this machine: without Transformer Engine, perhaps without CUDA.
 
-What a real run sets stands in `megatron_args`; here is what changes, and what cannot run here at all.
+What a real run sets stands in `megatron_args`; here is what changes, and what cannot run here at all. Which kernels
+and overlaps of a plan run here is decided before, in `executor.resolve`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.megatron_args import core_fields
-from executor.megatron_training import ddp_fields
+from executor.megatron_model import config_class, model_arguments, model_class, not_expressed
+from executor.megatron_training import ddp_fields, optimizer_fields
+from executor.resolve import Here
 
 
 def without_te() -> dict[str, Any]:
@@ -27,29 +30,35 @@ def without_te() -> dict[str, Any]:
     }
 
 
-def transformer_config(plan: Plan, model: ModelSpec, cuda: bool) -> dict[str, Any]:
-    """Fields of TransformerConfig for a run on this machine, but for types that need torch.
-
-    No Transformer Engine here: attention has no dropout, the loss is not fused, and stages keep what they sent.
-    """
-    fields = core_fields(plan, model) | without_te()
-    fields |= {"attention_dropout": 0.0, "deterministic_mode": not cuda, "deallocate_pipeline_outputs": False}
-    left_out = ("params_dtype", "pipeline_dtype", "bf16", "fp16", "activation_func", "attention_backend")
-    left_out += ("cross_entropy_loss_fusion", "cuda_graph_impl", "cuda_graph_scope", "tp_comm_overlap")
-    return {name: value for name, value in fields.items() if name not in left_out}
-
-
-def ddp_config(plan: Plan) -> dict[str, Any]:
-    """Fields of DistributedDataParallelConfig for a run on this machine; one rank shards and overlaps nothing."""
-    fields = ddp_fields(plan)
-    several = plan.dp > 1
-    sharded = fields["use_distributed_optimizer"] and several and not plan.fsdp
+def megatron_job(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -> dict[str, Any]:
+    """Megatron-Core's classes and their fields for a run of this resolved plan, as plain values."""
     return {
-        "grad_reduce_in_fp32": fields["grad_reduce_in_fp32"],
-        "overlap_grad_reduce": fields["overlap_grad_reduce"] and several,
-        "overlap_param_gather": fields["overlap_param_gather"] and sharded,
-        "use_distributed_optimizer": sharded,
+        "config_class": config_class(model),
+        "model_class": model_class(model),
+        "config": transformer_config(plan, workload, model, here),
+        "arguments": model_arguments(model, plan.tp, workload.seq_len),
+        "ddp": ddp_fields(plan),
+        "optimizer": optimizer_fields(plan),
     }
+
+
+def transformer_config(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -> dict[str, Any]:
+    """Fields of the configuration class for a run of this resolved plan on this machine.
+
+    Without Transformer Engine attention has no dropout, and stages keep what they sent: their outputs may be views.
+    """
+    fields = core_fields(plan, model, workload)
+    if here.te:
+        return fields
+    compiled = ("bias_dropout_fusion", "bias_activation_fusion") if here.cuda else ()
+    fields |= {name: value for name, value in without_te().items() if name not in compiled}
+    if here.apex:
+        fields["gradient_accumulation_fusion"] = plan.gradient_accumulation_fusion
+    fields |= {"attention_dropout": 0.0, "deallocate_pipeline_outputs": False}
+    if not here.cuda:
+        fields["deterministic_mode"] = True
+    left_out = ("attention_backend", "cuda_graph_impl", "cuda_graph_scope")
+    return {name: value for name, value in fields.items() if name not in left_out}
 
 
 # What a trace leaves out of a plan, by field, and why; value to trace with. None drops the field.
@@ -118,43 +127,99 @@ def why_not_traced(plan: Plan, model: ModelSpec) -> str | None:
     return None
 
 
-def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, cuda: bool) -> str | None:
+def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -> str | None:
     """One line when this plan cannot run on the machine at hand, else None."""
-    if model.family != "dense":
+    return (
+        why_not_built(model)
+        or why_not_precision(plan, model, here)
+        or why_not_recomputed(plan, model, here)
+        or why_not_laid_out(plan, workload, model, here)
+    )
+
+
+def why_not_built(model: ModelSpec) -> str | None:
+    """Models that Megatron-Core 0.16.1 builds with libraries of CUDA kernels only, or not at all."""
+    if model.encoder is not None:
         return (
-            f"{model.name} is of the family {model.family}, and `run` builds dense decoders only so far. "
-            "`advisor predict` knows its cost; try a dense model such as tiny-gpt here."
+            f"{model.name} has an encoder, which is a model of its own: `run` trains decoders. Try tiny-gpt."
         )
-    special = {
-        "sliding windows": model.sliding_window,
-        "chunked attention": model.attention_chunk,
-        "attention sinks": model.attention_sink,
-        "an attention output gate": model.attention_output_gate,
-        "multi-token prediction": model.mtp_layers,
-        "a layer pattern": model.layer_pattern,
+    kernels = {
+        "Mamba layers (mamba_ssm)": model.mamba,
+        "gated delta layers (flash-linear-attention)": model.gated_delta,
+        "latent experts (Transformer Engine)": model.moe is not None and model.moe.latent_size,
     }
-    built = [what for what, present in special.items() if present]
-    if built:
-        return f"{model.name} has {', '.join(built)}, which `run` does not build yet. Try tiny-gpt."
-    if plan.precision not in ("fp32", "bf16"):
-        # On a GPU too: the configuration above has no quantised recipe, and Megatron-Core would not say so.
+    needed = [what for what, present in kernels.items() if present]
+    if needed:
         return (
-            f"--precision {plan.precision} needs Transformer Engine's recipes, which runs do not set up yet; "
-            f"Megatron-Core would silently train in bf16. Try --precision {'bf16' if cuda else 'fp32'}."
+            f"{model.name} has {', '.join(needed)}: kernels for CUDA that `run` does not set up. "
+            "`advisor predict` knows its cost; try tiny-gpt here."
         )
-    if plan.cp > 1:
-        return f"--cp {plan.cp} needs Transformer Engine's attention. Try --cp 1."
-    if plan.fsdp:
-        return "FSDP needs CUDA device meshes in Megatron-Core 0.16. Try --zero-stage 1 without --fsdp."
-    if plan.recompute == "selective" and "activation" in plan.recompute_modules:
+    unsaid = not_expressed(model)
+    if unsaid or model.layer_pattern:
+        return f"{model.name} cannot be built whole: {(*unsaid, 'a layer pattern')[0]}. Try tiny-gpt."
+    return None
+
+
+def why_not_precision(plan: Plan, model: ModelSpec, here: Here) -> str | None:
+    """Formats that would need what is not installed."""
+    if (
+        plan.precision in ("fp32", "bf16")
+        or (plan.precision == "fp16" and here.cuda)
+        or (here.te and here.cuda)
+    ):
+        return None
+    if plan.precision == "fp16":
+        return "--precision fp16 has no quick products on a CPU. Try --precision bf16."
+    # Megatron-Core would not say so.
+    return (
+        f"--precision {plan.precision} needs Transformer Engine on a CUDA device; without it Megatron-Core would "
+        f"silently train in bf16. Try --precision {'bf16' if here.cuda else 'fp32'}."
+    )
+
+
+def why_not_recomputed(plan: Plan, model: ModelSpec, here: Here) -> str | None:
+    """Modules that cannot be computed again here."""
+    if plan.recompute != "selective":
+        return None
+    if "activation" in plan.recompute_modules:
         return (
             "--recompute-modules activation is for mixtures of experts in Megatron-Core 0.16 (moe_act). "
             "Try --recompute-modules mlp."
         )
-    if plan.recompute == "selective" and "layernorm" in plan.recompute_modules and not cuda:
+    if not here.te:
+        for module in ("layernorm", "moe_act"):
+            if module in plan.recompute_modules:
+                return (
+                    f"--recompute-modules {module} needs Transformer Engine in Megatron-Core 0.16. "
+                    f"Try --recompute-modules {'mlp' if model.moe is None else 'moe'}."
+                )
+    return None
+
+
+def why_not_laid_out(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -> str | None:
+    """Layouts that cannot run here, or not at all."""
+    if plan.encoder_pp or plan.encoder_tp:
+        return "an encoder with ranks of its own cannot run: `run` trains decoders. Try --encoder-pp 0."
+    if plan.fsdp and not here.cuda:
+        return "FSDP needs CUDA device meshes in Megatron-Core 0.16. Try --zero-stage 1 without --fsdp."
+    if plan.cp > 1 and workload.seq_len % (2 * plan.cp * (plan.tp if plan.sequence_parallel else 1)):
         return (
-            "--recompute-modules layernorm needs Transformer Engine in Megatron-Core 0.16. "
-            "Try --recompute-modules mlp."
+            f"--seq-len {workload.seq_len} is not a multiple of 2 x cp x tp: ranks take two chunks each. "
+            f"Try --seq-len {-(-workload.seq_len // (2 * plan.cp * plan.tp)) * 2 * plan.cp * plan.tp}."
+        )
+    if plan.tp > 1 and not here.te and model.mla is None and model.num_kv_heads % plan.tp:
+        return (
+            f"--tp {plan.tp} does not divide the {model.num_kv_heads} key-value heads of {model.name}, which only "
+            f"Transformer Engine's layers share. Try --tp {model.num_kv_heads}."
+        )
+    if plan.tp > 1 and model.moe is not None and not plan.sequence_parallel:
+        return f"--tp {plan.tp} of a mixture of experts needs sequence parallelism. Try --sequence-parallel."
+    if model.moe is not None and plan.ep == 1 and plan.etp != plan.tp:
+        # Megatron-Core 0.16.1 takes the experts for layers that tensor parallelism splits (layers.py, `allreduce`):
+        # each rank would train its own copies on its own tokens, and no message would sum their gradients.
+        return (
+            f"--etp {plan.etp} with --ep 1 and --tp {plan.tp}: Megatron-Core 0.16 would never sum the gradients of "
+            f"experts over the tensor-parallel ranks. Try --etp {plan.tp}, or --ep {plan.tp}."
         )
     if plan.vpp > 1 and plan.num_microbatches(workload.global_batch) % plan.pp:
         return f"--vpp {plan.vpp} needs micro-batches in multiples of --pp {plan.pp}."

@@ -30,9 +30,12 @@ def new_record(home: Path, name: str) -> Path:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write whole or not at all."""
+    """Write whole or not at all, and on the disk when this returns."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2))
+    with temporary.open("w") as file:
+        file.write(json.dumps(content, indent=2))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
@@ -72,6 +75,14 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return steps
+
+
+def read_ranks(folder: Path) -> list[dict[str, Any]]:
+    """Facts of every rank, once all have taken a step: host, stage, exact bytes of state, observed features."""
+    try:
+        return list(json.loads((folder / "ranks.json").read_text())["ranks"])
+    except FileNotFoundError:
+        return []
 
 
 def read_memory(folder: Path) -> list[dict[str, Any]]:

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from costmodel.predict import Prediction
-    from executor.run import RunResult
+from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN, check_processes
 
-# What a run on this machine takes when nothing is said: small enough for a laptop's processor.
-LOCAL_SEQ_LEN, LOCAL_GLOBAL_BATCH = 256, 8
-LOCAL_PINS = {
-    "cp": 1,
-    "fsdp": False,
-    "zero_stage": 1,
-    "cuda_graph": False,
-    "recompute": "none",
-    "fused_cross_entropy": False,
-}
+if TYPE_CHECKING:
+    from executor.launch import Nodes
+
+__all__ = ["check_processes", "command"]
 
 
 @click.command(name="run")
 @click.argument("plan_file", required=False, metavar="[PLAN]")
 @click.option("--model", default=None, help="Model to plan for, such as tiny-gpt, when no PLAN is given.")
 @click.option("--gpus", type=int, default=None, metavar="N", help="Processes, one a GPU [2].")
-@click.option("--gpu", default="local", show_default=True, help="local: this machine, measured first.")
+@click.option(
+    "--gpu",
+    default="local",
+    show_default=True,
+    help="local: this machine, measured first; or its GPU's name.",
+)
+@click.option(
+    "--profile", default=None, metavar="PATH", help="Machine file to predict with, measured before."
+)
 @click.option(
     "--seq-len", type=int, default=None, metavar="TOKENS", help=f"Tokens of one sequence [{LOCAL_SEQ_LEN}]."
 )
@@ -43,178 +43,176 @@ LOCAL_PINS = {
 @click.option(
     "--warmup", type=click.IntRange(0, 1000), default=5, show_default=True, help="Steps before them."
 )
+@click.option(
+    "--data",
+    default="",
+    metavar="PREFIX",
+    help="Indexed dataset, PREFIX.bin and PREFIX.idx [generated text].",
+)
+@click.option(
+    "--nodes", type=int, default=None, metavar="N", help="Nodes that run this same command [1]; with --rdzv."
+)
+@click.option("--rdzv", default="", metavar="HOST:PORT", help="Where they meet: the first node.")
+@click.option(
+    "--node-rank", type=int, default=None, metavar="K", help="This node's place from 0 on [as they come]."
+)
+@click.option(
+    "--slurm", is_flag=True, help="Write a job script for the plan's cluster and give it to sbatch."
+)
+@click.option("--print-only", is_flag=True, help="With --slurm: print the script, submit nothing.")
+@click.option(
+    "--resume-measure",
+    default=None,
+    metavar="RECORD",
+    help="Go on with a run that was cut: its missing steps.",
+)
 @click.option("--recalibrate", is_flag=True, help="Measure this machine again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-def command(
-    plan_file: str | None, as_json: bool, recalibrate: bool, steps: int, warmup: int, **options: Any
-) -> None:
-    """Execute a plan with Megatron-Core on this machine and put predicted beside measured.
+def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
+    """Execute a plan with Megatron-Core and put predicted beside measured.
 
-    Measures the machine (once), plans, trains real steps on generated text, and compares step time, tokens/s,
-    memory and every phase with the prediction. Without PLAN and --model it runs the last plan explained.
-    The record of the run is kept; it is written as the run goes.
+    Measures the machine (once), plans, trains real steps on generated text or on --data, and compares step time,
+    tokens/s, memory, every phase and the bytes of state with the prediction. What of the plan cannot run here is
+    resolved, and said in the receipt. Without PLAN and --model it runs the last plan explained.
+    The record of the run is kept; it is written as the run goes, and --resume-measure goes on with it.
 
     \b
     advisor run --model tiny-gpt --gpus 2 --gpu local
     advisor run plan.toml --steps 20
+    advisor run plan.toml --nodes 2 --rdzv node0:29500 --node-rank 0
+    advisor run plan.toml --slurm --print-only
     """
-    from executor.local_profile import home
-    from executor.record import new_record
-    from executor.run import check, execute, has_cuda, missing_software
+    check_together(plan_file, options)
 
     def tell(line: str) -> None:
         if not as_json:
             click.echo(f"  {line}", err=True)
 
+    if options["slurm"]:
+        submit(plan_file, options, as_json)
+        return
+    from executor.run import missing_software
+
     problem = missing_software()
     if problem:
         raise ValueError(problem)
-    if options["gpu"] != "local":
-        raise ValueError(
-            f"--gpu {options['gpu']} is not this machine, and `run` executes here. Try --gpu local; "
-            "`advisor explain` plans for other machines."
-        )
-    if has_cuda():
-        raise ValueError(
-            "this machine has NVIDIA GPUs, and runs on them come with the next release. Hide them to run on the CPU."
-        )
+    from executor.run import ElsewhereError
+
     try:
-        prediction, warnings = plan_here(plan_file, options, recalibrate, tell)
+        if options["resume_measure"]:
+            result = resumed(options, tell)
+        else:
+            result = fresh(plan_file, options, tell, as_json)
+    except ElsewhereError as elsewhere:
+        click.echo(str(elsewhere), err=True)
+        return
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    check(prediction.plan, prediction.workload, prediction.model)
-    folder = new_record(home(), prediction.model.name)
+    from advisor.run_text import page, to_json
+
+    predicted = json.loads((result.record / "prediction.json").read_text())
+    click.echo(json.dumps(to_json(result, predicted), indent=2) if as_json else page(result, predicted))
+
+
+def check_together(plan_file: str | None, options: dict[str, Any]) -> None:
+    """Options that need or exclude one another."""
+    if options["nodes"] is not None and not options["slurm"] and not options["rdzv"]:
+        raise ValueError(
+            f"--nodes {options['nodes']} needs --rdzv: nodes must meet somewhere. Try --rdzv node0:29500."
+        )
+    for name in ("rdzv", "node_rank"):
+        if options[name] not in ("", None) and options["nodes"] is None:
+            given = f"--{name.replace('_', '-')} {options[name]}"
+            raise ValueError(f"{given} needs --nodes, the number of nodes. Try --nodes 2.")
+    if options["print_only"] and not options["slurm"]:
+        raise ValueError("--print-only prints the job script of --slurm. Try --slurm --print-only.")
+    if options["resume_measure"] and (plan_file or options["model"] or options["slurm"]):
+        raise ValueError(
+            "--resume-measure goes on with the plan of its record: give no PLAN, --model or --slurm beside it."
+        )
+
+
+def nodes_of(options: dict[str, Any]) -> Nodes | None:
+    """The other nodes, None where there are none."""
+    from executor.launch import Nodes
+
+    if options["nodes"] is None:
+        return None
+    return Nodes(options["nodes"], options["rdzv"], options["node_rank"])
+
+
+def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], None], as_json: bool) -> Any:
+    """A new run with a record of its own."""
+    from advisor.run_plan import prepare
+    from executor.local_profile import home
+    from executor.record import new_record
+    from executor.run import check_data, cuda_variables, execute, here
+
+    nodes = nodes_of(options)
+    check_data(options["data"])
+    machine = here()
+    if options["gpu"] != "local" and not machine.cuda:
+        raise ValueError(
+            f"--gpu {options['gpu']} is not this machine, and `run` executes here. Try --gpu local; "
+            "`advisor explain` plans for other machines, and --slurm sends a run there."
+        )
+    ready = prepare(plan_file, options, machine, tell)
+    prediction = ready.prediction
+    name = prediction.model.name + (f"-node{nodes.rank}" if nodes is not None and nodes.rank else "")
+    folder = new_record(home(), name)
     click.echo(
         f"{prediction.plan.describe()}: {prediction.model.name}, {prediction.plan.world} processes",
         err=as_json,
     )
-    try:
-        result = execute(
-            prediction.plan,
-            prediction.workload,
-            prediction.model,
-            predicted=prediction.to_dict(),
-            steps=steps,
-            warmup=warmup,
-            out=folder,
-            progress=tell,
-        )
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None
-    result.warnings[:0] = warnings
-    click.echo(json.dumps(to_json(result, prediction), indent=2) if as_json else page(result, prediction))
-
-
-def plan_here(
-    plan_file: str | None, options: dict[str, Any], again: bool, tell: Callable[[str], None]
-) -> tuple[Prediction, list[str]]:
-    """The plan to run with its prediction for this machine, and warnings about the machine's profile."""
-    import hardware_db
-    from advisor.pipeline import with_schedule
-    from advisor.request import make_request, parse_pins
-    from advisor.search import search
-    from costmodel.model_registry import load_model
-    from costmodel.plan_file import last_plan_path, load_plan_file
-    from costmodel.predict import predict
-    from costmodel.workload import Workload
-    from executor.local_profile import local_profile
-
-    if plan_file is None and options["model"] is None:
-        if not last_plan_path().is_file():
-            raise ValueError(
-                "nothing to run: no PLAN, no --model and no plan explained before. Try --model tiny-gpt --gpus 2."
-            )
-        plan_file = str(last_plan_path())
-    if plan_file is not None:
-        from advisor.case import read_case
-
-        record = load_plan_file(plan_file)
-        case = read_case(plan_file, {})
-        processes = case.plan.world
-        check_processes(processes, f"the plan {record.model} of {plan_file}")
-        path, warnings = local_profile(processes, again, tell)
-        cluster = hardware_db.load_cluster(str(path))
-        return with_schedule(predict(case.model, case.workload, cluster, case.plan)), warnings
-    processes = options["gpus"] if options["gpus"] is not None else 2
-    check_processes(processes, f"--gpus {processes}")
-    # What the user mistyped is told before the machine is measured.
-    load_model(options["model"])
-    pins = LOCAL_PINS | parse_pins(options["pin"])
-    seq_len = LOCAL_SEQ_LEN if options["seq_len"] is None else options["seq_len"]
-    global_batch = LOCAL_GLOBAL_BATCH if options["global_batch"] is None else options["global_batch"]
-    Workload(seq_len, global_batch)
-    path, warnings = local_profile(processes, again, tell)
-    request = make_request(
-        options["model"],
-        processes,
-        cluster=str(path),
-        seq_len=seq_len,
-        global_batch=global_batch,
-        precision="fp32",
-        pins=pins,
-        stack="local",
+    result = execute(
+        prediction.plan,
+        prediction.workload,
+        prediction.model,
+        predicted=prediction.to_dict(),
+        steps=options["steps"],
+        warmup=options["warmup"],
+        out=folder,
+        progress=tell,
+        requested=ready.requested,
+        data=options["data"],
+        nodes=nodes,
+        variables=cuda_variables(prediction, ready.cluster) if machine.cuda else None,
     )
-    best = search(request).best
-    if best is None:
+    result.warnings[:0] = ready.warnings
+    return result
+
+
+def resumed(options: dict[str, Any], tell: Callable[[str], None]) -> Any:
+    """The rest of a run that was cut."""
+    from executor.run import resume
+
+    return resume(Path(options["resume_measure"]), tell, nodes=nodes_of(options))
+
+
+def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> None:
+    """Write the job script beside its plan, and give it to sbatch."""
+    from advisor.case import read_case
+    from costmodel.plan_file import save_plan_file
+    from executor.export.exported import Job
+    from executor.local_profile import home
+    from executor.record import new_record
+    from executor.slurm_run import PLAN, run_script
+    from executor.slurm_run import submit as sbatch
+
+    if options["model"] is not None:
         raise ValueError(
-            f"{request.model.name} does not fit this machine's memory. Try a smaller model, such as tiny-gpt."
+            "--slurm runs a PLAN. Save one first: `advisor explain --model ... --save plan.toml`."
         )
-    return best.prediction, warnings
-
-
-def check_processes(processes: int, given: str) -> None:
-    """Refuse what this machine cannot run at all."""
-    import os
-
-    most = 4 * (os.cpu_count() or 1)
-    if not 1 <= processes <= most:
-        raise ValueError(
-            f"{given} needs {processes} processes, and this machine runs 1 to {most}. "
-            "Try --model tiny-gpt --gpus 2, or run the plan on its cluster."
-        )
-
-
-def page(result: RunResult, prediction: Prediction) -> str:
-    """The comparison as text, answer first."""
-    from advisor.render import gib, heading, seconds, table
-
-    measured = result.measured
-    ratio = measured["step_time_s"] / prediction.step_time_s
-    lines = [
-        "",
-        f"step {seconds(measured['step_time_s'])} measured, {seconds(prediction.step_time_s)} predicted: "
-        f"measured is {ratio:.2f} of predicted",
-        f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} "
-        f"over {measured['num_steps']} measured steps after the warm-up; steps scatter by {measured['spread']:.0%}"
-        if measured["first_loss"] is not None
-        else "no loss on these ranks",
-        heading("Predicted beside measured"),
-    ]
-    shown = {"s": seconds, "byte": gib, "tokens/s": lambda value: f"{value:,.0f}"}
-    rows = [
-        [
-            row.name,
-            shown[row.unit](row.predicted),
-            shown[row.unit](row.measured),
-            f"{row.ratio:.2f}" if row.predicted else "-",
-            row.verdict,
-        ]
-        for row in result.rows
-    ]
-    lines += table(["quantity", "predicted", "measured", "ratio", "verdict"], rows, "lrrrl")
-    for warning in result.warnings:
-        lines.append(f"  warning: {warning}")
-    lines += ["", f"record: {result.record}"]
-    return "\n".join(lines)
-
-
-def to_json(result: RunResult, prediction: Prediction) -> dict[str, Any]:
-    """The comparison as plain values."""
-    return {
-        "plan": prediction.plan.to_dict(),
-        "prediction": prediction.to_dict(),
-        "measured": result.measured,
-        "comparison": [row.to_dict() for row in result.rows],
-        "warnings": result.warnings,
-        "record": str(Path(result.record)),
-    }
+    case = read_case(plan_file, {})
+    words = ["--steps", str(options["steps"]), "--warmup", str(options["warmup"])]
+    words += ["--data", str(Path(options["data"]).resolve())] if options["data"] else []
+    script = run_script(Job(case.plan, case.workload, case.model, case.cluster), words)
+    if options["print_only"]:
+        click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
+        return
+    folder = new_record(home(), f"slurm-{case.model.name}")
+    save_plan_file(folder / PLAN, case.plan_file)
+    said = sbatch(folder, script)
+    click.echo(
+        json.dumps({"folder": str(folder), "sbatch": said}) if as_json else f"{said}\nfolder: {folder}"
+    )

@@ -6,13 +6,42 @@ from executor.export.exported import Job
 from executor.export.launch import SCRIPT, nodes_of
 
 JOB_SCRIPT = "job.sbatch"
+# Where the nodes of a job meet.
+MEETING = (
+    "# Node 0 of this allocation; a requeued job gets other nodes, and reads them anew.",
+    'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))  # jobs that share a node do not meet",
+    "export MASTER_ADDR MASTER_PORT",
+)
 
 
 def sbatch_script(job: Job) -> str:
     """The job script. Account, partition and time are the cluster's: given to sbatch, or in SBATCH_ variables."""
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {directive}" for directive in directives(job)),
+        f"# sbatch --account=A --partition=P {JOB_SCRIPT}, in the folder of {SCRIPT}.",
+        "set -euo pipefail",
+        "",
+        f': "${{CONTAINER_IMAGE:?set it to the image, such as {_image()}}}"',
+        'CONTAINER_MOUNTS="${CONTAINER_MOUNTS:-$SLURM_SUBMIT_DIR}"  # the data set too: /data,/home/me',
+        "",
+        *MEETING,
+        "",
+        *_vboost(job),
+        "# Inside, each node runs the script once; it takes its rank from SLURM_NODEID.",
+        'srun --kill-on-bad-exit=1 --container-image="$CONTAINER_IMAGE" \\',
+        '    --container-mounts="$CONTAINER_MOUNTS" --container-workdir="$SLURM_SUBMIT_DIR" \\',
+        f"    bash {SCRIPT}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def directives(job: Job) -> list[str]:
+    """Options of sbatch: whole nodes, one task each, safe to requeue."""
     nodes, per_node = nodes_of(job)
     name = f"{job.model.name}-{job.plan.world}"
-    directives = [
+    return [
         f"--job-name={name}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
@@ -25,27 +54,6 @@ def sbatch_script(job: Job) -> str:
         "--open-mode=append",
         "--requeue",
     ]
-    lines = [
-        "#!/usr/bin/env bash",
-        *(f"#SBATCH {directive}" for directive in directives),
-        f"# sbatch --account=A --partition=P {JOB_SCRIPT}, in the folder of {SCRIPT}.",
-        "set -euo pipefail",
-        "",
-        f': "${{CONTAINER_IMAGE:?set it to the image, such as {_image()}}}"',
-        'CONTAINER_MOUNTS="${CONTAINER_MOUNTS:-$SLURM_SUBMIT_DIR}"  # the data set too: /data,/home/me',
-        "",
-        "# Node 0 of this allocation; a requeued job gets other nodes, and reads them anew.",
-        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))  # jobs that share a node do not meet",
-        "export MASTER_ADDR MASTER_PORT",
-        "",
-        *_vboost(job),
-        "# Inside, each node runs the script once; it takes its rank from SLURM_NODEID.",
-        'srun --kill-on-bad-exit=1 --container-image="$CONTAINER_IMAGE" \\',
-        '    --container-mounts="$CONTAINER_MOUNTS" --container-workdir="$SLURM_SUBMIT_DIR" \\',
-        f"    bash {SCRIPT}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _image() -> str:

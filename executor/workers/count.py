@@ -18,31 +18,11 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor.workers.groups import GROUP_NAMES
+
 # An allocation of the caching allocator is a multiple of this. [byte] Source: c10/cuda/CUDACachingAllocator.cpp.
 ROUNDING = 512
 
-# Groups of `costmodel.rank_amounts` by Megatron-Core's names for them (parallel_state.py).
-GROUP_NAMES = {
-    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
-    "CONTEXT_PARALLEL_GROUP": "cp",
-    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
-    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
-    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp_ep",
-    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
-    "DATA_PARALLEL_GROUP_WITH_CP": "dp",
-    "DATA_PARALLEL_GROUP_WITH_CP_AG": "dp",
-    "DATA_PARALLEL_GROUP": "dp",
-    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp",
-    "EXPERT_DATA_PARALLEL_GROUP": "edp",
-    "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp_cp",
-    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp",
-    "TENSOR_AND_DATA_PARALLEL_GROUP": "tp_dp",
-    "EMBEDDING_GROUP": "embedding",
-    "POSITION_EMBEDDING_GROUP": "embedding",
-    "MODEL_PARALLEL_GROUP": "mp",
-    "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "mp",
-    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "optimizer_instance",
-}
 # c10d operators: our word, and which tensor argument holds the bytes that nccl-tests would name.
 COLLECTIVES = {
     "allreduce_": ("all_reduce", 0),

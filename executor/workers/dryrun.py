@@ -26,6 +26,7 @@ from costmodel.rank_amounts import Message, RankAmounts
 from executor.workers import cpu_shim, fake_world, te_like
 from executor.workers.count import LEDGER, Counting
 from executor.workers.saved import Saved
+from executor.workers.state import parameter_counts, state_bytes
 
 
 def main(path: Path) -> int:
@@ -157,52 +158,6 @@ def _named(product: str, job: dict[str, Any]) -> str:
     """Megatron-Core multiplies by the gate of its shared experts with torch itself: the one product without a name."""
     gated = job["megatron"]["config"].get("moe_shared_expert_gate")
     return "shared_gate" if product == "other" and gated else product
-
-
-def parameter_counts(chunks: list[Any]) -> dict[str, float]:
-    """Parameters of routed experts, and all others."""
-    counts = {"dense": 0.0, "experts": 0.0}
-    for chunk in chunks:
-        for name, parameter in chunk.named_parameters():
-            counts["experts" if ".experts." in name else "dense"] += parameter.numel()
-    return counts
-
-
-def state_bytes(chunks: list[Any], optimizer: Any) -> dict[str, float]:
-    """Bytes of the buffers that hold parameters and gradients, and of everything that the optimizer keeps."""
-    buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
-    parameters = {
-        parameter.untyped_storage()._cdata: parameter.untyped_storage().nbytes()
-        for chunk in chunks
-        for parameter in chunk.parameters()
-    }
-    return {
-        "parameters": sum(parameters.values()),
-        "gradients": sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers),
-        "optimizer": optimizer_bytes(optimizer) if optimizer is not None else 0,
-    }
-
-
-def optimizer_bytes(optimizer: Any) -> int:
-    """Storages of the optimizer's states and of its master parameters, each once."""
-    found: dict[int, int] = {}
-
-    def add(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
-        elif isinstance(value, dict):
-            for each in value.values():
-                add(each)
-        elif isinstance(value, list | tuple):
-            for each in value:
-                add(each)
-
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.optimizer is not None:
-            add(dict(part.optimizer.state))
-        for name in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
-            add(getattr(part, name, []))
-    return sum(found.values())
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
-"""Where the time of a step goes: forward, backward, optimizer, and communication inside each.
+"""Where the time of a step goes: forward, backward, optimizer, and exposed communication inside each, by group.
 
 Collectives of torch.distributed are wrapped before Megatron-Core is imported, so every synchronous call
-and every wait on an asynchronous one is counted, to the phase in which it happens.
+and every wait on an asynchronous one is counted, to the phase in which it happens and to its group.
+
+On a CPU the clock is the host's. On CUDA it is the compute stream's: an event is recorded before and after each
+phase, and before and after each collective or wait; between those two the stream stands still until NCCL's stream is
+done, and that is the exposed part. Events are read once a step, after the device is idle; nothing waits for them.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from executor.workers.groups import group_name
 
 COLLECTIVES = (
     "all_reduce",
@@ -30,60 +36,119 @@ COLLECTIVES = (
 )
 
 
-class Stopwatch:
-    """Seconds by phase; communication is taken out of the phase it interrupts."""
+class HostClock:
+    """Seconds of the host: a CPU computes when it is told to."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+    def mark(self) -> Any:
+        """Now."""
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two marks."""
+        return float(end - start)
+
+
+class StreamClock:
+    """Seconds of the compute stream of a CUDA device. Read marks only after torch.cuda.synchronize()."""
+
+    def mark(self) -> Any:
+        """An event where the stream stands now."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()  # type: ignore[no-untyped-call]
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two events that have happened."""
+        return float(start.elapsed_time(end)) / 1e3
+
+
+class Stopwatch:
+    """Seconds by phase and by group; communication is taken out of the phase it interrupts."""
+
+    def __init__(self, clock: HostClock | StreamClock | None = None) -> None:
+        self.clock = clock or HostClock()
+        self._spans: list[tuple[str, Any, Any]] = []  # phase, start, end
+        self._waits: list[tuple[str, str, Any, Any]] = []  # phase it interrupts, group, start, end
+        self.launched: Counter[tuple[str, str, str, bool]] = (
+            Counter()
+        )  # operation, group, phase, asynchronous
         self._phases: list[str] = []
         self._communicating = False
+        self._groups: dict[int, tuple[Any, str]] = {}  # id of a pending work: itself and its group
 
     def reset(self) -> None:
         """Start a step."""
-        self.seconds.clear()
+        self._spans.clear()
+        self._waits.clear()
+        self.launched.clear()
+        self._groups.clear()
+
+    def read(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of the step so far: by phase with "communication" apart, and communication by group."""
+        phases: dict[str, float] = defaultdict(float)
+        groups: dict[str, float] = defaultdict(float)
+        for phase, start, end in self._spans:
+            phases[phase] += self.clock.seconds(start, end)
+        for phase, group, start, end in self._waits:
+            spent = self.clock.seconds(start, end)
+            phases["communication"] += spent
+            phases[f"communication in {phase or 'outside'}"] += spent
+            groups[group] += spent
+            if phase:
+                phases[phase] -= spent
+        return dict(phases), dict(groups)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase, without the communication inside it."""
-        before, start = self.seconds["communication"], time.perf_counter()
+        """Time a phase; the communication inside it counts apart."""
+        start = self.clock.mark()
         self._phases.append(name)
         try:
             yield
         finally:
             self._phases.pop()
-            spent = time.perf_counter() - start
-            self.seconds[name] += spent - (self.seconds["communication"] - before)
+            self._spans.append((name, start, self.clock.mark()))
 
     @contextmanager
-    def communication(self) -> Iterator[None]:
-        """Time a collective or a wait; nested ones count once."""
+    def communication(self, group: str = "world") -> Iterator[None]:
+        """Time a collective or a wait of a group; nested ones count once."""
         if self._communicating:
             yield
             return
-        self._communicating, start = True, time.perf_counter()
+        self._communicating, start = True, self.clock.mark()
         try:
             yield
         finally:
             self._communicating = False
-            spent = time.perf_counter() - start
-            self.seconds["communication"] += spent
-            where = self._phases[-1] if self._phases else "outside"
-            self.seconds[f"communication in {where}"] += spent
+            self._waits.append((self._here(), group, start, self.clock.mark()))
+
+    def _here(self) -> str:
+        return self._phases[-1] if self._phases else ""
 
     def watch_collectives(self) -> None:
         """Wrap torch.distributed. Call before Megatron-Core is imported: it binds some functions by name."""
         for name in COLLECTIVES:
-            wrapped = self._timed(getattr(dist, name))
+            wrapped = self._timed(name, getattr(dist, name))
             setattr(dist, name, wrapped)
             if name in ("isend", "irecv"):
                 # Batched sends accept these two functions only, compared with the names of this module.
                 setattr(dist.distributed_c10d, name, wrapped)
         # Work objects take no attributes of their own; their class does, for every wait on any of them.
         work: Any = dist.Work
-        work.wait = self._timed(work.wait)
+        work.wait = self._waited(work.wait)
         # Buckets of the distributed optimizer are launched together and waited for together.
         manager: Any = dist.distributed_c10d._CoalescingManager
-        manager.wait = self._timed(manager.wait)
+        manager.wait = self._waited(manager.wait)
+        coalescing = dist.distributed_c10d._coalescing_manager
+
+        @contextmanager
+        def grouped(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            with coalescing(group, *args, **kwargs) as made:
+                self._groups[id(made)] = (made, group_name(group))
+                yield made
+
+        for module in (dist, dist.distributed_c10d):
+            setattr(module, "_coalescing_manager", grouped)  # noqa: B010
 
     def watch_phases(self) -> None:
         """Wrap Megatron-Core's forward and backward steps."""
@@ -92,19 +157,43 @@ class Stopwatch:
         for name, phase in (("forward_step", "forward"), ("backward_step", "backward")):
             setattr(schedules, name, self._phased(getattr(schedules, name), phase))
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.communication():
-                return function(*args, **kwargs)
+            group = _group_of(args, kwargs)
+            with self.communication(group):
+                result = function(*args, **kwargs)
+            # A synchronous collective returns nothing.
+            pending = result if isinstance(result, list) else [result] if result is not None else []
+            for each in pending:
+                self._groups[id(each)] = (each, group)
+            self.launched[(name, group, self._here(), bool(pending))] += 1
+            return result
+
+        # Batched sends tell their functions by name.
+        timed.__name__ = name
+        return timed
+
+    def _waited(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(work: Any, *args: Any, **kwargs: Any) -> Any:
+            _, group = self._groups.pop(id(work), (None, "world"))
+            with self.communication(group):
+                return function(work, *args, **kwargs)
 
         return timed
 
     def _phased(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def phased(*args: Any, **kwargs: Any) -> Any:
             with self.phase(phase):
-                result = function(*args, **kwargs)
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                return result
+                return function(*args, **kwargs)
 
         return phased
+
+
+def _group_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Name of the group of a call to torch.distributed; it stands in different places."""
+    if args and isinstance(args[0], list) and args[0] and isinstance(args[0][0], dist.P2POp):
+        return group_name(args[0][0].group, between_stages=True)
+    found = kwargs.get("group")
+    if found is None:
+        found = next((each for each in args if isinstance(each, dist.ProcessGroup)), None)
+    return group_name(found)

@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 
+# A routed expert among this rank's own: Megatron-Core's plain experts, and Transformer Engine's grouped ones.
+EXPERT = re.compile(
+    r"experts\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))$"
+)
+
 
 def initialise(chunk: Any, config: Any) -> None:
     """Fill the weights of a GPTModel chunk: each rank draws the whole matrix and keeps its own part.
@@ -17,15 +22,19 @@ def initialise(chunk: Any, config: Any) -> None:
     """
     from megatron.core import parallel_state
 
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    size = parallel_state.get_tensor_model_parallel_world_size()
     numbers = {
         name: module.layer_number for name, module in chunk.named_modules() if hasattr(module, "layer_number")
     }
+    local_experts = (config.num_moe_experts or 0) // config.expert_model_parallel_size
+    first_expert = parallel_state.get_expert_model_parallel_rank() * local_experts
     for name, parameter in chunk.named_parameters():
         if parameter.dim() < 2:
             continue
-        known = global_name(name, numbers, chunk.share_embeddings_and_output_weights)
+        known = global_name(name, numbers, chunk.share_embeddings_and_output_weights, first_expert)
+        group = parallel_state.get_tensor_model_parallel_group()
+        if EXPERT.search(name):
+            group = parallel_state.get_expert_tensor_parallel_group()
+        rank, size = group.rank(), group.size()
         std = config.init_method_std
         if known.endswith(("linear_proj.weight", "linear_fc2.weight")):
             std /= (2 * config.num_layers) ** 0.5
@@ -40,12 +49,16 @@ def initialise(chunk: Any, config: Any) -> None:
         parameter.data.copy_(part(whole, axis, rank, size, 2 if gated else 1))
 
 
-def global_name(name: str, numbers: dict[str, int], tied: bool) -> str:
-    """The parameter's name with its layer counted over the whole model instead of this stage.
+def global_name(name: str, numbers: dict[str, int], tied: bool, first_expert: int = 0) -> str:
+    """The parameter's name with layer and expert counted over the whole model instead of this rank's own.
 
     An output matrix tied to the embedding is one with it, on whichever stage it stands.
     """
-    found = re.match(r"(.*layers\.)(\d+)(\..*)", name)
+    expert = EXPERT.search(name)
+    if expert:
+        number = int(expert[1] or expert[4] or 0) + first_expert
+        name = f"{name[: expert.start()]}experts.local_experts.{number}.{expert[2] or expert[3]}.weight"
+    found = re.match(r"(.*?layers\.)(\d+)(\..*)", name)
     if found:
         return f"{found[1]}{numbers[found[1] + found[2]] - 1}{found[3]}"
     return "embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else name

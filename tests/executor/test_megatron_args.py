@@ -10,12 +10,19 @@ import sys
 import pytest
 
 from costmodel.model_registry import load_model
+from costmodel.model_spec import Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.megatron_here import ddp_config, transformer_config, why_not_here
+from executor.megatron_here import transformer_config, why_not_here
+from executor.megatron_training import ddp_fields
+from executor.resolve import Here, receipt, resolve
 
 TINY = load_model("tiny-gpt")
 WORKLOAD = Workload(256, 8)
+CPU, GPU, FULL = Here(), Here(cuda=True), Here(cuda=True, te=True)
+MOE = dataclasses.replace(
+    TINY, name="tiny-moe", family="", moe=Moe(num_experts=4, topk=2, expert_ffn=192, aux_loss_coeff=0.01)
+)
 
 RUNNABLE = [
     Plan(tp=2, sequence_parallel=True, precision="fp32"),
@@ -27,55 +34,75 @@ RUNNABLE = [
 ]
 
 REFUSED = [
-    (Plan(precision="fp8-cs"), "silently train in bf16", "--precision fp32"),
-    (Plan(cp=2), "Transformer Engine's attention", "--cp 1"),
-    (Plan(fsdp=True, zero_stage=3), "FSDP", "--zero-stage 1"),
-    (Plan(pp=2, vpp=2, micro_batch=8), "multiples of --pp 2", "--vpp"),
-    (Plan(recompute="selective", recompute_modules=("activation",)), "mixtures of experts", "mlp"),
-    (Plan(recompute="selective", recompute_modules=("layernorm",)), "Transformer Engine", "mlp"),
+    (TINY, Plan(precision="fp8-cs"), "silently train in bf16", "--precision fp32"),
+    (TINY, Plan(precision="fp16"), "CPU", "--precision bf16"),
+    (TINY, Plan(cp=3), "2 x cp", "--seq-len 258"),
+    (TINY, Plan(tp=8), "key-value heads", "--tp 4"),
+    (TINY, Plan(fsdp=True, zero_stage=3), "FSDP", "--zero-stage 1"),
+    (TINY, Plan(pp=2, vpp=2, micro_batch=8), "multiples of --pp 2", "--vpp"),
+    (TINY, Plan(recompute="selective", recompute_modules=("activation",)), "mixtures of experts", "mlp"),
+    (TINY, Plan(recompute="selective", recompute_modules=("layernorm",)), "Transformer Engine", "mlp"),
+    (MOE, Plan(recompute="selective", recompute_modules=("moe_act",)), "Transformer Engine", "moe"),
+    (MOE, Plan(tp=2, etp=2), "sequence parallelism", "--sequence-parallel"),
+    (MOE, Plan(tp=2, sequence_parallel=True), "never sum the gradients", "--etp 2"),
 ]
 
 
-@pytest.mark.parametrize(("plan", "why", "way_out"), REFUSED, ids=lambda value: str(value)[:30])
-def test_refused_in_one_line_with_a_way_out(plan, why, way_out):
-    reason = why_not_here(plan, WORKLOAD, TINY, cuda=False)
+@pytest.mark.parametrize(("model", "plan", "why", "way_out"), REFUSED, ids=lambda value: str(value)[:30])
+def test_refused_in_one_line_with_a_way_out(model, plan, why, way_out):
+    reason = why_not_here(plan, WORKLOAD, model, CPU)
     assert reason is not None
     assert why in reason
     assert way_out in reason
     assert "\n" not in reason
 
 
-@pytest.mark.parametrize("cuda", [False, True])
-def test_quantised_plans_never_train_in_bf16_unsaid(cuda):
-    reason = why_not_here(Plan(precision="fp8-cs"), WORKLOAD, TINY, cuda=cuda)
+@pytest.mark.parametrize("here", [CPU, GPU])
+def test_quantised_plans_never_train_in_bf16_unsaid(here):
+    reason = why_not_here(Plan(precision="fp8-cs"), WORKLOAD, TINY, here)
     assert reason is not None
     assert "silently train in bf16" in reason
+    assert why_not_here(Plan(precision="fp8-cs"), WORKLOAD, TINY, FULL) is None
 
 
 @pytest.mark.parametrize("plan", RUNNABLE, ids=Plan.describe)
 def test_the_rest_runs(plan):
-    assert why_not_here(plan, WORKLOAD, TINY, cuda=False) is None
+    assert why_not_here(plan, WORKLOAD, TINY, CPU) is None
 
 
-def test_models_that_are_not_built_are_refused():
-    assert why_not_here(Plan(), WORKLOAD, load_model("mixtral-8x7b"), cuda=False)
+@pytest.mark.parametrize("name", ["nemotronh-8b", "qwen3-next-80b-a3b", "llama4-scout", "deepseek-v4-flash"])
+def test_models_that_are_not_built_are_refused(name):
+    model = load_model(name)
+    reason = why_not_here(Plan(), Workload(4096, 8), model, CPU)
+    assert reason is not None
+    assert name in reason
+    assert "Try" in reason or "try" in reason
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b", "llama3-8b"])
+def test_models_that_are_built(name):
+    assert why_not_here(Plan(), Workload(4096, 8), load_model(name), CPU) is None
 
 
 def test_megatron_takes_every_argument():
     """Its own dataclasses, in a process of their own: they reject unknown names and many wrong pairs."""
     gpt = dataclasses.replace(load_model("gpt3-126m"), num_layers=4)
     sets = [
-        [transformer_config(plan, model, False), ddp_config(plan)]
+        [transformer_config(known, WORKLOAD, model, CPU), ddp_fields(known)]
         for plan in RUNNABLE
-        for model in (TINY, gpt)
+        for model in (TINY, gpt, MOE)
+        for known in [resolve(plan, model, CPU)[0]]
     ]
     code = (
         "import json, sys, torch\n"
         "from megatron.core.transformer import TransformerConfig\n"
+        "from executor.workers.config import make\n"
         "from megatron.core.distributed import DistributedDataParallelConfig\n"
         "for config, ddp in json.load(sys.stdin):\n"
-        "    made = TransformerConfig(**config, pipeline_dtype=torch.float32)\n"
-        "    DistributedDataParallelConfig(**ddp)\n"
+        "    notes = []\n"
+        "    made = make(TransformerConfig, config, notes)\n"
+        "    make(DistributedDataParallelConfig, ddp, notes)\n"
+        "    assert not notes, notes\n"
         "    print(made.num_layers)\n"
     )
     done = subprocess.run(
@@ -90,14 +117,40 @@ def test_megatron_takes_every_argument():
 
 
 def test_interleaved_sends_are_never_batched():
-    config = transformer_config(Plan(pp=2, vpp=2), TINY, cuda=False)
+    config = transformer_config(Plan(pp=2, vpp=2), WORKLOAD, TINY, CPU)
     assert (config["overlap_p2p_comm"], config["batch_p2p_comm"]) == (True, False)
 
 
 def test_recompute_of_some_layers_is_shared_over_chunks():
-    config = transformer_config(Plan(pp=1, recompute="full", recompute_num_layers=3), TINY, cuda=False)
+    plan = Plan(pp=1, recompute="full", recompute_num_layers=3)
+    config = transformer_config(plan, WORKLOAD, TINY, CPU)
     assert (config["recompute_method"], config["recompute_num_layers"]) == ("block", 3)
 
 
 def test_one_rank_shards_and_overlaps_nothing():
-    assert not any(ddp_config(Plan(grad_reduce_in_fp32=False)).values())
+    resolved, why = resolve(Plan(grad_reduce_in_fp32=False), TINY, FULL)
+    assert not any(ddp_fields(resolved).values())
+    assert {"zero_stage", "overlap_grad_reduce", "overlap_param_gather"} == set(why)
+    for several in (Plan(dp=2), Plan(cp=2)):
+        assert resolve(several, TINY, FULL)[1] == {}
+
+
+def test_what_is_resolved_stays_resolved():
+    for here in (CPU, GPU, FULL):
+        for model in (TINY, MOE):
+            once, _ = resolve(Plan(dp=2, moe_dispatcher="deepep", rope_fusion=True), model, here)
+            assert resolve(once, model, here) == (once, {})
+
+
+def test_without_transformer_engine_its_kernels_are_off_and_the_receipt_says_why():
+    asked = Plan(dp=2, tp_comm_overlap=True)
+    resolved, why = resolve(asked, MOE, CPU)
+    assert not resolved.moe_grouped_gemm
+    assert resolved.overlap_grad_reduce
+    lines = {one.name: one for one in receipt(asked, resolved, why, {"precision": "float32"}, MOE)}
+    assert lines["tp_comm_overlap"].requested
+    assert not lines["tp_comm_overlap"].resolved
+    assert "Transformer Engine" in lines["tp_comm_overlap"].note
+    assert lines["precision"].observed == "float32"
+    assert lines["overlap_grad_reduce"].note == ""
+    assert resolve(Plan(dp=2, bias_dropout_fusion=True), TINY, GPU)[0].bias_dropout_fusion

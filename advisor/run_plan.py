@@ -1,0 +1,180 @@
+"""The plan that `advisor run` executes: from a file, the last one explained, or searched for the machine at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from costmodel.plan import Plan
+    from costmodel.predict import Prediction
+    from executor.resolve import Here
+    from hardware_db import Cluster
+
+# What a run on this machine takes when nothing is said: small enough for a laptop's processor.
+LOCAL_SEQ_LEN, LOCAL_GLOBAL_BATCH = 256, 8
+LOCAL_PINS = {
+    "cp": 1,
+    "fsdp": False,
+    "zero_stage": 1,
+    "cuda_graph": False,
+    "recompute": "none",
+    "fused_cross_entropy": False,
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What runs: the plan as asked for, its prediction as it runs here, and warnings about the machine's profile."""
+
+    requested: Plan
+    prediction: Prediction
+    cluster: Cluster
+    warnings: list[str]
+
+
+def prepare(
+    plan_file: str | None,
+    options: Mapping[str, Any],
+    here: Here,
+    tell: Callable[[str], None],
+) -> Prepared:
+    """The plan to run, resolved for this machine and predicted for it. options: of `advisor run`."""
+    from costmodel.plan_file import last_plan_path
+
+    if plan_file is None and options["model"] is None:
+        if not last_plan_path().is_file():
+            raise ValueError(
+                "nothing to run: no PLAN, no --model and no plan explained before. Try --model tiny-gpt --gpus 2."
+            )
+        plan_file = str(last_plan_path())
+    if plan_file is not None:
+        return from_file(plan_file, options, here, tell)
+    return searched(options, here, tell)
+
+
+def from_file(
+    plan_file: str, options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
+) -> Prepared:
+    """The plan of a file, on this machine or, with GPUs, on the machine that the file names."""
+    from advisor.case import read_case
+
+    case = read_case(plan_file, {})
+    check_processes(case.plan.world, f"the plan {case.plan_file.model} of {plan_file}", options, here)
+    asked = None if options["gpu"] == "local" else options["gpu"]
+    if here.cuda and asked is None and not options["profile"]:
+        cluster, warnings = case.cluster, []
+    else:
+        cluster, warnings = machine(case.plan.world, options, here, tell)
+    return prepared(case.plan, case.model, case.workload, cluster, warnings, here)
+
+
+def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]) -> Prepared:
+    """The best plan for this machine."""
+    from advisor.request import make_request, parse_pins
+    from advisor.search import search
+    from costmodel.model_registry import load_model
+    from costmodel.workload import Workload
+
+    processes = options["gpus"] if options["gpus"] is not None else 2
+    check_processes(processes, f"--gpus {processes}", options, here)
+    # What the user mistyped is told before the machine is measured.
+    load_model(options["model"])
+    pins = (LOCAL_PINS if not here.cuda else {}) | parse_pins(options["pin"])
+    seq_len = LOCAL_SEQ_LEN if options["seq_len"] is None else options["seq_len"]
+    global_batch = LOCAL_GLOBAL_BATCH if options["global_batch"] is None else options["global_batch"]
+    Workload(seq_len, global_batch)
+    cluster, warnings = machine(processes, options, here, tell)
+    request = make_request(
+        options["model"],
+        processes,
+        cluster=options["profile"] or (cluster.name if here.cuda else str(_path(processes, options))),
+        seq_len=seq_len,
+        global_batch=global_batch,
+        precision="bf16" if here.cuda else "fp32",
+        pins=pins,
+        stack=None if here.cuda else "local",
+    )
+    best = search(request).best
+    if best is None:
+        raise ValueError(
+            f"{request.model.name} does not fit this machine's memory. Try a smaller model, such as tiny-gpt."
+        )
+    found = best.prediction
+    return prepared(found.plan, found.model, found.workload, cluster, warnings, here)
+
+
+def prepared(
+    plan: Plan, model: Any, workload: Any, cluster: Cluster, warnings: list[str], here: Here
+) -> Prepared:
+    """The prediction of what really runs; ValueError when it cannot run or does not fit."""
+    from advisor.pipeline import with_schedule
+    from costmodel.predict import predict
+    from executor.megatron_here import why_not_here
+    from executor.resolve import resolve
+
+    resolved, _ = resolve(plan, model, here)
+    problem = why_not_here(resolved, workload, model, here)
+    if problem:
+        raise ValueError(problem)
+    prediction = with_schedule(predict(model, workload, cluster, resolved))
+    if not prediction.fits:
+        gib = 2**30
+        raise ValueError(
+            f"the plan needs {prediction.peak_memory_bytes / gib:.1f} GiB of {prediction.device_bytes / gib:.1f} GiB "
+            f"a process. Try more processes, or --pin recompute=full."
+        )
+    return Prepared(plan, prediction, cluster, warnings)
+
+
+def machine(
+    processes: int, options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
+) -> tuple[Cluster, list[str]]:
+    """The machine to predict for: a file that is named, the GPUs found, or this machine, measured now or before."""
+    import hardware_db
+    from executor.devices import gpu_here
+    from executor.local_profile import local_profile
+
+    if options["profile"]:
+        return hardware_db.load_cluster(options["profile"]), []
+    if here.cuda:
+        named = options["gpu"] if options["gpu"] != "local" else gpu_here()
+        return hardware_db.resolve(named, None)[0], []
+    nodes = options["nodes"] or 1
+    path, warnings = local_profile(processes // nodes, options["recalibrate"], tell)
+    if nodes > 1:
+        warnings = [
+            *warnings,
+            "links between nodes are not measured: predicted as one machine; --profile names them",
+        ]
+    return hardware_db.load_cluster(str(path)), warnings
+
+
+def _path(processes: int, options: Mapping[str, Any]) -> Any:
+    from executor.local_profile import profile_path
+
+    return profile_path(processes // (options["nodes"] or 1))
+
+
+def check_processes(
+    processes: int, given: str, options: Mapping[str, Any] | None = None, here: Here | None = None
+) -> None:
+    """Refuse what this machine cannot run at all."""
+    nodes = (options or {}).get("nodes") or 1
+    if processes % nodes:
+        raise ValueError(
+            f"{given} needs {processes} processes, not a multiple of --nodes {nodes}. Try --nodes 1."
+        )
+    if here is not None and here.cuda:
+        from executor.devices import num_gpus
+
+        most, what = num_gpus(), "GPUs"
+    else:
+        most, what = 4 * (os.cpu_count() or 1), "processes"
+    if not 1 <= processes // nodes <= most:
+        raise ValueError(
+            f"{given} needs {processes // nodes} processes, and this machine runs 1 to {most} {what}. "
+            "Try --model tiny-gpt --gpus 2, or run the plan on its cluster."
+        )

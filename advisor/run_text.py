@@ -1,0 +1,105 @@
+"""The page of a run: predicted beside measured, bytes of state, exposed communication, and the receipt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executor.resolve import Feature
+    from executor.run import RunResult
+
+
+def page(result: RunResult, predicted: dict[str, Any]) -> str:
+    """The comparison as text, answer first."""
+    from advisor.render import gib, heading, seconds, table
+
+    measured = result.measured
+    ratio = measured["step_time_s"] / predicted["step_time_s"]
+    lines = [
+        "",
+        f"step {seconds(measured['step_time_s'])} measured, {seconds(predicted['step_time_s'])} predicted: "
+        f"measured is {ratio:.2f} of predicted",
+        f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} "
+        f"over {measured['num_steps']} measured steps after the warm-up; steps scatter by {measured['spread']:.0%}"
+        if measured["first_loss"] is not None
+        else "no loss on these ranks",
+        heading("Predicted beside measured"),
+    ]
+    shown = {"s": seconds, "byte": gib, "tokens/s": lambda value: f"{value:,.0f}"}
+    rows = [
+        [
+            row.name,
+            shown[row.unit](row.predicted),
+            shown[row.unit](row.measured),
+            f"{row.ratio:.2f}" if row.predicted else "-",
+            row.verdict,
+        ]
+        for row in result.rows
+    ]
+    lines += table(["quantity", "predicted", "measured", "ratio", "verdict"], rows, "lrrrl")
+    exposed = {name: spent for name, spent in measured["exposed"].items() if spent > 0}
+    if exposed:
+        lines += [heading("Exposed communication and waiting, by group")]
+        lines += table(
+            ["group", "measured"], [[name, seconds(spent)] for name, spent in exposed.items()], "lr"
+        )
+    if result.states:
+        lines += [heading("Bytes of state"), *state_lines(result)]
+    lines += [heading("Requested, resolved, observed"), *feature_lines(result.features)]
+    lines += [f"  warning: {warning}" for warning in result.warnings]
+    return "\n".join([*lines, "", f"record: {result.record}"])
+
+
+def state_lines(result: RunResult) -> list[str]:
+    """One row a kind for each stage; all its ranks hold the same."""
+    from advisor.render import table
+
+    rows = []
+    for stage in sorted({each.stage for each in result.states}):
+        here = [each for each in result.states if each.stage == stage]
+        ranks = len({each.rank for each in here})
+        for kind in dict.fromkeys(each.kind for each in here):
+            of_kind = [each for each in here if each.kind == kind]
+            wrong = [each for each in of_kind if not each.equal]
+            one = (wrong or of_kind)[0]
+            verdict = f"{len(wrong)} of {ranks} ranks differ" if wrong else f"equal on {ranks} ranks"
+            rows.append([str(stage), kind, f"{one.predicted:,}", f"{one.measured:,}", verdict])
+    return table(["stage", "kind", "counted", "held", "verdict"], rows, "llrrl")
+
+
+def feature_lines(features: list[Feature]) -> list[str]:
+    """The receipt; features that are off, stay off and were not seen are left out."""
+    from advisor.render import table
+
+    off = (False, 0, (), "none", "")
+    rows = [
+        [one.name, plain(one.requested), plain(one.resolved), one.observed or "-", one.note]
+        for one in features
+        if one.requested not in off
+        or one.resolved not in off
+        or (one.observed and "again" not in one.observed)
+    ]
+    return table(["feature", "requested", "resolved", "observed", "why"], rows, "lllll")
+
+
+def plain(value: Any) -> str:
+    """A knob's value in words."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "+".join(value) if isinstance(value, list | tuple) else str(value)
+
+
+def to_json(result: RunResult, predicted: dict[str, Any]) -> dict[str, Any]:
+    """The comparison as plain values."""
+    return {
+        "plan": json.loads((result.record / "job.json").read_text())["plan"],
+        "prediction": predicted,
+        "measured": result.measured,
+        "comparison": [row.to_dict() for row in result.rows],
+        "state": [each.to_dict() for each in result.states],
+        "features": [feature.to_dict() for feature in result.features],
+        "warnings": result.warnings,
+        "record": str(Path(result.record)),
+    }

@@ -1,0 +1,29 @@
+"""Parameters, gradients and optimizer state of any rank of a plan, not only of the first one of a stage."""
+
+from __future__ import annotations
+
+from costmodel.amounts import amount_inputs
+from costmodel.layer import block_work
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.rank_layers import stage_chunks
+from costmodel.rank_state import owners, state_bytes
+from costmodel.workload import Workload
+
+
+def rank_share(
+    plan: Plan, workload: Workload, model: ModelSpec, stage: int, places: tuple[int, int] = (0, 0)
+) -> dict[str, int]:
+    """Bytes that a rank of a stage holds: "parameters", "gradients", "optimizer". [byte]
+
+    places: of the rank among those that share optimizer state, and among those that share it of experts; the last of
+    them own less than the first, as padding stands at the end. ValueError for FSDP, whose buffers are others.
+    """
+    if plan.fsdp:
+        raise ValueError("--fsdp: state is counted for the distributed optimizer. Try --zero-stage 1.")
+    x, features = amount_inputs(plan, workload, model)
+    chunks = stage_chunks(plan, model, stage, workload.seq_len)
+    names = {each.block for chunk in chunks for each in chunk.blocks}
+    works = {name: block_work(x, name, features) for name in names}
+    owned = owners(x, plan, chunks, works, model, places)
+    return {kind: int(size) for kind, size in state_bytes(x, owned).items()}

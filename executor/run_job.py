@@ -1,0 +1,101 @@
+"""What a run needs before it starts: software, devices, data, and the job that its ranks are told."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from costmodel.model_file import to_mapping
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor import megatron_here
+from executor.resolve import Here, resolve
+
+if TYPE_CHECKING:
+    from costmodel.predict import Prediction
+    from hardware_db import Cluster
+
+LEARNING_RATE = 1e-3
+
+
+def missing_software() -> str | None:
+    """One line when torch or Megatron-Core is not installed, else None."""
+    for module, package in (("torch", "torch"), ("megatron.core", "megatron-core")):
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return f"`advisor run` needs {package}, which is not installed. Try: pip install 'advisor[run]'."
+    return None
+
+
+def has_cuda() -> bool:
+    """Whether NVIDIA devices stand ready, asked without importing torch."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def here() -> Here:
+    """What this machine has, asked without importing torch."""
+
+    def installed(module: str) -> bool:
+        return importlib.util.find_spec(module) is not None
+
+    return Here(has_cuda(), has_cuda() and installed("transformer_engine"), has_cuda() and installed("apex"))
+
+
+def check_data(prefix: str) -> None:
+    """Raise ValueError, one line, when an indexed dataset is not there. "" is generated text."""
+    missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if not Path(name).is_file()]
+    if prefix and missing:
+        raise ValueError(
+            f"--data {prefix}: there is no {missing[0]}. Give the path of an indexed dataset without its ending; "
+            "Megatron-LM's tools/preprocess_data.py writes them."
+        )
+
+
+def cuda_variables(prediction: Prediction, cluster: Cluster) -> dict[str, str | None]:
+    """Environment of ranks on GPUs, as the plan's export sets it."""
+    from executor.export.environment import environment as exported
+    from executor.export.exported import Job
+
+    job = Job(prediction.plan, prediction.workload, prediction.model, cluster)
+    return {variable.name: variable.value for variable in exported(job)}
+
+
+def make_job(
+    plan: Plan,
+    workload: Workload,
+    model: ModelSpec,
+    *,
+    steps: int,
+    warmup: int,
+    cuda: bool,
+    te: bool = False,
+    apex: bool = False,
+    data: str = "",
+) -> dict[str, Any]:
+    """What a worker is told: plain values only, so that job.json repeats the run. plan: as asked for or resolved."""
+    machine = Here(cuda, te, apex)
+    plan, _ = resolve(plan, model, machine)
+    return {
+        "plan": plan.to_dict(),
+        "workload": workload.to_dict(),
+        "model": to_mapping(model),
+        "megatron": megatron_here.megatron_job(plan, workload, model, machine),
+        "num_microbatches": plan.num_microbatches(workload.global_batch),
+        "steps": steps + warmup,
+        "warmup": warmup,
+        "wanted": steps,
+        "first_step": 0,
+        "session": 0,
+        "data": str(Path(data).resolve()) if data else "",
+        "device": "cuda" if cuda else "cpu",
+        "te": te,
+        "apex": apex,
+        "threads": max(1, (os.cpu_count() or 1) // plan.world),
+        "learning_rate": LEARNING_RATE,
+    }

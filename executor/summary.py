@@ -1,0 +1,111 @@
+"""A record summed up: medians, predicted beside measured, bytes of state, and the receipt of features."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from costmodel.model_file import from_mapping
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor import state
+from executor.compare import Row, compare
+from executor.record import read_memory, read_ranks, read_steps, write_json
+from executor.resolve import Feature, Here, receipt, resolve
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gave: its record's folder, what was measured, the comparison, bytes of state, and the receipt."""
+
+    record: Path
+    measured: dict[str, Any]
+    rows: list[Row]
+    warnings: list[str]
+    states: list[state.Bytes] = field(default_factory=list)
+    features: list[Feature] = field(default_factory=list)
+
+
+def conclude(out: Path, job: dict[str, Any]) -> RunResult:
+    """Summary, comparison and receipt of a record, written into it."""
+    plan, workload = plan_of(job), Workload(**job["workload"])
+    predicted = json.loads((out / "prediction.json").read_text())
+    requested = Plan(**json.loads((out / "requested.json").read_text()))
+    model = from_mapping(job["model"])
+    measured, warnings = summarise(out, workload, plan.world)
+    rows = compare(predicted, measured)
+    ranks = read_ranks(out)
+    states = state.compare(plan, workload, model, ranks)
+    warnings += state.warnings(states)
+    machine = Here(job["device"] == "cuda", job["te"], job["apex"])
+    _, why = resolve(requested, model, machine)
+    features = receipt(requested, plan, why, merged([rank["observed"] for rank in ranks]), model)
+    write_json(
+        out / "comparison.json",
+        {
+            "measured": measured,
+            "rows": [row.to_dict() for row in rows],
+            "state": [each.to_dict() for each in states],
+            "features": [feature.to_dict() for feature in features],
+            "warnings": warnings,
+        },
+    )
+    return RunResult(out, measured, rows, warnings, states, features)
+
+
+def merged(observed: list[dict[str, str]]) -> dict[str, str]:
+    """What ranks saw, each thing once: stages of a pipeline see different ones."""
+    found: dict[str, list[str]] = {}
+    for rank in observed:
+        for name, text in rank.items():
+            if text not in found.setdefault(name, []):
+                found[name].append(text)
+    return {name: " | ".join(texts) for name, texts in found.items()}
+
+
+def plan_of(job: dict[str, Any]) -> Plan:
+    """The plan of a job, resolved."""
+    return Plan(**job["plan"])
+
+
+def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[str, Any], list[str]]:
+    """Medians of a record's measured steps, and what makes them uncertain."""
+    steps = read_steps(folder)
+    counted = [step for step in steps if not step["warmup"]]
+    if not counted:
+        raise ValueError(f"{folder} holds no measured step. Run it again with more --steps.")
+    seconds = [step["seconds"] for step in counted]
+    # The median step stands for all: its phases add up to its time, medians of phases would not.
+    typical = sorted(counted, key=lambda step: step["seconds"])[(len(counted) - 1) // 2]
+    median, phases = typical["seconds"], typical["phases"]
+    spread = statistics.pstdev(seconds) / statistics.mean(seconds)
+    # A run that was cut and went on began anew: its last session learned on its own.
+    session = max(step.get("session", 0) for step in steps)
+    losses = [
+        step["loss"] for step in steps if step["loss"] is not None and step.get("session", 0) == session
+    ]
+    memory = [max(0, entry["peak_bytes"] - entry["base_bytes"]) for entry in read_memory(folder)]
+    measured = {
+        "step_time_s": median,
+        "step_time_min_s": min(seconds),
+        "spread": spread,
+        "num_steps": len(seconds),
+        "tokens_per_second_per_gpu": workload.tokens_per_step / median / processes,
+        "phases": phases,
+        "exposed": typical.get("exposed", {}),
+        "queued_s": statistics.median(step.get("queued", 0.0) for step in counted),
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "peak_memory_bytes": memory,
+    }
+    warnings = []
+    if spread > 0.10:
+        warnings.append(
+            f"steps scatter by {spread:.0%}: other work shared the machine; trust the minimum more"
+        )
+    if losses and losses[-1] >= losses[0]:
+        warnings.append("the loss did not fall: too few steps to judge, or a broken layout")
+    return measured, warnings
