@@ -16,9 +16,9 @@ class Progress:
     Used as a context manager. Silent when standard error is not a terminal, or when it is not wanted.
     """
 
-    def __init__(self, wanted: bool = True, patience: float = PATIENCE) -> None:
+    def __init__(self, wanted: bool = True, patience: float | None = None) -> None:
         self._wanted = wanted and sys.stderr.isatty()
-        self._patience = patience
+        self._patience = PATIENCE if patience is None else patience
         self._start = time.monotonic()
         self._shown = 0
 

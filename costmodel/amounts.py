@@ -220,6 +220,7 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
         found += messages.rotary_keys(x, int(placed.again))
     elif work.gathered:
         found += messages.tensor_parallel(x, [work.gathered], work.reduced, again)
+        found += messages.joined_heads(x, work, again)
     if name in ATTENTION:
         found += messages.context_parallel(x, name, 1 if placed.again else recompute.core_again(x, name))
     if name == "mamba":

@@ -17,6 +17,7 @@ from costmodel.timing.network import (
 )
 from costmodel.work import communication, experts
 from costmodel.work.block import BlockWork
+from costmodel.work.linear import heads_are_shared
 
 Times = dict[str, dict[str, Amount]]
 
@@ -31,6 +32,7 @@ def tensor_parallel_times(
     and reduce-scatters the input gradient under the weight gradient, always in Megatron-Core
     (CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell). With tp_overlap every collective is pipelined with its
     GEMM in chunks, which takes SMs from the GEMM. Without sequence parallelism both become one all-reduce.
+    QKV outputs of ranks that share key/value heads are gathered whole, with nothing beside.
     Source: arXiv:2205.05198, sec. 4.2; Megatron-Core, LinearWithGradAccumulationAndAsyncCommunication.
     """
     p = block.name
@@ -60,15 +62,21 @@ def tensor_parallel_times(
         backward += overlap.exposed(collective, ordered * gemm)
         backward += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
     without = overlap.exposed(reduce, ordered * gemms[column]["wgrad"])
+    shared = heads_are_shared(x) if block.joined != 0 else 0  # nothing is sent otherwise, not even a latency
+    join = {"forward": all_gather_time, "backward": reduce_scatter_time}
+    joined = {name: shared * seconds(x, block.joined, x.tp, inside) for name, seconds in join.items()}
     return {
         "forward": ledger.define(
             f"{p}_tp_exposed_forward",
-            x.sp * forward + (1 - x.sp) * reduce,
+            x.sp * forward + (1 - x.sp) * reduce + joined["forward"],
             "s",
             overlap.pipelined_exposed,
         ),
         "backward": ledger.define(
-            f"{p}_tp_exposed_backward", x.sp * backward + (1 - x.sp) * without, "s", overlap.exposed
+            f"{p}_tp_exposed_backward",
+            x.sp * backward + (1 - x.sp) * without + joined["backward"],
+            "s",
+            overlap.exposed,
         ),
     }
 

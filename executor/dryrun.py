@@ -148,8 +148,6 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}
     found |= {model.activation}
-    if plan.tp > model.num_kv_heads and model.mla is None:
-        found.add("tp above kv heads")
     if model.moe is not None and "activation_func_clamp_value" in model_fields(model):
         found.add("clamped experts")
     return frozenset(found)

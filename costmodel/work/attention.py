@@ -15,7 +15,7 @@ from costmodel.work.elementwise import (
     residual_tokens,
     rotary,
 )
-from costmodel.work.linear import Linear, kv_heads_per_rank, tokens
+from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, tokens
 
 
 def attended_keys(x: SimpleNamespace) -> Amount:
@@ -161,11 +161,15 @@ def attention(x: SimpleNamespace) -> BlockWork:
     """
     heads, kv = x.a / x.tp, kv_heads_per_rank(x)
     rows = tokens(x)
-    qkv = ((1 + x.output_gate) * heads + 2 * kv) * x.d
+    columns = ((1 + x.output_gate) * x.a + 2 * x.k) * x.d  # of all ranks
+    qkv = columns / x.tp
+    shared = heads_are_shared(x)
     gate = x.output_gate * x.activation_bytes * rows * heads * x.d
     copied, new = exchanged(x), maximum(x.rotary, x.cp_a2a)  # new: queries that are no view of the QKV output
     whole = 1 - copied * new * (1 - x.qk_norms)
-    everything = whole * (heads + 2 * kv) + copied * (new * heads + 2 * kv)
+    # Views of what was gathered keep all of it alive.
+    kept_whole = (1 - shared) * (heads + 2 * kv) + shared * columns / x.d
+    everything = whole * kept_whole + copied * (new * heads + 2 * kv)
     everything += (1 - copied) * x.rotary * (heads + kv) + x.output_gate * heads
     # Norms of heads keep queries, which layouts of several groups copy, and a statistic a head.
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
@@ -185,6 +189,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
         ),
         gathered=x.operand_bytes * rows * x.h,
         reduced=x.activation_bytes * rows * x.h,
+        joined=shared * x.activation_bytes * rows * columns,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
         | {
             "queries, keys, values": (1 - x.offload_core_attn) * x.activation_bytes * rows * x.d * kept,

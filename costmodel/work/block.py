@@ -27,7 +27,8 @@ class Stream:
 class BlockWork:
     """Amounts of one block.
 
-    gathered, reduced: bytes that tensor parallelism gathers before and reduces after it. saved: activations kept
+    gathered, reduced: bytes that tensor parallelism gathers before and reduces after it. joined: output of its
+    column-parallel layer that is gathered whole, where ranks share key/value heads. saved: activations kept
     for the backward pass, by what they are [byte]. vectors: parameters outside linear layers on this rank
     (norms, biases, ...), expert_vectors those of the experts [1]. kernels_*: kernels beyond quantisation and
     collectives [1].
@@ -43,6 +44,7 @@ class BlockWork:
     kernels_forward: Amount
     kernels_backward: Amount
     expert_vectors: Amount = 0
+    joined: Amount = 0
 
     def weights(self, grouped: bool) -> Amount:
         """Weights of the linear layers on one rank: those of experts (grouped), or the others. [1]"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling, maximum
+from costmodel.amount import Amount, ceiling, maximum, minimum
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,17 @@ def tokens(x: SimpleNamespace) -> Amount:
 
 
 def kv_heads_per_rank(x: SimpleNamespace) -> Amount:
-    """Key/value heads on one rank: k / tp, at least one. [1]
+    """Key/value heads that attention on one rank uses: k / tp, at least one. [1]
 
-    Megatron-Core replicates key/value heads when tp exceeds them. Source: shared notes on
-    Megatron-Core 0.16.1, dry run ("accepts kv groups < TP (mcore replicates KV)").
+    Source: Megatron-Core 0.16.1, attention.py, get_query_key_value_tensors.
     """
     return maximum(x.k / x.tp, 1)
+
+
+def heads_are_shared(x: SimpleNamespace) -> Amount:
+    """1 where tensor-parallel ranks outnumber key/value heads: QKV outputs are gathered whole, each rank takes its
+    part. [1] Source: as `kv_heads_per_rank`."""
+    return minimum(maximum(x.tp - x.k, 0), 1)
 
 
 def gemm_flops(rows: Amount, columns: Amount, inner: Amount) -> Amount:

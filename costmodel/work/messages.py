@@ -64,6 +64,18 @@ def tensor_parallel(
     return found
 
 
+def joined_heads(x: SimpleNamespace, work: BlockWork, again: Amount) -> list[Message]:
+    """QKV outputs gathered where ranks share key/value heads, their gradients reduce-scattered.
+
+    Source: Megatron-Core, attention.py, all_gather_last_dim_from_tensor_parallel_region.
+    """
+    return [
+        Message("all_gather", "tp", x.tp, work.joined, 1, "forward"),
+        Message("all_gather", "tp", x.tp, work.joined, again, "backward"),
+        Message("reduce_scatter", "tp", x.tp, work.joined, 1, "backward"),
+    ]
+
+
 def latent_inputs(x: SimpleNamespace, work: BlockWork) -> list[Amount]:
     """Inputs of MLA's column-parallel up projections, gathered one by one. [byte]"""
     ups = [layer for layer in work.linears if layer.split == "column"]
