@@ -62,7 +62,8 @@ def fit(
 ) -> Fitted:
     """The constants that measurements and beliefs determine together.
 
-    residuals(values) gives weighted log(predicted / measured); outlier: their size that is no more a small one.
+    residuals(values) gives weighted log(predicted / measured) of values in rows, one set a column: (constants, sets) to
+    (measurements, sets). outlier: the size from which one is no more small; errors take it for the scatter.
     """
     centre = np.log([belief.value for belief in beliefs])
     width = np.array([belief.width for belief in beliefs])
@@ -70,18 +71,17 @@ def fit(
     high = np.log([belief.high for belief in beliefs])
 
     def linearised(point: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        raw = residuals(np.exp(point))
-        error = raw / outlier
-        slope = np.empty((len(raw), len(point)))
-        for index in range(len(point)):
-            moved = point.copy()
-            moved[index] += STEP
-            slope[:, index] = (residuals(np.exp(moved)) - raw) / STEP
-        value = np.concatenate([robust(error), (point - centre) / width])
-        return value, np.vstack([(robust_slope(error) / outlier)[:, None] * slope, np.diag(1 / width)]), raw
+        moved = np.column_stack([point, point[:, None] + STEP * np.eye(len(point))])
+        every = residuals(np.exp(moved))
+        raw = every[:, 0]
+        slope = (every[:, 1:] - raw[:, None]) / STEP
+        value = np.concatenate([robust(raw / outlier), (point - centre) / width])
+        weights = robust_slope(raw / outlier) / outlier
+        return value, np.vstack([weights[:, None] * slope, np.diag(1 / width)]), raw
 
     def cost(point: Numbers) -> float:
-        whole = np.concatenate([robust(residuals(np.exp(point)) / outlier), (point - centre) / width])
+        raw = residuals(np.exp(point[:, None]))[:, 0]
+        whole = np.concatenate([robust(raw / outlier), (point - centre) / width])
         return float(whole @ whole)
 
     point = np.clip(centre, low, high)
@@ -101,6 +101,5 @@ def fit(
             break
         else:
             damping *= DAMPING
-    scale = max(best / max(1, len(raw)), 0.0)
-    errors = np.sqrt(np.diag(np.linalg.pinv(slope.T @ slope)) * scale)
+    errors = np.sqrt(np.diag(np.linalg.pinv(slope.T @ slope)))
     return Fitted(np.exp(point), errors, raw)

@@ -78,7 +78,7 @@ def tables(measured: Record, peak: Mapping[str, float], bandwidth: float, sms: i
             "kernel_launch": leaf(op * EAGER_OPS_PER_KERNEL * 1e6, "us"),
             "graph_launch": leaf(op * 1e6, "us"),
         },
-        "collective": collective_tables(measured["collectives"], leaf),
+        "collective": collective_tables(measured.get("collectives", []), leaf),
     }
 
 
@@ -95,8 +95,8 @@ def gemm_table(
     order = {"forward": (0, 1, 2), "dgrad": (0, 2, 1), "wgrad": (1, 2, 0)}
     m, n, k = np.array(
         [[entry["shape"][axis] for axis in order[entry["pass"]]] for entry in entries], dtype=float
-    ).T
-    seconds = np.array([entry["seconds"] for entry in entries])
+    ).T[..., None]
+    seconds = np.array([[entry["seconds"]] for entry in entries])
     width = ELEMENT[dtype]
     moved = gemm_bytes(m, n, k, width, max(width, 2))
 
@@ -123,10 +123,10 @@ def gemm_table(
 def attention_table(measured: Record, dtype: str, peak: float, launch: float, leaf: Leaf) -> Record:
     """Fraction and half length of each pass, and the half head dimension, through `kernels.attention_time`."""
     entries = [entry for entry in measured["attention"] if entry["dtype"] == dtype]
-    length, heads, dim = np.array([entry["shape"] for entry in entries], dtype=float).T
+    length, heads, dim = np.array([entry["shape"] for entry in entries], dtype=float).T[..., None]
     flops = 2 * length**2 * heads * dim
-    forward = np.array([entry["forward"]["seconds"] for entry in entries])
-    both = np.array([entry["both"]["seconds"] for entry in entries])
+    forward = np.array([[entry["forward"]["seconds"]] for entry in entries])
+    both = np.array([[entry["both"]["seconds"]] for entry in entries])
     backward = np.maximum(both - forward, 0.2 * both)
 
     def modelled(factor: float, fraction: float, half_seq: float, half_dim: float) -> Any:
@@ -188,10 +188,10 @@ def _fit_messages(points: Sequence[tuple[float, int, float]]) -> Fitted:
 
     points: bytes on the wire, ranks, seconds. With groups of one size the last two are zero.
     """
-    size, ranks, seconds = np.array(points, dtype=float).T
-    small, large = seconds[np.argmin(size)], seconds[np.argmax(size)]
+    size, ranks, seconds = np.array(points, dtype=float).T[..., None]
+    small, large = float(seconds[np.argmin(size), 0]), float(seconds[np.argmax(size), 0])
     start = (max(float(seconds.min()), 1e-7), float(size.max() / max(large - small, 0.1 * large)))
-    several = len(set(ranks)) > 1
+    several = len(np.unique(ranks)) > 1
 
     def residuals(values: Any) -> Any:
         latency, bandwidth, per_rank, half = values

@@ -74,15 +74,19 @@ def measure(
     # Beside the profile, so that a folder that cannot be written is known at once, and a log outlives failure.
     folder = Path(tempfile.mkdtemp(prefix="measuring-", dir=beside))
     out = folder / "measured.json"
+    last = ""
 
     def poll() -> None:
+        nonlocal last
         if progress is None:
             return
         try:
             told = json.loads((folder / "progress.json").read_text())
         except (OSError, ValueError):
             return
-        progress(told["done"], told["what"])
+        if told["what"] != last:
+            last = told["what"]
+            progress(told["done"], last)
 
     limit = 180.0 + 4 * seconds
     try:

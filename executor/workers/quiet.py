@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from time import perf_counter
 
 
 class QuietClock:
@@ -37,4 +37,4 @@ class QuietClock:
 
     def __call__(self) -> float:
         """A reading; differences of two are seconds. [s]"""
-        return time.perf_counter() - self.queued()
+        return perf_counter() - self.queued()

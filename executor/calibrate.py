@@ -1,0 +1,190 @@
+"""Calibration: kernels alone, short runs in context, and what both say as a profile that every command can use."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import hardware_db
+from executor.calibrate_fit import Learned, Outcome, learn
+from executor.calibrate_probes import run_probes
+from executor.calibrate_records import Observed, named, read_observed
+from executor.local_profile import home, measure, profile, warnings_of, write_profile
+from hardware_db import Cluster, Quantity
+
+Record = dict[str, Any]
+SHIPPED = Path(hardware_db.__file__).parent
+# Share of the time for kernels and messages; probes have the rest.
+KERNELS = 0.4
+# A constant that the runs leave as uncertain as this share of its belief is not written: they did not teach it.
+TAUGHT = 0.9
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile that was written: where, its document, what runs taught, how well they are told, and warnings."""
+
+    path: Path
+    document: Record
+    outcome: Outcome | None
+    runs: tuple[Observed, ...]
+    warnings: tuple[str, ...]
+
+
+def calibrate_here(
+    processes: int,
+    seconds: float,
+    out: Path,
+    tell: Callable[[str], None],
+    progress: Callable[[float, str], None] = lambda share, what: None,
+) -> Calibration:
+    """Measure this machine within about `seconds`, and write its profile."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    measured = measure(
+        processes, KERNELS * seconds, out.parent, tell, lambda share, what: progress(KERNELS * share, what)
+    )
+    document, warnings = profile(measured, processes), warnings_of(measured)
+    folder = Path(tempfile.mkdtemp(prefix="probes-", dir=out.parent))
+    try:
+        runs, failed = run_probes(
+            processes,
+            (1 - KERNELS) * seconds,
+            folder,
+            measured["device"] != "cpu",
+            tell,
+            lambda share, what: progress(KERNELS + (1 - KERNELS) * share, what),
+        )
+        warnings += failed
+        outcome = None
+        if runs:
+            draft = folder / "draft.toml"
+            write_profile(draft, document)
+            outcome = learn(runs, hardware_db.load_cluster(str(draft)))
+            document = taught(document, outcome, runs)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    document["warnings"] = warnings
+    write_profile(out, document)
+    return Calibration(out, document, outcome, tuple(runs), tuple(warnings))
+
+
+def calibrate_from(
+    records: Sequence[Path], cluster: Cluster, out: Path, stack: str | None = None
+) -> Calibration:
+    """Fit what runs show in context over the cluster's own constants, and write the profile.
+
+    Raises ValueError when a folder is no record, or runs were on something else than the cluster.
+    """
+    runs = named([read_observed(folder) for folder in records])
+    outcome = learn(runs, cluster, stack)
+    warnings = [f"{run.name}: ranks waited for cores that other work held" for run in runs if run.busy]
+    if not outcome.learned:
+        warnings.append("these runs teach no constant: the profile is what it was")
+    document = taught(base_document(cluster), outcome, runs)
+    document["warnings"] = [*document.get("warnings", []), *warnings]
+    write_profile(out, document)
+    return Calibration(out, document, outcome, tuple(runs), tuple(warnings))
+
+
+def taught(document: Record, outcome: Outcome, runs: Sequence[Observed]) -> Record:
+    """The document with the constants that runs taught in their places."""
+    for each in outcome.learned:
+        if each.error > TAUGHT * each.constant.width:
+            continue
+        table = document.setdefault("calibration", {})
+        *path, name = each.constant.place
+        for step in path:
+            table = table.setdefault(step, {})
+        table[name] = leaf(each, len(runs))
+    return document
+
+
+def leaf(each: Learned, runs: int) -> Record:
+    """A taught constant as a quantity."""
+    was = f"kernels alone said {each.before / each.constant.per:.4g}" if each.before else "not measured alone"
+    return {
+        "value": float(f"{each.after / each.constant.per:.5g}"),
+        "unit": each.constant.unit,
+        "kind": "measured",
+        "source": f"fitted from {each.runs} of {runs} runs in context by `advisor calibrate`",
+        "read_on": date.today(),
+        "residual": float(f"{min(each.error, 9.99):.2g}"),
+        "note": was,
+    }
+
+
+def base_document(cluster: Cluster) -> Record:
+    """What an overlay begins with: the user's own file as it is, or one that names what is shipped.
+
+    Sourced data is copied into the overlay with its source, never edited.
+    """
+    path = cluster.gpu.path
+    if not path.is_relative_to(SHIPPED):
+        return tomllib.loads(path.read_text())
+    gpu = cluster.gpu
+    return {
+        "gpu": {
+            "name": gpu.name,
+            "title": gpu.title,
+            "vendor": gpu.vendor,
+            "generation": gpu.generation,
+            "calibrated_like": gpu.calibrated_like,
+            **{key: quantity(each) for key, each in gpu.quantities.items()},
+        },
+        "cluster": {
+            "name": cluster.name,
+            "title": cluster.title,
+            "gpus_per_node": cluster.gpus_per_node,
+            "domain_size": cluster.domain_size,
+            "intra": cluster.intra.name,
+            "inter": cluster.inter.name,
+            "host_link": cluster.host_link.name,
+            **{key: quantity(each) for key, each in cluster.quantities.items()},
+        },
+    }
+
+
+def quantity(each: Quantity) -> Record:
+    """A quantity as the table that it was read from."""
+    record = {
+        "value": each.value,
+        "unit": each.unit,
+        "kind": each.kind,
+        "source": each.source,
+        "note": each.note,
+    }
+    return {name: value for name, value in record.items() if value} | (
+        {"read_on": each.read_on} if each.read_on else {}
+    )
+
+
+def profiles_folder() -> Path:
+    """Where profiles with names stand."""
+    return home() / "profiles"
+
+
+def out_path(given: str | None, default: Path) -> Path:
+    """Where a profile is written: a path as it is, a name among the named profiles. ValueError for neither."""
+    if not given:
+        return default
+    if given.endswith(".toml") or "/" in given:
+        return Path(given).expanduser()
+    if not all(letter.isalnum() or letter in "-_." for letter in given) or given.startswith("."):
+        raise ValueError(
+            f"-o {given!r} is no name of a profile: letters, digits and - only, or a path to a TOML file."
+        )
+    return profiles_folder() / f"{given}.toml"
+
+
+def quality(outcome: Outcome) -> tuple[float, float]:
+    """Median error of the runs' steps before and after the fit. [1]"""
+    if not outcome.before:
+        return math.nan, math.nan
+    return Outcome.median(outcome.before), Outcome.median(outcome.after)

@@ -1,0 +1,191 @@
+"""Constants of a step learned from runs: what kernels measured alone do not show.
+
+A run's parts (compute, optimizer, communication, the whole step) are compared with the cost model's on
+log(predicted / measured), robustly, and constants move from what the profile says only as far as the runs ask for:
+the beliefs are the profile's values with the widths below, so that few runs do not overfit. Same loss as the fit of
+the shipped constants (`costmodel.robust`, tools/fit_solver.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.robust import STEP, Belief, Numbers, fit
+from costmodel.step_constants import PRIORS
+from executor.calibrate_records import Modelled, Observed
+from hardware_db import Cluster
+
+# Runs of one machine repeat within some per cent; what lies beyond is an outlier.
+SCATTER = 0.08
+# A constant that moves no part of any run by more than this (log of it for log of the constant) keeps its value.
+MOVES = 0.01
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One that runs can teach. symbols: inputs that it multiplies or is; place: its leaf under [calibration].
+
+    width: relative width of the belief; start: value to begin with where the profile has zero, in base units.
+    unit, per: as the leaf is written, and its base units. where: "cpu", "gpu" or "".
+    """
+
+    name: str
+    symbols: tuple[str, ...]
+    place: tuple[str, ...]
+    width: float
+    unit: str = "1"
+    per: float = 1.0
+    start: float = 0.0
+    where: str = ""
+    low: float = 0.1
+    high: float = 10.0
+
+
+CONSTANTS = (
+    Constant("gemm_rate", ("linear_scale", "gemm_scale"), ("step", "gemm_rate"), 0.15),
+    Constant("attention_rate", ("attention_scale",), ("step", "attention_rate"), 0.3),
+    Constant("elementwise_rate", ("elementwise_scale",), ("step", "elementwise_rate"), 0.4),
+    Constant("stream", ("stream_fraction",), ("memory", "stream"), 0.4),
+    Constant("kernel_launch", ("kernel_launch",), ("host", "kernel_launch"), 1.0, "us", 1e-6, 2e-5, "cpu"),
+    Constant("pass", ("pass_host",), ("host", "pass"), 1.5, "us", 1e-6, 5e-4, "cpu", 1e-3, 100.0),
+    Constant(
+        "layer_update",
+        ("layer_update_host",),
+        ("host", "layer_update"),
+        1.5,
+        "us",
+        1e-6,
+        3e-4,
+        "cpu",
+        1e-3,
+        100.0,
+    ),
+    Constant("host_kernel", ("host_kernel",), ("step", "host_kernel"), 0.5, "us", 1e-6, 25e-6, "gpu"),
+    Constant("intra_rate", ("intra_scale",), ("step", "intra_rate"), 0.3),
+    Constant("inter_rate", ("inter_scale",), ("step", "inter_rate"), 0.3, where="gpu"),
+    Constant("overlap_slowdown", ("overlap_slowdown",), ("step", "overlap_slowdown"), 0.5, where="gpu"),
+    Constant("straggler", ("straggler",), ("step", "straggler"), 0.5, where="gpu", start=0.004),
+    Constant("step_overhead", ("step_overhead",), ("step", "step_overhead"), 1.0, "ms", 1e-3, 5e-3),
+    Constant("grouped_rate", ("grouped_scale",), ("step", "grouped_rate"), 0.3),
+    Constant("expert_kernels", ("expert_kernels",), ("step", "expert_kernels"), 0.7),
+)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One constant before and after, in base units; error: standard error of its logarithm; runs: that move it."""
+
+    constant: Constant
+    before: float
+    after: float
+    error: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What runs taught, and log(predicted / measured) of each run's step before and after it."""
+
+    learned: tuple[Learned, ...]
+    before: dict[str, float]
+    after: dict[str, float]
+
+    @staticmethod
+    def median(errors: dict[str, float]) -> float:
+        """Median |predicted / measured - 1|. [1]"""
+        return float(np.median(np.abs(np.expm1(list(errors.values())))))
+
+
+def learn(runs: Sequence[Observed], cluster: Cluster, stack: str | None = None) -> Outcome:
+    """Fit the constants that these runs move, from the values that the cluster's profile has."""
+    models = [Modelled(run, cluster, stack) for run in runs]
+    kind = "cpu" if cluster.gpu.generation == "cpu" else "gpu"
+    chosen = [constant for constant in CONSTANTS if constant.where in ("", kind)]
+    present = [_present(constant, models) for constant in chosen]
+    begin = [value or constant.start for constant, value in zip(chosen, present, strict=True)]
+    moved = _moved(chosen, begin, models)
+    kept = [index for index, number in enumerate(moved) if number]
+    chosen, present, begin = ([each[index] for index in kept] for each in (chosen, present, begin))
+    if not chosen:
+        errors = _step_errors([], [], models)
+        return Outcome((), errors, errors)
+
+    def residuals(values: Numbers) -> Numbers:
+        return _residuals(chosen, values, models)
+
+    beliefs = [
+        Belief(value, constant.width, constant.low * value, constant.high * value)
+        for constant, value in zip(chosen, begin, strict=True)
+    ]
+    found = fit(residuals, beliefs, SCATTER)
+    learned = tuple(
+        Learned(constant, before, float(after), float(error), moved[index])
+        for constant, before, after, error, index in zip(
+            chosen, present, found.values, found.errors, kept, strict=True
+        )
+    )
+    return Outcome(
+        learned, _step_errors(chosen, present, models), _step_errors(chosen, list(found.values), models)
+    )
+
+
+def _present(constant: Constant, models: Sequence[Modelled]) -> float:
+    """Its value in the profile: that of its first symbol."""
+    return float(models[0].inputs[constant.symbols[0]])
+
+
+def _changed(constants: Sequence[Constant], values: Numbers) -> dict[str, Numbers]:
+    return {
+        symbol: value
+        for constant, value in zip(constants, values, strict=True)
+        for symbol in constant.symbols
+    }
+
+
+def _residuals(constants: Sequence[Constant], values: Numbers, models: Sequence[Modelled]) -> Numbers:
+    """Weighted log(predicted / measured) of every run's parts, for each column of values."""
+    changed = _changed(constants, values)
+    found = []
+    for each in models:
+        seconds = each.seconds(changed)
+        for part, weight in each.run.weights().items():
+            # What the model has no time for at all cannot be moved by a rate.
+            row = np.log(np.maximum(seconds[part], 1e-12) / each.run.seconds[part])
+            found.append(weight * np.where(seconds[part] > 0, row, 0.0) * np.ones(values.shape[1]))
+    return np.array(found)
+
+
+def _moved(constants: Sequence[Constant], begin: Sequence[float], models: Sequence[Modelled]) -> list[int]:
+    """Runs that each constant moves."""
+    point = np.log(begin)[:, None]
+    sets = np.exp(np.column_stack([point, point + STEP * np.eye(len(begin))]))
+    counts = np.zeros(len(begin), dtype=int)
+    for each in models:
+        every = _residuals(constants, sets, [each])
+        counts += np.abs(every[:, 1:] - every[:, :1]).max(axis=0) / STEP > MOVES
+    return [int(count) for count in counts]
+
+
+def _step_errors(
+    constants: Sequence[Constant], values: Sequence[float], models: Sequence[Modelled]
+) -> dict[str, float]:
+    """log(predicted / measured) of each run's step, or of its compute where only that was seen."""
+    changed, found = _changed(constants, np.array(values)), {}
+    for each in models:
+        part = "step" if "step" in each.run.seconds else "compute"
+        found[each.run.name] = float(np.log(each.seconds(changed)[part] / each.run.seconds[part]))
+    return found
+
+
+def meaning(constant: Constant) -> str:
+    """What a constant is, in words."""
+    words = {
+        "stream": "optimizer's bandwidth over a copy's",
+        "kernel_launch": "host time of one kernel's worth of operations, eager",
+        "pass": "host time of a micro-batch beside its layers",
+        "layer_update": "host time of the optimizer for one layer",
+    }
+    return words.get(constant.name) or PRIORS[constant.name].meaning
