@@ -8,8 +8,9 @@ from executor.export.launch import SCRIPT, nodes_of
 JOB_SCRIPT = "job.sbatch"
 # Where the nodes of a job meet.
 MEETING = (
-    "# Node 0 of this allocation; a requeued job gets other nodes, and reads them anew.",
-    'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "# Node 0 of this allocation; a requeued job gets other nodes, and reads them anew. sed reads all names: head",
+    "# would close the pipe early, and with pipefail that ends the job.",
+    'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)',
     "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))  # jobs that share a node do not meet",
     "export MASTER_ADDR MASTER_PORT",
 )

@@ -48,6 +48,21 @@ def batches(job: dict[str, Any], draw: Draw, step: int, data_rank: int) -> list[
     ]
 
 
+def own_chunks(batch: Batch, rank: int, ranks: int) -> Batch:
+    """A rank's part of the sequences under context parallelism: chunks r and 2 cp - 1 - r of 2 cp.
+
+    One with few tokens before it and one with many, so that causal attention is balanced. Source: Megatron-Core,
+    utils.py, get_batch_on_this_cp_rank, whose arguments differ between releases.
+    """
+    if ranks == 1:
+        return batch
+    found = {}
+    for name, tensor in batch.items():
+        chunks = tensor.chunk(2 * ranks, dim=1)
+        found[name] = torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]], dim=1)
+    return found
+
+
 def generated(step: int, places: list[int], length: int) -> torch.Tensor:
     """Noisy arithmetic sequences: nine tokens of ten follow from the one before."""
     draws = []

@@ -144,7 +144,7 @@ def install_local() -> None:
     class Provider(backends.LocalSpecProvider):  # type: ignore[misc]
         """Megatron's plain modules, but for norm and attention core."""
 
-        def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+        def layer_norm(self, *_: Any, **__: Any) -> type:
             return Norm
 
         def core_attention(self) -> type:

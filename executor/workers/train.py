@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from executor.workers import last_words, measure
-from executor.workers.data import batches, source
+from executor.workers.data import batches, own_chunks, source
 from executor.workers.quiet import QuietClock
 from executor.workers.stopwatch import HostClock, Stopwatch, StreamClock
 
@@ -73,8 +73,8 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
         step = job["first_step"] + index
         data = batches(job, draw, step, parallel_state.get_data_parallel_rank())
         record = run_step(data)
-        if index == 0:
-            # The optimizer's state is there after the first step.
+        if index < 2:
+            # The optimizer has its state after the first step; gradients are sent as they come from the second on.
             facts = measure.everyone(measure.rank_facts(chunks, optimizer, watch, cuda))
             if rank == 0:
                 write_whole(out / "ranks.json", {"ranks": facts, "notes": notes})
@@ -158,11 +158,10 @@ def forward(iterator: Any, model: Any, cp: int) -> tuple[torch.Tensor, Any]:
 
     Schedules multiply the loss by the ranks of a sequence, as Megatron-LM's sums over them ask for; ours is a mean.
     """
-    from megatron.core.utils import get_batch_on_this_cp_rank
+    from megatron.core import parallel_state
 
-    batch = get_batch_on_this_cp_rank(
-        {name: tensor.cuda(non_blocking=True) for name, tensor in next(iterator).items()}
-    )
+    own = own_chunks(next(iterator), parallel_state.get_context_parallel_rank(), cp)
+    batch = {name: tensor.cuda(non_blocking=True) for name, tensor in own.items()}
     output = model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
 
     def loss_function(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -1,0 +1,156 @@
+"""Launches over nodes and through Slurm: what is refused, what torchrun and sbatch are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from costmodel.plan import Plan
+from costmodel.plan_file import PlanFile, save_plan_file
+from costmodel.workload import Workload
+from executor.devices import known_gpu
+from executor.launch import Nodes
+
+
+def advisor_run(home, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`advisor run` as a user starts it, with a profile folder of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from advisor.cli import main; main()", "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"ADVISOR_HOME": str(home)} | variables,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of an error."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    plan = Plan(tp=8, pp=2, dp=2, sequence_parallel=True)
+    kept = PlanFile("llama3-8b", Workload(8192, 64), "dgx-h100", 32, plan)
+    return save_plan_file(tmp_path / "plan.toml", kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--model", "tiny-gpt", "--nodes", "2"], "--rdzv"),
+        (["--model", "tiny-gpt", "--nodes", "0", "--rdzv", "a:1"], "--nodes 0"),
+        (["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "nowhere"], "HOST:PORT"),
+        (["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "a:1", "--node-rank", "2"], "--node-rank 2"),
+        (["--model", "tiny-gpt", "--gpus", "3", "--nodes", "2", "--rdzv", "a:1"], "multiple of --nodes 2"),
+        (["--model", "tiny-gpt", "--node-rank", "1"], "--nodes"),
+        (["--model", "tiny-gpt", "--print-only"], "--slurm"),
+        (["--model", "tiny-gpt", "--slurm"], "--save plan.toml"),
+        (["--model", "tiny-gpt", "--data", "nothing"], "nothing.bin"),
+        (["--model", "tiny-gpt", "--resume-measure", "x"], "no PLAN, --model"),
+        (["--resume-measure", "no-such-record"], "no-such-record"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(tmp_path, arguments, part):
+    assert part in refused(advisor_run(tmp_path / "home", *arguments))
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_fixed_rank_or_the_order_of_coming():
+    fixed = Nodes(4, "node0:29500", 3).arguments()
+    assert fixed == ["--nnodes=4", "--node-rank=3", "--master-addr=node0", "--master-port=29500"]
+    free = Nodes(4, "node0:29500").arguments()
+    assert "--rdzv-endpoint=node0:29500" in free
+    assert not [word for word in free if word.startswith("--node-rank")]
+
+
+def test_the_job_script_runs_every_node_once(plan_file, tmp_path):
+    done = advisor_run(tmp_path / "home", str(plan_file), "--slurm", "--print-only", "--steps", "7")
+    assert done.returncode == 0, done.stderr
+    script = done.stdout
+    assert "#SBATCH --nodes=4" in script
+    assert "#SBATCH --gpus-per-node=8" in script
+    assert '--node-rank "$SLURM_NODEID"' in script
+    assert "--steps 7" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).returncode == 0
+    assert not (tmp_path / "home").exists()
+
+
+def fake(folder, name: str, text: str) -> None:
+    """A program on the PATH."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_the_job_is_submitted_with_its_plan_and_every_node_gets_its_rank(plan_file, tmp_path):
+    """sbatch, scontrol, srun and advisor are stand-ins that tell what they were given."""
+    bin_ = tmp_path / "bin"
+    fake(bin_, "sbatch", "ls; echo Submitted batch job 42")
+    fake(bin_, "scontrol", "echo node7; echo node8")
+    fake(
+        bin_,
+        "srun",
+        'for word in "$@"; do last="$word"; done\nfor SLURM_NODEID in 0 1; do export SLURM_NODEID; '
+        'bash -c "$last"; done',
+    )
+    fake(bin_, "advisor", 'echo "advisor $*"')
+    path = f"{bin_}:{os.environ['PATH']}"
+    done = advisor_run(tmp_path / "home", str(plan_file), "--slurm", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "Submitted batch job 42" in done.stdout
+    folder = next((tmp_path / "home" / "runs").iterdir())
+    assert {"job.sbatch", "plan.toml"} == {each.name for each in folder.iterdir()}
+    told = subprocess.run(
+        ["bash", str(folder / "job.sbatch")],
+        text=True,
+        capture_output=True,
+        env={
+            "PATH": path,
+            "SLURM_JOB_NODELIST": "node[7-8]",
+            "SLURM_JOB_ID": "42",
+            "SLURM_SUBMIT_DIR": "/job",
+        },
+    )
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    assert [line.rsplit(" ", 1)[1] for line in lines] == ["0", "1"]
+    assert all("--nodes 4 --rdzv node7:20042" in line for line in lines)
+
+
+def test_a_refusal_of_sbatch_is_one_line(plan_file, tmp_path):
+    fake(tmp_path / "bin", "sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    text = refused(advisor_run(tmp_path / "home", str(plan_file), "--slurm", PATH=path))
+    assert "Invalid account" in text
+    fake(tmp_path / "none", "true", "")
+    kept = [part for part in os.environ["PATH"].split(":") if not os.path.exists(f"{part}/sbatch")]
+    text = refused(advisor_run(tmp_path / "home", str(plan_file), "--slurm", PATH=":".join(kept)))
+    assert "no sbatch" in text
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40"),
+    ],
+)
+def test_devices_by_the_name_that_nvidia_smi_gives(title, name):
+    assert known_gpu(title) == name
+
+
+def test_an_unknown_device_is_named():
+    with pytest.raises(ValueError, match=r"Tesla V100.*--gpu"):
+        known_gpu("Tesla V100")

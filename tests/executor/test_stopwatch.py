@@ -1,0 +1,93 @@
+"""Seconds go to the phase and the group they belong to, whatever the clock."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from executor.workers.stopwatch import Stopwatch  # noqa: E402
+
+
+class Ticks:
+    """A clock that is set by hand. [s]"""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+@pytest.fixture
+def watch():
+    made = Stopwatch(Ticks())
+    made.reset()
+    return made
+
+
+def test_communication_is_taken_out_of_the_phase_it_interrupts(watch):
+    with watch.phase("forward"):
+        watch.clock.now += 3
+        with watch.communication("tp"):
+            watch.clock.now += 2
+        with watch.communication("ep"):
+            watch.clock.now += 1
+    phases, groups = watch.read()
+    assert phases == {"forward": 3, "communication": 3, "communication in forward": 3}
+    assert groups == {"tp": 2, "ep": 1}
+
+
+def test_nested_communication_counts_once_and_outside_of_phases_too(watch):
+    with watch.communication("dp"):
+        watch.clock.now += 1
+        with watch.communication("tp"):
+            watch.clock.now += 1
+    phases, groups = watch.read()
+    assert groups == {"dp": 2}
+    assert phases == {"communication": 2, "communication in outside": 2}
+
+
+def test_a_failing_collective_still_ends(watch):
+    def broken() -> None:
+        watch.clock.now += 1
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError), watch.phase("backward"):
+        watch._timed("all_reduce", broken)()
+    assert watch.read()[0]["backward"] == 0
+    assert watch.read()[1] == {"world": 1}
+    with watch.communication("tp"):
+        watch.clock.now += 1
+    assert watch.read()[1] == {"world": 1, "tp": 1}
+
+
+def test_a_wait_belongs_to_the_group_of_its_launch(watch):
+    class Work:
+        """Pending, of one group."""
+
+    work = Work()
+    watch._groups[id(work)] = (work, "pp")
+
+    def wait(_: object) -> None:
+        watch.clock.now += 4
+
+    watch._waited(wait)(work)
+    watch._waited(wait)(Work())
+    assert watch.read()[1] == {"pp": 4, "world": 4}
+
+
+def test_launches_are_counted_by_operation_phase_and_whether_they_wait(watch):
+    with watch.phase("backward"):
+        watch._timed("all_reduce", lambda: object())()
+        watch._timed("all_reduce", lambda: None)()
+    assert dict(watch.launched) == {
+        ("all_reduce", "world", "backward", True): 1,
+        ("all_reduce", "world", "backward", False): 1,
+    }
+    watch.reset()
+    assert watch.read() == ({}, {})
+    assert not watch.launched
