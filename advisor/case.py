@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from advisor.options import given_knobs, plan_from_options
+from advisor.profiles import profile_option
 from advisor.workload_options import given_workload, workload_options
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -37,7 +38,7 @@ class Case:
 
 def setting_options(function: Function) -> Function:
     """Decorator: model, machine and workload as options, None when not given."""
-    function = workload_options(function)
+    function = workload_options(profile_option(function))
     for option in reversed(
         [
             click.option("--model", help="Model: a name, an alias such as 70b, a TOML or a config.json."),

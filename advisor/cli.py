@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "predict": "Step time, throughput and memory of one plan, term by term.",
     "run": "Execute a plan with Megatron-Core and put predicted beside measured.",
     "doctor": "Whether this machine is ready for a run: devices, versions, network, environment.",
+    "calibrate": "Measure this machine, or learn from runs, into a profile for every command.",
     "dryrun": "What real Megatron-Core computes, sends and keeps under a plan, beside the model's amounts.",
     "export": "A plan as Megatron-Bridge, NeMo 2 or Megatron-LM runs it.",
     "compare": "Two plans, or a plan and a run or its log, side by side and term by term.",

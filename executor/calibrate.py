@@ -44,13 +44,16 @@ def calibrate_here(
     out: Path,
     tell: Callable[[str], None],
     progress: Callable[[float, str], None] = lambda share, what: None,
-) -> Calibration:
-    """Measure this machine within about `seconds`, and write its profile."""
+    refuse_noise: bool = False,
+) -> Calibration | None:
+    """Measure this machine within about `seconds`, and write its profile; None where noise is refused and found."""
     out.parent.mkdir(parents=True, exist_ok=True)
     measured = measure(
         processes, KERNELS * seconds, out.parent, tell, lambda share, what: progress(KERNELS * share, what)
     )
     document, warnings = profile(measured, processes), warnings_of(measured)
+    if refuse_noise and warnings:
+        return None
     folder = Path(tempfile.mkdtemp(prefix="probes-", dir=out.parent))
     try:
         runs, failed = run_probes(

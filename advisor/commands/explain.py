@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from advisor.profiles import profile_option
 from advisor.workload_options import given_workload, workload_options
 
 
@@ -33,6 +34,7 @@ from advisor.workload_options import given_workload, workload_options
 @click.option("--top", type=int, default=5, show_default=True, metavar="K", help="Plans to tell about.")
 @click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06 [the newest known].")
 @workload_options
+@profile_option
 @click.option("--save", metavar="FILE", help="Write the plan as a plan file.")
 @click.option("--formulas", is_flag=True, help="Every formula, with the numbers of the plan put in.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from advisor.profiles import named
 from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN, check_processes
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ __all__ = ["check_processes", "command"]
     help="local: this machine, measured first; or its GPU's name.",
 )
 @click.option(
-    "--profile", default=None, metavar="PATH", help="Machine file to predict with, measured before."
+    "--profile",
+    default=None,
+    metavar="NAME",
+    callback=named,
+    help="Profile to predict with, as `advisor calibrate` wrote it: a name or a TOML.",
 )
 @click.option(
     "--seq-len", type=int, default=None, metavar="TOKENS", help=f"Tokens of one sequence [{LOCAL_SEQ_LEN}]."

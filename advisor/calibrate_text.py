@@ -1,0 +1,95 @@
+"""A calibration as text and as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from advisor.render import heading, table
+
+if TYPE_CHECKING:
+    from executor.calibrate import Calibration
+
+
+def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Quantities of a profile's tables, with their dotted keys."""
+    for name, entry in document.items():
+        key = f"{path}.{name}" if path else name
+        if isinstance(entry, Mapping) and "value" in entry:
+            yield key, entry
+        elif isinstance(entry, Mapping):
+            yield from leaves(entry, key)
+
+
+def calibration_lines(found: Calibration) -> list[str]:
+    """Answer first: the profile and what it tells of the runs; then constants; then warnings."""
+    from executor.calibrate import quality
+
+    lines = [f"profile: {found.path}"]
+    if found.outcome is not None and found.outcome.before:
+        before, after = quality(found.outcome)
+        lines.append(
+            f"steps of {len(found.runs)} runs are told within {after:.0%} (median; {before:.0%} by kernels alone)"
+        )
+        if found.outcome.learned:
+            lines.append(heading("Learned from runs"))
+            lines += table(
+                ["constant", "before", "after", "uncertainty", "runs", "meaning"], learned(found), "lrrrrl"
+            )
+    measured = [
+        [key, f"{entry['value']:.4g} {entry['unit']}", f"{entry['residual']:.0%}"]
+        for key, entry in leaves(found.document.get("calibration", {}))
+        if entry["kind"] == "measured" and entry.get("residual") and "in context" not in entry["source"]
+    ]
+    if measured:
+        lines.append(heading("Measured alone, with the scatter about its formula"))
+        lines += table(["constant", "value", "scatter"], measured, "lrr")
+    lines += [f"  warning: {warning}" for warning in found.warnings]
+    return [*lines, "", f"Use it: advisor predict ... --profile {found.path}"]
+
+
+def learned(found: Calibration) -> list[list[str]]:
+    """Rows of the constants that runs moved."""
+    from executor.calibrate_fit import meaning
+
+    assert found.outcome is not None
+    return [
+        [
+            each.constant.name,
+            f"{each.before / each.constant.per:.4g} {each.constant.unit}",
+            f"{each.after / each.constant.per:.4g} {each.constant.unit}",
+            f"{each.error:.0%}",
+            str(each.runs),
+            meaning(each.constant),
+        ]
+        for each in found.outcome.learned
+    ]
+
+
+def to_json(found: Calibration) -> dict[str, Any]:
+    """The calibration as plain values."""
+    outcome = found.outcome
+    return {
+        "profile": str(found.path),
+        "constants": {
+            key: {name: str(value) if name == "read_on" else value for name, value in entry.items()}
+            for key, entry in leaves(found.document.get("calibration", {}))
+        },
+        "learned": [
+            {
+                "name": each.constant.name,
+                "before": each.before,
+                "after": each.after,
+                "log_error": each.error,
+                "runs": each.runs,
+            }
+            for each in (outcome.learned if outcome else ())
+        ],
+        "runs": [
+            {"name": run.name, "seconds": dict(run.seconds), "spread": run.spread, "busy": run.busy}
+            for run in found.runs
+        ],
+        "log_errors_before": dict(outcome.before) if outcome else {},
+        "log_errors_after": dict(outcome.after) if outcome else {},
+        "warnings": list(found.warnings),
+    }

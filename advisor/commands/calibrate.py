@@ -1,0 +1,146 @@
+"""advisor calibrate: measure this machine, or learn from runs, into a profile that every command can use."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from advisor.profiles import named
+
+if TYPE_CHECKING:
+    from executor.calibrate import Calibration
+    from hardware_db import Cluster
+
+
+@click.command(name="calibrate")
+@click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[RECORD]...")
+@click.option("--time", "seconds", type=click.FloatRange(5, 3600), default=120, show_default=True,
+              metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
+@click.option("--gpus", type=int, default=None, metavar="N", help="Processes that share the machine [2].")
+@click.option(
+    "--from", "records", multiple=True, type=click.Path(path_type=Path), metavar="RECORD",
+    help="Learn from runs instead: folders that `advisor run` wrote; further ones may follow.",
+)  # fmt: skip
+@click.option("--gpu", metavar="NAME", help="With --from: the machine of the runs [this one].")
+@click.option("--cluster", metavar="NAME", help="With --from: its cluster.")
+@click.option("--profile", metavar="NAME", callback=named, help="With --from: the profile to go on from.")
+@click.option("--stack", metavar="NAME", help="With --from: software release of the runs.")
+@click.option("-o", "--output", metavar="PROFILE", help="Where to write: a name, or a path to a TOML.")
+@click.option("--refuse-noise", is_flag=True, help="Write nothing when other work disturbed the measurement.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.pass_context
+def command(context: click.Context, as_json: bool, **options: Any) -> None:
+    """Measure this machine, or learn from runs, into a profile.
+
+    Measured: products by shape and format, attention, memory, the optimizer, dispatch, collectives by kind, size and
+    group, as many processes at a time as a run will have; then short training runs, which show what kernels alone do
+    not. With --from nothing is measured: records of runs move the constants of a machine, as far as they ask for it.
+    The profile is a machine file; sourced data is never edited. Commands take it by --profile.
+
+    \b
+    advisor calibrate --time 120 -o mine
+    advisor predict --model tiny-gpt --dp 2 --precision fp32 --profile mine
+    advisor calibrate --from ~/.cache/advisor/runs/20261121-* -o learned
+    """
+    records = [*options.pop("records"), *options.pop("more")]
+    from advisor.calibrate_text import calibration_lines, to_json
+
+    found = from_records(records, options) if records else here(options, as_json)
+    if found is None:
+        context.exit(1)
+    click.echo(json.dumps(to_json(found), indent=2) if as_json else "\n".join(calibration_lines(found)))
+
+
+def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
+    """Measure this machine; None when it was too noisy and --refuse-noise was given."""
+    from advisor.progress import Progress
+    from advisor.run_plan import check_processes
+    from executor.calibrate import calibrate_here, out_path
+    from executor.local_profile import profile_path
+    from executor.run import has_cuda, missing_software
+    from executor.run import here as machine
+
+    for name in ("gpu", "cluster", "profile", "stack"):
+        if options[name]:
+            raise ValueError(
+                f"--{name} goes with --from: without it this machine is measured. Add --from RECORD."
+            )
+    problem = missing_software()
+    if problem:
+        raise ValueError(problem.replace("advisor run", "advisor calibrate", 1))
+    if has_cuda():
+        raise ValueError(
+            "this machine has NVIDIA GPUs, whose kernel tables are shipped. Learn what runs on them show: "
+            "advisor calibrate --from RECORD --gpu NAME."
+        )
+    processes = options["gpus"] if options["gpus"] is not None else 2
+    check_processes(processes, f"--gpus {processes}", {"nodes": None} | options, machine())
+    out = out_path(options["output"], profile_path(processes))
+    if options["refuse_noise"] and os.getloadavg()[0] > (os.cpu_count() or 1):
+        load = os.getloadavg()[0]
+        click.echo(
+            f"Refused: other work runs here (load {load:.1f}). Wait, or drop --refuse-noise.", err=True
+        )
+        return None
+    said = f"measuring with {processes} processes, about {options['seconds']:.0f} s"
+    click.echo(f"  {said}", err=True)
+    import time
+
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not as_json:
+            click.echo(f"  {line}", err=True)
+
+    with Progress(wanted=not as_json) as bar:
+
+        def progress(share: float, what: str) -> None:
+            spent = time.monotonic() - began
+            left = f", {spent * (1 - share) / share:.0f} s left" if share > 0.05 else ""
+            bar(share, what + left)
+
+        try:
+            found = calibrate_here(
+                processes, options["seconds"], out, tell, progress, options["refuse_noise"]
+            )
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+    if found is None:
+        click.echo("Refused: repeats scatter. Measure on a quiet machine, or drop --refuse-noise.", err=True)
+    return found
+
+
+def from_records(records: list[Path], options: dict[str, Any]) -> Calibration:
+    """Learn from runs."""
+    from executor.calibrate import calibrate_from, out_path
+    from executor.local_profile import home
+
+    cluster = cluster_of(records, options)
+    out = out_path(options["output"], home() / "profiles" / "learned.toml")
+    return calibrate_from(records, cluster, out, options["stack"])
+
+
+def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:
+    """The machine whose constants the runs move: as named, else this machine's own profile."""
+    import hardware_db
+    from advisor.profiles import machine_options
+    from executor.calibrate_records import read_observed
+    from executor.local_profile import profile_path
+
+    if options["profile"]:
+        chosen = options | machine_options(options["profile"], options)
+        return hardware_db.resolve(chosen["gpu"], chosen["cluster"])[0]
+    if options["gpu"] or options["cluster"]:
+        return hardware_db.resolve(options["gpu"], options["cluster"])[0]
+    processes = read_observed(records[0]).plan.world
+    path = profile_path(processes)
+    if not path.is_file():
+        raise ValueError(
+            f"no profile of this machine with {processes} processes to go on from. "
+            f"Try `advisor calibrate --gpus {processes}` first, or --gpu NAME for runs elsewhere."
+        )
+    return hardware_db.load_cluster(str(path))

@@ -1,0 +1,74 @@
+"""`--profile`: constants that `advisor calibrate` measured, in place of those of the machine that is named."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def profile_option(function: Function) -> Function:
+    """Decorator: --profile; the command sees --gpu (and --cluster) as the profile makes them."""
+
+    @functools.wraps(function)
+    def with_profile(*arguments: Any, **options: Any) -> Any:
+        profile = options.pop("profile")
+        return function(*arguments, **(options | machine_options(profile, options) if profile else options))
+
+    option = click.option(
+        "--profile",
+        metavar="NAME",
+        callback=named,
+        help="What `advisor calibrate` measured: a name or a TOML; stands for --gpu too.",
+    )
+    return option(with_profile)  # type: ignore[return-value]
+
+
+def named(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """The path of a profile; a callback of click. ValueError in one line when there is none."""
+    return str(find(given)) if given is not None else None
+
+
+def find(given: str) -> Path:
+    """The file that a name or path means."""
+    from executor.local_profile import home
+
+    if given.endswith(".toml") or "/" in given:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise ValueError(f"--profile {given} does not exist. Try `advisor calibrate -o {given}`.")
+        return path
+    folder = home() / "profiles"
+    path = folder / f"{given}.toml"
+    if path.is_file():
+        return path
+    from hardware_db.reading import nearest
+
+    known = sorted(each.stem for each in folder.glob("*.toml")) if folder.is_dir() else []
+    hint = nearest(given, known) or (f"Known: {', '.join(known)}." if known else "None is kept yet.")
+    raise ValueError(
+        f"--profile {given!r} is no profile. {hint} `advisor calibrate -o {given}` makes one; a TOML's path works too."
+    )
+
+
+def machine_options(profile: str, options: dict[str, Any]) -> dict[str, Any]:
+    """--gpu and --cluster that mean the profile; ValueError when they name another machine."""
+    import hardware_db
+
+    measured = hardware_db.load_cluster(profile).gpu
+    gpu, cluster = options.get("gpu"), options.get("cluster")
+    if gpu or cluster:
+        there = hardware_db.resolve(gpu, cluster)[0].gpu
+        if there.name != measured.name:
+            given = f"--cluster {cluster}" if cluster else f"--gpu {gpu}"
+            raise ValueError(
+                f"{given} and --profile {profile} disagree: the profile is of {measured.title}. Drop one of them."
+            )
+    return (
+        {"gpu": profile} if "cluster" not in options or not cluster else {"gpu": profile, "cluster": cluster}
+    )
