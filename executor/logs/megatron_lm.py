@@ -24,7 +24,7 @@ THEORETICAL = re.compile(
 )
 DUMP_START = re.compile(r"-{10,} arguments -{10,}")
 DUMP_END = re.compile(r"-{10,} end of arguments -{10,}")
-ARGUMENT = re.compile(r"^\s{0,4}([a-z_][a-z0-9_]*) (\.{3,}|\.*) ?(.*)$")
+ARGUMENT = re.compile(r"^\s{0,4}([A-Za-z_]\w*) (\.{3,}|\.*) ?(.*)$")
 TIMER_HEAD = re.compile(r"(\(min, max\) time|max time|times) across ranks \(ms\):")
 TIMER_PAIR = re.compile(r"^\s*([a-z][\w/ .-]*?) \.*: \(([\d.]+), ([\d.]+)\)$")
 TIMER_MAX = re.compile(r"^\s*([a-z][\w/-]*?) \.{2,}: ([\d.]+)$")
