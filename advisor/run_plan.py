@@ -97,13 +97,23 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
         pins=pins,
         stack=None if here.cuda else "local",
     )
-    best = search(request).best
-    if best is None:
+    plans = search(request).plans
+    if not plans:
         raise ValueError(
             f"{request.model.name} does not fit this machine's memory. Try a smaller model, such as tiny-gpt."
         )
-    found = best.prediction
+    # The best plan that runs here: some need layers that this machine has not.
+    found = next((each.prediction for each in plans if runs(each.prediction, here)), plans[0].prediction)
     return prepared(found.plan, found.model, found.workload, cluster, warnings, here)
+
+
+def runs(prediction: Prediction, here: Here) -> bool:
+    """Whether a plan can run on this machine once it is resolved."""
+    from executor.megatron_here import why_not_here
+    from executor.resolve import resolve
+
+    resolved, _ = resolve(prediction.plan, prediction.model, here)
+    return why_not_here(resolved, prediction.workload, prediction.model, here) is None
 
 
 def prepared(

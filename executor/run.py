@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,7 +155,6 @@ class Teller:
         self.out, self.progress = out, progress
         self.told = job["first_step"]
         self.total = job["first_step"] + job["steps"]
-        self.began = time.monotonic()
 
     def poll(self) -> None:
         """Tell what ended since the last time."""

@@ -87,7 +87,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     losses = [
         step["loss"] for step in steps if step["loss"] is not None and step.get("session", 0) == session
     ]
-    memory = [max(0, entry["peak_bytes"] - entry["base_bytes"]) for entry in read_memory(folder)]
+    memory = peaks(steps, read_memory(folder))
     measured = {
         "step_time_s": median,
         "step_time_min_s": min(seconds),
@@ -109,3 +109,12 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     if losses and losses[-1] >= losses[0]:
         warnings.append("the loss did not fall: too few steps to judge, or a broken layout")
     return measured, warnings
+
+
+def peaks(steps: list[dict[str, Any]], ends: list[dict[str, Any]]) -> list[int]:
+    """Most that each rank takes: of a device all of it, context and reserve too, as predicted; else what it
+    allocates beyond its libraries. Empty where the run did not reach its end. [byte]"""
+    devices = [step["memory"]["device"] for step in steps if "device" in step.get("memory", {})]
+    if devices:
+        return [max(each) for each in zip(*devices, strict=True)]
+    return [max(0, entry["peak_bytes"] - entry["base_bytes"]) for entry in ends]

@@ -43,8 +43,8 @@ def initialise(chunk: Any, config: Any) -> None:
         if axis is not None:
             shape[axis] *= size
         # One seed a name: crc32 is the same in every process, hash() is not.
-        draw = torch.Generator().manual_seed(zlib.crc32(known.encode()))
-        whole = torch.normal(0.0, std, shape, generator=draw)
+        draw = torch.Generator(parameter.device).manual_seed(zlib.crc32(known.encode()))
+        whole = torch.normal(0.0, std, shape, generator=draw, device=parameter.device)
         gated = config.gated_linear_unit and known.endswith("linear_fc1.weight")
         parameter.data.copy_(part(whole, axis, rank, size, 2 if gated else 1))
 

@@ -10,12 +10,15 @@ import pytest
 
 import hardware_db
 from costmodel.model_registry import load_model
+from costmodel.model_spec import Mla, Moe
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
+from executor import state
 from executor.launch import run_worker
-from executor.record import read_steps, write_json
-from executor.run import execute, make_job, missing_software
+from executor.record import read_ranks, read_steps, write_json
+from executor.run import execute, make_job, missing_software, resume
+from executor.summary import plan_of
 
 pytestmark = [
     pytest.mark.launch,
@@ -35,6 +38,33 @@ GPT = dataclasses.replace(
     head_dim=32,
     vocab=8000,
 )
+# Two layers, dense and sparse ones among them where there are experts.
+SMALL = dataclasses.replace(
+    TINY, name="small", num_layers=2, hidden=128, ffn_hidden=256, num_heads=4, num_kv_heads=2, vocab=1000
+)
+EXPERTS = Moe(num_experts=4, topk=2, expert_ffn=192, aux_loss_coeff=0.01)
+MOE = dataclasses.replace(SMALL, name="small-moe", family="", moe=EXPERTS)
+# Latent attention, a shared expert behind a sigmoid router with a bias, one dense layer first, and an MTP head.
+DEEP = dataclasses.replace(
+    SMALL,
+    name="small-deep",
+    family="",
+    num_layers=3,
+    num_kv_heads=4,
+    qk_norm=True,
+    mtp_layers=1,
+    mla=Mla(q_lora_rank=48, kv_lora_rank=32, qk_head_dim=32, qk_pos_emb_head_dim=16, v_head_dim=32),
+    moe=Moe(
+        num_experts=4,
+        topk=2,
+        expert_ffn=192,
+        shared_expert_ffn=128,
+        dense_first_layers=1,
+        router_score="sigmoid",
+        router_dtype="fp32",
+        expert_bias=True,
+    ),
+)
 
 
 def trained(folder, model, plan: Plan, steps: int = 3) -> list[dict]:
@@ -42,7 +72,11 @@ def trained(folder, model, plan: Plan, steps: int = 3) -> list[dict]:
     folder.mkdir()
     job = make_job(plan, SHORT, model, steps=steps, warmup=0, cuda=False)
     write_json(folder / "job.json", job)
-    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 120, print)
+    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 300, print)
+    # Whatever the layout: every rank holds the bytes that the cost model counts.
+    held = state.compare(plan_of(job), SHORT, model, read_ranks(folder))
+    assert {each.rank for each in held} == set(range(plan.world))
+    assert [each for each in held if not each.equal] == []
     return read_steps(folder)
 
 
@@ -97,6 +131,21 @@ def test_bf16_stays_near(tmp_path, alone):
     assert losses != [step["loss"] for step in alone(TINY)]
 
 
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        (MOE, Plan(tp=2, etp=2, sequence_parallel=True, precision="fp32")),
+        (MOE, Plan(dp=2, ep=2, precision="fp32")),
+        (SMALL, Plan(cp=2, precision="fp32")),
+        (DEEP, Plan(tp=2, ep=2, sequence_parallel=True, moe_dispatcher="allgather", precision="fp32")),
+        (DEEP, Plan(pp=2, precision="fp32")),
+    ],
+    ids=lambda value: value.describe() if isinstance(value, Plan) else value.name,
+)
+def test_layouts_of_other_families(tmp_path, alone, model, plan):
+    same(trained(tmp_path / "run", model, plan), alone(model), 1e-3)
+
+
 def test_a_tied_embedding_is_one_matrix_on_two_stages(tmp_path, alone):
     assert GPT.tied_embeddings
     same(trained(tmp_path / "run", GPT, Plan(pp=2, precision="fp32")), alone(GPT), 1e-3)
@@ -117,6 +166,16 @@ def test_execute_keeps_a_whole_record(tmp_path, alone):
     assert {"memory-0.json", "memory-1.json", "worker.log"} <= names
     assert not [name for name in names if name.endswith(".tmp") or name.startswith("failure")]
     assert [line.split()[1] for line in told if line.startswith("step ")] == ["1/3", "2/3", "3/3"]
+    assert told[-1].endswith("0 s left")
+    assert all(each.equal for each in result.states)
+    assert {each.rank for each in result.states} == {0, 1}
+    for step in read_steps(tmp_path):
+        assert len(step["memory"]["resident"]) == 2
+        assert sum(step["exposed"].values()) == pytest.approx(step["phases"]["communication"])
+    features = {feature.name: feature for feature in result.features}
+    assert "one by one" in features["overlap_p2p"].observed
+    assert "float32" in features["precision"].observed
+    assert (features["rope_fusion"].requested, features["rope_fusion"].resolved) == (True, False)
     kept = json.loads((tmp_path / "comparison.json").read_text())
     assert kept["measured"]["last_loss"] < kept["measured"]["first_loss"]
     assert kept["rows"] == [row.to_dict() for row in result.rows]
@@ -129,3 +188,25 @@ def test_execute_keeps_a_whole_record(tmp_path, alone):
         named = sum(step["phases"][name] for name in ("forward", "backward", "optimizer", "communication"))
         assert named > 0.8 * step["seconds"]
     assert min(phases[name] for name in ("forward", "backward", "optimizer", "communication")) > 0
+
+
+def test_a_run_that_was_cut_goes_on(tmp_path):
+    """As a kill leaves it: some steps, of the last one a part."""
+    plan = Plan(precision="fp32")
+    cluster = hardware_db.load_cluster("dgx-h100")
+    predicted = predict(TINY, SHORT, cluster, Plan()).to_dict()
+    whole = execute(plan, SHORT, TINY, predicted=predicted, steps=3, warmup=1, out=tmp_path, progress=print)
+    with pytest.raises(ValueError, match="complete"):
+        resume(tmp_path, print)
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines[:2]) + "\n" + lines[2][:40])
+    (tmp_path / "comparison.json").unlink()
+    told: list[str] = []
+    result = resume(tmp_path, told.append)
+    steps = read_steps(tmp_path)
+    assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
+    assert [step["session"] for step in steps] == [0, 0, 1, 1, 1]
+    assert [step["warmup"] for step in steps] == [True, False, True, False, False]
+    assert result.measured["num_steps"] == whole.measured["num_steps"] == 3
+    assert [line.split()[1] for line in told if line.startswith("step ")] == ["3/5", "4/5", "5/5"]
+    assert (tmp_path / "comparison.json").exists()

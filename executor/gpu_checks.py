@@ -1,0 +1,197 @@
+"""What can be checked on one GPU, in less than eight minutes: `python -m executor.gpu_checks`.
+
+Calibrates the device (products, attention, memory), then trains Llama-like stacks and a mixture of experts through
+the same path as `advisor run`, and prints predicted beside measured: with the constants that ship, and with those
+just measured. Keeps the records and the profile in a folder of hardware_db/measured. What does not fit into the
+time is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hardware_db
+from costmodel.model_spec import ModelSpec, Moe
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.workload import Workload
+from executor import calibrate, run
+from executor.devices import gpu_here
+from executor.resolve import resolve
+from hardware_db import Cluster
+
+SECONDS = 470.0  # of eight minutes
+CALIBRATE = 110.0
+# A stack is started only with this much time left. [s]
+STACK = 75.0
+STEPS, WARMUP, GLOBAL_BATCH = 8, 4, 4
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A model to train on one device."""
+
+    model: ModelSpec
+    seq_len: int
+    recompute: str = "none"
+
+    @property
+    def name(self) -> str:
+        """Such as hidden4096-8192-full."""
+        return f"{self.model.name}-{self.seq_len}-{self.recompute}"
+
+
+def llama(hidden: int, layers: int, moe: Moe | None = None) -> ModelSpec:
+    """A shallow Llama: head dimension 128, eight key-value heads, 8/3 h in the MLP."""
+    return ModelSpec(
+        name=f"{'experts' if moe else 'hidden'}{hidden}",
+        num_layers=layers,
+        hidden=hidden,
+        ffn_hidden=-(-8 * hidden // (3 * 256)) * 256,
+        num_heads=hidden // 128,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=32000,
+        moe=moe,
+        source="this project: stacks for checks on one device",
+    )
+
+
+STACKS = (
+    Stack(llama(4096, 8), 8192),
+    Stack(llama(2048, 16), 4096),
+    Stack(llama(8192, 3), 4096),
+    Stack(llama(8192, 3), 8192, "full"),
+    Stack(llama(2048, 6, Moe(num_experts=8, topk=2, expert_ffn=4096)), 4096),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stack: seconds measured, and predicted with shipped and with measured constants; the worst rank's bytes."""
+
+    name: str
+    measured: float
+    shipped: float
+    calibrated: float
+    memory: float
+    memory_predicted: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all that fits into the time; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m executor.gpu_checks", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time in all")
+    parser.add_argument("--out", type=Path, default=None, help="folder [hardware_db/measured/GPU-DATE]")
+    given = parser.parse_args(arguments)
+    if not run.has_cuda():
+        print("Error: there is no NVIDIA device here. Run this where there is one.", file=sys.stderr)
+        return 2
+    gpu = gpu_here()
+    shipped = Path(hardware_db.__file__).parent / "measured"
+    out = given.out or shipped / f"{gpu}-{datetime.date.today().isoformat()}"
+    end = time.monotonic() + given.seconds
+    rows, left_out = check(STACKS, hardware_db.resolve(gpu, None)[0], out, end, say)
+    print(table(rows, left_out))
+    print(f"records and profile: {out}")
+    return 0 if rows and not left_out else 1
+
+
+def say(line: str) -> None:
+    """What goes on, as it goes on."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def check(
+    stacks: Sequence[Stack], cluster: Cluster, out: Path, end: float, tell: Callable[[str], None]
+) -> tuple[list[Row], list[str]]:
+    """Calibrate, train the stacks until `end` (of time.monotonic), and what was left out or failed, a line each."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "profile.toml"
+    rows: list[Row] = []
+    left_out: list[str] = []
+    own = cluster
+    try:
+        seconds = min(CALIBRATE, (end - time.monotonic()) / 3)
+        if calibrate.calibrate_here(1, seconds, path, tell) is not None:
+            own = hardware_db.load_cluster(str(path))
+    except (RuntimeError, ValueError) as error:
+        left_out.append(f"calibration: {error}")
+    for stack in stacks:
+        if end - time.monotonic() < STACK:
+            left_out.append(f"{stack.name}: no time left")
+            continue
+        try:
+            rows.append(train(stack, cluster, own, out / stack.name, end - time.monotonic(), tell))
+        except (RuntimeError, ValueError) as error:
+            left_out.append(f"{stack.name}: {error}")
+    return rows, left_out
+
+
+def train(
+    stack: Stack, cluster: Cluster, own: Cluster, folder: Path, limit: float, tell: Callable[[str], None]
+) -> Row:
+    """Train one stack and keep its record."""
+    machine = run.here()
+    asked = Plan(precision="bf16" if machine.cuda else "fp32", recompute=stack.recompute)
+    plan, _ = resolve(asked, stack.model, machine)
+    workload = Workload(stack.seq_len, GLOBAL_BATCH)
+    shipped, calibrated = (predict(stack.model, workload, each, plan) for each in (cluster, own))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    tell(f"{stack.name}: {calibrated.step_time_s:.2f} s a step predicted")
+    result = run.execute(
+        plan,
+        workload,
+        stack.model,
+        predicted=calibrated.to_dict(),
+        steps=STEPS,
+        warmup=WARMUP,
+        out=folder,
+        progress=tell,
+        limit=limit,
+        requested=asked,
+        variables=run.cuda_variables(calibrated, cluster) if machine.cuda else None,
+    )
+    return Row(
+        stack.name,
+        result.measured["step_time_s"],
+        shipped.step_time_s,
+        calibrated.step_time_s,
+        max(result.measured["peak_memory_bytes"]),
+        calibrated.memory.value,
+    )
+
+
+def table(rows: Sequence[Row], left_out: Sequence[str]) -> str:
+    """Predicted beside measured, one line a stack, and their median error."""
+    lines = [
+        f"{'stack':28} {'measured':>9} {'shipped':>9} {'error':>7} {'calibrated':>10} {'error':>7} "
+        f"{'GiB':>6} {'predicted':>9}"
+    ]
+    for row in rows:
+        lines.append(
+            f"{row.name:28} {row.measured:8.3f}s {row.shipped:8.3f}s {row.shipped / row.measured - 1:+7.1%} "
+            f"{row.calibrated:9.3f}s {row.calibrated / row.measured - 1:+7.1%} "
+            f"{row.memory / 2**30:6.1f} {row.memory_predicted / 2**30:9.1f}"
+        )
+    errors: dict[str, Any] = {
+        name: sorted(abs(getattr(row, name) / row.measured - 1) for row in rows)
+        for name in ("shipped", "calibrated")
+    }
+    lines += [
+        f"median error, {name}: {found[len(found) // 2]:.1%}" for name, found in errors.items() if found
+    ]
+    return "\n".join([*lines, *(f"left out: {one}" for one in left_out)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
