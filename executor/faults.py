@@ -27,6 +27,9 @@ RESERVED = 256 * 1024
 # A run that ends in silence with less room than this died of a full disk. [byte]
 NO_ROOM = 64 * 1024
 OUTCOME = "outcome.json"
+_QUOTED = re.compile(
+    r"^(\[rank\d+\]: ?)? *File \"[^\"]+\", line \d+.*\n(?:(?:\[rank\d+\]: ?)?    .*\n)*", re.MULTILINE
+)
 _TORCHRUN = r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)"
 
 
@@ -86,7 +89,8 @@ def rules() -> tuple[Rule, ...]:
 
 
 def explain(text: str) -> tuple[Rule, str] | None:
-    """The first rule that holds for a text, and the cause."""
+    """The first rule that holds for a text, and the cause. Source lines that a traceback quotes do not count."""
+    text = _QUOTED.sub("", text)
     for rule in rules():
         cause = rule.match(text)
         if cause is not None:
@@ -240,8 +244,10 @@ def prepare(folder: Path) -> None:
 
 
 def hang(cause: str, folder: Path) -> Fault:
-    """No rank moves any more."""
-    return Fault("hang", cause, "", None, f"Stacks of the ranks stand in {folder}/stack-*.txt")
+    """No rank moves any more; where one gave its reason before, torchrun is only slow to end the others."""
+    failures = _failures(folder)
+    reason = _reason(failures, consequences=False) or _reason(failures, consequences=True)
+    return reason or Fault("hang", cause, "", None, f"Stacks of the ranks stand in {folder}/stack-*.txt")
 
 
 def too_long(limit: float, log: Path) -> Fault:

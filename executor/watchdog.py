@@ -212,9 +212,10 @@ def culprit(ranks: list[Whereabouts]) -> str:
     if len({(each.collective, each.group) for each in waiting}) > 1:
         kinds = "; ".join(f"rank {each.rank} {each.place}" for each in waiting[:4])
         return f"ranks wait for different things, after {after or 'the start'}: {kinds}"
-    place = waiting[0].place.replace("waits", "wait") if waiting else "are unknown"
-    here = f"all {len(ranks)} ranks of this node {place}, after {after or 'the start'}"
-    return f"{here}: a rank of another node hangs or is lost"
+    if not waiting:
+        return "no rank of this node shows a pulse"
+    place = waiting[0].place.replace("waits", _verb(waiting))
+    return f"{_who(waiting)} {place}, after {after or 'the start'}: a rank of another node hangs or is lost"
 
 
 def _who(ranks: list[Whereabouts]) -> str:

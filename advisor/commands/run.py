@@ -101,6 +101,7 @@ def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
     problem = missing_software()
     if problem:
         raise ValueError(problem)
+    from executor.launch import RunFailed
     from executor.run import ElsewhereError
 
     try:
@@ -111,6 +112,10 @@ def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
     except ElsewhereError as elsewhere:
         click.echo(str(elsewhere), err=True)
         return
+    except RunFailed as failed:
+        # No bad input: the run began, and its record says the same.
+        click.echo(f"Error: {failed}", err=True)
+        raise click.exceptions.Exit(1) from None
     except RuntimeError as error:
         raise ValueError(str(error)) from None
     from advisor.run_text import page, to_json
@@ -148,6 +153,7 @@ def nodes_of(options: dict[str, Any]) -> Nodes | None:
 
 def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], None], as_json: bool) -> Any:
     """A new run with a record of its own."""
+    from advisor.commands.doctor import examined, refuse_failures
     from advisor.run_plan import prepare
     from executor.local_profile import home
     from executor.record import new_record
@@ -155,6 +161,7 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
 
     nodes = nodes_of(options)
     check_data(options["data"])
+    refuse_failures(examined(None))
     machine = here()
     if options["gpu"] != "local" and not machine.cuda:
         raise ValueError(

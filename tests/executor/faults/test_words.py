@@ -42,6 +42,15 @@ def test_every_rule_says_the_way_out_and_its_source():
         assert not rule.way_out.endswith(".")
 
 
+def test_source_lines_of_a_traceback_do_not_count():
+    frame = '{0}  File "/v/indexed_dataset.py", line 266, in __init__\n{0}    raise OSError("No space left on device")\n'
+    for mark in ("", "[rank1]: "):
+        assert explain(frame.format(mark) + f"{mark}ValueError: other\n") is None
+        found = explain(frame.format(mark) + f"{mark}ValueError: the loss is nan at step 3\n")
+        assert found is not None
+        assert found[0].kind == "loss not finite"
+
+
 def test_ordinary_words_mean_nothing():
     assert explain("step 3 of 10: loss 2.3, memory 1.2 GiB, the info of a nan-free run") is None
 
@@ -130,7 +139,7 @@ def test_a_broken_dataset_is_named(tmp_path):
     pytest.importorskip("megatron.core")
     prefix = tmp_path / "text"
     prefix.with_suffix(".idx").write_bytes(b"not an index at all")
-    prefix.with_suffix(".bin").write_bytes(b"")
+    prefix.with_suffix(".bin").write_bytes(b"tokens")
     code = "from megatron.core.datasets.indexed_dataset import IndexedDataset as D\n"
     for path, word in ((prefix, "text.idx"), (tmp_path / "missing", "missing")):
         found = explain(said_by(code + f"D({str(path)!r})"))
@@ -171,4 +180,7 @@ def test_who_holds_the_others_up():
     assert culprit([at(0, "all_reduce"), at(1, None, "")]).startswith("rank 1 is gone; rank 0 waits in")
     assert culprit([at(0, "send"), at(1, None, "D")]).startswith("rank 1 sleeps inside a driver")
     assert culprit([at(0, "send"), at(1, "recv"), at(2, "all_reduce")]).startswith("ranks wait for different")
-    assert "a rank of another node hangs or is lost" in culprit([at(0, "all_reduce"), at(1, "all_reduce")])
+    assert (
+        culprit([at(0, "all_reduce"), at(1, "all_reduce")])
+        == "ranks 0, 1 wait in all_reduce in forward, after step 7: a rank of another node hangs or is lost"
+    )
