@@ -22,7 +22,7 @@ from hardware_db import Cluster, Quantity
 Record = dict[str, Any]
 SHIPPED = Path(hardware_db.__file__).parent
 # Share of the time for kernels and messages; probes have the rest.
-KERNELS = 0.4
+KERNELS = 0.3
 # A constant that the runs leave as uncertain as this share of its belief is not written: they did not teach it.
 TAUGHT = 0.9
 

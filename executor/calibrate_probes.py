@@ -63,9 +63,7 @@ def run_probes(
         spent = time.monotonic() - began
         # Another one is begun only if it will end in time, judged by those before.
         if index and spent * (index + 1) / index > seconds:
-            failed.append(
-                f"no time for {len(todo) - index} of {len(todo)} probes; --time {seconds * 2:.0f} has more"
-            )
+            failed.append(f"no time for {len(todo) - index} of {len(todo)} short runs: give it more --time")
             break
         progress(index / len(todo), f"training {model.name}")
         plan = Plan(dp=processes, precision="bf16" if cuda else "fp32")
@@ -73,7 +71,7 @@ def run_probes(
         try:
             found.append(run_probe(model, plan, workload, folder / model.name, cuda, tell))
         except (ValueError, RunFailed) as error:
-            failed.append(f"the probe {model.name} did not run: {error}")
+            failed.append(f"the short run {model.name} did not end well: {error}")
     progress(1.0, "trained")
     return found, failed
 
