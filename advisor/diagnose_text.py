@@ -92,7 +92,7 @@ def measured_lines(found: Measured) -> list[str]:
                 f"{log.framework}, {len(log.iterations):,} lines of steps, the last at {log.last_step:,}",
             ]
         )
-        rows.append(["step time", f"{seconds(kept.seconds)}, median of {kept.num_lines:,} steady lines"])
+        rows.append(["step time", f"{seconds(found.step)}, median of {kept.num_lines:,} steady lines"])
         rows.append(
             ["spread", f"{percent(kept.scatter)}; 90 % from {seconds(kept.low)} to {seconds(kept.high)}"]
         )

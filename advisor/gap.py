@@ -8,7 +8,7 @@ from typing import Any
 
 from advisor.diagnosis import Diagnosed, facts_of
 from advisor.measured import Measured
-from executor.compare import Row, verdict
+from executor.compare import Row, compare, verdict
 from executor.diagnose import Rule, diagnose, load_rules
 from executor.logs.compare import log_rows, profile_rows
 
@@ -29,13 +29,17 @@ CURES = {
     "quantisation kernels": "low_fp8_gain",
     "linear kernels": "compute_slow",
     "other communication, exposed": "exposed_communication",
+    "forward": "compute_slow",
+    "backward": "compute_slow",
+    "communication and waiting": "exposed_communication",
+    "optimizer": "optimizer_slow",
     "forward compute": "compute_slow",
     "backward compute": "compute_slow",
     "forward and backward": "compute_slow",
     "everything else": "data_stall",
 }
 # Rows of the whole, which are no terms.
-WHOLE = ("step time", "tokens/s/GPU", "allocated memory of the worst rank")
+WHOLE = ("step time", "tokens/s/GPU", "tokens/s of each process", "allocated memory of the worst rank")
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Gap:
     def rows(self) -> list[Row]:
         """Of the log: the step, its terms, memory."""
         found = self.measured
+        if found.run is not None:
+            return compare(self.predicted, found.run)
         if found.log is None or found.kept is None:
             step, interval = float(self.predicted["step_time_s"]), self.predicted["interval"]
             said = verdict(step, found.step, interval["low"], interval["high"])

@@ -52,6 +52,12 @@ def blame_texts(found: Gap) -> list[str]:
         return []
     row = blame.row
     over = seconds(blame.excess)
+    inside = found.verdict.startswith("inside")
+    if found.seconds > 0 and inside:
+        return [
+            f"Most of it is {row.name}: {seconds(row.measured)} measured, {seconds(row.predicted)} predicted, "
+            f"{over} more; the whole lies inside the interval."
+        ]
     if found.seconds <= 0:
         return [
             f"Most of it is {row.name}: {seconds(row.measured)} measured, {seconds(row.predicted)} predicted, "

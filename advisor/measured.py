@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from advisor.progress import Progress
 from executor.logs.read import read_log
 from executor.logs.record import Log
 from executor.logs.run_record import log_of_run
@@ -25,7 +26,8 @@ class Measured:
     """A measurement with its prediction. log and kept are None where only traces are given.
 
     predicted: the object of `predict --json`, None when plan or machine are unknown. case: the plan in its setting,
-    where one can be built. notes: what was taken for granted; warnings: what makes the comparison doubtful.
+    where one can be built. run: what the record of a run keeps as measured. notes: what was taken for granted;
+    warnings: what makes the comparison doubtful.
     """
 
     source: str
@@ -33,13 +35,16 @@ class Measured:
     kept: Steady | None = None
     profiles: list[Profile] = field(default_factory=list)
     predicted: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
     case: Case | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def step(self) -> float:
-        """Seconds of a steady step, of the log or of the traces."""
+        """Seconds of a steady step, of the run's record, the log or the traces."""
+        if self.run is not None:
+            return float(self.run["step_time_s"])
         if self.kept is not None:
             return self.kept.seconds
         return max(each.step_seconds for each in self.profiles)
@@ -62,11 +67,12 @@ def read_measured(
     found = Measured(source)
     if path.is_dir():
         found.log = log_of_run(path)
-        found.predicted = _own_prediction(path)
+        found.predicted, found.run = _own_prediction(path)
     elif is_profile(path):
         found.profiles += read_profile(path)
     else:
-        found.log = read_log(path)
+        with Progress() as progress:
+            found.log = read_log(path, progress)
     for trace in traces:
         found.profiles += read_profile(trace)
     if found.log is not None:
@@ -76,13 +82,14 @@ def read_measured(
     return found
 
 
-def _own_prediction(folder: Path) -> dict[str, Any] | None:
-    """The prediction that a run's record keeps; `advisor.comparison_sides` checks its form."""
+def _own_prediction(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The prediction and the measurement that a run's record keeps; `advisor.comparison_sides` checks their form."""
     from advisor.comparison_sides import read_side
 
     if not (folder / "prediction.json").is_file():
-        return None
-    return read_side(str(folder)).predicted
+        return None, None
+    side = read_side(str(folder))
+    return side.predicted, side.measured
 
 
 def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_plan: bool) -> None:

@@ -71,7 +71,11 @@ def _refuse_binary(block: bytes, path: Path) -> None:
 
 def clean(raw: bytes) -> str:
     """One line as the program printed it."""
-    text = ANSI.sub("", raw[:LONGEST].decode("utf-8", errors="replace")).replace("\x00", "")
+    text = raw[:LONGEST].decode("utf-8", errors="replace")
+    if "\x1b" in text:
+        text = ANSI.sub("", text)
+    if "\x00" in text:
+        text = text.replace("\x00", "")
     for _ in range(3):  # srun's label before torchrun's
         shorter = PREFIX.sub("", text, count=1)
         if shorter == text:

@@ -50,10 +50,10 @@ class Reader:
         """Whether the line was one of Megatron's."""
         if self.in_dump:
             return self._argument(line, log)
-        if DUMP_START.search(line):
+        if " arguments -" in line and DUMP_START.search(line):
             self.in_dump, log.framework = True, log.framework or LM
             return True
-        found = ITERATION.search(line)
+        found = ITERATION.search(line) if "elapsed time per iteration" in line else None
         if found and ELAPSED.search(line):  # with its bar: a value that the end of the file cut is none
             self._flush(log)
             _iteration(found, log)
@@ -136,18 +136,18 @@ def _iteration(found: re.Match[str], log: Log) -> None:
 def _others(line: str, log: Log) -> bool:
     if " memory (" in line and (found := MEMORY.search(line)):
         _memory(found, log)
-    elif found := PARAMETERS.search(line):
+    elif "number of parameters" in line and (found := PARAMETERS.search(line)):
         ranks = [int(rank) for rank in found[1].split(",")]
         log.parameters[ranks[0], ranks[-1]] = int(found[2])
-    elif found := THEORETICAL.search(line):
+    elif "Theoretical memory" in line and (found := THEORETICAL.search(line)):
         names = ("weight and optimizer", "activation", "total")
         told = zip(names, found.groups(), strict=True)
         log.theoretical |= {name: float(value) * MIB for name, value in told if value}
-    elif found := WORLD.search(line):
+    elif "using world size" in line and (found := WORLD.search(line)):
         log.world = int(found[1])
-    elif found := CHECKPOINT.search(line):
+    elif "checkpoint" in line and (found := CHECKPOINT.search(line)):
         log.mark("checkpoint", int(found[1]) if found[1] else None)
-    elif found := EVALUATION.search(line):
+    elif ("validation" in line or "Evaluating" in line) and (found := EVALUATION.search(line)):
         log.mark("evaluation", int(found[1]) if found[1] else None)
     elif "Rtt/Rnk:" in line or "Etpt/Rnk:" in line:
         told_ranks = {name: (float(value), int(rank)) for name, value, rank in STRAGGLER.findall(line)}

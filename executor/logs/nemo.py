@@ -38,7 +38,7 @@ class Reader:
             self.begun = line
             return True
         self.begun = ""
-        if found := PRINTED.search(line):
+        if "Training epoch" in line and (found := PRINTED.search(line)):
             fields = dict(PAIR.findall(found[4]))
             _add(log, fields, int(found[2]) + 1, line)
             return True
@@ -53,10 +53,10 @@ class Reader:
                 step = LOOSE_STEP.search(line)
                 _add(log, fields, int(drawn[1]) if drawn else int(step[1]) + 1 if step else 0, line)
                 return True
-        if VALIDATION.search(line):
+        if "alidation" in line and VALIDATION.search(line):
             log.mark("evaluation")
             return True
-        if CHECKPOINT.search(line):
+        if "heckpoint" in line and CHECKPOINT.search(line):
             log.mark("checkpoint")
             return True
         return False

@@ -10,19 +10,24 @@ from executor.logs.lines import lines
 from executor.logs.record import Log
 
 
-def read_log(path: str | Path, progress: Callable[[int], None] | None = None) -> Log:
+def read_log(path: str | Path, progress: Callable[[float, str], None] | None = None) -> Log:
     """The record of a log. ValueError in one line when the file is none of Megatron-LM, Megatron-Bridge or NeMo.
 
-    The file is streamed, so that its size does not matter. progress is told the lines read, now and then.
+    The file is streamed, so that its size does not matter. progress is told the share read and what, now
+    and then.
     """
     file = Path(path).expanduser()
-    log = Log(str(path))
+    log, size = Log(str(path)), 0
     readers = (megatron_bridge.Reader(), megatron_lm.Reader(), nemo.Reader())
     for line in lines(file):
         log.lines += 1
-        if progress and not log.lines % 100_000:
-            progress(log.lines)
-        if not any(reader.feed(line, log) for reader in readers):
+        size += len(line) + 1
+        if progress and not log.lines % 20_000:
+            progress(min(1.0, size / max(1, file.stat().st_size)), f"{log.lines:,} lines of {path}")
+        for reader in readers:
+            if reader.feed(line, log):
+                break
+        else:
             troubles.feed(line, log)
     for reader in readers:
         reader.finish(log)

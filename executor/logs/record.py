@@ -15,7 +15,8 @@ class Iteration:
     """One logged line: an average over `span` steps that end with `step`.
 
     rounding [s]: half of the last digit that the log prints. tflops [TFLOP/s] of one GPU, by the framework's own count.
-    power [W] of one GPU. skipped and nan count steps among `span`.
+    power [W] of one GPU. skipped and nan count steps among `span`. warm: the record itself
+    calls it warm-up.
     """
 
     step: int
@@ -30,7 +31,7 @@ class Iteration:
     global_batch: int | None = None
     skipped: int = 0
     nan: int = 0
-    after: str = ""
+    warm: bool = False
 
     @property
     def loss_is_lost(self) -> bool:
@@ -124,7 +125,7 @@ class Log:
 def merge(old: Iteration, new: Iteration) -> None:
     """Fill in what the newer line tells of the same step."""
     for name, value in vars(new).items():
-        if value is not None and name not in ("span", "after", "skipped", "nan", "rounding"):
+        if value is not None and name not in ("span", "warm", "skipped", "nan", "rounding"):
             setattr(old, name, value)
     if new.seconds is not None:
         old.rounding = new.rounding

@@ -19,7 +19,9 @@ def log_of_run(folder: str | Path) -> Log:
     log = Log(str(folder), framework=RUN)
     for each in steps:
         number = int(each["step"]) + 1
-        log.iterations.append(Iteration(number, float(each["seconds"]), loss=each.get("loss")))
+        log.iterations.append(
+            Iteration(number, float(each["seconds"]), loss=each.get("loss"), warm=bool(each.get("warmup")))
+        )
         for name, seconds in (each.get("phases") or {}).items():
             if isinstance(seconds, int | float):
                 log.timers.setdefault(name, []).append(Timer(number, None, float(seconds)))

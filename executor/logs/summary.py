@@ -107,6 +107,10 @@ def _last_batch(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, int]
 
 def _without_warmup(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, int], float | None]:
     """Without the leading slow lines; the first line, which holds compilation and set-up, never counts."""
+    told = [each for each in timed if each.warm]
+    if told:
+        rest = [each for each in timed if not each.warm]
+        return (rest or timed), {"warm-up": len(told)}, told[0].seconds
     if len(timed) < 3:
         return timed, {}, None
     later = statistics.median(each.seconds or 0.0 for each in timed[len(timed) // 2 :])

@@ -57,12 +57,37 @@ KINDS: dict[str, re.Pattern[str]] = {
         r"(?:SW|HW) (?:Thermal|Power) ?(?:Brake )?Slowdown\s*: Active|clocks? throttl", re.I
     ),
 }
-# A cheap test before the patterns: no line without one of these words can match.
-HINTS = re.compile(
-    r"NCCL|memory|alloc|loss|Traceback|SIG|slurm|exitcode|OOM|worker|overlap|Attention|Xid|lowdown|throttl|timeout"
-    r"|NaN|nan |inf\b|CUDNN",
-    re.I,
+# Words in small letters without which a kind cannot match: searching for them is what makes large logs quick.
+NEEDLES: dict[str, tuple[str, ...]] = {
+    "nccl socket channel": ("net/socket",),
+    "nccl fast channel": ("via net/",),
+    "nccl p2p channel": ("via p2p",),
+    "nccl shm channel": ("via shm",),
+    "nccl uses socket": ("using network socket", "net/socket"),
+    "nccl uses fast network": ("using network", "net/ib"),
+    "nccl no device": ("no device found",),
+    "nccl plugin missing": ("net/plugin",),
+    "nccl warning": ("nccl warn",),
+    "nccl no gpu direct": ("gpu direct rdma", "gdr 0"),
+    "nccl timeout": ("timeout", "timed out"),
+    "nvls": ("nvls",),
+    "out of memory": ("out of memory", "outofmemory", "alloc_failed", "oom-kill"),
+    "allocator retry": ("retries",),
+    "cache flush": ("cache flush",),
+    "loss scale": ("found inf", "overflow", "loss scale"),
+    "nan loss": ("nan",),
+    "traceback": ("traceback",),
+    "killed": ("signal", "slurmstepd", "exitcode", "oom killed"),
+    "data loader": ("worker",),
+    "no overlap": ("overlap",),
+    "unfused attention": ("attention",),
+    "xid": ("xid",),
+    "throttle": ("slowdown", "throttl"),
+}
+ANY_NEEDLE = re.compile(
+    "|".join(sorted({re.escape(each) for needles in NEEDLES.values() for each in needles}))
 )
+VARIABLE_STARTS = ("NCCL_", "NVTE_", "CUDA_", "PYTORCH_", "FI_", "NVSHMEM_", "OMP_", "UB_")
 VARIABLE = re.compile(
     r"(?:^|\s)(?:export\s+)?((?:NCCL|NVTE|CUDA|TORCH_NCCL|PYTORCH|FI|NVSHMEM|OMP|UB)_[A-Z0-9_]+)\s*=\s*['\"]?([\w:.,/+-]+)"
 )
@@ -71,13 +96,19 @@ SET_BY_NCCL = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set (?:by environment )?t
 
 def feed(line: str, log: Log) -> bool:
     """Count the kinds of trouble of a line; note the variables that it shows."""
-    if "=" in line and ("_" in line) and (found := VARIABLE.search(line)):
-        log.variables.setdefault(found[1], found[2].rstrip("."))
-    if "set" in line and (told := SET_BY_NCCL.search(line)):
-        log.variables[told[1]] = told[2].rstrip(".")
-    if not HINTS.search(line):
+    if any(start in line for start in VARIABLE_STARTS):
+        if "=" in line and (found := VARIABLE.search(line)):
+            log.variables.setdefault(found[1], found[2].rstrip("."))
+        if " set " in line and (told := SET_BY_NCCL.search(line)):
+            log.variables[told[1]] = told[2].rstrip(".")
+    small = line.lower()
+    if not ANY_NEEDLE.search(small):
         return False
-    kinds = [kind for kind, pattern in KINDS.items() if pattern.search(line)]
+    kinds = [
+        kind
+        for kind, needles in NEEDLES.items()
+        if any(needle in small for needle in needles) and KINDS[kind].search(line)
+    ]
     for kind in kinds:
         log.count(kind, line)
     return bool(kinds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -238,3 +240,15 @@ def test_an_absent_fact_is_unseen():
     with pytest.raises(Unseen, match="lead"):
         value("lead > 0", Facts(lead=None))
     assert value("step > 2 and lead > 0", Facts(step=1.0)) is False
+
+
+def test_the_page_tells_every_symptom():
+    import importlib.util
+
+    path = Path(__file__).parents[2] / "tools" / "write_diagnoses.py"
+    spec = importlib.util.spec_from_file_location("write_diagnoses", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.main(["--check"]) == 0, "run tools/write_diagnoses.py"
+    stale = module.PAGE.read_text(encoding="utf-8").replace("NCCL fell back to TCP", "NCCL is slow")
+    assert module.page(stale) != stale
