@@ -16,8 +16,8 @@ def rank_share(
 ) -> dict[str, int]:
     """Bytes that a rank of a stage holds: "parameters", "gradients", "optimizer". [byte]
 
-    places: of the rank among those that share optimizer state, and among those that share it of experts; the last of
-    them own less than the first, as padding stands at the end. ValueError for FSDP, whose buffers are others.
+    places: of the rank among those that share optimizer state, and among those that share it of experts; their parts
+    differ by the padding that falls to each. ValueError for FSDP, whose buffers are others.
     """
     if plan.fsdp:
         raise ValueError("--fsdp: state is counted for the distributed optimizer. Try --zero-stage 1.")

@@ -121,6 +121,8 @@ def receipt(
     """Requested, resolved and observed of every feature that matters to this plan."""
     names = [*SHOWN, *(SHOWN_EXPERTS if model.moe is not None else ())]
     names += [name for name in why if name not in names]
+    idle = {"overlap_p2p": resolved.pp == 1, "sequence_parallel": resolved.tp == 1}
+    names = [name for name in names if not idle.get(name)]
     return [
         Feature(
             name, getattr(requested, name), getattr(resolved, name), observed.get(name, ""), why.get(name, "")

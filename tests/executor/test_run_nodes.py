@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, save_plan_file
 from costmodel.workload import Workload
 from executor.devices import known_gpu
-from executor.launch import Nodes
+from executor.launch import Nodes, run_worker
+from executor.record import read_memory, read_ranks, read_steps, write_json
+from executor.run import make_job, missing_software
 
 
 def advisor_run(home, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -154,3 +159,32 @@ def test_devices_by_the_name_that_nvidia_smi_gives(title, name):
 def test_an_unknown_device_is_named():
     with pytest.raises(ValueError, match=r"Tesla V100.*--gpu"):
         known_gpu("Tesla V100")
+
+
+@pytest.mark.launch
+@pytest.mark.skipif(missing_software() is not None, reason="needs torch and megatron-core")
+def test_two_nodes_train_together_and_rank_0_keeps_the_record(tmp_path):
+    """Two torchrun agents, as two machines start them, with fixed ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    plan = Plan(dp=2, precision="fp32")
+    model = load_model("tiny-gpt")
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+
+    def node(rank: int) -> None:
+        folder = folders[rank]
+        folder.mkdir()
+        job = make_job(plan, Workload(64, 4), model, steps=2, warmup=0, cuda=False)
+        write_json(folder / "job.json", job)
+        arguments = [str(folder / "job.json")]
+        nodes = Nodes(2, endpoint, rank)
+        run_worker("executor.workers.train", arguments, 1, folder, 300, print, nodes=nodes)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(node, (1, 0)))
+    assert len(read_steps(folders[0])) == 2
+    assert len(read_steps(folders[0])[0]["seconds_by_rank"]) == 2
+    assert [each["rank"] for each in read_ranks(folders[0])] == [0, 1]
+    assert len(read_memory(folders[0])) == 2
+    assert read_steps(folders[1]) == []
