@@ -107,7 +107,7 @@ def _log(path: str, options: dict[str, Any]) -> Side:
     assert found.predicted is not None
     assert found.log is not None
     assert found.kept is not None
-    losses = [each.loss for each in found.log.iterations if each.loss is not None]
+    losses = [each.loss for each in found.log.iterations if each.loss is not None and not each.loss_is_lost]
     rate = found.predicted["tokens_per_second_per_gpu"] * found.predicted["step_time_s"]
     measured = {
         "step_time_s": found.step,

@@ -68,7 +68,7 @@ def facts_of(found: Measured) -> dict[str, Any]:
         facts |= prediction_facts(found.predicted)
     if found.case:
         facts |= _case_facts(found.case)
-    facts |= profile_facts(found.profiles)
+    facts |= profile_facts(found.profiles, found.predicted["knobs"] if found.predicted else None)
     if found.log is not None and found.kept is not None:
         facts |= log_facts(found.log, found.kept)
     elif "profile_step" in facts:

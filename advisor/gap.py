@@ -39,7 +39,13 @@ CURES = {
     "everything else": "data_stall",
 }
 # Rows of the whole, which are no terms.
-WHOLE = ("step time", "tokens/s/GPU", "tokens/s of each process", "allocated memory of the worst rank")
+WHOLE = (
+    "step time",
+    "tokens/s/GPU",
+    "tokens/s of each process",
+    "model TFLOP/s/GPU",
+    "allocated memory of the worst rank",
+)
 
 
 @dataclass(frozen=True)

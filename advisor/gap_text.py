@@ -44,7 +44,11 @@ def blame_texts(found: Gap) -> list[str]:
     """Which term, how much of the gap, what to change, and the most that it can bring."""
     blame = found.blame
     if blame is None:
-        if found.measured.log is not None and not found.traced and len(found.rows) <= 3:
+        if (
+            found.measured.log is not None
+            and not found.traced
+            and not any(row.unit == "s" for row in found.rows[1:])
+        ):
             return [
                 "No term can be blamed: the log has no timers. Log with --timing-log-level 2 "
                 "--timing-log-option minmax, or add --trace."
@@ -85,6 +89,7 @@ def _rows(rows: list[Row]) -> list[str]:
         "s": lambda value: seconds(value) if value else "0",
         "byte": gib,
         "tokens/s": lambda value: f"{value:,.0f}",
+        "TFLOP/s": lambda value: f"{value:,.1f}",
     }
     cells = []
     for row in rows:

@@ -142,6 +142,58 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
     return read_foreign(target, text, told)
 
 
+# Knobs whose difference makes another run of it.
+TELLING = (
+    *(
+        "tp",
+        "pp",
+        "vpp",
+        "cp",
+        "ep",
+        "etp",
+        "dp",
+        "micro_batch",
+        "precision",
+        "sequence_parallel",
+        "recompute",
+    ),
+    *(
+        "recompute_num_layers",
+        "zero_stage",
+        "fsdp",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "tp_comm_overlap",
+    ),
+    *("overlap_p2p", "cuda_graph", "moe_dispatcher", "cp_comm_type"),
+)
+
+
+def _warn_of_another_plan(found: Measured) -> None:
+    """What the log's own dump says otherwise than the plan that it is compared with."""
+    from costmodel.plan import Plan
+    from executor.export.bundle import target_module
+    from executor.logs.plan_text import plan_text
+
+    assert found.log is not None
+    target, text = plan_text(found.log)
+    if not target or found.case is None:
+        return
+    try:
+        told = Plan(**target_module(target).read(text).knobs)
+    except ValueError:
+        return
+    plan = found.case.plan
+    skipped = () if found.case.model.moe else ("moe_dispatcher", "ep", "etp")
+    differing = [
+        f"{name} {getattr(told, name)} (plan: {getattr(plan, name)})"
+        for name in TELLING
+        if name not in skipped and getattr(told, name) != getattr(plan, name)
+    ]
+    if differing:
+        found.warnings.append(f"the log shows another plan: {', '.join(differing)}")
+
+
 def _warn(found: Measured) -> None:
     """What makes measured and predicted two different things."""
     log, predicted = found.log, found.predicted
@@ -156,6 +208,7 @@ def _warn(found: Measured) -> None:
         )
     if predicted and log.world and log.world != predicted["gpus"]:
         found.warnings.append(f"the log is of {log.world:,} ranks, the plan of {predicted['gpus']:,} GPUs")
+    _warn_of_another_plan(found)
     if log.truncated:
         found.warnings.append("the log ends inside a dump: it was cut")
     if found.kept.num_lines < 5:

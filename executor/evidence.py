@@ -146,8 +146,8 @@ def _straggler_facts(log: Log) -> dict[str, Any]:
     return facts
 
 
-def profile_facts(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """Shares of the window of the device that waits most: the others wait for the same."""
+def profile_facts(profiles: Sequence[Profile], knobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Shares of the window of the device that waits most: the others wait for the same. knobs: of the plan."""
     if not profiles:
         return {}
     worst = max(profiles, key=lambda each: each.exposed + each.idle)
@@ -165,7 +165,7 @@ def profile_facts(profiles: Sequence[Profile]) -> dict[str, Any]:
         facts["profile_step"] = worst.step_seconds
     if worst.lead is not None:
         facts["lead"] = worst.lead
-    exposed = exposed_by_dimension(worst)
+    exposed = exposed_by_dimension(worst, knobs)
     per_step = worst.step_seconds
     facts |= {f"exposed_{dim}": exposed.get(dim, 0.0) / per_step for dim in ("tp", "cp", "ep", "dp", "pp")}
     facts["exposed_unknown"] = exposed.get("", 0.0) / per_step

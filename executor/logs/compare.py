@@ -7,6 +7,7 @@ backward-compute, of log level 2, wait for the device at every micro-batch, so t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from executor.compare import Row, verdict
@@ -30,8 +31,21 @@ DIMENSIONS = (
 )
 
 
-def dimension(group: str, collective: str) -> str:
-    """Which parallel size a group of a trace serves: tp, cp, ep, dp, pp, or "" when nothing tells."""
+# Dimensions that use a collective; experts and context send by send/recv too in some layouts.
+USERS = {
+    "all-to-all": ("ep",),
+    "send/recv": ("pp", "cp", "ep"),
+    "reduce-scatter": ("tp", "dp"),
+    "all-gather": ("tp", "dp", "cp"),
+    "all-reduce": ("tp", "dp"),
+}
+
+
+def dimension(group: str, collective: str, knobs: Mapping[str, Any] | None = None) -> str:
+    """Which parallel size a group of a trace serves: tp, cp, ep, dp, pp, or "" when nothing tells.
+
+    knobs: of the plan; where only one of the sizes that use a collective is above 1, it is that one.
+    """
     name = group.upper()
     if "EXPERT_MODEL" in name or "TENSOR_AND_EXPERT" in name or "EXPERT_TENSOR_AND_MODEL" in name:
         return "ep"
@@ -41,7 +55,10 @@ def dimension(group: str, collective: str) -> str:
         if any(mark in name for mark in marks):
             return dim
     # Streams of nsys have no names: what only one dimension does is told by the collective.
-    return {"all-to-all": "ep", "send/recv": "pp"}.get(collective, "")
+    users = USERS.get(collective, ())
+    if knobs is not None:
+        users = tuple(dim for dim in users if int(knobs.get(dim, 1)) > 1)
+    return users[0] if len(users) == 1 else ""
 
 
 def leaves(term: dict[str, Any]) -> dict[str, float]:
@@ -98,6 +115,9 @@ def log_rows(predicted: dict[str, Any], log: Log, kept: Steady, peak: float | No
     rate = float(predicted["tokens_per_second_per_gpu"])
     measured = rate * step / kept.seconds
     rows.append(Row("tokens/s/GPU", rate, measured, "tokens/s", verdict(rate, measured)))
+    # By our count of FLOP, whatever the log counts.
+    flops = float(predicted["model_tflops_per_gpu"])
+    rows.append(Row("model TFLOP/s/GPU", flops, flops * step / kept.seconds, "TFLOP/s", rows[-1].verdict))
     rows += timer_rows(predicted, log, kept)
     if peak:
         memory = (
@@ -168,11 +188,11 @@ def _passes(told: dict[str, float], parts: dict[str, float]) -> tuple[float, flo
     )
 
 
-def exposed_by_dimension(profile: Profile) -> dict[str, float]:
+def exposed_by_dimension(profile: Profile, knobs: Mapping[str, Any] | None = None) -> dict[str, float]:
     """Exposed communication of a step by the dimension that it serves; "" for groups that nothing names. [s]"""
     found: dict[str, float] = {}
     for group in profile.groups:
-        dim = dimension(group.group, group.collective)
+        dim = dimension(group.group, group.collective, knobs)
         found[dim] = found.get(dim, 0.0) + group.exposed / max(profile.steps, 1)
     return found
 
@@ -182,7 +202,7 @@ def profile_rows(predicted: dict[str, Any], profile: Profile) -> list[Row]:
     parts = predicted_parts(predicted)
     steps = max(profile.steps, 1)
     seen = {name: seconds / steps for name, seconds in profile.compute.items()}
-    exposed = exposed_by_dimension(profile)
+    exposed = exposed_by_dimension(profile, predicted["knobs"])
     recomputed = parts["recompute"]
     compute = parts["linear"] + parts["attention"] + parts["element-wise"] + parts["quantisation"]
     rows = []

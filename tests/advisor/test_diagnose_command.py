@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.cli import advisor
+from executor.diagnose import table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "executor" / "logs"))
 from written import bridge_lines, megatron_line, megatron_log, memory_line, nemo_line, timers
@@ -146,6 +147,17 @@ def test_another_batch_is_a_warning(ask, tmp_path):
     assert "the prediction is of another step" in " ".join(text.split())
 
 
+def test_a_log_of_another_plan_is_told(ask, tmp_path):
+    plan, log = tmp_path / "plan.toml", tmp_path / "train.log"
+    ask(
+        *("explain", "--model", "llama3-8b", "--gpus", "16", "--gpu", "h100", "--global-batch", "32"),
+        *("--pin", "tp=4", "--save", str(plan)),
+    )
+    log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP))
+    _, text = ask("compare", str(plan), str(log))
+    assert "the log shows another plan: tp 2 (plan: 4)" in " ".join(text.split())
+
+
 def test_two_logs_are_compared_as_runs(ask, tmp_path):
     paths = []
     for name, seconds in (("a.log", 2.0), ("b.log", 1.6)):
@@ -269,3 +281,81 @@ def test_errors_in_one_line(ask, tmp_path, words, said):
     assert code == 2
     assert said in text
     assert "\n" not in text.strip()
+
+
+def test_no_rule_waits_for_a_fact_that_nothing_gives(tmp_path, predicted):
+    """Facts of a rich log, of traces and of a prediction are all that the rules ask for."""
+    from advisor.diagnosis import facts_of
+    from advisor.measured import read_measured
+
+    log = log_as_predicted(predicted, tmp_path)
+    detector = "MnRtt/Rnk: 3021.11ms/4 | MxRtt/Rnk: 3444.20ms/11 | MnClk/Rnk: 1305.00MHz/11 | MxClk/Rnk: 1980.00MHz/0"
+    names = ("batch-generator", "params-all-gather", "forward-recv", "save-checkpoint")
+    memory = memory_line(0, 60, 1.0, 2.0, 3.0) + " | total device memory used: 4000.00"
+    lines = [megatron_line(60, 1.0), *timers(dict.fromkeys(names, (0.1, 0.2))), detector, memory]
+    text = log.read_text() + "\n".join([*lines, megatron_line(61, 1.0)])
+    log.write_text(text)
+    traces = []
+    for rank in range(2):
+        events = [
+            {"ph": "X", "cat": "cuda_runtime", "name": "l", "ts": 0, "dur": 1, "args": {"correlation": 1}},
+            {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#9", "ts": 0, "dur": 50, "args": {}},
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "gemm",
+                "ts": 2,
+                "dur": 9 + rank,
+                "args": {"correlation": 1},
+            },
+        ]
+        traces.append(tmp_path / f"{rank}.json")
+        traces[-1].write_text(json.dumps({"traceEvents": events}))
+    found = read_measured(str(log), [str(each) for each in traces], None, {"gpu": "h100"})
+    assert found.case is not None
+    missing = set(table()["facts"]) - {name for name, known in facts_of(found).items() if known is not None}
+    assert not missing
+
+
+YAML = """_target_: megatron.bridge.training.config.ConfigContainer
+model:
+  _target_: megatron.bridge.models.llama.llama_provider.Llama3ModelProvider8B
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 1
+  context_parallel_size: 1
+  sequence_parallel: true
+  seq_length: 8192
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  kv_channels: 128
+  gated_linear_unit: true
+  activation_func: {_target_: torch.nn.functional.silu, _call_: false}
+  attention_backend: {_target_: megatron.core.transformer.enums.AttnBackend, _call_: true, _args_: [5]}
+train:
+  _target_: megatron.bridge.training.config.TrainingConfig
+  global_batch_size: 128
+  micro_batch_size: 1
+ddp:
+  overlap_grad_reduce: true
+  use_distributed_optimizer: true
+"""
+
+
+def test_megatron_bridge_with_its_yaml(ask, tmp_path):
+    """The dump of print_yaml, behind labels of ranks, is the plan."""
+    pytest.importorskip("yaml")
+    path = tmp_path / "bridge.log"
+    lines = [*("0: " + line for line in YAML.splitlines()), "1: using world size: 8, data-parallel size: 4"]
+    lines += [line for step in range(1, 20) for line in bridge_lines(step, 9.9, 500.0, batch=128)]
+    path.write_text("\n".join(lines))
+    code, text = ask("compare", str(path), "--gpu", "h100", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["framework"] == "Megatron-Bridge"
+    assert found["prediction"]["model"] == "llama3-8b"
+    knobs = found["prediction"]["knobs"]
+    assert (knobs["tp"], knobs["pp"], knobs["dp"], knobs["overlap_grad_reduce"]) == (2, 1, 4, True)
+    assert found["prediction"]["workload"]["global_batch"] == 128
