@@ -81,7 +81,7 @@ ONE_RANK: tuple[tuple[str, Any, str], ...] = (
 )
 # Always on the receipt, whether they change or not: precision, attention, overlaps, fusions, sharding.
 SHOWN = (
-    *("precision", "attention_backend", "sequence_parallel", "recompute", "zero_stage"),
+    *("precision", "attention_backend", "cp_comm_type", "sequence_parallel", "recompute", "zero_stage"),
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "tp_comm_overlap"),
     *("gradient_accumulation_fusion", "rope_fusion", "fused_cross_entropy", "cuda_graph"),
 )
@@ -107,6 +107,12 @@ def resolve(plan: Plan, model: ModelSpec, here: Here) -> tuple[Plan, dict[str, s
         changes["moe_dispatcher"] = ("alltoall", f"{plan.moe_dispatcher} needs its CUDA library")
     if plan.attention_backend != "fused" and not here.te:
         changes["attention_backend"] = ("fused", "torch's scaled_dot_product_attention stands in")
+    if plan.cp > 1 and not here.te:
+        gathered = (
+            ("cp_comm_type", "all_gather", "other exchanges need Transformer Engine"),
+            ("cp_a2a_size", 1, TE),
+        )
+        change(gathered)
     if plan.dp * plan.cp == 1 and not plan.fsdp:
         change(ONE_RANK)
     if model.moe is None:
@@ -121,7 +127,11 @@ def receipt(
     """Requested, resolved and observed of every feature that matters to this plan."""
     names = [*SHOWN, *(SHOWN_EXPERTS if model.moe is not None else ())]
     names += [name for name in why if name not in names]
-    idle = {"overlap_p2p": resolved.pp == 1, "sequence_parallel": resolved.tp == 1}
+    idle = {
+        "overlap_p2p": resolved.pp == 1,
+        "sequence_parallel": resolved.tp == 1,
+        "cp_comm_type": resolved.cp == 1,
+    }
     names = [name for name in names if not idle.get(name)]
     return [
         Feature(

@@ -178,6 +178,8 @@ def _overlaps(watch: Stopwatch) -> dict[str, str]:
             seen["overlap_param_gather", where] += number
         elif group in ("pp", "world") and operation in ("isend", "irecv", "batch_isend_irecv"):
             seen["overlap_p2p", "batched" if operation.startswith("batch") else "one by one"] += number
+        elif group == "cp" and operation in ("all_gather_into_tensor", "isend", "all_to_all_single"):
+            seen["cp_comm_type", f"{operation} in {phase or 'no phase'}"] += number
         elif group == "tp" and operation in ("all_gather_into_tensor", "reduce_scatter_tensor"):
             seen["sequence_parallel", "gathers and scatters of tp"] += number
     found: dict[str, str] = {}

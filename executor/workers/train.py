@@ -80,7 +80,8 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
                 write_whole(out / "ranks.json", {"ranks": facts, "notes": notes})
         if steps is not None:
             known = {"step": step, "warmup": index < job["warmup"], "session": job["session"]}
-            steps.append(known | record)
+            rate = job["workload"]["seq_len"] * job["workload"]["global_batch"] / record["seconds"]
+            steps.append(known | {"tokens_per_second": round(rate, 1)} | record)
         last_words.pulse(f"step {step}")
         if record["loss"] is not None and not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss is {record['loss']} at step {step}")

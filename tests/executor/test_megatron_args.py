@@ -133,6 +133,7 @@ def test_one_rank_shards_and_overlaps_nothing():
     assert {"zero_stage", "overlap_grad_reduce", "overlap_param_gather"} == set(why)
     for several in (Plan(dp=2), Plan(cp=2)):
         assert resolve(several, TINY, FULL)[1] == {}
+    assert resolve(Plan(cp=2, cp_comm_type="a2a"), TINY, CPU)[0].cp_comm_type == "all_gather"
 
 
 def test_what_is_resolved_stays_resolved():
