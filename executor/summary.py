@@ -16,6 +16,9 @@ from executor.compare import Row, compare
 from executor.record import read_memory, read_ranks, read_steps, write_json
 from executor.resolve import Feature, Here, receipt, resolve
 
+# Share of a step that ranks may wait for a core before it is said. [1]
+QUEUED = 0.10
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -88,7 +91,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
         step["loss"] for step in steps if step["loss"] is not None and step.get("session", 0) == session
     ]
     memory = peaks(steps, read_memory(folder))
-    measured = {
+    measured: dict[str, Any] = {
         "step_time_s": median,
         "step_time_min_s": min(seconds),
         "spread": spread,
@@ -105,6 +108,11 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     if spread > 0.10:
         warnings.append(
             f"steps scatter by {spread:.0%}: other work shared the machine; trust the minimum more"
+        )
+    queued = measured["queued_s"] / statistics.median(seconds)
+    if queued > QUEUED:
+        warnings.append(
+            f"ranks waited for a core {queued:.0%} of a step: other work, or more ranks than cores; seconds are longer"
         )
     if losses and losses[-1] >= losses[0]:
         warnings.append("the loss did not fall: too few steps to judge, or a broken layout")

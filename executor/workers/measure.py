@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from executor.workers.state import counter_bytes, parameter_counts, state_bytes
+from executor.workers.state import counter_bytes, gradient_buffers, parameter_counts, state_bytes
 from executor.workers.stopwatch import Stopwatch
 
 RECOMPUTED: Counter[str] = Counter()
@@ -122,7 +122,7 @@ def observed(chunks: list[Any], optimizer: Any, watch: Stopwatch) -> dict[str, s
     """Knob to what was seen in the last step: classes of modules, types of buffers, launches of collectives."""
     modules = [module for chunk in chunks for module in chunk.modules()]
     kinds = {type(module).__name__ for module in modules}
-    buffers = [each for chunk in chunks for each in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    buffers = gradient_buffers(chunks)
     found = {
         "precision": _types(chunks, buffers, modules),
         "attention_backend": ", ".join(

@@ -18,7 +18,7 @@ def parameter_counts(chunks: list[Any]) -> dict[str, float]:
 
 def state_bytes(chunks: list[Any], optimizer: Any) -> dict[str, float]:
     """Bytes of the buffers that hold parameters and gradients, and of everything that the optimizer keeps."""
-    buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    buffers = gradient_buffers(chunks)
     parameters = {
         parameter.untyped_storage()._cdata: parameter.untyped_storage().nbytes()
         for chunk in chunks
@@ -29,6 +29,16 @@ def state_bytes(chunks: list[Any], optimizer: Any) -> dict[str, float]:
         "gradients": sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers),
         "optimizer": optimizer_bytes(optimizer) if optimizer is not None else 0,
     }
+
+
+def gradient_buffers(chunks: list[Any]) -> list[Any]:
+    """Flat buffers of gradients; none under FSDP, which keeps its own."""
+    return [
+        buffer
+        for chunk in chunks
+        if hasattr(chunk, "expert_parallel_buffers")
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
+    ]
 
 
 def optimizer_bytes(optimizer: Any) -> int:
