@@ -37,7 +37,7 @@ def calibration_lines(found: Calibration) -> list[str]:
                 ["constant", "before", "after", "uncertainty", "runs", "meaning"], learned(found), "lrrrrl"
             )
     measured = [
-        [key, f"{entry['value']:.4g} {entry['unit']}", f"{entry['residual']:.0%}"]
+        [key, shown(entry["value"], entry["unit"]), f"{entry['residual']:.0%}"]
         for key, entry in leaves(found.document.get("calibration", {}))
         if entry["kind"] == "measured" and entry.get("residual") and "in context" not in entry["source"]
     ]
@@ -48,6 +48,11 @@ def calibration_lines(found: Calibration) -> list[str]:
     return [*lines, "", f"Use it: advisor predict ... --profile {found.path}"]
 
 
+def shown(value: float, unit: str) -> str:
+    """A number with its unit, if it has one."""
+    return f"{value:.4g}" if unit == "1" else f"{value:.4g} {unit}"
+
+
 def learned(found: Calibration) -> list[list[str]]:
     """Rows of the constants that runs moved."""
     from executor.calibrate_fit import meaning
@@ -56,8 +61,8 @@ def learned(found: Calibration) -> list[list[str]]:
     return [
         [
             each.constant.name,
-            f"{each.before / each.constant.per:.4g} {each.constant.unit}",
-            f"{each.after / each.constant.per:.4g} {each.constant.unit}",
+            shown(each.before / each.constant.per, each.constant.unit),
+            shown(each.after / each.constant.per, each.constant.unit),
             f"{each.error:.0%}",
             str(each.runs),
             meaning(each.constant),
