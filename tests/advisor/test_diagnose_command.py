@@ -359,3 +359,17 @@ def test_megatron_bridge_with_its_yaml(ask, tmp_path):
     knobs = found["prediction"]["knobs"]
     assert (knobs["tp"], knobs["pp"], knobs["dp"], knobs["overlap_grad_reduce"]) == (2, 1, 4, True)
     assert found["prediction"]["workload"]["global_batch"] == 128
+
+
+def test_parameters_of_ranks_are_checked_to_the_digit(ask, tmp_path):
+    """llama3-8b by hand: 16 layers of 218,103,808 and their norms and half the embedding of 128,256 x 4,096 over two tensor ranks."""
+    layer = 4096 * (4096 * 2 + 1024 * 2) + 3 * 4096 * 14336
+    first = (16 * layer + 128256 * 4096) // 2 + 16 * 2 * 4096
+    path = tmp_path / "train.log"
+    text = megatron_log([(step, 1.0) for step in range(1, 12)], dump=DUMP)
+    assert f"(0, 0, 0): {first}" in text
+    path.write_text(text)
+    assert "equal the plan's to the digit" in " ".join(ask("compare", str(path), "--gpu", "h100")[1].split())
+    path.write_text(text.replace(f"(0, 0, 0): {first}", f"(0, 0, 0): {first + 4096}"))
+    told = " ".join(ask("compare", str(path), "--gpu", "h100")[1].split())
+    assert f"holds {first + 4096:,} parameters in the log, {first:,} by the plan" in told

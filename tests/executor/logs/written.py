@@ -72,8 +72,8 @@ def megatron_log(steps: Iterable[tuple[int, float]], dump: str = "", **more: Any
     if dump:
         lines.append((DATA / f"arguments-{dump}.txt").read_text().rstrip())
     lines += [
-        " > number of parameters on (tensor, gtp_weight_remat, pipeline) model parallel rank (0, 0, 0): 2033197056",
-        " > number of parameters on (tensor, pipeline) model parallel rank (1, 1): 2033197056",
+        " > number of parameters on (tensor, gtp_weight_remat, pipeline) model parallel rank (0, 0, 0): 2007629824",
+        " > number of parameters on (tensor, pipeline) model parallel rank (1, 1): 2007633920",
         "[before the start of training step] datetime: 2026-03-04 10:00:00.000000 ",
     ]
     for number, (step, seconds) in enumerate(steps):
