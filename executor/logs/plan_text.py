@@ -127,5 +127,6 @@ def _command_line(arguments: dict[str, str]) -> str:
             words += [flag, "'" + value.replace("'", "") + "'"]
     world = arguments.get("world_size", "")
     if world.isdigit():
-        words = ["--nnodes", "1", "--nproc-per-node", world, *words]
+        # Not as a launch line, which would say how processes are bound: a log does not tell.
+        words = ["--gpus-per-node", world, *words]
     return " ".join(words)

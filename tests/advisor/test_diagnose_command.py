@@ -362,7 +362,7 @@ def test_megatron_bridge_with_its_yaml(ask, tmp_path):
 
 
 def test_parameters_of_ranks_are_checked_to_the_digit(ask, tmp_path):
-    """llama3-8b by hand: 16 layers of 218,103,808 and their norms and half the embedding of 128,256 x 4,096 over two tensor ranks."""
+    """llama3-8b by hand: 16 layers of 218,103,808 and the embedding of 128,256 x 4,096 over two ranks, and norms."""
     layer = 4096 * (4096 * 2 + 1024 * 2) + 3 * 4096 * 14336
     first = (16 * layer + 128256 * 4096) // 2 + 16 * 2 * 4096
     path = tmp_path / "train.log"

@@ -236,6 +236,7 @@ def test_the_dump_of_the_real_parser_is_the_plan(write, name, plan, model):
     read = Plan(**found.knobs)
     assert {knob: getattr(read, knob) for knob in plan} == plan
     assert gpus_of(log) == read.world
+    assert read.cpu_binding == Plan().cpu_binding  # which a log does not tell
     assert found.workload["seq_len"] == 4096
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.logs.compare import dimension as dimension_of
 from executor.profiles.intervals import length, less, union
 from executor.profiles.kernels import collective, compute_class
 from executor.profiles.read import read_profile
@@ -251,9 +252,51 @@ def test_an_export_of_nsys(tmp_path):
     assert found.lead == pytest.approx(0.8e-6)
 
 
+def test_ranges_by_registered_strings_and_whole_graphs(tmp_path):
+    """torch's NVTX registers its texts, and graphs may be traced as a whole."""
+    path = nsys(tmp_path, [("gemm", 1000, 2000, 0, 7, 900)])
+    base = sqlite3.connect(path)
+    base.execute("INSERT INTO StringIds VALUES (77, 'iteration 8')")
+    row = [0, 10_000, 60, None, None, None, None, PROCESS + 7, None, 77]
+    base.execute(f"INSERT INTO NVTX_EVENTS VALUES ({','.join('?' * 20)})", row + [None] * 10)
+    base.executescript(
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER, graphId INTEGER,"
+        " streamId INTEGER, correlationId INTEGER, globalPid INTEGER);"
+    )
+    base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (3000, 8000, 0, 1, 7, 5, ?)", (PROCESS,))
+    base.commit()
+    base.close()
+    (found,) = read_profile(path)
+    assert found.steps == 1
+    assert found.computing == pytest.approx(6e-6)
+    assert found.idle == pytest.approx(4e-6)
+
+
 def test_several_devices_are_several_profiles(tmp_path):
     kernels = [("gemm", 0, 100, device, 7, 0) for device in range(4)]
     assert [each.device for each in read_profile(nsys(tmp_path, kernels))] == [f"cuda:{n}" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "knobs", "dimension"),
+    [
+        ("TENSOR_MODEL_PARALLEL_GROUP", "all-gather", None, "tp"),
+        ("DATA_PARALLEL_GROUP_WITH_CP", "reduce-scatter", None, "dp"),
+        ("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "reduce-scatter", None, "dp"),
+        ("EXPERT_DATA_PARALLEL_GROUP", "reduce-scatter", None, "dp"),
+        ("EXPERT_MODEL_PARALLEL_GROUP", "all-to-all", None, "ep"),
+        ("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "all-gather", None, "ep"),
+        ("CONTEXT_PARALLEL_GROUP", "send/recv", None, "cp"),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "send/recv", None, "pp"),
+        ("stream 20", "all-gather", None, ""),
+        ("stream 20", "all-gather", {"tp": 1, "dp": 8, "cp": 1}, "dp"),
+        ("stream 20", "all-gather", {"tp": 4, "dp": 8, "cp": 1}, ""),
+        ("stream 20", "send/recv", {"pp": 4, "cp": 1, "ep": 1}, "pp"),
+    ],
+)
+def test_groups_serve_a_dimension(group, kind, knobs, dimension):
+    """Descriptions are those of Megatron-Core's parallel_state."""
+    assert dimension_of(group, kind, knobs) == dimension
 
 
 @pytest.mark.parametrize(
