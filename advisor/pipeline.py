@@ -5,28 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from costmodel.layout import Layout, plan_layout
+from costmodel.layout import layout_of
 from costmodel.predict import Prediction, TermValue
 from costmodel.simulate import Timeline, pipeline_makespan, simulate_pipeline
 from costmodel.symbols import BLOCKS
 
 CORRECTION = "schedule_correction"
-
-
-def layout_of(prediction: Prediction) -> Layout:
-    """Which layers stand on which stage and chunk."""
-    plan = prediction.plan
-    return plan_layout(
-        prediction.model,
-        plan.pp,
-        plan.vpp,
-        account_embedding=plan.account_embedding,
-        account_loss=plan.account_loss,
-        text=plan.pipeline_layout,
-        first=plan.first_stage_layers,
-        last=plan.last_stage_layers,
-        seq_len=prediction.workload.seq_len,
-    )
 
 
 def chunk_times(prediction: Prediction) -> tuple[list[list[float]], list[list[float]]]:
@@ -36,7 +20,8 @@ def chunk_times(prediction: Prediction) -> tuple[list[list[float]], list[list[fl
     chunk, MTP heads, logits and loss in the last.
     Launch gaps and vocabulary split between the passes as the blocks of the pace-setting stage do.
     """
-    values, layout = prediction.values, layout_of(prediction)
+    values = prediction.values
+    layout = layout_of(prediction.plan, prediction.model, prediction.workload.seq_len)
     whole = [
         [sum(number * values[f"{block}_time"] for block, number in chunk.blocks) for chunk in stage]
         for stage in layout.chunks

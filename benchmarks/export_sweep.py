@@ -24,7 +24,7 @@ import megatron_lm_parser  # noqa: E402
 
 from advisor.measurements import Skip, read_rows, row_case  # noqa: E402
 from advisor.rules import violations  # noqa: E402
-from costmodel.layout import plan_layout  # noqa: E402
+from costmodel.layout import layout_of  # noqa: E402
 from executor.export import megatron_lm  # noqa: E402
 from executor.export.environment import environment  # noqa: E402
 from executor.export.exported import Job  # noqa: E402
@@ -114,17 +114,7 @@ def differences(job: Job, answer: dict[str, Any]) -> list[str]:
         if values[name] != wanted
     ]
     if answer["layers"]:
-        layout = plan_layout(
-            model,
-            plan.pp,
-            plan.vpp,
-            account_embedding=plan.account_embedding,
-            account_loss=plan.account_loss,
-            text=plan.pipeline_layout,
-            first=plan.first_stage_layers if plan.pp > 1 else 0,
-            last=plan.last_stage_layers if plan.pp > 1 else 0,
-            seq_len=job.workload.seq_len,
-        )
+        layout = layout_of(plan, model, job.workload.seq_len)
         ours = [layout.chunks[stage][chunk].layers for chunk in range(plan.vpp) for stage in range(plan.pp)]
         if ours != answer["layers"]:
             found.append(f"layers of the chunks are {answer['layers']}, not {ours}")

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from costmodel.model_spec import ATTENTION, DENSE, GATED_DELTA, MAMBA, MLP, MOE, SPARSE, ModelSpec
 from costmodel.parameters import layer_parts
+from costmodel.plan import Plan
 
 BALANCED = "balanced"
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -280,6 +281,21 @@ def plan_layout(
             stages[0] = "E" + stages[0]
             stages[-1] += "m" * model.mtp_layers + "L"
     return _layout(model, pp, vpp, stages)
+
+
+def layout_of(plan: Plan, model: ModelSpec, seq_len: int) -> Layout:
+    """The layout of a plan on sequences of `seq_len` tokens. ValueError as `plan_layout`."""
+    return plan_layout(
+        model,
+        plan.pp,
+        plan.vpp,
+        account_embedding=plan.account_embedding,
+        account_loss=plan.account_loss,
+        text=plan.pipeline_layout,
+        first=plan.first_stage_layers,
+        last=plan.last_stage_layers,
+        seq_len=seq_len,
+    )
 
 
 def _layout(model: ModelSpec, pp: int, vpp: int, stages: list[str]) -> Layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costmodel.layout import Layout, blocks_of, plan_layout
+from costmodel.layout import blocks_of, layout_of
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 
@@ -34,21 +34,6 @@ class Chunk:
     first: bool
     last: bool
     ends: bool
-
-
-def layout_of(plan: Plan, model: ModelSpec, seq_len: int) -> Layout:
-    """Layers of every stage. ValueError when a layout does not fit."""
-    return plan_layout(
-        model,
-        plan.pp,
-        plan.vpp,
-        account_embedding=plan.account_embedding,
-        account_loss=plan.account_loss,
-        text=plan.pipeline_layout,
-        first=plan.first_stage_layers,
-        last=plan.last_stage_layers,
-        seq_len=seq_len,
-    )
 
 
 def stage_chunks(plan: Plan, model: ModelSpec, stage: int, seq_len: int) -> tuple[Chunk, ...]:

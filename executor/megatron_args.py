@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodel.layout import edge_chunks, even_chunks, plan_layout
+from costmodel.layout import edge_chunks, even_chunks, layout_of
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -107,18 +107,7 @@ def layout_text(plan: Plan, model: ModelSpec, seq_len: int) -> str:
         # With ends given, Megatron's own message is the better answer when they do not divide.
         if sizes is not None or any(ends):
             return ""
-    layout = plan_layout(
-        model,
-        plan.pp,
-        plan.vpp,
-        account_embedding=plan.account_embedding,
-        account_loss=plan.account_loss,
-        text=plan.pipeline_layout,
-        first=plan.first_stage_layers,
-        last=plan.last_stage_layers,
-        seq_len=seq_len,
-    )
-    return layout.text
+    return layout_of(plan, model, seq_len).text
 
 
 def precision_fields(plan: Plan) -> dict[str, Any]:
