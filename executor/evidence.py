@@ -68,6 +68,8 @@ def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
         "period": kept.period,
         "trend": kept.trend.change if kept.trend.sure else 0.0,
         "num_steps": kept.num_steps,
+        "last_step": log.last_step,
+        "planned": log.planned,
         "skipped_share": _share(log, "skipped"),
         "nan_share": max(_share(log, "nan"), float(any(each.loss_is_lost for each in log.iterations))),
         "measured_tflops": median_of(log, "tflops", kept),

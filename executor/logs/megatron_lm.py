@@ -108,6 +108,7 @@ def _add_timer(log: Log, name: str, low: float | None, high: float) -> None:
 
 def _iteration(found: re.Match[str], log: Log) -> None:
     log.framework = log.framework or LM
+    log.planned = int(found[2])
     fields = {name.strip(): value for name, value in FIELD.findall(found[3])}
     told = fields.get("elapsed time per iteration (ms)", "")
     milliseconds = number(told)

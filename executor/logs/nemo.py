@@ -41,6 +41,7 @@ class Reader:
         if "Training epoch" in line and (found := PRINTED.search(line)):
             fields = dict(PAIR.findall(found[4]))
             _add(log, fields, int(found[2]) + 1, line)
+            log.planned = int(found[3]) + 1 if found[3].isdigit() else 0
             return True
         if TIMING in line or "reduced_train_loss=" in line:
             drawn = DRAWN.search(line)

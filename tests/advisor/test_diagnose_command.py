@@ -373,3 +373,15 @@ def test_parameters_of_ranks_are_checked_to_the_digit(ask, tmp_path):
     path.write_text(text.replace(f"(0, 0, 0): {first}", f"(0, 0, 0): {first + 4096}"))
     told = " ".join(ask("compare", str(path), "--gpu", "h100")[1].split())
     assert f"holds {first + 4096:,} parameters in the log, {first:,} by the plan" in told
+
+
+def test_a_run_that_was_killed_says_so(ask, tmp_path):
+    path = tmp_path / "train.log"
+    end = "Traceback (most recent call last):\n  File x\ntorch.OutOfMemoryError: CUDA out of memory.\n"
+    path.write_text(megatron_log([(step, 1.0) for step in range(1, 41)], total=500) + end)
+    code, text = ask("diagnose", str(path), "--json")
+    faults = [each["id"] for each in json.loads(text)["findings"] if each["severity"] == "fault"]
+    assert code == 1
+    assert set(faults) == {"ended_early", "out_of_memory"}
+    path.write_text(megatron_log([(step, 1.0) for step in range(1, 501)], total=500))
+    assert ask("diagnose", str(path))[0] == 0

@@ -20,6 +20,9 @@ CALM = {
     "period": 0,
     "trend": 0.0,
     "num_steps": 100,
+    "last_step": 100,
+    "planned": 100,
+    "killed_lines": 0,
     "skipped_share": 0.0,
     "nan_share": 0.0,
     "misspelt": "",
@@ -106,6 +109,7 @@ CALM = {
 }
 # Rule -> facts that plant its symptom into a calm run. Every rule must stand here.
 PLANTED = {
+    "ended_early": {"killed_lines": 2, "last_step": 40},
     "out_of_memory": {"out_of_memory_lines": 3},
     "loss_lost": {"nan_share": 0.1},
     "collective_timeout": {"timeout_lines": 1},
