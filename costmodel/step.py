@@ -189,23 +189,18 @@ def stage_times(
     the stage with most of them is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473,
     sec. 2.2.
     """
-    embedding, output = vocabulary_times(ledger, x, features)
+    embedding, output = (part + x.pass_host / 2 for part in vocabulary_times(ledger, x, features))
     several = is_more_than_one(x.pp)
 
     def layers(stage: str) -> Amount:
         return sum(in_stage(x, name, stage) * parts["whole"] for name, parts in totals.items())
 
-    source = (
-        "blocks of the stage x their time, its embedding or logits, and the host's own work for each chunk"
-    )
-    own = x.vpp * x.pass_host
+    source = "blocks of the stage x their time, and its embedding or logits"
     first = ledger.define(
-        "first_stage_time", layers("first") + own + embedding + (1 - several) * output, "s", source
+        "first_stage_time", layers("first") + embedding + (1 - several) * output, "s", source
     )
-    last = ledger.define(
-        "last_stage_time", layers("last") + own + output + (1 - several) * embedding, "s", source
-    )
-    pace = ledger.define("pace_stage_time", layers("pace") + own, "s", source)
+    last = ledger.define("last_stage_time", layers("last") + output + (1 - several) * embedding, "s", source)
+    pace = ledger.define("pace_stage_time", layers("pace"), "s", source)
     slowest = ledger.define(
         "slowest_stage_time",
         maximum(first, maximum(pace, last)),
@@ -213,7 +208,7 @@ def stage_times(
         "the slowest stage sets the pace of the pipeline",
     )
     every = sum(getattr(x, f"{name}_total") * parts["whole"] for name, parts in totals.items())
-    return {"pace": pace, "slowest": slowest, "all": every + x.pp * own + embedding + output}
+    return {"pace": pace, "slowest": slowest, "all": every + embedding + output}
 
 
 def with_encoder(
@@ -262,7 +257,6 @@ def compute_trees(
             )
         sums.append(ledger.total(direction, title, leaves))
     gaps = x.m * sum(in_stage(x, name, "pace") * symbol(f"{name}_launch_gaps") for name in blocks)
-    gaps += x.m * x.vpp * x.pass_host
     return [
         *sums,
         ledger.term("launch_gaps", "gaps between kernels", gaps, "s", host.launch_gaps),

@@ -299,7 +299,7 @@ INPUTS: tuple[Input, ...] = tuple(
         kernel_launch | s | device-side gap of one kernel launch
         graph_launch | s | the same inside a CUDA graph
         host_kernel | s | host time to issue one kernel, eager
-        pass_host | s | host time of one micro-batch's pass through a chunk beside its layers, not hidden; 0 on GPUs
+        pass_host | s | host time of one micro-batch's embedding, logits and loss, not hidden; 0 on GPUs
         layer_update_host | s | host time of the optimizer for one layer's tensors, not hidden; 0 on GPUs
         queued | 1 | 1 where overlap of TP communication needs one hardware queue (before Blackwell)
         attention_fp8_gain | 1 | rate of FP8 attention over 16-bit

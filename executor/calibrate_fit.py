@@ -196,7 +196,7 @@ def meaning(constant: Constant) -> str:
     words = {
         "stream": "optimizer's bandwidth over a copy's",
         "kernel_launch": "host time of one kernel's worth of operations, eager",
-        "pass": "host time of a micro-batch beside its layers",
+        "pass": "host time of a micro-batch's embedding, logits and loss",
         "layer_update": "host time of the optimizer for one layer",
     }
     return words.get(constant.name) or PRIORS[constant.name].meaning
