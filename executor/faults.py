@@ -7,26 +7,21 @@ one failed (a lost connection) counts last; a signal outranks both, unless the k
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
+import socket
 import string
 import tomllib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from executor.watchdog import read_pulses, state
-from executor.workers.last_words import RECORD, RESERVE
-
-# Kept free in a record's folder for the reasons of a run that fills the disk. [byte]
-RESERVED = 256 * 1024
 # A run that ends in silence with less room than this died of a full disk. [byte]
 NO_ROOM = 64 * 1024
-OUTCOME = "outcome.json"
 _QUOTED = re.compile(
     r"^(\[rank\d+\]: ?)? *File \"[^\"]+\", line \d+.*\n(?:(?:\[rank\d+\]: ?)?    .*\n)*", re.MULTILINE
 )
@@ -107,6 +102,7 @@ def classify(folder: Path, code: int, log: Path, kills_before: int | None = None
         or _reason(failures, consequences=False)
         or _logged(text, log, consequences=False)
         or _full_disk(folder)
+        or _unseen_kill(folder, failures, log, kills_before)
         or _reason(failures, consequences=True)
         or _logged(text, log, consequences=True)
         or Fault(
@@ -148,15 +144,34 @@ def _killed(
     cause, kind, way = f"rank {rank} was killed by {name}", "killed", ""
     after = kernel_kills()
     if number == signal.SIGKILL and kills_before is not None and after is not None and after > kills_before:
-        cause, kind = f"{cause}: memory ran out (the kernel's OOM killer)", "out of memory"
-        way = "Take a smaller model or micro_batch, fewer ranks here, or a higher limit of the container"
-    elif number == signal.SIGKILL:
+        return _out_of_memory(cause, log)
+    if number == signal.SIGKILL:
         counted = after is not None and kills_before is not None
         cause += " (not for memory: the kernel ended none)" if counted else " (often memory ran out)"
     elif number == signal.SIGBUS:
         cause, kind = f"{cause} (a mapped file lost its room: /dev/shm or the disk is full)", "disk full"
         way = "In a container: --shm-size=16g or --ipc=host"
     return Fault(kind, cause, way, None, f"Log: {log}")
+
+
+def _out_of_memory(cause: str, log: Path) -> Fault:
+    way = "Take a smaller model or micro_batch, fewer ranks here, or a higher limit of the container"
+    return Fault(
+        "out of memory", f"{cause}: memory ran out (the kernel's OOM killer)", way, None, f"Log: {log}"
+    )
+
+
+def _unseen_kill(
+    folder: Path, failures: list[tuple[Path, dict[str, Any]]], log: Path, kills_before: int | None
+) -> Fault | None:
+    """A rank that the kernel killed, when torchrun saw first that another one lost its connection."""
+    after = kernel_kills()
+    if not failures or kills_before is None or after is None or after <= kills_before:
+        return None
+    told = {int(record["rank"]) for _, record in failures}
+    silent = sorted({int(path.name.removeprefix("pulse-")) for path in folder.glob("pulse-*")} - told)
+    who = f"rank {silent[0]}" if len(silent) == 1 else "a rank"
+    return _out_of_memory(f"{who} was killed by SIGKILL", log)
 
 
 def _reason(failures: list[tuple[Path, dict[str, Any]]], consequences: bool) -> Fault | None:
@@ -223,31 +238,35 @@ def kernel_kills() -> int | None:
     return None
 
 
-def rank_environment(folder: Path) -> dict[str, str]:
-    """The caller's environment for torchrun: ranks find the record in it, and no rank of another run."""
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    }
-    return kept | {RECORD: str(folder.resolve())}
-
-
-def prepare(folder: Path) -> None:
-    """Clear what an earlier run of this record left, and keep room for last words on a disk that fills."""
-    for rank, (process, _, _) in read_pulses(folder).items():
-        if not state(process):
-            (folder / f"pulse-{rank}").unlink(missing_ok=True)
-    if (folder / OUTCOME).exists():
-        for path in [*folder.glob("failure-*.json"), folder / OUTCOME]:
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError), (folder / RESERVE).open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, RESERVED)
-
-
-def hang(cause: str, folder: Path) -> Fault:
+def hang(cause: str, folder: Path, log: Path, kills_before: int | None = None) -> Fault:
     """No rank moves any more; where one gave its reason before, torchrun is only slow to end the others."""
     failures = _failures(folder)
-    reason = _reason(failures, consequences=False) or _reason(failures, consequences=True)
+    reason = (
+        _reason(failures, consequences=False)
+        or _unseen_kill(folder, failures, log, kills_before)
+        or _reason(failures, consequences=True)
+    )
     return reason or Fault("hang", cause, "", None, f"Stacks of the ranks stand in {folder}/stack-*.txt")
+
+
+def port_taken(endpoint: str) -> Fault | None:
+    """A port at which this node is to wait for the others, held by another process: torchrun may wait in vain."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_server((host, int(port))).close()
+    except OSError as error:
+        # An address of another machine is no business of ours.
+        if error.errno != errno.EADDRINUSE:
+            return None
+        rule, cause = _known(f"Address already in use. port: {port}")
+        return Fault(rule.kind, cause, rule.way_out, None, f"Asked for {endpoint}")
+    return None
+
+
+def _known(text: str) -> tuple[Rule, str]:
+    found = explain(text)
+    assert found is not None
+    return found
 
 
 def too_long(limit: float, log: Path) -> Fault:
@@ -259,23 +278,3 @@ def too_long(limit: float, log: Path) -> Fault:
         None,
         f"Log: {log}",
     )
-
-
-@contextlib.contextmanager
-def outcome(folder: Path) -> Iterator[None]:
-    """Write outcome.json however the run ends: finished, a fault, or the signal that ended it."""
-    found: dict[str, Any] = {"outcome": "finished"}
-    try:
-        yield
-    except BaseException as error:
-        fault = getattr(error, "fault", None)
-        name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        said = asdict(fault) if fault else {"cause": str(error) or type(error).__name__}
-        found = {"outcome": name} | said
-        raise
-    finally:
-        (folder / RESERVE).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            temporary = folder / f"{OUTCOME}.tmp"
-            temporary.write_text(json.dumps(found, indent=2))
-            os.replace(temporary, folder / OUTCOME)

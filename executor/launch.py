@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from executor import faults
-from executor.watchdog import Watchdog
+from executor.outcome import outcome, prepare, rank_environment
+from executor.watchdog import PATIENCE_OF_NODES, PATIENCE_TO_MEET, Watchdog
 
 # Seconds that ranks get to end by themselves before they are killed.
 GRACE = 5.0
@@ -98,7 +99,7 @@ def run_worker(
     """
     threads = max(1, (os.cpu_count() or 1) // processes)
     environment = {
-        **faults.rank_environment(folder),
+        **rank_environment(folder),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONWARNINGS": "ignore",
         "PYTHONUNBUFFERED": "1",
@@ -117,9 +118,14 @@ def run_worker(
     ]
     log = folder / "worker.log"
     kills = faults.kernel_kills()
-    watchdog = Watchdog(folder)
-    faults.prepare(folder)
-    with faults.outcome(folder), log.open("w") as sink, terminated_like_interrupted():
+    several = nodes is not None and nodes.count > 1
+    watchdog = Watchdog(folder, to_meet=PATIENCE_OF_NODES if several else PATIENCE_TO_MEET)
+    prepare(folder)
+    with outcome(folder), log.open("w") as sink, terminated_like_interrupted():
+        if nodes is not None and (nodes.rank == 0 or not several):
+            taken = faults.port_taken(nodes.endpoint)
+            if taken is not None:
+                raise RunFailed(taken)
         # A process group of its own: Ctrl-C in the terminal reaches this process alone, which then ends torchrun.
         child = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -131,7 +137,7 @@ def run_worker(
                     raise RunFailed(faults.too_long(limit, log))
                 hang = watchdog.look()
                 if hang is not None:
-                    raise RunFailed(faults.hang(hang, folder))
+                    raise RunFailed(faults.hang(hang, folder, log, kills))
                 poll()
                 time.sleep(0.2)
         finally:

@@ -17,6 +17,10 @@ from pathlib import Path
 # Seconds without a pulse: before the first step, in which libraries load and the model is built; and after it.
 PATIENCE_TO_START = 300.0
 PATIENCE = 60.0
+# Seconds in which ranks must show themselves at all: torchrun alone, and where nodes wait for each other. torchrun
+# itself gives up after 600 s, but not where something else answers on its port.
+PATIENCE_TO_MEET = 180.0
+PATIENCE_OF_NODES = 660.0
 # A step may take this many times the longest so far.
 SLOWER = 10.0
 # Seconds that a rank gets to answer with its stacks.
@@ -82,12 +86,17 @@ class Watchdog:
     """Looks at the pulses of one record; `look` names the cause when they stand still."""
 
     def __init__(
-        self, folder: Path, patience: float | None = None, to_start: float = PATIENCE_TO_START
+        self,
+        folder: Path,
+        patience: float | None = None,
+        to_start: float = PATIENCE_TO_START,
+        to_meet: float = PATIENCE_TO_MEET,
     ) -> None:
         given = os.environ.get("ADVISOR_PATIENCE")
         self.folder = folder
         self.patience = patience if patience is not None else float(given) if given else None
-        self.to_start = to_start
+        self.to_start, self.to_meet = to_start, to_meet
+        self._began = time.monotonic()
         self._last: tuple[float, ...] = ()
         self._moved = time.monotonic()
         self._longest = 0.0
@@ -95,6 +104,8 @@ class Watchdog:
     def look(self) -> str | None:
         """One line when the run hangs, else None. Cheap enough for five times a second."""
         pulses = read_pulses(self.folder)
+        if not pulses and time.monotonic() - self._began > self.to_meet:
+            return f"no rank began within {self.to_meet:.0f} s: nodes do not find each other, or something else answers"
         # Only ranks that tell how far they are can be missed: others run to their limit.
         if not any(doing for _, doing, _ in pulses.values()):
             self._moved = time.monotonic()

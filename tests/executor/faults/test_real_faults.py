@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.faults import OUTCOME, RESERVE, RESERVED, kernel_kills
+from executor.faults import kernel_kills
+from executor.outcome import OUTCOME, RESERVE, RESERVED
 
 
 def kind(training) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.faults import OUTCOME
+from executor.outcome import OUTCOME
 from executor.record import read_steps
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "namespaces.py"

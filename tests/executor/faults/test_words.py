@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from executor.faults import classify, explain, rules
+from executor.faults import classify, explain, hang, port_taken, rules
+from executor.launch import Nodes, RunFailed, run_worker
 from executor.run import missing_software
-from executor.watchdog import Whereabouts, culprit, locate
+from executor.watchdog import Watchdog, Whereabouts, culprit, locate
 
 MESSAGES = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())["message"]
 
@@ -43,7 +44,8 @@ def test_every_rule_says_the_way_out_and_its_source():
 
 
 def test_source_lines_of_a_traceback_do_not_count():
-    frame = '{0}  File "/v/indexed_dataset.py", line 266, in __init__\n{0}    raise OSError("No space left on device")\n'
+    frame = '{0}  File "/v/indexed_dataset.py", line 266, in __init__\n'
+    frame += '{0}    raise OSError("No space left on device")\n'
     for mark in ("", "[rank1]: "):
         assert explain(frame.format(mark) + f"{mark}ValueError: other\n") is None
         found = explain(frame.format(mark) + f"{mark}ValueError: the loss is nan at step 3\n")
@@ -83,6 +85,20 @@ def test_a_kill_that_the_kernel_counted_is_memory(tmp_path, monkeypatch):
     assert classify(tmp_path, 1, log, kills_before=5).kind == "killed"
 
 
+def test_a_kill_that_torchrun_did_not_see(tmp_path, monkeypatch):
+    (tmp_path / "failure-0.json").write_text(
+        json.dumps({"rank": 0, "error": "RuntimeError: Connection reset by peer"})
+    )
+    for rank in (0, 1):
+        (tmp_path / f"pulse-{rank}").touch()
+    monkeypatch.setattr("executor.faults.kernel_kills", lambda: 5)
+    log = tmp_path / "worker.log"
+    said = [classify(tmp_path, 1, log, kills_before=4).line, hang("stands still", tmp_path, log, 4).line]
+    assert said[0] == said[1]
+    assert said[0].startswith("rank 1 was killed by SIGKILL: memory ran out (the kernel's OOM killer)")
+    assert classify(tmp_path, 1, log, kills_before=5).kind == "connection lost"
+
+
 torch_here = pytest.mark.skipif(missing_software() is not None, reason="needs torch")
 
 
@@ -109,6 +125,24 @@ def test_a_port_in_use_is_named():
     assert found is not None
     assert found[0].kind == "port in use"
     assert str(port) in found[1]
+
+
+def test_a_port_in_use_is_refused_at_once(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        endpoint = f"127.0.0.1:{held.getsockname()[1]}"
+        for rank in (None, 0):
+            with pytest.raises(RunFailed, match="is in use: another run"):
+                run_worker("nosuch", [], 1, tmp_path, 60, print, nodes=Nodes(1, endpoint, rank))
+    assert json.loads((tmp_path / "outcome.json").read_text())["kind"] == "port in use"
+    # Another machine's address is not ours to listen at.
+    assert port_taken("192.0.2.1:29500") is None
+
+
+def test_ranks_that_never_begin_are_told(tmp_path):
+    assert Watchdog(tmp_path, to_meet=0.0).look() == (
+        "no rank began within 0 s: nodes do not find each other, or something else answers"
+    )
+    assert Watchdog(tmp_path).look() is None
 
 
 @torch_here
@@ -140,11 +174,19 @@ def test_a_broken_dataset_is_named(tmp_path):
     prefix = tmp_path / "text"
     prefix.with_suffix(".idx").write_bytes(b"not an index at all")
     prefix.with_suffix(".bin").write_bytes(b"tokens")
-    code = "from megatron.core.datasets.indexed_dataset import IndexedDataset as D\n"
-    for path, word in ((prefix, "text.idx"), (tmp_path / "missing", "missing")):
-        found = explain(said_by(code + f"D({str(path)!r})"))
+    code = "import sys\nfrom megatron.core.datasets.indexed_dataset import IndexedDataset as D\n"
+    code += "try:\n    D(sys.argv[1])\nexcept Exception as error:\n    print(error, file=sys.stderr)\nD(sys.argv[2])"
+    child = subprocess.run(
+        [sys.executable, "-c", code, str(prefix), str(tmp_path / "missing")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    first, _, second = child.stderr.partition("Traceback")
+    for said, word in ((first, "text.idx"), (second, "missing")):
+        found = explain(said)
         assert found is not None
-        assert found[0].kind in ("dataset unreadable", "file unreadable")
+        assert found[0].kind == "dataset unreadable"
         assert word in found[1]
 
 
