@@ -52,7 +52,8 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
         tell(f"using the profile of this machine, {path}")
         return path, _kept_warnings(path)
     tell(
-        f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo"
+        f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo; "
+        "`advisor calibrate` takes longer and is nearer"
     )
     measured = measure(processes, SECONDS, path.parent, tell)
     write_profile(path, profile(measured, processes))

@@ -1,0 +1,45 @@
+"""The real worker on this machine: what it writes becomes a profile with every constant a prediction needs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tomli_w
+
+import hardware_db
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.workload import Workload
+from executor.local_profile import measure, profile
+from executor.run import missing_software
+
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.skipif(missing_software() is not None, reason="needs torch and megatron-core"),
+]
+
+
+def test_two_processes_measure_a_profile_that_predicts(tmp_path):
+    told = []
+    measured = measure(2, 5.0, tmp_path, lambda line: None, lambda share, what: told.append((share, what)))
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert 0 <= measured["queued"] < 1
+    assert {entry["pass"] for entry in measured["gemm"]} == {"forward", "dgrad", "wgrad"}
+    assert {entry["kind"] for entry in measured["collectives"]} == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send_recv",
+    }
+    path = tmp_path / "local.toml"
+    path.write_text(tomli_w.dumps(profile(json.loads(json.dumps(measured)), 2)))
+    cluster = hardware_db.load_cluster(str(path))
+    for plan in (Plan(dp=2, precision="fp32"), Plan(tp=2, sequence_parallel=True, precision="bf16")):
+        found = predict(load_model("tiny-gpt"), Workload(256, 8), cluster, plan)
+        assert 1e-3 < found.step_time_s < 1e3
+    # Nothing stays beside it.
+    assert [entry.name for entry in tmp_path.iterdir()] == ["local.toml"]
