@@ -214,6 +214,19 @@ def why_not_laid_out(plan: Plan, workload: Workload, model: ModelSpec, here: Her
         )
     if plan.tp > 1 and model.moe is not None and not plan.sequence_parallel:
         return f"--tp {plan.tp} of a mixture of experts needs sequence parallelism. Try --sequence-parallel."
+    if model.moe is not None and model.linear_bias and plan.etp > 1:
+        # "Bias in Moe is only supported when ETP==1", transformer_config.py.
+        return (
+            f"--etp {plan.etp}: experts of {model.name} have biases, which Megatron-Core takes with --etp 1 only. "
+            f"Try --etp 1 --ep {plan.tp}."
+        )
+    if model.moe is not None and model.linear_bias and plan.tp > 1 and not here.te:
+        # Plain layers mark biases of experts for the sum over tensor-parallel ranks (layers.py, `sequence_parallel`),
+        # which hold other experts, or other tokens of the same: losses leave those of one process.
+        return (
+            f"--tp {plan.tp}: experts of {model.name} have biases, whose gradients Megatron-Core's plain layers mix "
+            "over the tensor-parallel ranks. Try --tp 1, or Transformer Engine."
+        )
     if model.moe is not None and plan.ep == 1 and plan.etp != plan.tp:
         # Megatron-Core 0.16.1 takes the experts for layers that tensor parallelism splits (layers.py, `allreduce`):
         # each rank would train its own copies on its own tokens, and no message would sum their gradients.

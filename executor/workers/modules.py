@@ -141,14 +141,27 @@ def install_local() -> None:
     from megatron.core.transformer import multi_latent_attention as latent
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
+    class ExpertOutput(backends.RowParallelLinear):  # type: ignore[misc]
+        """An expert's second layer; Megatron adds its bias in place, which a view of a message's result forbids."""
+
+        def forward(self, x: torch.Tensor) -> Any:
+            out, bias = super().forward(x)
+            return (out if bias is None else out.clone()), bias
+
     class Provider(backends.LocalSpecProvider):  # type: ignore[misc]
-        """Megatron's plain modules, but for norm and attention core."""
+        """Megatron's plain modules, but for norm, attention core and the output of experts."""
 
         def layer_norm(self, *_: Any, **__: Any) -> type:
             return Norm
 
         def core_attention(self) -> type:
             return AttentionCore
+
+        def grouped_mlp_modules(self, *given: Any, **named: Any) -> Any:
+            module, parts = super().grouped_mlp_modules(*given, **named)
+            if parts is not None:
+                parts.linear_fc2 = ExpertOutput
+            return module, parts
 
     gpt_layer_specs.LocalSpecProvider, gpt_layer_specs.LNImpl = Provider, Norm
     # Without Transformer Engine its names are mocks, which isinstance refuses: Megatron-Core 0.16.1 asks nevertheless.
