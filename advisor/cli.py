@@ -92,8 +92,8 @@ def main() -> None:
         code = 2
     except (click.Abort, KeyboardInterrupt) as error:
         _say("interrupted; nothing was left half-written.", prefix="")
-        # A run tells which signal ended it.
-        code = 128 + getattr(error, "number", signal.SIGINT)
+        # A run tells which signal ended it; click wraps it.
+        code = 128 + getattr(error.__cause__ or error, "number", signal.SIGINT)
     except ValueError as error:
         _say(str(error))
         code = 2

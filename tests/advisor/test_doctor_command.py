@@ -8,7 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.commands.doctor import command, refuse_failures
+from advisor.commands.run import command as run
 from executor.doctor import Finding
+from executor.run import missing_software
 
 
 @pytest.fixture
@@ -83,3 +85,14 @@ def test_only_failures_stop_a_run():
     failed = Finding("ECC", "fail", "GPU 2 counts 4", "it trains on garbage", "Drain the node")
     with pytest.raises(ValueError, match=r"^ECC: GPU 2 counts 4: it trains on garbage\. Drain the node\.$"):
         refuse_failures([warned, failed])
+
+
+@pytest.mark.skipif(missing_software() is not None, reason="needs torch and megatron-core")
+def test_a_run_asks_the_doctor_before_it_starts(home, monkeypatch):
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        monkeypatch.setenv(name, "0")
+    done = CliRunner().invoke(run, ["--model", "tiny-gpt", "--gpus", "2"])
+    assert isinstance(done.exception, ValueError)
+    assert "every attention backend is switched off" in str(done.exception)
+    # Nothing was measured and no record begun.
+    assert list(home.iterdir()) == []
