@@ -86,6 +86,12 @@ def calibrate_from(
     Raises ValueError when a folder is no record, or runs were on something else than the cluster.
     """
     runs = named([read_observed(folder) for folder in records])
+    for run in runs:
+        if run.device and (run.device == "cpu") != (cluster.gpu.generation == "cpu"):
+            where = "a processor" if run.device == "cpu" else "GPUs"
+            raise ValueError(
+                f"{run.name} ran on {where}, and {cluster.gpu.title} is none. Name its machine by --gpu or --profile."
+            )
     outcome = learn(runs, cluster, stack)
     warnings = [f"{run.name}: ranks waited for cores that other work held" for run in runs if run.busy]
     if not outcome.learned:

@@ -34,7 +34,7 @@ COMPUTE = ("recompute", "vocabulary", "launch_gaps", "host_bound")
 @dataclass(frozen=True)
 class Observed:
     """One run: what ran, and median seconds of its parts ("step", and where they are seen apart "compute",
-    "optimizer", "communication"). busy: other work shared the machine.
+    "optimizer", "communication"). busy: other work shared the machine. device: "cpu", "cuda", "" when not said.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Observed:
     seconds: Mapping[str, float]
     spread: float = 0.0
     busy: bool = False
+    device: str = ""
 
     def weights(self) -> dict[str, float]:
         """What each part counts in a fit. [1]"""
@@ -71,7 +72,8 @@ def read_observed(folder: Path) -> Observed:
     steps = [step for step in read_steps(folder) if not step["warmup"]]
     if not steps:
         raise ValueError(f"{folder} holds no measured step. Give a record of a run that measured some.")
-    return observed(folder.name, model, workload, plan, steps, job.get("clock", "wall"))
+    found = observed(folder.name, model, workload, plan, steps, job.get("clock", "wall"))
+    return replace(found, device=str(job.get("device", "")))
 
 
 def _model(job: Mapping[str, Any]) -> ModelSpec:

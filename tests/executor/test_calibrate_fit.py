@@ -235,6 +235,13 @@ def test_a_record_without_measured_steps_is_told(tmp_path, modelled):
         read_observed(tmp_path / "run")
 
 
+def test_a_run_on_a_processor_teaches_nothing_of_a_gpu(tmp_path, modelled):
+    seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
+    record(tmp_path / "run", modelled[0], seconds, device="cpu")
+    with pytest.raises(ValueError, match="ran on a processor"):
+        calibrate_from([tmp_path / "run"], hardware_db.resolve("h100", None)[0], tmp_path / "mine.toml")
+
+
 def test_where_a_profile_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
     assert out_path(None, tmp_path / "x.toml") == tmp_path / "x.toml"
