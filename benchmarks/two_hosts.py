@@ -30,7 +30,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
-from executor.launch import Nodes, run_worker
+from executor.launch import Nodes, run_worker, terminated_like_interrupted
 from executor.local_profile import local_profile
 from executor.record import read_steps, write_json
 from executor.run import make_job
@@ -69,7 +69,11 @@ def main() -> int:
         print(f"  warning: {warning}")
     model, workload = load_model(options.model), Workload(options.seq_len, 8)
     worst = 0.0
-    with tempfile.TemporaryDirectory() as folder, two_hosts(options.rate) as hosts:
+    with (
+        terminated_like_interrupted(),
+        tempfile.TemporaryDirectory() as folder,
+        two_hosts(options.rate) as hosts,
+    ):
         message = model.hidden * workload.seq_len * 4
         link = measure_link(Path(folder), hosts, message)
         for kind, found in link["kinds"].items():
