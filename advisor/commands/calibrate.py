@@ -43,7 +43,6 @@ def command(context: click.Context, as_json: bool, **options: Any) -> None:
 
     \b
     advisor calibrate --time 120 -o mine
-    advisor predict --model tiny-gpt --dp 2 --precision fp32 --profile mine
     advisor calibrate --from ~/.cache/advisor/runs/20261121-* -o learned
     """
     records = [*options.pop("records"), *options.pop("more")]
