@@ -196,7 +196,8 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         "masked_softmax_fusion": True,
     }
     if plan.fused_cross_entropy:
-        # Megatron-Core's own fused loss keeps an FP32 copy of the logits; Transformer Engine's does not.
+        # Megatron-Core's own fused loss keeps an FP32 copy of the logits; Transformer Engine's, of Megatron-Bridge's
+        # recipes, does not. Megatron-LM's arguments refuse it.
         fields["cross_entropy_fusion_impl"] = "te"
     if plan.cuda_graph:
         whole = "full_iteration" in plan.cuda_graph_scope

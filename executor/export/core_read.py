@@ -55,6 +55,7 @@ FURTHER = (
     "hybrid_override_pattern",
     "hybrid_layer_pattern",
     "batch_p2p_comm",
+    "cross_entropy_fusion_impl",
     "masked_softmax_fusion",
     "deallocate_pipeline_outputs",
     "recompute_method",

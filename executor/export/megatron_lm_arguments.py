@@ -60,6 +60,11 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
     """Flag to value (True for a switch, a list for several words), and what could not be said, a line each."""
     writer = Writer(job, version)
     fields = core_fields(job.plan, job.model, job.workload) | _training_fields(job)
+    if fields.pop("cross_entropy_fusion_impl", "native") == "te":
+        writer.notes.append(
+            "Megatron-LM refuses Transformer Engine's fused loss: its own keeps an FP32 copy of the logits, which the "
+            "predicted memory does not hold"
+        )
     for name in BENCHMARK:
         if fields.pop(name, False) and not job.benchmark:
             writer.notes.append(f"{name} is for benchmarks: left out, --benchmark keeps it")
