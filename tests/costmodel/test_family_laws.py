@@ -7,7 +7,7 @@ import math
 
 import pytest
 from family_cases import B200, FAMILIES, FEW, H100, OFFLOADABLE, SPARSE_FAMILIES, cases, walk
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.columns import plan_columns, plan_from_columns
@@ -161,8 +161,11 @@ def test_imbalance_never_speeds_up_or_saves_memory(name, data, low, more):
 @FEW
 @given(data=st.data(), module=st.sampled_from(RECOMPUTE_MODULES))
 def test_recompute_never_raises_activations_or_saves_time(name, data, module):
+    """But for the attention core under context parallelism: it is computed again from queries, keys and values as they
+    were, which may be larger than the copies that Transformer Engine keeps otherwise (`advisor dryrun` counts both)."""
     model = load_model(name)
     plan, workload = data.draw(cases(model))
+    assume(module != "core_attn" or plan.cp == 1)
     none, some, full = (
         predict(model, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=modules))
         for mode, modules in (("none", ()), ("selective", (module,)), ("full", ()))
