@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from executor.export.python_text import plain
@@ -89,6 +89,24 @@ def value_of(node: ast.expr) -> Any:
     except ValueError:
         return plain(ast.unparse(node))
     return list(found) if isinstance(found, tuple) else found
+
+
+def flat(
+    text: str, flat_python: Callable[[ast.Module], tuple[dict[str, Any], str]]
+) -> tuple[dict[str, Any], str, bool]:
+    """Dotted name and plain value of everything the text says; its recipe; whether it is a whole dump.
+
+    flat_python: the same two of a Python file of one target.
+    """
+    if "_target_" in text:
+        return dict(flat_dump(yaml_of(text), "")), "", True
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return flat_lines(text)
+    if any(isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom) for node in tree.body):
+        return *flat_python(tree), False
+    return flat_lines(text)
 
 
 def flat_lines(text: str) -> tuple[dict[str, Any], str, bool]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from costmodel.model_registry import load_model
-from executor.export.configuration_text import dotted_name, flat_dump, flat_lines, value_of, yaml_of
+from executor.export.configuration_text import dotted_name, flat, value_of
 from executor.export.core_read import (
     architecture_of,
     direct_fields,
@@ -66,7 +66,7 @@ SAID = (
 
 def reading(text: str) -> Reading:
     """The configuration as knobs of ours. ValueError in one line when the text is none."""
-    said, recipe, dump = flat(text)
+    said, recipe, dump = flat(text, _flat_python)
     fields = core_values(said)
     knobs = knobs_of(fields, int(said.get("WORLD_SIZE", 0)))
     for dotted, name in (("train.micro_batch_size", "micro_batch"), ("train.manual_gc", "manual_gc")):
@@ -84,20 +84,6 @@ def reading(text: str) -> Reading:
         workload=workload_of(said),
         unread=() if dump else tuple(unread(said, recipe)),
     )
-
-
-def flat(text: str) -> tuple[dict[str, Any], str, bool]:
-    """Dotted name and plain value of everything the text says; the recipe's name; whether it is a whole dump."""
-    if "_target_" in text:
-        return dict(flat_dump(yaml_of(text), "")), "", True
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return flat_lines(text)
-    if any(isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom) for node in tree.body):
-        said, recipe = _flat_python(tree)
-        return said, recipe, False
-    return flat_lines(text)
 
 
 def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:

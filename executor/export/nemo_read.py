@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from costmodel.model_registry import load_model
-from executor.export.configuration_text import dotted_name, flat_dump, flat_lines, value_of, yaml_of
+from executor.export.configuration_text import dotted_name, flat, value_of
 from executor.export.core_read import (
     architecture_of,
     direct_fields,
@@ -29,7 +29,7 @@ USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.")
 
 def reading(text: str) -> Reading:
     """The recipe as knobs of ours. ValueError in one line when the text is none."""
-    said, module, dump = flat(text)
+    said, module, dump = flat(text, _flat_python)
     fields = core_values(said)
     nodes, devices = said.get("trainer.num_nodes") or 0, said.get("trainer.devices") or 0
     world = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else 0
@@ -50,20 +50,6 @@ def reading(text: str) -> Reading:
         workload=_workload(said),
         unread=() if dump else tuple(_unread(said)),
     )
-
-
-def flat(text: str) -> tuple[dict[str, Any], str, bool]:
-    """Dotted name and plain value of everything the text says, the recipe's module, whether it is a whole dump."""
-    if "_target_" in text:
-        return dict(flat_dump(yaml_of(text), "")), "", True
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return flat_lines(text)
-    if any(isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom) for node in tree.body):
-        said, module = _flat_python(tree)
-        return said, module, False
-    return flat_lines(text)
 
 
 def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from costmodel.rank_amounts import Message, RankAmounts
 from executor.workers import cpu_shim, fake_world, te_like
 from executor.workers.count import LEDGER, Counting
+from executor.workers.groups import make_groups
 from executor.workers.saved import Saved
 from executor.workers.state import parameter_counts, state_bytes
 
@@ -65,7 +66,7 @@ def trace(job: dict[str, Any]) -> RankAmounts:
     world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
     fake_world.enter(world, job["stage"] * world // plan["pp"])
     fake_world.patch()
-    fake_world.make_groups(plan)
+    make_groups(plan, seed=1)
     notes = list(job["notes"])
     counting = Counting()
     saved = Saved(counting.live)

@@ -42,28 +42,6 @@ def compile_nothing() -> None:
     torch.compile = compiled
 
 
-def make_groups(plan: dict[str, Any]) -> None:
-    """Megatron-Core's groups for the plan's sizes."""
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    hierarchical = None
-    if plan["cp_comm_type"] == "a2a+p2p":
-        hierarchical = [plan["cp_a2a_size"], plan["cp"] // plan["cp_a2a_size"]]
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=plan["tp"],
-        pipeline_model_parallel_size=plan["pp"],
-        virtual_pipeline_model_parallel_size=plan["vpp"] if plan["vpp"] > 1 else None,
-        context_parallel_size=plan["cp"],
-        expert_model_parallel_size=plan["ep"],
-        expert_tensor_parallel_size=plan["etp"],
-        hierarchical_context_parallel_sizes=hierarchical,
-        num_distributed_optimizer_instances=plan["optimizer_instances"],
-        create_gloo_process_groups=False,
-    )
-    model_parallel_cuda_manual_seed(1)
-
-
 class _Coalesced:
     """What the manager of coalesced collectives yields: they have gone out one by one."""
 

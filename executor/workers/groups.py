@@ -1,7 +1,8 @@
-"""Names of process groups: Megatron-Core's descriptions in the cost model's words."""
+"""Process groups: Megatron-Core makes them for a plan, and its descriptions of them in the cost model's words."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 # Groups of `costmodel.rank_amounts` by Megatron-Core's names for them (parallel_state.py).
@@ -34,3 +35,27 @@ def group_name(group: Any, between_stages: bool = False) -> str:
     if described.startswith("HIERARCHICAL_CONTEXT"):
         return "cp"
     return GROUP_NAMES.get(described, "pp" if between_stages else "world")
+
+
+def make_groups(plan: Mapping[str, Any], seed: int) -> None:
+    """Megatron-Core's process groups for the plan's sizes, and its random states."""
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    hierarchical = None
+    if plan["cp_comm_type"] == "a2a+p2p" and plan["cp"] > 1:
+        hierarchical = [plan["cp_a2a_size"], plan["cp"] // plan["cp_a2a_size"]]
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=plan["tp"],
+        pipeline_model_parallel_size=plan["pp"],
+        virtual_pipeline_model_parallel_size=plan["vpp"] if plan["vpp"] > 1 else None,
+        context_parallel_size=plan["cp"],
+        expert_model_parallel_size=plan["ep"],
+        expert_tensor_parallel_size=plan["etp"],
+        hierarchical_context_parallel_sizes=hierarchical,
+        num_distributed_optimizer_instances=plan["optimizer_instances"],
+        create_gloo_process_groups=False,
+    )
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)

@@ -52,7 +52,8 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from executor.workers.training_model import build, make_groups
+    from executor.workers.groups import make_groups
+    from executor.workers.training_model import build
 
     # Memory is counted beyond what the libraries take: load them all first.
     for library in LIBRARIES:
@@ -60,7 +61,7 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     base_memory = measure.memory(cuda)["allocated" if cuda else "resident"]
     notes: list[str] = []
     measure.count_recompute()
-    make_groups(job["plan"], gloo=False)
+    make_groups(job["plan"], seed=1234)
     chunks, optimizer = build(job, cuda, notes)
     watch.watch_phases()
     draw = source(job)

@@ -4,35 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from executor.workers.build import to_dtype
 from executor.workers.config import DTYPES, make
-
-SEED = 1234
-
-
-def make_groups(plan: dict[str, Any], gloo: bool) -> None:
-    """Megatron-Core's process groups for the plan's sizes, and its random states."""
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    hierarchical = None
-    if plan["cp_comm_type"] == "a2a+p2p" and plan["cp"] > 1:
-        hierarchical = [plan["cp_a2a_size"], plan["cp"] // plan["cp_a2a_size"]]
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=plan["tp"],
-        pipeline_model_parallel_size=plan["pp"],
-        virtual_pipeline_model_parallel_size=plan["vpp"] if plan["vpp"] > 1 else None,
-        context_parallel_size=plan["cp"],
-        expert_model_parallel_size=plan["ep"],
-        expert_tensor_parallel_size=plan["etp"],
-        hierarchical_context_parallel_sizes=hierarchical,
-        num_distributed_optimizer_instances=plan["optimizer_instances"],
-        create_gloo_process_groups=gloo,
-    )
-    torch.manual_seed(SEED)
-    model_parallel_cuda_manual_seed(SEED)
 
 
 def build(job: dict[str, Any], cuda: bool, notes: list[str]) -> tuple[list[Any], Any]:
