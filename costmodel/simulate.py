@@ -191,13 +191,18 @@ def _warm_up(stage: int, pp: int, vpp: int) -> int:
     return pp - stage - 1 if vpp == 1 else 2 * (pp - stage - 1) + (vpp - 1) * pp
 
 
+def warm_up_passes(stage: int, pp: int, vpp: int, num_microbatches: int) -> int:
+    """Forward passes of a stage before its first backward pass; as many backward passes flush it. [1]"""
+    return min(_warm_up(stage, pp, vpp), num_microbatches * vpp)
+
+
 def _order(stage: int, pp: int, vpp: int, num_microbatches: int) -> list[int]:
     """Passes of one stage: warm-up, one forward one backward, flush.
 
     Warm-up is pp - stage - 1 micro-batches; interleaved 2 (pp - stage - 1) + (vpp - 1) pp chunks.
     """
     total, passes = num_microbatches * vpp, num_microbatches * vpp * pp
-    warm_up = min(_warm_up(stage, pp, vpp), total)
+    warm_up = warm_up_passes(stage, pp, vpp, num_microbatches)
     groups = [range(first, min(first + pp, num_microbatches)) for first in range(0, num_microbatches, pp)]
     rows = [(chunk * pp + stage) * num_microbatches for chunk in range(vpp)]
     forwards = [row + microbatch for group in groups for row in rows for microbatch in group]

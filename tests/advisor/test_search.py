@@ -8,12 +8,13 @@ import pytest
 
 from advisor.alternatives import shortfall, what_would_fit, why_not
 from advisor.candidates import candidate, objective_value, resource_seconds
-from advisor.pipeline import chunk_times, timeline, with_schedule
+from advisor.pipeline import timeline, with_schedule
 from advisor.request import Request, make_request
 from advisor.search import LAYOUT, search
 from advisor.space import build_space
 from costmodel.columns import plan_from_columns
 from costmodel.model_registry import load_model
+from costmodel.passes import chunk_times
 from costmodel.plan import Plan
 from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, predict
 from costmodel.workload import Workload

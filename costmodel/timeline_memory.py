@@ -1,0 +1,113 @@
+"""Memory of each stage over a simulated step: what stays, and activations of the micro-batches in flight.
+
+The formulas of `costmodel.memory` give the peak of the first, the second and the last stage; between peaks the same
+formulas are evaluated with the micro-batches that are in flight at the moment. Middle stages are the second one with
+their own layers and their own number in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from costmodel.layout import Chunk
+from costmodel.memory import activation_bytes
+from costmodel.passes import stage_chunks
+from costmodel.predict import Prediction
+from costmodel.simulate import Event
+
+Curve = tuple[tuple[float, float], ...]
+# Taken with the first pass and given back with the last one.
+COMPUTING = ("workspace",)
+
+
+def formula_stage(prediction: Prediction, stage: int) -> str:
+    """Which stage of the memory formulas stands for a decoder stage: first, second or last."""
+    last = prediction.plan.pp - 1
+    if stage == 0:
+        return "first"
+    if stage < last:
+        return "second"
+    values = prediction.values
+    # Two stages are first, second and last at once: the formulas take the larger.
+    both = last == 1 and values["memory_second"] > values["memory_last"]
+    return "second" if both else "last"
+
+
+def memory_curve(prediction: Prediction, stage: int, events: Sequence[Event]) -> Curve:
+    """(second, bytes) of a rank of a decoder stage; each value holds until the next point.
+
+    events: passes of the stage in order, seconds from the start of the step.
+    """
+    values, name = prediction.values, formula_stage(prediction, stage)
+    chunks = stage_chunks(prediction)[stage + _encoder_stages(prediction)]
+    prefix = f"memory_{name}_"
+    own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    moving = ("activations", "logits", *COMPUTING)
+    scale = _weight_ratio(values, chunks, name)
+    stays = sum(
+        value * (scale if key in ("weights", "gradients", "optimizer") else 1.0)
+        for key, value in own.items()
+        if key not in moving
+    )
+    kept = sum(
+        number * values[f"{block}_activation_bytes"] for chunk in chunks for block, number in chunk.blocks
+    )
+    layers = float(sum(chunk.layers for chunk in chunks) or 1)
+    x = SimpleNamespace(**values)
+    vpp = len(chunks)
+    logits_in = vpp - 1 if own.get("logits") else -1
+    # The formula's layers and activations where the stage is the formula's own, so that peaks agree to the digit.
+    same = scale == 1.0
+    kept = values[f"{name}_stage_kept"] if same else kept
+    layers = values[f"layers_{'pace' if name == 'second' else name}"] if same else layers
+    held = {0: 0.0}
+    changes: list[tuple[float, int, int]] = []
+    for event in events:
+        loss = 1 if event.chunk == logits_in else 0
+        changes.append((event.start, 1, loss) if event.kind == "F" else (event.end, -1, -loss))
+    changes.sort()  # what is freed at a moment is free for what starts at it
+    points = [(0.0, stays)]
+    computing = sum(own.get(part, 0.0) for part in COMPUTING)
+    flying = losses = 0
+    for second, more, loss in changes:
+        flying, losses = flying + more, losses + loss
+        if flying not in held:
+            held[flying] = float(activation_bytes(x, kept, layers, flying / vpp))
+        moved = held[flying] + (own["logits"] if losses else 0.0) + (computing if flying else 0.0)
+        points.append((second, stays + moved))
+    return tuple(points)
+
+
+def _encoder_stages(prediction: Prediction) -> int:
+    return len(stage_chunks(prediction)) - prediction.plan.pp
+
+
+def _weight_ratio(values: dict[str, float], chunks: Sequence[Chunk], name: str) -> float:
+    """Parameters of a stage's blocks over those of the stage that stands for it: 1 where the blocks are the same."""
+    if name != "second":
+        return 1.0
+    counts: dict[str, int] = {}
+    for chunk in chunks:
+        for block, number in chunk.blocks:
+            counts[block] = counts.get(block, 0) + number
+    experts = values.get("second_stage_expert_parameters", 0.0) / max(values.get("experts_second", 1.0), 1.0)
+
+    def parameters(number_of: dict[str, float]) -> float:
+        return sum(
+            number * (values[f"{block}_parameters"] + (experts if block == "experts" else 0.0))
+            for block, number in number_of.items()
+        )
+
+    second = {block: values[f"{block}_second"] for block in counts}
+    whole = parameters(second)
+    return parameters({block: float(number) for block, number in counts.items()}) / whole if whole else 1.0
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """At most `most` points: of each run of points the highest stays, so that the peak does."""
+    if len(curve) <= most:
+        return curve
+    size = -(-len(curve) // max(most - 2, 1))
+    runs = [curve[first : first + size] for first in range(1, len(curve) - 1, size)]
+    return (curve[0], *(max(run, key=lambda point: point[1]) for run in runs), curve[-1])
