@@ -1,0 +1,277 @@
+"""Run the shell blocks of a page and put what they print beside what the page shows.
+
+python tools/page_blocks.py docs/tutorial.md            run the page and write what is shown anew
+python tools/page_blocks.py --check docs/tutorial.md    exit 1 when the page shows something else
+
+A ```console block holds commands after `$ ` (`> ` goes on) and the output shown under each; a ```sh block commands
+alone. All blocks of a page run in one shell, in order, in one folder. A line `...` stands for lines left out. A comment
+before a block says what else holds: `<!-- page: exit 1 -->`, or `<!-- page: measured -->` where times of this machine
+are shown: there a line is compared up to its first number. A block that is `measured` says so to its reader too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# What of a checkout a page may need: the packages and what is built, documented and tested beside them.
+CHECKOUT = (
+    *("advisor", "costmodel", "executor", "hardware_db", "tools", "docs", "tests/advisor/rule_cases"),
+    *("pyproject.toml", "README.md", "LICENSE", "Makefile"),
+)
+SECONDS = 400
+SKIP = "..."
+_FENCE = re.compile(
+    r"(?:^<!-- page: (?P<notes>[^\n]*?) -->\n)?^```(?P<kind>console|sh)\n(?P<body>.*?)^```$", re.M | re.S
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a page: its text, the lines shown under it, the line of the page, and what holds."""
+
+    command: str
+    shown: tuple[str, ...]
+    line: int
+    exit_code: int = 0
+    measured: bool = False
+    console: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed and its exit code."""
+
+    lines: tuple[str, ...]
+    exit_code: int
+
+
+def steps_of(page: str) -> list[Step]:
+    """Commands of a page in order."""
+    steps = []
+    for match in _FENCE.finditer(page):
+        notes = match["notes"] or ""
+        code = re.search(r"exit (\d+)", notes)
+        at = page.count("\n", 0, match.start("body")) + 1
+        held = {"exit_code": int(code[1]) if code else 0, "measured": "measured" in notes}
+        if match["kind"] == "sh":
+            steps.append(Step(match["body"].rstrip("\n"), (), at, console=False, **held))
+            continue
+        for command, shown, offset in _console(match["body"]):
+            steps.append(Step(command, shown, at + offset, **held))
+    return steps
+
+
+def _console(body: str) -> list[tuple[str, tuple[str, ...], int]]:
+    """Command, output shown and first line of each command of a console block."""
+    found: list[tuple[list[str], list[str], int]] = []
+    for number, line in enumerate(body.splitlines()):
+        if line.startswith("$ "):
+            found.append(([line[2:]], [], number))
+        elif line == ">" or (line.startswith("> ") and found and not found[-1][1]):
+            found[-1][0].append(line[2:])
+        else:
+            found[-1][1].append(line.rstrip())
+    return [("\n".join(command), tuple(shown), number) for command, shown, number in found]
+
+
+def run_steps(steps: list[Step], folder: Path, environment: dict[str, str]) -> list[Outcome]:
+    """Run all commands in one shell in `folder`; a command that did not run has exit code -1."""
+    kept = Path(tempfile.mkdtemp(prefix="page-"))
+    script = "".join(
+        f"{{\n{step.command}\n}} >{kept}/{index}.out 2>{kept}/{index}.err </dev/null; echo $? >{kept}/{index}.code\n"
+        for index, step in enumerate(steps)
+    )
+    try:
+        shell = subprocess.Popen(
+            ["bash", "-c", script], cwd=folder, env=environment, start_new_session=True, text=True
+        )
+        try:
+            shell.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+        return [_outcome(kept, index) for index in range(len(steps))]
+    finally:
+        shutil.rmtree(kept)
+
+
+def _outcome(kept: Path, index: int) -> Outcome:
+    def text(kind: str) -> str:
+        path = kept / f"{index}.{kind}"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    code = int(text("code") or -1)
+    # Progress goes to standard error, and so does the one line of an error.
+    said = text("out") + (text("err") if code else "")
+    return Outcome(tuple(line.rstrip() for line in said.rstrip("\n").splitlines()), code)
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """A folder as a new user has it, with a checkout in `advisor`; the environment to run in.
+
+    Packages are found where this Python has them, so that `pip install` in a new environment installs the advisor
+    itself and downloads nothing.
+    """
+    for name in CHECKOUT:
+        source, target = ROOT / name, folder / "advisor" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        else:
+            shutil.copy2(source, target)
+    home = folder.parent / f"{folder.name}-home"
+    home.mkdir(exist_ok=True)
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "ADVISOR_CACHE") if name in os.environ}
+    return kept | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(home),
+        "ADVISOR_HOME": str(home),
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(packages),
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "PIP_IGNORE_INSTALLED": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: without isolation
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+    }
+
+
+def difference(step: Step, outcome: Outcome) -> str:
+    """What is wrong with a step, else nothing."""
+    if outcome.exit_code != step.exit_code:
+        said = "\n".join(outcome.lines[-12:])
+        return f"`{step.command}` ended with {outcome.exit_code}, not {step.exit_code}:\n{said}"
+    if not step.console:
+        return ""
+    comparable = _rough if step.measured else str
+    printed = [comparable(line) for line in outcome.lines]
+    at = 0
+    for index, part in enumerate(segments(step.shown)):
+        wanted = [comparable(line) for line in part]
+        anywhere = index > 0
+        last = index == len(segments(step.shown)) - 1
+        place = _find(printed, wanted, at, anywhere=anywhere, to_end=last)
+        if place is None:
+            return "\n".join(
+                [
+                    f"`{step.command}` prints something else:",
+                    *difflib.unified_diff(part, outcome.lines, "shown", "printed", n=0, lineterm=""),
+                ]
+            )
+        at = place + len(wanted)
+    return ""
+
+
+def segments(shown: tuple[str, ...]) -> list[list[str]]:
+    """Runs of lines between those left out. A page that ends with `...` ends with an empty run."""
+    parts: list[list[str]] = [[]]
+    for line in shown:
+        if line.strip() == SKIP:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return parts
+
+
+def _find(printed: list[str], wanted: list[str], start: int, *, anywhere: bool, to_end: bool) -> int | None:
+    """Where `wanted` begins among the lines printed, from `start` on."""
+    if to_end and anywhere and not wanted:
+        return len(printed)
+    last = len(printed) - len(wanted)
+    places = range(start, last + 1) if anywhere else range(start, min(start, last) + 1)
+    for place in places:
+        if printed[place : place + len(wanted)] == wanted and (not to_end or place == last):
+            return place
+    return None
+
+
+def _rough(line: str) -> str:
+    """A line with measured numbers: its words up to the first of them."""
+    return " ".join(re.split(r"[-+]?\d", line, maxsplit=1)[0].split())
+
+
+def written(page: str, steps: list[Step], outcomes: list[Outcome]) -> str:
+    """The page with what was printed in the place of what it showed; lines left out stay out."""
+    lines = page.split("\n")
+    for step, outcome in reversed(list(zip(steps, outcomes, strict=True))):
+        if not step.console or not difference(step, outcome):
+            continue
+        first = step.line + step.command.count("\n")
+        lines[first : first + len(step.shown)] = _renewed(step, list(outcome.lines))
+    return "\n".join(lines)
+
+
+def _renewed(step: Step, printed: list[str]) -> list[str]:
+    """Each run of shown lines by its nearest among those printed: first and last line are looked for."""
+    if SKIP not in [line.strip() for line in step.shown]:
+        return printed
+    parts, result, at = segments(step.shown), list[str](), 0
+    for index, part in enumerate(parts):
+        if index:
+            result.append(next(line for line in step.shown if line.strip() == SKIP))
+        if not part:
+            continue
+        first = at if index == 0 else _nearest(printed, part[0], at)
+        last = len(printed) - 1 if index == len(parts) - 1 else _nearest(printed, part[-1], first)
+        result += printed[first : last + 1]
+        at = last + 1
+    return result
+
+
+def _nearest(printed: list[str], line: str, start: int) -> int:
+    def likeness(index: int) -> float:
+        plain = [re.sub(r"[\d.,]+", "0", text) for text in (line, printed[index])]
+        return difflib.SequenceMatcher(None, *plain, autojunk=False).ratio()
+
+    return max(range(start, len(printed)), key=likeness, default=start)
+
+
+def run_page(path: Path, folder: Path) -> tuple[list[Step], list[Outcome]]:
+    """Run a page in `folder` as a new user would."""
+    steps = steps_of(path.read_text(encoding="utf-8"))
+    return steps, run_steps(steps, folder, prepare(folder))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when the pages show (now) what their commands print, else 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("pages", nargs="+", type=Path)
+    options = parser.parse_args(arguments)
+    wrong = 0
+    for path in options.pages:
+        with tempfile.TemporaryDirectory(prefix="tutorial-") as name:
+            folder = Path(name) / "work"
+            folder.mkdir()
+            steps, outcomes = run_page(path, folder)
+        found = [
+            text for step, outcome in zip(steps, outcomes, strict=True) if (text := difference(step, outcome))
+        ]
+        failed = [o for s, o in zip(steps, outcomes, strict=True) if s.exit_code != o.exit_code]
+        print("\n\n".join(found), file=sys.stderr)
+        if found and not options.check:
+            path.write_text(written(path.read_text(encoding="utf-8"), steps, outcomes), encoding="utf-8")
+            print(f"wrote {path}")
+        wrong += bool(found) if options.check else bool(failed)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
