@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 # A pass is one number: virtual stage x num_microbatches + micro-batch, where the virtual stage is
 # chunk x pp + stage; backward passes follow after the pp x vpp x num_microbatches forward ones.
 # Long steps: rounds of pp micro-batches that are replayed, and after how many of them the pattern repeats.
@@ -29,6 +32,17 @@ class Event(NamedTuple):
     kind: str
     start: float
     end: float
+
+
+@dataclass(frozen=True)
+class StagePasses:
+    """All passes of one stage in order of time, as arrays; start and end in seconds."""
+
+    forward: NDArray[np.bool_]
+    chunk: NDArray[np.intp]
+    microbatch: NDArray[np.intp]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,14 @@ class Timeline:
                 self._orders[stage], self._starts[stage], self._ends[stage], strict=True
             )
         )
+
+    def passes(self, stage: int) -> StagePasses:
+        """The passes of a stage."""
+        pp, m = len(self._orders), self._num_microbatches
+        order = np.array(self._orders[stage])
+        count = sum(map(len, self._orders)) // 2
+        starts, ends = np.array(self._starts[stage]), np.array(self._ends[stage])
+        return StagePasses(order < count, order % count // m // pp, order % m, starts, ends)
 
     @property
     def bubble(self) -> float:

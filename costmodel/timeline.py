@@ -22,7 +22,7 @@ from costmodel.passes import (
     stage_chunks,
 )
 from costmodel.predict import Prediction, TermValue
-from costmodel.simulate import Event, simulate_pipeline, warm_up_passes
+from costmodel.simulate import StagePasses, simulate_pipeline, warm_up_passes
 from costmodel.timeline_memory import Curve, memory_curve, thinned
 from costmodel.timeline_spans import BACKWARD, FORWARD, SENT, STREAMS, Drawing, Pass, Phases, Span
 
@@ -83,12 +83,16 @@ class Timeline:
         """(second, bytes) of each stage's rank, a value until the next point; empty for an encoder's own stages."""
         encoders = self.stages - self.prediction.plan.pp
         curves = tuple(
-            memory_curve(self.prediction, stage, events)
-            for stage, events in enumerate(self.drawing.passes[encoders:])
+            memory_curve(self.prediction, stage, passes)
+            for stage, passes in enumerate(self.drawing.passes[encoders:])
         )
         if self.most_points:
             curves = tuple(thinned(curve, self.most_points) for curve in curves)
         return ((),) * encoders + curves
+
+    def totals(self) -> tuple[dict[tuple[str, str], float], ...]:
+        """Seconds of every (stream, name) on each stage: sums of the spans, at no cost of drawing them."""
+        return self.drawing.totals()
 
     @property
     def whole(self) -> bool:
@@ -125,8 +129,10 @@ def simulate(prediction: Prediction) -> Timeline:
     arguments = pipeline_arguments(prediction)
     stages, vpp, count = len(arguments["forward"]), prediction.plan.vpp, arguments["num_microbatches"]
     tables = {
-        direction: [[table[stage, chunk, kind].seconds for chunk in range(vpp)] for stage in range(stages)]
-        for direction, kind in (("forward", "F"), ("backward", "B"))
+        kind: [
+            [table[stage, chunk, kind == FORWARD].seconds for chunk in range(vpp)] for stage in range(stages)
+        ]
+        for kind in (FORWARD, BACKWARD)
     }
     line = simulate_pipeline(**arguments | tables)
     outside = _outside(prediction, leaves)
@@ -138,18 +144,12 @@ def simulate(prediction: Prediction) -> Timeline:
     residual = room - shrink * line.makespan
     residual = residual if residual > CLOSE * prediction.step_time_s else 0.0
     before = sum(first.values())
-    moved = (
-        event._replace(start=before + shrink * event.start, end=before + shrink * event.end)
-        for event in line.events
-    )
-    passes: list[list[Event]] = [[] for _ in range(stages)]
-    for event in moved:
-        passes[event.stage].append(event)
+    passes = tuple(_moved(line.passes(stage), before, shrink) for stage in range(stages))
     warm_ups = tuple(warm_up_passes(stage, stages, vpp, count) for stage in range(stages))
     ended = before + shrink * line.makespan
     once = _once(prediction, leaves, stages, outside, first, ended, residual)
     drawing = Drawing(
-        tuple(map(tuple, passes)),
+        passes,
         {key: _shrunk(made, shrink) for key, made in table.items()},
         warm_ups,
         shrink * arguments["send_time"],
@@ -167,14 +167,14 @@ def simulate(prediction: Prediction) -> Timeline:
     )
 
 
-def _passes(prediction: Prediction, leaves: Leaves) -> dict[tuple[int, int, str], Pass]:
+def _passes(prediction: Prediction, leaves: Leaves) -> dict[tuple[int, int, bool], Pass]:
     """What every pass of a stage's chunk consists of."""
     forward, backward = chunk_times(prediction)
     chunks = stage_chunks(prediction)
     busy = [sum(forward[stage]) + sum(backward[stage]) for stage in range(len(chunks))]
     slowest = busy.index(max(busy))
     found = {}
-    for kind, direction, times in (("F", FORWARD, forward), ("B", BACKWARD, backward)):
+    for direction, times in ((FORWARD, forward), (BACKWARD, backward)):
         added = _added(prediction, leaves, direction)
         for stage, row in enumerate(chunks):
             for chunk, parts_of in enumerate(row):
@@ -187,7 +187,7 @@ def _passes(prediction: Prediction, leaves: Leaves) -> dict[tuple[int, int, str]
                 if stage == slowest:
                     parts += added
                 beside = _beside(prediction, leaves, parts_of, direction, compute)
-                found[stage, chunk, kind] = Pass(compute, tuple(parts), beside)
+                found[stage, chunk, direction == FORWARD] = Pass(compute, tuple(parts), beside)
     return found
 
 
@@ -306,10 +306,15 @@ def _shrunk(made: Pass, scale: float) -> Pass:
     return Pass(scale * made.compute, parts, beside)
 
 
-def _phases(events: tuple[Event, ...], warm_up: int) -> Phases:
-    between = events[warm_up : len(events) - warm_up]
-    started = between[0].start if between else events[warm_up].start
-    return Phases(started, between[-1].end if between else started, events[-1].end)
+def _moved(passes: StagePasses, before: float, scale: float) -> StagePasses:
+    return replace(passes, start=before + scale * passes.start, end=before + scale * passes.end)
+
+
+def _phases(passes: StagePasses, warm_up: int) -> Phases:
+    total = len(passes.start)
+    started = float(passes.start[warm_up])
+    steady = float(passes.end[total - warm_up - 1]) if total > 2 * warm_up else started
+    return Phases(started, steady, float(passes.end[-1]))
 
 
 def _names(prediction: Prediction, stages: int) -> tuple[str, ...]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import numpy as np
+
 from costmodel.layout import Chunk
 from costmodel.memory import activation_bytes
 from costmodel.passes import stage_chunks
 from costmodel.predict import Prediction
-from costmodel.simulate import Event
+from costmodel.simulate import StagePasses
 
 Curve = tuple[tuple[float, float], ...]
 # Taken with the first pass and given back with the last one.
@@ -34,10 +36,10 @@ def formula_stage(prediction: Prediction, stage: int) -> str:
     return "second" if both else "last"
 
 
-def memory_curve(prediction: Prediction, stage: int, events: Sequence[Event]) -> Curve:
+def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Curve:
     """(second, bytes) of a rank of a decoder stage; each value holds until the next point.
 
-    events: passes of the stage in order, seconds from the start of the step.
+    passes: of the stage, in seconds from the start of the step.
     """
     values, name = prediction.values, formula_stage(prediction, stage)
     chunks = stage_chunks(prediction)[stage + _encoder_stages(prediction)]
@@ -56,27 +58,22 @@ def memory_curve(prediction: Prediction, stage: int, events: Sequence[Event]) ->
     layers = float(sum(chunk.layers for chunk in chunks) or 1)
     x = SimpleNamespace(**values)
     vpp = len(chunks)
-    logits_in = vpp - 1 if own.get("logits") else -1
-    # The formula's layers and activations where the stage is the formula's own, so that peaks agree to the digit.
-    same = scale == 1.0
-    kept = values[f"{name}_stage_kept"] if same else kept
-    layers = values[f"layers_{'pace' if name == 'second' else name}"] if same else layers
-    held = {0: 0.0}
-    changes: list[tuple[float, int, int]] = []
-    for event in events:
-        loss = 1 if event.chunk == logits_in else 0
-        changes.append((event.start, 1, loss) if event.kind == "F" else (event.end, -1, -loss))
-    changes.sort()  # what is freed at a moment is free for what starts at it
-    points = [(0.0, stays)]
-    computing = sum(own.get(part, 0.0) for part in COMPUTING)
-    flying = losses = 0
-    for second, more, loss in changes:
-        flying, losses = flying + more, losses + loss
-        if flying not in held:
-            held[flying] = float(activation_bytes(x, kept, layers, flying / vpp))
-        moved = held[flying] + (own["logits"] if losses else 0.0) + (computing if flying else 0.0)
-        points.append((second, stays + moved))
-    return tuple(points)
+    if scale == 1.0:  # the stage is the formula's own: its figures, so that peaks agree to the digit
+        kept = values[f"{name}_stage_kept"]
+        layers = values[f"layers_{'pace' if name == 'second' else name}"]
+    # A pass takes memory when it starts forward and gives it back when it ends backward, in order of the passes.
+    seconds = np.where(passes.forward, passes.start, passes.end)
+    order = np.argsort(seconds, kind="stable")
+    taken = np.where(passes.forward, 1, -1)
+    flying = np.cumsum(taken[order])
+    held = np.array(
+        [0.0, *(activation_bytes(x, kept, layers, number / vpp) for number in range(1, flying.max() + 1))]
+    )
+    moved = held[flying] + sum(own.get(part, 0.0) for part in COMPUTING) * (flying > 0)
+    if own.get("logits"):
+        moved += own["logits"] * (np.cumsum((taken * (passes.chunk == vpp - 1))[order]) > 0)
+    points = zip(seconds[order].tolist(), (stays + moved).tolist(), strict=True)
+    return ((0.0, stays), *points)
 
 
 def _encoder_stages(prediction: Prediction) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from costmodel.passes import Part
-from costmodel.simulate import Event
+from costmodel.simulate import StagePasses
 
 STREAMS = ("compute", "tp", "cp", "ep", "pp", "dp", "host")
 FORWARD, BACKWARD, SENT = "forward", "backward", "send/recv"
-TITLES = {"F": FORWARD, "B": BACKWARD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,12 @@ class Pass:
 class Drawing:
     """What spans are drawn from: passes of each stage in order, what each consists of, and spans outside them.
 
-    table: (stage, chunk, "F" or "B") to its pass. warm_ups: forward passes of each stage's warm-up. hop: of a message
+    table: (stage, chunk, forward) to its pass. warm_ups: forward passes of each stage's warm-up. hop: of a message
     to the neighbour [s]; once: what happens once a step.
     """
 
-    passes: tuple[tuple[Event, ...], ...]
-    table: Mapping[tuple[int, int, str], Pass]
+    passes: tuple[StagePasses, ...]
+    table: Mapping[tuple[int, int, bool], Pass]
     warm_ups: tuple[int, ...]
     hop: float
     once: tuple[Span, ...]
@@ -76,19 +78,17 @@ class Drawing:
     def spans(self, ends: int = 1, steady: int = 1) -> tuple[Span, ...]:
         """All spans, with so many passes drawn as one: those of warm-up and flush, and those between."""
         found: list[Span] = []
-        for stage, events in enumerate(self.passes):
-            warm_up = self.warm_ups[stage]
-            for part, size in (
-                (events[:warm_up], ends),
-                (events[warm_up : len(events) - warm_up], steady),
-                (events[len(events) - warm_up :], ends),
+        for stage, passes in enumerate(self.passes):
+            total, warm_up = len(passes.start), self.warm_ups[stage]
+            for first, last, size in (
+                (0, warm_up, ends),
+                (warm_up, total - warm_up, steady),
+                (total - warm_up, total, ends),
             ):
                 if size == 1:
-                    for event in part:
-                        self._draw(event, found)
-                else:
-                    for first in range(0, len(part), size):
-                        found.extend(self._together(part[first : first + size]))
+                    self._one_by_one(stage, first, last, found)
+                elif first < last:
+                    self._together(stage, np.arange(first, last, size), last, found)
         return (*found, *self.once)
 
     def fit(self, most: int) -> tuple[int, int]:
@@ -96,48 +96,91 @@ class Drawing:
         each = 1 + (self.hop > 0) + max(len(one.parts) + len(one.beside) for one in self.table.values())
         room = max(most - len(self.once), len(self.passes)) / each
         outside = 2 * sum(self.warm_ups)
-        inside = sum(map(len, self.passes)) - outside
+        inside = sum(len(passes.start) for passes in self.passes) - outside
         if outside + inside <= room:
             return 1, 1
-        # A group of several passes has no message; a stage's last group of a phase may be short.
+        # A stage's last group of a phase may be short.
         room = max(room - 3 * len(self.passes), len(self.passes))
         if outside <= room / 2:
             return 1, max(2, math.ceil(inside / (room - outside)))
         size = max(2, math.ceil((outside + inside) / room))
         return size, size
 
-    def _draw(self, event: Event, found: list[Span]) -> None:
-        stage, chunk, microbatch, kind, start, end = event
-        made = self.table[stage, chunk, kind]
-        found.append(Span(stage, "compute", TITLES[kind], start, made.compute, microbatch, chunk))
-        for part in made.beside:
-            found.append(Span(stage, part.stream, part.name, start, part.seconds, microbatch, chunk))
-        clock = start + made.compute
-        for part in made.parts:
-            found.append(Span(stage, part.stream, part.name, clock, part.seconds, microbatch, chunk))
-            clock += part.seconds
-        if self.hop and self._sends(stage, chunk, kind):
-            found.append(Span(stage, "pp", SENT, end, self.hop, microbatch, chunk))
+    def totals(self) -> tuple[dict[tuple[str, str], float], ...]:
+        """Seconds of every stream and name on each stage, without drawing the spans."""
+        found = []
+        for stage, passes in enumerate(self.passes):
+            sums: dict[tuple[str, str], float] = {}
+            code, count = np.unique(2 * passes.chunk + passes.forward, return_counts=True)
+            for each, times in zip(code.tolist(), count.tolist(), strict=True):
+                chunk, forward = each // 2, bool(each % 2)
+                made = self.table[stage, chunk, forward]
+                own = [Part("compute", FORWARD if forward else BACKWARD, made.compute)]
+                own += [Part("pp", SENT, self.hop)] * (self.hop > 0 and self._sends(stage, chunk, forward))
+                for part in (*own, *made.beside, *made.parts):
+                    key = part.stream, part.name
+                    sums[key] = sums.get(key, 0.0) + times * part.seconds
+            found.append(sums)
+        for span in self.once:
+            sums, key = found[span.stage], (span.stream, span.name)
+            sums[key] = sums.get(key, 0.0) + span.duration
+        return tuple(found)
 
-    def _sends(self, stage: int, chunk: int, kind: str) -> bool:
-        last = len(self.passes) - 1
-        if kind == "F":
-            return stage < last or (stage, chunk + 1, "F") in self.table
+    def _one_by_one(self, stage: int, first: int, last: int, found: list[Span]) -> None:
+        passes, run = self.passes[stage], slice(first, last)
+        columns = (passes.forward, passes.chunk, passes.microbatch, passes.start, passes.end)
+        for forward, chunk, microbatch, start, end in zip(
+            *(column[run].tolist() for column in columns), strict=True
+        ):
+            made = self.table[stage, chunk, forward]
+            title = FORWARD if forward else BACKWARD
+            found.append(Span(stage, "compute", title, start, made.compute, microbatch, chunk))
+            for part in made.beside:
+                found.append(Span(stage, part.stream, part.name, start, part.seconds, microbatch, chunk))
+            clock = start + made.compute
+            for part in made.parts:
+                found.append(Span(stage, part.stream, part.name, clock, part.seconds, microbatch, chunk))
+                clock += part.seconds
+            if self.hop and self._sends(stage, chunk, forward):
+                found.append(Span(stage, "pp", SENT, end, self.hop, microbatch, chunk))
+
+    def _sends(self, stage: int, chunk: int, forward: bool) -> bool:
+        if forward:
+            return stage < len(self.passes) - 1 or (stage, chunk + 1, True) in self.table
         return stage > 0 or chunk > 0
 
-    def _together(self, events: Sequence[Event]) -> Iterator[Span]:
-        """A group of passes: compute (and waiting between them) first, then the sum of each part."""
-        if not events:
-            return
-        stage, start, end = events[0].stage, events[0].start, events[-1].end
-        sums: dict[tuple[str, str], float] = {}
-        for event in events:
-            for part in self.table[event.stage, event.chunk, event.kind].parts:
-                key = part.stream, part.name
-                sums[key] = sums.get(key, 0.0) + part.seconds
-        clock = end - sum(sums.values())
-        kinds = " and ".join(TITLES[kind] for kind in "FB" if any(event.kind == kind for event in events))
-        yield Span(stage, "compute", f"{len(events)} passes, {kinds}", start, clock - start)
-        for (stream, name), seconds in sums.items():
-            yield Span(stage, stream, name, clock, seconds)
-            clock += seconds
+    def _together(self, stage: int, firsts: NDArray[np.intp], last: int, found: list[Span]) -> None:
+        """Groups of passes, each up to the next of firsts: compute with waits between, then the sum of each part."""
+        passes = self.passes[stage]
+        ends = np.append(firsts[1:], last)
+        parts = self._part_sums(stage, firsts, ends)
+        forwards = np.add.reduceat(passes.forward[:last].astype(np.intp), firsts)
+        inside = np.sum(list(parts.values()), axis=0) if parts else np.zeros(len(firsts))
+        starts, clocks = passes.start[firsts], passes.end[ends - 1] - inside
+        for index, (count, forward) in enumerate(
+            zip((ends - firsts).tolist(), forwards.tolist(), strict=True)
+        ):
+            kinds = [FORWARD] * (forward > 0) + [BACKWARD] * (forward < count)
+            name = f"{count} passes, {' and '.join(kinds)}"
+            clock, start = float(clocks[index]), float(starts[index])
+            found.append(Span(stage, "compute", name, start, clock - start))
+            for (stream, title), sums in parts.items():
+                seconds = float(sums[index])
+                if seconds:
+                    found.append(Span(stage, stream, title, clock, seconds))
+                clock += seconds
+
+    def _part_sums(
+        self, stage: int, firsts: NDArray[np.intp], ends: NDArray[np.intp]
+    ) -> dict[tuple[str, str], NDArray[np.float64]]:
+        """Seconds of each part (stream and name) in each group of passes."""
+        passes, last = self.passes[stage], ends[-1]
+        chunks = int(passes.chunk.max()) + 1
+        code = 2 * passes.chunk[:last] + passes.forward[:last]
+        rows: dict[tuple[str, str], NDArray[np.float64]] = {}
+        for chunk in range(chunks):
+            for forward in (False, True):
+                for part in self.table[stage, chunk, forward].parts:
+                    row = rows.setdefault((part.stream, part.name), np.zeros(2 * chunks))
+                    row[2 * chunk + forward] += part.seconds
+        return {key: np.add.reduceat(row[code], firsts) for key, row in rows.items()}
