@@ -107,20 +107,27 @@ def taught(document: Record, outcome: Outcome, runs: Sequence[Observed]) -> Reco
     for each in outcome.learned:
         if each.error > TAUGHT * each.constant.width:
             continue
-        table = document.setdefault("calibration", {})
-        *path, name = each.constant.place
-        for step in path:
-            table = table.setdefault(step, {})
-        table[name] = leaf(each, len(runs))
+        for *path, name in each.constant.places:
+            table = document.setdefault("calibration", {})
+            for step in path:
+                table = table.setdefault(step, {})
+            if each.constant.factor and name not in table:
+                continue
+            own = table[name] if each.constant.factor else None
+            table[name] = leaf(each, len(runs), own)
     return document
 
 
-def leaf(each: Learned, runs: int) -> Record:
-    """A taught constant as a quantity."""
-    was = f"kernels alone said {each.before / each.constant.per:.4g}" if each.before else "not measured alone"
+def leaf(each: Learned, runs: int, own: Record | None = None) -> Record:
+    """A taught constant as a quantity. own: the leaf that it multiplies."""
+    constant = each.constant
+    before, after = each.before / constant.per, each.after / constant.per
+    if own is not None:
+        before, after = own["value"], own["value"] * each.after
+    was = f"kernels alone said {before:.4g}" if before else "not measured alone"
     return {
-        "value": float(f"{each.after / each.constant.per:.5g}"),
-        "unit": each.constant.unit,
+        "value": float(f"{after:.5g}"),
+        "unit": own["unit"] if own is not None else constant.unit,
         "kind": "measured",
         "source": f"fitted from {each.runs} of {runs} runs in context by `advisor calibrate`",
         "read_on": date.today(),

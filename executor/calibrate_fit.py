@@ -15,6 +15,7 @@ import numpy as np
 
 from costmodel.robust import STEP, Belief, Numbers, fit
 from costmodel.step_constants import PRIORS
+from costmodel.timing.network import OPERATIONS
 from executor.calibrate_records import Modelled, Observed
 from hardware_db import Cluster
 
@@ -26,15 +27,16 @@ MOVES = 0.01
 
 @dataclass(frozen=True)
 class Constant:
-    """One that runs can teach. symbols: inputs that it multiplies or is; place: its leaf under [calibration].
+    """One that runs can teach. symbols: inputs that it multiplies or is; places: its leaves under [calibration].
 
     width: relative width of the belief; start: value to begin with where the profile has zero, in base units.
-    unit, per: as the leaf is written, and its base units. where: "cpu", "gpu" or "".
+    unit, per: as the leaf is written, and its base units. where: "cpu", "gpu" or "". factor: it multiplies what its
+    leaves have, and begins at 1.
     """
 
     name: str
     symbols: tuple[str, ...]
-    place: tuple[str, ...]
+    places: tuple[tuple[str, ...], ...]
     width: float
     unit: str = "1"
     per: float = 1.0
@@ -42,17 +44,26 @@ class Constant:
     where: str = ""
     low: float = 0.1
     high: float = 10.0
+    factor: bool = False
 
+
+# Latencies of every kind of message: a processor has one protocol, so that both forms of the formula are the same.
+LATENCIES = tuple(
+    (kind, name)
+    for kind in (*OPERATIONS, "send_recv")
+    for name in ("latency", "low_latency")
+    if (kind, name) != ("send_recv", "low_latency")
+)
 
 CONSTANTS = (
-    Constant("gemm_rate", ("linear_scale", "gemm_scale"), ("step", "gemm_rate"), 0.15),
-    Constant("attention_rate", ("attention_scale",), ("step", "attention_rate"), 0.3),
-    Constant("elementwise_rate", ("elementwise_scale",), ("step", "elementwise_rate"), 0.4),
-    Constant("stream", ("stream_fraction",), ("memory", "stream"), 0.4),
+    Constant("gemm_rate", ("linear_scale", "gemm_scale"), (("step", "gemm_rate"),), 0.15),
+    Constant("attention_rate", ("attention_scale",), (("step", "attention_rate"),), 0.3),
+    Constant("elementwise_rate", ("elementwise_scale",), (("step", "elementwise_rate"),), 0.4),
+    Constant("stream", ("stream_fraction",), (("memory", "stream"),), 0.4),
     Constant(
         "kernel_launch",
         ("kernel_launch",),
-        ("host", "kernel_launch"),
+        (("host", "kernel_launch"),),
         1.0,
         "us",
         1e-6,
@@ -61,11 +72,11 @@ CONSTANTS = (
         0.1,
         30.0,
     ),
-    Constant("pass", ("pass_host",), ("host", "pass"), 1.5, "us", 1e-6, 5e-4, "cpu", 1e-3, 100.0),
+    Constant("pass", ("pass_host",), (("host", "pass"),), 1.5, "us", 1e-6, 5e-4, "cpu", 1e-3, 100.0),
     Constant(
         "layer_update",
         ("layer_update_host",),
-        ("host", "layer_update"),
+        (("host", "layer_update"),),
         1.5,
         "us",
         1e-6,
@@ -74,14 +85,23 @@ CONSTANTS = (
         1e-3,
         100.0,
     ),
-    Constant("host_kernel", ("host_kernel",), ("step", "host_kernel"), 0.5, "us", 1e-6, 25e-6, "gpu"),
-    Constant("intra_rate", ("intra_scale",), ("step", "intra_rate"), 0.3),
-    Constant("inter_rate", ("inter_scale",), ("step", "inter_rate"), 0.3, where="gpu"),
-    Constant("overlap_slowdown", ("overlap_slowdown",), ("step", "overlap_slowdown"), 0.5, where="gpu"),
-    Constant("straggler", ("straggler",), ("step", "straggler"), 0.5, where="gpu", start=0.004),
-    Constant("step_overhead", ("step_overhead",), ("step", "step_overhead"), 1.0, "ms", 1e-3, 5e-3),
-    Constant("grouped_rate", ("grouped_scale",), ("step", "grouped_rate"), 0.3),
-    Constant("expert_kernels", ("expert_kernels",), ("step", "expert_kernels"), 0.7),
+    Constant("host_kernel", ("host_kernel",), (("step", "host_kernel"),), 0.5, "us", 1e-6, 25e-6, "gpu"),
+    Constant("intra_rate", ("intra_scale",), (("step", "intra_rate"),), 0.3),
+    Constant("inter_rate", ("inter_scale",), (("step", "inter_rate"),), 0.3, where="gpu"),
+    Constant("overlap_slowdown", ("overlap_slowdown",), (("step", "overlap_slowdown"),), 0.5, where="gpu"),
+    Constant("straggler", ("straggler",), (("step", "straggler"),), 0.5, where="gpu", start=0.004),
+    Constant("step_overhead", ("step_overhead",), (("step", "step_overhead"),), 1.0, "ms", 1e-3, 5e-3),
+    Constant("grouped_rate", ("grouped_scale",), (("step", "grouped_rate"),), 0.3),
+    Constant("expert_kernels", ("expert_kernels",), (("step", "expert_kernels"),), 0.7),
+    Constant(
+        "message_time",
+        tuple(f"{kind}_{name}" for kind, name in LATENCIES),
+        tuple(("collective", kind, name) for kind, name in LATENCIES),
+        1.0,
+        where="cpu",
+        high=50.0,
+        factor=True,
+    ),
 )
 
 
@@ -144,24 +164,27 @@ def learn(runs: Sequence[Observed], cluster: Cluster, stack: str | None = None) 
 
 
 def _present(constant: Constant, models: Sequence[Modelled]) -> float:
-    """Its value in the profile: that of its first symbol."""
-    return float(models[0].inputs[constant.symbols[0]])
+    """Its value in the profile: that of its first symbol, 0 where no run has it."""
+    symbol = constant.symbols[0]
+    if constant.factor:
+        return float(any(symbol in each.inputs for each in models))
+    return float(next((each.inputs[symbol] for each in models if symbol in each.inputs), 0.0))
 
 
-def _changed(constants: Sequence[Constant], values: Numbers) -> dict[str, Numbers]:
+def _changed(constants: Sequence[Constant], values: Numbers, model: Modelled) -> dict[str, Numbers]:
     return {
-        symbol: value
+        symbol: value * model.inputs[symbol] if constant.factor else value
         for constant, value in zip(constants, values, strict=True)
         for symbol in constant.symbols
+        if symbol in model.inputs
     }
 
 
 def _residuals(constants: Sequence[Constant], values: Numbers, models: Sequence[Modelled]) -> Numbers:
     """Weighted log(predicted / measured) of every run's parts, for each column of values."""
-    changed = _changed(constants, values)
     found = []
     for each in models:
-        seconds = each.seconds(changed)
+        seconds = each.seconds(_changed(constants, values, each))
         for part, weight in each.run.weights().items():
             # What the model has no time for at all cannot be moved by a rate.
             row = np.log(np.maximum(seconds[part], 1e-12) / each.run.seconds[part])
@@ -184,8 +207,9 @@ def _step_errors(
     constants: Sequence[Constant], values: Sequence[float], models: Sequence[Modelled]
 ) -> dict[str, float]:
     """log(predicted / measured) of each run's step, or of its compute where only that was seen."""
-    changed, found = _changed(constants, np.array(values)), {}
+    found = {}
     for each in models:
+        changed = _changed(constants, np.array(values), each)
         part = "step" if "step" in each.run.seconds else "compute"
         found[each.run.name] = float(np.log(each.seconds(changed)[part] / each.run.seconds[part]))
     return found
@@ -198,5 +222,6 @@ def meaning(constant: Constant) -> str:
         "kernel_launch": "host time of one kernel's worth of operations, eager",
         "pass": "host time of a micro-batch's embedding, logits and loss",
         "layer_update": "host time of the optimizer for one layer",
+        "message_time": "latency of messages in a step over that back to back",
     }
     return words.get(constant.name) or PRIORS[constant.name].meaning

@@ -91,13 +91,13 @@ def observed(
     steps: list[dict[str, Any]],
     clock: str = "wall",
 ) -> Observed:
-    """The median step of measured ones, in its parts; a pipeline's and a tensor-parallel run's parts stay together."""
+    """The median step of measured ones, in its parts; a pipeline's stay together: its waiting is other stages' work."""
     ordered = sorted(steps, key=lambda step: step["seconds"])
     typical = ordered[(len(ordered) - 1) // 2]
     phases = typical.get("phases", {})
     parts = {"step": typical["seconds"]}
     queued = float(np.median([step.get("queued", 0.0) for step in steps])) / typical["seconds"]
-    if plan.pp == 1 and plan.tp == 1 and "forward" in phases:
+    if plan.pp == 1 and "forward" in phases:
         parts["compute"] = phases["forward"] + phases["backward"]
         parts["optimizer"] = phases.get("optimizer", 0.0)
         if plan.world > 1:
