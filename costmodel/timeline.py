@@ -46,8 +46,8 @@ AFTER = {
     "step_fixed": "host",
 }
 GATHER, CORRECTION = "dp_gather", "schedule_correction"
-# Groups that share parameters. A residual below CLOSE of the step is rounding.
-OWNERS, CLOSE = ("dp", "edp"), 1e-12
+# Groups that share parameters. A difference below CLOSE of the step is rounding.
+OWNERS, CLOSE = ("dp", "edp"), 1e-10
 Leaves = Mapping[str, TermValue]
 
 
@@ -141,6 +141,7 @@ def simulate(prediction: Prediction) -> Timeline:
     }
     room = prediction.step_time_s - sum(outside.values())
     shrink = min(1.0, room / line.makespan)
+    shrink = shrink if shrink < 1 - CLOSE else 1.0
     residual = room - shrink * line.makespan
     residual = residual if residual > CLOSE * prediction.step_time_s else 0.0
     before = sum(first.values())
