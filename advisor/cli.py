@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "compare": "Two plans, or a plan and a run or its log, side by side and term by term.",
     "diagnose": "What costs a run its time, from its log, its record or a trace.",
     "whatif": "What every knob would change on one plan: time, memory, and the term that moves.",
+    "report": "One page of a plan to open in a browser: breakdowns, timeline, what-if, evidence.",
     "validate": "Predicted against measured for a table of published runs.",
     "check": "Everything that keeps a plan from running, and the way out.",
     "knobs": "The knobs of a plan: meaning, range, framework names, when they help and hurt.",

@@ -12,7 +12,7 @@ from advisor.candidates import Candidate
 from advisor.options import split_pairs
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
-from advisor.search import Progress, SearchResult, search
+from advisor.search import Look, Progress, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
 
@@ -78,13 +78,18 @@ class Explanation:
         }
 
 
-def explain(request: Request, questions: Sequence[str] = (), progress: Progress | None = None) -> Explanation:
+def explain(
+    request: Request,
+    questions: Sequence[str] = (),
+    progress: Progress | None = None,
+    look: Look | None = None,
+) -> Explanation:
     """Search, then gather what makes the answer believable. ValueError in one line as `search`.
 
-    questions: texts of --why-not, each KNOB=VALUE, several joined by commas.
+    questions: texts of --why-not, each KNOB=VALUE, several joined by commas. look: as `search`.
     """
     asked = [parse_pins(split_pairs(text)) for text in questions]
-    result = search(request, progress)
+    result = search(request, progress, look)
     if not result.plans:
         return Explanation(request, result, None, remedies=what_would_fit(result))
     best = result.plans[0]

@@ -74,7 +74,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class _Scored:
+class Scored:
     """One evaluated space: step time [s] and peak memory [byte] of every row, device memory [byte]."""
 
     space: Space
@@ -104,15 +104,20 @@ class _Scored:
         return plan_from_columns(self.space.columns, row, self.space.precision)
 
 
-def search(request: Request, progress: Progress | None = None) -> SearchResult:
+Look = Callable[[list[Scored]], None]
+
+
+def search(request: Request, progress: Progress | None = None, look: Look | None = None) -> SearchResult:
     """The best plans for a request, distinct in their parallel sizes.
 
-    progress is called with the share done, from 0 to 1, and what is being done. Raises ValueError in one
-    line when no plan is legal.
+    progress is called with the share done, from 0 to 1, and what is being done; look with everything that was
+    evaluated, which is not kept. Raises ValueError in one line when no plan is legal.
     """
     tell = progress or (lambda share, text: None)
     started = time.perf_counter()
     spaces, scored, notes = _evaluate(request, tell)
+    if look is not None:
+        look(scored)
     legal = sum(space.legal for space in spaces)
     if not legal:
         raise ValueError(nothing_legal(request))
@@ -141,7 +146,7 @@ def fits_at_all(request: Request) -> bool:
     return any(part.fits().any() for part in _evaluate(request, lambda share, text: None)[1])
 
 
-def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[_Scored], list[str]]:
+def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Scored], list[str]]:
     """Build and evaluate the space of every precision (and, for cost, of fewer GPUs)."""
     counts = [request.gpus]
     if request.objective == "cost":
@@ -150,7 +155,7 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[_Scor
         counts += [request.gpus * pinned // step for step in steps if request.gpus % step == 0]
     model, workload, cluster, stack = request.model, request.workload, request.cluster, request.stack
     spaces: list[Space] = []
-    scored: list[_Scored] = []
+    scored: list[Scored] = []
     refused: dict[str, ValueError] = {}
     cases = [(gpus, precision) for gpus in counts for precision in request.precisions]
     for done, (gpus, precision) in enumerate(cases):
@@ -164,13 +169,13 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[_Scor
         spaces.append(space)
         if space.legal:
             out = evaluate_plans(model, workload, cluster, precision, space.columns, stack)
-            scored.append(_Scored(space, gpus, out["step_time"], out["peak_memory"], device))
+            scored.append(Scored(space, gpus, out["step_time"], out["peak_memory"], device))
     if not spaces:
         raise next(iter(refused.values()))
     return spaces, scored, [f"precision {name} left out: {why}" for name, why in refused.items()]
 
 
-def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Candidate, ...]:
+def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Candidate, ...]:
     """Best plan of each of the best layouts, pipelines simulated, in the order of the objective.
 
     Plans so large that the allocator would stall (tight) are ranked only where nothing else fits.
@@ -213,7 +218,7 @@ def _ranked(request: Request, scored: list[_Scored], tell: Progress) -> tuple[Ca
 
 
 def _rows_that_matter(
-    request: Request, scored: list[_Scored], share: float, wanted: int
+    request: Request, scored: list[Scored], share: float, wanted: int
 ) -> list[NDArray[np.intp]]:
     """Rows of each space that fit and can be among the pipelines simulated for the first `wanted` layouts."""
     scores, best = [], {}
@@ -254,7 +259,7 @@ def _layouts_in_order(columns: list[Array], wanted: int) -> list[list[int]]:
     return list(found.values())
 
 
-def _least_bad(request: Request, scored: list[_Scored]) -> Candidate:
+def _least_bad(request: Request, scored: list[Scored]) -> Candidate:
     """The legal plan with the smallest peak, the faster of equals."""
     part = min(scored, key=lambda each: float(each.peak_memory.min()))
     row = int(np.lexsort((part.complexity(), part.step_time, part.peak_memory))[0])
@@ -270,7 +275,7 @@ def _rule_rejections(spaces: list[Space]) -> list[Rejection]:
     return [Rejection(rule, count, examples[rule]) for rule, count in counts.items()]
 
 
-def _memory_rejection(scored: list[_Scored], count: int) -> Rejection:
+def _memory_rejection(scored: list[Scored], count: int) -> Rejection:
     """How many plans do not fit, and the fastest of them."""
     part = min(
         (each for each in scored if not each.fits().all()),

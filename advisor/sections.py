@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 # Sizes are told in the headline; the rest of the non-default knobs in the table under it.
-_SEVERITY_WORDS = {
+SEVERITY_WORDS = {
     "ERROR": "cannot run",
     "AUTOFIX": "the framework changes it",
     "SILENT": "has no effect",
@@ -156,7 +156,7 @@ def violation_section(found: list[Violation], title: str = "Rules") -> list[str]
         return []
     lines = [heading(title)]
     for violation in found:
-        words = _SEVERITY_WORDS[violation.severity]
+        words = SEVERITY_WORDS[violation.severity]
         lines.append(wrap(f"{violation.severity} ({words}) {violation.text}.", "  ", "    "))
         lines.append(wrap(f"{violation.way_out} [{violation.id}]", "    "))
     return lines
@@ -164,14 +164,17 @@ def violation_section(found: list[Violation], title: str = "Rules") -> list[str]
 
 def assumption_section(notes: list[str]) -> list[str]:
     """What was taken for granted; numbers assumed for one reason share a line."""
+    texts = assumption_texts(notes)
+    return [heading("Assumed"), *(wrap(text, "  - ", "    ") for text in texts)] if texts else []
+
+
+def assumption_texts(notes: list[str]) -> list[str]:
+    """The same as texts, one an assumption."""
     lines: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):
         what, assumed, reason = note.partition(" is assumed: ")
         lines.setdefault(reason if assumed else note, []).extend([what] if assumed else [])
-    if not lines:
-        return []
-    texts = [f"{_joined(names)} assumed: {reason}" if names else reason for reason, names in lines.items()]
-    return [heading("Assumed"), *(wrap(text, "  - ", "    ") for text in texts)]
+    return [f"{_joined(names)} assumed: {reason}" if names else reason for reason, names in lines.items()]
 
 
 def _joined(names: list[str]) -> str:

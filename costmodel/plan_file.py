@@ -87,16 +87,17 @@ def provenance(prediction: Prediction, command: str = "") -> dict[str, Any]:
         "mfu_peak": prediction.mfu_peak,
         "peak_memory_gib": prediction.peak_memory_bytes / gib,
         "device_gib": prediction.device_bytes / gib,
-        "advisor": _version(),
+        "advisor": advisor_version(),
         "made_on": date.today().isoformat(),
     }
     return record | ({"command": command} if command else {})
 
 
-def _version() -> str:
+def advisor_version() -> str:
+    """Version of this package; "unknown" in a checkout that is not installed."""
     try:
         return version("advisor")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:
         return "unknown"
 
 
@@ -112,10 +113,15 @@ def save_plan_file(path: str | Path, plan_file: PlanFile) -> Path:
     for part in ("model", "cluster"):
         record[part]["name"] = _portable(record[part]["name"], target.parent)
     check_writable(target)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    return write_whole(target, _HEADER + tomli_w.dumps(record))
+
+
+def write_whole(target: Path, text: str) -> Path:
+    """Write text whole or not at all, over what was there; returns the path. OSError when it cannot be written."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}."[:64], suffix=".tmp", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_HEADER + tomli_w.dumps(record))
+            file.write(text)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
@@ -129,6 +135,8 @@ def check_writable(path: str | Path) -> None:
     target = Path(path).expanduser()
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", str(target))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "is a device or pipe, not a file", str(target))
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "its folder does not exist", str(target))
     if not os.access(target.parent, os.W_OK):

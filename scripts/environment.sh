@@ -17,3 +17,11 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$1]"
     touch "$stamp"
 fi
+# Pages are tested in a real browser: Debian's Chromium, put in where that may be done. Elsewhere those tests skip.
+if [[ ",$1," == *,dev,* ]] && ! { command -v chromium && command -v chromedriver; } >/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "Installing Chromium for the tests of pages ..." >&2
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 ||
+            echo "Warning: Chromium could not be installed." >&2
+    fi
+fi

@@ -36,6 +36,7 @@ from advisor.workload_options import given_workload, workload_options
 @workload_options
 @profile_option
 @click.option("--save", metavar="FILE", help="Write the plan as a plan file.")
+@click.option("--html", metavar="FILE", help="Write a page to open in a browser, as `advisor report` does.")
 @click.option("--formulas", is_flag=True, help="Every formula, with the numbers of the plan put in.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
@@ -50,7 +51,6 @@ def command(context: click.Context, **options: Any) -> None:
     advisor explain --model 70b --gpus 64 --gpu b200
     advisor explain --model 70b --gpus 64 --gpu b200 --why-not tp=8 --tokens 15e12
     """
-    from advisor.explain import explain
     from advisor.progress import Progress
     from advisor.request import make_request
     from costmodel.plan_file import check_writable
@@ -59,8 +59,9 @@ def command(context: click.Context, **options: Any) -> None:
         raise ValueError(
             "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
         )
-    if options["save"] is not None:
-        check_writable(options["save"])
+    for given in ("save", "html"):
+        if options[given] is not None:
+            check_writable(options[given])
     request = make_request(
         options["model"],
         options["gpus"],
@@ -78,8 +79,9 @@ def command(context: click.Context, **options: Any) -> None:
         load=given_workload(options),
     )
     with Progress(wanted=not options["as_json"]) as progress:
-        explanation = explain(request, options["why_not"], progress)
-    saved = _save(explanation, options) if explanation.best else None
+        explanation, look = _explained(request, options, progress)
+        saved = _save(explanation, options) if explanation.best else None
+        page = _report(explanation, look, saved, options, progress)
     if options["as_json"]:
         click.echo(json.dumps(explanation.to_dict(), indent=2))
     else:
@@ -88,8 +90,37 @@ def command(context: click.Context, **options: Any) -> None:
         lines = explanation_lines(explanation, options["formulas"])
         if saved:
             lines += ["", f"Saved as {saved}. `advisor predict {shlex.quote(saved)}` shows it again."]
+        if page:
+            lines += ["", f"Wrote {page}. Open it in a browser."]
         click.echo("\n".join(lines))
     context.exit(0 if explanation.best else 1)
+
+
+def _explained(request: Any, options: dict[str, Any], progress: Any) -> tuple[Any, Any]:
+    """The explanation, and what a page wants to see of the search (None without a page)."""
+    from advisor.explain import explain
+
+    if options["html"] is None:
+        return explain(request, options["why_not"], progress), None
+    from advisor.report.cloud import Cloud
+
+    cloud = Cloud()
+    return explain(request, options["why_not"], progress, cloud), cloud
+
+
+def _report(explanation: Any, cloud: Any, saved: str | None, options: dict[str, Any], progress: Any) -> Any:
+    """Write the page where it was asked for; returns its path."""
+    if options["html"] is None:
+        return None
+    from advisor.report.page import write_report
+    from advisor.report.subject import subject_of_explanation
+
+    names = {
+        "model": options["model"],
+        **{name: options[name] for name in ("gpu", "cluster") if options[name]},
+    }
+    subject = subject_of_explanation(explanation, cloud, names, saved, sys.argv[1:], progress)
+    return write_report(options["html"], subject)
 
 
 def _save(explanation: Any, options: dict[str, Any]) -> str | None:

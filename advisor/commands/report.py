@@ -1,0 +1,61 @@
+"""advisor report: one page about a plan, to look at and to share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from advisor.case import read_case, setting_options
+from advisor.options import knob_options
+
+
+@click.command(name="report")
+@click.argument("plan", required=False)
+@click.option("-o", "--output", required=True, metavar="FILE", help="The page, such as plan.html.")
+@click.option(
+    "--tokens", type=float, metavar="T", help="Tokens to train on, for GPU-hours, $ and kWh [1e12]."
+)
+@click.option(
+    "--record",
+    "records",
+    multiple=True,
+    metavar="DIR",
+    help="A run's record, or a log, to show beside the prediction; repeatable [those kept of this plan].",
+)
+@setting_options
+@knob_options
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    plan: str | None,
+    output: str,
+    tokens: float | None,
+    records: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """One page of a plan to open in a browser: breakdowns, timeline, what-if, evidence.
+
+    The page holds everything that it shows, opens from disk and asks the network for nothing. Every number drills
+    down to its formula and its source; sliders recompute the plan in the page. PLAN is a plan file; without one,
+    the plan of the options, or the one that `advisor explain` gave last. Exit code 1 when the plan does not hold.
+
+    \b
+    advisor report plan.toml -o plan.html
+    advisor report --model llama3-8b --gpus 8 --gpu h100 --tp 2 --sequence-parallel -o plan.html
+    """
+    from advisor.progress import Progress
+    from advisor.report.page import write_report
+    from advisor.report.subject import subject_of_case
+    from costmodel.plan_file import check_writable, last_plan_path
+
+    check_writable(output)
+    case = read_case(plan, options)
+    if plan is None and options["model"] is None:
+        plan = str(last_plan_path())
+    with Progress() as progress:
+        subject = subject_of_case(case, plan, tokens, records, progress)
+        written = write_report(output, subject)
+    click.echo(f"Wrote {written} ({written.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
+    context.exit(0 if subject.holds else 1)

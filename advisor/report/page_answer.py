@@ -1,0 +1,215 @@
+"""The top of the page, readable without a script: the plan, its numbers, what to type, and why it is the one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from advisor.options import value_text
+from advisor.render import gib, percent, seconds
+from advisor.report.markup import Markup, folded, join, section, table, tag
+from advisor.report.subject import Subject
+from advisor.sections import SEVERITY_WORDS, changed_knobs, evidence_text, fit_text, setting
+from costmodel.knobs import KNOBS
+from costmodel.predict import TIGHT_ABOVE, Prediction
+
+
+def answer(subject: Subject, data: dict[str, Any]) -> Markup:
+    """Plan, verdict, four numbers, command."""
+    prediction = subject.prediction
+    return tag(
+        "section",
+        tag("p", setting(prediction), class_="setting"),
+        tag("h1", prediction.plan.describe(), id="answer-title"),
+        verdict(subject),
+        _numbers(prediction, data),
+        _evidence(data),
+        _commands(subject),
+        id="answer",
+        class_="card answer",
+        aria_labelledby="answer-title",
+    )
+
+
+def verdict(subject: Subject) -> Markup:
+    """In a sentence: whether it runs, and how it stands among all plans."""
+    errors = [each for each in subject.found if each.severity == "ERROR"]
+    prediction, explanation = subject.prediction, subject.explanation
+    if errors:
+        words, mood = f"This plan cannot run: {errors[0].text}. {errors[0].way_out}", "bad"
+    elif not prediction.fits:
+        words, mood = f"This plan does not fit: {fit_text(prediction)}.", "bad"
+        if explanation and not explanation.best and explanation.remedies:
+            words += f" No plan fits here. What would: {'; '.join(explanation.remedies)}."
+    elif explanation is None:
+        words, mood = f"Fits. No search beside it: {subject.problem}", "warn"
+    elif subject.best:
+        goal = {"throughput": "fastest", "cost": "cheapest", "memory": "leanest"}[
+            explanation.request.objective
+        ]
+        words = f"The {goal} of {explanation.result.feasible:,} plans that fit, of {explanation.result.legal:,} legal."
+        mood = "good"
+    else:
+        assert explanation.best is not None
+        best = explanation.best
+        ratio = prediction.step_time_s / best.step_time
+        behind = f"{percent(ratio - 1)} slower than" if ratio > 1 else f"{percent(1 - ratio)} faster than"
+        words = f"Fits; {behind} the best plan that a search finds, {best.plan.describe()}, {seconds(best.step_time)}."
+        mood = "good" if ratio < 1.02 else "warn"
+    return tag("p", words, class_=f"verdict {mood}")
+
+
+def _numbers(prediction: Prediction, data: dict[str, Any]) -> Markup:
+    low, high = prediction.interval_low, prediction.interval_high
+    level = percent(prediction.interval_level, 0)
+    name, share = next(iter(data["bound"].items()))
+    used = prediction.peak_memory_bytes / prediction.device_bytes
+    mood = "bad" if not prediction.fits else "warn" if prediction.tight else "good"
+    tiles = [
+        _tile(
+            "step time",
+            seconds(prediction.step_time_s),
+            f"{level} interval {seconds(low)} to {seconds(high)}",
+            _interval(prediction),
+        ),
+        _tile("MFU", percent(prediction.mfu), f"of {prediction.mfu_peak}, recompute not counted"),
+        _tile(
+            "throughput",
+            f"{prediction.tokens_per_second_per_gpu:,.0f}",
+            f"tokens/s/GPU; {prediction.model_tflops_per_gpu:,.0f} model TFLOP/s/GPU",
+        ),
+        _tile("memory", gib(prediction.peak_memory_bytes), fit_text(prediction), _meter(used, mood)),
+        _tile("bound by", name, f"{percent(share)} of the step waits for it"),
+    ]
+    return tag("dl", *tiles, class_="tiles")
+
+
+def _evidence(data: dict[str, Any]) -> Markup:
+    near = [evidence_text(run) for run in data["prediction"]["evidence"][:1]]
+    return tag("p", f"Evidence: {near[0]}.", class_="note") if near else Markup()
+
+
+def _tile(label: str, value: str, note: str, extra: object = "") -> Markup:
+    drawn = tag("dd", extra, class_="drawn") if extra else ""
+    return tag(
+        "div", tag("dt", label), tag("dd", value, class_="value"), drawn, tag("dd", note, class_="note")
+    )
+
+
+def _interval(prediction: Prediction) -> Markup:
+    """A line from zero to a little above the interval, the interval thick on it, the prediction a mark."""
+    most = 1.1 * prediction.interval_high
+    left, right, mark = (
+        f"{100 * value / most:.2f}%"
+        for value in (prediction.interval_low, prediction.interval_high, prediction.step_time_s)
+    )
+    style = f"--left:{left};--right:{right};--mark:{mark}"
+    return tag("span", tag("i"), tag("b"), class_="interval", style=style, aria_hidden="true")
+
+
+def _meter(share: float, mood: str) -> Markup:
+    style = f"--share:{100 * min(share, 1.0):.2f}%;--limit:{100 * TIGHT_ABOVE:.0f}%"
+    return tag("span", tag("i", class_=mood), tag("b"), class_="meter", style=style, aria_hidden="true")
+
+
+def _commands(subject: Subject) -> Markup:
+    rows = [
+        tag(
+            "li",
+            tag("code", command),
+            tag(
+                "button",
+                "copy",
+                type="button",
+                class_="button copy",
+                data_copy=command,
+                aria_label="copy command",
+            ),
+            tag("span", what, class_="note"),
+        )
+        for command, what in subject.commands
+    ]
+    return tag("ul", *rows, class_="commands")
+
+
+def why(subject: Subject) -> Markup:
+    """Reasons in the order of the tuning guides, what the others lose, the knobs to set, what the rules say."""
+    steps = [join([tag("dt", step.topic), tag("dd", step.text)]) for step in subject.steps]
+    return section(
+        "why",
+        "Why this plan",
+        _binds(subject.prediction),
+        tag("h3", "The path of the tuning guides, with the numbers of this case"),
+        tag("dl", *steps, class_="path"),
+        *_runners_up(subject),
+        *_worth_knowing(subject),
+        folded("Knobs to set, with their names in Megatron-Bridge", _knobs(subject.prediction)),
+    )
+
+
+def _binds(prediction: Prediction) -> Markup:
+    from costmodel.predict import resource_shares
+
+    rows = [
+        (name, percent(share), seconds(prediction.step_time_s * (1 - share)), f"{1 / (1 - share):.2f}x")
+        for name, share in resource_shares(prediction.time).items()
+        if 0.005 <= share < 0.995
+    ]
+    return table(
+        ["the step waits for", "share of it", "step at best without", "gain"],
+        rows[:6],
+        "What binds",
+        "lrrr",
+    )
+
+
+def _runners_up(subject: Subject) -> Iterator[Markup]:
+    explanation = subject.explanation
+    if explanation is None or not explanation.result.plans:
+        return
+    memory = explanation.request.objective == "memory"
+    rows = []
+    for each in explanation.result.plans:
+        lost = (gib if memory else seconds)(each.lost_amount)
+        rows.append(
+            (
+                each.plan.describe(),
+                seconds(each.step_time),
+                f"+{percent(each.lost_by)}" if each.rank > 1 else "",
+                gib(each.peak_memory),
+                f"{lost} to {each.lost_to_term}" if each.lost_to_term else "",
+            )
+        )
+    yield table(
+        ["plan", "step", "loses", "memory", "most of it"],
+        rows,
+        "The best plan of each layout, by rank",
+        "lrrrl",
+    )
+
+
+def _worth_knowing(subject: Subject) -> Iterator[Markup]:
+    if subject.found:
+        yield tag("h3", "Worth knowing")
+        rows = [
+            tag(
+                "li",
+                tag("strong", f"{each.severity} ({SEVERITY_WORDS[each.severity]}) "),
+                f"{each.text}. {each.way_out} ",
+                tag("code", each.id),
+            )
+            for each in subject.found
+        ]
+        yield tag("ul", *rows)
+
+
+def _knobs(prediction: Prediction) -> Markup:
+    rows = [
+        (
+            tag("code", name),
+            value_text(value),
+            KNOBS[name].megatron_bridge.replace("(derived)", "follows from the others"),
+        )
+        for name, value in changed_knobs(prediction.plan).items()
+    ]
+    return table(["knob", "value", "in Megatron-Bridge"], rows, "Knobs that are not at their default")

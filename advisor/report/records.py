@@ -1,0 +1,89 @@
+"""Runs of a plan beside its prediction: records named by the user, or those that this machine keeps of the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from advisor.comparison_sides import Side, read_side
+from costmodel.predict import Prediction
+from executor.compare import compare
+from executor.record import read_steps
+
+# Newest records of a plan that a page shows when none are named.
+MOST = 5
+
+
+def run_records(prediction: Prediction, named: Sequence[str]) -> list[dict[str, Any]]:
+    """What each run measured beside what was predicted for it, term by term.
+
+    named: folders of records; without any, the newest kept records of this plan. ValueError in one line when a
+    folder that was named is no record.
+    """
+    if named:
+        return [_record(read_side(str(Path(folder).expanduser()))) for folder in named]
+    found = []
+    for folder in kept_records(prediction):
+        try:
+            found.append(_record(read_side(str(folder))))
+        except ValueError:
+            continue  # a run that failed before its first step
+    return found[:MOST]
+
+
+def kept_records(prediction: Prediction) -> list[Path]:
+    """Folders of this machine's runs that were asked for this plan and model, newest first."""
+    from executor.local_profile import home
+
+    wanted, model = prediction.plan.to_dict(), prediction.model.name
+    runs = home() / "runs"
+    found = []
+    for folder in sorted(runs.glob("*/requested.json"), reverse=True) if runs.is_dir() else []:
+        try:
+            asked = json.loads(folder.read_text(encoding="utf-8"))
+            told = json.loads((folder.parent / "prediction.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if asked == wanted and isinstance(told, dict) and told.get("model") == model:
+            found.append(folder.parent)
+    return found
+
+
+def _record(side: Side) -> dict[str, Any]:
+    if side.measured is None:
+        raise ValueError(
+            f"--record {side.path} is a plan, not a run. Name the folder of a run's record, or a log."
+        )
+    rows = compare(side.predicted, side.measured) if side.measured.get("phases") else _step_only(side)
+    return {
+        "path": side.path,
+        "model": side.predicted["model"],
+        "cluster": side.predicted["cluster"],
+        "num_steps": side.measured["num_steps"],
+        "rows": [row.to_dict() for row in rows],
+        "steps": _steps(Path(side.path)),
+        "predicted_s": side.predicted["step_time_s"],
+        "interval": side.predicted["interval"],
+        "warnings": list(side.warnings),
+    }
+
+
+def _step_only(side: Side) -> list[Any]:
+    """A log tells its step and its memory, not its phases."""
+    assert side.measured is not None
+    measured = side.measured | {"phases": {}}
+    told = ("step time", "tokens/s of each process", "memory of the worst rank")
+    return [row for row in compare(side.predicted, measured) if row.name in told]
+
+
+def _steps(folder: Path) -> list[dict[str, Any]]:
+    """Seconds of every step of a record's folder; empty for a log."""
+    if not folder.is_dir():
+        return []
+    return [
+        {"seconds": step["seconds"], "warmup": bool(step.get("warmup"))}
+        for step in read_steps(folder)
+        if "seconds" in step
+    ]

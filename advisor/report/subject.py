@@ -1,0 +1,161 @@
+"""What a page is about: one plan predicted, the search in its setting, and what was said with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from advisor.candidates import Candidate
+from advisor.case import Case
+from advisor.explain import Explanation, explain
+from advisor.pipeline import with_schedule
+from advisor.report.cloud import Cloud
+from advisor.report.records import run_records
+from advisor.report.scaling import scaling
+from advisor.request import Request, choose_precisions
+from advisor.rules import Violation, violations
+from advisor.why import Path, Step
+from costmodel.predict import Prediction, predict
+
+if TYPE_CHECKING:
+    from advisor.search import Progress
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plan and all that a page tells of it.
+
+    prediction: its pipeline simulated, as every command tells it. explanation: of the search in the plan's setting,
+    None where no plan is legal there (problem says why). best: whether the plan is the answer of that search.
+    commands: what to type next, each with what it does. names: what the user called the model ("model") and the
+    machine ("cluster"). records: of its runs.
+    """
+
+    prediction: Prediction
+    explanation: Explanation | None
+    cloud: Cloud
+    steps: tuple[Step, ...]
+    found: tuple[Violation, ...]
+    notes: tuple[str, ...]
+    commands: tuple[tuple[str, str], ...]
+    names: Mapping[str, str]
+    records: tuple[dict[str, Any], ...] = ()
+    scaling: dict[str, Any] | None = None
+    stack: str | None = None
+    problem: str = ""
+
+    @property
+    def best(self) -> bool:
+        """Whether this is the plan that the search gives."""
+        found = self.explanation.best if self.explanation else None
+        return found is not None and found.plan == self.prediction.plan
+
+    @property
+    def layouts(self) -> tuple[Candidate, ...]:
+        """The best plan of each of the best layouts, by rank."""
+        return self.explanation.result.plans if self.explanation else ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the plan runs and fits."""
+        return self.prediction.fits and not any(each.severity == "ERROR" for each in self.found)
+
+
+def subject_of_case(
+    case: Case, path: str | None, tokens: float | None, records: Sequence[str], tell: Progress
+) -> Subject:
+    """The plan of a file or of options, beside the search over everything else in its setting."""
+    closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+    prediction = with_schedule(closed)
+    share = closed.peak_memory_bytes / closed.device_bytes
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    recipes, note = choose_precisions("auto", case.cluster)
+    request = Request(
+        model=case.model,
+        gpus=case.plan.world,
+        cluster=case.cluster,
+        workload=case.workload,
+        precisions=tuple(dict.fromkeys((*recipes, case.plan.precision))),
+        tokens=tokens,
+        stack=case.stack,
+        notes=(note,) if note else (),
+    )
+    cloud, problem = Cloud(), ""
+    try:
+        explanation: Explanation | None = explain(request, (), _part(tell, 0.0, 0.5), cloud)
+        curve = scaling(request, explanation.best, _part(tell, 0.5, 0.9))
+    except ValueError as refused:
+        explanation, curve, problem = None, None, str(refused)
+    best = explanation.best if explanation else None
+    if explanation and best and best.plan == case.plan:
+        steps = explanation.steps
+    else:
+        steps = tuple(Path(prediction, request.precisions, case.stack).steps())
+    return Subject(
+        prediction=prediction,
+        explanation=explanation,
+        cloud=cloud,
+        steps=steps,
+        found=tuple(found),
+        notes=case.notes,
+        commands=next_commands(path),
+        names={"model": case.plan_file.model, "cluster": case.plan_file.cluster},
+        records=tuple(run_records(prediction, records)),
+        scaling=curve,
+        stack=case.stack,
+        problem=problem,
+    )
+
+
+def subject_of_explanation(
+    explanation: Explanation,
+    cloud: Cloud,
+    names: Mapping[str, str],
+    saved: str | None,
+    asked: Sequence[str],
+    tell: Progress,
+) -> Subject:
+    """The answer of `explain`, or the least bad plan when nothing fits. saved: its file; asked: the arguments."""
+    request: Request = explanation.request
+    prediction = explanation.shown.prediction
+    steps = explanation.steps
+    if not steps:
+        steps = tuple(Path(prediction, request.precisions, request.stack).steps())
+    return Subject(
+        prediction=prediction,
+        explanation=explanation,
+        cloud=cloud,
+        steps=steps,
+        found=tuple(explanation.found),
+        notes=tuple(explanation.result.notes),
+        commands=next_commands(saved, asked),
+        names=names,
+        records=tuple(run_records(prediction, ())),
+        scaling=scaling(request, explanation.best, tell),
+        stack=request.stack,
+    )
+
+
+def next_commands(path: str | None, asked: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
+    """What to type next. path: of the plan file, None where none was written; asked: what made the plan."""
+    first: tuple[tuple[str, str], ...] = ()
+    if path is None:
+        path = "plan.toml"
+        if asked:
+            first = ((f"advisor {shlex.join(asked)} --save {path}", "keeps this plan as a file"),)
+    name = shlex.quote(path)
+    return (
+        *first,
+        (f"advisor run {name}", "trains with it here, predicted beside measured"),
+        (
+            f"advisor export {name} --to megatron-lm --slurm -o run",
+            "writes configuration, launch line and job",
+        ),
+        (f"advisor whatif {name}", "tells what every knob would change"),
+    )
+
+
+def _part(tell: Progress, start: float, end: float) -> Progress:
+    return lambda share, what: tell(start + (end - start) * share, what)
