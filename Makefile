@@ -19,6 +19,8 @@ tests:
 docs:
 	$(python) tools/build_docs.py --check
 	$(python) tools/knob_docs.py --check
+	$(python) tools/method_docs.py --check
+	$(python) tools/guide_docs.py --check
 
 fix: fix-docs
 	$(tools)ruff format .
@@ -26,3 +28,6 @@ fix: fix-docs
 fix-docs:
 	$(python) tools/build_docs.py
 	$(python) tools/knob_docs.py
+	$(python) tools/method_docs.py
+	$(python) tools/guide_docs.py
+	@echo 'docs/tutorial.md and docs/extending.md: python tools/page_blocks.py docs/tutorial.md docs/extending.md'
