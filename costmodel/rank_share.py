@@ -12,12 +12,19 @@ from costmodel.workload import Workload
 
 
 def rank_share(
-    plan: Plan, workload: Workload, model: ModelSpec, stage: int, places: tuple[int, int] = (0, 0)
+    plan: Plan,
+    workload: Workload,
+    model: ModelSpec,
+    stage: int,
+    places: tuple[int, int] = (0, 0),
+    *,
+    plain: bool = False,
 ) -> dict[str, int]:
     """Bytes that a rank of a stage holds: "parameters", "gradients", "optimizer". [byte]
 
     places: of the rank among those that share optimizer state, and among those that share it of experts; their parts
-    differ by the padding that falls to each. ValueError for FSDP, whose buffers are others.
+    differ by the padding that falls to each. plain: without Transformer Engine. ValueError for FSDP, whose buffers
+    are others.
     """
     if plan.fsdp:
         raise ValueError("--fsdp: state is counted for the distributed optimizer. Try --zero-stage 1.")
@@ -25,5 +32,5 @@ def rank_share(
     chunks = stage_chunks(plan, model, stage, workload.seq_len)
     names = {each.block for chunk in chunks for each in chunk.blocks}
     works = {name: block_work(x, name, features) for name in names}
-    owned = owners(x, plan, chunks, works, model, places)
+    owned = owners(x, plan, chunks, works, model, places, plain=plain)
     return {kind: int(size) for kind, size in state_bytes(x, owned).items()}

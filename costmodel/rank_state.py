@@ -36,9 +36,15 @@ class Owned:
 
 
 def chunk_tensors(
-    x: SimpleNamespace, plan: Plan, chunk: Chunk, works: Mapping[str, BlockWork], tied: bool
+    x: SimpleNamespace,
+    plan: Plan,
+    chunk: Chunk,
+    works: Mapping[str, BlockWork],
+    tied: bool,
+    *,
+    plain: bool = False,
 ) -> Iterator[Tensor]:
-    """Tensors of a model chunk in the order of Megatron-Core's modules.
+    """Tensors of a model chunk in the order of Megatron-Core's modules; plain: of those without Transformer Engine.
 
     The last stage holds the embedding once more for MTP heads, and for a tied output layer. With heads the final norm
     follows the decoder's last layer, else it stands before the output layer. Source: Megatron-Core 0.16.1,
@@ -52,7 +58,7 @@ def chunk_tensors(
         yield embedding_tensors(x, shared=True)[0]
     for placed in chunk.blocks:
         if not placed.mtp:
-            yield from block_tensors(x, works[placed.block])
+            yield from block_tensors(x, works[placed.block], plain=plain)
     after_layer = bool(x.mtp_total)
     if after_layer and chunk.ends:
         yield from (tensor for tensor in output_tensors(x) if tensor.name != "output")
@@ -66,7 +72,7 @@ def chunk_tensors(
             yield from mtp_tensors(x)
         for placed in chunk.blocks:
             if placed.mtp:
-                yield from block_tensors(x, works[placed.block])
+                yield from block_tensors(x, works[placed.block], plain=plain)
 
 
 def owners(
@@ -76,10 +82,13 @@ def owners(
     works: Mapping[str, BlockWork],
     model: ModelSpec,
     places: tuple[int, int] = (0, 0),
+    *,
+    plain: bool = False,
 ) -> list[Owned]:
     """Buffers of every chunk of a stage: tensors of dp x cp ranks, and of the experts' own ranks.
 
-    places: of the rank among those that share the optimizer state of a buffer, and of one of experts.
+    places: of the rank among those that share the optimizer state of a buffer, and of one of experts. plain: modules
+    of Megatron-Core alone, whose order is another, so that padding falls elsewhere.
 
     Without expert parallelism Megatron-Core keeps experts with the others. Buckets are cut on the first stage's first
     chunk while reductions overlap, elsewhere a chunk is one bucket. Source: Megatron-Core 0.16.1,
@@ -87,7 +96,7 @@ def owners(
     """
     found = []
     for index, chunk in enumerate(chunks):
-        tensors = list(chunk_tensors(x, plan, chunk, works, model.tied_embeddings))
+        tensors = list(chunk_tensors(x, plan, chunk, works, model.tied_embeddings, plain=plain))
         # Only the first stage holds the first of all chunks.
         cut = plan.overlap_grad_reduce and index == 0 and chunks[0].first
         parts = (

@@ -24,7 +24,7 @@ Layers = dict[str, Linear]
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter tensor. elements: on this rank [1]; expert: of a routed expert.
+    """One parameter tensor. elements: on this rank [1]; expert: of a routed expert, the number'th on this rank.
 
     reduced: held whole by every tensor-parallel rank, each of which sees its own tokens under sequence parallelism,
     so that gradients are summed over tp. head_norm: a norm of single heads, reduced with and without it.
@@ -37,16 +37,36 @@ class Tensor:
     reduced: bool = False
     head_norm: bool = False
     shared: bool = False
+    number: int = 0
 
 
-def block_tensors(x: SimpleNamespace, work: BlockWork) -> list[Tensor]:
+def block_tensors(x: SimpleNamespace, work: BlockWork, *, plain: bool = False) -> list[Tensor]:
     """Trained tensors of a block, whose sizes sum to its weights and vectors, in the order of Transformer Engine's
     modules, where most column-parallel layers hold the norm in front of them.
 
+    plain: in that of Megatron-Core's own layers, where norms stand apart before a block and experts one by one.
     The balancing bias of a router is no parameter: it has no gradient and no optimizer state.
     """
     layers = {layer.name: layer for layer in work.linears}
-    return _OF_BLOCK[work.name](x, layers, _norm(x, "norm", x.h))
+    found = _OF_BLOCK[work.name](x, layers, _norm(x, "norm", x.h))
+    return _plain_order(found) if plain else found
+
+
+def _plain_order(tensors: list[Tensor]) -> list[Tensor]:
+    """Norm first; each expert's layers together, where grouped GEMMs have all weights of a layer together.
+
+    Source: Megatron-Core 0.16.1, transformer_layer.py (input_layernorm, pre_mlp_layernorm) and experts.py,
+    SequentialMLP.
+    """
+    norms = [each for each in tensors if each.name.startswith("norm.")]
+    rest = [each for each in tensors if not each.name.startswith("norm.")]
+    experts = [each for each in rest if each.expert]
+    if experts:
+        first = rest.index(experts[0])
+        others = [each for each in rest if not each.expert]
+        # A stable sort: within an expert fc1 stays before fc2, weights before biases.
+        rest = [*others[:first], *sorted(experts, key=lambda each: each.number), *others[first:]]
+    return norms + rest
 
 
 def _norm(x: SimpleNamespace, name: str, width: Amount) -> list[Tensor]:
@@ -93,7 +113,8 @@ def _experts(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Ten
         layer = layers[name]
         for kind, elements in (("weight", layer.columns * layer.inner), ("bias", x.biases * layer.columns)):
             each = [
-                Tensor(f"{name}.{kind}{one}", int(elements), expert=True) for one in range(int(layer.groups))
+                Tensor(f"{name}.{kind}{one}", int(elements), expert=True, number=one)
+                for one in range(int(layer.groups))
             ]
             found += each if elements else []
     if "shared_fc1" in layers:

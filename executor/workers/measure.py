@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import resource
 import socket
+import statistics
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from executor.workers.state import counter_bytes, gradient_buffers, parameter_counts, state_bytes
+from executor.workers.state import counter_bytes, gradient_buffers, is_plain, parameter_counts, state_bytes
 from executor.workers.stopwatch import Stopwatch
 
 RECOMPUTED: Counter[str] = Counter()
+# A step's number, seconds and spans (`Stopwatch.spans`); how many of the last measured steps are kept, and in how
+# large a world every rank tells of the one that is shown.
+Kept = tuple[int, float, list[tuple[str, str, float, float]]]
+KEPT_STEPS, ALL_RANKS = 16, 64
 
 
 def memory(cuda: bool) -> dict[str, int]:
@@ -70,6 +76,25 @@ def gather(
     }
 
 
+def typical_step(kept: Sequence[Kept]) -> dict[str, Any] | None:
+    """Spans of all ranks in the kept step whose time is nearest to their median; None where none was measured.
+
+    In large worlds the first rank of each pipeline stage tells for the others. Every rank calls it.
+    """
+    from megatron.core import parallel_state
+
+    if not kept:
+        return None
+    median = statistics.median(seconds for _, seconds, _ in kept)
+    step, seconds, spans = min(kept, key=lambda each: abs(each[1] - median))
+    world, stages = dist.get_world_size(), parallel_state.get_pipeline_model_parallel_world_size()
+    told = world <= ALL_RANKS or dist.get_rank() % (world // stages) == 0
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    mine = {"rank": dist.get_rank(), "stage": stage, "spans": spans} if told else None
+    ranks = [each for each in everyone(mine) if each is not None]
+    return {"step": step, "seconds": seconds, "ranks": ranks}
+
+
 def _mean(seconds: list[dict[str, float]]) -> dict[str, float]:
     names = sorted({name for entry in seconds for name in entry})
     return {name: sum(entry.get(name, 0.0) for entry in seconds) / len(seconds) for name in names}
@@ -90,6 +115,7 @@ def rank_facts(chunks: list[Any], optimizer: Any, watch: Stopwatch, cuda: bool) 
             parallel_state.get_expert_data_parallel_rank(partial_expert_data_parallel=True),
         ],
         "parameters": parameter_counts(chunks),
+        "plain": is_plain(chunks),
         "state": state_bytes(chunks, optimizer),
         "step_counters": counter_bytes(optimizer),
         "observed": observed(chunks, optimizer, watch),

@@ -31,6 +31,13 @@ def state_bytes(chunks: list[Any], optimizer: Any) -> dict[str, float]:
     }
 
 
+def is_plain(chunks: list[Any]) -> bool:
+    """Whether all layers are Megatron-Core's own, none Transformer Engine's."""
+    return not any(
+        "transformer_engine" in type(module).__module__ for chunk in chunks for module in chunk.modules()
+    )
+
+
 def gradient_buffers(chunks: list[Any]) -> list[Any]:
     """Flat buffers of gradients; none under FSDP, which keeps its own."""
     return [
