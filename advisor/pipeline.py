@@ -8,7 +8,7 @@ from costmodel.passes import pipeline_arguments
 from costmodel.predict import Prediction, TermValue
 from costmodel.simulate import Timeline, pipeline_makespan, simulate_pipeline
 
-CORRECTION = "schedule_correction"
+CORRECTION, CORRECTION_TITLE = "schedule_correction", "pipeline schedule, simulated less closed form"
 
 
 def timeline(prediction: Prediction) -> Timeline:
@@ -24,16 +24,10 @@ def with_schedule(prediction: Prediction) -> Prediction:
     """
     if prediction.plan.pp == 1 and not prediction.plan.encoder_pp:
         return prediction
-    values = prediction.values
-    microbatches = prediction.plan.num_microbatches(prediction.workload.global_batch)
-    leaves = {leaf.name: leaf.value for leaf in prediction.time.leaves()}
-    slowest = values.get("slowest_with_encoder", values["slowest_stage_time"])
-    closed = microbatches * slowest + leaves["pipeline_bubble"] + leaves["pipeline_send_recv"]
-    stragglers = values["step_time"] / values["synchronous_time"]
-    correction = (pipeline_makespan(**pipeline_arguments(prediction)) - closed) * stragglers
+    correction = schedule_correction(prediction)
     term = TermValue(
         CORRECTION,
-        "pipeline schedule, simulated less closed form",
+        CORRECTION_TITLE,
         "s",
         correction,
         "costmodel.simulate.pipeline_makespan",
@@ -50,5 +44,15 @@ def with_schedule(prediction: Prediction) -> Prediction:
         interval_low=prediction.interval_low * ratio,
         interval_high=prediction.interval_high * ratio,
         time=time,
-        values=values | {CORRECTION: correction},
+        values=prediction.values | {CORRECTION: correction},
     )
+
+
+def schedule_correction(prediction: Prediction) -> float:
+    """The simulated pipeline less the closed form, grown by stragglers. [s]"""
+    values = prediction.values
+    microbatches = prediction.plan.num_microbatches(prediction.workload.global_batch)
+    slowest = values.get("slowest_with_encoder", values["slowest_stage_time"])
+    closed = microbatches * slowest + values["pipeline_bubble"] + values["pipeline_send_recv"]
+    stragglers = values["step_time"] / values["synchronous_time"]
+    return (pipeline_makespan(**pipeline_arguments(prediction)) - closed) * stragglers

@@ -119,14 +119,42 @@ def plan_inputs(
     c: Columns = collapsed(
         {name: np.array(value) for name, value in default_columns().items()} | dict(columns)
     )
-    inputs = _sizes(c, workload.global_batch) | _sharding(c)
-    inputs |= layout_inputs(c, model, workload.seq_len)
-    inputs |= placement_inputs(c, inputs, domain)
+    placed = layout_inputs(c, model, workload.seq_len) | placement_inputs(c, domain)
+    return placed | knob_inputs(
+        c,
+        placed["layers_pace"],
+        num_layers=model.num_layers,
+        global_batch=workload.global_batch,
+        precision_bytes=precision_bytes,
+        quantised=quantised,
+        block_scaled=block_scaled,
+        casts=casts,
+        delayed=delayed,
+    )
+
+
+def knob_inputs(
+    c: Columns,
+    stage_layers: Array,
+    *,
+    num_layers: int,
+    global_batch: int,
+    precision_bytes: float,
+    quantised: bool,
+    block_scaled: bool,
+    casts: bool,
+    delayed: bool,
+) -> dict[str, Array]:
+    """The inputs that follow from knobs without rank arithmetic, as `plan_inputs`; stage_layers: of the pace-setter.
+
+    NumPy's operators and functions alone, so that `costmodel.javascript_columns` can write them down too.
+    """
+    inputs = _sizes(c, global_batch) | _sharding(c)
     inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
-    inputs |= _recompute(c, inputs["layers_pace"]) | _graphs(c, model) | _offload(c, inputs["layers_pace"])
+    inputs |= _recompute(c, stage_layers) | _graphs(c) | _offload(c, stage_layers)
     inputs |= _formats(c, precision_bytes, quantised, block_scaled)
-    inputs["projection_copy"] = np.asarray(delayed * 1.0)
-    inputs["bf16_share"] = casts * np.minimum(2 * c["bf16_end_layers"] / model.num_layers, 1.0)
+    inputs["projection_copy"] = np.multiply(delayed, 1.0)
+    inputs["bf16_share"] = np.multiply(casts, np.minimum(2 * c["bf16_end_layers"] / num_layers, 1.0))
     return inputs
 
 
@@ -254,7 +282,7 @@ def _recompute(c: Columns, stage_layers: Array) -> dict[str, Array]:
     }
 
 
-def _graphs(c: Columns, model: ModelSpec) -> dict[str, Array]:
+def _graphs(c: Columns) -> dict[str, Array]:
     """What CUDA graphs hold: the named scopes, or without names everything that can be captured.
 
     Experts without token drop have shapes that change, so that only their router and preprocessing can be.
@@ -291,22 +319,22 @@ def _formats(c: Columns, precision_bytes: float, quantised: bool, block_scaled: 
     bits that BF16 lacks. Source: Megatron-Core, optimizer_config.py; TE FusedAdam, store_param_remainders.
     """
     sizes = {name: np.array([DTYPE_BYTES[kind] for kind in KNOBS[name].choices]) for name in OPTIMIZER_DTYPES}
-    size = {name: sizes[name][c[name].astype(int)] for name in OPTIMIZER_DTYPES}
+    size = {name: np.choose(c[name].astype(int), sizes[name]) for name in OPTIMIZER_DTYPES}
     halves = (c["param_remainders"] > 0) & (size["main_params_dtype"] == 4) & (precision_bytes == 2)
     master = np.where(halves, 2.0, size["main_params_dtype"])
     aware = master + size["exp_avg_dtype"] + size["exp_avg_sq_dtype"]
     # Gradients have the format of the parameters unless they are kept in FP32.
     grads = np.where(c["grad_reduce_in_fp32"] > 0, 4.0, precision_bytes)
     gathers = (c["fp8_param_gather"] > 0) & quantised
-    one_byte = gathers & (not block_scaled)
+    one_byte = gathers & np.logical_not(block_scaled)
     own_buffer = gathers & block_scaled & (c["reuse_grad_buf"] == 0)
     # FP32 parameters are their own master copy.
-    plain = 12.0 if precision_bytes < 4 else 8.0
+    plain = np.where(np.less(precision_bytes, 4), 12.0, 8.0)
     precise = c["precision_aware_optimizer"] > 0
     return {
         "grad_bytes": grads,
         "gather_bytes": np.where(one_byte, 1.0, precision_bytes),
-        "param_gather": c["fp8_param_gather"] * quantised,
+        "param_gather": np.multiply(c["fp8_param_gather"], quantised),
         "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),
         "state_bytes": np.where(precise, aware, plain),
         "host_state_bytes": np.where(precise, aware, 8.0),

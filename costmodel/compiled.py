@@ -48,7 +48,7 @@ def compile_model(
 ) -> CompiledModel:
     """Compile the ledger that `build` makes, or read it from the cache when no source file changed."""
     path = cache_folder() / f"{family}-{SOURCES}.json"
-    record = _read(path)
+    record = kept_record(path, {"layout", "outputs", "full", "entries", "trees"})
     if record is None:
         ledger, trees = build()
         shared = _shared(ledger, list(outputs))
@@ -67,7 +67,7 @@ def compile_model(
             },
             "trees": {name: _tree_to_list(tree) for name, tree in trees.items()},
         }
-        _write(path, record)
+        keep_record(path, record)
     return CompiledModel(
         layout=_function(record["layout"]),
         outputs=_function(record["outputs"]),
@@ -96,15 +96,16 @@ def _sources_digest() -> str:
 SOURCES = _sources_digest()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def kept_record(path: Path, keys: set[str]) -> dict[str, Any] | None:
+    """What was compiled earlier; None where there is nothing whole with these keys."""
     try:
-        record = json.loads(path.read_text())
-        return record if {"layout", "outputs", "full", "entries", "trees"} <= set(record) else None
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record if keys <= set(record) else None
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
+def keep_record(path: Path, record: dict[str, Any]) -> None:
     """Write whole or not at all; without a writable cache the model is compiled again next time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,11 +189,14 @@ def _source(ledger: Ledger, outputs: list[str], free: bool, given: Collection[st
     return "\n".join(lines) + "\n"
 
 
-def _printer() -> Any:
-    from sympy.printing.pycode import PythonCodePrinter
+def scalars_first(base: Any) -> Any:
+    """A sympy code printer over `base` whose products multiply their scalars before they touch an array.
 
-    class ScalarsFirst(PythonCodePrinter):  # type: ignore[misc]
-        """Python text in which a product multiplies its scalars before it touches an array."""
+    `costmodel.javascript` prints with it too, so that both languages add and multiply in the same order.
+    """
+
+    class ScalarsFirst(base):  # type: ignore[misc]
+        """Text of expressions; minimum, maximum, ceiling and log are functions that the text's reader has."""
 
         arrays: set[str]
         known: dict[Any, bool]
@@ -260,7 +264,13 @@ def _printer() -> Any:
         def _print_log(self, expr: Any) -> str:
             return f"log({self._print(expr.args[0])})"
 
-    printer = ScalarsFirst({"fully_qualified_modules": False})
+    return ScalarsFirst
+
+
+def _printer() -> Any:
+    from sympy.printing.pycode import PythonCodePrinter
+
+    printer = scalars_first(PythonCodePrinter)({"fully_qualified_modules": False})
     printer.known = {}
     return printer
 

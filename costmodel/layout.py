@@ -198,7 +198,8 @@ def _heaviest_stage(weights: Sequence[float], sizes: Sequence[int], pp: int) -> 
     return max(loads)
 
 
-def balanced_stages(model: ModelSpec, pp: int, vpp: int, seq_len: int) -> list[str]:
+@lru_cache(maxsize=1024)
+def balanced_stages(model: ModelSpec, pp: int, vpp: int, seq_len: int) -> tuple[str, ...]:
     """Letters of each virtual stage as the balancer places them: layers, MTP heads and loss by their work."""
     kinds = model.layer_kinds()
     loss = float(model.vocab * model.hidden)
@@ -216,7 +217,7 @@ def balanced_stages(model: ModelSpec, pp: int, vpp: int, seq_len: int) -> list[s
         stages = [stage.replace("L", "") for stage in stages]
         stages[-1] += "L"
     stages = _heads_together(stages, pp, vpp)
-    return ["E" + stages[0], *stages[1:]]
+    return ("E" + stages[0], *stages[1:])
 
 
 def _heads_together(stages: list[str], pp: int, vpp: int) -> list[str]:
@@ -275,7 +276,7 @@ def plan_layout(
                 else even_chunks(model.num_layers, pp, vpp, account_embedding, account_loss)
             )
         if sizes is None:
-            stages = balanced_stages(model, pp, vpp, seq_len)
+            stages = list(balanced_stages(model, pp, vpp, seq_len))
         else:
             stages = ["t" * size for size in sizes]
             stages[0] = "E" + stages[0]

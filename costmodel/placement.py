@@ -55,13 +55,19 @@ def straddling_groups(
         for offset in range(block):
             if (offset // stride) % ranks:
                 continue
-            members = stage * block + offset + stride * np.arange(ranks)
-            _, counts = np.unique(members // domain, return_counts=True)
-            if len(counts) > 1 and counts.min() < usual:
-                found.append(Group(stage, tuple(map(int, members)), tuple(map(int, counts))))
+            members, counts = _spread(stage * block + offset, stride, ranks, domain)
+            if len(counts) > 1 and min(counts) < usual:
+                found.append(Group(stage=stage, ranks=members, per_domain=counts))
                 if len(found) == limit:
                     return tuple(found)
     return tuple(found)
+
+
+def _spread(first: int, stride: int, ranks: int, domain: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks of the group that begins with `first`, and how many of them each domain holds."""
+    members = first + stride * np.arange(ranks)
+    _, counts = np.unique(members // domain, return_counts=True)
+    return tuple(members.tolist()), tuple(counts.tolist())
 
 
 def smaller_side(domain: int, block: int, pp: int, ranks: int, stride: int) -> int:

@@ -311,19 +311,21 @@ def _inputs(
     stack: str | None,
 ) -> tuple[dict[str, Bound], dict[str, Array]]:
     bound = bind(model, workload, cluster, precision, stack)
-    recipe = precision_recipe(precision)
-    inputs = plan_inputs(
-        columns,
-        model=model,
-        workload=workload,
-        domain=cluster.domain_size,
-        precision_bytes=float(recipe["base"]),
-        quantised=float(recipe["copies"]) > 1.5,
-        block_scaled=precision == "mxfp8",
-        casts=float(recipe["kernels"]) > 0,
-        delayed=precision == "fp8-delayed",
-    )
+    formats = recipe_formats(precision)
+    inputs = plan_inputs(columns, model=model, workload=workload, domain=cluster.domain_size, **formats)
     return bound, inputs
+
+
+def recipe_formats(precision: str) -> dict[str, Any]:
+    """What `costmodel.columns.plan_inputs` asks of a precision recipe."""
+    recipe = precision_recipe(precision)
+    return {
+        "precision_bytes": float(recipe["base"]),
+        "quantised": float(recipe["copies"]) > 1.5,
+        "block_scaled": precision == "mxfp8",
+        "casts": float(recipe["kernels"]) > 0,
+        "delayed": precision == "fp8-delayed",
+    }
 
 
 def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> TermValue:

@@ -26,6 +26,8 @@ LAYOUT_COLUMNS = (
     "first_stage_layers",
     "last_stage_layers",
 )
+# What `placed` gives, in order.
+PLACED = ("domain", "cp_straddle", "dp_straddle", "ep_straddle", "edp_straddle")
 
 
 class Texts:
@@ -60,11 +62,12 @@ def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array
             last=int(last),
             seq_len=seq_len,
         )
-        records.append(_stage_record(model, layout, seq_len))
+        records.append(stage_record(model, layout, seq_len))
     return {name: _spread([record[name] for record in records], where) for name in records[0]}
 
 
-def _stage_record(model: ModelSpec, layout: Layout, seq_len: int) -> dict[str, float]:
+def stage_record(model: ModelSpec, layout: Layout, seq_len: int) -> dict[str, float]:
+    """The inputs of one layout: blocks of the stages, their layers, MTP heads."""
     pp = len(layout.chunks)
     weights = block_weights(model, seq_len)
     loads = [_stage_load(layout, stage, weights) for stage in range(pp)]
@@ -85,14 +88,13 @@ def _stage_load(layout: Layout, stage: int, weights: Mapping[str, float]) -> flo
     return sum(weights.get(block, 0.0) * layout.stage_count(stage, block) for block in BLOCKS)
 
 
-def placement_inputs(c: Columns, inputs: Mapping[str, Array], domain: int) -> dict[str, Array]:
+def placement_inputs(c: Columns, domain: int) -> dict[str, Array]:
     """GPUs that the job uses of a domain, and for each kind of group the smaller side of a straddling one."""
     world = c["tp"] * c["pp"] * c["cp"] * c["dp"]
     sizes = ("tp", "pp", "cp", "dp", "ep", "etp")
     combinations, where = distinct([*(c[name] for name in sizes), c["nvl_segment"], world])
-    found = [_placement(domain, *map(int, key)) for key in combinations.T]
-    names = ("domain", "cp_straddle", "dp_straddle", "ep_straddle", "edp_straddle")
-    return {name: _spread([one[index] for one in found], where) for index, name in enumerate(names)}
+    found = [placed(domain, *map(int, key)) for key in combinations.T]
+    return {name: _spread([one[index] for one in found], where) for index, name in enumerate(PLACED)}
 
 
 def distinct(columns: Sequence[Array]) -> tuple[Array, NDArray[np.intp]]:
@@ -125,9 +127,10 @@ def _spread(values: list[float], where: NDArray[np.intp]) -> Array:
     return array[0] if (array == array[0]).all() else array[where]
 
 
-def _placement(
+def placed(
     domain: int, tp: int, pp: int, cp: int, dp: int, ep: int, etp: int, segment: int, world: int
 ) -> tuple[int, ...]:
+    """The inputs PLACED of one plan of parallel sizes."""
     used = used_domain(domain, world, segment)
     block = tp * cp * dp
     if (used & (used - 1) == 0 and block & (block - 1) == 0) or world <= used:

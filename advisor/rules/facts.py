@@ -50,21 +50,32 @@ def facts(
 
     gpus: GPUs there are, 0 when not said. settings: of a single plan, never of a search.
     """
-    words: Facts = dict(default_columns()) | {name: np.asarray(array) for name, array in columns.items()}
+    given = default_columns() | dict(columns)
+    fixed = model_words(model) | workload_words(workload) | cluster_words(cluster, precision, gpus)
+    fixed |= setting_words(settings)
+    words = knob_words({name: np.asarray(array) for name, array in given.items()}, fixed)
+    words |= _domains(words)
+    words["layout_problem"] = layout_problems(model, words)
+    return words
+
+
+def knob_words(columns: Mapping[str, Any], fixed: Mapping[str, Any]) -> Facts:
+    """The words that follow from all columns and the `fixed` words of the setting, without rank arithmetic.
+
+    NumPy's operators and functions alone, so that `costmodel.javascript_columns` can write them down too.
+    """
+    words: Facts = dict(columns)
     for name in (*FLAGS, *ITEMS):
-        words[name] = np.asarray(words[name]) != 0
+        words[name] = words[name] != 0
     for knob in CODED:
-        codes = np.asarray(words.pop(knob))
+        codes = words.pop(knob)
         for number, value in enumerate(KNOBS[knob].choices):
             words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
-    words |= model_words(model) | workload_words(workload) | cluster_words(cluster, precision, gpus)
-    words |= setting_words(settings)
+    words |= fixed
     words["memory_percent"] = UNSAID  # known of a predicted plan alone, see `violations`
     words |= _sizes(words)
-    words |= _domains(words)
     words |= _stages(words)
     words |= _memory_and_graphs(words)
-    words["layout_problem"] = layout_problems(model, words)
     return words
 
 
@@ -98,16 +109,16 @@ def _stages(w: Facts) -> Facts:
     """How the layers are shared out: evenly, with own numbers on the ends, or as a layout says."""
     first, last, pp = w["first_stage_layers"], w["last_stage_layers"], w["pp"]
     accounted = w["layers"] + w["account_embedding"] + w["account_loss"]
-    free = pp - (np.asarray(first) > 0) - (np.asarray(last) > 0)
-    uneven = (np.asarray(first) > 0) | (np.asarray(last) > 0)
-    layout = np.asarray(w["pipeline_layout"]) > 0
+    free = pp - (first > 0) - (last > 0)
+    uneven = (first > 0) | (last > 0)
+    layout = w["pipeline_layout"] > 0
     return {
         "layout": layout,
         "uneven": uneven,
         "even": ~layout & ~uneven,
         "free_stages": free,
         "middle_layers": (w["layers"] - first - last) / np.maximum(free, 1),
-        "group": np.where(np.asarray(w["vpp_group_size"]) > 0, w["vpp_group_size"], pp),
+        "group": np.where(w["vpp_group_size"] > 0, w["vpp_group_size"], pp),
         "accounted": accounted,
         "stage_layers": np.ceil(accounted / (pp * w["vpp"])) * w["vpp"],
     }
@@ -134,7 +145,7 @@ def _any(words: Facts, names: Iterable[str]) -> Any:
 def row_facts(words: Facts, index: int) -> Facts:
     """The same words as plain numbers of one row, whole ones as int, for messages."""
     row = {name: _plain(value, index) for name, value in words.items()}
-    row["layers_text"], row["layers_way_out"] = _layers_text(row)
+    row["layers_text"], row["layers_way_out"] = layers_text(row)
     return row
 
 
@@ -146,7 +157,7 @@ def _plain(value: Any, index: int) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _layers_text(row: Facts) -> tuple[str, str]:
+def layers_text(row: Facts) -> tuple[str, str]:
     """How many layers count in the pipeline split, and splits that divide."""
     counted = [
         word for word, flag in (("embedding", "account_embedding"), ("loss", "account_loss")) if row[flag]

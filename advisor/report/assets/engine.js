@@ -1,0 +1,201 @@
+// The rest of window.advisorModel's function: `data`, `ledger`, `planInputs`, `rulebook` and the translated functions
+// stand above it. Everything that is computed here is put together from them.
+
+const memory = (key, make) => {
+  const known = new Map();
+  return (...values) => {
+    const name = key(...values);
+    if (!known.has(name)) known.set(name, make(...values));
+    return known.get(name);
+  };
+};
+smaller_side = memory((...sizes) => sizes.join(), smaller_side);
+
+// Members of the group that begins with `first`, and how many of them each domain holds.
+function _spread(first, stride, ranks, domain) {
+  const members = range(ranks).map((i) => first + stride * i);
+  const held = new Map();
+  for (const rank of members) {
+    const place = Math.floor(rank / domain);
+    held.set(place, (held.get(place) ?? 0) + 1);
+  }
+  return [members, [...held.values()]];
+}
+
+// What is given to the simulator is in order: the ledger's times are finite.
+function _check() {}
+
+const chunksOf = memory(
+  (row) => row,
+  (row) => {
+    const kinds = [];
+    const runs = data.layouts.rows[row][1];
+    for (let i = 0; i < runs.length; i += 2)
+      for (let n = 0; n < runs[i + 1]; n++) kinds.push({ blocks: data.layouts.kinds[runs[i]] });
+    return kinds;
+  },
+);
+
+// Chunks by stage, as `costmodel.layout` gives them: virtual stage c x pp + s is chunk c of stage s.
+function _layout(prediction) {
+  const kinds = chunksOf(prediction.row);
+  const { pp, vpp } = prediction.plan;
+  return range(pp).map((stage) => range(vpp).map((chunk) => kinds[chunk * pp + stage]));
+}
+
+// Every knob with its value, where `knobs` says nothing the plan's own.
+function settingsOf(knobs) {
+  for (const name of Object.keys(knobs))
+    if (!Object.hasOwn(data.settings, name)) throw new Error(`${name} is not a knob of this page`);
+  const settings = { ...data.settings, ...knobs };
+  if (data.controls.some((control) => control.knob === "zero_stage")) settings.fsdp = settings.zero_stage >= 2;
+  const encoder = (settings.encoder_tp || settings.tp) * settings.encoder_pp;
+  const replica = settings.cp * (settings.tp * settings.pp + encoder);
+  settings.dp = Math.max(1, Math.floor(data.gpus / replica));
+  return settings;
+}
+
+// Columns as `costmodel.columns` makes them: codes of choices, 0 or 1 of switches, one for each item of a list.
+function columnsOf(settings) {
+  const columns = {};
+  for (const [name, choices] of Object.entries(data.columns))
+    columns[name] = choices === null ? Number(settings[name]) : choices.indexOf(settings[name]);
+  for (const [name, [knob, item]] of Object.entries(data.items)) {
+    const acts = knob !== "recompute_modules" || settings.recompute === "selective";
+    columns[name] = Number(acts && settings[knob].includes(item));
+  }
+  return columns;
+}
+
+function layoutPlace(settings, columns) {
+  const flags = [columns.account_embedding, columns.account_loss, columns.pipeline_layout];
+  const ends = [settings.first_stage_layers, settings.last_stage_layers];
+  return [settings.pp, settings.vpp, ...flags, ...ends, settings.seq_len].join();
+}
+
+// Every entry of the ledger, or why nothing is predicted.
+function values(settings, columns) {
+  const passes = settings.global_batch / (settings.micro_batch * settings.dp);
+  const encoder = (settings.encoder_tp || settings.tp) * settings.encoder_pp;
+  const used = settings.dp * settings.cp * (settings.tp * settings.pp + encoder);
+  if (used !== data.gpus) return { problem: `${used} of the ${data.gpus} GPUs would be used` };
+  if (!Number.isInteger(passes)) return { problem: "the batch does not divide into micro-batches" };
+  const row = data.layouts.index[layoutPlace(settings, columns)];
+  if (row === undefined) return { problem: "fewer layers than chunks of the pipeline" };
+  if (typeof row === "string") return { problem: row };
+  const bound = {
+    ...data.bound.base,
+    ...data.bound.precision[settings.precision],
+    ...data.bound.seq_len[settings.seq_len],
+  };
+  const blocks = Object.fromEntries(data.layouts.names.map((name, i) => [name, data.layouts.rows[row][0][i]]));
+  const { tp, pp, cp, dp, ep, etp, nvl_segment } = settings;
+  const places = placed(data.domain, tp, pp, cp, dp, ep, etp, nvl_segment, tp * pp * cp * dp);
+  const ranks = Object.fromEntries(data.placed.map((name, i) => [name, places[i]]));
+  const given = { ...data.precision[settings.precision].formats, layers_pace: blocks.layers_pace };
+  const own = planInputs(columns, { ...given, global_batch: settings.global_batch });
+  const inputs = { ...bound, ...blocks, ...ranks, ...own };
+  const found = { ...inputs, ...ledger(inputs) };
+  const plan = { ...settings, num_microbatches: () => passes };
+  const correction =
+    settings.pp === 1 && !settings.encoder_pp
+      ? 0
+      : schedule_correction({ values: found, plan, workload: settings, row });
+  return { found, correction };
+}
+
+function treeOf([name, title, parts], found) {
+  return { name, title, value: found[name], parts: parts.map((part) => treeOf(part, found)) };
+}
+
+function predicted(settings, columns) {
+  const { found, correction, problem } = values(settings, columns);
+  if (problem) return { problem, step_time: null, memory: null };
+  const stages = settings.pp > 1 ? ["first", "second", "last"] : ["first"];
+  const worst = most(stages, (stage) => found[`memory_${stage}`]);
+  const peak = found[`memory_${worst}`];
+  const step = found.step_time + correction;
+  const time = treeOf(data.trees.step_time, found);
+  if (settings.pp > 1 || settings.encoder_pp) {
+    const [name, title] = data.correction;
+    time.value = step;
+    time.parts.push({ name, title, value: correction, parts: [] });
+  }
+  const flops = found.model_flops / step / data.gpus;
+  return {
+    problem: "",
+    step_time: step,
+    tokens_per_second_per_gpu: (settings.seq_len * settings.global_batch) / step / data.gpus,
+    model_tflops_per_gpu: flops / 1e12,
+    mfu: flops / found.linear_peak,
+    memory: peak,
+    device: found.gpu_memory,
+    fits: peak <= data.fits_below * found.gpu_memory,
+    tight: peak > data.tight_above * found.gpu_memory,
+    worst_stage: worst,
+    time,
+    memory_tree: treeOf(data.trees[`memory_${worst}`], found),
+    values: found,
+  };
+}
+
+// Rules that the settings break, in the order in which they are told.
+function judged(settings, columns, prediction) {
+  const world = settings.tp * settings.pp * settings.cp * settings.dp;
+  const encoder = settings.encoder_pp
+    ? settings.dp * settings.cp * Math.max(settings.encoder_tp, 1) * settings.encoder_pp
+    : 0;
+  const given = {
+    ...data.precision[settings.precision].words,
+    global_batch: settings.global_batch,
+    seq_len: settings.seq_len,
+    used: used_domain(data.domain, world + encoder, settings.nvl_segment),
+    layout_problem: data.layouts.problems[layoutPlace(settings, columns)] ?? "",
+    memory_percent: prediction.problem ? data.unsaid : round((100 * prediction.memory) / prediction.device),
+    modules_given: settings.recompute_modules.length > 0,
+  };
+  const { broken, words } = rulebook.judge(columns, given);
+  return rulebook.rules
+    .filter((_, i) => broken[i])
+    .map((rule) => ({ ...rule, text: rule.text(words), way_out: rule.way_out(words) }));
+}
+
+function evaluate(knobs = {}) {
+  const settings = settingsOf(knobs);
+  const columns = columnsOf(settings);
+  const prediction = predicted(settings, columns);
+  const broken = judged(settings, columns, prediction);
+  const errors = broken.filter((rule) => rule.severity === "ERROR").length;
+  const holds = !prediction.problem && errors === 0 && prediction.fits;
+  return { ...prediction, settings, broken, errors, holds };
+}
+
+const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+const worded = (value) => (Array.isArray(value) ? value.join("+") || "none" : String(value));
+const SIZES = ["tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch"];
+
+// `advisor explain` with every knob pinned that is not at its default, and the sizes.
+function commandLine(knobs = {}) {
+  const settings = settingsOf(knobs);
+  const words = ["advisor", "explain"];
+  const say = (name, value) => words.push(`--${name.replaceAll("_", "-")}`, quoted(String(value)));
+  for (const [name, value] of Object.entries(data.command))
+    if (typeof value === "boolean") words.push(`--${value ? "" : "no-"}${name.replaceAll("_", "-")}`);
+    else say(name, value);
+  for (const name of ["seq_len", "global_batch", "precision"]) say(name, settings[name]);
+  for (const [name, usual] of Object.entries(data.defaults)) {
+    if (["dp", "precision"].includes(name) || (!data.experts && ["ep", "etp"].includes(name))) continue;
+    if (SIZES.includes(name) || worded(settings[name]) !== worded(usual))
+      say("pin", `${name}=${worded(settings[name])}`);
+  }
+  return words.join(" ");
+}
+
+return {
+  evaluate,
+  commandLine,
+  controls: data.controls,
+  severities: data.severities,
+  settings: settingsOf({}),
+  gpus: data.gpus,
+};

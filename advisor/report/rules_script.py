@@ -1,0 +1,90 @@
+"""The rules as JavaScript: conditions written down by evaluating them, texts translated from their templates."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import string
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from advisor.rules import SEVERITIES, Rule, load_rules
+from advisor.rules.facts import HELPERS, divisors, layers_text, near, up
+from costmodel.javascript import object_javascript, script_json
+from costmodel.javascript_columns import Trace, is_traced, literal
+from costmodel.javascript_functions import expression, is_division
+
+# What texts may call, by its name in the rules.
+CALLS = {"near": "near", "up": "up", "maximum": "Math.max", "minimum": "Math.min"}
+assert set(CALLS) | {"str"} == set(HELPERS)
+FUNCTIONS = (divisors, near, up, layers_text)
+# Words of messages alone, made of the row by `layers_text`.
+ROW_WORDS = ("layers_text", "layers_way_out")
+
+
+def rules_script(trace: Trace, words: Mapping[str, Any]) -> str:
+    """An object: rules that some setting of the page breaks, and `judge(c, x)`: which, and the words of their texts."""
+    fired = [(rule, rule.broken(words)) for rule in load_rules()]
+    reachable = [(rule, mask) for rule, mask in fired if is_traced(mask) or bool(mask)]
+    reachable.sort(key=lambda each: SEVERITIES.index(each[0].severity))
+    needed = {word for rule, _ in reachable for word in _words(rule)}
+    if needed & set(ROW_WORDS):
+        needed |= _row_words()
+    shown = {name: words[name] for name in sorted(needed - set(ROW_WORDS))}
+    results = {f"rule {number}": mask for number, (_, mask) in enumerate(reachable)} | shown
+    masks = ",".join(literal(mask) for _, mask in reachable)
+    found = object_javascript({name: literal(value) for name, value in shown.items()})
+    extra = "[w.layers_text, w.layers_way_out] = layers_text(w);\n" if needed & set(ROW_WORDS) else ""
+    body = f"{trace.lines(results)}const w = {found};\n{extra}return {{broken: [{masks}], words: w}};"
+    judge = f"(c, x) => {{\n{body}\n}}"
+    return f"{{rules: [{','.join(_record(rule) for rule, _ in reachable)}],\njudge: {judge}}}"
+
+
+def _record(rule: Rule) -> str:
+    known = {"id": rule.id, "severity": rule.severity, "knobs": list(rule.knobs), "source": rule.source}
+    return (
+        script_json(known)[:-1]
+        + f',"text":(w)=>{_template(rule.says)},"way_out":(w)=>{_template(rule.way_out)}}}'
+    )
+
+
+def _template(text: str) -> str:
+    """The template of a message as an expression of JavaScript."""
+    pieces = ['""']
+    for before, field, specification, conversion in string.Formatter().parse(text):
+        if before:
+            pieces.append(script_json(before))
+        if field is not None:
+            assert (specification or "", conversion) == ("", None), f"a format in {text!r}"
+            value = expression(field, lambda name: CALLS.get(name, f"w.{name}"))
+            pieces.append(f"general({value})" if is_division(field) else f"text({value})")
+    return " + ".join(pieces)
+
+
+def _fields(rule: Rule) -> Iterator[str]:
+    for text in (rule.says, rule.way_out):
+        yield from (field for _, field, _, _ in string.Formatter().parse(text) if field is not None)
+
+
+def _words(rule: Rule) -> set[str]:
+    """Words that the texts of a rule use."""
+    names = {
+        node.id
+        for field in _fields(rule)
+        for node in ast.walk(ast.parse(field))
+        if isinstance(node, ast.Name)
+    }
+    return names - set(HELPERS)
+
+
+def _row_words() -> set[str]:
+    """Words that `layers_text` reads of a row."""
+    tree = ast.parse(inspect.getsource(layers_text))
+    return {
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "row"
+        and isinstance(node.slice, ast.Constant)
+    } | {"account_embedding", "account_loss"}

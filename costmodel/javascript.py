@@ -1,0 +1,164 @@
+"""Ledgers printed as JavaScript: the same expressions as `costmodel.compiled`, for the page of a report.
+
+The printer is sympy's, over the same grouping of products as the NumPy text, so that both add and multiply in the
+same order. Sub-expressions that stand in several places are computed once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from costmodel.compiled import SOURCES, cache_folder, keep_record, kept_record, scalars_first
+from costmodel.symbols import BY_NAME
+from costmodel.term import Ledger
+
+# What printed text calls; `mod` is Python's remainder, which has the sign of the divisor.
+PRELUDE = """const {max: maximum, min: minimum, ceil: ceiling, floor, log, sqrt, exp, abs} = Math;
+const mod = (a, b) => a - b * Math.floor(a / b);
+"""
+# Words of the language, which no entry of a ledger and no local name may be.
+RESERVED = frozenset(
+    """
+    arguments await break case catch class const continue debugger default delete do else enum eval export extends
+    false finally for function if implements import in instanceof interface let new null package private protected
+    public return static super switch this throw true try typeof var void while with yield
+    """.split()  # noqa: SIM905
+)
+
+
+@lru_cache(maxsize=8)
+def family_javascript(features: frozenset[str]) -> str:
+    """Source of `(v) => values`: every entry of a family's ledger by name, from all inputs by name. Kept on disk."""
+    path = cache_folder() / f"{'-'.join(sorted(features))}-{SOURCES}.js.json"
+    record = kept_record(path, {"source"})
+    if record is None:
+        from costmodel.step import build_step
+
+        record = {"source": ledger_javascript(build_step(features)[0])}
+        keep_record(path, record)
+    source: str = record["source"]
+    return source
+
+
+def ledger_javascript(ledger: Ledger) -> str:
+    """A function of JavaScript that maps inputs by name to every entry of the ledger by name."""
+    expressions = {name: entry.expr for name, entry in ledger.entries.items()}
+    inputs = sorted(
+        {symbol.name for expr in expressions.values() for symbol in expr.free_symbols} - set(expressions)
+    )
+    printer = _printer(expressions.values())
+    printer.arrays = {name for name in inputs if name in BY_NAME and BY_NAME[name].group == "plan"}
+    lines = [f"const {{{', '.join(inputs)}}} = v;"]
+    for name, expr in expressions.items():
+        assert name not in RESERVED, f"{name} is a word of JavaScript"
+        if any(symbol.name in printer.arrays for symbol in expr.free_symbols):
+            printer.arrays.add(name)
+        text = printer.doprint(expr)
+        lines += printer.taken_shared()
+        lines.append(f"const {name} = {text};")
+    body = "\n".join(lines)
+    return f"(v) => {{\n{PRELUDE}{body}\nreturn {{{', '.join(expressions)}}};\n}}"
+
+
+def expression_javascript(expr: Any) -> str:
+    """One expression as JavaScript text; its functions are those of PRELUDE."""
+    printer = _printer([])
+    printer.arrays = set()
+    text: str = printer.doprint(expr)
+    return text
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no text of it ends the element."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def object_javascript(values: Mapping[str, str]) -> str:
+    """An object literal of names and the texts that compute them."""
+    return "{" + ",".join(f"{json.dumps(name)}:{text}" for name, text in values.items()) + "}"
+
+
+def _repeated(expressions: Iterable[Any]) -> set[Any]:
+    """Sub-expressions that stand in more than one place and are worth a name."""
+    seen: Counter[Any] = Counter()
+    for expr in expressions:
+        waiting = [expr]
+        while waiting:
+            node = waiting.pop()
+            if not node.args:
+                continue
+            seen[node] += 1
+            if seen[node] == 1:  # what stands inside it is shared through it
+                waiting.extend(node.args)
+    return {node for node, times in seen.items() if times > 1 and len(node.free_symbols) > 0}
+
+
+def _printer(expressions: Iterable[Any]) -> Any:
+    from sympy.printing.jscode import JavascriptCodePrinter
+
+    class JavaScript(scalars_first(JavascriptCodePrinter)):  # type: ignore[misc]
+        """JavaScript text with Python's meaning of every operation."""
+
+        repeated: set[Any]
+        names: dict[Any, str]
+        shared: list[str]
+
+        def _print(self, expr: Any, **kwargs: Any) -> str:
+            if expr not in self.repeated:
+                text: str = super()._print(expr, **kwargs)
+                return text
+            if expr not in self.names:
+                text = super()._print(expr, **kwargs)
+                self.names[expr] = f"$${len(self.names)}"
+                self.shared.append(f"const {self.names[expr]} = {text};")
+            name: str = self.names[expr]
+            return name
+
+        def taken_shared(self) -> list[str]:
+            """Lines of the shared sub-expressions that the last text brought with it."""
+            lines, self.shared = self.shared, []
+            return lines
+
+        def _print_Float(self, expr: Any) -> str:
+            return repr(float(expr))
+
+        def _print_Rational(self, expr: Any) -> str:
+            return f"({int(expr.p)}/{int(expr.q)})"
+
+        def _print_Integer(self, expr: Any) -> str:
+            return f"({int(expr)})" if expr < 0 else str(int(expr))
+
+        def _print_floor(self, expr: Any) -> str:
+            return f"floor({self._print(expr.args[0])})"
+
+        def _print_exp(self, expr: Any) -> str:
+            return f"exp({self._print(expr.args[0])})"
+
+        def _print_Abs(self, expr: Any) -> str:
+            return f"abs({self._print(expr.args[0])})"
+
+        def _print_Mod(self, expr: Any) -> str:
+            return f"mod({self._print(expr.args[0])}, {self._print(expr.args[1])})"
+
+        def _print_Relational(self, expr: Any) -> str:
+            sign = {"==": "===", "!=": "!=="}.get(expr.rel_op, expr.rel_op)
+            return f"(({self._print(expr.lhs)}) {sign} ({self._print(expr.rhs)}))"
+
+        def _print_And(self, expr: Any) -> str:
+            return "(" + " && ".join(self._print(arg) for arg in expr.args) + ")"
+
+        def _print_Or(self, expr: Any) -> str:
+            return "(" + " || ".join(self._print(arg) for arg in expr.args) + ")"
+
+        def _print_Not(self, expr: Any) -> str:
+            return f"(!({self._print(expr.args[0])}))"
+
+    printer = JavaScript()
+    printer.known, printer.names, printer.shared = {}, {}, []
+    printer.repeated = _repeated(expressions)
+    return printer
