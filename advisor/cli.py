@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "diagnose": "What costs a run its time, from its log, its record or a trace.",
     "whatif": "What every knob would change on one plan: time, memory, and the term that moves.",
     "report": "One page of a plan to open in a browser: breakdowns, timeline, what-if, evidence.",
+    "trace": "The step of a plan, or of a run beside it, to open in Perfetto.",
     "validate": "Predicted against measured for a table of published runs.",
     "check": "Everything that keeps a plan from running, and the way out.",
     "knobs": "The knobs of a plan: meaning, range, framework names, when they help and hurt.",

@@ -213,6 +213,15 @@ def _warm_up(stage: int, pp: int, vpp: int) -> int:
     return pp - stage - 1 if vpp == 1 else 2 * (pp - stage - 1) + (vpp - 1) * pp
 
 
+def schedule_order(stage: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[bool, int, int]]:
+    """Whether it is a forward pass, chunk and micro-batch of every pass of a stage, in order."""
+    count = pp * vpp * num_microbatches
+    return [
+        (work < count, work % count // num_microbatches // pp, work % num_microbatches)
+        for work in _order(stage, pp, vpp, num_microbatches)
+    ]
+
+
 def warm_up_passes(stage: int, pp: int, vpp: int, num_microbatches: int) -> int:
     """Forward passes of a stage before its first backward pass; as many backward passes flush it. [1]"""
     return min(_warm_up(stage, pp, vpp), num_microbatches * vpp)

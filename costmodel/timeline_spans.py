@@ -14,7 +14,9 @@ from costmodel.passes import Part
 from costmodel.simulate import StagePasses
 
 STREAMS = ("compute", "tp", "cp", "ep", "pp", "dp", "host")
-FORWARD, BACKWARD, SENT = "forward", "backward", "send/recv"
+FORWARD, BACKWARD = "forward", "backward"
+# Messages by the pass that they come from.
+SENT = {True: "activations to the next stage", False: "gradients to the stage before"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,9 @@ class Drawing:
                 chunk, forward = each // 2, bool(each % 2)
                 made = self.table[stage, chunk, forward]
                 own = [Part("compute", FORWARD if forward else BACKWARD, made.compute)]
-                own += [Part("pp", SENT, self.hop)] * (self.hop > 0 and self._sends(stage, chunk, forward))
+                own += [Part("pp", SENT[forward], self.hop)] * (
+                    self.hop > 0 and self._sends(stage, chunk, forward)
+                )
                 for part in (*own, *made.beside, *made.parts):
                     key = part.stream, part.name
                     sums[key] = sums.get(key, 0.0) + times * part.seconds
@@ -142,7 +146,7 @@ class Drawing:
                 found.append(Span(stage, part.stream, part.name, clock, part.seconds, microbatch, chunk))
                 clock += part.seconds
             if self.hop and self._sends(stage, chunk, forward):
-                found.append(Span(stage, "pp", SENT, end, self.hop, microbatch, chunk))
+                found.append(Span(stage, "pp", SENT[forward], end, self.hop, microbatch, chunk))
 
     def _sends(self, stage: int, chunk: int, forward: bool) -> bool:
         if forward:

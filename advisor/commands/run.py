@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_processes", "command"]
 
+# Slices of the predicted step that a record keeps.
+TRACE_SPANS = 20_000
+
 
 @click.command(name="run")
 @click.argument("plan_file", required=False, metavar="[PLAN]")
@@ -71,6 +74,9 @@ __all__ = ["check_processes", "command"]
     metavar="RECORD",
     help="Go on with a run that was cut: its missing steps.",
 )
+@click.option(
+    "--trace", metavar="FILE", help="Also the measured step beside the predicted one, for Perfetto."
+)
 @click.option("--recalibrate", is_flag=True, help="Measure this machine again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
@@ -88,6 +94,10 @@ def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
     advisor run plan.toml --slurm --print-only
     """
     check_together(plan_file, options)
+    if options["trace"]:
+        from costmodel.plan_file import check_writable
+
+        check_writable(options["trace"])
 
     def tell(line: str) -> None:
         if not as_json:
@@ -120,6 +130,11 @@ def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
         raise ValueError(str(error)) from None
     from advisor.run_text import page, to_json
 
+    if options["trace"]:
+        from executor.trace import write_trace
+        from executor.trace_measured import record_trace
+
+        write_trace(Path(options["trace"]), record_trace(result.record))
     predicted = json.loads((result.record / "prediction.json").read_text())
     click.echo(json.dumps(to_json(result, predicted), indent=2) if as_json else page(result, predicted))
 
@@ -158,6 +173,9 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
     from executor.local_profile import home
     from executor.record import new_record
     from executor.run import check_data, cuda_variables, execute, here
+    from executor.trace import write_trace
+    from executor.trace_measured import PREDICTED
+    from executor.trace_predicted import predicted_trace
 
     nodes = nodes_of(options)
     check_data(options["data"])
@@ -176,6 +194,7 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
         f"{prediction.plan.describe()}: {prediction.model.name}, {prediction.plan.world} processes",
         err=as_json,
     )
+    write_trace(folder / PREDICTED, predicted_trace(prediction, TRACE_SPANS))
     result = execute(
         prediction.plan,
         prediction.workload,

@@ -68,7 +68,8 @@ class Stopwatch:
     def __init__(self, clock: HostClock | StreamClock | None = None) -> None:
         self.clock = clock or HostClock()
         self._spans: list[tuple[str, Any, Any]] = []  # phase, start, end
-        self._waits: list[tuple[str, str, Any, Any]] = []  # phase it interrupts, group, start, end
+        self._waits: list[tuple[str, str, str, Any, Any]] = []  # phase it interrupts, group, name, start, end
+        self._begin: Any = None  # of the step
         self.launched: Counter[tuple[str, str, str, bool]] = (
             Counter()
         )  # operation, group, phase, asynchronous
@@ -82,6 +83,20 @@ class Stopwatch:
         self._waits.clear()
         self.launched.clear()
         self._groups.clear()
+        self._begin = self.clock.mark()
+
+    def spans(self) -> list[tuple[str, str, float, float]]:
+        """Phases and waits of the step so far, phases first: group ("" of a phase), name, start, seconds.
+
+        Start is from the begin of the step. They are the marks that are taken anyway, so that nothing is measured
+        for them. Read like `read`.
+        """
+        marks = [("", phase, start, end) for phase, start, end in self._spans]
+        marks += [(group, name, start, end) for _, group, name, start, end in self._waits]
+        return [
+            (group, name, self.clock.seconds(self._begin, start), self.clock.seconds(start, end))
+            for group, name, start, end in marks
+        ]
 
     def read(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds of the step so far: by phase with "communication" apart, and communication by group."""
@@ -89,7 +104,7 @@ class Stopwatch:
         groups: dict[str, float] = defaultdict(float)
         for phase, start, end in self._spans:
             phases[phase] += self.clock.seconds(start, end)
-        for phase, group, start, end in self._waits:
+        for phase, group, _, start, end in self._waits:
             spent = self.clock.seconds(start, end)
             phases["communication"] += spent
             phases[f"communication in {phase or 'outside'}"] += spent
@@ -110,8 +125,8 @@ class Stopwatch:
             self._spans.append((name, start, self.clock.mark()))
 
     @contextmanager
-    def communication(self, group: str = "world") -> Iterator[None]:
-        """Time a collective or a wait of a group; nested ones count once."""
+    def communication(self, group: str = "world", name: str = "") -> Iterator[None]:
+        """Time a collective or a wait of a group; nested ones count once. name: of the call."""
         if self._communicating:
             yield
             return
@@ -120,7 +135,7 @@ class Stopwatch:
             yield
         finally:
             self._communicating = False
-            self._waits.append((self._here(), group, start, self.clock.mark()))
+            self._waits.append((self._here(), group, name, start, self.clock.mark()))
 
     def _here(self) -> str:
         return self._phases[-1] if self._phases else ""
@@ -160,7 +175,7 @@ class Stopwatch:
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             group = _group_of(args, kwargs)
-            with self.communication(group):
+            with self.communication(group, name):
                 result = function(*args, **kwargs)
             # A synchronous collective returns nothing.
             pending = result if isinstance(result, list) else [result] if result is not None else []
@@ -176,7 +191,7 @@ class Stopwatch:
     def _waited(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(work: Any, *args: Any, **kwargs: Any) -> Any:
             _, group = self._groups.pop(id(work), (None, "world"))
-            with self.communication(group):
+            with self.communication(group, "wait"):
                 return function(work, *args, **kwargs)
 
         return timed

@@ -1,8 +1,8 @@
 """One rank of a real training run with Megatron-Core: `python -m executor.workers.train JOB.json`.
 
 Started by torchrun. Builds the plan's model, trains on generated tokens or an indexed dataset, and writes what it
-measures: rank 0 appends one line a step to steps.jsonl and tells of all ranks in ranks.json, every rank its memory
-at the end.
+measures: rank 0 appends one line a step to steps.jsonl, tells of all ranks in ranks.json and, at the end, of one
+typical step in timeline.json; every rank its memory at the end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,11 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     if job["plan"]["manual_gc"]:
         gc.collect()
         gc.disable()
+    kept: deque[measure.Kept] = deque(maxlen=measure.KEPT_STEPS)
     for index in range(job["steps"]):
         step = job["first_step"] + index
         data = batches(job, draw, step, parallel_state.get_data_parallel_rank())
-        record = run_step(data)
+        record, spans = run_step(data)
         if index < 2:
             # The optimizer has its state after the first step; gradients are sent as they come from the second on.
             facts = measure.everyone(measure.rank_facts(chunks, optimizer, watch, cuda))
@@ -83,6 +85,8 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
             known = {"step": step, "warmup": index < job["warmup"], "session": job["session"]}
             rate = job["workload"]["seq_len"] * job["workload"]["global_batch"] / record["seconds"]
             steps.append(known | {"tokens_per_second": round(rate, 1)} | record)
+        if index >= job["warmup"]:
+            kept.append((step, record["seconds"], spans))
         last_words.pulse(f"step {step}")
         if record["loss"] is not None and not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss is {record['loss']} at step {step}")
@@ -97,6 +101,9 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     ranks = measure.everyone(memory)
     for each in ranks if rank == 0 else []:
         write_whole(out / f"memory-{each['rank']}.json", each)
+    timeline = measure.typical_step(kept)
+    if rank == 0 and timeline is not None:
+        write_whole(out / "timeline.json", timeline)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -119,13 +126,13 @@ def join(job: dict[str, Any], cuda: bool) -> None:
 def stepper(
     job: dict[str, Any], chunks: list[Any], optimizer: Any, watch: Stopwatch, schedule: Any, cuda: bool
 ) -> Any:
-    """A function that trains one step on micro-batches and gives its record."""
+    """A function that trains one step on micro-batches and gives its record, and its spans on this rank."""
     clock, cp = QuietClock(), job["plan"]["cp"]
 
     def forward_step(iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
         return forward(iterator, model, cp)
 
-    def run_step(data: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    def run_step(data: list[dict[str, torch.Tensor]]) -> tuple[dict[str, Any], Any]:
         iterators = [iter(data) for _ in chunks]
         several = len(chunks) > 1
         dist.barrier()
@@ -150,7 +157,8 @@ def stepper(
         if cuda:
             torch.cuda.synchronize()
         wall = time.perf_counter() - start
-        return measure.gather(wall, clock.queued() - queued, watch, losses, grad_norm, cuda)
+        spans = watch.spans()  # before the ranks talk about the step
+        return measure.gather(wall, clock.queued() - queued, watch, losses, grad_norm, cuda), spans
 
     return run_step
 

@@ -16,7 +16,7 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import Prediction, predict
-from costmodel.timeline import BACKWARD, EACH_MICROBATCH, FORWARD, RESIDUAL, SENT, STREAMS, Timeline, simulate
+from costmodel.timeline import BACKWARD, EACH_MICROBATCH, FORWARD, RESIDUAL, STREAMS, Timeline, simulate
 from costmodel.workload import Workload
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
@@ -118,7 +118,7 @@ def test_passes_follow_each_other_through_the_pipe(plan, batch):
     ends, starts = defaultdict(float), {}
     kind = ""
     for span in line.spans:
-        if span.microbatch < 0 or span.name == SENT:
+        if span.microbatch < 0 or span.stream == "pp":
             continue
         kind = span.name if span.stream == "compute" else kind
         key = kind, span.chunk * plan.pp + span.stage, span.microbatch

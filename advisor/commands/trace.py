@@ -1,0 +1,77 @@
+"""advisor trace: a simulated or measured step to open in Perfetto."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from advisor.case import read_case, setting_options
+from advisor.options import knob_options
+
+
+@click.command(name="trace")
+@click.argument("plan", required=False)
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", help="Trace to write; packed where it ends in .gz."
+)
+@click.option("--record", metavar="DIR", help="Record of a run: what it measured, beside its prediction.")
+@click.option(
+    "--max-spans",
+    type=click.IntRange(min=100),
+    metavar="N",
+    help="Draw neighbouring passes as one beyond so many spans [all].",
+)
+@click.option("--json", "as_json", is_flag=True, help="What was written, as one JSON document.")
+@setting_options
+@knob_options
+@click.pass_context
+def command(context: click.Context, plan: str | None, output: str, **options: Any) -> None:
+    """The step of a plan in time, as a trace for Perfetto or chrome://tracing.
+
+    A process for each pipeline stage, a thread for each stream: passes of every micro-batch, communication that is
+    exposed inside them, messages between stages, data-parallel traffic, optimizer; memory as a counter. It ends at
+    the predicted step time. PLAN is a plan file; without one, the plan of the options, or the one that
+    `advisor explain` gave last. --record lays one measured step of every rank beside the prediction of its run.
+
+    \b
+    advisor trace plan.toml -o trace.json
+    advisor trace --model llama3-8b --gpus 8 --gpu h100 --pp 4 -o trace.json.gz
+    advisor trace --record ~/.cache/advisor/runs/20261121-185818-tiny-gpt -o run.json
+    """
+    from costmodel.plan_file import check_writable
+    from executor.trace import write_trace
+
+    if options["record"] is not None and plan is not None:
+        raise ValueError(f"PLAN {plan} and --record: a record has its own plan. Give one of them.")
+    check_writable(output)
+    if options["record"] is not None:
+        from executor.trace_measured import record_trace
+
+        trace = record_trace(Path(options["record"]).expanduser())
+    else:
+        from advisor.pipeline import with_schedule
+        from costmodel.predict import predict
+        from executor.trace_predicted import predicted_trace
+
+        case = read_case(plan, options)
+        closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        trace = predicted_trace(with_schedule(closed_form), options["max_spans"] or 0)
+    write_trace(Path(output), trace)
+    about = trace["otherData"]
+    slices = sum(event["ph"] == "X" for event in trace["traceEvents"])
+    if options["as_json"]:
+        click.echo(json.dumps({"file": output, "slices": slices} | about, indent=2))
+        return
+    click.echo("\n".join(_said(output, about, slices)))
+
+
+def _said(output: str, about: dict[str, Any], slices: int) -> list[str]:
+    from advisor.render import seconds, wrap
+
+    told = f"{output}: {slices:,} slices of a step of {seconds(about['step_time_s'])} as predicted"
+    if about.get("measured_step_s") is not None:
+        told += f", {seconds(about['measured_step_s'])} as measured"
+    return [wrap(told + "."), "Open it at https://ui.perfetto.dev or in chrome://tracing."]
