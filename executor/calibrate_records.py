@@ -19,6 +19,7 @@ from costmodel.predict import Prediction, compiled_family, predict
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 from executor.record import read_steps
+from executor.term_phases import phases_of
 from hardware_db import Cluster
 
 # A record whose ranks queued for a core longer than this share of a step was not alone on the machine.
@@ -26,9 +27,6 @@ BUSY = 0.10
 BUSY_WEIGHT = 0.3
 # Parts below this share of a step count less: they are lost in its noise.
 FULL_SHARE = 0.2
-COMMUNICATION = ("tensor_parallel", "context_parallel", "dispatch", "wait")
-WAITING = ("pipeline_bubble", "pipeline_send_recv", "dp_gradients", "dp_gather", "fsdp_exposed")
-COMPUTE = ("recompute", "vocabulary", "launch_gaps", "host_bound")
 
 
 @dataclass(frozen=True)
@@ -141,14 +139,8 @@ class Modelled:
 
 def part_of(leaf: str) -> str:
     """The part of a step in which a run would see a term, "" for what it sees nowhere apart."""
-    direction, _, kind = leaf.partition("_")
-    if direction in ("forward", "backward"):
-        return "communication" if kind in COMMUNICATION else "compute"
-    if leaf in COMPUTE:
-        return "compute"
-    if leaf in WAITING:
-        return "communication"
-    return "optimizer" if leaf == "optimizer_step" else ""
+    phase = next(iter(phases_of(leaf)), "")
+    return "compute" if phase in ("forward", "backward") else phase
 
 
 def named(runs: list[Observed]) -> list[Observed]:

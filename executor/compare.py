@@ -5,31 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from executor.term_phases import by_phase
+
 # Within this factor a term is called as predicted.
 AS_PREDICTED = 0.15
-
-# Row -> terms of the prediction's time tree whose sum it is compared with; vocabulary is shared out apart.
-COMPUTE_FORWARD = ("forward_linear", "forward_quantise", "forward_attention", "forward_elementwise")
-COMPUTE_BACKWARD = (
-    "backward_linear_dgrad",
-    "backward_linear_wgrad",
-    "backward_quantise",
-    "backward_attention",
-    "backward_elementwise",
-    "recompute",
-)
-COMMUNICATION = (
-    "forward_tensor_parallel",
-    "backward_tensor_parallel",
-    "forward_context_parallel",
-    "backward_context_parallel",
-    "pipeline_bubble",
-    "pipeline_send_recv",
-    "schedule_correction",
-    "dp_gradients",
-    "dp_gather",
-    "fsdp_exposed",
-)
 
 
 @dataclass(frozen=True)
@@ -67,22 +46,13 @@ def verdict(predicted: float, measured: float, low: float | None = None, high: f
 
 
 def phases_predicted(terms: dict[str, float]) -> dict[str, float]:
-    """Predicted seconds of the phases that a run measures, from the leaves of the time tree by name.
-
-    Embedding, logits and loss are a third forward and two thirds backward (one GEMM against two). Gaps
-    between kernels follow the kernels: 13.5 forward, 17 backward a layer.
-    """
-    vocabulary, gaps = terms.get("vocabulary", 0.0), terms.get("launch_gaps", 0.0)
-    share = 13.5 / (13.5 + 17.0)
-    forward = sum(terms.get(name, 0.0) for name in COMPUTE_FORWARD) + vocabulary / 3 + gaps * share
-    backward = (
-        sum(terms.get(name, 0.0) for name in COMPUTE_BACKWARD) + vocabulary * 2 / 3 + gaps * (1 - share)
-    )
+    """Predicted seconds of the phases that a run measures, from the leaves of the time tree by name. [s]"""
+    found = by_phase(terms)
     return {
-        "forward": forward,
-        "backward": backward,
-        "communication and waiting": max(0.0, sum(terms.get(name, 0.0) for name in COMMUNICATION)),
-        "optimizer": terms.get("optimizer_step", 0.0),
+        "forward": found["forward"],
+        "backward": found["backward"],
+        "communication and waiting": found["communication"],
+        "optimizer": found["optimizer"],
     }
 
 

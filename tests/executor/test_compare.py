@@ -7,17 +7,30 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.compare import (
-    AS_PREDICTED,
-    COMMUNICATION,
-    COMPUTE_BACKWARD,
-    COMPUTE_FORWARD,
-    compare,
-    phases_predicted,
-    verdict,
+from costmodel.predict import compiled_family
+from executor.compare import AS_PREDICTED, compare, phases_predicted, verdict
+from executor.term_phases import phases_of
+
+FAMILIES = (
+    {"attention", "mlp"},
+    {"mla", "experts", "mtp", "shared", "mlp"},
+    {"attention", "mamba", "mlp"},
+    {"attention", "experts", "delta", "shared"},
 )
 
-LEAVES = (*COMPUTE_FORWARD, *COMPUTE_BACKWARD, *COMMUNICATION, "vocabulary", "launch_gaps", "optimizer_step")
+
+def leaves_of(features: set[str]) -> set[str]:
+    """Leaves of the time tree of a family."""
+
+    def below(term) -> list[str]:
+        return [name for part in term.parts for name in below(part)] if term.parts else [term.name]
+
+    return set(below(compiled_family(frozenset(features)).trees["step_time"]))
+
+
+# Seen by a run in no phase apart.
+REST = {"length_variance", "offload", "step_fixed", "straggler_time"}
+LEAVES = sorted(leaves_of(FAMILIES[1]) - REST)
 seconds = st.floats(0, 100)
 positive = st.floats(1e-3, 100)
 
@@ -44,6 +57,13 @@ def measurement(step: float, **phases: float) -> dict:
         "phases": phases,
         "peak_memory_bytes": [2**29, 2**30],
     }
+
+
+def test_every_term_of_every_family_has_its_phase():
+    for features in FAMILIES:
+        for leaf in leaves_of(features):
+            shares = phases_of(leaf)
+            assert math.isclose(sum(shares.values()), leaf not in REST), leaf
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(LEAVES, seconds)))

@@ -1,0 +1,37 @@
+"""In which phase of a run each term of a predicted step is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PHASES = ("forward", "backward", "communication", "optimizer")
+# What follows forward_ and backward_ in the names of messages inside a micro-batch.
+MESSAGES = ("tensor_parallel", "context_parallel", "dispatch", "wait")
+WAITING = ("pipeline_bubble", "pipeline_send_recv", "dp_gradients", "dp_gather", "fsdp_exposed")
+# Embedding, logits and loss: one GEMM forward against two backward.
+VOCABULARY = {"forward": 1 / 3, "backward": 2 / 3}
+# Kernels of a layer, 13.5 forward and 17 backward: so gaps between them are shared.
+GAPS = {"forward": 13.5 / 30.5, "backward": 17 / 30.5}
+
+
+def phases_of(leaf: str) -> Mapping[str, float]:
+    """Share of a term in each phase, none for what a run sees in no phase apart. [1]"""
+    direction, _, kind = leaf.partition("_")
+    if direction in ("forward", "backward"):
+        return {"communication" if kind in MESSAGES else direction: 1.0}
+    if leaf == "recompute":
+        return {"backward": 1.0}
+    if leaf in WAITING:
+        return {"communication": 1.0}
+    if leaf in ("optimizer_step", "optimizer_host"):
+        return {"optimizer": 1.0}
+    return {"vocabulary": VOCABULARY, "launch_gaps": GAPS, "host_bound": GAPS}.get(leaf, {})
+
+
+def by_phase(terms: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of every phase from seconds of the leaves of the time tree. [s]"""
+    found = dict.fromkeys(PHASES, 0.0)
+    for leaf, seconds in terms.items():
+        for phase, share in phases_of(leaf).items():
+            found[phase] += share * seconds
+    return found
