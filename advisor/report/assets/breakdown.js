@@ -60,7 +60,7 @@
     } else if (!term || !term.parts.length) {
       panel.append(element("p", { class: "note" }, `Defined in ${formula}.`));
     }
-    document.querySelectorAll(`#${which} .tree tr`).forEach((row) => {
+    document.querySelectorAll(`#${which} .tree tbody tr`).forEach((row) => {
       const chosen = row.querySelector(".term").dataset.term === name;
       row.toggleAttribute("aria-current", false);
       if (chosen) row.setAttribute("aria-current", "true");
