@@ -26,7 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # What of a checkout a page may need: the packages and what is built, documented and tested beside them.
 CHECKOUT = (
-    *("advisor", "costmodel", "executor", "hardware_db", "tools", "docs", "tests/advisor/rule_cases"),
+    *("advisor", "costmodel", "executor", "hardware_db", "tools", "docs", "tests/conftest.py"),
+    *("tests/advisor/test_rules_cases.py", "tests/advisor/rule_cases"),
     *("pyproject.toml", "README.md", "LICENSE", "Makefile"),
 )
 SECONDS = 400
@@ -132,7 +133,13 @@ def prepare(folder: Path) -> dict[str, str]:
             shutil.copy2(source, target)
     home = folder.parent / f"{folder.name}-home"
     home.mkdir(exist_ok=True)
-    packages = [path for path in sys.path if path.endswith("site-packages")]
+    packages = folder.parent / f"{folder.name}-packages"
+    packages.mkdir(exist_ok=True)
+    for entry in (
+        each for path in sys.path if path.endswith("site-packages") for each in Path(path).iterdir()
+    ):
+        if not entry.name.startswith(("advisor", "__editable__", "_virtualenv", "__pycache__")):
+            (packages / entry.name).symlink_to(entry)
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "ADVISOR_CACHE") if name in os.environ}
     return kept | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
@@ -141,7 +148,7 @@ def prepare(folder: Path) -> dict[str, str]:
         "COLUMNS": "80",
         "NO_COLOR": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(packages),
+        "PYTHONPATH": str(packages),
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
         "PIP_IGNORE_INSTALLED": "1",
