@@ -71,6 +71,7 @@ def subject_of_case(
     prediction = with_schedule(closed)
     share = closed.peak_memory_bytes / closed.device_bytes
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    runs = tuple(run_records(prediction, records))
     recipes, note = choose_precisions("auto", case.cluster)
     request = Request(
         model=case.model,
@@ -102,7 +103,7 @@ def subject_of_case(
         notes=case.notes,
         commands=next_commands(path),
         names={"model": case.plan_file.model, "cluster": case.plan_file.cluster},
-        records=tuple(run_records(prediction, records)),
+        records=runs,
         scaling=curve,
         stack=case.stack,
         problem=problem,
