@@ -45,7 +45,7 @@ def record_trace(folder: Path) -> dict[str, Any]:
     if predicted is None:
         return measured
     events = [*predicted["traceEvents"], *shifted(measured["traceEvents"], BESIDE)]
-    about = predicted["otherData"] | measured["otherData"] | {"kind": "predicted and measured"}
+    about = measured["otherData"] | predicted["otherData"] | {"kind": "predicted and measured"}
     return predicted | {"otherData": about, "traceEvents": events}
 
 
@@ -85,7 +85,6 @@ def _drawn(job: dict[str, Any], timeline: dict[str, Any]) -> dict[str, Any]:
             "model": job["model"].get("name", ""),
             "step": timeline["step"],
             "measured_step_s": seconds,
-            "step_time_s": seconds,
             "workload": job["workload"],
             "plan": job["plan"],
         }

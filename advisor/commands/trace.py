@@ -71,7 +71,10 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
 def _said(output: str, about: dict[str, Any], slices: int) -> list[str]:
     from advisor.render import seconds, wrap
 
-    told = f"{output}: {slices:,} slices of a step of {seconds(about['step_time_s'])} as predicted"
-    if about.get("measured_step_s") is not None:
-        told += f", {seconds(about['measured_step_s'])} as measured"
+    times = [
+        f"{seconds(about[key])} {how}"
+        for key, how in (("step_time_s", "predicted"), ("measured_step_s", "measured"))
+        if key in about
+    ]
+    told = f"{output}: {slices:,} slices of a step of {' and '.join(times)}"
     return [wrap(told + "."), "Open it at https://ui.perfetto.dev or in chrome://tracing."]

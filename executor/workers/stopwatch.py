@@ -34,6 +34,8 @@ COLLECTIVES = (
     "irecv",
     "batch_isend_irecv",
 )
+# What only neighbouring stages send to each other.
+BETWEEN_STAGES = ("send", "recv", "isend", "irecv")
 
 
 class HostClock:
@@ -174,7 +176,7 @@ class Stopwatch:
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            group = _group_of(args, kwargs)
+            group = _group_of(args, kwargs, between_stages=name in BETWEEN_STAGES)
             with self.communication(group, name):
                 result = function(*args, **kwargs)
             # A synchronous collective returns nothing.
@@ -204,11 +206,11 @@ class Stopwatch:
         return phased
 
 
-def _group_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _group_of(args: tuple[Any, ...], kwargs: dict[str, Any], between_stages: bool = False) -> str:
     """Name of the group of a call to torch.distributed; it stands in different places."""
     if args and isinstance(args[0], list) and args[0] and isinstance(args[0][0], dist.P2POp):
         return group_name(args[0][0].group, between_stages=True)
     found = kwargs.get("group")
     if found is None:
         found = next((each for each in args if isinstance(each, dist.ProcessGroup)), None)
-    return group_name(found)
+    return group_name(found, between_stages)
