@@ -91,3 +91,25 @@ def test_launches_are_counted_by_operation_phase_and_whether_they_wait(watch):
     watch.reset()
     assert watch.read() == ({}, {})
     assert not watch.launched
+
+
+def test_spans_are_the_marks_of_the_step_from_its_begin(watch):
+    watch.clock.now = 100.0
+    watch.reset()
+    watch.clock.now += 1
+    with watch.phase("forward"):
+        watch.clock.now += 3
+        with watch.communication("tp", "all_reduce"):
+            watch.clock.now += 2
+    assert watch.spans() == [("", "forward", 1, 5), ("tp", "all_reduce", 4, 2)]
+
+
+@pytest.mark.parametrize(("name", "group"), [("isend", "pp"), ("all_reduce", "world")])
+def test_what_only_stages_send_each_other_is_of_the_pipeline(watch, name, group):
+    """Of two stages Megatron-Core sends one way in the group of all ranks."""
+
+    def call() -> None:
+        watch.clock.now += 1
+
+    watch._timed(name, call)()
+    assert watch.read()[1] == {group: 1}
