@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -196,7 +197,7 @@ def test_measured_stands_beside_predicted(run):
 def test_a_run_keeps_the_spans_of_a_typical_step(tmp_path):
     """Two stages, three micro-batches: every rank's passes, and its waits for the other stage, inside the step."""
     plan, load, model = Plan(pp=2, precision="fp32"), Workload(64, 3), load_model("tiny-gpt")
-    prediction = predict(model, load, H100, plan)
+    prediction = predict(model, load, H100, replace(plan, precision="bf16"))
     execute(
         plan,
         load,
