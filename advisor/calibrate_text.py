@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,12 @@ def calibration_lines(found: Calibration) -> list[str]:
         lines.append(
             f"steps of {len(found.runs)} runs are told within {after:.0%} (median; {before:.0%} by kernels alone)"
         )
+        if found.outcome.apart:
+            apart, width = found.outcome.median(found.outcome.apart), math.expm1(found.outcome.half_width)
+            lines.append(
+                f"each told without itself: within {apart:.0%} (median); nine of ten within {width:.0%}, "
+                "the interval of predictions on this profile"
+            )
         if found.outcome.learned:
             lines.append(heading("Learned from runs"))
             lines += table(
@@ -96,5 +103,6 @@ def to_json(found: Calibration) -> dict[str, Any]:
         ],
         "log_errors_before": dict(outcome.before) if outcome else {},
         "log_errors_after": dict(outcome.after) if outcome else {},
+        "log_errors_without_itself": dict(outcome.apart) if outcome else {},
         "warnings": list(found.warnings),
     }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -379,3 +380,18 @@ def interval(query: Setting, run_id: str = "", parameter_spread: float = 0.0) ->
 def nearest(query: Setting, run_id: str = "", number: int = 3) -> tuple[Near, ...]:
     """The nearest published runs; see `Table.nearest`."""
     return evidence_table().nearest(query, run_id, number)
+
+
+def own_interval(tables: Mapping[str, Any]) -> Interval | None:
+    """Where runs on a user's machine lie, when its profile was learned from enough of them; else None.
+
+    tables: of `hardware_db.load_calibration`. The half-width is that of runs told by constants learned without them.
+    """
+    own = tables.get("evidence")
+    if own is None:
+        return None
+    width = max(float(own["half_width"].si), MARGIN)
+    runs = int(own["runs"].si)
+    return Interval(
+        -width, width, f"90 % quantile of the errors of {runs} runs here, each told without itself"
+    )

@@ -16,7 +16,7 @@ from costmodel.binding import bind, precision_recipe, step_keys
 from costmodel.bound import Bound
 from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
 from costmodel.compiled import CompiledModel, compile_model
-from costmodel.evidence import LEVEL, Near, interval, nearest
+from costmodel.evidence import LEVEL, Near, interval, nearest, own_interval
 from costmodel.evidence_setting import setting_of
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
@@ -26,7 +26,7 @@ from costmodel.symbols import LAYOUT_INPUTS
 from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
 from costmodel.workload import Workload
-from hardware_db import Cluster
+from hardware_db import Cluster, load_calibration
 
 # Rows evaluated at once: the temporaries of a chunk stay in the processor's cache.
 CHUNK = 16384
@@ -273,7 +273,9 @@ def predict(
     sources = {name: entry.source for name, entry in bound.items()}
     keys = step_keys(cluster, plan.precision, stack)
     values["parameter_spread"] = parameter_spread(compiled, scalars | numbers, keys, sources)
-    spread = interval(setting, published_id, values["parameter_spread"])
+    spread = own_interval(load_calibration(cluster.gpu)) or interval(
+        setting, published_id, values["parameter_spread"]
+    )
     return Prediction(
         model=model,
         workload=workload,

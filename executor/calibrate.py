@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hardware_db
-from executor.calibrate_fit import Learned, Outcome, learn
+from executor.calibrate_fit import Learned, Outcome, learn, tell_apart
 from executor.calibrate_probes import run_probes
 from executor.calibrate_records import Observed, named, read_observed
 from executor.local_profile import home, measure, profile, warnings_of, write_profile
@@ -69,7 +69,8 @@ def calibrate_here(
         if runs:
             draft = folder / "draft.toml"
             write_profile(draft, document)
-            outcome = learn(runs, hardware_db.load_cluster(str(draft)))
+            cluster = hardware_db.load_cluster(str(draft))
+            outcome = tell_apart(learn(runs, cluster), runs, cluster)
             document = taught(document, outcome, runs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -92,7 +93,7 @@ def calibrate_from(
             raise ValueError(
                 f"{run.name} ran on {where}, and {cluster.gpu.title} is none. Name its machine by --gpu or --profile."
             )
-    outcome = learn(runs, cluster, stack)
+    outcome = tell_apart(learn(runs, cluster, stack), runs, cluster, stack)
     warnings = [f"{run.name}: ranks waited for cores that other work held" for run in runs if run.busy]
     if not outcome.learned:
         warnings.append("these runs teach no constant: the profile is what it was")
@@ -115,7 +116,23 @@ def taught(document: Record, outcome: Outcome, runs: Sequence[Observed]) -> Reco
                 continue
             own = table[name] if each.constant.factor else None
             table[name] = leaf(each, len(runs), own)
+    if outcome.half_width:
+        document.setdefault("calibration", {})["evidence"] = evidence(outcome)
     return document
+
+
+def evidence(outcome: Outcome) -> Record:
+    """What the interval of a prediction on this profile rests on: `costmodel.evidence.own_interval`."""
+    told = {
+        "kind": "measured",
+        "source": "runs told by constants learned without them, by `advisor calibrate`",
+        "read_on": date.today(),
+        "unit": "1",
+    }
+    return {
+        "runs": {"value": len(outcome.apart)} | told,
+        "half_width": {"value": float(f"{outcome.half_width:.4g}")} | told,
+    }
 
 
 def leaf(each: Learned, runs: int, own: Record | None = None) -> Record:

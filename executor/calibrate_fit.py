@@ -8,11 +8,13 @@ the shipped constants (`costmodel.robust`, tools/fit_solver.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from costmodel.evidence import LEVEL
 from costmodel.robust import STEP, Belief, Numbers, fit
 from costmodel.step_constants import PRIORS
 from costmodel.timing.network import OPERATIONS
@@ -23,6 +25,8 @@ from hardware_db import Cluster
 SCATTER = 0.08
 # A constant that moves no part of any run by more than this (log of it for log of the constant) keeps its value.
 MOVES = 0.01
+# Fewer runs say nothing of how far a further one may lie.
+ENOUGH_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -118,11 +122,28 @@ class Learned:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What runs taught, and log(predicted / measured) of each run's step before and after it."""
+    """What runs taught, and log(predicted / measured) of each run's step before and after it.
+
+    apart: of each run by constants learned without it, empty for few runs.
+    """
 
     learned: tuple[Learned, ...]
     before: dict[str, float]
     after: dict[str, float]
+    apart: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def half_width(self) -> float:
+        """Half of an interval that nine of ten further runs lie in, 0 for few runs. [log]
+
+        The conformal quantile of the runs told apart, ceil(0.9 (n + 1)) of n; beyond the largest it grows with what
+        is missing. Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005.
+        """
+        errors = sorted(abs(error) for error in self.apart.values())
+        if not errors:
+            return 0.0
+        wanted = LEVEL * (len(errors) + 1)
+        return errors[min(math.ceil(wanted), len(errors)) - 1] * max(1.0, wanted / len(errors))
 
     @staticmethod
     def median(errors: dict[str, float]) -> float:
@@ -132,7 +153,22 @@ class Outcome:
 
 def learn(runs: Sequence[Observed], cluster: Cluster, stack: str | None = None) -> Outcome:
     """Fit the constants that these runs move, from the values that the cluster's profile has."""
+    return _learn([Modelled(run, cluster, stack) for run in runs], cluster)
+
+
+def tell_apart(
+    outcome: Outcome, runs: Sequence[Observed], cluster: Cluster, stack: str | None = None
+) -> Outcome:
+    """The outcome with each run told by constants that were learned without it, where there are enough runs."""
     models = [Modelled(run, cluster, stack) for run in runs]
+    apart: dict[str, float] = {}
+    for index, one in enumerate(models if len(models) >= ENOUGH_RUNS else ()):
+        learned = _learn([*models[:index], *models[index + 1 :]], cluster).learned
+        apart |= _step_errors([each.constant for each in learned], [each.after for each in learned], [one])
+    return replace(outcome, apart=apart)
+
+
+def _learn(models: Sequence[Modelled], cluster: Cluster) -> Outcome:
     kind = "cpu" if cluster.gpu.generation == "cpu" else "gpu"
     chosen = [constant for constant in CONSTANTS if constant.where in ("", kind)]
     present = [_present(constant, models) for constant in chosen]

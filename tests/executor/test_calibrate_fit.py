@@ -15,13 +15,14 @@ from planted_machine import planted
 
 import hardware_db
 from costmodel.plan import Plan
+from costmodel.predict import predict
 from costmodel.robust import Belief, fit, robust, robust_slope
 from costmodel.workload import Workload
-from executor.calibrate import base_document, calibrate_from, out_path
-from executor.calibrate_fit import CONSTANTS, learn
+from executor.calibrate import base_document, calibrate_from, out_path, taught
+from executor.calibrate_fit import CONSTANTS, learn, tell_apart
 from executor.calibrate_probes import probes, small
 from executor.calibrate_records import Modelled, Observed, part_of, read_observed
-from executor.local_profile import profile
+from executor.local_profile import profile, write_profile
 
 NAMES = {constant.name: constant for constant in CONSTANTS}
 
@@ -126,6 +127,26 @@ def test_one_run_moves_constants_less_than_seven(cluster, modelled):
     # What one sum of terms cannot tell apart is shared between them, by their beliefs.
     assert 0.6 < found["gemm_rate"] < 1.0
     assert 0.3 < found["elementwise_rate"] < 1.0
+
+
+def test_the_interval_covers_runs_told_without_themselves(tmp_path, cluster, modelled):
+    few = modelled[:6]
+    runs = runs_of(few, {"gemm_rate": 0.8}, noise=0.1, seed=3)
+    outcome = tell_apart(learn(runs, cluster), runs, cluster)
+    assert set(outcome.apart) == {each.run.name for each in few}
+    told = sorted(abs(error) for error in outcome.apart.values())
+    assert outcome.half_width >= told[-1]  # of fewer than twenty, nine of ten is all
+    document = taught(base_document(cluster), outcome, runs)
+    path = tmp_path / "mine.toml"
+    write_profile(path, document)
+    run = modelled[0].run
+    found = predict(run.model, run.workload, hardware_db.load_cluster(str(path)), run.plan)
+    half = np.log(found.interval_high / found.step_time_s)
+    assert half == pytest.approx(outcome.half_width, rel=1e-3)
+    assert "told without itself" in found.interval_basis
+    alone = tell_apart(outcome, runs[:2], cluster)
+    assert alone.half_width == 0
+    assert "evidence" not in taught(base_document(cluster), alone, runs[:2])["calibration"]
 
 
 @given(st.floats(-3, 3))
