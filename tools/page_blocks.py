@@ -30,7 +30,7 @@ CHECKOUT = (
     *("tests/advisor/test_rules_cases.py", "tests/advisor/rule_cases"),
     *("pyproject.toml", "README.md", "LICENSE", "Makefile"),
 )
-SECONDS = 400
+SECONDS = 900
 SKIP = "..."
 _FENCE = re.compile(
     r"(?:^<!-- page: (?P<notes>[^\n]*?) -->\n)?^```(?P<kind>console|sh)\n(?P<body>.*?)^```$", re.M | re.S
@@ -144,7 +144,6 @@ def prepare(folder: Path) -> dict[str, str]:
     return kept | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
         "HOME": str(home),
-        "ADVISOR_HOME": str(home),
         "COLUMNS": "80",
         "NO_COLOR": "1",
         "OPENBLAS_NUM_THREADS": "1",

@@ -39,7 +39,7 @@ def test_a_command_prints_what_the_page_shows(ran, index):
 def test_the_run_was_measured_and_compared(ran):
     """What the page shows of `advisor run` was compared up to its first numbers: here are the numbers."""
     *_, folder = ran
-    (record,) = (folder.parent / "work-home" / "runs").iterdir()
+    (record,) = (folder.parent / "work-home" / ".cache" / "advisor" / "runs").iterdir()
     found = json.loads((record / "comparison.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in found["rows"]}
     assert all(rows[name]["measured"] > 0 < rows[name]["predicted"] for name in ("step time", "forward"))
