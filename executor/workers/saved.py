@@ -25,11 +25,17 @@ class Saved:
         self.on = False
         self.hidden = 0
         self._start = 0
+        self._tables = 0
         self._seen: set[int] = set()
+
+    def _now(self) -> int:
+        """Live bytes without tables of rotary angles, which the first pass makes anew and all later ones share."""
+        return self.live.now - self._tables
 
     def install(self) -> None:
         """Watch Megatron-Core's blocks from now on."""
         import megatron.core.pipeline_parallel.schedules as schedules
+        from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
         from megatron.core.ssm.mamba_block import MambaStack
         from megatron.core.ssm.mamba_layer import MambaLayer
         from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
@@ -42,6 +48,7 @@ class Saved:
         layer._forward_mlp = self.block(layer._forward_mlp, feed_name)
         MambaLayer.forward = self.block(MambaLayer.forward, lambda _: "mamba")
         MultiTokenPredictionLayer.forward = self.rest(MultiTokenPredictionLayer.forward, "mtp")
+        YarnRotaryEmbedding._set_cos_sin_cache = self.table(YarnRotaryEmbedding._set_cos_sin_cache)
         for stack in (TransformerBlock, MambaStack):
             stack.forward = self.door(stack.forward)
             if hasattr(stack, "_checkpointed_forward"):
@@ -61,10 +68,10 @@ class Saved:
         def wrapped(step: Any, iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             self.on = id(model) not in self._seen
             self._seen.add(id(model))
-            self._start, before = self.live.now, sum(self.bytes.values())
+            self._start, before = self._now(), sum(self.bytes.values())
             result = function(step, iterator, model, *args, **kwargs)
             if self.on:
-                self._ends(inner(model), self.live.now - self._start - (sum(self.bytes.values()) - before))
+                self._ends(inner(model), self._now() - self._start - (sum(self.bytes.values()) - before))
             self.on = False
             return result
 
@@ -88,7 +95,7 @@ class Saved:
                 given = hidden_states if module.pre_process else module.input_tensor
                 given = given[0] if isinstance(given, list) else given
                 self.hidden = given.untyped_storage().nbytes()
-                self.bytes["embedding" if module.pre_process else "other"] += self.live.now - self._start
+                self.bytes["embedding" if module.pre_process else "other"] += self._now() - self._start
             return function(module, hidden_states, *args, **kwargs)
 
         return wrapped
@@ -97,10 +104,21 @@ class Saved:
         """A block's forward pass; without gradients it keeps nothing of its own."""
 
         def wrapped(module: Any, *args: Any, **kwargs: Any) -> Any:
-            start = self.live.now
+            start = self._now()
             result = function(module, *args, **kwargs)
             if self.on and torch.is_grad_enabled() and name(module):
-                self.bytes[name(module)] += self.live.now - start
+                self.bytes[name(module)] += self._now() - start
+            return result
+
+        return wrapped
+
+    def table(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Tables of rotary angles made in a forward pass, in the place of those that the model was built with."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            start = self.live.now
+            result = function(*args, **kwargs)
+            self._tables += self.live.now - start
             return result
 
         return wrapped
@@ -109,10 +127,10 @@ class Saved:
         """Something around blocks: its growth without theirs."""
 
         def wrapped(module: Any, *args: Any, **kwargs: Any) -> Any:
-            start, before = self.live.now, sum(self.bytes.values())
+            start, before = self._now(), sum(self.bytes.values())
             result = function(module, *args, **kwargs)
             if self.on:
-                self.bytes[name] += self.live.now - start - (sum(self.bytes.values()) - before)
+                self.bytes[name] += self._now() - start - (sum(self.bytes.values()) - before)
             return result
 
         return wrapped
