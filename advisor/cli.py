@@ -29,7 +29,20 @@ COMMANDS: dict[str, str] = {
     "knobs": "The knobs of a plan: meaning, range, framework names, when they help and hurt.",
     "models": "The models known, with sizes and sources.",
     "hardware": "The GPUs, links and clusters known, with sources.",
+    "completion": "Completion of commands, models, GPUs and knobs in bash, zsh or fish.",
 }
+
+
+# Set by a shell that asks for completions.
+COMPLETE = "_ADVISOR_COMPLETE"
+
+
+def examples_last(command: click.Command) -> click.Command:
+    """Move the examples of a command's help below its options, where a terminal shows them first."""
+    text, mark, examples = (command.help or "").partition("\b\nadvisor ")
+    if mark:
+        command.help, command.epilog = text.rstrip(), "Examples:\n\n\b\nadvisor " + examples
+    return command
 
 
 class LazyGroup(click.Group):
@@ -41,7 +54,21 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        return importlib.import_module(f"advisor.commands.{name}").command  # type: ignore[no-any-return]
+        command = examples_last(importlib.import_module(f"advisor.commands.{name}").command)
+        if COMPLETE in os.environ:
+            from advisor.completion import complete_values
+
+            complete_values(command)
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Names of commands, without importing them."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return found or click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str, click.Command, list[str]]:
         if args and args[0] not in COMMANDS:
@@ -78,8 +105,8 @@ def advisor() -> None:
     """Decide how to train a language model on a GPU cluster, and see why.
 
     \b
-    advisor explain --model 70b --gpus 64 --gpu b200   the plan, its time and memory, and why
-    advisor run --model tiny-gpt --gpus 2 --gpu local  train with it here, predicted beside measured
+    advisor explain --model 70b --gpus 64 --gpu b200   the plan, and why
+    advisor run --model tiny-gpt --gpus 2 --gpu local  train with it here
     """
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
-from advisor.render import count, gib, heading, percent, seconds, table, tree, wrap
+from advisor.render import bar, count, gib, heading, percent, seconds, table, tree, wrap
 from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from costmodel.predict import Prediction
 
 GIB = 2**30
+METER = 40  # columns of the bar of memory
 # Sizes are told in the headline; the rest of the non-default knobs in the table under it.
 SEVERITY_WORDS = {
     "ERROR": "cannot run",
@@ -121,11 +122,13 @@ def memory_section(prediction: Prediction) -> list[str]:
     """What the worst rank holds; parts sum to the peak. Allocated and reserved as torch counts them."""
     stage = f", {prediction.worst_stage} pipeline stage" if prediction.plan.pp > 1 else ""
     memory = replace(prediction.memory, title="peak")
+    used = memory.value / prediction.device_bytes
     return [
         heading(f"Memory of the worst rank{stage}"),
         *tree(memory, GIB, "GiB", 1 if memory.value > 16 * GIB else 2),
         f"  allocated {prediction.allocated_bytes / GIB:.1f}, reserved {prediction.reserved_bytes / GIB:.1f}, "
         f"of the device {memory.value / GIB:.1f} of {prediction.device_bytes / GIB:.1f} GiB",
+        f"  |{bar(used, METER).ljust(METER)}| {percent(used, 0)} of the device",
     ]
 
 
@@ -141,12 +144,13 @@ def binding_section(prediction: Prediction) -> list[str]:
             f"{seconds(prediction.step_time_s * (1 - share))} ({1 / (1 - share):.2f}x)"
             if share < 0.995
             else "",
+            bar(share),
         )
         for name, share in shares[:5]
     ]
     return [
         heading("What binds"),
-        *table(["the step waits for", "share", "step at best without it"], rows, "lrl"),
+        *table(["the step waits for", "share", "step at best without it", ""], rows, "lrll"),
     ]
 
 

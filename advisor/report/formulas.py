@@ -36,8 +36,8 @@ _ADDRESS = re.compile(r"https?://[^\s,;)]+")
 def formulas_of(prediction: Prediction) -> dict[str, Any]:
     """Everything that the terms of a prediction are made of: entries, inputs, and documents of the formulas.
 
-    entries: name -> title, unit, value, formula, mathml, uses (names in the expression). inputs: name -> value,
-    unit, meaning, source, kind, link. documents: formula -> text of its definition.
+    entries: name -> title, unit, value, formula, uses (names in the expression). inputs: name -> value, unit,
+    meaning, source, kind, link. documents: formula -> text of its definition. mathml: name -> the expression.
     """
     typeset = _typeset(prediction.features)
     told = {entry["name"]: entry for entry in all_formulas(prediction.features)}
@@ -48,7 +48,7 @@ def formulas_of(prediction: Prediction) -> dict[str, Any]:
             "unit": told[name]["unit"],
             "value": prediction.values[name],
             "formula": told[name]["formula"],
-            **typeset[name],
+            "uses": typeset[name]["uses"],
         }
         for name in names
     }
@@ -58,6 +58,7 @@ def formulas_of(prediction: Prediction) -> dict[str, Any]:
         "entries": entries,
         "inputs": {name: _input(prediction, name) for name in sorted(used, key=PLACES.__getitem__)},
         "documents": documents,
+        "mathml": {name: typeset[name]["mathml"] for name in names},
     }
 
 
@@ -165,8 +166,11 @@ def _printed(features: frozenset[str]) -> dict[str, dict[str, Any]]:
 
 
 def _lean(mathml: str) -> str:
-    """The same formula in fewer letters: characters for their entities, no row around a single child."""
-    text = mathml.replace("&InvisibleTimes;", "\u2062").replace("&ApplyFunction;", "\u2061")
+    """The same formula in fewer letters: characters for their entities, no row around a single child.
+
+    A product has its dot: names are words and numbers have digits, which must not run together.
+    """
+    text = mathml.replace("&InvisibleTimes;", "\u22c5").replace("&ApplyFunction;", "\u2061")
     while True:
         shorter = re.sub(r"<mrow>(<(m[ino])>[^<]*</\2>)</mrow>", r"\1", text)
         if shorter == text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from base64 import b64encode
 from importlib import resources
@@ -34,6 +35,7 @@ def write_report(path: str | Path, subject: Subject) -> Path:
 def report_page(subject: Subject) -> str:
     """The page about a plan."""
     data = payload(subject)
+    mathml = json.dumps(data["formulas"].pop("mathml"), ensure_ascii=False)
     sections = [
         ("answer", "Answer", answer(subject, data)),
         ("why", "Why", why(subject)),
@@ -58,7 +60,8 @@ def report_page(subject: Subject) -> str:
             tag("main", *(body for _, _, body in shown)),
             _foot(data),
             data_script("data", data),
-            tag("script", raw(packed(asset(LIBRARY))), type="text/plain", id="library"),
+            _packed_script("formulas", mathml),
+            _packed_script("library", asset(LIBRARY)),
             *(_script(asset(name)) for name in SCRIPTS),
             _script(engine_script(subject.prediction, subject.stack, subject.names)),
             _script(whatif_script()),
@@ -72,6 +75,10 @@ def report_page(subject: Subject) -> str:
 def asset(name: str) -> str:
     """Text of a file of this package."""
     return (resources.files("advisor.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _packed_script(identity: str, content: str) -> Markup:
+    return tag("script", packed(content), type="text/plain", id=identity)
 
 
 def packed(text: str) -> str:

@@ -9,7 +9,7 @@ from advisor.options import value_text
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, folded, join, section, table, tag
 from advisor.report.subject import Subject
-from advisor.sections import SEVERITY_WORDS, changed_knobs, evidence_text, fit_text, setting
+from advisor.sections import SEVERITY_WORDS, changed_knobs, cost_line, evidence_text, fit_text, setting
 from costmodel.knobs import KNOBS
 from costmodel.predict import TIGHT_ABOVE, Prediction
 
@@ -23,7 +23,7 @@ def answer(subject: Subject, data: dict[str, Any]) -> Markup:
         tag("h1", prediction.plan.describe(), id="answer-title"),
         verdict(subject),
         _numbers(prediction, data),
-        _evidence(data),
+        *_notes(subject, data),
         _commands(subject),
         id="answer",
         class_="card answer",
@@ -84,9 +84,16 @@ def _numbers(prediction: Prediction, data: dict[str, Any]) -> Markup:
     return tag("dl", *tiles, class_="tiles")
 
 
-def _evidence(data: dict[str, Any]) -> Markup:
-    near = [evidence_text(run) for run in data["prediction"]["evidence"][:1]]
-    return tag("p", f"Evidence: {near[0]}.", class_="note") if near else Markup()
+def _notes(subject: Subject, data: dict[str, Any]) -> Iterator[Markup]:
+    """Lines of the answer that are there only sometimes: fewer GPUs, the cost of training, the nearest run."""
+    explanation, world = subject.explanation, subject.prediction.plan.world
+    if explanation and world < explanation.request.gpus:
+        yield tag("p", f"{world:,} of {explanation.request.gpus:,} GPUs: fewest GPU-hours a token.")
+    if subject.cost:
+        told = " ".join(cost_line(subject.cost).split()[1:])
+        yield tag("p", f"Training: {told}.")
+    for run in data["prediction"]["evidence"][:1]:
+        yield tag("p", f"Evidence: {evidence_text(run)}.", class_="note")
 
 
 def _tile(label: str, value: str, note: str, extra: object = "") -> Markup:
@@ -141,6 +148,7 @@ def why(subject: Subject) -> Markup:
         _binds(subject.prediction),
         tag("h3", "The path of the tuning guides, with the numbers of this case"),
         tag("dl", *steps, class_="path"),
+        *_why_not(subject),
         *_runners_up(subject),
         *_worth_knowing(subject),
         folded("Knobs to set, with their names in Megatron-Bridge", _knobs(subject.prediction)),
@@ -161,6 +169,13 @@ def _binds(prediction: Prediction) -> Markup:
         "What binds",
         "lrrr",
     )
+
+
+def _why_not(subject: Subject) -> Iterator[Markup]:
+    for each in subject.explanation.alternatives if subject.explanation else ():
+        asked = ", ".join(f"{name}={value_text(value)}" for name, value in each.pins.items())
+        yield tag("h3", f"Why not {asked}?")
+        yield tag("p", f"{each.reason.rstrip('.')}.")
 
 
 def _runners_up(subject: Subject) -> Iterator[Markup]:

@@ -32,6 +32,8 @@ def breakdowns(data: dict[str, Any]) -> list[Markup]:
 def _breakdown(identity: str, title: str, root: dict[str, Any], key: str, note: str) -> Markup:
     what = "step time" if key == "seconds" else "memory"
     biggest = sorted(root["parts"], key=lambda part: -part[key])[:3]
+    negative = any(leaf[key] < 0 for leaf in _leaves(root))
+    below = " What is below zero stands in the table only." if negative else ""
     told = ", ".join(f"{part['title']} {percent(part['share'])}" for part in biggest)
     return section(
         identity,
@@ -43,7 +45,7 @@ def _breakdown(identity: str, title: str, root: dict[str, Any], key: str, note: 
                 f"{identity}-chart",
                 f"Treemap of the {what} by term. Largest: {told}. The table beside it has every number.",
                 "Area is share of the whole. Choose a term, here or in the table, for its formula, its inputs and "
-                "their sources.",
+                f"their sources.{below}",
             ),
             _tree_table(root, key, f"{title}, term by term; parts sum to the whole"),
             class_="beside",
@@ -100,7 +102,7 @@ def _tree_table(root: dict[str, Any], key: str, caption: str) -> Markup:
             tag("th", name, scope="col", class_=side)
             for name, side in (("term", None), ("value", "right"), ("share", "right"))
         ),
-        tag("td", ""),
+        tag("td", "", class_="bar"),
     )
     inner = tag(
         "table", tag("caption", caption), tag("thead", head), tag("tbody", *rows), class_="table tree"

@@ -163,8 +163,8 @@ def scaling(data: dict[str, Any]) -> Markup | str:
             "scaling-chart",
             f"Throughput and cost of {tokens} on {', '.join(str(row['gpus']) for row in held)} GPUs. "
             "The table below has the numbers.",
-            f"The best plan of each count by the same search, the global batch unchanged. Cost of {tokens}: "
-            f"{', '.join(notes)}.",
+            "The best plan of each count by the same search, number format and global batch unchanged. "
+            f"Cost of {tokens}: {', '.join(notes)}.",
             "low pair",
         ),
         table(

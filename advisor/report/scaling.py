@@ -20,18 +20,19 @@ TOKENS = 1e12
 def scaling(request: Request, best: Candidate | None, tell: Callable[[float, str], None]) -> dict[str, Any]:
     """Best plan on a handful of GPU counts around the request's, global batch unchanged (strong scaling).
 
-    best: what the search gave for the request itself, which is not searched again.
+    best: what the search gave for the request itself, which is not searched again; its number format is kept.
     Returns tokens, that cost is for [1], and rows: gpus, and either the plan with its numbers and cost, or the
     reason why there is none. efficiency: tokens a second and GPU over those of the request's own count [1].
     """
     tokens = request.tokens or TOKENS
     counts = [round(request.gpus * factor) for factor in FACTORS if request.gpus * factor >= 1]
     counts = sorted({count for count in counts if count <= MOST_GPUS})
+    formats = (best.plan.precision,) if best else request.precisions
     rows = []
     for done, gpus in enumerate(counts):
         tell(done / len(counts), f"scaling, {gpus:,} GPUs")
         known = best is not None and gpus == best.plan.world == request.gpus
-        rows.append(_told(best, gpus, tokens) if known else _row(request, gpus, tokens))
+        rows.append(_told(best, gpus, tokens) if known else _row(request, gpus, tokens, formats))
     here = next((row for row in rows if row["gpus"] == request.gpus and "plan" in row), None)
     for row in rows:
         if here and "plan" in row:
@@ -39,12 +40,14 @@ def scaling(request: Request, best: Candidate | None, tell: Callable[[float, str
     return {"tokens": tokens, "rows": rows}
 
 
-def _row(request: Request, gpus: int, tokens: float) -> dict[str, Any]:
+def _row(request: Request, gpus: int, tokens: float, precisions: tuple[str, ...]) -> dict[str, Any]:
     try:
         # Fewer GPUs than asked for are another count of this table, not an answer for this one.
         objective = "throughput" if request.objective == "cost" else request.objective
         pins = {name: value for name, value in request.pins.items() if name != "dp"}
-        found = search(replace(request, gpus=gpus, top=1, objective=objective, pins=pins)).best
+        found = search(
+            replace(request, gpus=gpus, top=1, objective=objective, pins=pins, precisions=precisions)
+        ).best
     except ValueError as problem:
         return {"gpus": gpus, "why_not": str(problem)}
     return _told(found, gpus, tokens)

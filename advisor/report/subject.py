@@ -16,6 +16,7 @@ from advisor.report.records import run_records
 from advisor.report.scaling import scaling
 from advisor.request import Request, choose_precisions
 from advisor.rules import Violation, violations
+from advisor.sections import training_cost
 from advisor.why import Path, Step
 from costmodel.predict import Prediction, predict
 
@@ -44,6 +45,7 @@ class Subject:
     records: tuple[dict[str, Any], ...] = ()
     scaling: dict[str, Any] | None = None
     stack: str | None = None
+    tokens: float | None = None
     problem: str = ""
 
     @property
@@ -60,7 +62,12 @@ class Subject:
     @property
     def holds(self) -> bool:
         """Whether the plan runs and fits."""
-        return self.prediction.fits and not any(each.severity == "ERROR" for each in self.found)
+        return _holds(self.prediction, self.found)
+
+    @property
+    def cost(self) -> dict[str, float] | None:
+        """What training on the tokens asked about costs with this plan."""
+        return training_cost(self.prediction, self.tokens) if self.tokens else None
 
 
 def subject_of_case(
@@ -101,11 +108,12 @@ def subject_of_case(
         steps=steps,
         found=tuple(found),
         notes=case.notes,
-        commands=next_commands(path),
+        commands=next_commands(path, holds=_holds(prediction, found)),
         names={"model": case.plan_file.model, "cluster": case.plan_file.cluster},
         records=runs,
         scaling=curve,
         stack=case.stack,
+        tokens=tokens,
         problem=problem,
     )
 
@@ -131,22 +139,31 @@ def subject_of_explanation(
         steps=steps,
         found=tuple(explanation.found),
         notes=tuple(explanation.result.notes),
-        commands=next_commands(saved, asked),
+        commands=next_commands(saved, asked, explanation.best is not None),
         names=names,
         records=tuple(run_records(prediction, ())),
         scaling=scaling(request, explanation.best, tell),
         stack=request.stack,
+        tokens=request.tokens,
     )
 
 
-def next_commands(path: str | None, asked: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
+def next_commands(
+    path: str | None, asked: Sequence[str] = (), holds: bool = True
+) -> tuple[tuple[str, str], ...]:
     """What to type next. path: of the plan file, None where none was written; asked: what made the plan."""
     first: tuple[tuple[str, str], ...] = ()
-    if path is None:
-        path = "plan.toml"
-        if asked:
-            first = ((f"advisor {shlex.join(asked)} --save {path}", "keeps this plan as a file"),)
-    name = shlex.quote(path)
+    if path is None and asked:
+        again = shlex.join(_without_html(asked))
+        first = ((f"advisor {again} --save plan.toml", "keeps this plan as a file"),)
+    name = shlex.quote(path or "plan.toml")
+    if not holds:
+        if path is None:
+            return ()
+        return (
+            (f"advisor check {name}", "tells everything that keeps the plan from running, and the way out"),
+            (f"advisor whatif {name}", "tells what every knob would change"),
+        )
     return (
         *first,
         (f"advisor run {name}", "trains with it here, predicted beside measured"),
@@ -156,6 +173,19 @@ def next_commands(path: str | None, asked: Sequence[str] = ()) -> tuple[tuple[st
         ),
         (f"advisor whatif {name}", "tells what every knob would change"),
     )
+
+
+def _without_html(asked: Sequence[str]) -> list[str]:
+    """Arguments of `explain` without what they say about the page."""
+    kept = list(asked)
+    while "--html" in kept:
+        place = kept.index("--html")
+        del kept[place : place + 2]
+    return [word for word in kept if not word.startswith("--html=")]
+
+
+def _holds(prediction: Prediction, found: Sequence[Violation]) -> bool:
+    return prediction.fits and not any(each.severity == "ERROR" for each in found)
 
 
 def _part(tell: Progress, start: float, end: float) -> Progress:

@@ -3,6 +3,9 @@
 (() => {
   const page = window.advisorPage;
   const { entries, inputs } = page.data.formulas;
+  const typeset = window.DecompressionStream
+    ? page.unpack("formulas").then(JSON.parse)
+    : Promise.reject(new Error("no way to unpack"));
   const MATH = "http://www.w3.org/1998/Math/MathML";
 
   const valueOf = (name) => (entries[name] || inputs[name] || {}).value;
@@ -16,7 +19,9 @@
       return made;
     };
     const size = Math.abs(value);
-    if (value !== 0 && (size >= 1e6 || size < 1e-3)) {
+    if (Number.isInteger(value) && size < 1e6) {
+      row.append(piece("mn", String(value)));
+    } else if (value !== 0 && (size >= 1e6 || size < 1e-3)) {
       const [digits, power] = value.toExponential(3).split("e");
       const raised = document.createElementNS(MATH, "msup");
       raised.append(piece("mn", "10"), piece("mn", String(Number(power)).replace("-", "\u2212")));
@@ -27,11 +32,11 @@
     return row;
   }
 
-  function math(name, numbers) {
+  function math(mathml, numbers) {
     const made = document.createElementNS(MATH, "math");
     made.setAttribute("display", "block");
     // Printed by this package from its own expressions: nothing in it comes from a user.
-    made.innerHTML = `<mrow>${entries[name].mathml}</mrow>`;
+    made.innerHTML = `<mrow>${mathml}</mrow>`;
     if (numbers) {
       for (const word of [...made.querySelectorAll("mi")]) {
         const value = valueOf(word.textContent);
@@ -48,13 +53,15 @@
   function formula(name) {
     const entry = entries[name];
     const { element } = page;
-    const lines = [element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "Formula" }, math(name, false))];
+    const place = (label) => element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": label });
+    const lines = [place("Formula")];
     if (entry.uses.length) {
-      lines.push(
-        element("div", { class: "note" }, "with the numbers of this plan"),
-        element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "Formula with numbers" }, math(name, true)),
-      );
+      lines.push(element("div", { class: "note" }, "with the numbers of this plan"), place("Formula with numbers"));
     }
+    typeset.then(
+      (known) => lines.filter((line) => line.className === "formula").forEach((line, number) => line.append(math(known[name], number === 1))),
+      () => lines[0].append("This browser is too old to show the formula; `advisor predict --term` prints it."),
+    );
     lines.push(element("p", {}, `= ${page.amount(entry.value, entry.unit)}`, entry.unit === "1" ? "" : ` (${page.number(entry.value)} ${entry.unit})`));
     return lines;
   }

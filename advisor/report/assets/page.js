@@ -8,10 +8,8 @@
   let unpacked;
   function library() {
     unpacked = unpacked || (async () => {
-      const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (letter) => letter.charCodeAt(0));
-      const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
       const script = document.createElement("script");
-      script.textContent = await new Response(stream).text();
+      script.textContent = await page.unpack("library");
       document.head.append(script);
       return window.echarts;
     })();

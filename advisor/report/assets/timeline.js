@@ -7,14 +7,14 @@
   const KINDS = [
     { title: "forward", color: "c1", lane: "middle" },
     { title: "backward", color: "c2", lane: "middle" },
-    { title: "several passes", color: "c6", lane: "middle" },
+    { title: "forward and backward in turn", color: "both", lane: "middle" },
     { title: "other compute", color: "c8", lane: "middle" },
     { title: "tensor parallel, exposed", color: "c4", lane: "middle" },
     { title: "context parallel, exposed", color: "c5", lane: "middle" },
-    { title: "expert parallel, exposed", color: "c3", lane: "middle" },
+    { title: "expert parallel, exposed", color: "c9", lane: "middle" },
     { title: "data parallel, exposed", color: "c3", lane: "middle" },
     { title: "waiting", color: "c7", lane: "middle" },
-  { title: "sent to a neighbour", color: "muted", lane: "low" },
+  { title: "sent to a neighbour", color: "c7", lane: "low" },
     { title: "hidden under compute", color: "c3", lane: "low" },
   ];
   const STREAM = { tp: 4, cp: 5, ep: 6, dp: 7, host: 8 };
@@ -24,9 +24,9 @@
     if (name.endsWith("under compute")) return 10;
     if (stream === "pp") return microbatch >= 0 ? 9 : 8;
     if (stream !== "compute") return STREAM[stream];
-    if (name === "forward") return 0;
-    if (name === "backward") return 1;
-    return name.includes("passes") ? 2 : 3;
+    if (name.endsWith("forward and backward")) return 2;
+    if (name.endsWith("forward")) return 0;
+    return name.endsWith("backward") ? 1 : 3;
   }
 
   function rectangle(lane, fill) {
@@ -48,10 +48,17 @@
     };
   }
 
+  // Passes drawn as one show both colours, one above the other.
+  function fillOf(color) {
+    if (color !== "both") return page.color(color);
+    const stops = [[0, "c1"], [0.34, "c1"], [0.34, "c2"], [1, "c2"]];
+    return { type: "linear", x: 0, y: 0, x2: 0, y2: 1, colorStops: stops.map(([offset, name]) => ({ offset, color: page.color(name) })) };
+  }
+
   function series(title, color, lane, rows) {
     return {
-      type: "custom", name: title, renderItem: rectangle(lane, page.color(color)), data: rows,
-      encode: { x: [0, 1], y: 2 }, itemStyle: { color: page.color(color) }, progressive: 0, animation: false,
+      type: "custom", name: title, renderItem: rectangle(lane, fillOf(color)), data: rows,
+      encode: { x: [0, 1], y: 2 }, itemStyle: { color: fillOf(color) }, progressive: 0, animation: false,
     };
   }
 
@@ -62,7 +69,7 @@
       rows["steady state"].push([row.warm_up_s, row.steady_s, stage, "steady state", -1, -1]);
       rows.flush.push([row.steady_s, row.flush_s, stage, "flush", -1, -1]);
     });
-    const colors = { "warm-up": "c6", "steady state": "line", flush: "c5" };
+    const colors = { "warm-up": "c6", "steady state": "line", flush: "muted" };
     return Object.entries(rows).map(([title, data]) =>
       series(title, colors[title], "high", data.filter((row) => row[1] > row[0])));
   }

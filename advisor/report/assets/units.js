@@ -31,7 +31,7 @@ window.advisorPage = (() => {
   }
   function amount(value, unit) {
     if (unit === "s" || unit === "seconds") return seconds(value);
-    if (unit === "byte" || unit === "bytes") return gib(value);
+    if ((unit === "byte" || unit === "bytes") && Math.abs(value) >= 2 ** 15) return gib(value);
     return `${number(value)} ${unit === "1" ? "" : unit}`.trim();
   }
   // A label of a time axis, whose first is 0.
@@ -49,6 +49,11 @@ window.advisorPage = (() => {
   function escaped(text) {
     return String(text).replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`);
   }
+  // Text that the page holds packed: zlib in base64.
+  async function unpack(identity) {
+    const packed = Uint8Array.from(atob(document.getElementById(identity).textContent), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  }
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  return { data, seconds, gib, percent, number, amount, element, escaped, color, tick };
+  return { data, seconds, gib, percent, number, amount, element, escaped, color, tick, unpack };
 })();

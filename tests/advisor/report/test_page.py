@@ -106,7 +106,7 @@ def test_tab_reaches_the_controls_and_enter_drills_down_to_a_source(browser, lar
         browser.run("return document.querySelector('#time [aria-current=true] .term').dataset.term")
         == "forward_linear"
     )
-    assert browser.run("return document.querySelectorAll('#time-detail math').length") == 2
+    assert browser.wait("return document.querySelectorAll('#time-detail math').length === 2")
     # On to the first formula that it is made of, and to an input with where it was read.
     word = browser.run("return document.querySelector('#time-detail [data-word]').dataset.word")
     browser.run("document.querySelector('#time-detail [data-word]').focus()")
@@ -121,7 +121,7 @@ def test_tab_reaches_the_controls_and_enter_drills_down_to_a_source(browser, lar
 def test_the_numbers_put_into_a_formula_give_its_value(browser, large):
     browser.open(large.path)
     browser.run("advisorPage.show('time', 'forward_linear')")
-    shown = browser.run("return document.querySelectorAll('#time-detail math')[1].textContent")
+    shown = browser.wait("return document.querySelectorAll('#time-detail math')[1]?.textContent")
     words = large.data["formulas"]["entries"]["forward_linear"]["uses"]
     assert not any(word in shown for word in words if len(word) > 3)
     leaf = next(
