@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import signal
 import sys
@@ -39,7 +40,7 @@ COMPLETE = "_ADVISOR_COMPLETE"
 
 def examples_last(command: click.Command) -> click.Command:
     """Move the examples of a command's help below its options, where a terminal shows them first."""
-    text, mark, examples = (command.help or "").partition("\b\nadvisor ")
+    text, mark, examples = inspect.cleandoc(command.help or "").partition("\b\nadvisor ")
     if mark:
         command.help, command.epilog = text.rstrip(), "Examples:\n\n\b\nadvisor " + examples
     return command

@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
-from advisor.render import bold, heading, wrap
+from advisor.render import bold, folded, heading, wrap
 from advisor.sections import (
     assumption_section,
     binding_section,
@@ -62,7 +62,7 @@ def formula_section(prediction: Prediction) -> list[str]:
 
     lines = [heading("Formulas, in order of definition; times in s, sizes in byte")]
     for entry in all_formulas(prediction.features):
-        lines += ["", *explain_entry(prediction, entry["name"])]
+        lines += ["", *map(folded, explain_entry(prediction, entry["name"]))]
     return lines
 
 
@@ -103,5 +103,5 @@ def term_lines(prediction: Prediction, name: str) -> list[str]:
         raise ValueError(f"--term {name!r} is not a term of the cost model. {hint}")
     lines: list[str] = []
     for entry in matches:
-        lines += explain_entry(prediction, entry["name"])
+        lines += map(folded, explain_entry(prediction, entry["name"]))
     return lines

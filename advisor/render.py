@@ -1,4 +1,4 @@
-"""Text for people: numbers with units, tables and trees that fit 100 columns, plain when piped."""
+"""Text for people: numbers with units, tables, trees and bars that fit the page, plain when piped."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _NARROWEST, _WIDEST = 60, 100
 
 
 def width() -> int:
-    """Columns to fill: the terminal's, between 60 and 100; 100 when piped. [1]"""
-    if not sys.stdout.isatty():
-        return _WIDEST
+    """Columns to fill: the terminal's or $COLUMNS, between 60 and 100; 80 when piped. [1]"""
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))
 
 
@@ -93,28 +91,90 @@ def wrap(text: str, indent: str = "", hanging: str | None = None) -> str:
     )
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
-    """Lines of a table indented by two; align has one l or r a column. The last column may wrap.
+def folded(line: str) -> str:
+    """A long line of names or of a formula, folded under itself; breaks at spaces, else at a joint of a name."""
+    if len(line) <= width():
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    below = indent + "    "
+    pieces = _pieces(line.strip(), width() - len(below))
+    return "\n".join([indent + pieces[0], *(below + piece for piece in pieces[1:])])
 
-    Trailing spaces are cut, so that a piped table compares equal.
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
+    """Lines of a table indented by two that fit the page; align has one l or r a column.
+
+    Where the page is too narrow the last column wraps, and then the widest others do. Trailing spaces are cut, so
+    that a piped table compares equal.
     """
     cells = [list(map(str, row)) for row in rows]
     align = align or "l" * len(headers)
-    wide = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
-    left = 2 + sum(size + 2 for size in wide[:-1])
-    last = max(12, width() - left)
+    sizes = _column_sizes([list(headers), *cells])
 
     def lines(row: Sequence[str]) -> list[str]:
-        padded = [
-            cell.rjust(size) if side == "r" else cell.ljust(size)
-            for cell, size, side in zip(row[:-1], wide[:-1], align, strict=False)
+        pieces = [_pieces(cell, size) for cell, size in zip(row, sizes, strict=True)]
+        return [
+            (
+                "  "
+                + "  ".join(
+                    (piece[line] if line < len(piece) else "").rjust(size)
+                    if side == "r"
+                    else (piece[line] if line < len(piece) else "").ljust(size)
+                    for piece, size, side in zip(pieces, sizes, align, strict=False)
+                )
+            ).rstrip()
+            for line in range(max(map(len, pieces)))
         ]
-        end = row[-1].rjust(min(wide[-1], last)) if align[-1] == "r" else row[-1]
-        pieces = textwrap.wrap(end, last, break_on_hyphens=False, break_long_words=False) or [end]
-        first = ("  " + "  ".join([*padded, pieces[0] if pieces else ""])).rstrip()
-        return [first, *((" " * left + piece).rstrip() for piece in pieces[1:])]
 
     return [*map(dim, lines(headers)), *(line for row in cells for line in lines(row))]
+
+
+def _pieces(cell: str, size: int) -> list[str]:
+    """A cell in lines of a column; names too long for it break where they have a joint."""
+    if len(cell) <= size:
+        return [cell]
+    return textwrap.wrap(_jointed(cell, size), size, break_on_hyphens=False) or [""]
+
+
+def _jointed(cell: str, size: int) -> str:
+    """The cell with a space after the last joint (_ . , / -) that fits in words longer than the column."""
+    words = []
+    for word in cell.split():
+        while len(word) > size:
+            joint = max(word.rfind(mark, 0, size) for mark in "_.,/-+=*(@:") + 1 or size
+            words.append(word[:joint])
+            word = word[joint:]
+        words.append(word)
+    return " ".join(words)
+
+
+def _column_sizes(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Widths of columns that fit the page: as wide as their cells, else narrower from the last one on."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    words = [
+        max((len(word) for cell in column for word in cell.split()), default=0)
+        for column in zip(*rows, strict=True)
+    ]
+    over = 2 * len(sizes) + sum(sizes) - width()
+    last = len(sizes) - 1
+    # First the last column to a readable width, then wide ones to their longest word, then whatever is widest.
+    for floors in ([*sizes[:last], min(sizes[last], max(24, words[last]))], words, [8] * len(sizes)):
+        while over > 0:
+            room = [size - floor for size, floor in zip(sizes, floors, strict=True)]
+            widest = max(range(len(sizes)), key=lambda i: (room[i] > 0) * sizes[i])
+            if room[widest] <= 0:
+                break
+            sizes[widest] -= 1
+            over -= 1
+    return sizes
+
+
+def bar(share: float, size: int = 20) -> str:
+    """A share from 0 to 1 as a bar of `size` columns at most; blocks on a terminal that has them, # elsewhere."""
+    filled = round(max(0.0, min(1.0, share)) * size)
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    mark = "\u2588" if sys.stdout.isatty() and encoding == "utf8" else "#"
+    return mark * (filled or int(share > 0))
 
 
 def closing_round(values: Sequence[float], total: float, digits: int) -> list[float]:

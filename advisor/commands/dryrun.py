@@ -52,7 +52,8 @@ def command(
 
     \b
     advisor dryrun plan.toml --stages all
-    advisor dryrun --model 70b --gpus 64 --gpu h100 --tp 4 --pp 8 --vpp 5 --sequence-parallel --stage 3
+    advisor dryrun --model 70b --gpus 64 --gpu h100 --tp 4 --pp 8 --vpp 5 \\
+      --sequence-parallel --stage 3
     """
     from advisor.dryrun_text import dryrun_lines
     from advisor.progress import Progress

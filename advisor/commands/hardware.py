@@ -98,15 +98,20 @@ def overview() -> str:
         for cluster in hardware_db.list_clusters()
     ]
     lines = [
-        heading("GPUs: dense peaks [TFLOP/s], usable memory [GiB], memory bandwidth [TB/s], power [W]"),
+        heading("GPUs"),
+        wrap("Dense peaks [TFLOP/s], usable memory [GiB], memory bandwidth [TB/s], power [W].", "  "),
         *table(["gpu", "generation", "bf16", "fp8", "fp4", "GiB", "TB/s", "W"], gpus, "llrrrrrr"),
         "",
-        heading(
-            "Clusters: GPUs of one scale-up domain, its link [GB/s a GPU], network [Gbit/s a GPU], USD a GPU-hour"
+        heading("Clusters"),
+        wrap(
+            "GPUs of one scale-up domain, its link [GB/s a GPU], network [Gbit/s a GPU], USD a GPU-hour.",
+            "  ",
         ),
         *table(["cluster", "gpu", "domain", "GB/s", "Gbit/s", "USD/h", "meant by"], clusters, "llrrrrl"),
         "",
-        "advisor hardware NAME shows every value with its source. --gpu and --cluster also take a TOML file.",
+        wrap(
+            "`advisor hardware NAME` shows every value with its source. --gpu and --cluster also take a TOML file."
+        ),
     ]
     return "\n".join(lines)
 
@@ -161,10 +166,7 @@ def _calibration_lines(gpu: Gpu) -> list[str]:
         for path, quantity in _leaves(tables)
     ]
     title = f"  Fitted constants{sibling}; residual is the mean |log(model / measured)|"
-    return [
-        title,
-        *("  " + line for line in table(["constant", "value", "unit", "kind", "residual"], rows, "lrllr")),
-    ]
+    return [title, *table(["constant", "value", "unit", "kind", "residual"], rows, "lrllr")]
 
 
 def _leaves(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Quantity]]:

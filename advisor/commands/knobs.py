@@ -96,7 +96,7 @@ def page(knob: Knob) -> list[str]:
         ("their words", words),
         ("source", knob.source),
     ]
-    lines = [bold(f"{knob.name}: {knob.meaning}")]
+    lines = [bold(wrap(f"{knob.name}: {knob.meaning}"))]
     return lines + [wrap(f"{label:<16}{text}", "  ", " " * 18) for label, text in rows if text]
 
 

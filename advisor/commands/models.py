@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from advisor import render
 from costmodel.model_file import to_mapping
 from costmodel.model_registry import list_aliases, list_models, load_model
 from costmodel.model_spec import ModelSpec
@@ -76,8 +77,6 @@ def details(spec: ModelSpec) -> dict[str, Any]:
 
 def table(specs: list[ModelSpec]) -> str:
     """All models, a line each."""
-    from tabulate import tabulate
-
     rows = []
     for spec in specs:
         line = summary(spec)
@@ -85,18 +84,16 @@ def table(specs: list[ModelSpec]) -> str:
             [
                 spec.name,
                 spec.family,
-                spec.num_layers,
-                spec.hidden,
+                str(spec.num_layers),
+                str(spec.hidden),
                 f"{spec.num_heads}/{spec.num_kv_heads}",
                 _short(line["parameters"]),
                 _short(line["active_parameters"]) if spec.moe is not None else "",
             ]
         )
     headers = ["model", "family", "layers", "hidden", "heads/kv", "params", "active"]
-    return (
-        tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5))
-        + f"\n\n{len(specs)} models. `advisor models NAME` shows one in full."
-    )
+    lines = render.table(headers, rows, "llrrrrr")
+    return "\n".join([*lines, "", f"{len(specs)} models. `advisor models NAME` shows one in full."])
 
 
 def page(spec: ModelSpec) -> str:
@@ -104,14 +101,18 @@ def page(spec: ModelSpec) -> str:
     from tabulate import tabulate
 
     known = details(spec)
-    lines = [_headline(spec), ""]
+    lines = [render.wrap(_headline(spec)), ""]
     if known["parameters"] is not None:
         lines += [_breakdown(known["parameters"]), "", _layers(known), ""]
     fields = {key: value for key, value in _flat(known["model"]).items() if key not in _LONG_TEXTS}
     lines += [tabulate([[key, _text(value)] for key, value in fields.items()], tablefmt="plain"), ""]
-    lines += [f"{_TITLES[key]}: {known['model'][key]}" for key in _LONG_TEXTS if key in known["model"]]
+    lines += [
+        render.folded(f"{_TITLES[key]}: {known['model'][key]}")
+        for key in _LONG_TEXTS
+        if key in known["model"]
+    ]
     if known["aliases"]:
-        lines.append(f"Also called: {', '.join(known['aliases'])}")
+        lines.append(render.wrap(f"Also called: {', '.join(known['aliases'])}"))
     return "\n".join(lines).rstrip()
 
 

@@ -28,7 +28,8 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
 
     \b
     advisor predict plan.toml
-    advisor predict --model 70b --gpus 64 --gpu b200 --tp 4 --pp 4 --vpp 5 --sequence-parallel
+    advisor predict --model 70b --gpus 64 --gpu b200 --tp 4 --pp 4 --vpp 5 \\
+      --sequence-parallel
     """
     from advisor.pipeline import with_schedule
     from advisor.predict_text import prediction_lines

@@ -39,7 +39,7 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
     \b
     advisor trace plan.toml -o trace.json
     advisor trace --model llama3-8b --gpus 8 --gpu h100 --pp 4 -o trace.json.gz
-    advisor trace --record ~/.cache/advisor/runs/20261121-185818-tiny-gpt -o run.json
+    advisor trace --record runs/20261121-185818-tiny-gpt -o run.json
     """
     from costmodel.plan_file import check_writable
     from executor.trace import write_trace

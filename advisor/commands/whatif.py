@@ -27,7 +27,7 @@ def command(context: click.Context, /, plan: str | None, **options: Any) -> None
 
     \b
     advisor whatif plan.toml --knob tp --knob recompute
-    advisor whatif --model llama3-8b --gpus 8 --gpu h100 --tp 2 --sequence-parallel
+    advisor whatif --model 8b --gpus 8 --gpu h100 --tp 2 --sequence-parallel
     """
     from advisor.whatif import chosen_knobs, what_if
     from advisor.whatif_text import what_if_lines

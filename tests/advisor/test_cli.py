@@ -61,7 +61,7 @@ def test_help_imports_nothing_heavy():
 def test_every_command_has_help_an_example_and_json(name):
     command = advisor.get_command(click.Context(advisor), name)
     assert "--json" in {option for parameter in command.params for option in parameter.opts}
-    assert re.search(rf"^\s*advisor {name}\b", command.help, re.MULTILINE)
+    assert re.search(rf"^\s*advisor {name}\b", command.epilog, re.MULTILINE)
     assert COMMANDS[name].endswith(".")
 
 

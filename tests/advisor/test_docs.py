@@ -62,7 +62,7 @@ def examples() -> list[tuple[str, str]]:
             command = advisor.get_command(click.Context(advisor), name)
         except ModuleNotFoundError:
             continue  # not written yet
-        found += [(f"help of {name}", line) for line in command.help.splitlines()]
+        found += [(f"help of {name}", line) for line in command.epilog.replace("\\\n", " ").splitlines()]
     lines = [(where, re.sub(r"^\$ ", "", line.strip())) for where, line in found]
     return [
         (where, re.split(r"\s{2,}|\s#\s", line)[0]) for where, line in lines if line.startswith("advisor ")

@@ -13,7 +13,7 @@ from advisor.predict_text import term_lines
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.plan_file import load_plan_file
-from costmodel.predict import all_formulas, predict
+from costmodel.predict import all_formulas, explain_entry, predict
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 
@@ -139,7 +139,7 @@ def test_numbers_put_into_a_formula_give_its_value():
     found = prediction()
     checked = 0
     for entry in all_formulas():
-        lines = term_lines(found, entry["name"])
+        lines = explain_entry(found, entry["name"])
         numbers = lines[2].removeprefix("  = ")
         if not re.fullmatch(r"[\d.e+*/() -]+", numbers):
             continue  # ceilings, maxima: words, not arithmetic
