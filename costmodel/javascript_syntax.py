@@ -40,12 +40,13 @@ const isclose = (a, b, tolerance) => a === b || Math.abs(a - b) <= tolerance * M
 const bit_length = (x) => (x ? Math.floor(Math.log2(x)) + 1 : 0);
 const round = (x) => { const f = Math.floor(x), d = x - f; return d < 0.5 ? f : d > 0.5 ? f + 1 : f % 2 ? f + 1 : f; };
 const mod = (a, b) => a - b * Math.floor(a / b);
+const six = (x) => { const [m, p] = Math.abs(x).toExponential(60).split("e"), d = m.replace(".", "");
+  const even = /^50*$/.test(d.slice(6)) && Number(d[5]) % 2 === 0;
+  return even ? `${x < 0 ? "-" : ""}${d[0]}.${d.slice(1, 6)}e${p}` : x.toExponential(5); };
 const general = (x) => { if (Number.isNaN(x)) return "nan";
   if (!Number.isFinite(x)) return x < 0 ? "-inf" : "inf";
-  if (x === 0) return "0";
-  const e = Number(x.toExponential(5).split("e")[1]);
-  if (e >= -4 && e < 6) return String(Number(x.toPrecision(6)));
-  const [m, p] = x.toExponential(5).split("e");
+  const [m, p] = six(x).split("e");
+  if (p >= -4 && p < 6) return String(Number(`${m}e${p}`));
   return Number(m) + "e" + (p < 0 ? "-" : "+") + String(Math.abs(p)).padStart(2, "0"); };
 const text = (x) => typeof x === "boolean" ? (x ? "True" : "False")
   : typeof x === "number" && !Number.isInteger(x) ? general(x) : String(x);
@@ -147,6 +148,8 @@ class Writer:
                 return f"while ({self.test(test)}) {{\n{self.block(body)}}}"
             case ast.For(target=target, iter=each, body=body, orelse=[]):
                 return f"for ({self.target(target)} of {self.value(each)}) {{\n{self.block(body)}}}"
+            case ast.Raise(exc=ast.Call(args=[said])):
+                return f"throw new Error({self.value(said)});"
             case ast.Break():
                 return "break;"
             case ast.Continue():

@@ -167,7 +167,11 @@ def simulate_pipeline(
             clock += blocking
         free[stage] = clock
         waiting += [s for s in reached if s != stage and s not in waiting and len(ends[s]) < len(orders[s])]
-    assert all(len(ends[stage]) == len(orders[stage]) for stage in range(pp)), "the schedule has a dead lock"
+    if any(len(ends[stage]) < len(orders[stage]) for stage in range(pp)):
+        raise ValueError(
+            f"{num_microbatches} micro-batches over pp = {pp} with vpp = {vpp} wait for each other for ever: the last "
+            f"round of {num_microbatches % pp} is too short. Try a multiple of {pp}, or --vpp 1."
+        )
     return Timeline(
         makespan=max(times[-1] for times in ends),
         busy=tuple(num_microbatches * (sum(forward[stage]) + sum(backward[stage])) for stage in range(pp)),

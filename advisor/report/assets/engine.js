@@ -97,11 +97,12 @@ function values(settings, columns) {
   const inputs = { ...bound, ...blocks, ...ranks, ...own };
   const found = { ...inputs, ...ledger(inputs) };
   const plan = { ...settings, num_microbatches: () => passes };
-  const correction =
-    settings.pp === 1 && !settings.encoder_pp
-      ? 0
-      : schedule_correction({ values: found, plan, workload: settings, row });
-  return { found, correction };
+  if (settings.pp === 1 && !settings.encoder_pp) return { found, correction: 0 };
+  try {
+    return { found, correction: schedule_correction({ values: found, plan, workload: settings, row }) };
+  } catch (error) {
+    return { problem: error.message };
+  }
 }
 
 function treeOf([name, title, parts], found) {

@@ -15,13 +15,14 @@
     return typeof value === "number" ? value.toLocaleString("en-US") : String(value);
   };
   const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+  const minus = (text) => text.replace(/^-/, "−");
   const signed = (value, write) => `${value < 0 ? "−" : "+"}${write(Math.abs(value))}`;
 
   // A control: the element, and `show(value)` which puts a value into it.
   const makers = {
     slider(control, name, set) {
       const places = control.values;
-      const input = element("input", { type: "range", id: name, min: 0, max: places.length - 1, step: 1 });
+      const input = native("input", control, { type: "range", id: name, min: 0, max: places.length - 1, step: 1 });
       const output = element("output", { for: name });
       const show = (value) => {
         input.value = places.indexOf(value);
@@ -33,14 +34,14 @@
       return { parts: [head, input], show };
     },
     choice(control, name, set) {
-      const input = element("select", { id: name });
+      const input = native("select", control, { id: name });
       control.values.forEach((value, i) => input.append(element("option", { value: i }, worded(value))));
       input.addEventListener("change", () => set(control.values[Number(input.value)]));
       const show = (value) => { input.value = control.values.indexOf(value); };
       return { parts: [element("div", { class: "name" }, label(control, name)), input], show };
     },
     switch(control, name, set) {
-      const input = element("input", { type: "checkbox", role: "switch", id: name });
+      const input = native("input", control, { type: "checkbox", role: "switch", id: name });
       input.addEventListener("change", () => set(input.checked));
       const show = (value) => { input.checked = value; };
       return { parts: [element("div", { class: "switch" }, input, label(control, name))], show };
@@ -57,6 +58,7 @@
     },
   };
   const label = (control, name) => element("label", { for: name, title: control.meaning }, control.label);
+  const native = (name, control, attributes) => element(name, { "aria-description": control.meaning, ...attributes });
 
   function knobOf(control) {
     const set = (value) => {
@@ -92,8 +94,13 @@
   const code = element("code");
   const copy = element("button", { type: "button", class: "button" }, "Copy");
   copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(code.textContent);
-    copy.textContent = "Copied";
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      copy.textContent = "Copied";
+    } catch {
+      window.getSelection().selectAllChildren(code);
+      copy.textContent = "Selected";
+    }
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
   const result = element("div", { class: "result" }, verdict, content, element("div", { class: "line" }, code, copy));
@@ -118,7 +125,7 @@
   function numbers(now) {
     const share = now.memory / now.device;
     const bar = element("i", { class: now.fits ? (now.tight ? "warn" : "") : "bad" });
-    bar.style.setProperty("--share", percent(Math.min(share, 1), 2));
+    bar.style.setProperty("--share", `${100 * Math.min(share, 1)}%`);
     const meter = element("span", { class: "meter", "aria-hidden": "true" }, bar);
     return element("dl", { class: "numbers" },
       tile("step time", seconds(now.step_time), change(now.step_time, base.step_time, -1)),
@@ -149,7 +156,7 @@
       element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "term"),
         element("th", { scope: "col", class: "right" }, "now"), element("th", { scope: "col", class: "right" }, "change"))),
       element("tbody", {}, ...shown.map((row) => element("tr", {},
-        element("th", { scope: "row" }, row.title), cell(write(row.value)), delta(row))))));
+        element("th", { scope: "row" }, row.title), cell(minus(write(row.value))), delta(row))))));
   }
 
   function brokenRules(now) {
@@ -170,7 +177,8 @@
   }
 
   function judgement(now) {
-    if (now.errors) return ["bad", `Does not run: ${now.errors} error${now.errors > 1 ? "s" : ""}`];
+    const large = !now.problem && !now.fits ? ", and it does not fit" : "";
+    if (now.errors) return ["bad", `Does not run: ${now.errors} error${now.errors > 1 ? "s" : ""}${large}`];
     if (now.problem) return ["bad", `Not predicted: ${now.problem}`];
     if (!now.fits) return ["bad", "Does not fit into memory"];
     return now.tight ? ["warn", "Runs, but memory is tight"] : ["good", "Runs and fits"];
