@@ -8,6 +8,7 @@ import pytest
 from build_docs import FAMILIES
 from method_docs import METHODS, Page, folded, main, stale
 
+from costmodel.knobs import KNOBS
 from costmodel.predict import all_formulas
 from costmodel.stack import load_stack
 from costmodel.step_constants import parameter_keys
@@ -93,3 +94,8 @@ def test_long_formulas_are_folded():
 def test_only_stale_pages_are_written(tmp_path):
     (tmp_path / "page.md").write_text("# By hand\n")
     assert stale(tmp_path.glob("*.md")) == {}
+
+
+def test_every_knob_of_a_plan_is_on_a_page():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in KNOBS if f"(../knobs.md#{name})" not in text] == []
