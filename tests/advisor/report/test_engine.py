@@ -232,15 +232,13 @@ def leaves(tree: dict[str, Any]) -> dict[str, float]:
     return {name: value for part in tree["parts"] for name, value in leaves(part).items()}
 
 
-def test_rules_and_their_words_are_pythons(setting: Setting, answers: list[dict[str, Any]]) -> None:
-    told = 0
-    for (answer, expected), knobs in zip(tried(setting, answers), setting.knobs, strict=True):
-        plan, load = setting.plan(answer["settings"], knobs), setting.load(knobs)
-        shown = expected if not answer["problem"] else None
+def test_rules_and_their_words_are_pythons(setting: Setting, tried: list[Tried]) -> None:
+    told, case = 0, setting.case
+    for each in tried:
+        answer = each.answer
+        shown = each.expected if not answer["problem"] else None
         share = shown.peak_memory_bytes / shown.device_bytes if shown else None
-        found = violations(
-            setting.case.model, load, setting.case.cluster, plan, setting.case.plan.world, share
-        )
+        found = violations(case.model, each.load, case.cluster, each.plan, case.plan.world, share)
         assert [
             (rule["id"], rule["severity"], rule["knobs"], rule["text"], rule["way_out"], rule["source"])
             for rule in answer["broken"]
