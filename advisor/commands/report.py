@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -47,15 +48,17 @@ def command(
     """
     from advisor.progress import Progress
     from advisor.report.page import write_report
-    from advisor.report.subject import subject_of_case
+    from advisor.report.subject import subject_of_case, without_page
     from costmodel.plan_file import check_writable, last_plan_path
 
     check_writable(output)
     case = read_case(plan, options)
     if plan is None and options["model"] is None:
         plan = str(last_plan_path())
+    page = ("-o", "--output", "--tokens", "--record")
+    asked = [] if plan else ["predict", *without_page(sys.argv[2:], page)]
     with Progress() as progress:
-        subject = subject_of_case(case, plan, tokens, records, progress)
+        subject = subject_of_case(case, plan, tokens, records, progress, asked)
         written = write_report(output, subject)
     click.echo(f"Wrote {written} ({written.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
     context.exit(0 if subject.holds else 1)

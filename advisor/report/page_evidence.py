@@ -96,7 +96,11 @@ def runs(data: dict[str, Any]) -> Markup | str:
         ]
         pieces.append(tag("h3", tag("code", record["path"])))
         pieces.append(
-            tag("p", f"{record['num_steps']:,} measured steps on {record['cluster']}.", class_="note")
+            tag(
+                "p",
+                f"{record['plan']}: {record['num_steps']:,} measured steps on {record['cluster']}.",
+                class_="note",
+            )
         )
         pieces.append(
             table(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.comparison_sides import Side, read_side
+from costmodel.plan import Plan
 from costmodel.predict import Prediction
 from executor.compare import compare
 from executor.record import read_steps
@@ -23,7 +24,14 @@ def run_records(prediction: Prediction, named: Sequence[str]) -> list[dict[str, 
     folder that was named is no record.
     """
     if named:
-        return [_record(read_side(str(Path(folder).expanduser()))) for folder in named]
+        sides = [read_side(str(Path(folder).expanduser())) for folder in named]
+        for side in sides:
+            if side.predicted["model"] != prediction.model.name:
+                raise ValueError(
+                    f"--record {side.path} is a run of {side.predicted['model']}, and the plan is of "
+                    f"{prediction.model.name}. Name a run of the plan's model."
+                )
+        return [_record(side) for side in sides]
     found = []
     for folder in kept_records(prediction):
         try:
@@ -59,6 +67,7 @@ def _record(side: Side) -> dict[str, Any]:
     rows = compare(side.predicted, side.measured) if side.measured.get("phases") else _step_only(side)
     return {
         "path": side.path,
+        "plan": Plan(**side.predicted["knobs"]).describe(),
         "model": side.predicted["model"],
         "cluster": side.predicted["cluster"],
         "num_steps": side.measured["num_steps"],

@@ -71,9 +71,17 @@ class Subject:
 
 
 def subject_of_case(
-    case: Case, path: str | None, tokens: float | None, records: Sequence[str], tell: Progress
+    case: Case,
+    path: str | None,
+    tokens: float | None,
+    records: Sequence[str],
+    tell: Progress,
+    asked: Sequence[str] = (),
 ) -> Subject:
-    """The plan of a file or of options, beside the search over everything else in its setting."""
+    """The plan of a file or of options, beside the search over everything else in its setting.
+
+    asked: where there is no file, the arguments of the command that writes one.
+    """
     closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed)
     share = closed.peak_memory_bytes / closed.device_bytes
@@ -108,7 +116,7 @@ def subject_of_case(
         steps=steps,
         found=tuple(found),
         notes=case.notes,
-        commands=next_commands(path, holds=_holds(prediction, found)),
+        commands=next_commands(path, asked, _holds(prediction, found)),
         names={"model": case.plan_file.model, "cluster": case.plan_file.cluster},
         records=runs,
         scaling=curve,
@@ -154,7 +162,7 @@ def next_commands(
     """What to type next. path: of the plan file, None where none was written; asked: what made the plan."""
     first: tuple[tuple[str, str], ...] = ()
     if path is None and asked:
-        again = shlex.join(_without_html(asked))
+        again = shlex.join(without_page(asked))
         first = ((f"advisor {again} --save plan.toml", "keeps this plan as a file"),)
     name = shlex.quote(path or "plan.toml")
     if not holds:
@@ -175,13 +183,22 @@ def next_commands(
     )
 
 
-def _without_html(asked: Sequence[str]) -> list[str]:
-    """Arguments of `explain` without what they say about the page."""
-    kept = list(asked)
-    while "--html" in kept:
-        place = kept.index("--html")
-        del kept[place : place + 2]
-    return [word for word in kept if not word.startswith("--html=")]
+def without_page(asked: Sequence[str], options: Sequence[str] = ("--html",)) -> list[str]:
+    """Arguments of a command without those options of the page, each of which takes a value.
+
+    Examples
+    --------
+    >>> without_page(["explain", "--html", "plan.html", "--gpus", "8", "--html=other.html"])
+    ['explain', '--gpus', '8']
+    """
+    kept: list[str] = []
+    words = iter(asked)
+    for word in words:
+        if word in options:
+            next(words, None)
+        elif not word.startswith(tuple(f"{option}=" for option in options)):
+            kept.append(word)
+    return kept
 
 
 def _holds(prediction: Prediction, found: Sequence[Violation]) -> bool:

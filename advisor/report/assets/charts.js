@@ -167,7 +167,7 @@
       legend: { top: 0 },
       grid: { left: 62, right: 20, top: 40, bottom: 40 },
       xAxis: { type: "value", name: "step", nameLocation: "middle", nameGap: 24, minInterval: 1, min: 0, max: record.steps.length + 1 },
-      yAxis: { type: "value", min: 0, axisLabel: { formatter: (value) => page.seconds(value) } },
+      yAxis: { type: "value", min: 0, axisLabel: { formatter: page.tick } },
       series: [true, false].map((warmup) => ({
         type: "scatter", name: warmup ? "warm-up" : "measured", animation: false, symbolSize: 9,
         data: record.steps.map((step, index) => [index + 1, step.seconds, step.warmup]).filter((row) => row[2] === warmup),

@@ -68,7 +68,18 @@
   }, { rootMargin: "200px" });
   places.forEach((place) => watch.observe(place));
   const again = () => [...drawn.keys()].forEach(draw);
-  window.addEventListener("beforeprint", () => places.forEach((place) => drawn.has(place) || draw(place)));
+  // Paper is light, and has every chart.
+  let screenTheme;
+  window.addEventListener("beforeprint", () => {
+    screenTheme = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    places.forEach(draw);
+  });
+  window.addEventListener("afterprint", () => {
+    if (screenTheme) document.documentElement.dataset.theme = screenTheme;
+    else delete document.documentElement.dataset.theme;
+    again();
+  });
 
   // Theme: the system's until a choice is made; the choice is kept where the browser lets a file keep it.
   const THEMES = ["auto", "light", "dark"];

@@ -33,7 +33,7 @@
     return (params, api) => {
       const [left, y] = api.coord([api.value(0), api.value(2)]);
       const [right] = api.coord([api.value(1), api.value(2)]);
-      const band = api.size([0, 1])[1];
+      const band = Math.min(api.size([0, 1])[1], 90);
       const [top, height] = LANES[lane];
       const area = params.coordSys;
       const from = Math.max(left, area.x);

@@ -26,7 +26,7 @@ from advisor.report.markup import Markup, data_script, plain, table, tag, text
 from advisor.report.page import LIBRARY, POLICY, asset
 from advisor.report.roofline import roofline
 from advisor.report.schedule import MOST_SPANS, schedule
-from advisor.report.subject import next_commands
+from advisor.report.subject import next_commands, without_page
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -208,12 +208,15 @@ def test_commands_are_quoted_for_a_shell():
     first, second = [command for command, _ in next_commands(None, ["explain", "--model", "a b"])][:2]
     assert first == "advisor explain --model 'a b' --save plan.toml"
     assert second == "advisor run plan.toml"
+    assert without_page(["a", "-o", "f.html", "--output=g", "b"], ["-o", "--output"]) == ["a", "b"]
+    leading = [command.split()[1] for command, _ in next_commands("plan.toml", holds=False)]
+    assert leading == ["check", "whatif"]
 
 
 ASKED = ("report", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel")
 
 
-def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tmp_path):
+def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tmp_path, hostile):
     kept = tmp_path / "kept.html"
     kept.write_text("mine")
     pipe = tmp_path / "pipe"
@@ -226,6 +229,12 @@ def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tm
     with pytest.raises(ValueError, match="run record"):
         CliRunner().invoke(
             advisor, [*ASKED, "--record", str(tmp_path), "-o", str(kept)], catch_exceptions=False
+        )
+    with pytest.raises(ValueError, match="is a plan, not a run|is a run of"):
+        CliRunner().invoke(
+            advisor,
+            [*ASKED, "--record", str(hostile.path.parent / "plan.toml"), "-o", str(kept)],
+            catch_exceptions=False,
         )
     assert kept.read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.html", "pipe"]

@@ -201,3 +201,14 @@ def test_runs_stand_beside_the_prediction(browser, hostile):
     assert seconds(1.1) in text
     browser.draw()
     assert browser.run("return !!document.querySelector('#run-0-chart canvas')")
+
+
+def test_paper_is_light_and_has_every_chart(browser, large):
+    browser.open(large.path, dark=True)
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    dark = browser.run(paper)
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(paper) != dark
+    assert browser.wait("return [...document.querySelectorAll('.chart')].every(c => c.dataset.drawn)")
+    browser.run("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.run(paper) == dark
