@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from types import TracebackType
 
 # Searches shorter than this say nothing. [s]
 PATIENCE = 1.0
+# Columns of the bar, and the share from which the time that is left can be told. [1]
+BAR, LEAST = 24, 0.05
 
 
 class Progress:
     """Callable with (share done, what is being done); shows one line that it takes away again.
 
-    Used as a context manager. Silent when standard error is not a terminal, or when it is not wanted.
+    Used as a context manager. Silent when standard error is not a terminal that can
+    take a line back, or when it is not wanted.
     """
 
     def __init__(self, wanted: bool = True, patience: float | None = None) -> None:
-        self._wanted = wanted and sys.stderr.isatty()
+        self._wanted = wanted and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._patience = PATIENCE if patience is None else patience
         self._start = time.monotonic()
         self._shown = 0
@@ -29,10 +34,18 @@ class Progress:
         """Tell how far it is; share from 0 to 1."""
         if not self._wanted or time.monotonic() - self._start < self._patience:
             return
-        line = f"{min(1.0, max(0.0, share)):4.0%}  {what}"
+        line = self._line(min(1.0, max(0.0, share)), what)
         sys.stderr.write("\r" + line.ljust(self._shown))
         sys.stderr.flush()
         self._shown = len(line)
+
+    def _line(self, share: float, what: str) -> str:
+        """[#####.....]  50%  what is done, 12 s left; no wider than the terminal, so that it can be taken away."""
+        gone = time.monotonic() - self._start
+        left = f", {gone * (1 / share - 1):.0f} s left" if share > LEAST and gone > self._patience else ""
+        filled = round(share * BAR)
+        line = f"[{'#' * filled}{'.' * (BAR - filled)}] {share:4.0%}  {what}{left}"
+        return line[: shutil.get_terminal_size().columns - 1]
 
     def __exit__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 # Parts smaller than this share of the whole are gathered in "other".
 SMALL = 0.005
 _NARROWEST, _WIDEST = 60, 100
+# Words of a folded line that stay whole up to so many letters.
+_KEPT = 24
+# Parts of a long name or path, each up to a joint.
+_PARTS = re.compile(r"[^_.,/+=*(@:-]*[_.,/+=*(@:-]|[^_.,/+=*(@:-]+")
 
 
 def width() -> int:
@@ -97,7 +102,7 @@ def folded(line: str) -> str:
         return line
     indent = " " * (len(line) - len(line.lstrip()))
     below = indent + "    "
-    pieces = _pieces(line.strip(), width() - len(below))
+    pieces = _pieces(line.strip(), width() - len(below), whole=_KEPT)
     return "\n".join([indent + pieces[0], *(below + piece for piece in pieces[1:])])
 
 
@@ -129,23 +134,21 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], align: str = ""
     return [*map(dim, lines(headers)), *(line for row in cells for line in lines(row))]
 
 
-def _pieces(cell: str, size: int) -> list[str]:
-    """A cell in lines of a column; names too long for it break where they have a joint."""
+def _pieces(cell: str, size: int, whole: int = 0) -> list[str]:
+    """A cell in lines of a column; a word longer than it, or than `whole`, may break where it has a joint."""
     if len(cell) <= size:
         return [cell]
-    return textwrap.wrap(_jointed(cell, size), size, break_on_hyphens=False) or [""]
-
-
-def _jointed(cell: str, size: int) -> str:
-    """The cell with a space after the last joint (_ . , / -) that fits in words longer than the column."""
-    words = []
+    lines = [""]
     for word in cell.split():
-        while len(word) > size:
-            joint = max(word.rfind(mark, 0, size) for mark in "_.,/-+=*(@:") + 1 or size
-            words.append(word[:joint])
-            word = word[joint:]
-        words.append(word)
-    return " ".join(words)
+        glue = " " if lines[-1] else ""
+        for part in _PARTS.findall(word) if len(word) > (whole or size) else [word]:
+            for piece in (part[i : i + size] for i in range(0, len(part), size)):
+                if len(lines[-1] + glue + piece) <= size:
+                    lines[-1] += glue + piece
+                else:
+                    lines.append(piece)
+                glue = ""
+    return lines
 
 
 def _column_sizes(rows: Sequence[Sequence[str]]) -> list[int]:

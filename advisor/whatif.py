@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +164,7 @@ def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted)) or tuple(KNOBS)
 
 
-def what_if(case: Case, names: Iterable[str]) -> WhatIf:
+def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], None] | None = None) -> WhatIf:
     """Predict every neighbour of the case's plan along the named knobs. ValueError as `predict`."""
     base = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus)
@@ -172,7 +172,9 @@ def what_if(case: Case, names: Iterable[str]) -> WhatIf:
     changes: list[Change] = []
     forbidden: list[Forbidden] = []
     stuck: list[str] = []
-    for name in names:
+    for place, name in enumerate(names):
+        if progress:
+            progress(place / len(names), f"changing {name}")
         tried = [_tried(case, base, known, each) for each in neighbours(base, name)]
         legal = [each for each in tried if isinstance(each, Change)]
         changes += legal

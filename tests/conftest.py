@@ -10,4 +10,6 @@ from hypothesis import settings
 settings.register_profile("advisor", deadline=None, max_examples=50)
 settings.load_profile("advisor")
 
+# Texts are compared on the widest page; tests of narrow ones ask for theirs.
+os.environ["COLUMNS"] = "100"
 os.environ.setdefault("ADVISOR_CACHE", os.path.join(tempfile.gettempdir(), f"advisor-cache-{os.getuid()}"))

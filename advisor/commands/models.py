@@ -86,13 +86,12 @@ def table(specs: list[ModelSpec]) -> str:
                 spec.family,
                 str(spec.num_layers),
                 str(spec.hidden),
-                f"{spec.num_heads}/{spec.num_kv_heads}",
                 _short(line["parameters"]),
                 _short(line["active_parameters"]) if spec.moe is not None else "",
             ]
         )
-    headers = ["model", "family", "layers", "hidden", "heads/kv", "params", "active"]
-    lines = render.table(headers, rows, "llrrrrr")
+    headers = ["model", "family", "layers", "hidden", "params", "active"]
+    lines = render.table(headers, rows, "llrrrr")
     return "\n".join([*lines, "", f"{len(specs)} models. `advisor models NAME` shows one in full."])
 
 

@@ -29,12 +29,14 @@ def command(context: click.Context, /, plan: str | None, **options: Any) -> None
     advisor whatif plan.toml --knob tp --knob recompute
     advisor whatif --model 8b --gpus 8 --gpu h100 --tp 2 --sequence-parallel
     """
+    from advisor.progress import Progress
     from advisor.whatif import chosen_knobs, what_if
     from advisor.whatif_text import what_if_lines
 
     knobs = chosen_knobs(options["names"])
     case = read_case(plan, options)
-    result = what_if(case, knobs)
+    with Progress(wanted=not options["as_json"]) as progress:
+        result = what_if(case, knobs, progress)
     if options["as_json"]:
         record = result.to_dict()
         record["base"]["assumptions"] = [*case.notes, *record["base"]["assumptions"]]

@@ -97,6 +97,43 @@ def test_tables_break_their_last_column_and_leave_no_trailing_space(rows):
     assert all(line == line.rstrip() for line in lines)
 
 
+PATHS = st.lists(st.text("ab_./-*", min_size=1, max_size=90), min_size=3, max_size=3)
+
+
+@given(st.lists(PATHS, min_size=1, max_size=5), st.sampled_from(["60", "80", "100"]))
+def test_tables_fit_any_page_and_lose_no_letter(rows, columns):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", columns)
+        lines = table(["one", "two", "three"], rows, "lrl")
+    assert all(len(line) <= int(columns) for line in lines)
+    for letter in "ab_./-*":
+        assert "".join(lines[1:]).count(letter) == sum(cell.count(letter) for row in rows for cell in row)
+
+
+@given(st.lists(st.text("xyz_./*(", min_size=1, max_size=150), min_size=1, max_size=9))
+def test_folded_lines_keep_to_the_page_and_to_their_words(words):
+    line = "  = " + " ".join(words)
+    folded = render.folded(line)
+    assert all(len(each) <= render.width() for each in folded.splitlines())
+    assert re.sub(r"\s", "", folded) == re.sub(r"\s", "", line)
+
+
+@pytest.mark.parametrize(("columns", "wide"), [("40", 60), ("80", 80), ("200", 100)])
+def test_the_page_follows_the_terminal(monkeypatch, columns, wide):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert render.width() == wide
+
+
+def test_bars_are_as_long_as_their_share():
+    assert [render.bar(share, 10) for share in (0, 0.001, 0.5, 1, 2)] == [
+        "",
+        "#",
+        "#" * 5,
+        "#" * 10,
+        "#" * 10,
+    ]
+
+
 def test_wrapped_text_keeps_to_the_page():
     assert all(len(line) <= render.width() for line in wrap("word " * 100, "  - ", "    ").splitlines())
 
