@@ -141,6 +141,10 @@ def _expert_numbers(model: ModelSpec) -> dict[str, float]:
         "fe": moe.expert_ffn if moe else 0,
         "fs": moe.shared_expert_ffn if moe else 0,
         "he": (moe.latent_size or model.hidden) if moe else model.hidden,
+        # Gated quick GELU is clamped, as published (gpt-oss); it and squared ReLU are not fused with the probabilities.
+        # Source: Megatron-Core 0.16.1, fused_bias_geglu.py, weighted_bias_quick_geglu_impl; experts.py.
+        "fc1_copies": 2.0 if model.gated and model.activation == "quick_gelu" else 1.0,
+        "fc2_copies": 2.0 if not model.gated and model.activation == "squared_relu" else 1.0,
         "expert_bias": float(moe.expert_bias) if moe else 0.0,
         "shared_gate": float(moe.shared_expert_gate) if moe else 0.0,
     }

@@ -277,6 +277,8 @@ def _stage_memory(
     has_loss = {"first": one_stage, "second": 0, "last": 1}[stage]
     heads = 1 + x.mtp_heads if "mtp" in features else 1
     loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
+    if "mtp" in features:
+        loss += has_loss * (x.mtp_heads * activations.mtp_inputs(x) + activations.gather_buffer(x))
     active = activation_bytes(x, kept, layers, flying)
     workspace = workspace_bytes(x, per_layer, widest, "experts" in blocks)
     held = active + loss + workspace

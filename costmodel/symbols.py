@@ -208,6 +208,8 @@ INPUTS: tuple[Input, ...] = tuple(
         fe | 1 | feed-forward hidden size of one expert
         fs | 1 | feed-forward hidden size of the shared experts
         he | 1 | width of what experts read: hidden size, or the latent size
+        fc1_copies | 1 | outputs of the experts' FC1 that stay: 2 when they are clamped first
+        fc2_copies | 1 | inputs of the experts' FC2 that stay: 2 when the probabilities multiply them apart
         expert_bias | 1 | 1 when the router balances loads by a bias an expert
         shared_gate | 1 | 1 when the shared experts are gated by a scalar
         q_lora | 1 | MLA: width of the query latent, 0 when queries are projected directly

@@ -15,7 +15,6 @@ from costmodel.rank_amounts import RankAmounts
 from costmodel.workload import Workload
 from executor.dryrun_job import make_job, run_stage
 from executor.dryrun_terms import DIFFERS, DOCUMENTED, EQUAL, Term, compare
-from executor.megatron_model import model_fields
 
 NAMED_STAGES = ("first", "middle", "last")
 
@@ -148,8 +147,6 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}
     found |= {model.activation}
-    if model.moe is not None and "activation_func_clamp_value" in model_fields(model):
-        found.add("clamped experts")
     return frozenset(found)
 
 

@@ -175,12 +175,18 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         "router scores": kept * ROUTER_BYTES * own * x.E,
         "dispatched rows": saved_expert_input(x),
         "expert fc1 output": kept
+        * x.fc1_copies
         * (1 - x.offload_moe_act)
         * (1 + x.gates)
         * x.activation_bytes
         * received
         * width,
-        "expert fc2 input": kept * (1 - x.recompute_moe_act) * x.saved_bytes * received * width,
+        "expert fc2 input": kept
+        * x.fc2_copies
+        * (1 - x.recompute_moe_act)
+        * x.saved_bytes
+        * received
+        * width,
     }
     messages: Amount = 0
     if "latent" in features:
