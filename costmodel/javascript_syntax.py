@@ -48,6 +48,9 @@ const general = (x) => { if (Number.isNaN(x)) return "nan";
   const [m, p] = six(x).split("e");
   if (p >= -4 && p < 6) return String(Number(`${m}e${p}`));
   return Number(m) + "e" + (p < 0 ? "-" : "+") + String(Math.abs(p)).padStart(2, "0"); };
+const plain = (x) => typeof x !== "number" || Number.isInteger(x) || Math.abs(x) >= 1e-4 || Number.isNaN(x) ? word(x)
+  : x.toExponential().replace(/e-(\d)$/, "e-0$1");
+const word = (x) => typeof x === "boolean" ? (x ? "True" : "False") : String(x);
 const text = (x) => typeof x === "boolean" ? (x ? "True" : "False")
   : typeof x === "number" && !Number.isInteger(x) ? general(x) : String(x);
 """
@@ -64,7 +67,7 @@ BUILTINS = {
     "int": "Math.trunc",
     "float": "Number",
     "bool": "truth",
-    "str": "text",
+    "str": "plain",
     "round": "round",
 }
 DOTTED = {
@@ -246,7 +249,7 @@ class Writer:
     def piece(self, node: ast.expr) -> str:
         if isinstance(node, ast.FormattedValue):
             assert (node.format_spec, node.conversion) == (None, -1), ast.unparse(node)
-            return f"text({self.value(node.value)})"
+            return f"plain({self.value(node.value)})"
         return self.value(node)
 
     def arithmetic(self, left: str, op: ast.operator, right: str, lists: bool) -> str:

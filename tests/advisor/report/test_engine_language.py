@@ -135,6 +135,7 @@ def test_numbers_in_texts_look_as_in_python(run: Any) -> None:
     ]
     assert run(f"{RUNTIME} return arguments[0].map(general);", numbers) == [f"{n:g}" for n in numbers]
     assert run(f"{RUNTIME} return arguments[0].map(general);", [1048576, 65536]) == ["1.04858e+06", "65536"]
+    assert run(f"{RUNTIME} return arguments[0].map(plain);", numbers) == [str(n) for n in numbers]
     halves = [0.5, 1.5, 2.5, 3.5, 97.49999, 97.5, 98.5]
     assert run(f"{RUNTIME} return arguments[0].map(round);", halves) == [round(n) for n in halves]
 
