@@ -1,6 +1,6 @@
 """Tensor parallelism across a slow link: the slowdown that the cost model predicts, beside the one that is measured.
 
-    python benchmarks/two_hosts.py --rate 200mbit
+    python benchmarks/two_hosts.py --rate 200mbit [--profile NAME]
 
 Two hosts are network namespaces of this machine (benchmarks/namespaces.py). First the link is measured between them,
 then its bandwidth and latency go into a machine file of two nodes, and the same tiny model is predicted and trained
@@ -31,7 +31,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor.launch import Nodes, run_worker, terminated_like_interrupted
-from executor.local_profile import local_profile
+from executor.local_profile import home, local_profile
 from executor.record import read_steps, write_json
 from executor.run import make_job
 
@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--model", default="tiny-gpt")
     parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--profile", help="of `advisor calibrate`; a quick measurement when not given")
     parser.add_argument("--node", nargs=5, metavar=("MODULE", "FOLDER", "ENDPOINT", "RANK", "NODES"))
     options = parser.parse_args()
     if options.node:
@@ -64,7 +65,10 @@ def main() -> int:
     # One rank a core, so that both layouts compute alike.
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; link of {options.rate} each way")
-    path, warnings = local_profile(2, False, lambda line: print(f"  {line}"))
+    if options.profile:
+        path, warnings = home() / "profiles" / f"{options.profile}.toml", list[str]()
+    else:
+        path, warnings = local_profile(2, False, lambda line: print(f"  {line}"))
     for warning in warnings:
         print(f"  warning: {warning}")
     model, workload = load_model(options.model), Workload(options.seq_len, 8)
