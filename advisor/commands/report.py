@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -26,6 +27,7 @@ from advisor.options import knob_options
 )
 @setting_options
 @knob_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -34,6 +36,7 @@ def command(
     output: str,
     tokens: float | None,
     records: tuple[str, ...],
+    as_json: bool,
     **options: Any,
 ) -> None:
     """One page of a plan to open in a browser: breakdowns, timeline, what-if, evidence.
@@ -44,7 +47,7 @@ def command(
 
     \b
     advisor report plan.toml -o plan.html
-    advisor report --model llama3-8b --gpus 8 --gpu h100 --tp 2 --sequence-parallel -o plan.html
+    advisor report --model llama3-8b --gpus 8 --gpu h100 --tp 2 -o plan.html
     """
     from advisor.progress import Progress
     from advisor.report.page import write_report
@@ -57,8 +60,13 @@ def command(
         plan = str(last_plan_path())
     page = ("-o", "--output", "--tokens", "--record")
     asked = [] if plan else ["predict", *without_page(sys.argv[2:], page)]
-    with Progress() as progress:
+    with Progress(wanted=not as_json) as progress:
         subject = subject_of_case(case, plan, tokens, records, progress, asked)
         written = write_report(output, subject)
-    click.echo(f"Wrote {written} ({written.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
+    size = written.stat().st_size
+    if as_json:
+        record = {"file": str(written), "bytes": size, "prediction": subject.prediction.to_dict()}
+        click.echo(json.dumps(record, indent=2))
+    else:
+        click.echo(f"Wrote {written} ({size / 1e6:.1f} MB). Open it in a browser.")
     context.exit(0 if subject.holds else 1)

@@ -162,7 +162,7 @@ def next_commands(
     """What to type next. path: of the plan file, None where none was written; asked: what made the plan."""
     first: tuple[tuple[str, str], ...] = ()
     if path is None and asked:
-        again = shlex.join(without_page(asked))
+        again = shlex.join(word for word in without_page(asked) if word != "--json")
         first = ((f"advisor {again} --save plan.toml", "keeps this plan as a file"),)
     name = shlex.quote(path or "plan.toml")
     if not holds:

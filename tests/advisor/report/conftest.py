@@ -146,7 +146,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
     ]
     (run / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     path = folder / "plan.html"
-    advise("report", str(plan), "--record", str(run), "-o", str(path))
+    told = json.loads(advise("report", str(plan), "--record", str(run), "-o", str(path), "--json"))
+    assert told["file"] == str(path)
+    assert told["bytes"] == path.stat().st_size
     return Made(path, said)
 
 

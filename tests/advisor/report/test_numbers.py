@@ -230,7 +230,7 @@ def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tm
         CliRunner().invoke(
             advisor, [*ASKED, "--record", str(tmp_path), "-o", str(kept)], catch_exceptions=False
         )
-    with pytest.raises(ValueError, match="is a plan, not a run|is a run of"):
+    with pytest.raises(ValueError, match=r"is a plan, not a run|is a run of"):
         CliRunner().invoke(
             advisor,
             [*ASKED, "--record", str(hostile.path.parent / "plan.toml"), "-o", str(kept)],
