@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(name="calibrate")
 @click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[RECORD]...")
-@click.option("--time", "seconds", type=click.FloatRange(5, 3600), default=120, show_default=True,
+@click.option("--time", "seconds", type=click.FloatRange(5, 3600), default=180, show_default=True,
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
 @click.option("--gpus", type=int, default=None, metavar="N", help="Processes that share the machine [2].")
 @click.option(
@@ -42,7 +42,7 @@ def command(context: click.Context, as_json: bool, **options: Any) -> None:
     The profile is a machine file; sourced data is never edited. Commands take it by --profile.
 
     \b
-    advisor calibrate --time 120 -o mine
+    advisor calibrate --time 180 -o mine
     advisor calibrate --from ~/.cache/advisor/runs/20261121-* -o learned
     """
     records = [*options.pop("records"), *options.pop("more")]
