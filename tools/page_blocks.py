@@ -32,6 +32,8 @@ CHECKOUT = (
 )
 SECONDS = 900
 SKIP = "..."
+# Lines that are as alike as this are taken for the same one, changed.
+ALIKE = 0.8
 _FENCE = re.compile(
     r"(?:^<!-- page: (?P<notes>[^\n]*?) -->\n)?^```(?P<kind>console|sh)\n(?P<body>.*?)^```$", re.M | re.S
 )
@@ -223,28 +225,43 @@ def written(page: str, steps: list[Step], outcomes: list[Outcome]) -> str:
 
 
 def _renewed(step: Step, printed: list[str]) -> list[str]:
-    """Each run of shown lines by its nearest among those printed: first and last line are looked for."""
+    """Each run of shown lines by its nearest among those printed, of as many paragraphs."""
     if SKIP not in [line.strip() for line in step.shown]:
         return printed
     parts, result, at = segments(step.shown), list[str](), 0
     for index, part in enumerate(parts):
         if index:
             result.append(next(line for line in step.shown if line.strip() == SKIP))
-        if not part:
+        if not part or at >= len(printed):
             continue
-        first = at if index == 0 else _nearest(printed, part[0], at)
-        last = len(printed) - 1 if index == len(parts) - 1 else _nearest(printed, part[-1], first)
+        first = at if index == 0 else _nearest(printed, part[0], range(at, len(printed)))
+        last = len(printed) - 1 if index == len(parts) - 1 else _last(printed, part, first)
         result += printed[first : last + 1]
         at = last + 1
     return result
 
 
-def _nearest(printed: list[str], line: str, start: int) -> int:
-    def likeness(index: int) -> float:
-        plain = [re.sub(r"[\d.,]+", "0", text) for text in (line, printed[index])]
-        return difflib.SequenceMatcher(None, *plain, autojunk=False).ratio()
+def _last(printed: list[str], part: list[str], first: int) -> int:
+    """Where a run of lines that begins at `first` ends: at the line like its last, else with its paragraph."""
+    if len(part) == 1:
+        return first
+    blanks = [index for index in range(first, len(printed)) if not printed[index]] + [len(printed)]
+    paragraph = part.count("")
+    end = blanks[min(paragraph, len(blanks) - 1)]
+    begin = first if paragraph == 0 else blanks[min(paragraph, len(blanks) - 1) - 1]
+    places = range(begin, end)
+    near = _nearest(printed, part[-1], places)
+    return near if _likeness(part[-1], printed[near]) >= ALIKE else end - 1
 
-    return max(range(start, len(printed)), key=likeness, default=start)
+
+def _nearest(printed: list[str], line: str, places: range) -> int:
+    return max(places, key=lambda index: _likeness(line, printed[index]), default=places.start)
+
+
+def _likeness(one: str, other: str) -> float:
+    """How alike two lines are, whatever their numbers. [1]"""
+    plain = [re.sub(r"[\d.,]+", "0", text) for text in (one, other)]
+    return difflib.SequenceMatcher(None, *plain, autojunk=False).ratio()
 
 
 def run_page(path: Path, folder: Path) -> tuple[list[Step], list[Outcome]]:
