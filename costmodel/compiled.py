@@ -65,7 +65,7 @@ def compile_model(
                 }
                 for entry in ledger.entries.values()
             },
-            "trees": {name: _tree_to_list(tree) for name, tree in trees.items()},
+            "trees": {name: tree_to_list(tree) for name, tree in trees.items()},
         }
         keep_record(path, record)
     return CompiledModel(
@@ -73,7 +73,7 @@ def compile_model(
         outputs=_function(record["outputs"]),
         full=_function(record["full"]),
         entries=record["entries"],
-        trees={name: _tree_from_list(tree) for name, tree in record["trees"].items()},
+        trees={name: tree_from_list(tree) for name, tree in record["trees"].items()},
     )
 
 
@@ -275,10 +275,12 @@ def _printer() -> Any:
     return printer
 
 
-def _tree_to_list(term: Term) -> list[Any]:
-    return [term.name, term.title, term.unit, [_tree_to_list(part) for part in term.parts]]
+def tree_to_list(term: Term) -> list[Any]:
+    """A breakdown as plain values."""
+    return [term.name, term.title, term.unit, [tree_to_list(part) for part in term.parts]]
 
 
-def _tree_from_list(record: list[Any]) -> Term:
+def tree_from_list(record: list[Any]) -> Term:
+    """The breakdown that `tree_to_list` took apart."""
     name, title, unit, parts = record
-    return Term(name, title, unit, tuple(_tree_from_list(part) for part in parts))
+    return Term(name, title, unit, tuple(tree_from_list(part) for part in parts))

@@ -9,12 +9,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from costmodel.compiled import SOURCES, cache_folder, keep_record, kept_record, scalars_first
+from costmodel.compiled import (
+    SOURCES,
+    cache_folder,
+    keep_record,
+    kept_record,
+    scalars_first,
+    tree_from_list,
+    tree_to_list,
+)
 from costmodel.symbols import BY_NAME
-from costmodel.term import Ledger
+from costmodel.term import Ledger, Term
 
 # What printed text calls; `mod` is Python's remainder, which has the sign of the divisor.
 PRELUDE = """const {max: maximum, min: minimum, ceil: ceiling, floor, log, sqrt, exp, abs} = Math;
@@ -30,18 +39,32 @@ RESERVED = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Family:
+    """A family of models and plans for a page.
+
+    source: of `(v) => values`, every entry of the ledger by name from all inputs by name; trees: breakdowns.
+    """
+
+    source: str
+    trees: dict[str, Term]
+
+
 @lru_cache(maxsize=8)
-def family_javascript(features: frozenset[str]) -> str:
-    """Source of `(v) => values`: every entry of a family's ledger by name, from all inputs by name. Kept on disk."""
+def family_javascript(features: frozenset[str]) -> Family:
+    """The ledger of `costmodel.step.build_step` for a family, kept on disk as `costmodel.compiled` keeps it."""
     path = cache_folder() / f"{'-'.join(sorted(features))}-{SOURCES}.js.json"
-    record = kept_record(path, {"source"})
+    record = kept_record(path, {"source", "trees"})
     if record is None:
         from costmodel.step import build_step
 
-        record = {"source": ledger_javascript(build_step(features)[0])}
+        ledger, trees = build_step(features)
+        record = {
+            "source": ledger_javascript(ledger),
+            "trees": {name: tree_to_list(tree) for name, tree in trees.items()},
+        }
         keep_record(path, record)
-    source: str = record["source"]
-    return source
+    return Family(record["source"], {name: tree_from_list(tree) for name, tree in record["trees"].items()})
 
 
 def ledger_javascript(ledger: Ledger) -> str:

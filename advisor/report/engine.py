@@ -34,7 +34,6 @@ from costmodel.predict import (
     FITS_BELOW,
     TIGHT_ABOVE,
     Prediction,
-    compiled_family,
     family_features,
     recipe_formats,
 )
@@ -61,7 +60,7 @@ def engine_script(
     functions = translate((placed, schedule_correction, used_domain, *FUNCTIONS), GIVEN)
     parts = {
         "data": script_json(_data(prediction, found, stack, names or {})),
-        "ledger": family_javascript(_features(prediction, found)),
+        "ledger": family_javascript(_features(prediction, found)).source,
         "planInputs": _inputs_script(prediction, found),
         "rulebook": _rulebook_script(prediction, found),
     }
@@ -84,7 +83,7 @@ def _data(
     prediction: Prediction, found: Sequence[Control], stack: str | None, names: Mapping[str, str]
 ) -> dict[str, Any]:
     load, cluster, plan = prediction.workload, prediction.cluster, prediction.plan
-    compiled = compiled_family(_features(prediction, found))
+    trees = family_javascript(_features(prediction, found)).trees
     settings = {name: value for name, value in plan.to_dict().items() if name != "settings"}
     settings |= {"global_batch": load.global_batch, "seq_len": load.seq_len}
     machine = {"gpu": names["gpu"]} if names.get("gpu") else {"cluster": names.get("cluster") or cluster.name}
@@ -102,7 +101,7 @@ def _data(
         "precision": precision_tables(prediction, found),
         "layouts": layout_tables(prediction, found),
         "placed": list(PLACED),
-        "trees": {name: _tree(tree) for name, tree in compiled.trees.items()},
+        "trees": {name: _tree(tree) for name, tree in trees.items()},
         "severities": SEVERITY_WORDS,
         "correction": [CORRECTION, CORRECTION_TITLE],
         "fits_below": FITS_BELOW,

@@ -18,7 +18,7 @@ from costmodel.term import Ledger
 
 
 def test_every_entry_of_the_ledger_is_printed():
-    source = family_javascript(DENSE)
+    source = family_javascript(DENSE).source
     returned = re.search(r"return \{([^}]*)\};\n\}$", source)
     assert returned is not None
     assert returned[1].split(", ") == list(compiled_family(DENSE).entries)

@@ -79,6 +79,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 FEW = ("dense", "experts and latents")
+# Knobs that change what Python compiles: tried on FEW alone, since every family takes seconds to compile.
+OF_FAMILIES = ("bf16_end_layers", "offload_layers", "offload_modules")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,11 @@ def setting_of(name: str) -> Setting:
         case = replace(case, model=replace(case.model, encoder=tower))
     prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     rng = random.Random(name)
-    offered = controls(prediction, case.stack)
+    offered = [
+        control
+        for control in controls(prediction, case.stack)
+        if name in FEW or control["knob"] not in OF_FAMILIES
+    ]
     return Setting(
         case,
         prediction,
