@@ -76,7 +76,7 @@
           `${value[1].toLocaleString("en-US", { maximumFractionDigits: 0 })} tokens/s/GPU<br>${value[0].toFixed(1)} GiB`,
       },
       legend: { top: 0, type: "scroll" },
-      grid: { left: 62, right: 20, top: 44, bottom: 44 },
+      grid: { left: 62, right: 20, top: narrow() ? 60 : 44, bottom: 44 },
       xAxis: { type: "value", name: "memory of the worst rank, GiB", nameLocation: "middle", nameGap: 28, min: 0, max: Math.ceil(device / 2 ** 30), axisLabel: { showMaxLabel: false } },
       yAxis: { type: "value", name: "tokens/s/GPU", scale: false },
       series: [
@@ -120,7 +120,7 @@
           `${tera(gemm.rate).toFixed(0)} TFLOP/s<br>${page.percent(gemm.share_of_roof)} of the roof, ${page.escaped(gemm.bound)} bound`,
       },
       legend: { top: 0, type: "scroll" },
-      grid: { left: 62, right: 20, top: 44, bottom: 44 },
+      grid: { left: 62, right: 20, top: narrow() ? 60 : 44, bottom: 44 },
       xAxis: { type: "log", name: "FLOP/byte", nameLocation: "middle", nameGap: 28, min: least, max: most * 1.2, axisLabel: { formatter: (value) => page.number(Number(value.toPrecision(2))) }, splitLine: { show: false } },
       yAxis: { type: "log", name: "TFLOP/s", axisLabel: { formatter: (value) => page.number(Number(value.toPrecision(2))) } },
       series: [...lines, ...points],

@@ -30,7 +30,10 @@ FLAGS = (
     "--disable-sync",
 )
 # A name that is text everywhere, or the page is broken into.
-HOSTILE = """</script><script>hacked=1</script><img src=x onerror="hacked=2">'`${hacked=3}`&lt;\u2028é漢"""
+HOSTILE = (
+    """</script><script>hacked=1</script><img src=x onerror="hacked=2">'`${hacked=3}`&lt;\u2028é漢"""
+    "<!--<script>"
+)
 
 
 class Browser:
