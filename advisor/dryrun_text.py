@@ -44,11 +44,11 @@ def dryrun_lines(result: DryRun, case: Case) -> list[str]:
 
 
 def headline(result: DryRun) -> str:
-    """Whether both agree, in one line."""
+    """Whether both agree."""
     word = "differs" if result.differing else "agrees"
     known = f", {len(result.documented)} with a documented difference" if result.documented else ""
     saved = f"saved activations within {100 * result.worst_saved:.1f} %"
-    return f"{word}: {result.num_equal} of {len(result.exact)} exact amounts equal{known}, {saved}"
+    return wrap(f"{word}: {result.num_equal} of {len(result.exact)} exact amounts equal{known}, {saved}")
 
 
 def stage_lines(stage: StageResult, pp: int, reasons: Sequence[str]) -> list[str]:

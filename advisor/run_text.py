@@ -13,16 +13,20 @@ if TYPE_CHECKING:
 
 def page(result: RunResult, predicted: dict[str, Any]) -> str:
     """The comparison as text, answer first."""
-    from advisor.render import gib, heading, seconds, table
+    from advisor.render import gib, heading, seconds, table, wrap
 
     measured = result.measured
     ratio = measured["step_time_s"] / predicted["step_time_s"]
     lines = [
         "",
-        f"step {seconds(measured['step_time_s'])} measured, {seconds(predicted['step_time_s'])} predicted: "
-        f"measured is {ratio:.2f} of predicted",
-        f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} "
-        f"over {measured['num_steps']} measured steps after the warm-up; steps scatter by {measured['spread']:.0%}"
+        wrap(
+            f"step {seconds(measured['step_time_s'])} measured, {seconds(predicted['step_time_s'])} predicted: "
+            f"measured is {ratio:.2f} of predicted"
+        ),
+        wrap(
+            f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
+            f"measured steps after the warm-up; steps scatter by {measured['spread']:.0%}"
+        )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
         heading("Predicted beside measured"),
@@ -48,7 +52,7 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     if result.states:
         lines += [heading("Bytes of state"), *state_lines(result)]
     lines += [heading("Requested, resolved, observed"), *feature_lines(result.features)]
-    lines += [f"  warning: {warning}" for warning in result.warnings]
+    lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in result.warnings]
     return "\n".join([*lines, "", f"record: {result.record}"])
 
 

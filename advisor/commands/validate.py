@@ -103,11 +103,13 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
 
 def _ranking_line(order: dict[str, Any]) -> list[str]:
     """Share of pairs of the same work that are in the right order; nothing where no pair is comparable."""
-    from advisor.render import percent
+    from advisor.render import percent, wrap
 
     if not order["n"]:
         return []
     return [
-        f"of {order['n']} pairs of the same work, the faster is predicted faster in {percent(order['share'])} "
-        f"(pairs within {percent(order['noise'])} left out)"
+        wrap(
+            f"of {order['n']} pairs of the same work, the faster is predicted faster in "
+            f"{percent(order['share'])} (pairs within {percent(order['noise'])} left out)"
+        )
     ]
