@@ -147,6 +147,21 @@ def context_parallel_times(
     }
 
 
+def mixer_exchange_times(
+    ledger: Ledger, x: SimpleNamespace, block: str, sizes: tuple[Amount, Amount]
+) -> dict[str, Amount]:
+    """Exposed all-to-alls of one mixer over context-parallel ranks: heads for sequence and back; gradients likewise.
+
+    [s] sizes: bytes a rank holds at each. Source: Megatron-Core 0.16.1, mamba_context_parallel.py.
+    """
+    inside = communication.ranks_in_domain(x, x.cp, x.tp, x.cp_straddle)
+    once = sum(all_to_all_time(x, size, x.cp, inside) for size in sizes)
+    return {
+        name: ledger.define(f"{block}_cp_exposed_{name}", once, "s", all_to_all_time)
+        for name in ("forward", "backward")
+    }
+
+
 def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
     """Seconds of dispatch and combine of one expert block in one pass, before any overlap.
 

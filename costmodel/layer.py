@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
-from costmodel.exposed import Times, context_parallel_times, tensor_parallel_times
+from costmodel.exposed import Times, context_parallel_times, mixer_exchange_times, tensor_parallel_times
 from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger
 from costmodel.timing import kernels
@@ -20,7 +20,7 @@ from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
 from costmodel.work.experts import experts
 from costmodel.work.linear import tokens
-from costmodel.work.messages import context_columns
+from costmodel.work.messages import context_columns, mixer_exchange_bytes
 from costmodel.work.mla import core_width, mla
 from costmodel.work.mlp import mlp
 
@@ -249,6 +249,8 @@ def block_times(
     elif name in ("mamba", "delta"):
         core = scan_times(ledger, x, name)
         forward["scan"], backward["scan"] = core["forward"], core["backward"]
+        exchange = mixer_exchange_times(ledger, x, label, mixer_exchange_bytes(x, work))
+        forward["context_parallel"], backward["context_parallel"] = exchange["forward"], exchange["backward"]
     if any(layer.split == "row" for layer in work.linears):
         tensor = tensor_parallel_times(ledger, x, work, gemms)
         forward["tensor_parallel"], backward["tensor_parallel"] = tensor["forward"], tensor["backward"]

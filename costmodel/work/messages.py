@@ -136,17 +136,24 @@ def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Messa
     return found
 
 
-def mixer_exchange(x: SimpleNamespace, work: BlockWork, again: Amount) -> list[Message]:
-    """What a Mamba mixer exchanges over context-parallel ranks: heads for sequence in front of its scan, and back.
+def mixer_exchange_bytes(x: SimpleNamespace, work: BlockWork) -> tuple[Amount, Amount]:
+    """Bytes that a rank holds at the all-to-all in front of a mixer's scan, and at that behind it. [byte]
 
-    All columns of the input projection, B and C repeated where there are fewer groups than ranks, and the scan's
-    output; their gradients the other way. Source: Megatron-Core 0.16.1, mamba_context_parallel.py.
+    All columns of the input projection, B and C of Mamba repeated where there are fewer groups than ranks; the scan's
+    output. Source: Megatron-Core 0.16.1, mamba_context_parallel.py; 0.19, gated_delta_net.py.
     """
     layers = {layer.name: layer for layer in work.linears}
     groups = maximum(x.mamba_groups / x.tp, 1)
-    repeated = 2 * x.mamba_state * (maximum(groups, x.cp) - groups)
-    columns = layers["in_proj"].columns + repeated + layers["out_proj"].inner
-    size = x.activation_bytes * tokens(x) * columns
+    repeated = 2 * x.mamba_state * (maximum(groups, x.cp) - groups) if work.name == "mamba" else 0
+    each = x.activation_bytes * tokens(x)
+    return each * (layers["in_proj"].columns + repeated), each * layers["out_proj"].inner
+
+
+def mixer_exchange(x: SimpleNamespace, work: BlockWork, again: Amount) -> list[Message]:
+    """What a Mamba mixer exchanges over context-parallel ranks: heads for sequence in front of its scan, and back;
+    gradients the other way. Source: `mixer_exchange_bytes`.
+    """
+    size = sum(mixer_exchange_bytes(x, work))
     return [
         Message("all_to_all", "cp", x.cp, size, 1, "forward"),
         Message("all_to_all", "cp", x.cp, size, 1 + again, "backward"),

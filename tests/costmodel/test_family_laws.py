@@ -265,3 +265,15 @@ def test_buffers_of_offloading_are_no_larger_than_the_stage():
     )
     assert here["layers_last"] == 1
     assert away["memory_last_activations"] <= here["memory_last_activations"]
+
+
+@pytest.mark.parametrize("name", ["nemotronh-56b", "qwen3-next-80b-a3b"])
+def test_mixers_exchange_heads_for_sequence_over_context_ranks(name):
+    """Two all-to-alls each way: nothing with one rank; no less over the network than inside a domain."""
+    model, workload = load_model(name), Workload(16384, 32)
+    mixer = "mamba" if model.mamba is not None else "delta"
+    alone, near, far = (
+        predict(model, workload, cluster, Plan(tp=2, cp=cp, dp=8)).values[f"{mixer}_cp_exposed_forward"]
+        for cluster, cp in ((B200, 1), (B200, 4), (H100, 16))
+    )
+    assert alone == 0 < near < far
