@@ -6,7 +6,7 @@ python tools/page_blocks.py --check docs/tutorial.md    exit 1 when the page sho
 A ```console block holds commands after `$ ` (`> ` goes on) and the output shown under each; a ```sh block commands
 alone. All blocks of a page run in one shell, in order, in one folder. A line `...` stands for lines left out. A comment
 before a block says what else holds: `<!-- page: exit 1 -->`, or `<!-- page: measured -->` where times of this machine
-are shown: there a line is compared up to its first number. A block that is `measured` says so to its reader too.
+are shown: there the lines shown have to come in their order, each compared up to its first number.
 """
 
 from __future__ import annotations
@@ -166,22 +166,34 @@ def difference(step: Step, outcome: Outcome) -> str:
         return f"`{step.command}` ended with {outcome.exit_code}, not {step.exit_code}:\n{said}"
     if not step.console:
         return ""
-    comparable = _rough if step.measured else str
-    printed = [comparable(line) for line in outcome.lines]
+    if step.measured:
+        return _measured_difference(step, outcome)
+    printed = list(outcome.lines)
     at = 0
-    for index, part in enumerate(segments(step.shown)):
-        wanted = [comparable(line) for line in part]
+    for index, wanted in enumerate(segments(step.shown)):
         anywhere = index > 0
         last = index == len(segments(step.shown)) - 1
         place = _find(printed, wanted, at, anywhere=anywhere, to_end=last)
         if place is None:
-            return "\n".join(
-                [
-                    f"`{step.command}` prints something else:",
-                    *difflib.unified_diff(part, outcome.lines, "shown", "printed", n=0, lineterm=""),
-                ]
-            )
+            return _told(step, wanted, outcome)
         at = place + len(wanted)
+    return ""
+
+
+def _told(step: Step, wanted: list[str], outcome: Outcome) -> str:
+    lines = difflib.unified_diff(wanted, outcome.lines, "shown", "printed", n=0, lineterm="")
+    return "\n".join([f"`{step.command}` prints something else:", *lines])
+
+
+def _measured_difference(step: Step, outcome: Outcome) -> str:
+    """Lines shown have to come in their order; longer numbers may wrap them, and warnings stand between."""
+    printed, at = [_rough(line) for line in outcome.lines], 0
+    for line in step.shown:
+        if line.strip() in ("", SKIP):
+            continue
+        if _rough(line) not in printed[at:]:
+            return _told(step, [line], outcome)
+        at = printed.index(_rough(line), at) + 1
     return ""
 
 
@@ -209,8 +221,9 @@ def _find(printed: list[str], wanted: list[str], start: int, *, anywhere: bool, 
 
 
 def _rough(line: str) -> str:
-    """A line with measured numbers: its words up to the first of them."""
-    return " ".join(re.split(r"[-+]?\d", line, maxsplit=1)[0].split())
+    """A line with measured numbers: its words up to the first of them, or all its words where it begins with one."""
+    head, *_ = re.split(r"[-+]?\d", line, maxsplit=1)
+    return " ".join(head.split()) or " ".join(re.sub(r"\d[\d.,]*", "0", line).split())
 
 
 def written(page: str, steps: list[Step], outcomes: list[Outcome]) -> str:

@@ -83,7 +83,13 @@ def test_lines_left_out_do_not_hide_what_is_shown():
 def test_measured_lines_are_compared_up_to_their_first_number():
     step = Step("x", ("step   time  1.25 s  as predicted", "done"), 1, measured=True)
     assert difference(step, Outcome(("step time 980 ms  2.0 x predicted", "done"), 0)) == ""
+    wrapped = ("note", "step time 980 ms", "  2.0 x predicted", "warning: load 3", "done")
+    assert difference(step, Outcome(wrapped, 0)) == ""
     assert difference(step, Outcome(("whole time 980 ms", "done"), 0)) != ""
+    assert difference(step, Outcome(("done", "step time 980 ms"), 0)) != ""
+    counted = Step("x", ("2 passed in 1.2s",), 1, measured=True)
+    assert difference(counted, Outcome(("....", "3 passed in 13.7s"), 0)) == ""
+    assert difference(counted, Outcome(("1 failed, 2 passed in 1.2s",), 0)) != ""
 
 
 def test_a_page_from_the_command_line(tmp_path, capsys):
