@@ -224,18 +224,8 @@ def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tm
     for where in (tmp_path, tmp_path / "no" / "plan.html", pipe, kept / "plan.html"):
         with pytest.raises(OSError):
             CliRunner().invoke(advisor, [*ASKED, "-o", str(where)], catch_exceptions=False)
+        explained = ["explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--html", str(where)]
         with pytest.raises(OSError):
-            explained = [
-                "explain",
-                "--model",
-                "llama3-8b",
-                "--gpus",
-                "8",
-                "--gpu",
-                "h100",
-                "--html",
-                str(where),
-            ]
             CliRunner().invoke(advisor, explained, catch_exceptions=False)
     with pytest.raises(ValueError, match="is not a"):
         CliRunner().invoke(advisor, [*ASKED, "--tokens", "-1", "-o", str(kept)], catch_exceptions=False)
