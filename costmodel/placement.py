@@ -55,19 +55,20 @@ def straddling_groups(
         for offset in range(block):
             if (offset // stride) % ranks:
                 continue
-            members, counts = _spread(stage * block + offset, stride, ranks, domain)
+            first = stage * block + offset
+            counts = _per_domain(first, stride, ranks, domain)
             if len(counts) > 1 and min(counts) < usual:
+                members = tuple(range(first, first + stride * ranks, stride))
                 found.append(Group(stage=stage, ranks=members, per_domain=counts))
                 if len(found) == limit:
                     return tuple(found)
     return tuple(found)
 
 
-def _spread(first: int, stride: int, ranks: int, domain: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks of the group that begins with `first`, and how many of them each domain holds."""
-    members = first + stride * np.arange(ranks)
-    _, counts = np.unique(members // domain, return_counts=True)
-    return tuple(members.tolist()), tuple(counts.tolist())
+def _per_domain(first: int, stride: int, ranks: int, domain: int) -> tuple[int, ...]:
+    """How many ranks of the group that begins with `first` each domain holds."""
+    _, counts = np.unique((first + stride * np.arange(ranks)) // domain, return_counts=True)
+    return tuple(counts.tolist())
 
 
 def smaller_side(domain: int, block: int, pp: int, ranks: int, stride: int) -> int:

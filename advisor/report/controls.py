@@ -49,6 +49,8 @@ NOT_OFFERED = (
     "last_stage_layers",
     "vpp_group_size",
 )
+# Chunks that balanced layouts take for any number of layers.
+USUAL_CHUNKS = (2, 3, 4)
 MOST_RANKS, MOST_CHUNKS = 64, 12
 # A batch and a sequence length are halved and doubled so often.
 POWERS = range(-2, 3)
@@ -168,7 +170,7 @@ def _chunks(prediction: Prediction, stages: Sequence[int]) -> list[int]:
         if pp > 1 and (layers + extra) % pp == 0
         for chunks in divisors((layers + extra) // pp)
     }
-    return sorted({1, *(count for count in counts if count <= MOST_CHUNKS)})
+    return sorted({1, *USUAL_CHUNKS, *(count for count in counts if count <= MOST_CHUNKS)})
 
 
 def _binds(prediction: Prediction, precision: str, stack: str | None) -> bool:

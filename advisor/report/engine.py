@@ -44,7 +44,7 @@ __all__ = ["controls", "engine_script", "whatif_markup", "whatif_script"]
 
 ASSETS = Path(__file__).with_name("assets")
 # Functions that the page brings itself, for those that are translated: layouts are looked up.
-GIVEN = ("_layout", "_spread", "_check")
+GIVEN = ("_layout", "_per_domain", "_check")
 
 
 def engine_script(

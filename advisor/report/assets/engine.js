@@ -11,15 +11,14 @@ const memory = (key, make) => {
 };
 smaller_side = memory((...sizes) => sizes.join(), smaller_side);
 
-// Members of the group that begins with `first`, and how many of them each domain holds.
-function _spread(first, stride, ranks, domain) {
-  const members = range(ranks).map((i) => first + stride * i);
+// How many ranks of the group that begins with `first` each domain holds.
+function _per_domain(first, stride, ranks, domain) {
   const held = new Map();
-  for (const rank of members) {
-    const place = Math.floor(rank / domain);
+  for (let i = 0; i < ranks; i++) {
+    const place = Math.floor((first + stride * i) / domain);
     held.set(place, (held.get(place) ?? 0) + 1);
   }
-  return [members, [...held.values()]];
+  return [...held.values()];
 }
 
 // What is given to the simulator is in order: the ledger's times are finite.

@@ -132,7 +132,8 @@
       tile("MFU", percent(now.mfu), change(now.mfu, base.mfu ?? null, 1)),
       tile("tokens/s per GPU", Math.round(now.tokens_per_second_per_gpu).toLocaleString("en-US"),
         change(now.tokens_per_second_per_gpu, base.tokens_per_second_per_gpu ?? null, 1)),
-      tile(`memory of ${gib(now.device)}`, gib(now.memory), meter, change(now.memory, base.memory, -1, gib)));
+      tile("memory", gib(now.memory), meter, element("div", { class: "delta" }, `of ${gib(now.device)}`),
+        change(now.memory, base.memory, -1, gib)));
   }
 
   // The terms that moved most against the plan; the largest where none did.
@@ -156,7 +157,7 @@
       element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "term"),
         element("th", { scope: "col", class: "right" }, "now"), element("th", { scope: "col", class: "right" }, "change"))),
       element("tbody", {}, ...shown.map((row) => element("tr", {},
-        element("th", { scope: "row" }, row.title), cell(minus(write(row.value))), delta(row))))));
+        element("th", { scope: "row" }, row.title), cell(row.value ? minus(write(row.value)) : "0"), delta(row))))));
   }
 
   function brokenRules(now) {
