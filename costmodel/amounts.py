@@ -167,7 +167,8 @@ def _flops(
             add(product_name(layer), once, (2 + again) * once)
         if placed.block == "experts" and x.shared_gate:
             once = experts.shared_gate_flops_forward(x)
-            add("shared_gate", once, (2 + (1 if placed.again else x.recompute_moe)) * once)
+            again = 1 if placed.again else recompute.linear_again(x, "experts", "shared_gate")
+            add("shared_gate", once, (2 + again) * once)
         if placed.block in (*ATTENTION, "mamba", "delta"):
             name = "core" if placed.block in ATTENTION else "scan"
             once = core_flops(x, placed)
