@@ -94,6 +94,10 @@ CONSTANTS = (
     Constant("inter_rate", ("inter_scale",), (("step", "inter_rate"),), 0.3, where="gpu"),
     Constant("overlap_slowdown", ("overlap_slowdown",), (("step", "overlap_slowdown"),), 0.5, where="gpu"),
     Constant("straggler", ("straggler",), (("step", "straggler"),), 0.5, where="gpu", start=0.004),
+    Constant("lateness", ("straggler",), (("step", "straggler"),), 1.0, where="cpu", start=0.01, high=30.0),
+    Constant(
+        "expert_wait", ("expert_wait",), (("step", "expert_wait"),), 1.5, "us", 1e-6, 1e-3, "cpu", 1e-2, 100.0
+    ),
     Constant("step_overhead", ("step_overhead",), (("step", "step_overhead"),), 1.0, "ms", 1e-3, 5e-3),
     Constant("grouped_rate", ("grouped_scale",), (("step", "grouped_rate"),), 0.3),
     Constant("expert_kernels", ("expert_kernels",), (("step", "expert_kernels"),), 0.7),
@@ -258,6 +262,7 @@ def meaning(constant: Constant) -> str:
         "kernel_launch": "host time of one kernel's worth of operations, eager",
         "pass": "host time of a micro-batch's embedding, logits and loss",
         "layer_update": "host time of the optimizer for one layer",
+        "lateness": PRIORS["straggler"].meaning,
         "message_time": "latency of messages in a step over that back to back",
     }
     return words.get(constant.name) or PRIORS[constant.name].meaning

@@ -98,7 +98,8 @@ def observed(
     if plan.pp == 1 and "forward" in phases:
         parts["compute"] = phases["forward"] + phases["backward"]
         parts["optimizer"] = phases.get("optimizer", 0.0)
-        if plan.world > 1:
+        # Of a data-parallel run most is waiting for the slowest rank, and numbers that the model has in fixed time.
+        if plan.tp * plan.cp * plan.ep > 1:
             parts["communication"] = phases.get("communication", 0.0)
     if clock == "quiet" and plan.world > 1 and queued > BUSY and "compute" in parts:
         # A rank's own queueing is taken out of its time; what it waited for others' is not.

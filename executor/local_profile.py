@@ -197,6 +197,9 @@ def step_table(leaf: Leaf) -> Record:
         "unfused_gemm_fraction": leaf(1, "1", kind="assumed"),
         "straggler": leaf(0, "1", kind="assumed"),
         "step_overhead": leaf(5, "ms", kind="assumed"),
+        "expert_wait": leaf(
+            1000, "us", kind="assumed", note="counts and probabilities of tokens travel apart"
+        ),
         "host_kernel": leaf(0, "us", note="a CPU issues and computes in one; counted as launch gaps"),
         "fragmentation": leaf(0, "1", kind="assumed"),
         "graph_pool": leaf(0, "1", kind="assumed"),

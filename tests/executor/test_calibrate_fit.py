@@ -117,7 +117,7 @@ def test_a_machine_as_its_kernels_say_moves_nothing(cluster, modelled):
     for each in outcome.learned:
         if each.before:
             moved = abs(np.log(each.after / each.before))
-            assert moved < max(0.1, each.error / 2), each.constant.name
+            assert moved < max(0.1, each.error), each.constant.name
 
 
 def test_one_run_moves_constants_less_than_seven(cluster, modelled):
