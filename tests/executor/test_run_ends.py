@@ -92,7 +92,13 @@ def test_an_interrupt_ends_every_rank(tmp_path, number):
         "cli.advisor.invoke = train\n"
         "cli.main()\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code, str(job)], stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(job)],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell lets its background jobs, such as this suite, ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     end = time.monotonic() + 100
     while len(read_steps(tmp_path)) < 1:
         assert child.poll() is None
