@@ -35,7 +35,7 @@ def calibration_lines(found: Calibration) -> list[str]:
         if found.outcome.apart:
             apart, width = found.outcome.median(found.outcome.apart), math.expm1(found.outcome.half_width)
             lines.append(
-                f"each told without itself: within {apart:.0%} (median); nine of ten within {width:.0%}, "
+                f"each told without itself: within {apart:.0%} (median); nine of ten expected within {width:.0%}, "
                 "the interval of predictions on this profile"
             )
         if found.outcome.learned:

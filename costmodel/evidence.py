@@ -393,5 +393,5 @@ def own_interval(tables: Mapping[str, Any]) -> Interval | None:
     width = max(float(own["half_width"].si), MARGIN)
     runs = int(own["runs"].si)
     return Interval(
-        -width, width, f"90 % quantile of the errors of {runs} runs here, each told without itself"
+        -width, width, f"2.44 times the median error of {runs} runs here, each told without itself"
     )

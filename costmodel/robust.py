@@ -58,12 +58,17 @@ class Fitted:
 
 
 def fit(
-    residuals: Callable[[Numbers], Numbers], beliefs: Sequence[Belief], outlier: float = OUTLIER
+    residuals: Callable[[Numbers], Numbers],
+    beliefs: Sequence[Belief],
+    outlier: float = OUTLIER,
+    start: Sequence[float] | None = None,
+    trials: int = TRIALS,
 ) -> Fitted:
     """The constants that measurements and beliefs determine together.
 
     residuals(values) gives weighted log(predicted / measured) of values in rows, one set a column: (constants, sets) to
-    (measurements, sets). outlier: the size from which one is no more small; errors take it for the scatter.
+    (measurements, sets). outlier: the size from which one is no more small; errors take it for the scatter. start: a
+    point near the optimum, from which few steps (trials) find it.
     """
     centre = np.log([belief.value for belief in beliefs])
     width = np.array([belief.width for belief in beliefs])
@@ -84,10 +89,10 @@ def fit(
         whole = np.concatenate([robust(raw / outlier), (point - centre) / width])
         return float(whole @ whole)
 
-    point = np.clip(centre, low, high)
+    point = np.clip(centre if start is None else np.log(start), low, high)
     damping, best = 1e-3, cost(point)
     value, slope, raw = linearised(point)
-    for _ in range(TRIALS):
+    for _ in range(trials):
         square = slope.T @ slope
         step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slope.T @ value)
         trial = np.clip(point + np.clip(step, -2, 2), low, high)

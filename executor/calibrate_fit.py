@@ -8,14 +8,12 @@ the shipped constants (`costmodel.robust`, tools/fit_solver.py).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from costmodel.evidence import LEVEL
-from costmodel.robust import STEP, Belief, Numbers, fit
+from costmodel.robust import STEP, TRIALS, Belief, Numbers, fit
 from costmodel.step_constants import PRIORS
 from costmodel.timing.network import OPERATIONS
 from executor.calibrate_records import Modelled, Observed
@@ -27,6 +25,10 @@ SCATTER = 0.08
 MOVES = 0.01
 # Fewer runs say nothing of how far a further one may lie.
 ENOUGH_RUNS = 5
+# 90 % over 50 % quantile of the size of a normal error.
+QUANTILES = 1.645 / 0.6745
+# Without one run the optimum lies near that of all.
+FEW_TRIALS = 6
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,12 @@ class Outcome:
     def half_width(self) -> float:
         """Half of an interval that nine of ten further runs lie in, 0 for few runs. [log]
 
-        The conformal quantile of the runs told apart, ceil(0.9 (n + 1)) of n; beyond the largest it grows with what
-        is missing. Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005.
+        The median error of the runs told apart, times what a normal distribution has between its median and its 90 %
+        quantile: probes are extremes by design, and the few that only themselves could teach say nothing of a run.
         """
-        errors = sorted(abs(error) for error in self.apart.values())
-        if not errors:
+        if not self.apart:
             return 0.0
-        wanted = LEVEL * (len(errors) + 1)
-        return errors[min(math.ceil(wanted), len(errors)) - 1] * max(1.0, wanted / len(errors))
+        return QUANTILES * float(np.median(np.abs(list(self.apart.values()))))
 
     @staticmethod
     def median(errors: dict[str, float]) -> float:
@@ -166,13 +166,15 @@ def tell_apart(
     """The outcome with each run told by constants that were learned without it, where there are enough runs."""
     models = [Modelled(run, cluster, stack) for run in runs]
     apart: dict[str, float] = {}
+    near = {each.constant.name: each.after for each in outcome.learned}
     for index, one in enumerate(models if len(models) >= ENOUGH_RUNS else ()):
-        learned = _learn([*models[:index], *models[index + 1 :]], cluster).learned
+        learned = _learn([*models[:index], *models[index + 1 :]], cluster, near).learned
         apart |= _step_errors([each.constant for each in learned], [each.after for each in learned], [one])
     return replace(outcome, apart=apart)
 
 
-def _learn(models: Sequence[Modelled], cluster: Cluster) -> Outcome:
+def _learn(models: Sequence[Modelled], cluster: Cluster, near: Mapping[str, float] | None = None) -> Outcome:
+    """near: values of constants that are about the optimum, by name."""
     kind = "cpu" if cluster.gpu.generation == "cpu" else "gpu"
     chosen = [constant for constant in CONSTANTS if constant.where in ("", kind)]
     present = [_present(constant, models) for constant in chosen]
@@ -191,7 +193,8 @@ def _learn(models: Sequence[Modelled], cluster: Cluster) -> Outcome:
         Belief(value, constant.width, constant.low * value, constant.high * value)
         for constant, value in zip(chosen, begin, strict=True)
     ]
-    found = fit(residuals, beliefs, SCATTER)
+    start = [(near or {}).get(constant.name, value) for constant, value in zip(chosen, begin, strict=True)]
+    found = fit(residuals, beliefs, SCATTER, start, TRIALS if near is None else FEW_TRIALS)
     learned = tuple(
         Learned(constant, before, float(after), float(error), moved[index])
         for constant, before, after, error, index in zip(

@@ -175,7 +175,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         "router scores": kept * ROUTER_BYTES * own * x.E,
         "dispatched rows": saved_expert_input(x),
         "expert fc1 output": kept
-        * x.fc1_copies
+        * (1 + (x.fc1_copies - 1) * (1 - x.recompute_moe_act))
         * (1 - x.offload_moe_act)
         * (1 + x.gates)
         * x.activation_bytes
