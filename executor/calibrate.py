@@ -14,9 +14,12 @@ from typing import Any
 
 import hardware_db
 from executor.calibrate_fit import Learned, Outcome, learn, tell_apart
+from executor.calibrate_gpu import gpu_tables
 from executor.calibrate_probes import run_probes
 from executor.calibrate_records import Observed, named, read_observed
+from executor.devices import gpu_here
 from executor.local_profile import home, measure, profile, warnings_of, write_profile
+from executor.run_job import has_cuda
 from hardware_db import Cluster, Quantity
 
 Record = dict[str, Any]
@@ -46,21 +49,35 @@ def calibrate_here(
     progress: Callable[[float, str], None] = lambda share, what: None,
     refuse_noise: bool = False,
 ) -> Calibration | None:
-    """Measure this machine within about `seconds`, and write its profile; None where noise is refused and found."""
+    """Measure this machine within about `seconds`, and write its profile; None where noise is refused and found.
+
+    On GPUs all the time goes into kernels and messages: tiny runs would show the host alone, records teach the rest.
+    ValueError where the GPU is not in the catalogue.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
+    cluster = hardware_db.resolve(gpu_here(), None)[0] if has_cuda() else None
+    kernels = KERNELS if cluster is None else 1.0
     measured = measure(
-        processes, KERNELS * seconds, out.parent, tell, lambda share, what: progress(KERNELS * share, what)
+        processes, kernels * seconds, out.parent, tell, lambda share, what: progress(kernels * share, what)
     )
-    document, warnings = profile(measured, processes), warnings_of(measured)
+    warnings = warnings_of(measured)
     if refuse_noise and warnings:
         return None
+    if cluster is not None:
+        document = base_document(cluster) | {
+            "calibration": gpu_tables(measured, cluster),
+            "warnings": warnings,
+        }
+        write_profile(out, document)
+        return Calibration(out, document, None, (), tuple(warnings))
+    document = profile(measured, processes)
     folder = Path(tempfile.mkdtemp(prefix="probes-", dir=out.parent))
     try:
         runs, failed = run_probes(
             processes,
             (1 - KERNELS) * seconds,
             folder,
-            measured["device"] != "cpu",
+            False,
             tell,
             lambda share, what: progress(KERNELS + (1 - KERNELS) * share, what),
         )
@@ -69,8 +86,8 @@ def calibrate_here(
         if runs:
             draft = folder / "draft.toml"
             write_profile(draft, document)
-            cluster = hardware_db.load_cluster(str(draft))
-            outcome = tell_apart(learn(runs, cluster), runs, cluster)
+            drafted = hardware_db.load_cluster(str(draft))
+            outcome = tell_apart(learn(runs, drafted), runs, drafted)
             document = taught(document, outcome, runs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -103,7 +103,7 @@ def observed(
             parts["communication"] = phases.get("communication", 0.0)
     if clock == "quiet" and plan.world > 1 and queued > BUSY and "compute" in parts:
         # A rank's own queueing is taken out of its time; what it waited for others' is not.
-        del parts["step"], parts["communication"]
+        parts = {name: spent for name, spent in parts.items() if name not in ("step", "communication")}
     seconds = [step["seconds"] for step in steps]
     spread = float(np.std(seconds) / np.mean(seconds))
     return Observed(name, model, workload, plan, parts, spread, queued > BUSY and clock != "quiet")

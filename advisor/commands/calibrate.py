@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 @click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[RECORD]...")
 @click.option("--time", "seconds", type=click.FloatRange(5, 3600), default=180, show_default=True,
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
-@click.option("--gpus", type=int, default=None, metavar="N", help="Processes that share the machine [2].")
+@click.option(
+    "--gpus",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Processes that share the machine [2], or GPUs of a node [1].",
+)
 @click.option(
     "--from", "records", multiple=True, type=click.Path(path_type=Path), metavar="RECORD",
     help="Learn from runs instead: folders that `advisor run` wrote; further ones may follow.",
@@ -71,12 +77,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     problem = missing_software()
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor calibrate", 1))
-    if has_cuda():
-        raise ValueError(
-            "this machine has NVIDIA GPUs, whose kernel tables are shipped. Learn what runs on them show: "
-            "advisor calibrate --from RECORD --gpu NAME."
-        )
-    processes = options["gpus"] if options["gpus"] is not None else 2
+    processes = options["gpus"] if options["gpus"] is not None else 1 if has_cuda() else 2
     check_processes(processes, f"--gpus {processes}", {"nodes": None} | options, machine())
     out = out_path(options["output"], profile_path(processes))
     if options["refuse_noise"] and os.getloadavg()[0] > (os.cpu_count() or 1):

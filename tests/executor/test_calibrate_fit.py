@@ -21,7 +21,7 @@ from costmodel.workload import Workload
 from executor.calibrate import base_document, calibrate_from, out_path, taught
 from executor.calibrate_fit import CONSTANTS, learn, tell_apart
 from executor.calibrate_probes import probes, small
-from executor.calibrate_records import Modelled, Observed, part_of, read_observed
+from executor.calibrate_records import Modelled, Observed, observed, part_of, read_observed
 from executor.local_profile import profile, write_profile
 
 NAMES = {constant.name: constant for constant in CONSTANTS}
@@ -263,6 +263,19 @@ def test_what_is_no_record_is_told_in_one_line(tmp_path, files, said):
     with pytest.raises(ValueError, match=said) as error:
         read_observed(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(0, {"compute", "optimizer"}), (2, {"compute", "optimizer"})])
+def test_where_ranks_queued_only_their_own_work_counts(modelled, number, kept):
+    """A rank's own queueing is taken out by the clock; waiting for another that queued is not."""
+    run = modelled[number].run
+    phases = {"forward": 0.2, "backward": 0.4, "optimizer": 0.1, "communication": 0.2}
+    steps = [{"seconds": 1.0, "phases": phases, "queued": 0.3}] * 3
+    found = observed(run.name, run.model, run.workload, run.plan, steps, "quiet")
+    assert set(found.seconds) == kept
+    alone = observed(run.name, run.model, run.workload, run.plan, [step | {"queued": 0.0} for step in steps])
+    assert alone.seconds["step"] == 1.0
+    assert ("communication" in alone.seconds) == (run.plan.tp > 1)
 
 
 def test_a_record_without_measured_steps_is_told(tmp_path, modelled):
