@@ -66,13 +66,14 @@ class Training:
         assert time.monotonic() - start < BOUND
         assert "\n" not in str(failed.value)
         assert processes_with(str(job)) == []
-        self.steps_read()
+        # The rank that fills the disk may do so before the other has written down the step just done.
+        self.steps_read(1 if fault == "fill the disk" else 2)
         return failed.value
 
-    def steps_read(self) -> None:
-        """Both finished steps stand in the record, whole and in order."""
+    def steps_read(self, least: int = 2) -> None:
+        """Finished steps stand in the record, whole and in order."""
         numbers = [step["step"] for step in read_steps(self.folder)]
-        assert len(numbers) >= 2
+        assert len(numbers) >= least
         assert numbers == list(range(len(numbers)))
 
 
