@@ -35,6 +35,7 @@ class Saved:
     def install(self) -> None:
         """Watch Megatron-Core's blocks from now on."""
         import megatron.core.pipeline_parallel.schedules as schedules
+        from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
         from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
         from megatron.core.ssm.mamba_block import MambaStack
         from megatron.core.ssm.mamba_layer import MambaLayer
@@ -48,6 +49,7 @@ class Saved:
         layer._forward_mlp = self.block(layer._forward_mlp, feed_name)
         MambaLayer.forward = self.block(MambaLayer.forward, lambda _: "mamba")
         MultiTokenPredictionLayer.forward = self.rest(MultiTokenPredictionLayer.forward, "mtp")
+        RotaryEmbedding.forward = self.table(RotaryEmbedding.forward)
         YarnRotaryEmbedding._set_cos_sin_cache = self.table(YarnRotaryEmbedding._set_cos_sin_cache)
         for stack in (TransformerBlock, MambaStack):
             stack.forward = self.door(stack.forward)
@@ -121,6 +123,8 @@ class Saved:
             self._tables += self.live.now - start
             return result
 
+        # Megatron-Core's own are cached by length, and cleared when a model is built.
+        wrapped.cache_clear = getattr(function, "cache_clear", None)  # type: ignore[attr-defined]
         return wrapped
 
     def rest(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
