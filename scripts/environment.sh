@@ -21,7 +21,7 @@ fi
 if [[ ",$1," == *,dev,* ]] && ! { command -v chromium && command -v chromedriver; } >/dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "Installing Chromium for the tests of pages ..." >&2
-        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 ||
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 ||
             echo "Warning: Chromium could not be installed." >&2
     fi
 fi

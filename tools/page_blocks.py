@@ -240,6 +240,16 @@ def run_page(path: Path, folder: Path) -> tuple[list[Step], list[Outcome]]:
     return steps, run_steps(steps, folder, prepare(folder))
 
 
+def run_for_tests(path: Path, folder: Path) -> tuple[list[Step], list[Outcome], Path]:
+    """A page run once in `folder`; with UPDATE_GOLDEN in the environment what it shows is written anew first."""
+    folder.mkdir()
+    steps, outcomes = run_page(path, folder)
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(written(path.read_text(encoding="utf-8"), steps, outcomes), encoding="utf-8")
+        steps = steps_of(path.read_text(encoding="utf-8"))
+    return steps, outcomes, folder
+
+
 def main(arguments: list[str] | None = None) -> int:
     """0 when the pages show (now) what their commands print, else 1."""
     parser = argparse.ArgumentParser(

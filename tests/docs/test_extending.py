@@ -5,10 +5,8 @@ UPDATE_GOLDEN=1 pytest tests/docs/test_extending.py writes what is shown anew.
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from page_blocks import ROOT, difference, run_page, steps_of, written
+from page_blocks import ROOT, difference, run_for_tests, steps_of
 
 PAGE = ROOT / "docs" / "extending.md"
 STEPS = steps_of(PAGE.read_text(encoding="utf-8"))
@@ -17,13 +15,7 @@ STEPS = steps_of(PAGE.read_text(encoding="utf-8"))
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """The page's commands and outcomes, run once, and the folder they ran in."""
-    folder = tmp_path_factory.mktemp("extending") / "work"
-    folder.mkdir()
-    steps, outcomes = run_page(PAGE, folder)
-    if os.environ.get("UPDATE_GOLDEN"):
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), steps, outcomes), encoding="utf-8")
-        steps = steps_of(PAGE.read_text(encoding="utf-8"))
-    return steps, outcomes, folder
+    return run_for_tests(PAGE, tmp_path_factory.mktemp("extending") / "work")
 
 
 @pytest.mark.launch

@@ -6,10 +6,9 @@ UPDATE_GOLDEN=1 pytest tests/docs/test_tutorial.py writes what is shown anew.
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
-from page_blocks import ROOT, difference, run_page, steps_of, written
+from page_blocks import ROOT, difference, run_for_tests, steps_of
 
 PAGE = ROOT / "docs" / "tutorial.md"
 STEPS = steps_of(PAGE.read_text(encoding="utf-8"))
@@ -18,13 +17,7 @@ STEPS = steps_of(PAGE.read_text(encoding="utf-8"))
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """The page's outcomes, run once, and the folder they ran in."""
-    folder = tmp_path_factory.mktemp("tutorial") / "work"
-    folder.mkdir()
-    steps, outcomes = run_page(PAGE, folder)
-    if os.environ.get("UPDATE_GOLDEN"):
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), steps, outcomes), encoding="utf-8")
-        steps = steps_of(PAGE.read_text(encoding="utf-8"))
-    return steps, outcomes, folder
+    return run_for_tests(PAGE, tmp_path_factory.mktemp("tutorial") / "work")
 
 
 @pytest.mark.launch
