@@ -58,7 +58,7 @@ def settings_lines(plan: Plan) -> list[str]:
 
 def formula_section(prediction: Prediction) -> list[str]:
     """Every entry of the ledger with this plan's numbers put in, in order of definition."""
-    from costmodel.predict import all_formulas, explain_entry
+    from costmodel.formulas import all_formulas, explain_entry
 
     lines = [heading("Formulas, in order of definition; times in s, sizes in byte")]
     for entry in all_formulas(prediction.features):
@@ -68,7 +68,7 @@ def formula_section(prediction: Prediction) -> list[str]:
 
 def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
     """The same as plain values: name, unit, expression, value, formula."""
-    from costmodel.predict import all_formulas
+    from costmodel.formulas import all_formulas
 
     return [
         {
@@ -85,7 +85,7 @@ def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
 
 def term_lines(prediction: Prediction, name: str) -> list[str]:
     """One entry, by name or title. ValueError with the nearest names when there is none."""
-    from costmodel.predict import all_formulas, explain_entry
+    from costmodel.formulas import all_formulas, explain_entry
 
     entries = all_formulas(prediction.features)
     wanted = name.strip().lower()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -390,46 +389,3 @@ def _bound_by(time: TermValue) -> str:
 def _assumptions(bound: dict[str, Bound]) -> tuple[str, ...]:
     notes = [entry.note for entry in bound.values() if entry.note]
     return tuple(dict.fromkeys(notes))
-
-
-DENSE = frozenset({"attention", "mlp"})
-
-
-def all_formulas(features: frozenset[str] = DENSE) -> list[dict[str, str]]:
-    """Every entry of a family's ledger in order: name, title, unit, expression, formula and its docstring."""
-    return [
-        {"name": name, **entry, "doc": _docstring(entry["formula"])}
-        for name, entry in compiled_family(features).entries.items()
-    ]
-
-
-@lru_cache(maxsize=256)
-def _docstring(formula: str) -> str:
-    module, _, function = formula.rpartition(".")
-    if not module.startswith("costmodel."):
-        return ""
-    return (getattr(importlib.import_module(module), function).__doc__ or "").strip()
-
-
-def explain_entry(prediction: Prediction, name: str) -> list[str]:
-    """One entry in lines: expression, with numbers put in, value, meaning, where inputs come from."""
-    import re
-
-    entry = compiled_family(prediction.features).entries[name]
-    expression = entry["expression"]
-    words = dict.fromkeys(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", expression))
-    numbered = re.sub(
-        r"[A-Za-z_][A-Za-z0-9_]*",
-        lambda match: f"{prediction.values[match[0]]:.6g}" if match[0] in prediction.values else match[0],
-        expression,
-    )
-    doc = _docstring(entry["formula"])
-    lines = [
-        f"{name} [{entry['unit']}]: {entry['title']}",
-        f"  = {expression}",
-        f"  = {numbered}",
-        f"  = {prediction.values[name]:.6g} {entry['unit']}",
-        f"  {entry['formula']}" + (f": {doc.splitlines()[0]}" if doc else ""),
-    ]
-    lines += [f"  {word}: {prediction.sources[word]}" for word in words if word in prediction.sources]
-    return lines

@@ -69,7 +69,7 @@ def glossary_page() -> str:
 
 def formulas_page() -> str:
     """docs/formulas.md: every entry of the ledger, under the documented function it comes from."""
-    from costmodel.predict import all_formulas
+    from costmodel.formulas import all_formulas
 
     parts = [_MADE, "# Formulas\n"]
     parts.append(
@@ -103,7 +103,7 @@ FAMILIES = {
 
 def families_page() -> str:
     """docs/formulas-families.md: entries that other families have and dense decoders lack."""
-    from costmodel.predict import all_formulas
+    from costmodel.formulas import all_formulas
 
     parts = [_MADE, "# Formulas of other families\n"]
     parts.append(

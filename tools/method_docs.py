@@ -158,7 +158,7 @@ def split_family(words: list[str]) -> tuple[list[str], frozenset[str]]:
 @cache
 def ledger(family: frozenset[str]) -> dict[str, dict[str, str]]:
     """Entries of a family by name, as docs/formulas.md has them."""
-    from costmodel.predict import all_formulas
+    from costmodel.formulas import all_formulas
 
     return {entry["name"]: entry for entry in all_formulas(family)}
 

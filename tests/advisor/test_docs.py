@@ -11,7 +11,7 @@ import click
 import pytest
 
 from advisor.cli import COMMANDS, advisor
-from costmodel.predict import all_formulas
+from costmodel.formulas import all_formulas
 from costmodel.symbols import INPUTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,11 @@ from click.testing import CliRunner
 
 from advisor.cli import advisor
 from advisor.predict_text import term_lines
+from costmodel.formulas import all_formulas, explain_entry
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.plan_file import load_plan_file
-from costmodel.predict import all_formulas, explain_entry, predict
+from costmodel.predict import predict
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 

@@ -8,8 +8,8 @@ import pytest
 from build_docs import FAMILIES
 from method_docs import METHODS, Page, folded, main, stale
 
+from costmodel.formulas import all_formulas
 from costmodel.knobs import KNOBS
-from costmodel.predict import all_formulas
 from costmodel.stack import load_stack
 from costmodel.step_constants import parameter_keys
 from costmodel.symbols import BY_NAME
