@@ -147,7 +147,7 @@ def folded(block: str) -> str:
 
 def split_family(words: list[str]) -> tuple[list[str], frozenset[str]]:
     """Names and the features of the family they are of."""
-    from costmodel.predict import DENSE
+    from costmodel.formulas import DENSE
 
     if "family" not in words:
         return words, DENSE
