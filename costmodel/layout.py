@@ -134,17 +134,26 @@ def _from_lists(text: str) -> str:
 
 def block_weights(model: ModelSpec, seq_len: int) -> dict[str, float]:
     """Work of one block of each kind for the balancer: weights that a token meets, and its share of attention. [1]"""
+    core = model.num_heads * model.head_dim * seq_len / 2
+    met = _parameters_by_block(model, of_a_token=True)
+    return {name: number + core * (name in ("attention", "mla")) for name, number in met.items()}
+
+
+@lru_cache(maxsize=64)
+def block_parameters(model: ModelSpec) -> dict[str, float]:
+    """Parameters of one block of each kind, all experts counted. [1]"""
+    return _parameters_by_block(model, of_a_token=False)
+
+
+def _parameters_by_block(model: ModelSpec, *, of_a_token: bool) -> dict[str, float]:
     found: dict[str, float] = {}
     for kind in {*model.layer_kinds(), *model.mtp_layer_kinds()}:
         parts = dict(layer_parts(model, kind))
-        if "experts" in parts and model.moe is not None:
+        if of_a_token and "experts" in parts and model.moe is not None:
             parts["experts"] = parts["experts"] * model.moe.topk // model.moe.num_experts
         mixer = parts.pop("attention", 0) + parts.pop(kind, 0)
-        names = blocks_of(model, kind)
-        core = model.num_heads * model.head_dim * seq_len / 2
-        for name in names:
-            own = name not in ("mlp", "experts")
-            found[name] = mixer + core * (name in ("attention", "mla")) if own else sum(parts.values())
+        for name in blocks_of(model, kind):
+            found[name] = sum(parts.values()) if name in ("mlp", "experts") else mixer
     return found
 
 

@@ -1,7 +1,8 @@
-"""Memory of one rank by component, for the first, the second and the last pipeline stage.
+"""Memory of one rank by component, for the first, the second, the fullest and the last pipeline stage.
 
 The first stage holds most micro-batches in flight, the last one the logits; the second may be the worst
-where the first has lighter layers (dense layers before experts). The worst of them is compared with the device.
+where the first has lighter layers (dense layers before experts), and where the second has some of those too, the
+fullest of those between: the one with most parameters. The worst of them is compared with the device.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from costmodel.term import Ledger, Term
 from costmodel.work import activations, linear, parameters
 from costmodel.work import experts as expert_work
 
-STAGES = ("first", "second", "last")
+STAGES = ("first", "second", "fullest", "last")
+BETWEEN = ("second", "fullest")
 Blocks = Mapping[str, BlockTimes]
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
 OFFLOAD_BUFFERS = 2
@@ -206,7 +208,7 @@ def rank_memory(
     features: Collection[str],
     encoder: dict[str, BlockTimes],
 ) -> dict[str, Term]:
-    """Breakdown of the first, second and last stage's rank, and the worst of them as entry `peak_memory`."""
+    """Breakdown of a rank of each of STAGES, and the worst of them as entry `peak_memory`."""
     for name, times in blocks.items():
         ledger.define(
             f"{name}_activation_bytes", times.work.saved_bytes(), "byte", f"costmodel.work, block {name}"
@@ -216,17 +218,17 @@ def rank_memory(
         )
     widest = ledger.define("widest_gradient", widest_gradient(x, blocks), "byte", widest_gradient)
     trees = {
-        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, index, widest, encoder)
-        for index, stage in enumerate(STAGES)
+        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, widest, encoder)
+        for stage in STAGES
     }
     import sympy
 
     symbols = [sympy.Symbol(name, nonnegative=True) for name in trees]
     ledger.define(
         "peak_memory",
-        maximum(symbols[0], maximum(symbols[1] * is_more_than_one(x.pp), symbols[2])),
+        maximum(symbols[0], maximum(maximum(symbols[1], symbols[2]) * is_more_than_one(x.pp), symbols[3])),
         "byte",
-        "the largest of the first, the second and the last stage",
+        "the largest of the first, the second, the fullest and the last stage",
         "peak memory of the worst rank",
     )
     return trees
@@ -238,15 +240,14 @@ def _stage_memory(
     blocks: Blocks,
     features: Collection[str],
     stage: str,
-    index: int,
     widest: Amount,
     encoder: dict[str, BlockTimes],
 ) -> Term:
     import sympy
 
-    edge = stage != "second"
+    edge = stage not in BETWEEN
     one_stage = 1 - is_more_than_one(x.pp)
-    layers = getattr(x, f"layers_{'pace' if stage == 'second' else stage}")
+    layers = getattr(x, f"layers_{stage}")
     dense = ledger.define(
         f"{stage}_stage_parameters",
         parameters_of(x, blocks, stage, vocabulary=edge),
@@ -262,7 +263,7 @@ def _stage_memory(
             parameters_of,
         )
     adapters = adapters_of(x, blocks, stage) if "lora" in features else 0
-    where = x.pp - 1 if stage == "last" else index
+    where = {"first": 0, "second": 1, "fullest": x.fullest_stage, "last": x.pp - 1}[stage]
     flying = ledger.define(f"{stage}_stage_in_flight", schedule.in_flight(x, where), "1", schedule.in_flight)
     kept = ledger.define(
         f"{stage}_stage_kept",
@@ -274,7 +275,7 @@ def _stage_memory(
         "activations of the stage's blocks for one micro-batch",
     )
     per_layer = kept / maximum(layers, 1)
-    has_loss = {"first": one_stage, "second": 0, "last": 1}[stage]
+    has_loss = {"first": one_stage, "last": 1}.get(stage, 0)
     heads = 1 + x.mtp_heads if "mtp" in features else 1
     loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
     if "mtp" in features:

@@ -18,6 +18,7 @@ from costmodel.compiled import CompiledModel, compile_model
 from costmodel.evidence import LEVEL, Near, interval, nearest, own_interval
 from costmodel.evidence_setting import setting_of
 from costmodel.layout import total_blocks
+from costmodel.memory import STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.stage_inputs import runs
@@ -262,7 +263,7 @@ def predict(
     numbers = {name: float(np.ravel(array)[0]) for name, array in inputs.items()}
     raw = compiled.full(scalars | {name: np.float64(number) for name, number in numbers.items()})
     values = {name: float(value) for name, value in raw.items()} | scalars | numbers
-    stages = ("first", "second", "last") if plan.pp > 1 else ("first",)
+    stages = STAGES if plan.pp > 1 else STAGES[:1]
     worst = max(stages, key=lambda stage: values[f"memory_{stage}"])
     time = _tree(compiled, compiled.trees["step_time"], values)
     memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.layout import Layout, block_weights, plan_layout
+from costmodel.layout import Layout, block_parameters, block_weights, plan_layout
 from costmodel.model_spec import ModelSpec
 from costmodel.placement import smaller_side, used_domain
 from costmodel.symbols import BLOCKS
@@ -47,7 +47,7 @@ LAYOUTS = Texts()
 
 
 def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array]:
-    """Blocks of the first, second, pace-setting and last stage, their layers, and MTP heads of the last."""
+    """Blocks of the stages `costmodel.symbols.STAGES`, their layers, and MTP heads of the last."""
     combinations, where = distinct([c[name] for name in LAYOUT_COLUMNS])
     records = []
     for pp, vpp, embedding, loss, text, first, last in combinations.T:
@@ -70,21 +70,29 @@ def stage_record(model: ModelSpec, layout: Layout, seq_len: int) -> dict[str, fl
     """The inputs of one layout: blocks of the stages, their layers, MTP heads."""
     pp = len(layout.chunks)
     weights = block_weights(model, seq_len)
-    loads = [_stage_load(layout, stage, weights) for stage in range(pp)]
-    stages = {"first": 0, "second": min(1, pp - 1), "pace": int(np.argmax(loads)), "last": pp - 1}
+    loads = [_stage_sum(layout, stage, weights) for stage in range(pp)]
+    parameters = block_parameters(model)
+    between = range(1, pp - 1) or [min(1, pp - 1)]
+    stages = {
+        "first": 0,
+        "second": between[0],
+        "fullest": max(between, key=lambda stage: _stage_sum(layout, stage, parameters)),
+        "pace": int(np.argmax(loads)),
+        "last": pp - 1,
+    }
     record = {
         f"{block}_{name}": float(layout.stage_count(stage, block))
         for name, stage in stages.items()
         for block in BLOCKS
     }
-    record |= {
-        f"layers_{name}": float(layout.stage_layers(stages[name])) for name in ("first", "pace", "last")
-    }
+    record |= {f"layers_{name}": float(layout.stage_layers(stage)) for name, stage in stages.items()}
+    record["fullest_stage"] = float(stages["fullest"])
     record["mtp_heads"] = float(sum(chunk.mtp for stage in layout.chunks for chunk in stage))
     return record
 
 
-def _stage_load(layout: Layout, stage: int, weights: Mapping[str, float]) -> float:
+def _stage_sum(layout: Layout, stage: int, weights: Mapping[str, float]) -> float:
+    """Of what one block of each kind has, over the blocks of a stage."""
     return sum(weights.get(block, 0.0) * layout.stage_count(stage, block) for block in BLOCKS)
 
 

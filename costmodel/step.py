@@ -73,7 +73,8 @@ def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:
 
 
 def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
-    """Ledger of one step of a family, with trees `step_time`, `memory_first`, `memory_second`, `memory_last`.
+    """Ledger of one step of a family, with trees `step_time`, `memory_first`, `memory_second`, `memory_fullest`,
+    `memory_last`.
 
     features: the family's blocks (`costmodel.symbols.BLOCKS`) and what else its formulas need: q_lora, shared,
     latent, mtp, lora, ends (16-bit layers at both ends), offload.

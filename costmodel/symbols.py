@@ -49,13 +49,17 @@ def _collective_inputs() -> list[Input]:
 
 # Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
 BLOCKS = ("attention", "mla", "csa", "mamba", "delta", "mlp", "experts")
-# Stages of which the blocks are counted: the first, the second, the one with most work, the last.
-STAGES = ("first", "second", "pace", "last")
+# Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
+# parameters, the one with most work, the last.
+STAGES = ("first", "second", "fullest", "pace", "last")
 
 
 def _block_inputs() -> list[Input]:
     """How many blocks of each kind stand on a stage; see `costmodel.layout`."""
-    whose = {"pace": "the stage with most work in its layers"}
+    whose = {
+        "pace": "the stage with most work in its layers",
+        "fullest": "the stage with most parameters of those between the first and the last",
+    }
     return [
         Input(f"{block}_{stage}", "plan", "1", f"{block} blocks of {whose.get(stage, f'the {stage} stage')}")
         for block in BLOCKS
@@ -79,6 +83,9 @@ INPUTS: tuple[Input, ...] = tuple(
         ep_straddle | 1 | the same of an expert parallel group
         edp_straddle | 1 | the same of a group of ranks that hold the same experts
         layers_first | 1 | decoder layers of the first stage
+        layers_second | 1 | decoder layers of the second stage
+        layers_fullest | 1 | decoder layers of the fullest stage between the first and the last
+        fullest_stage | 1 | its number; the first stage is 0
         layers_pace | 1 | decoder layers of the stage with most work
         layers_last | 1 | decoder layers of the last stage
         mtp_heads | 1 | multi-token-prediction heads, on the last stage

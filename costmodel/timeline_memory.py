@@ -1,8 +1,8 @@
 """Memory of each stage over a simulated step: what stays, and activations of the micro-batches in flight.
 
-The formulas of `costmodel.memory` give the peak of the first, the second and the last stage; between peaks the same
-formulas are evaluated with the micro-batches that are in flight at the moment. Middle stages are the second one with
-their own layers and their own number in flight.
+The formulas of `costmodel.memory` give the peak of the first, the second, the fullest and the last stage; between
+peaks the same formulas are evaluated with the micro-batches that are in flight at the moment. Other stages are the
+second one with their own layers and their own number in flight.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ COMPUTING = ("workspace",)
 
 
 def formula_stage(prediction: Prediction, stage: int) -> str:
-    """Which stage of the memory formulas stands for a decoder stage: first, second or last."""
-    last = prediction.plan.pp - 1
+    """Which stage of the memory formulas stands for a decoder stage: one of `costmodel.memory.STAGES`."""
+    last, values = prediction.plan.pp - 1, prediction.values
     if stage == 0:
         return "first"
     if stage < last:
-        return "second"
-    values = prediction.values
+        return "fullest" if stage == values["fullest_stage"] != 1 else "second"
     # Two stages are first, second and last at once: the formulas take the larger.
     both = last == 1 and values["memory_second"] > values["memory_last"]
     return "second" if both else "last"
@@ -60,7 +59,7 @@ def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Cur
     vpp = len(chunks)
     if scale == 1.0:  # the stage is the formula's own: its figures, so that peaks agree to the digit
         kept = values[f"{name}_stage_kept"]
-        layers = values[f"layers_{'pace' if name == 'second' else name}"]
+        layers = values[f"layers_{name}"]
     # A pass takes memory when it starts forward and gives it back when it ends backward, in order of the passes.
     seconds = np.where(passes.forward, passes.start, passes.end)
     order = np.argsort(seconds, kind="stable")

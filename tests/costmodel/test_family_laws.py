@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.columns import plan_columns, plan_from_columns
+from costmodel.memory import STAGES
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES, Plan
@@ -42,7 +43,7 @@ TRAFFIC = (
 
 def stages_of(plan: Plan) -> tuple[str, ...]:
     """Stages whose memory counts."""
-    return ("first", "second", "last") if plan.pp > 1 else ("first",)
+    return STAGES if plan.pp > 1 else STAGES[:1]
 
 
 def not_slower(quick: Prediction, slow: Prediction, apart: float = 0.0) -> bool:

@@ -112,3 +112,17 @@ def test_only_delayed_scaling_copies_the_attention_output(precision):
         for kind in ("fp8-delayed", precision)
     )
     assert delayed > anew
+
+
+def test_the_fullest_stage_between_may_be_the_worst():
+    """DeepSeek-V3 with its dense layers on the first two stages: the third holds two expert layers more than they."""
+    model = with_overrides(load_model("deepseek-v3"), {"mtp_layers": 0})
+    plan = Plan(pp=8, vpp=4, ep=32, dp=32, precision="mxfp8", pipeline_layout="Et|(tt|)*30L")
+    plan = replace(plan, recompute="selective", recompute_modules=("mlp",))
+    prediction = predict(model, Workload(4096, 2048), load_cluster("gb200-nvl72"), plan)
+    values = prediction.values
+    assert values["fullest_stage"] == 2
+    assert values["experts_fullest"] == values["experts_second"] + 2
+    assert values["fullest_stage_in_flight"] < values["second_stage_in_flight"]
+    assert prediction.worst_stage == "fullest"
+    assert prediction.peak_memory_bytes == values["memory_fullest"] > values["memory_second"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.columns import plan_columns, plan_inputs
-from costmodel.layout import block_weights, plan_layout
+from costmodel.layout import block_parameters, block_weights, plan_layout
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -50,6 +50,13 @@ def test_stages_are_those_of_the_layout(name, sizes):
         assert at["first"] == counts[0]
         assert at["last"] == counts[-1]
         assert [found[f"{block}_second"][row] for block in BLOCKS] == counts[min(1, plan.pp - 1)]
+        fullest = int(found["fullest_stage"][row])
+        assert [found[f"{block}_fullest"][row] for block in BLOCKS] == counts[fullest]
+        each = block_parameters(model)
+        sizes_of = [sum(each.get(b, 0) * n for b, n in zip(BLOCKS, one, strict=True)) for one in counts]
+        between = range(1, plan.pp - 1) or [min(1, plan.pp - 1)]
+        assert fullest in between
+        assert sizes_of[fullest] == max(sizes_of[stage] for stage in between)
         work = [
             sum(weights.get(block, 0) * n for block, n in zip(BLOCKS, one, strict=True)) for one in counts
         ]

@@ -111,7 +111,7 @@ function treeOf([name, title, parts], found) {
 function predicted(settings, columns) {
   const { found, correction, problem } = values(settings, columns);
   if (problem) return { problem, step_time: null, memory: null };
-  const stages = settings.pp > 1 ? ["first", "second", "last"] : ["first"];
+  const stages = settings.pp > 1 ? ["first", "second", "fullest", "last"] : ["first"];
   const worst = most(stages, (stage) => found[`memory_${stage}`]);
   const peak = found[`memory_${worst}`];
   const step = found.step_time + correction;
