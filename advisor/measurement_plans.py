@@ -298,6 +298,8 @@ def _plain_flags(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = {
         ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
     }
+    if flags.get("torch_compile") is False:
+        values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
     margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")
     if isinstance(margin, int):
         values["layernorm_sm_margin"] = margin

@@ -12,7 +12,15 @@ from typing import Any
 import hardware_db
 from costmodel.bound import Bound
 from costmodel.stack import Stack, default_stack, load_stack, nearest_release
-from costmodel.step_constants import NOT_FITTED, PRIORS, fitted, parameter_keys, usual_key
+from costmodel.step_constants import (
+    NOT_FITTED,
+    PRIORS,
+    architecture,
+    fitted,
+    maturity,
+    parameter_keys,
+    usual_key,
+)
 from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Quantity
 
@@ -51,7 +59,8 @@ def hardware_inputs(
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
     }
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
-    bound |= _attention(tables, cluster, table_of_base)
+    software = load_stack(stack or cluster_stack(cluster))
+    bound |= _attention(tables, cluster, table_of_base, software)
     for symbol, name in (
         ("elementwise_fraction", "elementwise"),
         ("norm_fraction", "norm"),
@@ -65,7 +74,7 @@ def hardware_inputs(
     for symbol, name in (("pass_host", "pass"), ("layer_update_host", "layer_update")):
         bound[symbol] = _exposed_host(tables, cluster, name)
     bound |= _collectives(tables, cluster) | _host(cluster)
-    bound |= _step(tables, cluster, gemm, load_stack(stack or cluster_stack(cluster)))
+    bound |= _step(tables, cluster, gemm, software)
     return bound
 
 
@@ -158,12 +167,14 @@ def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) 
     return bound
 
 
-def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str) -> dict[str, Bound]:
-    bound = {"attention_half_dim": _leaf(tables, cluster, "attention", dtype, "half_dim")}
+def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str, stack: Stack) -> dict[str, Bound]:
+    """The table of the stack's own kernel where the GPU has one, else that of the format: cuDNN's."""
+    table = stack.attention if stack.attention in tables.get("attention", {}) else dtype
+    bound = {"attention_half_dim": _leaf(tables, cluster, "attention", table, "half_dim")}
     for name in ("forward", "backward"):
-        fraction = _leaf(tables, cluster, "attention", dtype, name, "fraction")
+        fraction = _leaf(tables, cluster, "attention", table, name, "fraction")
         bound[f"attention_{name}_fraction"] = _limited(fraction, _power_factor(cluster), cluster)
-        bound[f"attention_{name}_half"] = _leaf(tables, cluster, "attention", dtype, name, "half_seq")
+        bound[f"attention_{name}_half"] = _leaf(tables, cluster, "attention", table, name, "half_seq")
     return bound
 
 
@@ -239,7 +250,7 @@ def _link_constants(operation: str, bandwidth: float, latency: float, where: str
 
 
 def _release_rate(stack: Stack, generation: str) -> Bound:
-    """Rate of a release's kernels: fitted, of the nearest release in time that was, or 1."""
+    """Rate of a release's kernels: fitted, of the nearest release in time that was, or its prior."""
     prefix, suffix = f"{stack.family}-", f"-{generation}"
     known = {
         key.removeprefix(prefix).removesuffix(suffix): record
@@ -248,7 +259,10 @@ def _release_rate(stack: Stack, generation: str) -> Bound:
     }
     release = nearest_release(stack.release, known)
     if release is None:
-        return Bound(1.0, f"no published run of {stack.family} on {generation}: its rates are the family's")
+        expected = maturity(stack.release, generation)
+        return Bound(
+            expected, f"no published run of {stack.family} on {generation}: the prior of release_rate"
+        )
     record = known[release]
     note = (
         f"stack {stack.name}: no published run on {generation}; rates of {stack.family}-{release}, the nearest release"
@@ -267,14 +281,14 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
     own, fits = tables.get("step", {}), fitted()
     bound = {
         name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}")
-        for name in ("early_stop", "expert_bias_fused", "scatter_gather")
+        for name in ("early_stop", "expert_bias_fused", "scatter_gather", "plain_norms", "packs_attention")
     }
     guessed: list[str] = []
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
         name, _, where = key.partition("/")
         prior = PRIORS[name]
         if name == "release_rate":
-            bound[symbol] = _release_rate(stack, cluster.gpu.generation)
+            bound[symbol] = _release_rate(stack, architecture(cluster.gpu.generation))
         elif name in own:
             bound[symbol] = _bound(own[name], f"{cluster.gpu.name}, step.{name}")
         elif where in fits.get(name, {}):

@@ -159,7 +159,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
             peak=x.gpu_peak * (1 + x.fp8_attention * (x.attention_fp8_gain - 1)),
             fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale * x.release_scale,
             half_seq=getattr(x, f"attention_{name}_half"),
-            half_dim=x.attention_half_dim * x.attention_softmax,
+            half_dim=x.attention_half_dim,
             launch=x.attention_launch * ring,
         )
         unfused = (1 if name == "forward" else 2) * square + stream(x, scores[name], x.elementwise_fraction)

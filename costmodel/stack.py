@@ -21,7 +21,8 @@ class Stack:
 
     attention: kernel of the attention core. early_stop: recompute ends with the last saved tensor.
     expert_bias_fused: grouped GEMMs of captured expert blocks add biases. scatter_gather: stages send each other a
-    share of the hidden states from every tensor-parallel rank, also without sequence parallelism.
+    share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
+    are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
     """
 
     family: str
@@ -30,6 +31,8 @@ class Stack:
     early_stop: bool
     expert_bias_fused: bool = False
     scatter_gather: bool = False
+    plain_norms: bool = False
+    packs_attention: bool = False
 
     @property
     def name(self) -> str:
@@ -80,7 +83,7 @@ def load_stack(text: str) -> Stack:
         family["early_attention" if early else "attention"],
         family["early_stop"],
         bool(release) and months(release) >= months(fused_from),
-        family.get("scatter_gather", False),
+        *(family.get(name, False) for name in ("scatter_gather", "plain_norms", "packs_attention")),
     )
 
 

@@ -334,8 +334,9 @@ INPUTS: tuple[Input, ...] = tuple(
         release_scale | 1 | rate of all kernels of a software release over that of its family
         expert_bias_fused | 1 | 1 when grouped GEMMs of captured expert blocks add the experts' biases
         scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
+        plain_norms | 1 | 1 when norms are PyTorch's own kernels
+        packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
-        attention_softmax | 1 | weight of the softmax in an attention kernel over that of cuDNN's
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
         kernel_fusion | 1 | element-wise bandwidth of a framework's kernels over fused ones

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from costmodel.stack import months
-from costmodel.step_constants import PRIORS, key_parts, prior_of, usual_key
+from costmodel.step_constants import PRIORS, key_parts, prior_of, release_key, usual_key
 
 # Correlation of a constant with the same one of another generation or framework, of a generation of the same
 # architecture, and with the one of another format (or attention kernel, or processor) where all else is equal.
@@ -81,18 +81,12 @@ def _kinship(one: str, other: str) -> float:
 
 def _releases(key: str, other: str) -> float:
     """family-yy.mm-generation, or family-generation where no release is known."""
-    family, release, generation = _release_key(key)
-    other_family, other_release, other_generation = _release_key(other)
+    family, release, generation = release_key(key)
+    other_family, other_release, other_generation = release_key(other)
     if family != other_family or not release or not other_release:
         return 0.0
     apart = abs(months(release) - months(other_release)) / RELEASE_MONTHS
     return math.exp(-apart) * (1.0 if generation == other_generation else OTHER_GENERATION)
-
-
-def _release_key(key: str) -> tuple[str, str, str]:
-    family, _, rest = key.partition("-")
-    release, _, generation = rest.partition("-")
-    return (family, release, generation) if "." in release else (family, "", rest)
 
 
 def usual(parameters: list[str], point: np.ndarray) -> dict[str, float]:

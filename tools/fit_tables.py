@@ -19,14 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
+from fit_attention import START, assumed_attention, attention_tables
 from fit_collectives import AIC, collective_tables, leaf
 from scipy.optimize import least_squares
 
 from costmodel.timing import kernels
 
 ROOT = Path(__file__).resolve().parent.parent
-CUDNN = "NVIDIA cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training (MIT)"
-START = "shared hardware notes, section 8, starting factors"
 
 # GPU file -> name in the GEMM and NCCL tables (None: no table), SMs, dense peaks [TFLOP/s], HBM [TB/s]
 SYSTEMS: dict[str, tuple[str | None, int, dict[str, float], float]] = {
@@ -52,20 +51,6 @@ STARTING = {
 TABLE_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4"}
 OPERAND_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "nvfp4": 0.5625}
 QUANTISED_BYTES = {"bf16": 0.0, "fp8": 3.0, "fp8-block": 3.1, "nvfp4": 2.6}
-# Attention measured on one GPU and assumed on its siblings.
-ATTENTION_LIKE = {
-    "h100-sxm": "H200",
-    "h200-sxm": "H200",
-    "b200": "GB200",
-    "gb200": "GB200",
-    "b300": "GB300",
-    "gb300": "GB300",
-}
-ATTENTION_ASSUMED = {
-    "a100-sxm-80": (0.66, 350.0, 0.58, 350.0),
-    "l40s": (0.34, 300.0, 0.30, 300.0),
-    "rtx-pro-6000": (0.6, 400.0, 0.5, 400.0),
-}
 
 
 def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
@@ -166,104 +151,6 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
                 name: {**entry, "kind": "assumed", "note": note} for name, entry in fp8.items()
             }
     return tables
-
-
-def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
-    """[attention.bf16.PASS] of every GPU; half_dim from head dimensions 64 and 128."""
-    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
-    with (folder / "kernels" / "attention_cudnn.csv").open() as file:
-        for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            plain = (
-                row["mask"] == "top_left"
-                and row["dtype"] == "bfloat16"
-                and row["window"] in ("", "-1")
-                and row["deterministic"] == "False"
-            )
-            if plain and row["hd_qk"] == row["hd_vo"] and row["hd_qk"] in ("64", "128"):
-                rows[row["gpu"], row["pass"]].append(
-                    (float(row["seqlen"]), float(row["hd_qk"]), float(row["tflops"]))
-                )
-    peaks = {"H200": 989.5, "GB200": 2500.0, "GB300": 2500.0}
-    report += [
-        "",
-        "## Attention (cuDNN, causal, 16-bit)",
-        "",
-        "| GPU | pass | points | fraction | half sequence | half head dim | mean abs log error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    fitted: dict[tuple[str, str], tuple[float, float, float, float, int]] = {}
-    for (gpu, name), points in sorted(rows.items()):
-        s, d, rate = np.array(points).T
-
-        def cost(
-            p: np.ndarray, s: np.ndarray = s, d: np.ndarray = d, rate: np.ndarray = rate, gpu: str = gpu
-        ) -> np.ndarray:
-            fraction, half_seq, half_dim = np.exp(p)
-            seconds = kernels.attention_time(
-                1e12,
-                s,
-                d,
-                peak=peaks[gpu] * 1e12,
-                fraction=fraction,
-                half_seq=half_seq,
-                half_dim=half_dim,
-                launch=0.0,
-            )
-            return np.log(1 / seconds / rate)
-
-        result = least_squares(
-            cost,
-            np.log([0.6, 500, 60]),
-            bounds=np.log([[0.2, 10, 1], [1.0, 4000, 400]]),
-            loss="soft_l1",
-            f_scale=0.1,
-        )
-        fraction, half_seq, half_dim = np.exp(result.x)
-        error = float(np.abs(cost(result.x)).mean())
-        fitted[gpu, name] = (fraction, half_seq, half_dim, error, len(points))
-        report.append(
-            f"| {gpu} | {name} | {len(points)} | {fraction:.3f} | {half_seq:.0f} | {half_dim:.0f} | {error:.3f} |"
-        )
-    tables: dict[str, dict[str, dict[str, object]]] = {}
-    for gpu, like in ATTENTION_LIKE.items():
-        own = gpu.split("-")[0].upper() == like
-        kind = "measured" if own else "assumed"
-        note = "" if own else f"measured on {like}, assumed the same fraction of this GPU's peak"
-        half_dim = float(np.mean([fitted[like, name][2] for name in ("fwd", "bwd")]))
-        table: dict[str, object] = {"half_dim": leaf(half_dim, "1", kind, CUDNN)}
-        for name, short in (("forward", "fwd"), ("backward", "bwd")):
-            fraction, half_seq, _, error, count = fitted[like, short]
-            extra: dict[str, object] = {
-                "residual": float(f"{error:.2g}"),
-                "num_points": count,
-                **({"note": note} if note else {}),
-            }
-            table[name] = {
-                "fraction": leaf(fraction, "1", kind, CUDNN, **extra),
-                "half_seq": leaf(half_seq, "1", kind, CUDNN),
-            }
-        tables[gpu] = {"bf16": table}
-    for gpu, (forward, forward_half, backward, backward_half) in ATTENTION_ASSUMED.items():
-        tables[gpu] = {"bf16": assumed_attention(forward, forward_half, backward, backward_half)}
-    return tables
-
-
-def assumed_attention(
-    forward: float, forward_half: float, backward: float, backward_half: float
-) -> dict[str, object]:
-    """Attention constants of a GPU without a table."""
-    note = "no table of this GPU"
-    return {
-        "half_dim": leaf(60, "1", "assumed", START, note=note),
-        "forward": {
-            "fraction": leaf(forward, "1", "assumed", START, note=note),
-            "half_seq": leaf(forward_half, "1", "assumed", START),
-        },
-        "backward": {
-            "fraction": leaf(backward, "1", "assumed", START, note=note),
-            "half_seq": leaf(backward_half, "1", "assumed", START),
-        },
-    }
 
 
 def memory_table(stream: float, fused: float) -> dict[str, object]:

@@ -220,6 +220,8 @@ def _last(printed: list[str], part: list[str], first: int) -> int:
     end = blanks[min(paragraph, len(blanks) - 1)]
     begin = first if paragraph == 0 else blanks[min(paragraph, len(blanks) - 1) - 1]
     places = range(begin, end)
+    if not places:  # less was printed than is shown, as by a command that failed
+        return end - 1
     near = _nearest(printed, part[-1], places)
     return near if _likeness(part[-1], printed[near]) >= ALIKE else end - 1
 

@@ -18,6 +18,9 @@ MIXER_KERNELS = (7.5, 9.5)
 MLP_KERNELS = (6.0, 7.5)
 # Kernels more where a fusion is off, forward and backward together as seen in Megatron-Core's modules.
 ROPE_KERNELS, ACTIVATION_KERNELS, RESIDUAL_KERNELS = 6.0, 3.0, 2.0
+# Time of PyTorch's own backward pass of a norm over a fused one's: 1.5 to 1.8 against 3.4 to 3.8 TB/s on H200.
+# Source: shared hardware notes, section 7.
+PLAIN_NORM_BACKWARD = 2.2
 
 
 def residual_tokens(x: SimpleNamespace) -> Amount:
@@ -31,10 +34,12 @@ def residual_tokens(x: SimpleNamespace) -> Amount:
 def norm(x: SimpleNamespace, more: Amount = 0) -> Stream:
     """The norm in front of a block: read and write the hidden state; `more` elements normalised beside it.
 
-    Backward reads input and output gradient and writes the input's: 1.5 times as much.
+    Backward reads input and output gradient and writes the input's: 1.5 times as much, at half the rate in
+    PyTorch's own kernel.
     """
     forward = x.activation_bytes * 2 * (residual_tokens(x) * x.h + more)
-    return Stream("norm", forward, 1.5 * forward, "norm")
+    slower = 1 + x.plain_norms * (PLAIN_NORM_BACKWARD - 1)
+    return Stream("norm", forward, 1.5 * slower * forward, "norm")
 
 
 def residual(x: SimpleNamespace) -> Stream:
@@ -58,6 +63,15 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
     elements = x.activation_bytes * rows * width
     apart = x.activation_split * (1 + x.gates)
     return Stream(name, (2 + x.gates + apart) * elements, (3 + 2 * x.gates + apart) * elements)
+
+
+def packing(x: SimpleNamespace, width: Amount) -> Stream:
+    """Gather and scatter of `width` columns around the attention core, read and written; their gradients likewise.
+
+    Source: llm-foundry, attention.py (flash_attn_fn: unpad_input of queries, keys and values, pad_input).
+    """
+    size = 2 * x.packs_attention * x.activation_bytes * tokens(x) * width
+    return Stream("packing", size, size)
 
 
 def rotary(x: SimpleNamespace, width: Amount) -> Stream:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import hardware_db
@@ -9,6 +11,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import Prediction, predict
 from costmodel.stack import default_stack, families, load_stack, months, nearest_release
+from costmodel.step_constants import maturity
 from costmodel.workload import Workload
 
 
@@ -104,3 +107,39 @@ def test_stacks_that_scatter_send_less_between_stages():
     assert sent("deepspeed-23.06", sequence_parallel=True) == pytest.approx(
         sent("mcore-25.04", sequence_parallel=True), rel=0.3
     )
+
+
+def test_flash_attention_2_has_tables_of_its_own_where_it_was_measured():
+    """Slower than cuDNN's kernel on Hopper, most at long sequences, and less bothered by small heads."""
+    flash, cudnn = (on_h100(stack).values for stack in ("torchtitan", "nemo"))
+    assert "attention.flash2" in on_h100("torchtitan").sources["attention_forward_fraction"]
+    assert flash["attention_forward_fraction"] < 0.6 * cudnn["attention_forward_fraction"]
+    assert flash["attention_forward_half"] < cudnn["attention_forward_half"]
+    assert flash["attention_half_dim"] < cudnn["attention_half_dim"]
+
+
+def test_a_gpu_without_that_table_takes_the_formats():
+    cluster = hardware_db.load_cluster("mi300x-8")
+    prediction = predict(load_model("llama3-8b"), Workload(8192, 64), cluster, Plan(dp=8), "torchtitan")
+    assert "attention.bf16" in prediction.sources["attention_forward_fraction"]
+
+
+def test_eager_frameworks_pay_for_plain_norms_and_packing():
+    def streams(stack: str) -> dict[str, float]:
+        values = on_h100(stack).values
+        rate = values["kernel_fusion"] * values["release_scale"]
+        return {name: values[name] * rate for name in ("attention_norm_backward", "mlp_norm_forward")}
+
+    eager, fused = streams("llm_foundry"), streams("torchtitan")
+    assert eager["attention_norm_backward"] == pytest.approx(2.2 * fused["attention_norm_backward"])
+    assert eager["mlp_norm_forward"] == pytest.approx(fused["mlp_norm_forward"])
+    assert on_h100("llm_foundry").values["attention_packing_forward"] > 0
+    assert on_h100("torchtitan").values["attention_packing_forward"] == 0
+
+
+def test_software_for_a_new_generation_is_expected_to_be_slow_at_first():
+    ages = [maturity(release, "blackwell") for release in ("25.01", "25.07", "26.06", "30.01")]
+    assert ages == sorted(ages)
+    assert ages[0] == pytest.approx(math.exp(-0.15))
+    assert ages[-1] == pytest.approx(1, abs=0.01)
+    assert maturity("25.07", "rdna") == maturity("", "hopper") == 1

@@ -51,6 +51,13 @@ def test_sensitivities_are_derivatives(case):
     assert slopes["straggler/nemo"] > 0
 
 
+def test_constants_that_move_nothing_have_no_slope(case):
+    compiled, numbers, *_ = case
+    assert sensitivities(
+        compiled, dict(numbers) | {"expert_host": 1e-3}, {"expert_host/x": ["expert_host"]}
+    ) == {"expert_host/x": 0}
+
+
 def test_the_law_of_error_propagation(case, monkeypatch):
     """With a planted covariance of two constants the spread is what the formula says."""
     compiled, numbers, keys, sources, _ = case

@@ -1,0 +1,233 @@
+"""Fit the constants of fused attention kernels from measured tables: cuDNN's, and FlashAttention-2's.
+
+Part of tools/fit_tables.py. FlashAttention-2 was written for Ampere: on Hopper and Blackwell it issues the tensor
+cores' older instructions and reaches half of cuDNN's rate and less, but the softmax costs it little beside that, and
+short sequences too. Stacks say which kernel they run (costmodel/stacks.toml).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from fit_collectives import leaf
+from scipy.optimize import least_squares
+
+from costmodel.timing import kernels
+
+CUDNN = "NVIDIA cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training (MIT)"
+START = "shared hardware notes, section 8, starting factors"
+# Attention measured on one GPU and assumed on its siblings.
+ATTENTION_LIKE = {
+    "h100-sxm": "H200",
+    "h200-sxm": "H200",
+    "b200": "GB200",
+    "gb200": "GB200",
+    "b300": "GB300",
+    "gb300": "GB300",
+}
+ATTENTION_ASSUMED = {
+    "a100-sxm-80": (0.66, 350.0, 0.58, 350.0),
+    "l40s": (0.34, 300.0, 0.30, 300.0),
+    "rtx-pro-6000": (0.6, 400.0, 0.5, 400.0),
+}
+# cuDNN's tables have plain causal runs at head dimension 128 alone; at 64 its rate is 0.70 to 0.75 of that:
+# (1 + half / 128) / (1 + half / 64) = 0.725.
+CUDNN_HALF_DIM = (1 - 0.725) / (0.725 / 64 - 1 / 128)
+CUDNN_DIMS = "shared hardware notes, section 7: head dimension 64 reaches 0.70 to 0.75 of 128"
+HOPPER_PEAK, GB200_PEAK, A100_PEAK = 989.5, 2500.0, 312.0  # [TFLOP/s]
+FLASH2 = "FlashAttention-3 paper, arXiv:2407.08608, figures 5 and 6"
+FLASH2_H200 = "Azure ND_H200_v5 results: FlashAttention-2, head dimension 128, 8192 tokens, 329.3 TFLOP/s"
+FLASH2_GB200 = "Azure ND_GB200_v6 results: FlashAttention-2, head dimension 128, 8192 tokens, 373.9 TFLOP/s"
+# Forward and backward together, causal, head dimension 128: 99 TFLOP/s at 512 tokens, 189 at 16384.
+FLASH2_A100 = "shared hardware notes, section 7: A100 FA2 fwd+bwd hd128 causal 99-189"
+FLASH2_A100_RATES = ((512.0, 99.0), (16384.0, 189.0))
+
+
+def fit_rates(
+    s: np.ndarray, d: np.ndarray, rate: np.ndarray, peak: float
+) -> tuple[float, float, float, float]:
+    """fraction, half_seq, half_dim of `attention_time` and the mean |log error|. s, d [1]; rate, peak [TFLOP/s].
+
+    One head dimension says nothing of half_dim: it is 0 then, and the fraction holds at that dimension.
+    """
+    known = len(set(d)) > 1
+
+    def cost(p: np.ndarray) -> np.ndarray:
+        fraction, half_seq, half_dim = np.exp(p) if known else (*np.exp(p), 0.0)
+        seconds = kernels.attention_time(
+            1e12,
+            s,
+            d,
+            peak=peak * 1e12,
+            fraction=fraction,
+            half_seq=half_seq,
+            half_dim=half_dim,
+            launch=0.0,
+        )
+        return np.log(1 / seconds / rate)
+
+    start, bounds = [0.6, 500, 60], [[0.1, 10, 1], [1.0, 4000, 400]]
+    free = 2 + known
+    result = least_squares(
+        cost, np.log(start[:free]), bounds=np.log([end[:free] for end in bounds]), loss="soft_l1", f_scale=0.1
+    )
+    found = [*np.exp(result.x), 0.0][:3]
+    return found[0], found[1], found[2], float(np.abs(cost(result.x)).mean())
+
+
+def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
+    """[attention.bf16.PASS] of every GPU, and [attention.flash2.PASS] of those where that kernel was measured."""
+    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    with (folder / "kernels" / "attention_cudnn.csv").open() as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            plain = (
+                row["mask"] == "top_left"
+                and row["dtype"] == "bfloat16"
+                and row["window"] in ("", "-1")
+                and row["deterministic"] == "False"
+            )
+            if plain and row["hd_qk"] == row["hd_vo"] == "128":
+                rows[row["gpu"], row["pass"]].append(
+                    (float(row["seqlen"]), float(row["hd_qk"]), float(row["tflops"]))
+                )
+    peaks = {"H200": 989.5, "GB200": 2500.0, "GB300": 2500.0}
+    report += [
+        "",
+        "## Attention (cuDNN, causal, 16-bit)",
+        "",
+        f"Head dimension 128; half head dimension {CUDNN_HALF_DIM:.0f} ({CUDNN_DIMS}).",
+        "",
+        "| GPU | pass | points | fraction | half sequence | mean abs log error |",
+        "|---|---|---|---|---|---|",
+    ]
+    fitted: dict[tuple[str, str], tuple[float, float, float, int]] = {}
+    for (gpu, name), points in sorted(rows.items()):
+        fraction, half_seq, _, error = fit_rates(*np.array(points).T, peaks[gpu])
+        fitted[gpu, name] = (fraction, half_seq, error, len(points))
+        report.append(f"| {gpu} | {name} | {len(points)} | {fraction:.3f} | {half_seq:.0f} | {error:.3f} |")
+    tables: dict[str, dict[str, dict[str, object]]] = {}
+    for gpu, like in ATTENTION_LIKE.items():
+        own = gpu.split("-")[0].upper() == like
+        kind = "measured" if own else "assumed"
+        note = "" if own else f"measured on {like}, assumed the same fraction of this GPU's peak"
+        table: dict[str, object] = {"half_dim": leaf(CUDNN_HALF_DIM, "1", "derived", CUDNN_DIMS)}
+        for name, short in (("forward", "fwd"), ("backward", "bwd")):
+            fraction, half_seq, error, count = fitted[like, short]
+            extra: dict[str, object] = {
+                "residual": float(f"{error:.2g}"),
+                "num_points": count,
+                **({"note": note} if note else {}),
+            }
+            table[name] = {
+                "fraction": leaf(fraction, "1", kind, CUDNN, **extra),
+                "half_seq": leaf(half_seq, "1", kind, CUDNN),
+            }
+        tables[gpu] = {"bf16": table}
+    for gpu, (forward, forward_half, backward, backward_half) in ATTENTION_ASSUMED.items():
+        tables[gpu] = {"bf16": assumed_attention(forward, forward_half, backward, backward_half)}
+    for gpu, table in flash2_tables(folder.parent / "quantities.csv", report).items():
+        tables[gpu]["flash2"] = table
+    return tables
+
+
+def flash2_tables(path: Path, report: list[str]) -> dict[str, dict[str, object]]:
+    """[attention.flash2] of the GPUs on which FlashAttention-2 was measured, and of their siblings.
+
+    Backward rates are printed without mask; what the mask costs at each length is that of the forward figure.
+    """
+    measured: dict[str, dict[float, float]] = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            length = re.match(r"seq (\d+)(k?) ", row["x"])
+            if row["hardware"] == "H100 SXM" and "FA2" in row["quantity"] and length:
+                seq = float(length[1]) * (1024 if length[2] else 1)
+                measured[row["quantity"]][seq] = float(row["value"])
+    masked, whole = (measured[f"fwd hd256 FA2 ({mask} figure)"] for mask in ("causal", "non-causal"))
+    points = [
+        (seq, dim, rate * masked[seq] / whole[seq])
+        for dim in (64.0, 128.0)
+        for seq, rate in measured[f"bwd hd{dim:.0f} FA2"].items()
+    ]
+    backward, backward_half, half_dim, error = fit_rates(*np.array(points).T, HOPPER_PEAK)
+    lengths, rates = np.array(sorted(masked.items())).T
+    _, forward_half, _, forward_error = fit_rates(lengths, np.full_like(lengths, 128.0), rates, HOPPER_PEAK)
+
+    def fraction_of(rate: float, peak: float) -> float:
+        return rate * (1 + forward_half / 8192) / peak
+
+    forward = fraction_of(329.3, HOPPER_PEAK)
+    report += [
+        "",
+        "## Attention (FlashAttention-2, causal, 16-bit)",
+        "",
+        "| GPU | pass | points | fraction | half sequence | half head dim | mean abs log error |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| H100 | {name} | {count} | {fraction:.3f} | {half:.0f} | {half_dim:.0f} | {miss:.3f} |"
+            for name, count, fraction, half, miss in (
+                ("fwd", len(rates) + 1, forward, forward_half, forward_error),
+                ("bwd", len(points), backward, backward_half, error),
+            )
+        ),
+    ]
+
+    def table(
+        ends: tuple[tuple[float, float, str], tuple[float, float, str]], kind: str, note: str = ""
+    ) -> dict[str, object]:
+        extra = {"note": note} if note else {}
+        found: dict[str, object] = {"half_dim": leaf(half_dim, "1", kind, FLASH2, **extra)}
+        for name, (fraction, half, source) in zip(("forward", "backward"), ends, strict=True):
+            found[name] = {
+                "fraction": leaf(fraction, "1", kind, source, **extra),
+                "half_seq": leaf(half, "1", kind, source),
+            }
+        return found
+
+    hopper = ((forward, forward_half, FLASH2_H200), (backward, backward_half, FLASH2))
+    blackwell = fraction_of(373.9, GB200_PEAK)
+    slower = blackwell / forward
+    newest = ((blackwell, forward_half, FLASH2_GB200), (backward * slower, backward_half, FLASH2_GB200))
+    tables = {
+        gpu: table(
+            hopper, "assumed", "forward rate measured on H200, its shape and the backward pass on H100"
+        )
+        for gpu in ("h100-sxm", "h200-sxm")
+    }
+    for gpu in ("b200", "gb200", "b300", "gb300"):
+        note = "forward pass measured on GB200; the backward pass as much slower than Hopper's"
+        tables[gpu] = table(newest, "assumed", note)
+    (short, low), (long, high) = FLASH2_A100_RATES
+    half = short * long * (high - low) / (low * long - high * short)
+    both = high * (1 + half / long) / A100_PEAK
+    # The passes as in the starting factors: 3.5 FLOPs together, 2.5 of them backward.
+    first, _, second, _ = ATTENTION_ASSUMED["a100-sxm-80"]
+    scale = both * (1 / first + 2.5 / second) / 3.5
+    ampere = ((first * scale, half, FLASH2_A100), (second * scale, half, FLASH2_A100))
+    tables["a100-sxm-80"] = table(ampere, "assumed", "forward over backward as in the starting factors")
+    report += [
+        f"| GB200 | fwd | 1 | {blackwell:.3f} | {forward_half:.0f} | {half_dim:.0f} | |",
+        f"| A100 | both | 2 | {both:.3f} | {half:.0f} | {half_dim:.0f} | |",
+    ]
+    return tables
+
+
+def assumed_attention(
+    forward: float, forward_half: float, backward: float, backward_half: float
+) -> dict[str, object]:
+    """Attention constants of a GPU without a table."""
+    note = "no table of this GPU"
+    return {
+        "half_dim": leaf(60, "1", "assumed", START, note=note),
+        "forward": {
+            "fraction": leaf(forward, "1", "assumed", START, note=note),
+            "half_seq": leaf(forward_half, "1", "assumed", START),
+        },
+        "backward": {
+            "fraction": leaf(backward, "1", "assumed", START, note=note),
+            "half_seq": leaf(backward_half, "1", "assumed", START),
+        },
+    }
