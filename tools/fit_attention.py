@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,11 @@ FLASH2_GB200 = "Azure ND_GB200_v6 results: FlashAttention-2, head dimension 128,
 # Forward and backward together, causal, head dimension 128: 99 TFLOP/s at 512 tokens, 189 at 16384.
 FLASH2_A100 = "shared hardware notes, section 7: A100 FA2 fwd+bwd hd128 causal 99-189"
 FLASH2_A100_RATES = ((512.0, 99.0), (16384.0, 189.0))
+FLASH2_LIKE = {
+    "a100-sxm-80": "ampere",
+    **dict.fromkeys(("h100-sxm", "h200-sxm"), "hopper"),
+    **dict.fromkeys(("b200", "gb200", "b300", "gb300"), "blackwell"),
+}
 
 
 def fit_rates(
@@ -135,10 +141,46 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
 
 
 def flash2_tables(path: Path, report: list[str]) -> dict[str, dict[str, object]]:
-    """[attention.flash2] of the GPUs on which FlashAttention-2 was measured, and of their siblings.
+    """[attention.flash2] of the GPUs on which FlashAttention-2 was measured, and of their siblings."""
+    forward_half, backward, backward_half, half_dim = fit_flash2(read_flash2(path), report)
 
-    Backward rates are printed without mask; what the mask costs at each length is that of the forward figure.
-    """
+    def fraction_of(rate: float, peak: float) -> float:
+        return rate * (1 + forward_half / 8192) / peak
+
+    hopper, blackwell = fraction_of(329.3, HOPPER_PEAK), fraction_of(373.9, GB200_PEAK)
+    (short, low), (long, high) = FLASH2_A100_RATES
+    half = short * long * (high - low) / (low * long - high * short)
+    both = high * (1 + half / long) / A100_PEAK
+    # The passes as in the starting factors: 3.5 FLOPs together, 2.5 of them backward.
+    first, _, second, _ = ATTENTION_ASSUMED["a100-sxm-80"]
+    scale = both * (1 / first + 2.5 / second) / 3.5
+    of = {
+        "hopper": Passes(
+            (hopper, forward_half, FLASH2_H200),
+            (backward, backward_half, FLASH2),
+            "forward rate measured on H200, its shape and the backward pass on H100",
+        ),
+        "blackwell": Passes(
+            (blackwell, forward_half, FLASH2_GB200),
+            (backward * blackwell / hopper, backward_half, FLASH2_GB200),
+            "forward pass measured on GB200; the backward pass as much slower than Hopper's",
+        ),
+        "ampere": Passes(
+            (first * scale, half, FLASH2_A100),
+            (second * scale, half, FLASH2_A100),
+            "forward over backward as in the starting factors",
+        ),
+    }
+    report += [
+        f"| {name} | {which} | {each[0]:.3f} | {each[1]:.0f} | {half_dim:.0f} |"
+        for name, passes in of.items()
+        for which, each in (("fwd", passes.forward), ("bwd", passes.backward))
+    ]
+    return {gpu: passes_table(of[like], half_dim) for gpu, like in FLASH2_LIKE.items()}
+
+
+def read_flash2(path: Path) -> dict[str, dict[float, float]]:
+    """Printed rates of FlashAttention-2 on H100 by quantity and sequence length. [TFLOP/s]"""
     measured: dict[str, dict[float, float]] = defaultdict(dict)
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -146,6 +188,16 @@ def flash2_tables(path: Path, report: list[str]) -> dict[str, dict[str, object]]
             if row["hardware"] == "H100 SXM" and "FA2" in row["quantity"] and length:
                 seq = float(length[1]) * (1024 if length[2] else 1)
                 measured[row["quantity"]][seq] = float(row["value"])
+    return measured
+
+
+def fit_flash2(
+    measured: dict[str, dict[float, float]], report: list[str]
+) -> tuple[float, float, float, float]:
+    """half_seq of the forward pass, fraction and half_seq of the backward pass, half_dim of both, on H100. [1]
+
+    Backward rates are printed without mask; what the mask costs at each length is that of the forward figure.
+    """
     masked, whole = (measured[f"fwd hd256 FA2 ({mask} figure)"] for mask in ("causal", "non-causal"))
     points = [
         (seq, dim, rate * masked[seq] / whole[seq])
@@ -155,64 +207,37 @@ def flash2_tables(path: Path, report: list[str]) -> dict[str, dict[str, object]]
     backward, backward_half, half_dim, error = fit_rates(*np.array(points).T, HOPPER_PEAK)
     lengths, rates = np.array(sorted(masked.items())).T
     _, forward_half, _, forward_error = fit_rates(lengths, np.full_like(lengths, 128.0), rates, HOPPER_PEAK)
-
-    def fraction_of(rate: float, peak: float) -> float:
-        return rate * (1 + forward_half / 8192) / peak
-
-    forward = fraction_of(329.3, HOPPER_PEAK)
     report += [
         "",
         "## Attention (FlashAttention-2, causal, 16-bit)",
         "",
-        "| GPU | pass | points | fraction | half sequence | half head dim | mean abs log error |",
-        "|---|---|---|---|---|---|---|",
-        *(
-            f"| H100 | {name} | {count} | {fraction:.3f} | {half:.0f} | {half_dim:.0f} | {miss:.3f} |"
-            for name, count, fraction, half, miss in (
-                ("fwd", len(rates) + 1, forward, forward_half, forward_error),
-                ("bwd", len(points), backward, backward_half, error),
-            )
-        ),
+        f"Shapes fitted on H100: {len(rates)} forward points, mean abs log error {forward_error:.3f}; {len(points)} "
+        f"backward points, {error:.3f}. Rates: {FLASH2_H200}; {FLASH2_GB200}; {FLASH2_A100}.",
+        "",
+        "| generation | pass | fraction | half sequence | half head dim |",
+        "|---|---|---|---|---|",
     ]
+    return forward_half, backward, backward_half, half_dim
 
-    def table(
-        ends: tuple[tuple[float, float, str], tuple[float, float, str]], kind: str, note: str = ""
-    ) -> dict[str, object]:
-        extra = {"note": note} if note else {}
-        found: dict[str, object] = {"half_dim": leaf(half_dim, "1", kind, FLASH2, **extra)}
-        for name, (fraction, half, source) in zip(("forward", "backward"), ends, strict=True):
-            found[name] = {
-                "fraction": leaf(fraction, "1", kind, source, **extra),
-                "half_seq": leaf(half, "1", kind, source),
-            }
-        return found
 
-    hopper = ((forward, forward_half, FLASH2_H200), (backward, backward_half, FLASH2))
-    blackwell = fraction_of(373.9, GB200_PEAK)
-    slower = blackwell / forward
-    newest = ((blackwell, forward_half, FLASH2_GB200), (backward * slower, backward_half, FLASH2_GB200))
-    tables = {
-        gpu: table(
-            hopper, "assumed", "forward rate measured on H200, its shape and the backward pass on H100"
-        )
-        for gpu in ("h100-sxm", "h200-sxm")
-    }
-    for gpu in ("b200", "gb200", "b300", "gb300"):
-        note = "forward pass measured on GB200; the backward pass as much slower than Hopper's"
-        tables[gpu] = table(newest, "assumed", note)
-    (short, low), (long, high) = FLASH2_A100_RATES
-    half = short * long * (high - low) / (low * long - high * short)
-    both = high * (1 + half / long) / A100_PEAK
-    # The passes as in the starting factors: 3.5 FLOPs together, 2.5 of them backward.
-    first, _, second, _ = ATTENTION_ASSUMED["a100-sxm-80"]
-    scale = both * (1 / first + 2.5 / second) / 3.5
-    ampere = ((first * scale, half, FLASH2_A100), (second * scale, half, FLASH2_A100))
-    tables["a100-sxm-80"] = table(ampere, "assumed", "forward over backward as in the starting factors")
-    report += [
-        f"| GB200 | fwd | 1 | {blackwell:.3f} | {forward_half:.0f} | {half_dim:.0f} | |",
-        f"| A100 | both | 2 | {both:.3f} | {half:.0f} | {half_dim:.0f} | |",
-    ]
-    return tables
+@dataclass(frozen=True)
+class Passes:
+    """fraction, half_seq and source of each pass, and what of that is assumed."""
+
+    forward: tuple[float, float, str]
+    backward: tuple[float, float, str]
+    note: str
+
+
+def passes_table(passes: Passes, half_dim: float) -> dict[str, object]:
+    """One GPU's table as the TOML files hold it."""
+    found: dict[str, object] = {"half_dim": leaf(half_dim, "1", "assumed", FLASH2, note=passes.note)}
+    for name, (fraction, half, source) in (("forward", passes.forward), ("backward", passes.backward)):
+        found[name] = {
+            "fraction": leaf(fraction, "1", "assumed", source, note=passes.note),
+            "half_seq": leaf(half, "1", "assumed", source),
+        }
+    return found
 
 
 def assumed_attention(
