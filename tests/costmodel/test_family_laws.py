@@ -208,9 +208,11 @@ def test_adapters_take_less_time_and_memory_than_pretraining(name, data, targets
     adapters = dataclasses.replace(workload, task="lora", lora_rank=16, lora_targets=targets)
     lora = predict(model, adapters, B200, plan)
     # Adapters read what their layers read and add to what they write: on every layer, repeated by full recompute and
-    # beside FP8 layers, that can cost what weight gradients save. So can their kernels where the host is slow.
+    # beside FP8 layers, that can cost what weight gradients save. So can their kernels where the host is slow. And
+    # weight gradients hide tensor-parallel reductions: of 200 ms of them 98 ms come back as exposed traffic at tp 8.
     slower_host = lora.values["host_bound"] > whole.values["host_bound"]
-    assert lora.step_time_s < (1.1 if targets == "all" else 1.002) * whole.step_time_s or slower_host
+    room = 1.1 if targets == "all" or plan.tp > 1 else 1.002
+    assert lora.step_time_s < room * whole.step_time_s or slower_host
     assert lora.peak_memory_bytes < whole.peak_memory_bytes
     assert lora.values["model_flops"] < whole.values["model_flops"]
 
