@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one
+from costmodel.amount import Amount
+from costmodel.block_kernels import block_kernels, norm_again
 from costmodel.exposed import Times, context_parallel_times, mixer_exchange_times, tensor_parallel_times
 from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger
@@ -262,7 +263,7 @@ def block_times(
         forward,
         backward,
         _again(ledger, x, name, label, gemms, small, core, forward),
-        *_kernels(ledger, x, work),
+        *block_kernels(ledger, x, work),
         shared=_shared(gemms),
         wait=x.expert_wait * x.dropless * (1 - x.dispatch_fused) if name == "experts" else 0,
     )
@@ -299,7 +300,7 @@ def _again(
     def linears(*names: str) -> Amount:
         return sum(gemms[layer]["forward"] + gemms[layer]["quantise_forward"] for layer in names)
 
-    named: Amount = _norm_again(x, name) * small["norm"]["forward"]
+    named: Amount = norm_again(x, name) * small["norm"]["forward"]
     if name in ("attention", "mla", "csa"):
         named += x.recompute_attention * core["forward"]
     if name == "csa":
@@ -346,99 +347,6 @@ def ring_merges(
         )
         for kind, size in communication.ring_merge_bytes(x, kv_width, all_width).items()
     }
-
-
-# Host time of a launch from a loop in C++ over that of a kernel that a module issues from Python: 3 us over 30 us.
-# Source: Transformer Engine, te_general_grouped_gemm and split_quantize; te42kyfo/gpu-benches, launch latency;
-# host_kernel as fitted.
-LOOPED_LAUNCH = 0.1
-
-
-def _kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amount, Amount]:
-    """Kernels of one block, forward and backward: its own, quantisation, GEMMs apart, collectives. [1]"""
-    per_linear = (
-        sum(1 for layer in work.linears if layer.quantised and not layer.grouped) * x.quantise_kernels
-    )
-    has_tp = any(layer.split == "row" for layer in work.linears)
-    # A grouped GEMM still launches one GEMM for each expert, and its quantisation, from a loop in C++.
-    loop = sum(layer.groups for layer in work.linears if layer.grouped)
-    looped = LOOPED_LAUNCH * loop * (1 + x.quantise_kernels)
-    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in work.linears if layer.grouped) + looped
-    collectives = is_more_than_one(x.tp) if has_tp else 0
-    forward = ledger.define(
-        f"{work.name}_kernels_forward",
-        work.kernels_forward + per_linear + 2 * collectives + apart,
-        "1",
-        "fused kernels, quantisation, collectives of one block",
-    )
-    backward = ledger.define(
-        f"{work.name}_kernels_backward",
-        work.kernels_backward
-        + per_linear
-        + 3 * collectives
-        + 2 * apart
-        + (x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)) * forward
-        + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
-        "1",
-        "fused kernels, quantisation, collectives of one block",
-    )
-    return forward, backward
-
-
-# Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,
-# a graph of its own. Source: Megatron-Core, tensor_parallel/random.py, CheckpointFunction.
-CHECKPOINT_KERNELS = 8.0
-
-
-def _norm_again(x: SimpleNamespace, name: str) -> Amount:
-    """1 where recompute of norms acts: in front of latent attention and experts, where norms are modules of their own.
-
-    Source: Megatron-Core, gpt_layer_specs.py; elsewhere Transformer Engine's linear layers hold them.
-    """
-    return x.recompute_norm if name in ("mla", "csa", "experts") else 0
-
-
-def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
-    """Checkpointed modules of a block under selective recompute. [1]"""
-    norm = _norm_again(x, name)
-    if name in ("attention", "mla", "csa"):
-        return x.recompute_attention + norm + (x.recompute_mla_up_proj if name == "mla" else 0)
-    if name == "experts":
-        inner = x.recompute_moe_act + norm + x.recompute_shared_experts
-        return x.recompute_moe + (1 - x.recompute_moe) * inner
-    if name == "mlp":
-        return x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + norm
-    return norm
-
-
-def _repeated(x: SimpleNamespace, name: str) -> Amount:
-    """Share of a block's forward kernels that selective recompute issues again. [1]
-
-    Of an attention block's about eight kernels one is the core and one the norm; of an MLP's six, four are its
-    linear layers and activation function.
-    """
-    norm = _norm_again(x, name)
-    if name in ("attention", "mla", "csa"):
-        return (x.recompute_attention + norm) / 8
-    if name == "experts":
-        return x.recompute_moe + (1 - x.recompute_moe) * (x.recompute_moe_act + norm) / 40
-    if name == "mlp":
-        return (4 * x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + norm) / 6
-    return norm / 16
-
-
-def graphed(x: SimpleNamespace, block: str) -> Amount:
-    """Share of a block's kernels that are replayed from CUDA graphs. [1]
-
-    Router and preprocessing are about half of an expert block's kernels.
-    """
-    if block in ("attention", "mla", "csa"):
-        return x.graph_attention
-    if block in ("mamba", "delta"):
-        return x.graph_mamba
-    if block == "mlp":
-        return x.graph_mlp
-    return x.graph_experts + (1 - x.graph_experts) * x.graph_router / 2
 
 
 def block_tokens(ledger: Ledger, x: SimpleNamespace) -> Amount:

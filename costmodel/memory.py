@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.block_kernels import graphed
 from costmodel.encoder import encoder_bytes
-from costmodel.layer import BlockTimes, graphed
+from costmodel.layer import BlockTimes
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, linear, parameters
 from costmodel.work import experts as expert_work

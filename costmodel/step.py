@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
+from costmodel.block_kernels import graphed
 from costmodel.data_parallel import (
     Owner,
     data_parallel_terms,
@@ -17,7 +18,7 @@ from costmodel.data_parallel import (
 )
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time
 from costmodel.exposed import dispatch_times, overlapped_dispatch
-from costmodel.layer import BlockTimes, block_times, block_tokens, graphed
+from costmodel.layer import BlockTimes, block_times, block_tokens
 from costmodel.memory import adapters_of, parameters_of, rank_memory
 from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes

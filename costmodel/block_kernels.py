@@ -1,0 +1,104 @@
+"""Kernels that one block issues: its own, quantisation, loops over experts, collectives; what recompute repeats.
+
+Host time and gaps between kernels are counted from them; `graphed` says which of them replay from CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, is_more_than_one
+from costmodel.term import Ledger
+from costmodel.work.block import BlockWork
+
+# Host time of a launch from a loop in C++ over that of a kernel that a module issues from Python: 3 us over 30 us.
+# Source: Transformer Engine, te_general_grouped_gemm and split_quantize; te42kyfo/gpu-benches, launch latency;
+# host_kernel as fitted.
+LOOPED_LAUNCH = 0.1
+
+
+def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amount, Amount]:
+    """Kernels of one block, forward and backward: its own, quantisation, GEMMs apart, collectives. [1]"""
+    per_linear = (
+        sum(1 for layer in work.linears if layer.quantised and not layer.grouped) * x.quantise_kernels
+    )
+    has_tp = any(layer.split == "row" for layer in work.linears)
+    # A grouped GEMM still launches one GEMM for each expert, and its quantisation, from a loop in C++.
+    loop = sum(layer.groups for layer in work.linears if layer.grouped)
+    looped = LOOPED_LAUNCH * loop * (1 + x.quantise_kernels)
+    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in work.linears if layer.grouped) + looped
+    collectives = is_more_than_one(x.tp) if has_tp else 0
+    forward = ledger.define(
+        f"{work.name}_kernels_forward",
+        work.kernels_forward + per_linear + 2 * collectives + apart,
+        "1",
+        "fused kernels, quantisation, collectives of one block",
+    )
+    backward = ledger.define(
+        f"{work.name}_kernels_backward",
+        work.kernels_backward
+        + per_linear
+        + 3 * collectives
+        + 2 * apart
+        + (x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)) * forward
+        + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
+        "1",
+        "fused kernels, quantisation, collectives of one block",
+    )
+    return forward, backward
+
+
+# Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,
+# a graph of its own. Source: Megatron-Core, tensor_parallel/random.py, CheckpointFunction.
+CHECKPOINT_KERNELS = 8.0
+
+
+def norm_again(x: SimpleNamespace, name: str) -> Amount:
+    """1 where recompute of norms acts: in front of latent attention and experts, where norms are modules of their own.
+
+    Source: Megatron-Core, gpt_layer_specs.py; elsewhere Transformer Engine's linear layers hold them.
+    """
+    return x.recompute_norm if name in ("mla", "csa", "experts") else 0
+
+
+def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
+    """Checkpointed modules of a block under selective recompute. [1]"""
+    norm = norm_again(x, name)
+    if name in ("attention", "mla", "csa"):
+        return x.recompute_attention + norm + (x.recompute_mla_up_proj if name == "mla" else 0)
+    if name == "experts":
+        inner = x.recompute_moe_act + norm + x.recompute_shared_experts
+        return x.recompute_moe + (1 - x.recompute_moe) * inner
+    if name == "mlp":
+        return x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + norm
+    return norm
+
+
+def _repeated(x: SimpleNamespace, name: str) -> Amount:
+    """Share of a block's forward kernels that selective recompute issues again. [1]
+
+    Of an attention block's about eight kernels one is the core and one the norm; of an MLP's six, four are its
+    linear layers and activation function.
+    """
+    norm = norm_again(x, name)
+    if name in ("attention", "mla", "csa"):
+        return (x.recompute_attention + norm) / 8
+    if name == "experts":
+        return x.recompute_moe + (1 - x.recompute_moe) * (x.recompute_moe_act + norm) / 40
+    if name == "mlp":
+        return (4 * x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + norm) / 6
+    return norm / 16
+
+
+def graphed(x: SimpleNamespace, block: str) -> Amount:
+    """Share of a block's kernels that are replayed from CUDA graphs. [1]
+
+    Router and preprocessing are about half of an expert block's kernels.
+    """
+    if block in ("attention", "mla", "csa"):
+        return x.graph_attention
+    if block in ("mamba", "delta"):
+        return x.graph_mamba
+    if block == "mlp":
+        return x.graph_mlp
+    return x.graph_experts + (1 - x.graph_experts) * x.graph_router / 2
