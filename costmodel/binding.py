@@ -16,7 +16,7 @@ from costmodel.bound import Bound
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.stack import load_stack
-from costmodel.step_constants import parameter_keys
+from costmodel.step_constants import architecture, parameter_keys
 from costmodel.symbols import BLOCKS
 from costmodel.workload import Workload
 from hardware_db import Cluster
@@ -33,7 +33,7 @@ def _recipes() -> dict[str, dict[str, Any]]:
 def precision_recipe(precision: str, generation: str = "") -> dict[str, Any]:
     """Bytes and kernel table of a precision recipe, on a GPU generation where one differs; see `precision.toml`."""
     recipe: dict[str, Any] = _recipes()[precision]
-    own: dict[str, Any] = recipe.get(generation.removesuffix("-ultra"), {})
+    own: dict[str, Any] = recipe.get(architecture(generation), {})
     return recipe | own
 
 
