@@ -5,47 +5,67 @@ Host time and gaps between kernels are counted from them; `graphed` says which o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 
-# Host time of a launch from a loop in C++ over that of a kernel that a module issues from Python: 3 us over 30 us.
-# Source: Transformer Engine, te_general_grouped_gemm and split_quantize; te42kyfo/gpu-benches, launch latency;
-# host_kernel as fitted.
-LOOPED_LAUNCH = 0.1
+
+@dataclass(frozen=True)
+class Issued:
+    """Kernels of one block and micro-batch, recompute with the backward pass. [1]
+
+    forward, backward: issued one by one; loops_*: by the loop over a rank's experts, a product and its quantisation
+    for each, which no graph of router and dispatch preparation holds.
+    """
+
+    forward: Amount
+    backward: Amount
+    loops_forward: Amount = 0
+    loops_backward: Amount = 0
 
 
-def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> tuple[Amount, Amount]:
+def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> Issued:
     """Kernels of one block, forward and backward: its own, quantisation, GEMMs apart, collectives. [1]"""
     per_linear = (
         sum(1 for layer in work.linears if layer.quantised and not layer.grouped) * x.quantise_kernels
     )
     has_tp = any(layer.split == "row" for layer in work.linears)
-    # A grouped GEMM still launches one GEMM for each expert, and its quantisation, from a loop in C++.
-    loop = sum(layer.groups for layer in work.linears if layer.grouped)
-    looped = LOOPED_LAUNCH * loop * (1 + x.quantise_kernels)
-    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in work.linears if layer.grouped) + looped
+    grouped = [layer for layer in work.linears if layer.grouped]
+    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in grouped)
     collectives = is_more_than_one(x.tp) if has_tp else 0
+    source = "fused kernels, quantisation, collectives of one block"
     forward = ledger.define(
         f"{work.name}_kernels_forward",
         work.kernels_forward + per_linear + 2 * collectives + apart,
         "1",
-        "fused kernels, quantisation, collectives of one block",
+        source,
     )
+    again = x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)
     backward = ledger.define(
         f"{work.name}_kernels_backward",
         work.kernels_backward
         + per_linear
         + 3 * collectives
         + 2 * apart
-        + (x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)) * forward
+        + again * forward
         + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
         "1",
-        "fused kernels, quantisation, collectives of one block",
+        source,
     )
-    return forward, backward
+    if not grouped:
+        return Issued(forward, backward)
+    # A grouped GEMM of Transformer Engine still launches a GEMM and its quantisation for each expert.
+    loops = ledger.define(
+        f"{work.name}_loops_forward",
+        sum(layer.groups for layer in grouped) * (1 + x.quantise_kernels),
+        "1",
+        block_kernels,
+    )
+    whole = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+    return Issued(forward, backward, loops, (2 + whole) * loops)
 
 
 # Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
-from costmodel.block_kernels import block_kernels, norm_again
+from costmodel.block_kernels import Issued, block_kernels, norm_again
 from costmodel.exposed import Times, context_parallel_times, mixer_exchange_times, tensor_parallel_times
 from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger
@@ -35,15 +35,14 @@ class BlockTimes:
     """Seconds of one block and micro-batch, by kind and pass, as symbols of the ledger.
 
     forward, backward: kind ("linear", "attention", ...) to seconds; again: what its recompute setting repeats;
-    shared: forward and backward of the shared experts; kernels_*: kernels issued; wait: host round trips.
+    kernels: issued in each pass; shared: forward and backward of the shared experts; wait: host round trips.
     """
 
     work: BlockWork
     forward: Parts
     backward: Parts
     again: Amount
-    kernels_forward: Amount
-    kernels_backward: Amount
+    kernels: Issued
     shared: Amount = 0
     wait: Amount = 0
     parts: Parts = field(default_factory=dict)
@@ -263,7 +262,7 @@ def block_times(
         forward,
         backward,
         _again(ledger, x, name, label, gemms, small, core, forward),
-        *block_kernels(ledger, x, work),
+        block_kernels(ledger, x, work),
         shared=_shared(gemms),
         wait=x.expert_wait * x.dropless * (1 - x.dispatch_fused) if name == "experts" else 0,
     )

@@ -366,7 +366,12 @@ RESOURCES = {
     "tensor-parallel communication": ("forward_tensor_parallel", "backward_tensor_parallel"),
     "context-parallel communication": ("forward_context_parallel", "backward_context_parallel"),
     "data-parallel communication": ("dp_gradients", "dp_gather", "fsdp_exposed"),
-    "pipeline bubble and transfers": ("pipeline_bubble", "pipeline_send_recv", "schedule_correction"),
+    "pipeline bubble and transfers": (
+        "pipeline_bubble",
+        "pipeline_send_recv",
+        "pipeline_starts",
+        "schedule_correction",
+    ),
     "host and launch": ("host_bound", "launch_gaps", "step_fixed"),
     "host memory and its link": ("offload", "optimizer_host"),
     "recompute": ("recompute",),

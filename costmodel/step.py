@@ -6,9 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
-from costmodel import schedule
-from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
-from costmodel.block_kernels import graphed
+from costmodel.amount import Amount, logarithm2, maximum, minimum
 from costmodel.data_parallel import (
     Owner,
     data_parallel_terms,
@@ -18,15 +16,15 @@ from costmodel.data_parallel import (
 )
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time
 from costmodel.exposed import dispatch_times, overlapped_dispatch
+from costmodel.host_waits import block_gaps, host_term
 from costmodel.layer import BlockTimes, block_times, block_tokens
 from costmodel.memory import adapters_of, parameters_of, rank_memory
 from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
+from costmodel.stages import in_stage, pipeline_terms, stage_times, with_encoder
 from costmodel.symbols import BLOCKS, symbol_table
-from costmodel.term import Ledger, Term
+from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
-from costmodel.timing.network import all_gather_time, send_recv_time
-from costmodel.vocabulary import vocabulary_times
 from costmodel.work import communication
 
 # What search needs to rank plans and to see whether they fit.
@@ -66,11 +64,6 @@ FORMULAS = {
     "wait": "one round trip between device and host in each expert block",
 }
 Blocks = Mapping[str, BlockTimes]
-
-
-def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:
-    """Blocks of a kind on a stage. [1]"""
-    return getattr(x, f"{block}_{stage}")
 
 
 def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
@@ -170,9 +163,7 @@ def write_totals(ledger: Ledger, x: SimpleNamespace, times: BlockTimes) -> dict[
     )
     gaps = ledger.define(
         f"{name}_launch_gaps",
-        host.launch_gaps(
-            times.kernels_forward + times.kernels_backward, x.kernel_launch, x.graph_launch, graphed(x, name)
-        ),
+        block_gaps(x, name, times),
         "s",
         host.launch_gaps,
     )
@@ -180,53 +171,6 @@ def write_totals(ledger: Ledger, x: SimpleNamespace, times: BlockTimes) -> dict[
         f"{name}_time", forward + backward + gaps, "s", "forward, backward and launch gaps of one block"
     )
     return {"forward": forward, "backward": backward, "gaps": gaps, "whole": whole}
-
-
-def stage_times(
-    ledger: Ledger, x: SimpleNamespace, totals: Mapping[str, Mapping[str, Amount]], features: Collection[str]
-) -> dict[str, Amount]:
-    """Time of one micro-batch, forward and backward, on first, pace-setting and last stage; slowest and sum. [s]
-
-    The slowest stage sets the pace of the pipeline: what its embedding or logits add to the layers of
-    the stage with most of them is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473,
-    sec. 2.2.
-    """
-    embedding, output = (part + x.pass_host / 2 for part in vocabulary_times(ledger, x, features))
-    several = is_more_than_one(x.pp)
-
-    def layers(stage: str) -> Amount:
-        return sum(in_stage(x, name, stage) * parts["whole"] for name, parts in totals.items())
-
-    source = "blocks of the stage x their time, and its embedding or logits"
-    first = ledger.define(
-        "first_stage_time", layers("first") + embedding + (1 - several) * output, "s", source
-    )
-    last = ledger.define("last_stage_time", layers("last") + output + (1 - several) * embedding, "s", source)
-    pace = ledger.define("pace_stage_time", layers("pace"), "s", source)
-    slowest = ledger.define(
-        "slowest_stage_time",
-        maximum(first, maximum(pace, last)),
-        "s",
-        "the slowest stage sets the pace of the pipeline",
-    )
-    every = sum(getattr(x, f"{name}_total") * parts["whole"] for name, parts in totals.items())
-    return {"pace": pace, "slowest": slowest, "all": every + embedding + output}
-
-
-def with_encoder(
-    ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amount], encoder: Amount
-) -> dict[str, Amount]:
-    """Stages with an encoder: in the decoder's first stage, or in stages of its own before it. [s]"""
-    slowest = ledger.define(
-        "slowest_with_encoder",
-        maximum(
-            stages["slowest"] * x.enc_own + (1 - x.enc_own) * (symbol("first_stage_time") + encoder),
-            maximum(stages["slowest"], x.enc_own * encoder / x.enc_pp),
-        ),
-        "s",
-        with_encoder,
-    )
-    return dict(stages) | {"slowest": slowest, "all": stages["all"] + encoder}
 
 
 def compute_trees(
@@ -268,77 +212,6 @@ def compute_trees(
             x.m * (stages["slowest"] - stages["pace"]),
             "s",
             stage_times,
-        ),
-    ]
-
-
-def symbol(name: str) -> Amount:
-    """A ledger entry as a symbol."""
-    import sympy
-
-    return sympy.Symbol(name, nonnegative=True)
-
-
-def host_term(
-    ledger: Ledger,
-    x: SimpleNamespace,
-    blocks: Blocks,
-    totals: Mapping[str, Mapping[str, Amount]],
-    stages: Mapping[str, Amount],
-) -> Term:
-    """Time in which GPUs wait for kernels to be issued.
-
-    Beside its kernels an expert block costs the host work of its own: routing maps, splits, autograd functions of
-    the dispatcher. A host that must learn how many tokens came stands still in every expert block of the forward
-    pass, so that it is never far ahead there: each pass waits by itself. Else the lead of one pass helps the other.
-    """
-    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
-
-    def host_time(name: str, times: BlockTimes, kind: str) -> Amount:
-        own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
-        return (1 - graphed(x, name)) * (getattr(times, f"kernels_{kind}") * x.host_kernel + own)
-
-    issue = {
-        kind: sum(in_stage(x, name, "pace") * host_time(name, times, kind) for name, times in blocks.items())
-        for kind in ("forward", "backward")
-    }
-    compute = {
-        kind: sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items()) for kind in issue
-    }
-    free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
-    halting = x.dropless * (1 - x.dispatch_fused) if "experts" in blocks else 0
-    apart = {kind: host.host_exposed(issued, 1, compute[kind]) for kind, issued in issue.items()}
-    behind = maximum(apart["forward"] + apart["backward"], 1e-12)
-    for kind, short in apart.items():
-        waits = halting * short + (1 - halting) * free * short / behind
-        ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
-    waiting = symbol("host_wait_forward") + symbol("host_wait_backward")
-    return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)
-
-
-def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amount]) -> list[Term]:
-    """Bubble and exposed send/recv.
-
-    The bubble is the time in which a stage waits while the pipe fills and drains: the time of the
-    other stages for one micro-batch, over vpp. Equal stages give (pp - 1) / (vpp m) of the ideal time.
-    Overlapped messages take SMs and bandwidth from the compute beside them; fill and flush show theirs.
-    """
-    several = minimum(is_more_than_one(x.pp) + x.enc_own, 1)
-    bubble = (stages["all"] - stages["slowest"]) / x.vpp * several
-    sent = send_recv_time(x, communication.pipeline_bytes(x), x.pp, communication.pipeline_ranks_in_domain(x))
-    inside = communication.ranks_in_domain(x, x.tp, 1)
-    joined = all_gather_time(x, communication.pipeline_gather_bytes(x), x.tp, inside)
-    scattered = x.scatter_gather * (1 - x.sp) * is_more_than_one(x.pp)
-    hop = ledger.define("pp_send_recv", sent + scattered * joined, "s", send_recv_time)
-    hidden = x.overlap_p2p * is_more_than_one(x.vpp)
-    each = (1 - hidden) + hidden * x.overlap_slowdown
-    sends = 2 * x.m * x.vpp * hop * each + 2 * (x.pp - 1) * hop
-    return [
-        ledger.term(
-            "pipeline_bubble", "pipeline bubble", maximum(0, bubble), "s", schedule.bubble_over_ideal
-        ),
-        ledger.term(
-            "pipeline_send_recv", "pipeline send/recv, exposed", sends, "s", communication.pipeline_bytes
         ),
     ]
 

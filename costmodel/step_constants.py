@@ -80,8 +80,19 @@ PRIORS: dict[str, Prior] = {
     "expert_host": Prior(
         1e-3, 0.8, 0.05e-3, 8e-3, "s", "work of the host for one pass of an expert block beside its kernels"
     ),
+    "loop_launch": Prior(
+        10e-6, 0.7, 1e-6, 60e-6, "s", "host time of one launch in the loop over a rank's experts"
+    ),
     "expert_wait": Prior(
         60e-6, 0.7, 5e-6, 1e-3, "s", "round trip in which the host learns how many tokens came"
+    ),
+    "pass_start": Prior(
+        0.1e-3,
+        1.0,
+        1e-6,
+        2e-3,
+        "s",
+        "time in which a pipeline stage begins a pass: exchange, change of chunk",
     ),
     "fragmentation": Prior(0.05, 0.5, 0.0, 0.3, "1", "activation memory lost to the allocator"),
     "graph_pool": Prior(
@@ -136,12 +147,16 @@ def architecture(generation: str) -> str:
     return generation.removesuffix("-ultra")
 
 
+# Keys of constants that every GPU and stack shares, but for the host's processor: none is left to be expected.
+SHARED_KEYS = ("all", "grace", "x86")
+
+
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
     The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
     where formats differ, or the framework family, with its release where kernels change with it and with the host's
-    processor where the host works.
+    processor where the host works. What runs left out showed no difference in is one constant for all.
     """
     family, generation = stack.family, cluster.gpu.generation
     kernels = architecture(generation)
@@ -155,19 +170,21 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "elementwise_scale": f"elementwise_rate/{kernels}",
         "kernel_fusion": f"kernel_fusion/{family}",
         "grouped_scale": f"grouped_rate/{generation}-{gemm}",
-        "scan_fraction": f"scan_fraction/{kernels}",
-        "dispatch_scale": f"dispatch_rate/{generation}",
+        "scan_fraction": "scan_fraction/all",
+        "dispatch_scale": "dispatch_rate/all",
         "dispatch_network": f"dispatch_network/{generation}",
-        "expert_kernels": f"expert_kernels/{family}",
-        "expert_host": f"expert_host/{family}-{host}",
-        "expert_wait": f"expert_wait/{family}-{host}",
+        "expert_kernels": "expert_kernels/all",
+        "expert_host": f"expert_host/{host}",
+        "loop_launch": f"loop_launch/{host}",
+        "expert_wait": "expert_wait/all",
         "intra_scale": f"intra_rate/{kernels}",
         "inter_scale": f"inter_rate/{generation}",
         "overlap_slowdown": f"overlap_slowdown/{kernels}",
-        "unfused_gemm_fraction": f"unfused_gemm_fraction/{kernels}",
-        "straggler": f"straggler/{family}",
-        "step_overhead": f"step_overhead/{family}",
+        "unfused_gemm_fraction": "unfused_gemm_fraction/all",
+        "straggler": "straggler/all",
+        "step_overhead": "step_overhead/all",
         "host_kernel": f"host_kernel/{family}-{host}",
+        "pass_start": "pass_start/all",
         "fragmentation": f"fragmentation/{family}",
         "graph_pool": f"graph_pool/{family}",
         "context_bytes": f"context_bytes/{generation}",

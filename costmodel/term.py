@@ -79,3 +79,10 @@ class Ledger:
         symbols = [sympy.Symbol(part.name, nonnegative=True) for part in parts]
         self.define(name, sympy.Add(*symbols), parts[0].unit, "sum of its parts", title)
         return Term(name, title, parts[0].unit, parts)
+
+
+def symbol(name: str) -> Amount:
+    """A ledger entry, or an input, as a symbol."""
+    import sympy
+
+    return sympy.Symbol(name, nonnegative=True)

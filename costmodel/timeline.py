@@ -34,7 +34,7 @@ RESIDUAL = "waiting that the formula counts and the schedule does not"
 # Terms that passes and their order stand for, and terms of each micro-batch on the pace-setting stage.
 IN_PASSES = ("forward", "backward", "launch_gaps", "vocabulary")
 IN_PIPELINE = ("pipeline_bubble", "pipeline_send_recv", "schedule_correction")
-EACH_MICROBATCH = {"host_bound": "host", "fsdp_exposed": "dp", "offload": "host"}
+EACH_MICROBATCH = {"host_bound": "host", "pipeline_starts": "host", "fsdp_exposed": "dp", "offload": "host"}
 # The others follow the pipeline in this order, and whatever is not named here after them.
 AFTER = {
     "length_variance": "dp",

@@ -200,6 +200,7 @@ def step_table(leaf: Leaf) -> Record:
         "expert_wait": leaf(
             1000, "us", kind="assumed", note="counts and probabilities of tokens travel apart"
         ),
+        "pass_start": leaf(0, "us", kind="assumed", note="a pass's host time is measured whole"),
         "host_kernel": leaf(0, "us", note="a CPU issues and computes in one; counted as launch gaps"),
         "fragmentation": leaf(0, "1", kind="assumed"),
         "graph_pool": leaf(0, "1", kind="assumed"),

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from costmodel.stack import months
-from costmodel.step_constants import PRIORS, key_parts, prior_of, release_key, usual_key
+from costmodel.step_constants import PRIORS, SHARED_KEYS, key_parts, prior_of, release_key, usual_key
 
 # Correlation of a constant with the same one of another generation or framework, of a generation of the same
 # architecture, and with the one of another format (or attention kernel, or processor) where all else is equal.
@@ -101,6 +101,8 @@ def usual(parameters: list[str], point: np.ndarray) -> dict[str, float]:
         name, _, key = parameter.partition("/")
         if name == "release_rate":
             continue  # a release nobody published takes its nearest one's
+        if key in SHARED_KEYS:
+            continue
         new = f"{name}/{usual_key(key)}"
         if new not in found:
             prior = prior_of(new)

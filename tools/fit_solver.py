@@ -24,7 +24,10 @@ HOST_BOUND_START, UNMOVED = 40e-6, 0.1
 
 @dataclass
 class Fit:
-    """Constants in log space with their standard errors; raw residuals and their derivatives at the optimum."""
+    """Constants in log space with their standard errors; raw residuals and their derivatives at the optimum.
+
+    freedom: how many constants without priors they are worth, the trace of the rows' share in what determines them.
+    """
 
     parameters: list[str]
     point: np.ndarray
@@ -32,6 +35,7 @@ class Fit:
     residuals: np.ndarray
     jacobian: np.ndarray
     covariance: np.ndarray
+    freedom: float
 
     @property
     def values(self) -> np.ndarray:
@@ -107,7 +111,9 @@ def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 
     covariance = np.linalg.pinv(result.jac.T @ result.jac)
     scale = 2 * result.cost / max(1, len(result.fun) - len(parameters))
     base, raw = jacobian(stack, parameters, result.x, groups)
-    return Fit(parameters, result.x, np.sqrt(np.diag(covariance) * scale), base, raw, covariance * scale)
+    freedom = len(parameters) - float(np.trace(PRIOR_WEIGHT**2 * known.root.T @ known.root @ covariance))
+    errors = np.sqrt(np.diag(covariance) * scale)
+    return Fit(parameters, result.x, errors, base, raw, covariance * scale, freedom)
 
 
 def without(stack: Stack, whole: Fit, held: np.ndarray) -> np.ndarray:

@@ -79,6 +79,7 @@ def main() -> None:
         "tables": [path.name for path in paths],
         "read_on": datetime.date.today(),
         "constants": len(whole.parameters),
+        "free_constants": round(whole.freedom),
         **{f"{kind}_in_sample": number for kind, number in statistics(whole.residuals[own]).items()},
     }
     held: dict[str, np.ndarray] = {}

@@ -59,7 +59,10 @@ def log_as_predicted(predicted, tmp_path, *, name="train.log", extra=None, times
     )
     forward += told["launch_gaps"] * 13.5 / 30.5
     backward += told["launch_gaps"] * 17 / 30.5
-    pipeline = told["pipeline_bubble"] + told["pipeline_send_recv"] + told["schedule_correction"]
+    pipeline = sum(
+        told[name]
+        for name in ("pipeline_bubble", "pipeline_send_recv", "pipeline_starts", "schedule_correction")
+    )
     seconds = {
         "forward-compute": forward + extra.get("forward-compute", 0),
         "backward-compute": backward,

@@ -29,6 +29,7 @@ TRAFFIC = (
     "pp_send_recv",
     "pipeline_bubble",
     "pipeline_send_recv",
+    "pipeline_starts",
     "dp_gradients",
     "dp_gather",
     "dp_reduce_scatter",

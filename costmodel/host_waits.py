@@ -1,0 +1,65 @@
+"""The host in a step: gaps between the kernels it issues, and how long GPUs wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, maximum
+from costmodel.block_kernels import graphed
+from costmodel.layer import BlockTimes
+from costmodel.stages import in_stage
+from costmodel.term import Ledger, Term, symbol
+from costmodel.timing import host
+
+
+def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
+    """Gaps between the kernels of one block, forward and backward. [s]"""
+    issued = times.kernels
+    return host.launch_gaps(
+        issued.forward + issued.backward, x.kernel_launch, x.graph_launch, graphed(x, name)
+    ) + host.launch_gaps(
+        issued.loops_forward + issued.loops_backward, x.kernel_launch, x.graph_launch, x.graph_experts
+    )
+
+
+def host_term(
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Mapping[str, BlockTimes],
+    totals: Mapping[str, Mapping[str, Amount]],
+    stages: Mapping[str, Amount],
+) -> Term:
+    """Time in which GPUs wait for kernels to be issued.
+
+    Beside its kernels an expert block costs the host work of its own: routing maps, splits, autograd functions of
+    the dispatcher. A host that must learn how many tokens came stands still in every expert block of the forward
+    pass, so that it is never far ahead there: each pass waits by itself. Else the lead of one pass helps the other.
+    """
+    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+
+    def host_time(name: str, times: BlockTimes, kind: str) -> Amount:
+        kernels = times.kernels.forward if kind == "forward" else times.kernels.backward
+        alone = (1 - graphed(x, name)) * kernels * x.host_kernel
+        if name != "experts":
+            return alone
+        loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
+        own = x.expert_host * (1 + (again if kind == "backward" else 0))
+        return alone + (1 - x.graph_experts) * (own + loops * x.loop_launch)
+
+    issue = {
+        kind: sum(in_stage(x, name, "pace") * host_time(name, times, kind) for name, times in blocks.items())
+        for kind in ("forward", "backward")
+    }
+    compute = {
+        kind: sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items()) for kind in issue
+    }
+    free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
+    halting = x.dropless * (1 - x.dispatch_fused) if "experts" in blocks else 0
+    apart = {kind: host.host_exposed(issued, 1, compute[kind]) for kind, issued in issue.items()}
+    behind = maximum(apart["forward"] + apart["backward"], 1e-12)
+    for kind, short in apart.items():
+        waits = halting * short + (1 - halting) * free * short / behind
+        ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
+    waiting = symbol("host_wait_forward") + symbol("host_wait_backward")
+    return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)

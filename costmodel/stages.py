@@ -1,0 +1,95 @@
+"""The stages of a pipeline: their time for one micro-batch, the bubble and the messages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
+
+from costmodel import schedule
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.term import Ledger, Term, symbol
+from costmodel.timing.network import all_gather_time, send_recv_time
+from costmodel.vocabulary import vocabulary_times
+from costmodel.work import communication
+
+
+def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:
+    """Blocks of a kind on a stage. [1]"""
+    return getattr(x, f"{block}_{stage}")
+
+
+def stage_times(
+    ledger: Ledger, x: SimpleNamespace, totals: Mapping[str, Mapping[str, Amount]], features: Collection[str]
+) -> dict[str, Amount]:
+    """Time of one micro-batch, forward and backward, on first, pace-setting and last stage; slowest and sum. [s]
+
+    The slowest stage sets the pace of the pipeline: what its embedding or logits add to the layers of
+    the stage with most of them is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473,
+    sec. 2.2.
+    """
+    embedding, output = (part + x.pass_host / 2 for part in vocabulary_times(ledger, x, features))
+    several = is_more_than_one(x.pp)
+
+    def layers(stage: str) -> Amount:
+        return sum(in_stage(x, name, stage) * parts["whole"] for name, parts in totals.items())
+
+    source = "blocks of the stage x their time, and its embedding or logits"
+    first = ledger.define(
+        "first_stage_time", layers("first") + embedding + (1 - several) * output, "s", source
+    )
+    last = ledger.define("last_stage_time", layers("last") + output + (1 - several) * embedding, "s", source)
+    pace = ledger.define("pace_stage_time", layers("pace"), "s", source)
+    slowest = ledger.define(
+        "slowest_stage_time",
+        maximum(first, maximum(pace, last)),
+        "s",
+        "the slowest stage sets the pace of the pipeline",
+    )
+    every = sum(getattr(x, f"{name}_total") * parts["whole"] for name, parts in totals.items())
+    return {"pace": pace, "slowest": slowest, "all": every + embedding + output}
+
+
+def with_encoder(
+    ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amount], encoder: Amount
+) -> dict[str, Amount]:
+    """Stages with an encoder: in the decoder's first stage, or in stages of its own before it. [s]"""
+    slowest = ledger.define(
+        "slowest_with_encoder",
+        maximum(
+            stages["slowest"] * x.enc_own + (1 - x.enc_own) * (symbol("first_stage_time") + encoder),
+            maximum(stages["slowest"], x.enc_own * encoder / x.enc_pp),
+        ),
+        "s",
+        with_encoder,
+    )
+    return dict(stages) | {"slowest": slowest, "all": stages["all"] + encoder}
+
+
+def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amount]) -> list[Term]:
+    """Bubble and exposed send/recv.
+
+    The bubble is the time in which a stage waits while the pipe fills and drains: the time of the
+    other stages for one micro-batch, over vpp. Equal stages give (pp - 1) / (vpp m) of the ideal time.
+    Overlapped messages take SMs and bandwidth from the compute beside them; fill and flush show theirs. Each pass
+    of a (virtual) stage begins with requests to its neighbours and with kernels that wait for what came.
+    """
+    several = minimum(is_more_than_one(x.pp) + x.enc_own, 1)
+    bubble = (stages["all"] - stages["slowest"]) / x.vpp * several
+    sent = send_recv_time(x, communication.pipeline_bytes(x), x.pp, communication.pipeline_ranks_in_domain(x))
+    inside = communication.ranks_in_domain(x, x.tp, 1)
+    joined = all_gather_time(x, communication.pipeline_gather_bytes(x), x.tp, inside)
+    scattered = x.scatter_gather * (1 - x.sp) * is_more_than_one(x.pp)
+    hop = ledger.define("pp_send_recv", sent + scattered * joined, "s", send_recv_time)
+    hidden = x.overlap_p2p * is_more_than_one(x.vpp)
+    each = (1 - hidden) + hidden * x.overlap_slowdown
+    sends = 2 * x.m * x.vpp * hop * each + 2 * (x.pp - 1) * hop
+    starts = 2 * several * (x.m * x.vpp + x.pp - 1) * x.pass_start
+    return [
+        ledger.term(
+            "pipeline_bubble", "pipeline bubble", maximum(0, bubble), "s", schedule.bubble_over_ideal
+        ),
+        ledger.term(
+            "pipeline_send_recv", "pipeline send/recv, exposed", sends, "s", communication.pipeline_bytes
+        ),
+        ledger.term("pipeline_starts", "beginning the passes of stages", starts, "s", pipeline_terms),
+    ]
