@@ -34,7 +34,8 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> Issued
     )
     has_tp = any(layer.split == "row" for layer in work.linears)
     grouped = [layer for layer in work.linears if layer.grouped]
-    apart = sum((layer.groups - 1) * (1 - x.grouped) for layer in grouped)
+    each = 1 + x.quantise_kernels  # a product and its quantisation
+    apart = sum((layer.groups * each - 1) * (1 - x.grouped) for layer in grouped)
     collectives = is_more_than_one(x.tp) if has_tp else 0
     source = "fused kernels, quantisation, collectives of one block"
     forward = ledger.define(
@@ -60,7 +61,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> Issued
     # A grouped GEMM of Transformer Engine still launches a GEMM and its quantisation for each expert.
     loops = ledger.define(
         f"{work.name}_loops_forward",
-        sum(layer.groups for layer in grouped) * (1 + x.quantise_kernels),
+        x.grouped * each * sum(layer.groups for layer in grouped),
         "1",
         block_kernels,
     )

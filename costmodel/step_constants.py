@@ -170,7 +170,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "elementwise_scale": f"elementwise_rate/{kernels}",
         "kernel_fusion": f"kernel_fusion/{family}",
         "grouped_scale": f"grouped_rate/{generation}-{gemm}",
-        "scan_fraction": "scan_fraction/all",
+        "scan_fraction": f"scan_fraction/{kernels}",
         "dispatch_scale": "dispatch_rate/all",
         "dispatch_network": f"dispatch_network/{generation}",
         "expert_kernels": "expert_kernels/all",

@@ -110,12 +110,6 @@ class TestGraphs:
         graph = {"cuda_graph": bool(scope), "cuda_graph_scope": scope}
         return step("qwen3-30b-a3b", "dgx-h100", 16, 4096, batch, **graph, **knobs)
 
-    @pytest.mark.xfail(
-        strict=True,
-        raises=AssertionError,
-        reason="model: 1.73 times (1.20 to 0.70 s); published 623 to 484 ms, 1.29 times. The host's 3 ms for a pass of "
-        "an expert block come from other releases' runs, above all with one sequence on B200; here 1.3 ms would do",
-    )
     def test_CL066_graphs_save_a_launch_bound_step_15_to_25_percent(self):
         sizes = {"tp": 2, "pp": 2, "ep": 4}
         eager, graph = self.qwen((), **sizes), self.qwen(ROUTER, **sizes)

@@ -109,13 +109,12 @@ def qwen_30b(micro_batch: int, precision: str) -> Prediction:
 def test_CL005_a_step_that_waits_for_the_host_gains_nothing_from_fp8():
     """Experts of one sequence are shorter than their launches.
 
-    Both 8-bit formats take the same time. They may lose to BF16, for they launch more kernels: Transformer Engine's
-    issue 1416 has a small model 2.4 times slower in FP8.
+    Both 8-bit formats take the same time. They lose to BF16, for they launch more kernels, for every expert too:
+    Transformer Engine's issue 1416 has a small model 2.4 times slower in FP8.
     """
     bound = [qwen_30b(1, precision) for precision in ("bf16", "fp8-cs", "mxfp8")]
     assert all(spent(each, "host_bound") > 0 for each in bound)
-    assert speedup(bound[0], bound[2]) == pytest.approx(1, abs=0.15)
-    assert speedup(bound[0], bound[2]) < 1.05
+    assert 1 / 2.4 < speedup(bound[0], bound[2]) < 1.05
     assert speedup(bound[1], bound[2]) == pytest.approx(1, abs=0.02)
 
 
