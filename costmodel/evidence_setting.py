@@ -7,7 +7,7 @@ import re
 
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
-from costmodel.parameters import count_parameters
+from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
 from costmodel.stack import default_stack, load_stack
 from costmodel.workload import Workload

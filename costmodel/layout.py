@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from costmodel.model_spec import ATTENTION, DENSE, GATED_DELTA, MAMBA, MLP, MOE, SPARSE, ModelSpec
-from costmodel.parameters import layer_parts
+from costmodel.parameter_counts import layer_parts
 from costmodel.plan import Plan
 
 BALANCED = "balanced"

@@ -11,7 +11,7 @@ from advisor import render
 from costmodel.model_file import to_mapping
 from costmodel.model_registry import list_aliases, list_models, load_model
 from costmodel.model_spec import ModelSpec
-from costmodel.parameters import count_parameters
+from costmodel.parameter_counts import count_parameters
 
 _LONG_TEXTS = ("source", "vocab_source", "params_published_source", "note")
 

@@ -1,6 +1,6 @@
 """Parameters that one rank holds outside the blocks: embedding, output layer, MTP projections, adapters.
 
-Those of a block stand with its other amounts; `costmodel.parameters` counts whole models.
+Those of a block stand with its other amounts; `costmodel.parameter_counts` counts whole models.
 """
 
 from __future__ import annotations

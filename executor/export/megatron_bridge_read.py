@@ -17,7 +17,7 @@ from executor.export.core_read import (
     whole_recompute,
 )
 from executor.export.exported import Reading
-from executor.export.megatron_bridge_settings import LORA_TARGETS
+from executor.export.megatron_bridge_task import LORA_TARGETS
 from executor.export.target_names import table
 
 FULL = {"bf16": True}

@@ -17,6 +17,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from executor.export.exported import Job
 from executor.export.megatron_bridge_remarks import remarks
+from executor.export.megatron_bridge_task import benchmark_settings, task_settings
 from executor.export.target_names import Names, recipe_names
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields
@@ -71,11 +72,6 @@ OFF: dict[str, Any] = {
 }
 # Values that a release without the field has anyway.
 NOTHING = (None, False, 0, "none", "no_shard", [], "")
-LORA_TARGETS = {
-    "qkv": ["linear_qkv"],
-    "attention": ["linear_qkv", "linear_proj"],
-    "all": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
-}
 TASK_WORDS = {"pretrain": ("pretrain",), "sft": ("sft", "finetune"), "lora": ("peft", "finetune")}
 BENCHMARK_ONLY = ("moe_router_force_load_balancing", "fake_process_group")
 
@@ -296,49 +292,6 @@ def deferral_limit(plan: Plan) -> int:
     return max(0, int(dict(plan.settings).get("wgrad_deferral_limit") or 0))
 
 
-def task_settings(job: Job, names: Names) -> dict[str, Any]:
-    """Adapters and packed sequences of fine-tuning."""
-    workload = job.workload
-    if workload.task == "pretrain":
-        return {}
-    settings: dict[str, Any] = {"dataset.seq_length": workload.seq_len}
-    if job.plan.cp > 1:
-        # ConfigContainer.validate: ranks of one sequence hold unequal numbers of tokens that count.
-        settings |= {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}
-    if workload.task == "lora":
-        targets = LORA_TARGETS[workload.lora_targets]
-        settings |= {
-            "peft.dim": workload.lora_rank,
-            "peft.alpha": 2 * workload.lora_rank,
-            "peft.target_modules": targets,
-        }
-    if names.has("finetuning", "enable_offline_packing"):
-        settings["dataset.enable_offline_packing"] = workload.packed
-        packing = "offline_packing_specs"
-    else:
-        packing = "packed_sequence_specs"
-    if workload.packed:
-        settings[f"dataset.{packing}.packed_sequence_size"] = workload.seq_len
-        lengths = (f"dataset.{packing}.packed_sequence_size", "dataset.seq_length", "model.seq_length")
-        settings |= packed_batch(job, lengths, "train")
-        settings["dataset.dataset_kwargs"] = {"pad_to_max_length": True}
-    else:
-        settings[f"dataset.{packing}"] = None
-    return settings
-
-
-def packed_batch(job: Job, lengths: tuple[str, ...], batch: str) -> dict[str, Any]:
-    """Several packs in a micro-batch are one longer pack: both targets refuse more than one, and say this way out."""
-    packs = job.plan.micro_batch
-    if packs == 1:
-        return {}
-    tokens = packs * job.workload.seq_len
-    return dict.fromkeys(lengths, tokens) | {
-        f"{batch}.micro_batch_size": 1,
-        f"{batch}.global_batch_size": job.workload.global_batch // packs,
-    }
-
-
 def other_settings(job: Job, names: Names) -> Iterator[tuple[str, Any]]:
     """Settings that the plan carries and that are no fields of Megatron-Core's classes."""
     for name, value in job.plan.settings:
@@ -350,27 +303,6 @@ def other_settings(job: Job, names: Names) -> Iterator[tuple[str, Any]]:
             if field and "(" not in dotted and names.has(section, field.split(".")[0]):
                 yield dotted, value
                 break
-
-
-def benchmark_settings(job: Job) -> dict[str, Any]:
-    """What only a benchmark may have: data from nowhere, tokens spread evenly, no checks, no checkpoints."""
-    settings: dict[str, Any] = {
-        "dataset.blend": None,
-        "tokenizer.tokenizer_type": "NullTokenizer",
-        "tokenizer.vocab_size": job.model.vocab,
-        "rerun_state_machine.check_for_nan_in_loss": False,
-        "ddp.check_for_nan_in_grad": False,
-        "checkpoint.save": None,
-        "checkpoint.load": None,
-        "train.train_iters": 50,
-    }
-    if job.workload.task != "pretrain":
-        settings = {
-            name: value for name, value in settings.items() if not name.startswith(("dataset", "tokenizer"))
-        }
-    if job.model.moe is not None:
-        settings["model.moe_router_force_load_balancing"] = True
-    return settings
 
 
 def _held(wanted: Mapping[str, Any], names: Names, notes: list[str]) -> Iterator[tuple[str, Any]]:

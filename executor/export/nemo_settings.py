@@ -19,12 +19,11 @@ from executor.export.launch import nodes_of
 from executor.export.megatron_bridge_settings import (
     BY_OVERLAP,
     BY_PRECISION,
-    LORA_TARGETS,
     NOTHING,
     deferral_limit,
-    packed_batch,
     recompute_names,
 )
+from executor.export.megatron_bridge_task import LORA_TARGETS, packed_batch
 from executor.export.nemo_remarks import remarks
 from executor.export.target_names import Names, recipe_names
 from executor.megatron_args import core_fields

@@ -13,7 +13,7 @@ from costmodel.layout import plan_layout
 from costmodel.model_registry import list_models, load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.model_work import core_flops_of_block, weights_of_block
-from costmodel.parameters import count_parameters
+from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
 from costmodel.predict import Prediction, predict
 from costmodel.work import experts

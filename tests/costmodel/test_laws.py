@@ -16,7 +16,7 @@ from costmodel.columns import plan_columns, plan_from_columns
 from costmodel.formulas import DENSE
 from costmodel.layer import block_work
 from costmodel.model_registry import list_models, load_model
-from costmodel.parameters import count_parameters
+from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
 from costmodel.predict import compiled_family, evaluate_plans, predict
 from costmodel.rates import stream

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from costmodel.model_hf import ARCHITECTURES, read_hf_config
 from costmodel.model_registry import load_model
-from costmodel.parameters import count_parameters
+from costmodel.parameter_counts import count_parameters
 
 UNHURRIED = settings(deadline=None)
 

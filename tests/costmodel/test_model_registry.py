@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.model_registry import MODELS, list_aliases, list_models, load_model, parse_size_name
-from costmodel.parameters import count_parameters
+from costmodel.parameter_counts import count_parameters
 
 UNHURRIED = settings(deadline=None)
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from costmodel.model_file import from_mapping, with_overrides
 from costmodel.model_registry import list_models, load_model
+from costmodel.parameter_counts import count_parameters, layer_parts
 from costmodel.parameters import (
     attention_parameters,
-    count_parameters,
     embedding_parameters,
     gated_delta_parameters,
-    layer_parts,
     mamba_parameters,
     mla_parameters,
     mlp_parameters,
@@ -166,7 +165,7 @@ def test_layer_override_keeps_the_rest():
 def test_counting_imports_neither_sympy_nor_numpy():
     program = (
         "import sys; from costmodel.model_registry import load_model; "
-        "from costmodel.parameters import count_parameters; count_parameters(load_model('70b')); "
+        "from costmodel.parameter_counts import count_parameters; count_parameters(load_model('70b')); "
         "print([name for name in ('sympy', 'numpy', 'pydantic', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from costmodel.model_registry import list_models, load_model
-from costmodel.parameters import count_parameters
+from costmodel.parameter_counts import count_parameters
 
 COUNTED = [
     ("llama3-8b", 8_030_261_248, 8_030_261_248),
