@@ -59,17 +59,23 @@ def _recipe_gemm(
         together = x.grouped * minimum(layer.groups, GEMM_STREAMS) + (1 - x.grouped)
         launch = x.linear_launch * layer.groups / together
     repeats = layer.groups / together
-    return launch + repeats * kernels.gemm_time(
-        rows,
-        columns,
-        inner,
-        peak=x.linear_peak,
-        fraction=fraction,
-        num_sms=x.gpu_sms,
-        wave_weight=x.linear_wave,
-        launch=0,
-        groups=together,
-        **gemm_memory(x, rows, columns, inner, x.operand_bytes, accumulate, together),
+    added = layer.groups * accumulation_time(x, rows, columns) if accumulate else 0
+    return (
+        launch
+        + added
+        + repeats
+        * kernels.gemm_time(
+            rows,
+            columns,
+            inner,
+            peak=x.linear_peak,
+            fraction=fraction,
+            num_sms=x.gpu_sms,
+            wave_weight=x.linear_wave,
+            launch=0,
+            groups=together,
+            **gemm_memory(x, rows, columns, inner, x.operand_bytes, together),
+        )
     )
 
 
@@ -82,7 +88,8 @@ def model_gemm(
     groups: Amount = 1,
 ) -> Amount:
     """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits, router, adapters. [s]"""
-    return kernels.gemm_time(
+    added = groups * accumulation_time(x, rows, columns) if accumulate else 0
+    return added + kernels.gemm_time(
         rows,
         columns,
         inner,
@@ -92,7 +99,7 @@ def model_gemm(
         wave_weight=x.gemm_wave,
         launch=x.gemm_launch,
         groups=groups,
-        **gemm_memory(x, rows, columns, inner, x.activation_bytes, accumulate, groups),
+        **gemm_memory(x, rows, columns, inner, x.activation_bytes, groups),
     )
 
 
@@ -107,15 +114,33 @@ def gemm_memory(
     columns: Amount,
     inner: Amount,
     operand_bytes: Amount,
-    accumulate: bool,
     groups: Amount = 1,
 ) -> dict[str, Amount]:
     """Bytes that a GEMM moves [byte] and the bandwidth a memory-bound one reaches [byte/s]."""
-    output = 2 * x.grad_bytes if accumulate else x.activation_bytes
     return {
-        "num_bytes": groups * linear.gemm_bytes(rows, columns, inner, operand_bytes, output),
-        "bandwidth": x.hbm_bandwidth * x.gemm_bandwidth_fraction * (1 - VBOOST_MEMORY * x.vboost),
+        "num_bytes": groups * linear.gemm_bytes(rows, columns, inner, operand_bytes, x.activation_bytes),
+        "bandwidth": gemm_bandwidth(x),
     }
+
+
+def gemm_bandwidth(x: SimpleNamespace) -> Amount:
+    """Bandwidth that a memory-bound GEMM reaches. [byte/s]"""
+    return x.hbm_bandwidth * x.gemm_bandwidth_fraction * (1 - VBOOST_MEMORY * x.vboost)
+
+
+def accumulation_time(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amount:
+    """Seconds in which a weight gradient is added to its buffer and no tile is computed. [s]
+
+    Kernel tables are of products that write a 16-bit result. Read, added and written once a tile is done, the buffer's
+    elements move 2 grad_bytes instead. Without fusion a kernel of its own adds. Sources: Megatron-Core,
+    gradient_accumulation_fusion; errors of runs left out (docs/decisions/0007).
+    """
+    return accumulated_bytes(x, rows, columns) / gemm_bandwidth(x)
+
+
+def accumulated_bytes(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amount:
+    """What a weight gradient moves beyond a 16-bit result: read and written in the gradient buffer. [byte]"""
+    return (1 - x.accumulate_split) * (2 * x.grad_bytes - x.activation_bytes) * rows * columns
 
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:

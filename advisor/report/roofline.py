@@ -8,7 +8,7 @@ from typing import Any
 
 from costmodel.layer import block_work
 from costmodel.predict import Prediction
-from costmodel.rates import gemm_memory, padded_rows
+from costmodel.rates import accumulated_bytes, gemm_memory, padded_rows
 from costmodel.symbols import BLOCKS
 from costmodel.work.linear import Linear, gemm_flops
 
@@ -49,7 +49,9 @@ def _gemm(x: SimpleNamespace, block: str, layer: Linear, kind: str, seconds: flo
         "wgrad": (layer.columns, layer.inner, tokens),
     }[kind]
     operand = x.operand_bytes if layer.quantised else x.activation_bytes
-    moved = gemm_memory(x, m, n, k, operand, kind == "wgrad", layer.groups)["num_bytes"]
+    moved = gemm_memory(x, m, n, k, operand, layer.groups)["num_bytes"]
+    if kind == "wgrad":
+        moved += layer.groups * accumulated_bytes(x, m, n)
     flops = layer.groups * gemm_flops(m, n, k)
     peak = x.linear_peak if layer.quantised else x.gpu_peak
     intensity = flops / moved

@@ -356,12 +356,12 @@ def test_CL022_recomputing_attention_costs_more_per_byte_than_recomputing_the_ml
 def test_CL041_tensor_parallelism_follows_active_parameters(where, gpus, sizes):
     """Stages and expert ranks as recipes have them; a search over all sizes takes 6 s and finds the same.
 
-    On 256 H100 TP4 ties with TP2 and two context ranks, to 0.1 %.
+    On 256 H100 TP4 ties with TP2 and two context ranks, to 1 %.
     """
     first = best("deepseek-v3", where, gpus, 4096, 8 * gpus, **sizes)
     if first.plan.tp > 2:
         second = best("deepseek-v3", where, gpus, 4096, 8 * gpus, tp=2, **sizes)
-        assert second.prediction.step_time_s < 1.005 * first.prediction.step_time_s
+        assert second.prediction.step_time_s < 1.01 * first.prediction.step_time_s
     else:
         assert first.plan.tp in (1, 2)
 

@@ -1,0 +1,68 @@
+"""Laws of single terms of a step: gradients added to their buffer, loops over experts, starts of passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import hardware_db
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import Prediction, predict
+from costmodel.workload import Workload
+
+H100 = hardware_db.resolve("h100", None)[0]
+
+
+def llama(**knobs: Any) -> Prediction:
+    return predict(load_model("llama3-8b"), Workload(8192, 64), H100, Plan(dp=8, **knobs))
+
+
+def qwen(**knobs: Any) -> Prediction:
+    return predict(load_model("qwen3-30b-a3b"), Workload(4096, 512), H100, Plan(dp=16, **knobs))
+
+
+def leaf(prediction: Prediction, name: str) -> float:
+    return sum(term.value for term in prediction.time.leaves() if term.name == name)
+
+
+def test_weight_gradients_pay_for_what_their_buffer_moves():
+    wide, narrow = (llama(grad_reduce_in_fp32=fp32) for fp32 in (True, False))
+    products = ("forward_linear", "backward_linear_dgrad")
+    assert all(leaf(wide, name) == pytest.approx(leaf(narrow, name)) for name in products)
+    assert leaf(wide, "backward_linear_wgrad") > leaf(narrow, "backward_linear_wgrad")
+    assert leaf(narrow, "backward_linear_wgrad") > leaf(narrow, "backward_linear_dgrad")
+
+
+def test_gradients_added_by_a_kernel_of_their_own_cost_more():
+    fused, split = (llama(gradient_accumulation_fusion=fusion) for fusion in (True, False))
+    assert leaf(split, "backward_linear_wgrad") < leaf(fused, "backward_linear_wgrad")
+    assert split.step_time_s > fused.step_time_s
+
+
+@pytest.mark.parametrize(("precision", "launches"), [("bf16", 1), ("fp8-cs", 3)])
+def test_each_expert_of_a_rank_is_a_launch_in_the_loop(precision, launches):
+    for ep in (4, 8, 16):
+        issued = qwen(ep=ep, precision=precision).values["experts_loops_forward"]
+        assert issued == 2 * launches * 128 / ep  # two products for each of the rank's experts
+
+
+def test_graphs_of_the_router_do_not_hold_the_loop_over_experts():
+    eager = qwen(ep=8, precision="fp8-cs")
+    router = qwen(ep=8, precision="fp8-cs", cuda_graph=True, cuda_graph_scope=("attn", "moe_router"))
+    loops = 3 * eager.values["experts_loops_forward"] * 48 * eager.plan.num_microbatches(512)
+    assert leaf(eager, "host_bound") > leaf(router, "host_bound") >= 0
+    assert leaf(router, "launch_gaps") > loops * 1e-6  # a gap each, 1.2 us without a graph
+
+
+def test_every_pass_of_a_virtual_stage_has_a_start():
+    whole, halves = (llama_of_four_stages(vpp) for vpp in (2, 4))
+    passes = [2 * (64 * each.plan.vpp + 3) for each in (whole, halves)]
+    started = [leaf(each, "pipeline_starts") for each in (whole, halves)]
+    assert started[1] / started[0] == pytest.approx(passes[1] / passes[0])
+    assert leaf(llama(), "pipeline_starts") == 0
+
+
+def llama_of_four_stages(vpp: int) -> Prediction:
+    return predict(load_model("llama3-8b"), Workload(8192, 128), H100, Plan(pp=4, dp=2, vpp=vpp))
