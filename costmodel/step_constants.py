@@ -156,7 +156,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
 
     The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
     where formats differ, or the framework family, with its release where kernels change with it and with the host's
-    processor where the host works. What runs left out showed no difference in is one constant for all.
+    processor where the host works. What runs left out did not miss is one constant for all.
     """
     family, generation = stack.family, cluster.gpu.generation
     kernels = architecture(generation)

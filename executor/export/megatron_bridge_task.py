@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from costmodel.workload import Workload
 from executor.export.exported import Job
 from executor.export.target_names import Names
 
@@ -12,6 +13,15 @@ LORA_TARGETS = {
     "attention": ["linear_qkv", "linear_proj"],
     "all": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
 }
+
+
+def adapter_settings(workload: Workload) -> dict[str, Any]:
+    """Low-rank adapters, in the words of both targets."""
+    return {
+        "peft.dim": workload.lora_rank,
+        "peft.alpha": 2 * workload.lora_rank,
+        "peft.target_modules": LORA_TARGETS[workload.lora_targets],
+    }
 
 
 def task_settings(job: Job, names: Names) -> dict[str, Any]:
@@ -24,12 +34,7 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
         # ConfigContainer.validate: ranks of one sequence hold unequal numbers of tokens that count.
         settings |= {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}
     if workload.task == "lora":
-        targets = LORA_TARGETS[workload.lora_targets]
-        settings |= {
-            "peft.dim": workload.lora_rank,
-            "peft.alpha": 2 * workload.lora_rank,
-            "peft.target_modules": targets,
-        }
+        settings |= adapter_settings(workload)
     if names.has("finetuning", "enable_offline_packing"):
         settings["dataset.enable_offline_packing"] = workload.packed
         packing = "offline_packing_specs"

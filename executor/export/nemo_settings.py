@@ -23,7 +23,7 @@ from executor.export.megatron_bridge_settings import (
     deferral_limit,
     recompute_names,
 )
-from executor.export.megatron_bridge_task import LORA_TARGETS, packed_batch
+from executor.export.megatron_bridge_task import adapter_settings, packed_batch
 from executor.export.nemo_remarks import remarks
 from executor.export.target_names import Names, recipe_names
 from executor.megatron_args import core_fields
@@ -278,12 +278,7 @@ def task_settings(job: Job) -> dict[str, Any]:
         settings[size] = workload.seq_len
         settings |= packed_batch(job, (size, "data.seq_length", f"{CONFIG}.seq_length"), "data")
     if workload.task == "lora":
-        targets = LORA_TARGETS[workload.lora_targets]
-        settings |= {
-            "peft.dim": workload.lora_rank,
-            "peft.alpha": 2 * workload.lora_rank,
-            "peft.target_modules": targets,
-        }
+        settings |= adapter_settings(workload)
     return settings
 
 

@@ -66,10 +66,7 @@ def test_CL044_fsdp_is_exposed_below_the_tokens_at_which_a_layer_computes_as_lon
 
     assert [covered(each) for each in found.values()] == [False, False, True, True]
     seconds = {seq_len: spent(each, "fsdp_exposed") for seq_len, each in found.items()}
-    assert seconds[1024] > 1.5 * seconds[4096]
-    # The host is late for so few tokens, and traffic hides under its delay as it does under compute.
-    assert found[512].values["host_bound"] > 0
-    assert seconds[512] > 0.95 * seconds[1024]
+    assert seconds[512] > seconds[1024] > 1.5 * seconds[4096]
     assert seconds[8192] == pytest.approx(seconds[4096])
 
 
@@ -279,11 +276,26 @@ def instances(where: str | Cluster, number: int, **more: Any) -> Prediction:
 
 @pytest.mark.parametrize("where", ETHERNET)
 def test_CL057_optimizer_instances_gather_inside_nvlink_for_8_times_the_memory(where):
-    """Where the gather is exposed, the whole step gains; the gather takes half as long, to 4 %, or less."""
+    """Where the gather is exposed, the whole step gains."""
     one, eight = (instances(where, number, overlap_param_gather=False) for number in (1, 8))
-    assert spent(eight, "dp_gather") < 1.05 * spent(one, "dp_gather") / 2
+    assert spent(eight, "dp_gather") < spent(one, "dp_gather")
     assert held(eight, "optimizer") == pytest.approx(8 * held(one, "optimizer"))
     assert eight.step_time_s < one.step_time_s
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ETHERNET[0],
+        pytest.param(
+            ETHERNET[1],
+            marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="0.52 at 200 Gbit/s a GPU"),
+        ),
+    ],
+)
+def test_CL057_the_gather_inside_nvlink_takes_less_than_half(where):
+    one, eight = (instances(where, number, overlap_param_gather=False) for number in (1, 8))
+    assert spent(eight, "dp_gather") < spent(one, "dp_gather") / 2
 
 
 @pytest.mark.parametrize("where", ETHERNET)
@@ -339,10 +351,11 @@ def test_CL085_sharp_takes_6_sms_of_16_and_half_of_the_traffic():
     for gathers in (False, True):
         assert sms(off, gathers=gathers) == pytest.approx(16)
         assert sms(on, gathers=gathers) == pytest.approx(6)
-    assert spent(on, *DATA_PARALLEL) <= 1.0001 * spent(off, *DATA_PARALLEL) / 2
-    # Inside NVLink a reduction takes as long as between nodes, so that its own time need not shrink.
-    assert on.values["dp_reduce_scatter"] <= off.values["dp_reduce_scatter"]
+    assert spent(on, *DATA_PARALLEL) < spent(off, *DATA_PARALLEL) / 2
     assert on.step_time_s < off.step_time_s
+    # On H100 NVLink inside a node takes as long; A100 wait for their cards.
+    off, on = (step("llama3-8b", "dgx-a100", 64, 8192, 128, sharp=sharp) for sharp in (False, True))
+    assert on.values["dp_reduce_scatter"] < off.values["dp_reduce_scatter"]
 
 
 @pytest.mark.parametrize(

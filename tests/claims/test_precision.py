@@ -115,8 +115,18 @@ def test_CL005_a_step_that_waits_for_the_host_gains_nothing_from_fp8():
     """
     bound = [qwen_30b(1, precision) for precision in ("bf16", "fp8-cs", "mxfp8")]
     assert all(spent(each, "host_bound") > 0 for each in bound)
-    assert 1 / 2.4 < speedup(bound[0], bound[2]) < 1.05
+    assert speedup(bound[0], bound[2]) < 1.05
     assert speedup(bound[1], bound[2]) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="0.75: every expert of a rank costs the host two more launches in MXFP8, while BF16 waits for it as well",
+)
+def test_CL005_a_step_that_waits_for_the_host_loses_nothing_to_fp8():
+    bound = [qwen_30b(1, precision) for precision in ("bf16", "mxfp8")]
+    assert speedup(*bound) == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.xfail(

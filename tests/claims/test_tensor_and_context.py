@@ -348,22 +348,23 @@ def test_CL022_recomputing_attention_costs_more_per_byte_than_recomputing_the_ml
 @pytest.mark.parametrize(
     ("where", "gpus", "sizes"),
     [
-        ("dgx-h100", 256, {"pp": 8, "ep": 32}),
+        pytest.param(
+            "dgx-h100",
+            256,
+            {"pp": 8, "ep": 32},
+            marks=pytest.mark.xfail(
+                strict=True,
+                raises=AssertionError,
+                reason="TP4 is predicted half a percent ahead of TP2 with two context ranks",
+            ),
+        ),
         ("dgx-b200", 256, {"pp": 16, "ep": 8}),
         ("dgx-h100", 1024, {"pp": 8, "ep": 64}),
     ],
 )
 def test_CL041_tensor_parallelism_follows_active_parameters(where, gpus, sizes):
-    """Stages and expert ranks as recipes have them; a search over all sizes takes 6 s and finds the same.
-
-    On 256 H100 TP4 ties with TP2 and two context ranks, to 1 %.
-    """
-    first = best("deepseek-v3", where, gpus, 4096, 8 * gpus, **sizes)
-    if first.plan.tp > 2:
-        second = best("deepseek-v3", where, gpus, 4096, 8 * gpus, tp=2, **sizes)
-        assert second.prediction.step_time_s < 1.01 * first.prediction.step_time_s
-    else:
-        assert first.plan.tp in (1, 2)
+    """Stages and expert ranks as recipes have them; a search over all sizes takes 6 s and finds the same."""
+    assert best("deepseek-v3", where, gpus, 4096, 8 * gpus, **sizes).plan.tp in (1, 2)
 
 
 def test_CL041_a_dense_model_of_fewer_parameters_takes_more():
