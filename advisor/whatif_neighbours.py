@@ -126,6 +126,7 @@ def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
         return LADDERS[knob.name]
     plan, layers = chosen.plan, chosen.model.num_layers
     each = max(1, (layers + plan.account_embedding + plan.account_loss) // plan.pp)
+    chunk = each // plan.vpp
     shards = plan.dp * plan.cp
     batch = chosen.workload.global_batch
     # An end stage may differ only by what the stages between it and the others can share out evenly.
@@ -136,7 +137,7 @@ def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
         "micro_batch": divisors(batch // plan.dp) if batch % plan.dp == 0 else divisors(batch),
         "fsdp_shard_size": [0, *reversed([d for d in divisors(shards) if 1 < d < shards])],
         "cp_a2a_size": divisors(plan.cp),
-        "recompute_num_layers": sorted({0, max(1, each // 4), max(1, each // 2), max(1, 3 * each // 4)}),
+        "recompute_num_layers": sorted({0, *(plan.vpp * max(1, chunk * part // 4) for part in (1, 2, 3))}),
         "offload_layers": sorted({0, 1, max(1, each // 2), each}),
         "first_stage_layers": ends,
         "last_stage_layers": ends,

@@ -146,6 +146,16 @@ class Plan:
         encoder = (self.encoder_tp or self.tp) * self.encoder_pp
         return self.cp * (self.tp * self.pp + encoder)
 
+    @property
+    def sharding_instances(self) -> int:
+        """Groups of data-parallel ranks that each hold the sharded states once; a shard size of FSDP decides. [1]
+
+        Source: Megatron-Core DistributedDataParallelConfig.num_distributed_optimizer_instances.
+        """
+        if self.fsdp and self.fsdp_shard_size:
+            return max(1, self.dp * self.cp // self.fsdp_shard_size)
+        return self.optimizer_instances
+
     def num_microbatches(self, global_batch: int) -> int:
         """Micro-batches each data-parallel rank computes in one step. [1]"""
         per_pass = self.micro_batch * self.dp

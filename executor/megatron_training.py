@@ -26,8 +26,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
     }
     if plan.bucket_size:
         fields["bucket_size"] = plan.bucket_size
-    if plan.optimizer_instances > 1:
-        fields["num_distributed_optimizer_instances"] = plan.optimizer_instances
+    if plan.sharding_instances > 1:
+        fields["num_distributed_optimizer_instances"] = plan.sharding_instances
     if plan.fsdp and plan.fsdp_implementation == "megatron":
         fields["use_megatron_fsdp"] = True
         fields["data_parallel_sharding_strategy"] = SHARDING[plan.zero_stage]

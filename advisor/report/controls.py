@@ -154,7 +154,7 @@ def _numbers(prediction: Prediction, name: str) -> Sequence[float]:
         "micro_batch": (1, 2, 4, 8, 16),
         "cp_a2a_size": (1, 2, 4, 8),
         "optimizer_instances": (1, 2, 4, 8),
-        "recompute_num_layers": LAYER_COUNTS,
+        "recompute_num_layers": [plan.vpp * count for count in LAYER_COUNTS],
         "offload_layers": LAYER_COUNTS,
         "nvl_segment": [size for size in (0, 8, 16, 32, 64, 72) if size <= prediction.cluster.domain_size],
     }.get(name, LADDERS.get(name, ()))

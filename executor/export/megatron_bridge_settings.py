@@ -222,19 +222,15 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
 
 
 def fsdp_settings(plan: Plan) -> dict[str, Any]:
-    """FSDP of Megatron or of torch; a shard smaller than the group makes several optimizer instances."""
+    """FSDP of Megatron or of torch."""
     if plan.fsdp_implementation == "torch":
         return {"dist.use_torch_fsdp2": True}
-    settings: dict[str, Any] = {
+    return {
         "dist.use_megatron_fsdp": True,
         "ddp.average_in_collective": False,
         "model.init_model_with_meta_device": plan.zero_stage == 3,
         "checkpoint.ckpt_format": "fsdp_dtensor",
     }
-    ranks = plan.dp * plan.cp
-    if plan.fsdp_shard_size and plan.fsdp_shard_size < ranks:
-        settings["ddp.num_distributed_optimizer_instances"] = ranks // plan.fsdp_shard_size
-    return settings
 
 
 def precision_settings(plan: Plan) -> dict[str, Any]:

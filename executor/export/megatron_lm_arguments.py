@@ -245,7 +245,6 @@ def _reduction(writer: Writer, fields: Arguments) -> None:
 def _fsdp(writer: Writer, fields: Arguments) -> None:
     """Both implementations have their own checkpoints; PyTorch's takes neither the distributed optimizer nor fusion."""
     plan = writer.job.plan
-    shards = plan.dp * plan.cp
     if plan.fsdp_implementation == "torch":
         writer.put("--use-torch-fsdp2")
         writer.put("--ckpt-format", "torch_dist")
@@ -254,8 +253,6 @@ def _fsdp(writer: Writer, fields: Arguments) -> None:
         fields["gradient_accumulation_fusion"] = False
     else:
         writer.put("--ckpt-format", "fsdp_dtensor")
-        if plan.fsdp_shard_size and plan.fsdp_shard_size < shards:
-            fields["num_distributed_optimizer_instances"] = shards // plan.fsdp_shard_size
 
 
 def _batch(writer: Writer) -> None:

@@ -210,9 +210,6 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     instances = ddp.pop("num_distributed_optimizer_instances", 1)
     if plan.fsdp:
         settings[f"{STRATEGY}.fsdp"] = "megatron"
-        ranks = plan.dp * plan.cp
-        if plan.fsdp_shard_size and plan.fsdp_shard_size < ranks:
-            instances = ranks // plan.fsdp_shard_size
     place = STRATEGY if names.has(STRATEGY, "num_distributed_optimizer_instances") else f"{STRATEGY}.ddp"
     settings[f"{place}.num_distributed_optimizer_instances"] = instances
     settings |= {f"{STRATEGY}.ddp.{name}": value for name, value in ddp.items()}

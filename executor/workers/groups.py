@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from costmodel.plan import Plan
+
 # Groups of `costmodel.rank_amounts` by Megatron-Core's names for them (parallel_state.py).
 GROUP_NAMES = {
     "TENSOR_MODEL_PARALLEL_GROUP": "tp",
@@ -54,7 +56,7 @@ def make_groups(plan: Mapping[str, Any], seed: int) -> None:
         expert_model_parallel_size=plan["ep"],
         expert_tensor_parallel_size=plan["etp"],
         hierarchical_context_parallel_sizes=hierarchical,
-        num_distributed_optimizer_instances=plan["optimizer_instances"],
+        num_distributed_optimizer_instances=Plan(**plan).sharding_instances,
         create_gloo_process_groups=False,
     )
     torch.manual_seed(seed)

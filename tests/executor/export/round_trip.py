@@ -29,23 +29,11 @@ def same(job: Job, back: Plan) -> bool:
     """Whether both plans are one to Megatron-Core, and say the same of what it does not see."""
     plan = job.plan
     assert core_fields(back, job.model, job.workload) == core_fields(plan, job.model, job.workload)
-    mine, theirs = ddp_fields(plan), ddp_fields(back)
-    # A shard as large as the group is no shard, and several instances are shards of that size.
-    for fields in (mine, theirs):
-        fields.pop("num_distributed_optimizer_instances", None)
-    assert mine == theirs
+    assert ddp_fields(back) == ddp_fields(plan)
     assert optimizer_fields(back) == optimizer_fields(plan)
-    assert shards(back) == shards(plan)
     for name in ("dp", "micro_batch", "manual_gc", "sharp", "precision", "fp8_param_gather"):
         assert getattr(back, name) == getattr(plan, name), name
     return True
-
-
-def shards(plan: Plan) -> int:
-    """Data-parallel ranks over which states are split."""
-    ranks = plan.dp * plan.cp
-    shard = plan.fsdp_shard_size if plan.fsdp else 0
-    return min(ranks, shard) if shard else ranks // plan.optimizer_instances
 
 
 def comparable(job: Job) -> Job:

@@ -100,6 +100,17 @@ def test_what_is_exported_reads_back_as_the_same_plan(data):
     assert same(job, Plan(**reading.knobs))
 
 
+@pytest.mark.parametrize(
+    ("shard", "read"), [(0, 4), (8, 0), (4, 4)], ids=["instances", "all ranks", "half of them"]
+)
+def test_a_shard_size_of_fsdp_decides_over_instances(shard, read):
+    plan = Plan(tp=4, dp=8, fsdp=True, zero_stage=3, fsdp_shard_size=shard, optimizer_instances=2)
+    exported = megatron_bridge.export(a_job(plan))
+    back = Plan(**megatron_bridge.read(text_of(exported)).knobs)
+    assert (back.fsdp_shard_size, back.optimizer_instances) == (read, 1)
+    assert back.sharding_instances == plan.sharding_instances
+
+
 def test_override_lines_read_as_the_file_does():
     job = a_job(Plan(tp=2, pp=2, dp=8, recompute="selective", recompute_modules=("mlp",)))
     exported = megatron_bridge.export(job)
