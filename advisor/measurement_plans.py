@@ -52,6 +52,10 @@ PLAIN_FLAGS = {
 }
 
 
+# Chunks of each rank in a looped schedule of torchtitan where none are stated. Source: torchtitan, pipeline_parallel.py
+INTERLEAVED_CHUNKS = 2
+
+
 @lru_cache(maxsize=1)
 def _habits() -> list[dict[str, Any]]:
     with HABITS.open("rb") as file:
@@ -76,9 +80,12 @@ def row_model(row: Row) -> ModelSpec:
 def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
     """The row's task; adapters as its recipe states them, else on QKV with rank 16, as NVIDIA's recipes."""
     task = row.text("task") or "pretrain"
-    load = NATURAL_IMBALANCE if routes_naturally(row) else 1.0
+    load: dict[str, Any] = {
+        "moe_imbalance": NATURAL_IMBALANCE if routes_naturally(row) else 1.0,
+        "moe_adjacent": "fake balanced gate" in row.text("notes") and row_model(row).moe is not None,
+    }
     if task == "pretrain":
-        return Workload(seq_len, global_batch, moe_imbalance=load)
+        return Workload(seq_len, global_batch, **load)
     packed = (
         {"mean_length": min(SQUAD_TOKENS, seq_len), "length_cv": SQUAD_SPREAD} if packs_squad(row) else {}
     )
@@ -87,10 +94,8 @@ def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
     rank = int(peft.get("dim") or 16) if isinstance(peft, dict) else 16
     reach = "all" if any("fc" in name for name in targets) else "attention" if len(targets) > 1 else "qkv"
     if task == "sft":
-        return Workload(seq_len, global_batch, task, moe_imbalance=load, **packed)
-    return Workload(
-        seq_len, global_batch, task, lora_rank=rank, lora_targets=reach, moe_imbalance=load, **packed
-    )
+        return Workload(seq_len, global_batch, task, **load, **packed)
+    return Workload(seq_len, global_batch, task, lora_rank=rank, lora_targets=reach, **load, **packed)
 
 
 def routes_naturally(row: Row) -> bool:
@@ -190,6 +195,11 @@ def _sizes(
         vpp = habit.get("vpp", vpp)
         if not vpp:
             vpp = 1 if model.num_layers % pp else model.num_layers // pp
+        if "Interleaved" in row.json("other_flags").get("schedule", ""):
+            vpp = INTERLEAVED_CHUNKS
+            assumed.append(
+                f"chunks of its interleaved schedule not stated: {vpp} for each rank, torchtitan's default"
+            )
     if pp == 1:
         vpp = 1
     if gpus % (tp * pp * cp):

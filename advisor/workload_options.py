@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-NAMES = ("mean_length", "length_cv", "packed", "lora_rank", "lora_targets", "moe_imbalance")
+NAMES = ("mean_length", "length_cv", "packed", "lora_rank", "lora_targets", "moe_imbalance", "moe_adjacent")
 
 
 def workload_options(function: Function) -> Function:
@@ -37,6 +37,11 @@ def workload_options(function: Function) -> Function:
                 type=float,
                 metavar="X",
                 help="Tokens of the busiest expert rank over the mean; benchmarks force 1, real loads do not [1].",
+            ),
+            click.option(
+                "--moe-adjacent/--moe-spread",
+                default=None,
+                help="A token's experts stand side by side (a benchmark's fake gate), or anywhere [anywhere].",
             ),
         ]
     ):

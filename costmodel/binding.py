@@ -146,6 +146,8 @@ def _expert_numbers(model: ModelSpec) -> dict[str, float]:
         "fc1_copies": 2.0 if model.gated and model.activation == "quick_gelu" else 1.0,
         "fc2_copies": 2.0 if not model.gated and model.activation == "squared_relu" else 1.0,
         "expert_bias": float(moe.expert_bias) if moe else 0.0,
+        "router_groups": moe.router_groups if moe else 1,
+        "router_picks": moe.router_group_topk if moe else 1,
         "shared_gate": float(moe.shared_expert_gate) if moe else 0.0,
     }
 
@@ -188,6 +190,7 @@ def _workload_inputs(workload: Workload, model: ModelSpec) -> dict[str, Bound]:
         "lora_proj": float(workload.lora_targets != "qkv"),
         "lora_mlp": float(workload.lora_targets == "all"),
         "imbalance": workload.moe_imbalance,
+        "adjacent": float(workload.moe_adjacent),
     }
     notes = _workload_notes(workload, model)
     return {name: Bound(float(number), "workload", notes.get(name, "")) for name, number in numbers.items()}

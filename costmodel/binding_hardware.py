@@ -283,6 +283,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
         name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}")
         for name in ("early_stop", "expert_bias_fused", "scatter_gather", "plain_norms", "packs_attention")
     }
+    bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")
     guessed: list[str] = []
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
         name, _, where = key.partition("/")

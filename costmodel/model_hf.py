@@ -200,6 +200,10 @@ def _mixtral(config: Config) -> Config:
     return values | {"moe": moe}
 
 
+# Node-limited routing: our names for DeepSeek's.
+ROUTER_GROUPS = {"router_groups": "n_group", "router_group_topk": "topk_group"}
+
+
 def _deepseek(config: Config) -> Config:
     """DeepSeek-V2 and V3 (also Moonlight and Kimi K2, which use the V3 class)."""
     expert_ffn = _count(config, "moe_intermediate_size")
@@ -223,6 +227,8 @@ def _deepseek(config: Config) -> Config:
         "router_score": "sigmoid" if sigmoid else "softmax",
         "expert_bias": config.get("topk_method") == "noaux_tc",
     }
+    if config.get("topk_method") != "greedy":
+        moe |= {name: _count(config, key, 1) for name, key in ROUTER_GROUPS.items()}
     mtp = _count_or_zero(config, "num_nextn_predict_layers")
     llama = _llama({"head_dim": v_head_dim} | config)
     return llama | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla, "moe": moe, "mtp_layers": mtp}

@@ -43,12 +43,20 @@ class Moe(Checked):
     aux_loss_coeff: float | None = None
     load_balancing: str | None = None
     expert_bias: bool = False
+    router_groups: int = 1
+    router_group_topk: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.topk > self.num_experts:
             raise ValueError(
                 f"moe.topk {self.topk} is more than moe.num_experts {self.num_experts}. Lower topk."
+            )
+        groups, picked = self.router_groups, self.router_group_topk
+        if self.num_experts % groups or picked > groups or self.topk > picked * self.num_experts // groups:
+            raise ValueError(
+                f"moe.topk {self.topk} in moe.router_group_topk {picked} of moe.router_groups {groups} does not fit "
+                f"{self.num_experts} experts: groups are equal and hold the chosen ones. Set both to 1 for no groups."
             )
 
 

@@ -34,6 +34,7 @@ class WorkloadPart(BaseModel):
     lora_rank: StrictInt = 16
     lora_targets: str = "all"
     moe_imbalance: float = 1.0
+    moe_adjacent: StrictBool = False
 
 
 class ClusterPart(BaseModel):

@@ -145,6 +145,6 @@ def accumulated_bytes(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amou
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    kernels_rate = x.elementwise_scale * x.kernel_fusion * x.release_scale
+    kernels_rate = x.elementwise_scale * x.release_scale
     bandwidth = x.hbm_bandwidth * kernels_rate * (1 - VBOOST_MEMORY * x.vboost)
     return kernels.stream_time(num_bytes, bandwidth=bandwidth, fraction=fraction)

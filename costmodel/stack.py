@@ -23,6 +23,7 @@ class Stack:
     expert_bias_fused: grouped GEMMs of captured expert blocks add biases. scatter_gather: stages send each other a
     share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
+    wheels: matrix products are of the cuBLAS in PyTorch's wheels.
     """
 
     family: str
@@ -33,6 +34,7 @@ class Stack:
     scatter_gather: bool = False
     plain_norms: bool = False
     packs_attention: bool = False
+    wheels: bool = False
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ def load_stack(text: str) -> Stack:
         family["early_attention" if early else "attention"],
         family["early_stop"],
         bool(release) and months(release) >= months(fused_from),
-        *(family.get(name, False) for name in ("scatter_gather", "plain_norms", "packs_attention")),
+        *(family.get(name, False) for name in ("scatter_gather", "plain_norms", "packs_attention", "wheels")),
     )
 
 

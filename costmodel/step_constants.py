@@ -40,7 +40,7 @@ PRIORS: dict[str, Prior] = {
         0.95, 0.10, 0.6, 1.6, "1", "GEMM rate in a step over the kernel table: power, clocks, cache"
     ),
     "library_rate": Prior(
-        1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of a framework's library release over the tables'"
+        1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of PyTorch's wheels over that of NVIDIA's containers"
     ),
     "release_rate": Prior(
         1.0, 0.05, 0.7, 1.3, "1", "rate of all kernels of one software release over its family's"
@@ -50,9 +50,6 @@ PRIORS: dict[str, Prior] = {
     ),
     "attention_rate": Prior(0.8, 0.3, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
     "elementwise_rate": Prior(0.9, 0.15, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
-    "kernel_fusion": Prior(
-        1.0, 0.10, 0.2, 1.2, "1", "element-wise bandwidth of a framework's kernels over fused ones"
-    ),
     "intra_rate": Prior(0.9, 0.15, 0.5, 1.1, "1", "collectives inside a domain, in a step over the table"),
     "inter_rate": Prior(0.8, 0.3, 0.2, 1.1, "1", "collectives between domains, in a step over the table"),
     "overlap_slowdown": Prior(
@@ -147,32 +144,32 @@ def architecture(generation: str) -> str:
     return generation.removesuffix("-ultra")
 
 
-# Keys of constants that every GPU and stack shares, but for the host's processor: none is left to be expected.
-SHARED_KEYS = ("all", "grace", "x86")
+# Keys of constants that every GPU and stack shares, but for the host's processor and the origin of the matrix
+# kernels: none is left to be expected.
+SHARED_KEYS = ("all", "grace", "x86", "wheel")
 
 
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
     The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
-    where formats differ, or the framework family, with its release where kernels change with it and with the host's
-    processor where the host works. What runs left out did not miss is one constant for all.
+    where formats differ, the software release where kernels change with it, or the host's processor where the host
+    works. What runs left out did not miss is one constant for all. library_rate is 1 by definition but for wheels.
     """
     family, generation = stack.family, cluster.gpu.generation
     kernels = architecture(generation)
     host = "grace" if cluster.host_link.name == "nvlink-c2c" else "x86"
-    return {
+    wheels = {"library_scale": "library_rate/wheel"} if stack.wheels else {}
+    return wheels | {
         "linear_scale": f"gemm_rate/{generation}-{gemm}",
         "gemm_scale": f"gemm_rate/{generation}-{'fp32' if gemm == 'fp32' else 'bf16'}",
-        "library_scale": f"library_rate/{family}",
         "release_scale": f"release_rate/{stack.name}-{kernels}",
         "attention_scale": f"attention_rate/{generation}-{stack.attention}",
         "elementwise_scale": f"elementwise_rate/{kernels}",
-        "kernel_fusion": f"kernel_fusion/{family}",
-        "grouped_scale": f"grouped_rate/{generation}-{gemm}",
+        "grouped_scale": f"grouped_rate/{kernels}",
         "scan_fraction": f"scan_fraction/{kernels}",
         "dispatch_scale": "dispatch_rate/all",
-        "dispatch_network": f"dispatch_network/{generation}",
+        "dispatch_network": f"dispatch_network/{kernels}",
         "expert_kernels": "expert_kernels/all",
         "expert_host": f"expert_host/{host}",
         "loop_launch": f"loop_launch/{host}",
@@ -183,7 +180,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "unfused_gemm_fraction": "unfused_gemm_fraction/all",
         "straggler": "straggler/all",
         "step_overhead": "step_overhead/all",
-        "host_kernel": f"host_kernel/{family}-{host}",
+        "host_kernel": f"host_kernel/{host}",
         "pass_start": "pass_start/all",
         "fragmentation": f"fragmentation/{family}",
         "graph_pool": f"graph_pool/{family}",

@@ -212,6 +212,8 @@ INPUTS: tuple[Input, ...] = tuple(
         chunk_share | 1 | share of the attention blocks that attend within chunks
         E | 1 | experts of one layer
         topk | 1 | experts that a token visits
+        router_groups | 1 | equal groups of experts, of which the router first picks some
+        router_picks | 1 | groups in which a token's experts are
         fe | 1 | feed-forward hidden size of one expert
         fs | 1 | feed-forward hidden size of the shared experts
         he | 1 | width of what experts read: hidden size, or the latent size
@@ -265,6 +267,7 @@ INPUTS: tuple[Input, ...] = tuple(
         lora_proj | 1 | 1 when attention output projections do
         lora_mlp | 1 | 1 when MLPs do
         imbalance | 1 | tokens of the busiest expert rank over the mean
+        adjacent | 1 | 1 when a token's experts stand side by side
         """,
     )
     + _inputs(
@@ -330,7 +333,7 @@ INPUTS: tuple[Input, ...] = tuple(
         """
         linear_scale | 1 | rate of linear layers inside a training step over the kernel tables
         gemm_scale | 1 | the same for 16-bit GEMMs outside the recipe (logits, unfused attention)
-        library_scale | 1 | rate of a framework's matrix kernels (library release) over those of the tables
+        library_scale | 1 | rate of matrix kernels of PyTorch's wheels over those of NVIDIA's containers
         release_scale | 1 | rate of all kernels of a software release over that of its family
         expert_bias_fused | 1 | 1 when grouped GEMMs of captured expert blocks add the experts' biases
         scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
@@ -339,7 +342,6 @@ INPUTS: tuple[Input, ...] = tuple(
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
-        kernel_fusion | 1 | element-wise bandwidth of a framework's kernels over fused ones
         grouped_scale | 1 | rate of grouped GEMMs over a plain GEMM of as many tiles
         scan_fraction | 1 | fraction of the 16-bit peak that Mamba and delta scans reach
         dispatch_scale | 1 | bandwidth of expert dispatch over that of an all-to-all

@@ -18,7 +18,8 @@ class Workload:
     sequence; length_cv: standard deviation of its length over the mean; packed: documents fill sequences
     together rather than each being padded to seq_len. lora_rank, lora_targets: adapters of task lora
     and whether QKV, attention or all dense layers have them.
-    moe_imbalance: tokens of the busiest expert rank over the mean, 1 is balanced.
+    moe_imbalance: tokens of the busiest expert rank over the mean, 1 is balanced. moe_adjacent: a token's experts
+    stand side by side, as the gate of AutoModel's benchmarks deals them out.
     Raises ValueError with one line when a number cannot be meant.
     """
 
@@ -31,6 +32,7 @@ class Workload:
     lora_rank: int = 16
     lora_targets: str = "all"
     moe_imbalance: float = 1.0
+    moe_adjacent: bool = False
 
     def __post_init__(self) -> None:
         for name, largest in (("seq_len", 2**24), ("global_batch", 2**22)):

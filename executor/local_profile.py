@@ -184,10 +184,8 @@ def step_table(leaf: Leaf) -> Record:
     note = "kernels were measured under the load of a run"
     rates = (
         "gemm_rate",
-        "library_rate",
         "attention_rate",
         "elementwise_rate",
-        "kernel_fusion",
         "intra_rate",
         "inter_rate",
     )

@@ -131,6 +131,8 @@ def expert_fields(model: ModelSpec, moe: Moe) -> dict[str, Any]:
         # A softmax over one chosen score would be one, without a gradient.
         "moe_router_pre_softmax": moe.topk == 1 and moe.router_score == "softmax",
     }
+    if moe.router_groups > 1:
+        fields |= {"moe_router_num_groups": moe.router_groups, "moe_router_group_topk": moe.router_group_topk}
     if moe.router_dtype:
         fields["moe_router_dtype"] = moe.router_dtype
     if moe.shared_expert_ffn:

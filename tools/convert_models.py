@@ -41,6 +41,9 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 }
 # Total that the source prints for the model itself, where its first number is not that.
 PRINTED_TOTALS = {"nemotron3-nano-30b-a3b": 31_600_000_000}
+# Groups of experts and how many of them a token's experts are in, which the collection has not.
+# Source: n_group and topk_group of transformers DeepseekV2Config and DeepseekV3Config as published with the weights.
+ROUTER_GROUPS = {"deepseek-v2": (8, 3), "deepseek-v3": (8, 4)}
 # Parts of a citation that only the collector can follow.
 PRIVATE = (
     (r"\(file id \d+: ", "("),
@@ -103,7 +106,11 @@ def convert(name: str, entry: dict[str, Any]) -> dict[str, Any]:
         "source": public(entry["source"]),
         "note": public(entry.get("note", "")),
     }
-    return values | convert_tables(entry)
+    tables = convert_tables(entry)
+    if name in ROUTER_GROUPS:
+        groups, picked = ROUTER_GROUPS[name]
+        tables["moe"] |= {"router_groups": groups, "router_group_topk": picked}
+    return values | tables
 
 
 def convert_tables(entry: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def load_cases(path: Path) -> list[Case]:
 def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
     """Bind every case and stack its inputs. shares: what each case counts beside its group's weight."""
     columns: dict[str, list[float]] = collections.defaultdict(list)
-    keys: dict[str, list[str]] = collections.defaultdict(list)
+    keys: list[dict[str, str]] = []
     families: list[frozenset[str]] = []
     for case in cases:
         bound = bind(case.model, case.workload, case.cluster, case.plan.precision, case.stack)
@@ -91,8 +91,7 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
             columns[name].append(entry.value)
         for name, array in inputs.items():
             columns[name].append(float(np.ravel(array)[0]))
-        for symbol, key in parameter_keys(case.cluster, recipe["gemm"], load_stack(case.stack)).items():
-            keys[symbol].append(key)
+        keys.append(parameter_keys(case.cluster, recipe["gemm"], load_stack(case.stack)))
     # Many runs of one model on one system say much the same.
     groups = [(case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases]
     count = collections.Counter(groups)
@@ -107,8 +106,9 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
             family: np.flatnonzero([one == family for one in families]) for family in dict.fromkeys(families)
         },
     )
-    for symbol, names in keys.items():
-        for key in sorted(set(names)):
+    for symbol in dict.fromkeys(symbol for own in keys for symbol in own):
+        names = [own.get(symbol, "") for own in keys]
+        for key in sorted(set(names) - {""}):
             if key.split("/")[0] not in NOT_FITTED:
                 stack.owners.setdefault(key, {})[symbol] = np.array([one == key for one in names])
     return stack

@@ -18,10 +18,10 @@ from costmodel.step_constants import PRIORS, SHARED_KEYS, key_parts, prior_of, r
 
 # Correlation of a constant with the same one of another generation or framework, of a generation of the same
 # architecture, and with the one of another format (or attention kernel, or processor) where all else is equal.
-ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.3
-# Releases of a framework: correlation falls by e within this time; another generation's release tells half.
+ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.8
+# Releases: correlation falls by e within this time; what another generation's and another framework's release tell.
 RELEASE_MONTHS = 12.0
-OTHER_GENERATION = 0.5
+OTHER_GENERATION, OTHER_FRAMEWORK = 0.5, 0.3
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,11 @@ def _releases(key: str, other: str) -> float:
     """family-yy.mm-generation, or family-generation where no release is known."""
     family, release, generation = release_key(key)
     other_family, other_release, other_generation = release_key(other)
-    if family != other_family or not release or not other_release:
+    if not release or not other_release:
         return 0.0
     apart = abs(months(release) - months(other_release)) / RELEASE_MONTHS
-    return math.exp(-apart) * (1.0 if generation == other_generation else OTHER_GENERATION)
+    generations = 1.0 if generation == other_generation else OTHER_GENERATION
+    return math.exp(-apart) * generations * (1.0 if family == other_family else OTHER_FRAMEWORK)
 
 
 def usual(parameters: list[str], point: np.ndarray) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, minimum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import RESIDUAL_KERNELS, activation, norm, residual, residual_tokens
@@ -53,9 +53,22 @@ def local_experts(x: SimpleNamespace) -> Amount:
 def distinct(groups: Amount, picks: Amount) -> Amount:
     """Expected number of `groups` that `picks` uniform choices meet. [1]
 
-    groups (1 - (1 - 1 / groups)^picks). Holds for balanced routing without node limits.
+    groups (1 - (1 - 1 / groups)^picks).
     """
     return groups * (1 - (1 - 1 / groups) ** picks)
+
+
+def destinations(x: SimpleNamespace, blocks: Amount) -> Amount:
+    """Expected number of ranks or domains, `blocks` equal runs of experts in all, that a token's experts are on. [1]
+
+    A router with groups picks experts from router_picks of router_groups of them (node-limited routing), each alike;
+    one without has a single group. A block larger than a group holds several. Experts side by side meet topk blocks / E
+    of them. Balanced. Sources: DeepSeek-AI, arXiv:2412.19437, sec. 2.1.2; NeMo AutoModel, FakeBalancedGate.
+    """
+    groups_in_block = maximum(x.router_groups / blocks, 1)
+    open_blocks = blocks * (1 - (1 - x.router_picks / x.router_groups) ** groups_in_block)
+    anywhere = distinct(maximum(open_blocks, 1), x.topk)
+    return (1 - x.adjacent) * anywhere + x.adjacent * maximum(x.topk * blocks / x.E, 1)
 
 
 def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
@@ -65,7 +78,7 @@ def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
     share the domain; what comes over the network is passed on there too.
     Sources: DeepSeek-AI, DeepEP; NVIDIA HybridEP; Megatron-Core, token_dispatcher.py.
     """
-    once = distinct(x.ep, x.topk)
+    once = destinations(x, x.ep)
     copies = (1 - x.dispatch_once) * x.topk + x.dispatch_once * once
     copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * x.ep
     leaving = (inside - 1) / x.ep + x.dispatch_once * (x.ep - inside) / x.ep
@@ -79,7 +92,7 @@ def dispatch_bytes_outside(x: SimpleNamespace, inside: Amount) -> Amount:
     """
     domains = x.ep / inside
     copies = (1 - x.dispatch_once) * x.topk * (1 - inside / x.ep)
-    copies += x.dispatch_once * distinct(domains, x.topk) * (1 - 1 / domains)
+    copies += x.dispatch_once * destinations(x, domains) * (1 - 1 / domains)
     gathered = (x.ep - inside) / inside
     copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * gathered
     return x.activation_bytes * residual_tokens(x) * copies * x.he

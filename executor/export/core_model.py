@@ -125,6 +125,8 @@ def _experts(fields: Mapping[str, Any]) -> dict[str, Any]:
         "aux_loss_coeff": fields.get("moe_aux_loss_coeff"),
         "load_balancing": fields.get("moe_router_load_balancing_type"),
         "expert_bias": fields.get("moe_router_enable_expert_bias"),
+        "router_groups": fields.get("moe_router_num_groups"),
+        "router_group_topk": fields.get("moe_router_group_topk"),
     }
     return {name: value for name, value in shape.items() if value is not None}
 

@@ -18,7 +18,20 @@ degrees = st.sampled_from([1, 2, 4, 8, 16])
 
 def numbers(**known: float) -> SimpleNamespace:
     """Every input zero but the given ones; sizes are one."""
-    ones = dict.fromkeys(("tp", "cp", "ep", "etp", "b", "capacity", "imbalance", "dropless", "m"), 1)
+    names = (
+        "tp",
+        "cp",
+        "ep",
+        "etp",
+        "b",
+        "capacity",
+        "imbalance",
+        "dropless",
+        "m",
+        "router_groups",
+        "router_picks",
+    )
+    ones = dict.fromkeys(names, 1)
     values = dict.fromkeys((entry.name for entry in INPUTS), 0) | ones
     return SimpleNamespace(
         **values | {"s": 4096, "he": 1024, "activation_bytes": 2, "topk": 4, "E": 64} | known
@@ -44,6 +57,37 @@ def test_distinct_is_near_what_top_k_without_repetition_meets(num_experts, ep, t
     mean = 1 + np.mean(np.sum(np.diff(ranks, axis=1) > 0, axis=1))
     found = experts.distinct(ep, topk)
     assert mean * 0.90 <= found <= mean * 1.01
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 8, 16, 64])
+def test_groups_limit_what_a_token_meets(blocks):
+    """DeepSeek-V3: the best 4 of 8 groups, 8 of 256 experts in them; against drawn routing."""
+    generator = np.random.default_rng(0)
+    groups = np.argsort(generator.random((20_000, 8)), axis=1)[:, :4]
+    scores = np.where(
+        (groups[:, :, None] == np.arange(256) // 32).any(axis=1), generator.random((20_000, 256)), 0
+    )
+    picks = np.argsort(-scores, axis=1)[:, :8]
+    met = np.sort(picks // (256 // blocks), axis=1)
+    mean = 1 + np.mean(np.sum(np.diff(met, axis=1) > 0, axis=1))
+    x = numbers(ep=blocks, E=256, topk=8, router_groups=8, router_picks=4)
+    assert experts.destinations(x, blocks) == pytest.approx(mean, rel=0.12)
+    free = numbers(ep=blocks, E=256, topk=8)
+    assert (
+        experts.destinations(x, blocks) <= experts.destinations(free, blocks) == experts.distinct(blocks, 8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "topk", "blocks", "met"), [(256, 8, 64, 2), (256, 8, 8, 1), (128, 4, 64, 2)]
+)
+def test_experts_dealt_out_in_a_row_are_on_few_ranks(num_experts, topk, blocks, met):
+    """AutoModel's fake gate: token i visits experts topk i to topk i + topk - 1, modulo their number."""
+    first = topk * np.arange(1024) % num_experts
+    ranks = (first[:, None] + np.arange(topk)) // (num_experts // blocks)
+    assert np.mean([len(set(row)) for row in ranks.tolist()]) == met
+    x = numbers(ep=blocks, E=num_experts, topk=topk, adjacent=1)
+    assert experts.destinations(x, blocks) == met
 
 
 @given(degrees, degrees)

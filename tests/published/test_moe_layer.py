@@ -43,7 +43,6 @@ ALONE = {
     "dispatch_scale": 1.0,
     "intra_scale": 1.0,
     "elementwise_scale": 1.0,
-    "kernel_fusion": 1.0,
     "expert_wait": 60e-6,
     # A layer by itself has no gradient buffer: a weight gradient is a 16-bit result, written once.
     "grad_bytes": 1.0,

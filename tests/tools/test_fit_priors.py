@@ -63,7 +63,8 @@ def test_who_is_alike():
     near = of("release_rate/nemo-25.02-hopper", "release_rate/nemo-25.04-hopper")
     far = of("release_rate/nemo-25.02-hopper", "release_rate/nemo-26.06-hopper")
     assert 1 > near > far > 0
-    assert of("release_rate/nemo-25.04-hopper", "release_rate/mcore-25.04-hopper") == 0
+    another = of("release_rate/nemo-25.04-hopper", "release_rate/mcore-25.04-hopper")
+    assert near > another > of("release_rate/nemo-25.04-hopper", "release_rate/mcore-25.04-blackwell") > 0
 
 
 def test_a_generation_without_runs_takes_what_the_others_show():
