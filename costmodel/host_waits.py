@@ -45,7 +45,7 @@ def host_term(
             return alone
         loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
         own = x.expert_host * (1 + (again if kind == "backward" else 0))
-        return alone + (1 - x.graph_experts) * (own + loops * x.loop_launch)
+        return alone + (1 - x.graph_experts) * (own + loops * x.loop_launch) * x.host_kernel
 
     issue = {
         kind: sum(in_stage(x, name, "pace") * host_time(name, times, kind) for name, times in blocks.items())

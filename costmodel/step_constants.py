@@ -75,10 +75,20 @@ PRIORS: dict[str, Prior] = {
         60.0, 0.4, 20.0, 160.0, "1", "kernels of router, permutation and dispatch of an expert block"
     ),
     "expert_host": Prior(
-        1e-3, 0.8, 0.05e-3, 8e-3, "s", "work of the host for one pass of an expert block beside its kernels"
+        30.0,
+        0.8,
+        2.0,
+        300.0,
+        "1",
+        "host work of one pass of an expert block beside its kernels, in kernels' worth",
     ),
     "loop_launch": Prior(
-        10e-6, 0.7, 1e-6, 60e-6, "s", "host time of one launch in the loop over a rank's experts"
+        0.3,
+        0.7,
+        0.03,
+        2.0,
+        "1",
+        "host time of one launch in the loop over a rank's experts over that of a kernel",
     ),
     "expert_wait": Prior(
         60e-6, 0.7, 5e-6, 1e-3, "s", "round trip in which the host learns how many tokens came"
@@ -171,8 +181,8 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "dispatch_scale": "dispatch_rate/all",
         "dispatch_network": f"dispatch_network/{kernels}",
         "expert_kernels": "expert_kernels/all",
-        "expert_host": f"expert_host/{host}",
-        "loop_launch": f"loop_launch/{host}",
+        "expert_host": "expert_host/all",
+        "loop_launch": "loop_launch/all",
         "expert_wait": "expert_wait/all",
         "intra_scale": f"intra_rate/{kernels}",
         "inter_scale": f"inter_rate/{generation}",

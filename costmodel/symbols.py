@@ -348,8 +348,8 @@ INPUTS: tuple[Input, ...] = tuple(
         dispatch_network | 1 | bandwidth of expert dispatch between domains over that of one card
         expert_kernels | 1 | kernels of one expert block's router, permutation and dispatch, forward
         pass_start | s | time in which a pipeline stage begins a pass: exchange with its neighbours, change of chunk
-        expert_host | s | work of the host for one pass of an expert block beside its kernels
-        loop_launch | s | host time of one launch in the loop over a rank's experts
+        expert_host | 1 | host work of one pass of an expert block beside its kernels, in kernels' worth
+        loop_launch | 1 | host time of one launch in the loop over a rank's experts over that of a kernel
         expert_wait | s | time of one expert block in which the host must learn how many tokens came
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables
