@@ -179,7 +179,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "grouped_scale": f"grouped_rate/{kernels}",
         "scan_fraction": f"scan_fraction/{kernels}",
         "dispatch_scale": "dispatch_rate/all",
-        "dispatch_network": f"dispatch_network/{kernels}",
+        "dispatch_network": "dispatch_network/all",
         "expert_kernels": "expert_kernels/all",
         "expert_host": "expert_host/all",
         "loop_launch": "loop_launch/all",

@@ -134,7 +134,9 @@ def dispatch_time(
     inside = several * domain_time(x, "all_to_all", near / rate, ranks_in_domain)
     domains = ranks / ranks_in_domain
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)
-    outside = crosses * network_time(x, far / x.dispatch_network, domains, 1)
+    # Not at the rate of a step's rings: these kernels write to a card by themselves.
+    sending = far / (x.network_bandwidth * x.dispatch_network)
+    outside = crosses * (x.network_latency * logarithm2(domains) + sending)
     return is_more_than_one(ranks) * maximum(inside, outside)
 
 
