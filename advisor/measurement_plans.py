@@ -128,7 +128,6 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     fsdp = sharding not in ("", "0", "zero2-like")
     comm = row.json("other_flags").get("cp_comm_type")
     recompute, modules, layers = _recompute(row, habit, sizes["vpp"])
-    quantised = precision not in ("bf16", "fp16", "fp32", "nvfp4")
     plan = Plan(
         **sizes,
         **_layout(row, model, sizes, assumed),
@@ -153,7 +152,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         overlap_param_gather=row.flag("overlap_param_gather", overlap),
         overlap_p2p=overlap,
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", habit["grad_fp32"]),
-        fp8_param_gather=quantised and row.flag("fp8_param_gather", False),
+        fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
         fused_cross_entropy=habit["fused_loss"] or _compiled_loss(row),
         dropout=not modern or (habit["family"] == "nemo" and model.learned_positions > 0),
         nccl_ub=row.flag("nccl_ub", False),
@@ -172,6 +171,16 @@ def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], a
         return local // sizes["pp"]
     assumed.append("micro-batch not stated: 1")
     return 1
+
+
+def _fp8_parameters(row: Row, habit: Mapping[str, Any], precision: str, assumed: list[str]) -> bool:
+    """Whether parameters are kept and gathered in FP8: as stated, else as the source's recipe of delayed scaling."""
+    if precision in ("bf16", "fp16", "fp32", "nvfp4"):
+        return False
+    usual = precision == "fp8-delayed" and habit.get("fp8_parameters", False)
+    if usual and not row.text("fp8_param_gather"):
+        assumed.append("parameters kept in FP8, as NeMo's bf16_with_fp8_mixed sets fp8_params")
+    return row.flag("fp8_param_gather", usual)
 
 
 def _compiled_loss(row: Row) -> bool:

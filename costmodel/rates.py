@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling, minimum
+from costmodel.amount import Amount, ceiling, is_more_than_one, minimum
 from costmodel.timing import kernels
 from costmodel.work import linear
 from costmodel.work.linear import Linear
@@ -54,8 +54,8 @@ def _recipe_gemm(
     )
     launch, together = x.linear_launch, 1
     if layer.grouped:
-        # A few streams work on the groups side by side, or one after the other.
-        fraction = fraction * x.grouped_scale
+        # A few streams work on the groups side by side, or one after the other; a single expert is a plain GEMM.
+        fraction = fraction * (1 + is_more_than_one(layer.groups) * (x.grouped_scale - 1))
         together = x.grouped * minimum(layer.groups, GEMM_STREAMS) + (1 - x.grouped)
         launch = x.linear_launch * layer.groups / together
     repeats = layer.groups / together
