@@ -22,7 +22,7 @@ from costmodel.step_constants import (
     usual_key,
 )
 from costmodel.timing.network import CONSTANTS, OPERATIONS
-from hardware_db import Cluster, Quantity
+from hardware_db import Cluster, Link, Quantity
 
 POWER_EXPONENT = 0.6
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
@@ -205,15 +205,26 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
             link.bandwidth * SEND_RECV_EFFICIENCY, f"link {link.name}: {SEND_RECV_EFFICIENCY} of its rate"
         )
     )
-    bound["network_bandwidth"] = Bound(
-        network.bandwidth * NETWORK_EFFICIENCY,
-        f"link {network.name}: {NETWORK_EFFICIENCY} of {network.bandwidth / 1e9:g} GB/s a GPU",
-    )
+    bound["network_bandwidth"] = _network(network)
     bound["network_latency"] = Bound(
         max(network.latency, NETWORK_LATENCY),
         f"link {network.name}: latency for each doubling of the domains",
     )
     return bound
+
+
+def _network(link: Link) -> Bound:
+    """What a GPU's share of the network moves in a step's collectives: NCCL's share, less where runs show less."""
+    source = f"link {link.name}: {NETWORK_EFFICIENCY} of {link.bandwidth / 1e9:g} GB/s a GPU"
+    rate = link.bandwidth * NETWORK_EFFICIENCY
+    if "reached" not in link.quantities:
+        return Bound(rate, source)
+    reached = link.quantities["reached"]
+    return Bound(
+        rate * reached.si,
+        f"{source} x {reached.si:g}: {reached.source}",
+        f"network {link.name}: taken at {reached.si:g} of its rate, which is all that published runs move on it",
+    )
 
 
 def _host(cluster: Cluster) -> dict[str, Bound]:

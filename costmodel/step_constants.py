@@ -156,7 +156,7 @@ def architecture(generation: str) -> str:
 
 # Keys of constants that every GPU and stack shares, but for the host's processor and the origin of the matrix
 # kernels: none is left to be expected.
-SHARED_KEYS = ("all", "grace", "x86", "wheel")
+SHARED_KEYS = ("all", "grace", "x86", "x86_ampere", "wheel")
 
 
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
@@ -168,7 +168,9 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
     """
     family, generation = stack.family, cluster.gpu.generation
     kernels = architecture(generation)
-    host = "grace" if cluster.host_link.name == "nvlink-c2c" else "x86"
+    # Servers of Ampere have the processors of 2020 (EPYC 7742 in DGX A100), two generations before those of Hopper.
+    x86 = "x86_ampere" if generation == "ampere" else "x86"
+    host = "grace" if cluster.host_link.name == "nvlink-c2c" else x86
     wheels = {"library_scale": "library_rate/wheel"} if stack.wheels else {}
     return wheels | {
         "linear_scale": f"gemm_rate/{generation}-{gemm}",
@@ -185,7 +187,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "loop_launch": "loop_launch/all",
         "expert_wait": "expert_wait/all",
         "intra_scale": f"intra_rate/{kernels}",
-        "inter_scale": f"inter_rate/{generation}",
+        "inter_scale": f"inter_rate/{kernels}",
         "overlap_slowdown": f"overlap_slowdown/{kernels}",
         "unfused_gemm_fraction": "unfused_gemm_fraction/all",
         "straggler": "straggler/all",

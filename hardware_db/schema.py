@@ -53,7 +53,13 @@ GPU_KEYS = {
     **{f"peak_{dtype}": "FLOP/s" for dtype in DTYPES},
 }
 GPU_NEEDS = ("hbm_bandwidth", "hbm_capacity_usable", "sm_count")
-LINK_KEYS = {"bandwidth": "byte/s", "latency": "s", "num_links": "1", "in_network_reduction": "1"}
+LINK_KEYS = {
+    "bandwidth": "byte/s",
+    "latency": "s",
+    "num_links": "1",
+    "in_network_reduction": "1",
+    "reached": "1",
+}
 LINK_NEEDS = ("bandwidth", "latency")
 CLUSTER_KEYS = {
     "price_per_gpu_hour": "USD/h",
@@ -139,7 +145,8 @@ class Gpu:
 class Link:
     """A way between GPUs (or host): bandwidth of one GPU in one direction [byte/s], latency [s].
 
-    scope is intra (scale-up domain), inter (network) or host.
+    scope is intra (scale-up domain), inter (network) or host. quantities["reached"], where a file has it: share of the
+    bandwidth that published training runs move, where that is much less than benchmarks of one collective. [1]
     """
 
     name: str

@@ -114,7 +114,9 @@ def test_all_experts_active_is_all_parameters(name):
         return
     count = count_parameters(spec)
     assert count.active < count.total
-    everyone = replace(spec, moe=replace(spec.moe, topk=spec.moe.num_experts))
+    everyone = replace(
+        spec, moe=replace(spec.moe, topk=spec.moe.num_experts, router_groups=1, router_group_topk=1)
+    )
     assert count_parameters(everyone).active == count.total
 
 
