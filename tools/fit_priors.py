@@ -18,7 +18,7 @@ from costmodel.step_constants import PRIORS, SHARED_KEYS, key_parts, prior_of, r
 
 # Correlation of a constant with the same one of another generation or framework, of a generation of the same
 # architecture, and with the one of another format (or attention kernel, or processor) where all else is equal.
-ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.8
+ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.6
 # Releases: correlation falls by e within this time; what another generation's and another framework's release tell.
 RELEASE_MONTHS = 12.0
 OTHER_GENERATION, OTHER_FRAMEWORK = 0.5, 0.3
