@@ -143,3 +143,10 @@ def test_software_for_a_new_generation_is_expected_to_be_slow_at_first():
     assert ages[0] == pytest.approx(math.exp(-0.15))
     assert ages[-1] == pytest.approx(1, abs=0.01)
     assert maturity("25.07", "rdna") == maturity("", "hopper") == 1
+
+
+def test_matrix_kernels_of_wheels_have_a_rate_and_those_of_containers_are_the_measure():
+    wheel, container = (on_h100(stack) for stack in ("torchtitan", "nemo"))
+    assert container.values["library_scale"] == 1
+    assert "library_rate.wheel" in wheel.sources["library_scale"]
+    assert wheel.values["library_scale"] < 1

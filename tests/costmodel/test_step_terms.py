@@ -66,3 +66,32 @@ def test_every_pass_of_a_virtual_stage_has_a_start():
 
 def llama_of_four_stages(vpp: int) -> Prediction:
     return predict(load_model("llama3-8b"), Workload(8192, 128), H100, Plan(pp=4, dp=2, vpp=vpp))
+
+
+def test_one_expert_on_a_rank_is_a_plain_product():
+    """Mixtral over 8 ranks: its grouped products run at the plain rate, those of two experts a rank slower."""
+    predictions = {
+        ep: predict(load_model("mixtral-8x7b"), Workload(4096, 64), H100, Plan(dp=8, ep=ep)) for ep in (8, 4)
+    }
+    assert predictions[8].values["grouped_scale"] < 1
+    assert leaf(predictions[8], "forward_experts") < leaf(predictions[4], "forward_experts")
+
+
+def test_dispatch_between_nodes_does_not_go_at_the_rate_of_rings():
+    cluster = hardware_db.load_cluster("dgx-b200")
+    found = predict(load_model("qwen3-30b-a3b"), Workload(4096, 512), cluster, Plan(dp=16, ep=16)).values
+    sending = found["dispatch_bytes_outside"] / (found["network_bandwidth"] * found["dispatch_network"])
+    assert found["inter_scale"] < 0.8
+    assert found["dispatch_time"] == pytest.approx(sending + found["network_latency"])
+
+
+def test_a_network_counts_as_what_runs_were_seen_to_move_on_it():
+    fast, slow = (hardware_db.load_cluster(name) for name in ("dgx-b300", "dgx-b200"))
+    assert fast.inter.bandwidth == 2 * slow.inter.bandwidth
+    model, work, plan = load_model("llama3-8b"), Workload(8192, 64), Plan(dp=16)
+    on_fast, on_slow = (predict(model, work, cluster, plan) for cluster in (fast, slow))
+    share = fast.inter.quantities["reached"].si
+    assert on_fast.values["network_bandwidth"] == pytest.approx(
+        2 * share * on_slow.values["network_bandwidth"]
+    )
+    assert any("all that published runs move" in note for note in on_fast.assumptions)
