@@ -76,7 +76,7 @@ def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, s
         return
     layers = -(-model.num_layers // plan.pp)
     for eighths in range(4, 9):
-        share = -(-layers * eighths // (8 * plan.vpp)) * plan.vpp
+        share = min(-(-layers * eighths // (8 * plan.vpp)), max(layers // plan.vpp, 1)) * plan.vpp
         yield (
             replace(plan, recompute="full", recompute_modules=(), recompute_num_layers=share),
             f"recompute of {share} of {layers} layers",

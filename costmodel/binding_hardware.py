@@ -223,7 +223,8 @@ def _network(link: Link) -> Bound:
     return Bound(
         rate * reached.si,
         f"{source} x {reached.si:g}: {reached.source}",
-        f"network {link.name}: taken at {reached.si:g} of its rate, which is all that published runs move on it",
+        f"network {link.name}: taken at {reached.si:g} of its rate, {reached.kind}: all that published runs move on "
+        "ConnectX-8's 800 Gbit/s",
     )
 
 
@@ -275,11 +276,15 @@ def _release_rate(stack: Stack, generation: str) -> Bound:
             expected, f"no published run of {stack.family} on {generation}: the prior of release_rate"
         )
     record = known[release]
-    note = (
-        f"stack {stack.name}: no published run on {generation}; rates of {stack.family}-{release}, the nearest release"
-        if release != stack.release
-        else ""
-    )
+    if record["kind"] == "derived":
+        note = f"stack {stack.name}: no published run of {stack.family} on {generation}; what other frameworks show"
+    elif release != stack.release:
+        nearest = f"{stack.family}-{release}"
+        note = (
+            f"stack {stack.name}: no published run on {generation}; rates of {nearest}, the nearest release"
+        )
+    else:
+        note = ""
     return Bound(
         record["value"],
         f"hardware_db/calibrated/step.toml, release_rate.{stack.family}-{release}{suffix}: {record['source']}",

@@ -187,7 +187,7 @@ def _sharding(c: Columns) -> dict[str, Array]:
         "fsdp_copies": (c["fsdp_implementation"] == code("fsdp_implementation", "torch")) * 1.0,
         "shard": shard,
         "expert_shard": np.maximum(edp * shard / ranks, 1.0),
-        "instances": instances,
+        "instances": ranks / shard,
     }
 
 

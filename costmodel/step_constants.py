@@ -1,9 +1,10 @@
 """The step constants: physical factors of a training step over the kernel tables, and what keys them.
 
 A kernel table says what a kernel reaches alone. Inside a step it shares power, memory and links with
-others and is fed by a framework. Each constant is keyed by GPU generation, number format or framework
-family, never by model or row. Values come from `hardware_db/calibrated/step.toml` (fitted by
-`tools/fit_step.py`); where no row determined one, the prior below holds and the answer says so.
+others and is fed by a framework. Each constant is keyed by GPU generation, number format, attention kernel,
+software release or the host's processor, never by model or row. Values come from
+`hardware_db/calibrated/step.toml` (fitted by `tools/fit_step.py`); where no row determined one, the prior below holds
+and the answer says so.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PRIORS: dict[str, Prior] = {
         1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of PyTorch's wheels over that of NVIDIA's containers"
     ),
     "release_rate": Prior(
-        1.0, 0.05, 0.7, 1.3, "1", "rate of all kernels of one software release over its family's"
+        1.0, 0.05, 0.7, 1.3, "1", "rate of all kernels of one software release over the tables'"
     ),
     "dispatch_network": Prior(
         0.95, 0.15, 0.2, 1.2, "1", "bandwidth of expert dispatch between domains over one card's"
@@ -150,7 +151,7 @@ def prior_of(parameter: str) -> Prior:
 
 def architecture(generation: str) -> str:
     """The generation whose kernels a GPU runs: Blackwell Ultra, with tables of its own, runs Blackwell's. Products and
-    attention, whose units differ, and networks keep constants of their own."""
+    attention, whose units differ, keep constants of their own."""
     return generation.removesuffix("-ultra")
 
 

@@ -26,7 +26,7 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
     }
     if plan.bucket_size:
         fields["bucket_size"] = plan.bucket_size
-    if plan.sharding_instances > 1:
+    if plan.sharding_instances > 1 and not (plan.fsdp and plan.fsdp_implementation == "torch"):
         fields["num_distributed_optimizer_instances"] = plan.sharding_instances
     if plan.fsdp and plan.fsdp_implementation == "megatron":
         fields["use_megatron_fsdp"] = True

@@ -145,14 +145,21 @@ LINKS: dict[str, tuple[str, str, float, str, float, str]] = {
     ),
     "efa-800": ("EFA v4, 800 Gbit/s a GPU", "inter", 800, "Gbit/s", 18.0, "AWS P6-B300, P6e-GB200"),
 }
-# name: share of the rate that training was seen to move, source, note
-REACHED: dict[str, tuple[float, str, str]] = {
+# name: share of the rate that training was seen to move, kind, source, note
+REACHED: dict[str, tuple[float, str, str, str]] = {
     "ib-xdr-800": (
         0.5,
+        "derived",
         "Megatron-Bridge performance summaries 25.11 to 26.06, DGX B300 and GB300 NVL72",
         "derived: gpt-oss-120b with EP 64 over nodes takes 4.3 s longer than with EP 8 on B300 (9.80 and 5.45 s) and 4.2 s "
         "on B200 with 400 Gbit/s (10.18 and 5.97 s); collectives fitted to 44 runs come to 0.49 too, as if one of two "
         "ports were used",
+    ),
+    "roce-800": (
+        0.5,
+        "assumed",
+        "as on ib-xdr-800, the same ConnectX-8",
+        "no published run names this network",
     ),
 }
 NVL72 = {"gpus_per_node": 4, "domain_size": 72, "intra": "nvlink5", "host_link": "nvlink-c2c"}
@@ -357,8 +364,8 @@ def main(folder: Path) -> None:
         }
         for name, (title, scope, rate, unit, latency, source) in LINKS.items()
     }
-    for name, (share, source, note) in REACHED.items():
-        links[name]["reached"] = quantity(share, "1", "derived", source, note)
+    for name, (share, kind, source, note) in REACHED.items():
+        links[name]["reached"] = quantity(share, "1", kind, source, note)
     write("gpus", gpus)
     write("links", links)
     write("clusters", {name: cluster_record(name) for name in CLUSTERS} | cloud_records(folder))

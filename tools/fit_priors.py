@@ -13,11 +13,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from costmodel.stack import months
-from costmodel.step_constants import PRIORS, SHARED_KEYS, key_parts, prior_of, release_key, usual_key
+from costmodel.stack import families, months
+from costmodel.step_constants import (
+    LAUNCHED,
+    SHARED_KEYS,
+    key_parts,
+    prior_of,
+    release_key,
+    usual_key,
+)
 
 # Correlation of a constant with the same one of another generation or framework, of a generation of the same
-# architecture, and with the one of another format (or attention kernel, or processor) where all else is equal.
+# architecture, and with the one of another format (or attention kernel) where all else is equal. Processors of hosts
+# are as alike as generations.
 ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.6
 # Releases: correlation falls by e within this time; what another generation's and another framework's release tell.
 RELEASE_MONTHS = 12.0
@@ -90,6 +98,30 @@ def _releases(key: str, other: str) -> float:
     return math.exp(-apart) * generations * (1.0 if family == other_family else OTHER_FRAMEWORK)
 
 
+def unseen_releases(parameters: list[str], point: np.ndarray) -> dict[str, float]:
+    """Release rates of frameworks without a run on a generation, at their newest release, given the fitted ones. [1]"""
+    known = believed(parameters)
+    solved = known.root.T @ known.off(point)
+    found: dict[str, float] = {}
+    for family, entry in families().items():
+        for generation in LAUNCHED:
+            prefix, suffix = f"release_rate/{family}-", f"-{generation}"
+            if not entry["releases"] or any(
+                each.startswith(prefix) and each.endswith(suffix) for each in parameters
+            ):
+                continue
+            new = f"{prefix}{entry.get('newest', entry['releases'][-1])}{suffix}"
+            found[new] = _expected(new, parameters, solved)
+    return found
+
+
+def _expected(new: str, parameters: list[str], solved: np.ndarray) -> float:
+    """Mean of a constant's prior given the others; solved: inverse covariance times their deviations."""
+    prior = prior_of(new)
+    shared = np.array([correlation(new, each) * prior.width * prior_of(each).width for each in parameters])
+    return float(np.clip(math.exp(math.log(prior.value) + float(shared @ solved)), prior.low, prior.high))
+
+
 def usual(parameters: list[str], point: np.ndarray) -> dict[str, float]:
     """For every constant's name, and second part of its key, what a key without runs is expected to have.
 
@@ -101,15 +133,10 @@ def usual(parameters: list[str], point: np.ndarray) -> dict[str, float]:
     for parameter in parameters:
         name, _, key = parameter.partition("/")
         if name == "release_rate":
-            continue  # a release nobody published takes its nearest one's
+            continue  # see unseen_releases; one between others takes its nearest one's
         if key in SHARED_KEYS:
             continue
         new = f"{name}/{usual_key(key)}"
         if new not in found:
-            prior = prior_of(new)
-            shared = np.array(
-                [correlation(new, each) * prior.width * prior_of(each).width for each in parameters]
-            )
-            value = math.exp(math.log(prior.value) + float(shared @ solved))
-            found[new] = float(np.clip(value, PRIORS[name].low, PRIORS[name].high))
+            found[new] = _expected(new, parameters, solved)
     return found

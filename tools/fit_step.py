@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from fit_cases import Stack, load_cases, stack_cases
-from fit_priors import usual
+from fit_priors import unseen_releases, usual
 from fit_solver import Fit, fit, left_out
 from write_evidence import report, write_evidence
 
@@ -132,7 +132,8 @@ def write(path: Path, whole: Fit, stack: Stack, summary: dict[str, Any]) -> None
             "residual": float(f"{sizes[moved].mean():.2g}"),
             "num_points": int(moved.sum()),
         }
-    for parameter, value in usual(whole.parameters, whole.point).items():
+    expected = usual(whole.parameters, whole.point) | unseen_releases(whole.parameters, whole.point)
+    for parameter, value in expected.items():
         name, key = parameter.split("/")
         record.setdefault(name, {})[key] = {
             "value": float(f"{value:.4g}"),

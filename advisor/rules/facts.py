@@ -84,9 +84,14 @@ def _sizes(w: Facts) -> Facts:
     shards = w["dp"] * w["cp"]
     mesh = w["tp"] * shards
     encoder = np.where(w["encoder_pp"] > 0, shards * np.maximum(w["encoder_tp"], 1) * w["encoder_pp"], 0)
+    sized = w["fsdp"] & (w["fsdp_shard_size"] > 0)
+    instances = np.where(
+        sized, np.maximum(shards // np.maximum(w["fsdp_shard_size"], 1), 1), w["optimizer_instances"]
+    )
     tokens = w["micro_batch"] * w["seq_len"] / (w["cp"] * np.where(w["sequence_parallel"], w["tp"], 1))
     return {
         "shards": shards,
+        "instances": instances,
         "mesh": mesh,
         "encoder_gpus": encoder,
         "world": mesh * w["pp"] + encoder,

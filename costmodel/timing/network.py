@@ -134,7 +134,7 @@ def dispatch_time(
     inside = several * domain_time(x, "all_to_all", near / rate, ranks_in_domain)
     domains = ranks / ranks_in_domain
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)
-    # Not at the rate of a step's rings: these kernels write to a card by themselves.
+    # Not at the rate of a step's rings, in which the cards of a domain share the work.
     sending = far / (x.network_bandwidth * x.dispatch_network)
     outside = crosses * (x.network_latency * logarithm2(domains) + sending)
     return is_more_than_one(ranks) * maximum(inside, outside)

@@ -161,6 +161,7 @@ ELSEWHERE = {
     "quantised_weight_shapes": "Transformer Engine's GEMMs",
     "quantised_token_shapes": "Transformer Engine's GEMMs",
     "grad_buffers_alone": "OptimizerConfig",
+    "recompute_layers_chunks": "Megatron-Core's number is that of a chunk: none says what does not divide",
     "recompute_layers_range": "our mapping recomputes the layers there are",
     "fp8_input_store": "Megatron-LM has no argument for it; the configuration class refuses it",
     "offload_fraction": "the catalogue refuses the number before there is a plan",

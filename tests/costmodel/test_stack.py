@@ -73,6 +73,13 @@ def test_a_release_nobody_published_takes_the_nearest_ones_rates_and_says_so():
     assert not any("no published run on" in note for note in known.assumptions)
 
 
+def test_a_framework_without_runs_on_a_generation_says_so():
+    cluster = hardware_db.load_cluster("dgx-b200")
+    prediction = predict(load_model("llama3-8b"), Workload(8192, 64), cluster, Plan(dp=8), "automodel-26.04")
+    assert any("no published run of automodel on blackwell" in note for note in prediction.assumptions)
+    assert prediction.values["release_scale"] < 0.95
+
+
 def test_a_checkpoint_that_stops_early_repeats_less():
     early, whole = (
         on_h100(stack, recompute="full", recompute_num_layers=32).values for stack in ("llm_foundry", "nemo")

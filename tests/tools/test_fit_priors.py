@@ -78,9 +78,22 @@ def test_a_generation_without_runs_takes_what_the_others_show():
     assert np.log(one["elementwise_rate/other"] / prior.value) / prior.width < off
 
 
+def test_a_framework_without_runs_on_a_generation_takes_what_others_show_there():
+    """Others' releases lie below their priors: so does its newest, by less."""
+    names = [f"release_rate/nemo-{release}-blackwell" for release in ("26.02", "26.04", "26.06")]
+    below = np.log([prior_of(name).value for name in names]) - 2 * prior_of(names[0]).width
+    found = fit_priors.unseen_releases(names, below)
+    assert not any(key.startswith("release_rate/nemo-") and key.endswith("-blackwell") for key in found)
+    off = np.log(
+        found["release_rate/automodel-26.04-blackwell"]
+        / prior_of("release_rate/automodel-26.04-blackwell").value
+    )
+    assert -2 * prior_of(names[0]).width < off < 0
+
+
 def test_keys():
     assert key_parts("blackwell-ultra-fp8-block") == ("blackwell-ultra", "fp8-block")
     assert key_parts("hopper") == ("hopper", "")
-    assert key_parts("llm_foundry-x86") == ("llm_foundry", "x86")
+    assert key_parts("x86_ampere") == ("x86_ampere", "")
     assert usual_key("cdna3-bf16") == "other-bf16"
     assert usual_key("cdna3") == "other"
