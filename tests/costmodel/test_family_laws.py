@@ -211,13 +211,26 @@ def test_adapters_take_less_time_and_memory_than_pretraining(name, data, targets
     # Adapters read what their layers read and add to what they write: on every layer, repeated by full recompute and
     # beside FP8 layers, that can cost what weight gradients save. So can their kernels where the host is slow. And
     # weight gradients hide tensor-parallel reductions: of 200 ms of them 98 ms come back as exposed traffic at tp 8.
-    # Both at once: 1.18 at tp 8 with FP8, full recompute and 16,384 tokens (published LoRA of 8B is predicted 7 to 11 %
-    # too slow: adapters are overpriced).
     slower_host = lora.values["host_bound"] > whole.values["host_bound"]
-    room = 1.002 if targets != "all" and plan.tp == 1 else 1.2 if targets == "all" and plan.tp > 1 else 1.1
-    assert lora.step_time_s < room * whole.step_time_s or slower_host
+    room = 1.1 if targets == "all" or plan.tp > 1 else 1.002
+    missed = name == "llama3-70b" and targets == "all" and plan.tp >= 4  # the test below
+    assert lora.step_time_s < room * whole.step_time_s or slower_host or missed
     assert lora.peak_memory_bytes < whole.peak_memory_bytes
     assert lora.values["model_flops"] < whole.values["model_flops"]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="1.11 at tp 4, 1.18 at tp 8: beside FP8 layers adapters are overpriced, as published LoRA of 8B shows",
+)
+@pytest.mark.parametrize("tp", [4, 8])
+def test_adapters_on_all_layers_cost_little_under_tensor_parallelism(tp):
+    plan = Plan(tp=tp, micro_batch=2, precision="fp8-cs", sequence_parallel=True, recompute="full")
+    whole = Workload(16384, 8)
+    adapters = dataclasses.replace(whole, task="lora", lora_rank=16, lora_targets="all")
+    lora, pretraining = (predict(load_model("llama3-70b"), work, B200, plan) for work in (adapters, whole))
+    assert lora.step_time_s < 1.1 * pretraining.step_time_s
 
 
 @every_family
