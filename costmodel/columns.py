@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
-from costmodel.plan import RECOMPUTE_MODULES, Plan
+from costmodel.plan import RECOMPUTE_MODULES, Plan, sharding_instances
 from costmodel.stage_inputs import LAYOUTS, layout_inputs, placement_inputs
 from costmodel.workload import Workload
 
@@ -175,9 +175,9 @@ def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
 def _sharding(c: Columns) -> dict[str, Array]:
     """Over how many ranks what is sharded; several optimizer instances share the ranks."""
     ranks = c["dp"] * c["cp"]
-    instances = np.minimum(c["optimizer_instances"], ranks)
-    limited = (c["fsdp_shard_size"] > 0) & (c["fsdp"] > 0)
-    shard = np.where(limited, np.minimum(c["fsdp_shard_size"], ranks), ranks / instances)
+    asked = sharding_instances(ranks, c["fsdp"] > 0, c["fsdp_shard_size"], c["optimizer_instances"])
+    instances = np.minimum(asked, ranks)
+    shard = ranks / instances
     edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
     return {
         "optimizer_sharded": (c["zero_stage"] >= 1) * 1.0,
@@ -187,7 +187,7 @@ def _sharding(c: Columns) -> dict[str, Array]:
         "fsdp_copies": (c["fsdp_implementation"] == code("fsdp_implementation", "torch")) * 1.0,
         "shard": shard,
         "expert_shard": np.maximum(edp * shard / ranks, 1.0),
-        "instances": ranks / shard,
+        "instances": instances,
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from costmodel.knobs import KNOBS, checked_settings, knob_error
 
 PRECISIONS = KNOBS["precision"].choices
@@ -21,6 +23,15 @@ RECOMPUTE_MODULES = (
     "ops",
 )
 LISTS = tuple(name for name, knob in KNOBS.items() if knob.kind == "list")
+
+
+def sharding_instances(ranks: Any, fsdp: Any, shard_size: Any, instances: Any) -> Any:
+    """Groups of data-parallel ranks that each hold the sharded states once, of numbers or arrays. [1]
+
+    A shard size of FSDP decides over optimizer instances.
+    Source: Megatron-Core DistributedDataParallelConfig.num_distributed_optimizer_instances.
+    """
+    return np.where(fsdp & (shard_size > 0), np.maximum(ranks // np.maximum(shard_size, 1), 1), instances)
 
 
 @dataclass(frozen=True)
@@ -148,13 +159,9 @@ class Plan:
 
     @property
     def sharding_instances(self) -> int:
-        """Groups of data-parallel ranks that each hold the sharded states once; a shard size of FSDP decides. [1]
-
-        Source: Megatron-Core DistributedDataParallelConfig.num_distributed_optimizer_instances.
-        """
-        if self.fsdp and self.fsdp_shard_size:
-            return max(1, self.dp * self.cp // self.fsdp_shard_size)
-        return self.optimizer_instances
+        """Of `sharding_instances`. [1]"""
+        ranks = self.dp * self.cp
+        return int(sharding_instances(ranks, self.fsdp, self.fsdp_shard_size, self.optimizer_instances))
 
     def num_microbatches(self, global_batch: int) -> int:
         """Micro-batches each data-parallel rank computes in one step. [1]"""

@@ -16,6 +16,7 @@ from costmodel.columns import CODED, ITEMS, MODULE_COLUMNS, Columns, default_col
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
 from costmodel.placement import used_domain
+from costmodel.plan import sharding_instances
 from costmodel.stage_inputs import distinct
 from costmodel.workload import Workload
 
@@ -84,10 +85,7 @@ def _sizes(w: Facts) -> Facts:
     shards = w["dp"] * w["cp"]
     mesh = w["tp"] * shards
     encoder = np.where(w["encoder_pp"] > 0, shards * np.maximum(w["encoder_tp"], 1) * w["encoder_pp"], 0)
-    sized = w["fsdp"] & (w["fsdp_shard_size"] > 0)
-    instances = np.where(
-        sized, np.maximum(shards // np.maximum(w["fsdp_shard_size"], 1), 1), w["optimizer_instances"]
-    )
+    instances = sharding_instances(shards, w["fsdp"], w["fsdp_shard_size"], w["optimizer_instances"])
     tokens = w["micro_batch"] * w["seq_len"] / (w["cp"] * np.where(w["sequence_parallel"], w["tp"], 1))
     return {
         "shards": shards,
