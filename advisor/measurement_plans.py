@@ -19,6 +19,8 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import CP_COMM_TYPES, PRECISIONS, RECOMPUTE_MODULES, Plan
 from costmodel.workload import Workload
 
+# "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
+CONTAINER_RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
 HABITS = Path(__file__).with_name("measurement_habits.toml")
 # Recipe names of other frameworks -> the precision whose arithmetic and traffic they have.
 PRECISION_NAMES = {
@@ -153,7 +155,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         overlap_p2p=overlap,
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", habit["grad_fp32"]),
         fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
-        fused_cross_entropy=habit["fused_loss"] or _compiled_loss(row),
+        fused_cross_entropy=_fused_loss(row, habit, assumed),
         dropout=not modern or (habit["family"] == "nemo" and model.learned_positions > 0),
         nccl_ub=row.flag("nccl_ub", False),
         expandable_segments=habit.get("expandable_segments", True),
@@ -183,9 +185,25 @@ def _fp8_parameters(row: Row, habit: Mapping[str, Any], precision: str, assumed:
     return row.flag("fp8_param_gather", usual)
 
 
-def _compiled_loss(row: Row) -> bool:
-    """Whether torch.compile fuses the loss: torchtitan compiles it since 2025, before only the layers."""
-    return row.json("other_flags").get("torch_compile") is True and row.text("date")[:4] > "2024"
+def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:
+    """Whether softmax and loss are fused: by the source's habit, from some release on.
+
+    torchtitan compiles the loss since 2025, before only the layers.
+    """
+    compiled = row.json("other_flags").get("torch_compile") is True and row.text("date")[:4] > "2024"
+    since = habit.get("fused_loss_from", "")
+    if since and row_release(row, habit) < since:
+        assumed.append(f"loss not fused, as the defaults before {since}")
+        return False
+    return habit["fused_loss"] or compiled
+
+
+def row_release(row: Row, habit: Mapping[str, Any]) -> str:
+    """Software release "yy.mm": of the container, else the source's, else the date's; "" when none says it."""
+    container = CONTAINER_RELEASE.search(row.text("container"))
+    year, _, rest = row.text("date").partition("-")
+    dated = f"{year[2:]}.{rest[:2] or '06'}" if len(year) == 4 and year.isdigit() else ""
+    return container[0] if container else str(habit.get("release", dated))
 
 
 def _sequence_parallel(row: Row, model: ModelSpec, tp: int, modern: bool, assumed: list[str]) -> bool:
@@ -317,7 +335,7 @@ def _plain_flags(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = {
         ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
     }
-    if flags.get("torch_compile") is False:
+    if flags.get("torch_compile") is False or flags.get("kernels") == "-":
         values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
     margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")
     if isinstance(margin, int):

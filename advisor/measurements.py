@@ -8,13 +8,12 @@ skipped with a reason.
 from __future__ import annotations
 
 import csv
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import hardware_db
 from advisor.measurement_memory import made_to_fit
-from advisor.measurement_plans import habit_of, row_model, row_plan, row_workload
+from advisor.measurement_plans import habit_of, row_model, row_plan, row_release, row_workload
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -25,8 +24,6 @@ from hardware_db import Cluster
 NEEDED = ("id", "model", "system", "gpus", "precision", "gbs", "seq_len")
 # Frameworks whose one memory figure is what the allocator reserves. Source: torchtitan, components/metrics.py.
 PRINTS_RESERVED = ("torchtitan",)
-# "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
-CONTAINER_RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
 LARGEST_FILE = 256 * 2**20  # bytes
 
 
@@ -86,10 +83,7 @@ def read_rows(path: str | Path) -> list[Row]:
 def stack_of(row: Row) -> str:
     """Software stack as family-release, the release from the container or the date where they name one."""
     habit = habit_of(row)
-    container = CONTAINER_RELEASE.search(row.text("container"))
-    year, _, rest = row.text("date").partition("-")
-    dated = f"{year[2:]}.{rest[:2] or '06'}" if len(year) == 4 and year.isdigit() else ""
-    release = container[0] if container else habit.get("release", dated)
+    release = row_release(row, habit)
     return load_stack(f"{habit['family']}-{release}" if release else habit["family"]).name
 
 

@@ -33,7 +33,14 @@ from costmodel.work.mla import core_width
 from costmodel.workload import Workload
 
 # Inputs of the step time that no amount of a dry run depends on.
-UNUSED = ("expert_kernels", "expert_bias_fused", "scatter_gather", "plain_norms", "packs_attention")
+UNUSED = (
+    "expert_kernels",
+    "expert_bias_fused",
+    "scatter_gather",
+    "plain_norms",
+    "packs_attention",
+    "native_loss",
+)
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
 CORE_BACKWARD = Fraction(5, 2)
 ATTENTION = ("attention", "mla", "csa")

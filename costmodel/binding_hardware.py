@@ -297,7 +297,14 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
     own, fits = tables.get("step", {}), fitted()
     bound = {
         name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}")
-        for name in ("early_stop", "expert_bias_fused", "scatter_gather", "plain_norms", "packs_attention")
+        for name in (
+            "early_stop",
+            "expert_bias_fused",
+            "scatter_gather",
+            "plain_norms",
+            "packs_attention",
+            "native_loss",
+        )
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")
     guessed: list[str] = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, maximum
 from costmodel.block_kernels import Issued, block_kernels, norm_again
 from costmodel.exposed import Times, context_parallel_times, mixer_exchange_times, tensor_parallel_times
 from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
@@ -66,15 +66,19 @@ def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> Bloc
 def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features: Collection[str]) -> Times:
     """Forward, data-gradient and weight-gradient time of each linear layer, and its quantisation.
 
-    With frozen weights (task lora) weight gradients vanish; the adapters' GEMMs are counted apart.
+    With frozen weights (task lora) weight gradients vanish, and so do the copies that they alone would read, of
+    inputs and output gradients quantised the other way round; the adapters' GEMMs are counted apart.
     """
+    spared = (1 - x.trained) * maximum(0, x.quantised_copy_bytes - x.operand_bytes)
     times: Times = {}
     for layer in block.linears:
         p = f"{block.name}_{layer.name}"
         weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / x.m
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
-        cast_forward = x.quantise_input_bytes * quantisation.quantise_input_elements(layer) + weights
-        cast_backward = x.quantise_grad_bytes * quantisation.quantise_grad_elements(layer)
+        cast_forward = (x.quantise_input_bytes - spared) * quantisation.quantise_input_elements(
+            layer
+        ) + weights
+        cast_backward = (x.quantise_grad_bytes - spared) * quantisation.quantise_grad_elements(layer)
         mixed = "ends" in features
         formulas: dict[str, tuple[Amount, Callable[..., Amount]]] = {
             "forward": (linear_gemm(x, layer, "forward", mixed), kernels.gemm_time),
@@ -264,7 +268,7 @@ def block_times(
         _again(ledger, x, name, label, gemms, small, core, forward),
         block_kernels(ledger, x, work),
         shared=_shared(gemms),
-        wait=x.expert_wait * x.dropless * (1 - x.dispatch_fused) if name == "experts" else 0,
+        wait=x.expert_wait * x.dropless if name == "experts" else 0,
     )
 
 
@@ -317,7 +321,7 @@ def _again(
         named += x.recompute_mlp * whole
         named += x.recompute_activation * (1 - x.recompute_mlp) * small["activation"]["forward"]
     if name == "experts":
-        apart = x.recompute_moe_act * small["activation"]["forward"]
+        apart = x.recompute_moe_act * (small["activation"]["forward"] + small["clamp"]["forward"])
         if "shared_fc1" in gemms:
             whole = linears("shared_fc1", "shared_fc2") + small["shared_activation"]["forward"]
             apart += x.recompute_shared_experts * (whole + forward.get("tensor_parallel", 0))

@@ -23,7 +23,7 @@ class Stack:
     expert_bias_fused: grouped GEMMs of captured expert blocks add biases. scatter_gather: stages send each other a
     share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
-    wheels: matrix products are of the cuBLAS in PyTorch's wheels.
+    wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
     """
 
     family: str
@@ -35,6 +35,7 @@ class Stack:
     plain_norms: bool = False
     packs_attention: bool = False
     wheels: bool = False
+    native_loss: bool = False
 
     @property
     def name(self) -> str:
@@ -77,15 +78,20 @@ def load_stack(text: str) -> Stack:
     if not release and family["releases"]:
         release = family.get("newest", family["releases"][-1])
     release = release[:5]
-    early = bool(release) and months(release) <= months(family.get("early_until", "00.01"))
+    early, native_loss = (
+        bool(release) and months(release) <= months(family.get(name, "00.01"))
+        for name in ("early_until", "native_loss_until")
+    )
     fused_from = family.get("expert_bias_fused_from", "99.12")
+    flags = ("scatter_gather", "plain_norms", "packs_attention", "wheels")
     return Stack(
         name,
         release,
         family["early_attention" if early else "attention"],
         family["early_stop"],
         bool(release) and months(release) >= months(fused_from),
-        *(family.get(name, False) for name in ("scatter_gather", "plain_norms", "packs_attention", "wheels")),
+        **{flag: family.get(flag, False) for flag in flags},
+        native_loss=native_loss,
     )
 
 

@@ -339,6 +339,7 @@ INPUTS: tuple[Input, ...] = tuple(
         scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
         plain_norms | 1 | 1 when norms are PyTorch's own kernels
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
+        native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables

@@ -26,6 +26,16 @@ ROUTER_BYTES = 21
 # Of them, those that the dispatcher's module holds too.
 HELD_BYTES = 13
 
+# Bytes of an element of the router's input that its backward pass in FP32 moves beyond a product in 16 bits: the input
+# cast (2 + 4) and read again (4), its gradient written in 4 bytes and cast back (4 + 6 - 4).
+# Source: Megatron-Core 0.16.1, moe_utils.py, RouterGatingLinearFunction.
+ROUTER_CAST_BYTES = 20
+# Bytes of an element of FC2's output that its bias moves, forward and backward: times the rows' probabilities in 4
+# bytes, added, joined, cast back; sums over rows and over columns backward. Kernels of each local expert for that.
+BIAS_BYTES, BIAS_KERNELS = (28.0, 40.0), (2.0, 6.0)
+# Kernels of the clamps in front of an activation function; of filling up rows and probabilities and cutting them off.
+CLAMP_KERNELS, PADDING_KERNELS = 4.0, 4.0
+
 
 def routed_copies(x: SimpleNamespace) -> Amount:
     """Copies of its own tokens that one rank sends to experts, itself included. [1]
@@ -130,29 +140,54 @@ def router_stream(x: SimpleNamespace) -> Stream:
     """Scores, top-k, probabilities and auxiliary loss over T x E numbers of 4 bytes."""
     size = 4 * residual_tokens(x) * x.E
     passes = 12 - 6 * x.router_fused
-    return Stream("routing", passes * size, passes * size)
+    casts = ROUTER_CAST_BYTES * residual_tokens(x) * x.h
+    return Stream("routing", passes * size, passes * size + casts)
 
 
-# Bytes of an element of FC1's and FC2's output that biases of experts move, forward and backward: kernels of
-# their own add FC1's to its slice of rows and join the slices; FC2's are first multiplied by the rows'
-# probabilities, in 4 bytes, and the sum is cast back. Kernels of each local expert for that.
-BIAS_BYTES = {"fc1": (8.0, 12.0), "fc2": (28.0, 36.0)}
-BIAS_KERNELS = (4.0, 8.0)
+def joined_gradients(x: SimpleNamespace, features: Collection[str]) -> Stream:
+    """Gradients of the block's input, of router, dispatch and shared experts each, that are added; forward, the shared
+    experts' output that is added to the routed. Source: Megatron-Core 0.16.1, moe_layer.py.
+    """
+    once = 3 * x.activation_bytes * residual_tokens(x) * x.h
+    shared = 1 if "shared" in features else 0
+    return Stream("joins", shared * once, (1 + shared) * once)
+
+
+def padding(x: SimpleNamespace) -> Stream:
+    """Rows of each expert filled up for FC1's quantisation and cut off behind FC2: two copies each way.
+
+    HybridEP fills them up itself, and so do blocks whose shapes do not change. Source: Megatron-Core 0.16.1,
+    experts.py, quantization_padding; token_dispatcher.py, pad_multiple.
+    """
+    size = 4 * rows_are_padded(x) * x.activation_bytes * expert_rows(x) * x.he
+    return Stream("padding", size, size)
+
+
+def rows_are_padded(x: SimpleNamespace) -> Amount:
+    """1 where an expert block fills up rows in kernels of their own. [1]"""
+    return minimum(x.quantise_kernels, 1) * (1 - x.dispatch_fused) * x.dropless * (1 - x.graph_experts)
 
 
 def expert_bias_stream(x: SimpleNamespace) -> Stream:
-    """Biases of the experts' linear layers, added slice by slice outside the grouped GEMM.
+    """Bias of FC2, added slice by slice outside the grouped GEMM; FC1's is in its epilogue.
 
-    Newest releases have kernels that add them inside, for shapes that do not change: whole expert blocks in graphs.
+    Newest releases have kernels that add it inside, for shapes that do not change: whole expert blocks in graphs.
     Source: Megatron-Core, experts.py, TEGroupedMLP._apply_bias: split, bias x probability, add, cat, cast.
     """
-    rows, width = expert_rows(x), x.fe / x.etp
-    columns = {"fc1": (1 + x.gates) * width, "fc2": x.he}
     apart = x.biases * (1 - x.expert_bias_fused * x.graph_experts)
-    both = [
-        apart * sum(BIAS_BYTES[name][index] * rows * columns[name] for name in columns) for index in (0, 1)
-    ]
-    return Stream("expert_bias", both[0], both[1])
+    forward, backward = (apart * size * expert_rows(x) * x.he for size in BIAS_BYTES)
+    return Stream("expert_bias", forward, backward)
+
+
+def clamp(x: SimpleNamespace) -> Stream:
+    """Both halves of FC1's output clamped and joined again in front of the activation function, where a model clamps.
+
+    Forward the two kernels read and write 2 widths, and so does the join; backward the kernels read gradient and input
+    besides, and the halves' gradients are joined.
+    Source: Megatron-Core 0.16.1, fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.
+    """
+    size = (x.fc1_copies - 1) * x.activation_bytes * expert_rows(x) * x.fe / x.etp
+    return Stream("clamp", 8 * size, 10 * size)
 
 
 def saved_expert_input(x: SimpleNamespace) -> Amount:
@@ -171,6 +206,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     kept = 1 - x.recompute_moe
     kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
     kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) + RESIDUAL_KERNELS * x.residual_split
+    kernels += CLAMP_KERNELS * (x.fc1_copies - 1) + PADDING_KERNELS * rows_are_padded(x)
     linears = [
         Linear("router", x.E, x.h, own, "none", quantised=False),
         Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True),
@@ -181,8 +217,11 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         residual(x),
         router_stream(x),
         permute(x),
-        expert_bias_stream(x),
+        padding(x),
+        clamp(x),
         activation(x, "activation", received, width),
+        expert_bias_stream(x),
+        joined_gradients(x, features),
     ]
     saved = saved_norm(x, x.offload_mlp_norm, 0, apart=1) | {
         "router scores": kept * ROUTER_BYTES * own * x.E,

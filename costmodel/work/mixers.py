@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, maximum
+from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import RESIDUAL_KERNELS, norm, residual
 from costmodel.work.linear import Linear, tokens
 
-# Tokens of one chunk of the scan. Sources: mamba_ssm ssd_combined.py (256); flash-linear-attention, gated
+# Tokens of one chunk of the scan. Sources: Megatron-Core 0.16.1, mamba_mixer.py (128); flash-linear-attention, gated
 # delta rule (64).
-MAMBA_CHUNK, DELTA_CHUNK = 256, 64
-# Kernels of the convolution, scan and gated norm, forward and backward. Source: as above.
-SCAN_KERNELS = (16.0, 26.0)
+MAMBA_CHUNK, DELTA_CHUNK = 128, 64
+# Kernels of the convolution, scan and gated norm, forward and backward. Sources: mamba_ssm, ssd_combined.py;
+# Megatron-Core 0.16.1, gated_delta_net.py, counted by hand.
+SCAN_KERNELS = {"mamba": (16.0, 26.0), "delta": (28.0, 40.0)}
 
 
 def mamba_scan_flops_forward(x: SimpleNamespace) -> Amount:
@@ -82,6 +83,7 @@ def _mixer(
         streams=(
             norm(x),
             residual(x),
+            _copies(x, name, wide, convolved, inner),
             Stream("convolution", 2 * e * rows * convolved, 4 * e * rows * convolved),
             Stream(
                 "scan", e * rows * (2 * convolved + 4 * inner), 2 * e * rows * (2 * convolved + 4 * inner)
@@ -97,9 +99,28 @@ def _mixer(
         + x.conv * convolved
         + per_head / x.tp
         + _own_vectors(x, name, convolved, inner),
-        kernels_forward=SCAN_KERNELS[0] + split,
-        kernels_backward=SCAN_KERNELS[1] + split,
+        kernels_forward=SCAN_KERNELS[name][0] + split,
+        kernels_backward=SCAN_KERNELS[name][1] + split,
     )
+
+
+def _copies(x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inner: Amount) -> Stream:
+    """What a mixer copies into another order around its convolution and scan.
+
+    Mamba: sequences one after the other, the projection's output before and the scan's after, where a micro-batch has
+    several. Gated delta: tokens innermost for the convolution and back; normalised queries and keys, repeated for each
+    value head; values, gate; backward the same and the parts of the projection joined.
+    Source: Megatron-Core 0.16.1, mamba_mixer.py, _ssm_training; gated_delta_net.py, forward.
+    """
+    size = x.activation_bytes * tokens(x)
+    if name == "mamba":
+        both = 2 * size * (wide + inner) * is_more_than_one(x.b)
+        return Stream("copies", both, both)
+    keys = convolved - inner
+    repeated = 2 * x.delta_value_heads * x.delta_key_dim / x.tp
+    forward = 4 * inner + 2 * convolved + 5 * keys + repeated
+    backward = 2 * inner + 4 * convolved + 4 * keys + repeated + 2 * wide
+    return Stream("copies", size * forward, size * backward)
 
 
 def _saved_mamba(x: SimpleNamespace, rows: Amount, wide: Amount, inner: Amount) -> dict[str, Amount]:

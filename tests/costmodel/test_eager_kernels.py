@@ -1,0 +1,119 @@
+"""Kernels that frameworks run beside products and fused streams, as read in their sources: who pays for which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import hardware_db
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import Prediction, predict
+from costmodel.workload import Workload
+
+H100, B200 = (hardware_db.resolve(name, None)[0] for name in ("h100", "b200"))
+
+
+def run(
+    model: str, cluster: hardware_db.Cluster = H100, work: Workload | None = None, **knobs: Any
+) -> Prediction:
+    work = work or Workload(4096, 512)
+    return predict(load_model(model), work, cluster, Plan(**knobs))
+
+
+def leaf(prediction: Prediction, name: str) -> float:
+    return sum(term.value for term in prediction.time.leaves() if term.name == name)
+
+
+def test_clamps_move_the_bytes_of_their_kernels():
+    """Forward 8 widths a row where SwiGLU moves 3, backward 10 where it moves 5; no other model clamps."""
+    found = run("gpt-oss-120b", ep=8, dp=8).values
+    assert found["experts_clamp_forward"] == pytest.approx(found["experts_activation_forward"] * 8 / 3)
+    assert found["experts_clamp_backward"] == pytest.approx(found["experts_activation_backward"] * 10 / 5)
+    assert run("qwen3-30b-a3b", ep=8, dp=8).values["experts_clamp_forward"] == 0
+
+
+def test_recompute_of_the_activation_clamps_again():
+    knobs: dict[str, Any] = {"ep": 8, "dp": 8}
+    again = run("gpt-oss-120b", recompute="selective", recompute_modules=("moe_act",), **knobs).values
+    both = again["experts_clamp_forward"] + again["experts_activation_forward"]
+    assert again["experts_recompute"] == pytest.approx(both)
+    assert run("gpt-oss-120b", **knobs).values["experts_recompute"] == 0
+
+
+def test_biases_of_experts_cost_kernels_for_each_expert():
+    """Two forward and six backward for each local expert, of FC2 alone."""
+    many, few = (run("gpt-oss-120b", ep=ep, dp=16).values for ep in (4, 16))
+    more = 128 / 4 - 128 / 16
+    assert many["experts_kernels_forward"] - few["experts_kernels_forward"] == pytest.approx(2 * more)
+    assert many["experts_kernels_backward"] - few["experts_kernels_backward"] == pytest.approx(6 * more)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dispatcher", "padded"),
+    [
+        ("bf16", "alltoall", False),
+        ("fp8-cs", "alltoall", True),
+        ("fp8-cs", "deepep", True),
+        ("fp8-cs", "hybridep", False),
+    ],
+)
+def test_rows_are_filled_up_for_quantised_products(precision, dispatcher, padded):
+    found = run("qwen3-30b-a3b", ep=8, dp=8, precision=precision, moe_dispatcher=dispatcher).values
+    assert (found["experts_padding_forward"] > 0) == padded
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "deepep", "hybridep"])
+def test_the_host_stops_with_every_dispatcher(dispatcher):
+    """Forward waits by itself, where a capacity factor lets the lead of one pass help the other."""
+    knobs: dict[str, Any] = {"ep": 8, "dp": 8, "moe_dispatcher": dispatcher}
+    dropless = run("qwen3-30b-a3b", **knobs)
+    padded = run("qwen3-30b-a3b", moe_capacity_factor=1.0, **knobs)
+    assert leaf(dropless, "forward_wait") > 0
+    assert leaf(padded, "forward_wait") == 0
+    assert dropless.values["host_wait_forward"] >= padded.values["host_wait_forward"]
+
+
+def test_frozen_weights_spare_the_copies_that_their_gradients_would_read():
+    """Hopper's FP8 keeps a copy for each direction, of which adapters need one; Blackwell's has one, BF16 none."""
+
+    def quantising(cluster: hardware_db.Cluster, precision: str, task: str) -> float:
+        found = run("llama3-8b", cluster, Workload(4096, 64, task), dp=8, precision=precision)
+        return leaf(found, "backward_quantise")
+
+    assert quantising(H100, "fp8-delayed", "lora") == pytest.approx(
+        quantising(H100, "fp8-delayed", "sft") * 3 / 4
+    )
+    assert quantising(B200, "fp8-cs", "lora") == pytest.approx(quantising(B200, "fp8-cs", "sft"))
+    assert quantising(H100, "bf16", "lora") == 0
+
+
+def test_a_loss_of_megatron_core_moves_fp32_logits():
+    """32 bytes of a logit until NeMo 25.02, 10 in Triton, 52 not fused."""
+
+    def loss(stack: str, fused: bool) -> float:
+        plan = Plan(dp=8, fused_cross_entropy=fused)
+        found = predict(load_model("llama3-8b"), Workload(8192, 64), H100, plan, stack).values
+        return found["loss_time"] * found["release_scale"]
+
+    assert loss("nemo-25.02", True) == pytest.approx(loss("nemo-25.04", True) * 32 / 10)
+    assert loss("nemo-25.02", False) == pytest.approx(loss("nemo-25.04", False))
+    assert loss("nemo-25.04", False) == pytest.approx(loss("nemo-25.04", True) * 52 / 10)
+
+
+def test_mamba_copies_where_a_micro_batch_has_several_sequences():
+    one, two = (
+        run("nemotronh-56b", work=Workload(8192, 64), tp=8, micro_batch=size).values for size in (1, 2)
+    )
+    assert one["mamba_copies_forward"] == 0
+    assert two["mamba_copies_forward"] > 0
+
+
+def test_the_routers_gradients_are_cast():
+    """20 bytes of each element of the router's input, backward."""
+    found = run("qwen3-30b-a3b", ep=8, dp=8).values
+    casts = found["experts_routing_backward"] - found["experts_routing_forward"]
+    assert casts == pytest.approx(
+        found["experts_joins_backward"] * 20 / 6
+    )  # one join: three passes of two bytes
