@@ -35,7 +35,7 @@ def host_term(
     Beside its kernels an expert block costs the host work of its own: routing maps, splits, autograd functions of
     the dispatcher. A host that must learn how many tokens came, with every dispatcher, stands still in every expert
     block of the forward pass, so that it is never far ahead there: each pass waits by itself. Else the lead of one pass
-    helps the other; under 1F1B overlap a layer of each lies between two stops.
+    helps the other.
     Source: Megatron-Core 0.16.1, token_dispatcher.py, _maybe_dtoh_and_synchronize; fused_a2a.py, HybridEPDispatch.
     """
     again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
@@ -57,7 +57,7 @@ def host_term(
         kind: sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items()) for kind in issue
     }
     free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
-    halting = x.dropless * (1 - x.graph_experts) * (1 - x.ep_overlap) if "experts" in blocks else 0
+    halting = x.dropless * (1 - x.graph_experts) if "experts" in blocks else 0
     apart = {kind: host.host_exposed(issued, 1, compute[kind]) for kind, issued in issue.items()}
     behind = maximum(apart["forward"] + apart["backward"], 1e-12)
     for kind, short in apart.items():

@@ -125,13 +125,16 @@ def shared_gate_flops_forward(x: SimpleNamespace) -> Amount:
 def permute(x: SimpleNamespace) -> Stream:
     """Permutation to the experts' order and back, and the sum over a token's copies.
 
-    All-to-all sorts copies before and after it travels (by rank, then by local expert); DeepEP once behind
-    it; HybridEP inside its kernels. Reads and writes 2 x rows x width each. Not fused: index and mask kernels
-    move half as much again. Source: Megatron-Core, token_dispatcher.py, moe_utils.permute.
+    All-to-all sorts copies before and after it travels (by rank, then by local expert), which reads and writes each;
+    DeepEP once behind it, which reads what came, a token once for each rank, and writes a row for each expert; HybridEP
+    inside its kernels. Not fused: index and mask kernels move half as much again.
+    Source: Megatron-Core, token_dispatcher.py, moe_utils.permute; Transformer Engine, common/triton/permutation.py.
     """
-    before = (residual_tokens(x) + routed_copies(x)) * (1 - x.dispatch_once)
-    sort = 2 * expert_rows(x) / x.etp * minimum(is_more_than_one(local_experts(x)) + x.dispatch_once, 1)
-    once = x.activation_bytes * x.he * (before + sort) * (1 - x.dispatch_fused)
+    before = residual_tokens(x) + routed_copies(x)
+    rows = expert_rows(x) / x.etp
+    moved = (1 - x.dispatch_once) * (before + 2 * rows * is_more_than_one(local_experts(x)))
+    moved += x.dispatch_once * (residual_tokens(x) * destinations(x, x.ep) + rows)
+    once = x.activation_bytes * x.he * moved * (1 - x.dispatch_fused)
     both = 2 * once * (1.5 - 0.5 * x.permute_fused)
     return Stream("permute", both, both)
 
