@@ -226,6 +226,7 @@ def _precision_inputs(precision: str, generation: str) -> dict[str, Bound]:
         "quantise_input_bytes": recipe["input_traffic"],
         "quantise_grad_bytes": recipe["grad_traffic"],
         "quantise_weight_bytes": recipe["weight_traffic"],
+        "transpose_bytes": recipe.get("transposed", 0.0),
         "quantise_kernels": recipe["kernels"],
     }
     return {name: Bound(float(number), where) for name, number in numbers.items()}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, maximum
+from costmodel.amount import Amount
 from costmodel.block_kernels import Issued, block_kernels, norm_again
 from costmodel.exposed import Times, context_parallel_times, mixer_exchange_times, tensor_parallel_times
 from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
@@ -66,19 +66,17 @@ def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> Bloc
 def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features: Collection[str]) -> Times:
     """Forward, data-gradient and weight-gradient time of each linear layer, and its quantisation.
 
-    With frozen weights (task lora) weight gradients vanish, and so do the copies that they alone would read, of
-    inputs and output gradients quantised the other way round; the adapters' GEMMs are counted apart.
+    With frozen weights (task lora) weight gradients vanish; the adapters' GEMMs are counted apart.
     """
-    spared = (1 - x.trained) * maximum(0, x.quantised_copy_bytes - x.operand_bytes)
     times: Times = {}
     for layer in block.linears:
         p = f"{block.name}_{layer.name}"
         weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / x.m
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
-        cast_forward = (x.quantise_input_bytes - spared) * quantisation.quantise_input_elements(
-            layer
-        ) + weights
-        cast_backward = (x.quantise_grad_bytes - spared) * quantisation.quantise_grad_elements(layer)
+        inputs = quantisation.operand_traffic(x, x.quantise_input_bytes, layer.split == "column")
+        grads = quantisation.operand_traffic(x, x.quantise_grad_bytes, layer.split == "row")
+        cast_forward = inputs * quantisation.quantise_input_elements(layer) + weights
+        cast_backward = grads * quantisation.quantise_grad_elements(layer)
         mixed = "ends" in features
         formulas: dict[str, tuple[Amount, Callable[..., Amount]]] = {
             "forward": (linear_gemm(x, layer, "forward", mixed), kernels.gemm_time),

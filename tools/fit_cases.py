@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from advisor.measurements import Case, Skip, read_rows, row_case
-from costmodel.binding import bind
+from costmodel.binding import bind, precision_recipe
 from costmodel.columns import plan_columns, plan_inputs
-from costmodel.predict import compiled_family, family_features, precision_recipe
+from costmodel.predict import compiled_family, family_features, recipe_formats
 from costmodel.stack import load_stack
 from costmodel.step_constants import NOT_FITTED, parameter_keys
 
@@ -81,10 +81,7 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
             model=case.model,
             workload=case.workload,
             domain=case.cluster.domain_size,
-            precision_bytes=float(recipe["base"]),
-            quantised=float(recipe["copies"]) > 1.5,
-            block_scaled=case.plan.precision == "mxfp8",
-            casts=float(recipe["kernels"]) > 0,
+            **recipe_formats(case.plan.precision),
         )
         families.append(family_features(case.model, case.workload, plan))
         for name, entry in bound.items():

@@ -117,3 +117,26 @@ def test_the_routers_gradients_are_cast():
     assert casts == pytest.approx(
         found["experts_joins_backward"] * 20 / 6
     )  # one join: three passes of two bytes
+
+
+@pytest.mark.parametrize(
+    ("where", "precision", "share"),
+    [
+        # 3 of 4 bytes on a quarter of the tokens, and a transposition of all: 3/4 + 2 of 4.
+        ("h100", "fp8-delayed", (3 / 4 + 2) / 4),
+        ("h100", "fp8-cs", (5 / 4 + 2) / 6),
+        ("b200", "fp8-cs", 1 / 4),
+        ("b200", "mxfp8", 1 / 4),
+    ],
+)
+def test_gathered_operands_are_quantised_before_the_gather(where, precision, share):
+    """Inputs of column-parallel layers under sequence parallelism, over those of a rank that has them whole."""
+    cluster = hardware_db.resolve(where, None)[0]
+
+    def elements(tp: int) -> float:
+        sizes: dict[str, Any] = {"tp": tp, "dp": 8 // tp, "sequence_parallel": tp > 1}
+        found = run("llama3-8b", cluster, Workload(8192, 8 * 4096), precision=precision, **sizes)
+        return found.values["mlp_fc1_quantise_forward"]
+
+    # Many micro-batches, over which the weights' casts vanish.
+    assert elements(4) == pytest.approx(share * elements(1), rel=0.02)
