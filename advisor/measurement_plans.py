@@ -191,8 +191,8 @@ def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:
     torchtitan compiles the loss since 2025, before only the layers.
     """
     compiled = row.json("other_flags").get("torch_compile") is True and row.text("date")[:4] > "2024"
-    since = habit.get("fused_loss_from", "")
-    if since and row_release(row, habit) < since:
+    since, release = habit.get("fused_loss_from", ""), row_release(row, habit)
+    if release and release < since:
         assumed.append(f"loss not fused, as the defaults before {since}")
         return False
     return habit["fused_loss"] or compiled
@@ -335,6 +335,7 @@ def _plain_flags(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = {
         ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
     }
+    # AutoModel's table has a column of kernels; "-": none but PyTorch's own.
     if flags.get("torch_compile") is False or flags.get("kernels") == "-":
         values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
     margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")

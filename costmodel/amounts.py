@@ -40,6 +40,7 @@ UNUSED = (
     "plain_norms",
     "packs_attention",
     "native_loss",
+    "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
 CORE_BACKWARD = Fraction(5, 2)

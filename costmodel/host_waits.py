@@ -11,6 +11,7 @@ from costmodel.layer import BlockTimes
 from costmodel.stages import in_stage
 from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
+from costmodel.work.experts import counts_vary
 
 
 def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
@@ -36,7 +37,6 @@ def host_term(
     the dispatcher. A host that must learn how many tokens came, with every dispatcher, stands still in every expert
     block of the forward pass, so that it is never far ahead there: each pass waits by itself. Else the lead of one pass
     helps the other.
-    Source: Megatron-Core 0.16.1, token_dispatcher.py, _maybe_dtoh_and_synchronize; fused_a2a.py, HybridEPDispatch.
     """
     again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
 
@@ -57,7 +57,7 @@ def host_term(
         kind: sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items()) for kind in issue
     }
     free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
-    halting = x.dropless * (1 - x.graph_experts) if "experts" in blocks else 0
+    halting = counts_vary(x) if "experts" in blocks else 0
     apart = {kind: host.host_exposed(issued, 1, compute[kind]) for kind, issued in issue.items()}
     behind = maximum(apart["forward"] + apart["backward"], 1e-12)
     for kind, short in apart.items():

@@ -19,7 +19,7 @@ from costmodel.timing import kernels
 from costmodel.work import attention, communication, mixers, quantisation
 from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
-from costmodel.work.experts import experts
+from costmodel.work.experts import counts_vary, experts
 from costmodel.work.linear import tokens
 from costmodel.work.messages import context_columns, mixer_exchange_bytes
 from costmodel.work.mla import core_width, mla
@@ -228,7 +228,8 @@ def block_times(
         "quantise": sum(times["quantise_forward"] for times in gemms.values()),
         "elementwise": sum(times["forward"] for times in small.values()),
     }
-    accumulated = x.accumulate_split * 2 * x.grad_bytes * (work.weights(True) + work.weights(False))
+    summed = x.trained * x.accumulate_split * (work.weights(True) + work.weights(False))
+    accumulated = 2 * x.grad_bytes * summed
     backward: Parts = {
         "linear_dgrad": sum(times["dgrad"] for times in plain),
         "linear_wgrad": sum(times["wgrad"] for times in plain),
@@ -266,7 +267,7 @@ def block_times(
         _again(ledger, x, name, label, gemms, small, core, forward),
         block_kernels(ledger, x, work),
         shared=_shared(gemms),
-        wait=x.expert_wait * x.dropless if name == "experts" else 0,
+        wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
     )
 
 

@@ -78,20 +78,24 @@ def load_stack(text: str) -> Stack:
     if not release and family["releases"]:
         release = family.get("newest", family["releases"][-1])
     release = release[:5]
-    early, native_loss = (
-        bool(release) and months(release) <= months(family.get(name, "00.01"))
-        for name in ("early_until", "native_loss_until")
+
+    def known(name: str, otherwise: str) -> int:
+        return months(family.get(name, otherwise))
+
+    age = months(release) if release else None
+    early = age is not None and age <= known("early_until", "00.01")
+    native = age is not None and not known("native_loss_until", "00.01") < age < known(
+        "native_loss_from", "99.12"
     )
-    fused_from = family.get("expert_bias_fused_from", "99.12")
     flags = ("scatter_gather", "plain_norms", "packs_attention", "wheels")
     return Stack(
         name,
         release,
         family["early_attention" if early else "attention"],
         family["early_stop"],
-        bool(release) and months(release) >= months(fused_from),
+        expert_bias_fused=age is not None and age >= known("expert_bias_fused_from", "99.12"),
         **{flag: family.get(flag, False) for flag in flags},
-        native_loss=native_loss,
+        native_loss=native,
     )
 
 

@@ -142,9 +142,9 @@ def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[st
     again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
     changed = replace(
         own,
-        forward=own.forward | {"dispatch": both / 2, "wait": own.wait * (1 - x.graph_experts)},
+        forward=own.forward | {"dispatch": both / 2, "wait": own.wait},
         backward=own.backward | {"dispatch": both / 2},
-        again=own.again + again * travel,
+        again=own.again + again * (travel + own.wait),
     )
     return dict(blocks) | {"experts": changed}
 

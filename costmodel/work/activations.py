@@ -21,12 +21,14 @@ def layer_input(x: SimpleNamespace) -> Amount:
 
 
 def logits(x: SimpleNamespace) -> Amount:
-    """Logits of one micro-batch at the loss: 16-bit, and an FP32 copy when the loss is not fused. [byte]
+    """Logits of one micro-batch at the loss: 16-bit, and FP32 copies when the loss is not Transformer Engine's. [byte]
 
-    Gradient and logits exist together: two copies. Source: Megatron-Core, cross_entropy.py.
+    Gradient and logits exist together: two copies. Megatron-Core's own fused loss keeps the softmax in FP32, the eager
+    one its copy too. Source: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py.
     """
     elements = tokens(x) * padded_vocabulary(x) / x.tp
-    return elements * (2 * x.activation_bytes + (1 - x.fused_loss) * 8)
+    copies = 8 * (1 - x.fused_loss) + 4 * x.fused_loss * x.native_loss
+    return elements * (2 * x.activation_bytes + copies)
 
 
 def saved_logits(x: SimpleNamespace) -> Amount:

@@ -62,6 +62,8 @@ def csa(x: SimpleNamespace) -> BlockWork:
             residual(x),
             rotary(x, heads * x.d_rope),
             Stream("hyper", streams, 1.5 * streams),
+            # Gradients of the norm's output, of three projections.
+            Stream("joins", 0, 2 * 3 * e * own * x.h),
         ),
         gathered=x.operand_bytes * rows * (x.q_lora + x.d),
         reduced=e * rows * x.out_groups * x.out_lora,

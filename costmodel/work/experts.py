@@ -26,15 +26,19 @@ ROUTER_BYTES = 21
 # Of them, those that the dispatcher's module holds too.
 HELD_BYTES = 13
 
-# Bytes of an element of the router's input that its backward pass in FP32 moves beyond a product in 16 bits: the input
-# cast (2 + 4) and read again (4), its gradient written in 4 bytes and cast back (4 + 6 - 4).
+# Bytes of an element of the router's input that its backward pass in FP32 moves beyond products in 16 bits: the input
+# cast (2 + 4) and read again in 4 bytes for 2, its gradient written in 4 bytes for 2 and cast back (4 + 2).
 # Source: Megatron-Core 0.16.1, moe_utils.py, RouterGatingLinearFunction.
-ROUTER_CAST_BYTES = 20
-# Bytes of an element of FC2's output that its bias moves, forward and backward: times the rows' probabilities in 4
-# bytes, added, joined, cast back; sums over rows and over columns backward. Kernels of each local expert for that.
-BIAS_BYTES, BIAS_KERNELS = (28.0, 40.0), (2.0, 6.0)
-# Kernels of the clamps in front of an activation function; of filling up rows and probabilities and cutting them off.
-CLAMP_KERNELS, PADDING_KERNELS = 4.0, 4.0
+ROUTER_CAST_BYTES = 16
+# Bytes of an element of FC2's output that its bias moves, forward and backward, and kernels of each local expert: the
+# bias times the rows' probabilities, added to them, rows joined; sums over rows and columns backward. With
+# probabilities in FP32 the sum is in 4 bytes and cast back. Source: Megatron-Core 0.16.1, experts.py, _apply_bias.
+BIAS_BYTES, BIAS_BYTES_WIDE = (12.0, 16.0), (28.0, 40.0)
+BIAS_KERNELS, BIAS_KERNELS_WIDE = (2.0, 4.0), (2.0, 6.0)
+# Kernels forward and backward of the clamps in front of an activation function, and of filling up rows and
+# probabilities and cutting rows off. Sources: PyTorch, clamp_backward; Megatron-Core 0.16.1, fused_bias_geglu.py and
+# experts.py, quantization_padding.
+CLAMP_KERNELS, PADDING_KERNELS = (4.0, 9.0), (3.0, 3.0)
 
 
 def routed_copies(x: SimpleNamespace) -> Amount:
@@ -130,67 +134,103 @@ def permute(x: SimpleNamespace) -> Stream:
     inside its kernels. Not fused: index and mask kernels move half as much again.
     Source: Megatron-Core, token_dispatcher.py, moe_utils.permute; Transformer Engine, common/triton/permutation.py.
     """
-    before = residual_tokens(x) + routed_copies(x)
-    rows = expert_rows(x) / x.etp
+    own, rows = residual_tokens(x), expert_rows(x)
+    before = own + routed_copies(x)
     moved = (1 - x.dispatch_once) * (before + 2 * rows * is_more_than_one(local_experts(x)))
-    moved += x.dispatch_once * (residual_tokens(x) * destinations(x, x.ep) + rows)
+    moved += x.dispatch_once * (own * x.etp * destinations(x, x.ep) + rows)
     once = x.activation_bytes * x.he * moved * (1 - x.dispatch_fused)
     both = 2 * once * (1.5 - 0.5 * x.permute_fused)
     return Stream("permute", both, both)
 
 
 def router_stream(x: SimpleNamespace) -> Stream:
-    """Scores, top-k, probabilities and auxiliary loss over T x E numbers of 4 bytes."""
+    """Scores, top-k, probabilities and auxiliary loss over T x E numbers of 4 bytes; casts of a router in FP32."""
     size = 4 * residual_tokens(x) * x.E
     passes = 12 - 6 * x.router_fused
-    casts = ROUTER_CAST_BYTES * residual_tokens(x) * x.h
+    casts = x.router_wide * ROUTER_CAST_BYTES * residual_tokens(x) * x.h
     return Stream("routing", passes * size, passes * size + casts)
 
 
 def joined_gradients(x: SimpleNamespace, features: Collection[str]) -> Stream:
-    """Gradients of the block's input, of router, dispatch and shared experts each, that are added; forward, the shared
-    experts' output that is added to the routed. Source: Megatron-Core 0.16.1, moe_layer.py.
+    """Gradients of the block's input, of router, dispatch, shared experts and their gate each, that are added; forward,
+    the shared experts' output that is added to the routed. Source: Megatron-Core 0.16.1, moe_layer.py.
     """
     once = 3 * x.activation_bytes * residual_tokens(x) * x.h
     shared = 1 if "shared" in features else 0
-    return Stream("joins", shared * once, (1 + shared) * once)
+    return Stream("joins", shared * once, (1 + shared + x.shared_gate) * once)
+
+
+def shared_gate_stream(x: SimpleNamespace) -> Stream:
+    """The shared experts' output times their gate; backward also the gate's gradient, a product and a sum over columns.
+
+    Source: Megatron-Core 0.16.1, shared_experts.py.
+    """
+    size = x.shared_gate * x.activation_bytes * residual_tokens(x) * x.h
+    return Stream("shared_gate", 2 * size, 6 * size)
+
+
+def counts_vary(x: SimpleNamespace) -> Amount:
+    """1 where the host must learn how many rows came: none is dropped and no graph holds the block. [1]
+
+    With any dispatcher. Source: Megatron-Core 0.16.1, token_dispatcher.py, _maybe_dtoh_and_synchronize; fused_a2a.py,
+    HybridEPDispatch.
+    """
+    return x.dropless * (1 - x.graph_experts)
+
+
+def rows_are_padded(x: SimpleNamespace) -> Amount:
+    """1 where an expert block fills up rows in kernels of their own; HybridEP does it inside its own. [1]"""
+    return minimum(x.quantise_kernels, 1) * (1 - x.dispatch_fused) * counts_vary(x)
 
 
 def padding(x: SimpleNamespace) -> Stream:
     """Rows of each expert filled up for FC1's quantisation and cut off behind FC2: two copies each way.
 
-    HybridEP fills them up itself, and so do blocks whose shapes do not change. Source: Megatron-Core 0.16.1,
+    Not those of routers that pad their map (moe_router_padding_for_quantization). Source: Megatron-Core 0.16.1,
     experts.py, quantization_padding; token_dispatcher.py, pad_multiple.
     """
     size = 4 * rows_are_padded(x) * x.activation_bytes * expert_rows(x) * x.he
     return Stream("padding", size, size)
 
 
-def rows_are_padded(x: SimpleNamespace) -> Amount:
-    """1 where an expert block fills up rows in kernels of their own. [1]"""
-    return minimum(x.quantise_kernels, 1) * (1 - x.dispatch_fused) * x.dropless * (1 - x.graph_experts)
+def probabilities_are_wide(x: SimpleNamespace) -> Amount:
+    """1 where rows come with probabilities in FP32: a router in FP32, or DeepEP and HybridEP, which know no other. [1]
+
+    Source: Megatron-Core 0.16.1, moe_utils.py, type_as; token_dispatcher.py.
+    """
+    return maximum(x.router_wide, x.dispatch_once)
 
 
 def expert_bias_stream(x: SimpleNamespace) -> Stream:
     """Bias of FC2, added slice by slice outside the grouped GEMM; FC1's is in its epilogue.
 
     Newest releases have kernels that add it inside, for shapes that do not change: whole expert blocks in graphs.
-    Source: Megatron-Core, experts.py, TEGroupedMLP._apply_bias: split, bias x probability, add, cat, cast.
     """
     apart = x.biases * (1 - x.expert_bias_fused * x.graph_experts)
-    forward, backward = (apart * size * expert_rows(x) * x.he for size in BIAS_BYTES)
+    size = apart * expert_rows(x) * x.he
+    forward, backward = (size * each for each in by_width(x, BIAS_BYTES, BIAS_BYTES_WIDE))
     return Stream("expert_bias", forward, backward)
+
+
+def by_width(
+    x: SimpleNamespace, narrow: tuple[float, float], wide: tuple[float, float]
+) -> tuple[Amount, Amount]:
+    """Forward and backward number with 16-bit probabilities, or with those in FP32."""
+    share = probabilities_are_wide(x)
+    forward, backward = (low + share * (high - low) for low, high in zip(narrow, wide, strict=True))
+    return forward, backward
 
 
 def clamp(x: SimpleNamespace) -> Stream:
     """Both halves of FC1's output clamped and joined again in front of the activation function, where a model clamps.
 
-    Forward the two kernels read and write 2 widths, and so does the join; backward the kernels read gradient and input
-    besides, and the halves' gradients are joined.
-    Source: Megatron-Core 0.16.1, fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.
+    Forward two kernels read and write both halves, and so does the join. Backward the gradients of the halves are
+    joined (4 e), one half is compared once and masked (3 e + 2), the other twice (4 e + 6), masks in a byte.
+    Sources: Megatron-Core 0.16.1, fused_bias_geglu.py, weighted_bias_quick_geglu_impl; PyTorch, clamp_backward.
     """
-    size = (x.fc1_copies - 1) * x.activation_bytes * expert_rows(x) * x.fe / x.etp
-    return Stream("clamp", 8 * size, 10 * size)
+    e = x.activation_bytes
+    elements = (x.fc1_copies - 1) * expert_rows(x) * x.fe / x.etp
+    return Stream("clamp", 8 * e * elements, (11 * e + 8) * elements)
 
 
 def saved_expert_input(x: SimpleNamespace) -> Amount:
@@ -208,8 +248,14 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     width, per_group = x.fe / x.etp, received / local
     kept = 1 - x.recompute_moe
     kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
-    kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) + RESIDUAL_KERNELS * x.residual_split
-    kernels += CLAMP_KERNELS * (x.fc1_copies - 1) + PADDING_KERNELS * rows_are_padded(x)
+    kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) * (1 - x.dispatch_fused)
+    kernels += RESIDUAL_KERNELS * x.residual_split
+    eager = [
+        x.biases * local * bias + (x.fc1_copies - 1) * clamps + rows_are_padded(x) * pads
+        for bias, clamps, pads in zip(
+            by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE), CLAMP_KERNELS, PADDING_KERNELS, strict=True
+        )
+    ]
     linears = [
         Linear("router", x.E, x.h, own, "none", quantised=False),
         Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True),
@@ -256,7 +302,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             Linear("shared_fc1", (1 + x.gates) * shared, x.h, rows, "column"),
             Linear("shared_fc2", x.h, shared, rows, "row"),
         ]
-        streams.append(activation(x, "shared_activation", rows, shared))
+        streams += [activation(x, "shared_activation", rows, shared), shared_gate_stream(x)]
         kept_shared = kept * (1 - x.recompute_shared_experts) * rows * shared
         saved["shared experts"] = kept_shared * ((1 + x.gates) * x.activation_bytes + x.saved_bytes)
         kernels += 4
@@ -270,6 +316,6 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         saved=saved,
         vectors=x.norm_vectors * x.h + x.biases * x.E + x.expert_bias * x.E + x.shared_gate * x.h,
         expert_vectors=x.biases * local * ((1 + x.gates) * width + x.he),
-        kernels_forward=kernels + x.biases * local * BIAS_KERNELS[0],
-        kernels_backward=1.3 * kernels + x.biases * local * BIAS_KERNELS[1],
+        kernels_forward=kernels + eager[0],
+        kernels_backward=1.3 * kernels + eager[1],
     )

@@ -116,10 +116,11 @@ def _copies(x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inne
     if name == "mamba":
         both = 2 * size * (wide + inner) * is_more_than_one(x.b)
         return Stream("copies", both, both)
-    keys = convolved - inner
-    repeated = 2 * x.delta_value_heads * x.delta_key_dim / x.tp
-    forward = 4 * inner + 2 * convolved + 5 * keys + repeated
-    backward = 2 * inner + 4 * convolved + 4 * keys + repeated + 2 * wide
+    keys, several = convolved - inner, is_more_than_one(x.b)
+    repeats = is_more_than_one(x.delta_value_heads / maximum(x.delta_key_heads, 1))
+    repeated = repeats * (keys + 2 * x.delta_value_heads * x.delta_key_dim / x.tp)
+    forward = (4 + 2 * several) * inner + 2 * convolved + 4 * keys + repeated
+    backward = 4 * convolved + 3 * keys + repeated + (2 + 2 * several) * wide
     return Stream("copies", size * forward, size * backward)
 
 

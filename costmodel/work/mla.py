@@ -63,7 +63,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             residual(x),
             rotary(x, heads * x.d_rope),
             Stream("heads", 2 * copies, 2 * copies),
-            # Gradients of the norm's output, from both down projections.
+            # Gradients of the norm's output, of the queries' projection and of that of keys and values.
             Stream("joins", 0, 3 * x.activation_bytes * own * x.h),
         ),
         gathered=x.operand_bytes * rows * (gathered + x.kv_lora + x.d_rope),

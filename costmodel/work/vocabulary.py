@@ -8,7 +8,7 @@ from costmodel.amount import Amount
 from costmodel.work.linear import Linear, gemm_flops, padded_vocabulary, tokens
 
 # Bytes that softmax and loss move of one logit, forward and backward (`cross_entropy_bytes`).
-TRITON_BYTES, COMPILED_BYTES, EAGER_BYTES = 10, 32, 52
+TRITON_BYTES, NATIVE_BYTES, EAGER_BYTES = 10, 40, 52
 
 
 def logits_flops_forward(x: SimpleNamespace) -> Amount:
@@ -23,14 +23,14 @@ def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
     """HBM bytes of softmax and loss over the vocabulary-parallel logits, forward and backward. [byte]
 
     Fused in Triton: read the logits twice, write the gradient in place (3 x 2 B), multiply it by the loss's (2 + 2).
-    Megatron-Core's own fused loss compiles four kernels over FP32 logits: cast and maximum (2 + 4), exponential and
-    sum (8), division (8), gradient and cast back (4 + 4 + 2). Not fused: cast (2 + 4), maximum (4), subtract (8),
-    exponential (8), sum (4), division (8), gradient (8), cast back (4 + 2).
+    Megatron-Core's own fused loss compiles four parts over FP32 logits: cast and maximum (2 + 4), exponential and
+    sum (8), division (8), a copy for the gradient (8), gradient and cast back (4 + 4 + 2). Not fused: cast (2 + 4),
+    maximum (4), subtract (8), exponential (8), sum (4), division (8), gradient (8), cast back (4 + 2).
     Sources: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py and fusions/fused_cross_entropy.py; Transformer
     Engine, common/triton/cross_entropy.py.
     """
     elements = tokens(x) * padded_vocabulary(x) / x.tp
-    fused = TRITON_BYTES + x.native_loss * (COMPILED_BYTES - TRITON_BYTES)
+    fused = TRITON_BYTES + x.native_loss * (NATIVE_BYTES - TRITON_BYTES)
     return elements * (x.fused_loss * fused + (1 - x.fused_loss) * EAGER_BYTES)
 
 

@@ -136,6 +136,24 @@ def test_rows_that_cannot_be_expressed_say_why(changes, words):
     assert found.id == "bridge-70b"
 
 
+def test_nemo_1_left_the_loss_unfused():
+    old = case(NEMO, source="NeMo docs performance", container="nemo:24.07")
+    assert not old.plan.fused_cross_entropy
+    assert any("loss not fused" in words for words in old.assumptions)
+    assert case(NEMO, source="NeMo docs performance", container="nemo:24.09").plan.fused_cross_entropy
+    # A release that nobody names counts as the newest.
+    assert case(NEMO, source="somebody's blog", container="nemo:main").plan.fused_cross_entropy
+
+
+def test_rows_without_kernels_of_others_run_pytorchs():
+    """NeMo AutoModel's table says "-" where nothing but PyTorch's own kernels ran."""
+    plan = case(NEMO, source="NeMo AutoModel performance summary", other_flags='{"kernels": "-"}').plan
+    assert not (plan.rope_fusion or plan.bias_activation_fusion or plan.bias_dropout_fusion)
+    plan = case(NEMO, source="NeMo AutoModel performance summary", other_flags='{"kernels": "TE"}').plan
+    assert plan.rope_fusion
+    assert plan.bias_activation_fusion
+
+
 def test_stacks():
     assert stack_of(Row(VTRAIN)) == "deepspeed-23.06"
     assert stack_of(Row(MPT)) == "llm_foundry-23.11"
