@@ -88,7 +88,7 @@ def declared_space() -> tuple[str, ...]:
         "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off; no token dropped",
         "not searched, pin them: offload, pipeline_layout texts, etp, optimizer_instances, fsdp_shard_size, "
         "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused "
-        "attention",
+        "attention, CUDA graphs of the whole step (cuda_graph_scope full_iteration)",
     )
 
 

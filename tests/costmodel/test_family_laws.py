@@ -219,12 +219,20 @@ def test_adapters_take_less_time_and_memory_than_pretraining(name, data, targets
     assert lora.values["model_flops"] < whole.values["model_flops"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="1.11 at tp 4, 1.18 at tp 8: beside FP8 layers adapters are overpriced, as published LoRA of 8B shows",
+@pytest.mark.parametrize(
+    "tp",
+    [
+        4,
+        pytest.param(
+            8,
+            marks=pytest.mark.xfail(
+                strict=True,
+                raises=AssertionError,
+                reason="1.19: beside FP8 layers adapters are overpriced, as published LoRA of 8B shows",
+            ),
+        ),
+    ],
 )
-@pytest.mark.parametrize("tp", [4, 8])
 def test_adapters_on_all_layers_cost_little_under_tensor_parallelism(tp):
     plan = Plan(tp=tp, micro_batch=2, precision="fp8-cs", sequence_parallel=True, recompute="full")
     whole = Workload(16384, 8)
