@@ -221,6 +221,11 @@ def by_width(
     return forward, backward
 
 
+def is_clamped(x: SimpleNamespace) -> Amount:
+    """1 where a model clamps FC1's output, whose clamped copy stays beside it. [1]"""
+    return x.fc1_copies - 1
+
+
 def clamp(x: SimpleNamespace) -> Stream:
     """Both halves of FC1's output clamped and joined again in front of the activation function, where a model clamps.
 
@@ -229,7 +234,7 @@ def clamp(x: SimpleNamespace) -> Stream:
     Sources: Megatron-Core 0.16.1, fused_bias_geglu.py, weighted_bias_quick_geglu_impl; PyTorch, clamp_backward.
     """
     e = x.activation_bytes
-    elements = (x.fc1_copies - 1) * expert_rows(x) * x.fe / x.etp
+    elements = is_clamped(x) * expert_rows(x) * x.fe / x.etp
     return Stream("clamp", 8 * e * elements, (11 * e + 8) * elements)
 
 
@@ -251,7 +256,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) * (1 - x.dispatch_fused)
     kernels += RESIDUAL_KERNELS * x.residual_split
     eager = [
-        x.biases * local * bias + (x.fc1_copies - 1) * clamps + rows_are_padded(x) * pads
+        x.biases * local * bias + is_clamped(x) * clamps + rows_are_padded(x) * pads
         for bias, clamps, pads in zip(
             by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE), CLAMP_KERNELS, PADDING_KERNELS, strict=True
         )
@@ -276,7 +281,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         "router scores": kept * ROUTER_BYTES * own * x.E,
         "dispatched rows": saved_expert_input(x),
         "expert fc1 output": kept
-        * (1 + (x.fc1_copies - 1) * (1 - x.recompute_moe_act))
+        * (1 + is_clamped(x) * (1 - x.recompute_moe_act))
         * (1 - x.offload_moe_act)
         * (1 + x.gates)
         * x.activation_bytes
