@@ -137,7 +137,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         **_optimizer(row),
         **_offload(row),
         **_graphs(row),
-        **_plain_flags(row),
+        **_plain_flags(row, model, habit),
         micro_batch=_micro_batch(row, habit, sizes, assumed),
         precision=precision,
         sequence_parallel=_sequence_parallel(row, model, sizes["tp"], modern, assumed),
@@ -330,7 +330,7 @@ def _graphs(row: Row) -> dict[str, Any]:
     return {"cuda_graph": True, "cuda_graph_scope": tuple(scopes)}
 
 
-def _plain_flags(row: Row) -> dict[str, Any]:
+def _plain_flags(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
     flags = row.json("other_flags")
     values: dict[str, Any] = {
         ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
@@ -338,6 +338,8 @@ def _plain_flags(row: Row) -> dict[str, Any]:
     # AutoModel's table has a column of kernels; "-": none but PyTorch's own.
     if flags.get("torch_compile") is False or flags.get("kernels") == "-":
         values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
+    if habit.get("plain_mlp") and model.moe is None:
+        values["bias_activation_fusion"] = False
     margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")
     if isinstance(margin, int):
         values["layernorm_sm_margin"] = margin

@@ -38,6 +38,7 @@ UNUSED = (
     "expert_bias_fused",
     "scatter_gather",
     "plain_norms",
+    "composed_norms",
     "packs_attention",
     "native_loss",
     "router_wide",

@@ -302,6 +302,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "expert_bias_fused",
             "scatter_gather",
             "plain_norms",
+            "composed_norms",
             "packs_attention",
             "native_loss",
         )

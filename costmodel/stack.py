@@ -24,6 +24,7 @@ class Stack:
     share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
     wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
+    composed_norms: norms that nothing compiles are rows of element-wise kernels.
     """
 
     family: str
@@ -36,6 +37,7 @@ class Stack:
     packs_attention: bool = False
     wheels: bool = False
     native_loss: bool = False
+    composed_norms: bool = False
 
     @property
     def name(self) -> str:
@@ -96,6 +98,7 @@ def load_stack(text: str) -> Stack:
         expert_bias_fused=age is not None and age >= known("expert_bias_fused_from", "99.12"),
         **{flag: family.get(flag, False) for flag in flags},
         native_loss=native,
+        composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
     )
 
 

@@ -340,6 +340,7 @@ INPUTS: tuple[Input, ...] = tuple(
         expert_bias_fused | 1 | 1 when grouped GEMMs of captured expert blocks add the experts' biases
         scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
         plain_norms | 1 | 1 when norms are PyTorch's own kernels
+        composed_norms | 1 | 1 when norms that nothing compiles are rows of element-wise kernels
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         early_stop | 1 | 1 when full recompute ends with the last saved tensor

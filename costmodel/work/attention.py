@@ -7,14 +7,16 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
+    COMPOSED_NORM_SAVED,
     MIXER_KERNELS,
-    RESIDUAL_KERNELS,
     ROPE_KERNELS,
+    composes_norm,
     norm,
     packing,
     residual,
     residual_tokens,
     rotary,
+    split_kernels,
 )
 from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, tokens
 
@@ -107,6 +109,7 @@ def saved_norm(
     everything but products is computed again, or what the norm stands `inside` of. Recompute of norms alone frees it
     where the norm is a module of its own (`apart`: in front of MLA and of experts): elsewhere Transformer Engine's
     linear layer holds the norm, and Megatron-Core recomputes nothing. What waits in host memory is left out.
+    A composed norm keeps its input in FP32 and what it has scaled too.
     Source: Megatron-Core 0.16.1, transformer_layer.py, recompute_input_layernorm, and gpt_layer_specs.py.
     """
     return {
@@ -116,6 +119,12 @@ def saved_norm(
         * (1 - x.recompute_ops)
         * (1 - offload_output)
         * x.saved_bytes
+        * residual_tokens(x)
+        * x.h,
+        "norm parts": composes_norm(x)
+        * (1 - inside)
+        * (1 - x.recompute_ops)
+        * COMPOSED_NORM_SAVED
         * residual_tokens(x)
         * x.h,
         "dropout mask": x.dropout * residual_tokens(x) * x.h,
@@ -176,6 +185,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
     everything += x.qk_norms * (grouped * heads + 2 * (heads + kv) / x.d)
     kept = (1 - x.recompute_ops) * everything + x.recompute_ops * (heads + kv)
+    split = [ROPE_KERNELS * x.rope_split + kernels for kernels in split_kernels(x)]
     return BlockWork(
         name="attention",
         linears=(
@@ -203,12 +213,6 @@ def attention(x: SimpleNamespace) -> BlockWork:
         + x.norm_vectors * x.h
         + 2 * x.qk_norms * x.d
         + x.sinks * heads,
-        kernels_forward=MIXER_KERNELS[0]
-        + 3 * x.unfused
-        + ROPE_KERNELS * x.rope_split
-        + RESIDUAL_KERNELS * x.residual_split,
-        kernels_backward=MIXER_KERNELS[1]
-        + 4 * x.unfused
-        + ROPE_KERNELS * x.rope_split
-        + RESIDUAL_KERNELS * x.residual_split,
+        kernels_forward=MIXER_KERNELS[0] + 3 * x.unfused + split[0],
+        kernels_backward=MIXER_KERNELS[1] + 4 * x.unfused + split[1],
     )

@@ -21,6 +21,15 @@ ROPE_KERNELS, ACTIVATION_KERNELS, RESIDUAL_KERNELS = 6.0, 3.0, 2.0
 # Time of PyTorch's own backward pass of a norm over a fused one's: 1.5 to 1.8 against 3.4 to 3.8 TB/s on H200.
 # Source: shared hardware notes, section 7.
 PLAIN_NORM_BACKWARD = 2.2
+# RMSNorm as rows of element-wise kernels over 16-bit elements: bytes an element and kernels, forward and backward.
+# Forward casts to FP32 (6), squares (8), averages (4), scales (8), casts back (6), multiplies by the weight (4).
+# Backward: of the weight's product (4 and 6) with its sum (2), casts (6 and 6), of the scale (8, and 16 of its factor),
+# of the square (28) and a sum of two gradients (12). Source: PyTorch 2.5, ATen/native/layer_norm.cpp, rms_norm;
+# transformers, LlamaRMSNorm.
+COMPOSED_NORM_BYTES = (36.0, 88.0)
+COMPOSED_NORM_KERNELS = (8.0, 17.0)
+# Bytes an element that it keeps for the backward pass: FP32 input, and the scaled one for the weight's gradient.
+COMPOSED_NORM_SAVED = 6
 
 
 def residual_tokens(x: SimpleNamespace) -> Amount:
@@ -35,20 +44,45 @@ def norm(x: SimpleNamespace, more: Amount = 0) -> Stream:
     """The norm in front of a block: read and write the hidden state; `more` elements normalised beside it.
 
     Backward reads input and output gradient and writes the input's: 1.5 times as much, at half the rate in
-    PyTorch's own kernel.
+    PyTorch's own kernel. A composed norm moves the bytes of all its kernels instead.
     """
-    forward = x.activation_bytes * 2 * (residual_tokens(x) * x.h + more)
+    elements = residual_tokens(x) * x.h + more
+    forward = x.activation_bytes * 2 * elements
     slower = 1 + x.plain_norms * (PLAIN_NORM_BACKWARD - 1)
-    return Stream("norm", forward, 1.5 * slower * forward, "norm")
+    apart = composes_norm(x)
+    return Stream(
+        "norm",
+        (1 - apart) * forward + apart * COMPOSED_NORM_BYTES[0] * elements,
+        (1 - apart) * 1.5 * slower * forward + apart * COMPOSED_NORM_BYTES[1] * elements,
+        "norm",
+    )
+
+
+def composes_norm(x: SimpleNamespace) -> Amount:
+    """1 where a norm is a row of element-wise kernels: in a framework that has it so, with nothing compiled. [1]"""
+    return x.composed_norms * x.residual_split
+
+
+def splits_residual(x: SimpleNamespace) -> Amount:
+    """1 where a bias or dropout stands apart from the residual addition; a bare addition is one kernel anyway. [1]"""
+    return x.residual_split * (1 - (1 - x.dropout) * (1 - x.biases))
+
+
+def split_kernels(x: SimpleNamespace) -> tuple[Amount, Amount]:
+    """Kernels more of a block whose norm and residual are not fused, forward and backward. [1]"""
+    residual = RESIDUAL_KERNELS * splits_residual(x)
+    forward, backward = (composes_norm(x) * number for number in COMPOSED_NORM_KERNELS)
+    return residual + forward, residual + backward
 
 
 def residual(x: SimpleNamespace) -> Stream:
     """The residual addition behind a block: read two, write one; a byte of mask an element with dropout.
 
-    Backward adds two gradients; dropout reads mask and gradient. Not fused: the sum is read and written again.
+    Backward adds two gradients; dropout reads mask and gradient. Not fused, bias and dropout read and write the sum
+    again.
     """
     elements = residual_tokens(x) * x.h
-    again = 2 * x.activation_bytes * x.residual_split
+    again = 2 * x.activation_bytes * splits_residual(x)
     forward = elements * (3 * x.activation_bytes + x.dropout + again)
     backward = elements * (3 * x.activation_bytes + x.dropout * (2 * x.activation_bytes + 1) + again)
     return Stream("residual", forward, backward)

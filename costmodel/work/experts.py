@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
-from costmodel.work.elementwise import RESIDUAL_KERNELS, activation, norm, residual, residual_tokens
+from costmodel.work.elementwise import activation, norm, residual, residual_tokens, split_kernels
 from costmodel.work.linear import Linear, tokens
 
 # Kernels that router and permutation take more when they are not fused. Source: Megatron-Core, moe_utils.py
@@ -254,11 +254,14 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     kept = 1 - x.recompute_moe
     kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
     kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) * (1 - x.dispatch_fused)
-    kernels += RESIDUAL_KERNELS * x.residual_split
     eager = [
-        x.biases * local * bias + is_clamped(x) * clamps + rows_are_padded(x) * pads
-        for bias, clamps, pads in zip(
-            by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE), CLAMP_KERNELS, PADDING_KERNELS, strict=True
+        split + x.biases * local * bias + is_clamped(x) * clamps + rows_are_padded(x) * pads
+        for split, bias, clamps, pads in zip(
+            split_kernels(x),
+            by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE),
+            CLAMP_KERNELS,
+            PADDING_KERNELS,
+            strict=True,
         )
     ]
     linears = [

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
-from costmodel.work.elementwise import RESIDUAL_KERNELS, norm, residual
+from costmodel.work.elementwise import norm, residual, split_kernels
 from costmodel.work.linear import Linear, tokens
 
 # Tokens of one chunk of the scan. Sources: Megatron-Core 0.16.1, mamba_mixer.py (128); flash-linear-attention, gated
@@ -73,7 +73,7 @@ def _mixer(
     MambaSplitConv1dScanCombinedFn.
     """
     rows, e = tokens(x), x.activation_bytes
-    split = RESIDUAL_KERNELS * x.residual_split
+    split = split_kernels(x)
     return BlockWork(
         name=name,
         linears=(
@@ -99,8 +99,8 @@ def _mixer(
         + x.conv * convolved
         + per_head / x.tp
         + _own_vectors(x, name, convolved, inner),
-        kernels_forward=SCAN_KERNELS[name][0] + split,
-        kernels_backward=SCAN_KERNELS[name][1] + split,
+        kernels_forward=SCAN_KERNELS[name][0] + split[0],
+        kernels_backward=SCAN_KERNELS[name][1] + split[1],
     )
 
 

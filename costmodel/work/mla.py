@@ -10,12 +10,12 @@ from costmodel.work.attention import saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     MIXER_KERNELS,
-    RESIDUAL_KERNELS,
     ROPE_KERNELS,
     norm,
     residual,
     residual_tokens,
     rotary,
+    split_kernels,
 )
 from costmodel.work.linear import Linear, tokens
 
@@ -49,7 +49,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     latents = x.q_lora + x.kv_lora + x.d_rope
     copies = x.activation_bytes * rows * heads * (query + x.d_nope + x.d_v)
     kept = (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn)
-    split = ROPE_KERNELS * x.rope_split + RESIDUAL_KERNELS * x.residual_split
+    split = [ROPE_KERNELS * x.rope_split + kernels for kernels in split_kernels(x)]
     return BlockWork(
         name="mla",
         linears=(
@@ -76,6 +76,6 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             "attention scores": saved_scores(x),
         },
         vectors=x.norm_vectors * x.h + x.q_lora + x.kv_lora,
-        kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] + 3 * x.unfused + split,
-        kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] + 4 * x.unfused + split,
+        kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] + 3 * x.unfused + split[0],
+        kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] + 4 * x.unfused + split[1],
     )

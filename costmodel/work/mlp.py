@@ -9,10 +9,10 @@ from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import (
     ACTIVATION_KERNELS,
     MLP_KERNELS,
-    RESIDUAL_KERNELS,
     activation,
     norm,
     residual,
+    split_kernels,
 )
 from costmodel.work.linear import Linear, tokens
 
@@ -28,7 +28,7 @@ def mlp(x: SimpleNamespace) -> BlockWork:
     # Frozen weights without adapters need no input for a weight gradient.
     needed = x.trained + (1 - x.trained) * x.lora_mlp
     kept = (1 - x.recompute_mlp) * rows * width
-    split = ACTIVATION_KERNELS * x.activation_split + RESIDUAL_KERNELS * x.residual_split
+    split = [ACTIVATION_KERNELS * x.activation_split + kernels for kernels in split_kernels(x)]
     return BlockWork(
         name="mlp",
         linears=(
@@ -44,6 +44,6 @@ def mlp(x: SimpleNamespace) -> BlockWork:
             "fc2 input": kept * (1 - x.recompute_activation) * (1 - x.recompute_ops) * x.saved_bytes * needed,
         },
         vectors=x.biases * ((1 + x.gates) * width + x.h) + x.norm_vectors * x.h,
-        kernels_forward=MLP_KERNELS[0] + split,
-        kernels_backward=MLP_KERNELS[1] + split,
+        kernels_forward=MLP_KERNELS[0] + split[0],
+        kernels_backward=MLP_KERNELS[1] + split[1],
     )

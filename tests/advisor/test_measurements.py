@@ -151,7 +151,15 @@ def test_rows_without_kernels_of_others_run_pytorchs():
     assert not any((plan.rope_fusion, plan.bias_activation_fusion, plan.bias_dropout_fusion))
     plan = case(NEMO, source="NeMo AutoModel performance summary", other_flags='{"kernels": "TE"}').plan
     assert plan.rope_fusion
-    assert plan.bias_activation_fusion
+    assert plan.bias_dropout_fusion
+    # Its dense MLPs compute activation and gate apart with Transformer Engine too.
+    assert not plan.bias_activation_fusion
+
+
+def test_runs_in_fp16_reduced_gradients_in_fp16():
+    """Megatron-LM before Megatron-Core: FP32 only for bfloat16, or where asked for."""
+    for source in ("Narayanan 2021 Table 1", "Korthikanti 2022 Table 5"):
+        assert not case(VTRAIN, source=source, container="").plan.grad_reduce_in_fp32
 
 
 def test_stacks():

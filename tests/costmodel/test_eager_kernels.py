@@ -186,3 +186,37 @@ def test_gathered_operands_are_quantised_before_the_gather(where, precision, sha
 
     # Many micro-batches, over which the weights' casts vanish.
     assert elements(4) == pytest.approx(share * elements(1), rel=0.02)
+
+
+def on(stack: str, model: str = "llama3-8b", **knobs: Any) -> Prediction:
+    return predict(load_model(model), Workload(8192, 64), H100, Plan(dp=8, **knobs), stack)
+
+
+@pytest.mark.parametrize("stack", ["torchtitan-24.12", "automodel-26.04"])
+def test_norms_that_nothing_compiles_are_rows_of_kernels(stack: str):
+    """36 bytes an element forward and 88 backward, where a fused norm moves 4 and 6; 8 and 17 kernels."""
+    fused, apart = on(stack), on(stack, bias_dropout_fusion=False)
+    for name in ("attention_norm", "mlp_norm"):
+        assert apart.values[f"{name}_forward"] == pytest.approx(fused.values[f"{name}_forward"] * 36 / 4)
+        assert apart.values[f"{name}_backward"] == pytest.approx(fused.values[f"{name}_backward"] * 88 / 6)
+    for way, kernels in (("forward", 8), ("backward", 17)):
+        more = apart.values[f"mlp_kernels_{way}"] - fused.values[f"mlp_kernels_{way}"]
+        assert more == pytest.approx(kernels)
+    kept = 32 * 2 * 6 * 8192 * 4096  # layers, norms, bytes, tokens, width
+    grown = apart.memory.value - fused.memory.value
+    assert kept <= grown <= 1.1 * kept  # and what the allocator loses of it
+
+
+@pytest.mark.parametrize("stack", ["nemo-26.06", "torchtitan-26.06", "llm_foundry-23.11"])
+def test_norms_of_one_kernel_stay_so(stack: str):
+    fused, apart = on(stack), on(stack, bias_dropout_fusion=False)
+    assert apart.values["mlp_norm_backward"] == fused.values["mlp_norm_backward"]
+    assert apart.memory.value == fused.memory.value
+
+
+def test_a_bare_residual_addition_is_one_kernel_either_way():
+    """A bias or dropout stands apart from it when not fused; Llama has neither."""
+    assert on("nemo-26.06", bias_dropout_fusion=False).step_time_s == on("nemo-26.06").step_time_s
+    gpt = [on("nemo-26.06", "gpt3-5b", bias_dropout_fusion=fused).values for fused in (True, False)]
+    assert gpt[1]["mlp_residual_forward"] > gpt[0]["mlp_residual_forward"]
+    assert gpt[1]["mlp_kernels_forward"] - gpt[0]["mlp_kernels_forward"] == pytest.approx(2)
