@@ -25,6 +25,8 @@ NEEDED = ("id", "model", "system", "gpus", "precision", "gbs", "seq_len")
 # Frameworks whose one memory figure is what the allocator reserves. Source: torchtitan, components/metrics.py.
 PRINTS_RESERVED = ("torchtitan",)
 LARGEST_FILE = 256 * 2**20  # bytes
+# In the notes of runs that their publisher calls functional: real data, natural routing, no kernels tuned.
+UNTUNED = "not tuned for speed"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Case:
     measured_reserved_bytes: float | None
     note: str = ""
     assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def untuned(self) -> bool:
+        """Whether its publisher says that nobody tuned the run for speed."""
+        return UNTUNED in self.row.text("notes")
 
 
 @dataclass(frozen=True)

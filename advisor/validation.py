@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ from typing import Any
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.pipeline import with_schedule
 from advisor.ranking import Timed, ranking
+from costmodel.evidence import Interval, untuned_interval
 from costmodel.predict import Prediction, predict
 
 # Predicted over published peak, less one, that 95 of 100 published peaks stay below (docs/accuracy.md, Memory).
@@ -63,14 +65,15 @@ def _result(case: Case) -> dict[str, Any]:
         case.model, case.workload, case.cluster, case.plan, case.stack, published_id=case.id
     )
     prediction = with_schedule(closed_form)
-    measured = case.measured_step_time_s
+    measured, predicted = case.measured_step_time_s, prediction.step_time_s
+    low, high = _interval(prediction, case.untuned)
     return {
         "id": case.id,
         "measured": measured,
-        "predicted": prediction.step_time_s,
-        "low": prediction.interval_low,
-        "high": prediction.interval_high,
-        "rel_error": prediction.step_time_s / measured - 1,
+        "predicted": predicted,
+        "low": low,
+        "high": high,
+        "rel_error": predicted / measured - 1,
         "fits": not refuted(prediction),
         "peak_memory_gib": prediction.peak_memory_bytes / 2**30,
         "device_gib": prediction.device_bytes / 2**30,
@@ -87,6 +90,16 @@ def _result(case: Case) -> dict[str, Any]:
         "cluster": case.cluster.name,
         "note": "; ".join(case.assumptions),
     }
+
+
+def _interval(prediction: Prediction, untuned: bool) -> tuple[float, float]:
+    """Where the measurement should lie; wider where the row says that nobody tuned its run. [s]"""
+    time = prediction.step_time_s
+    tuned = Interval(
+        *(math.log(end / time) for end in (prediction.interval_low, prediction.interval_high)), ""
+    )
+    found = untuned_interval(tuned) if untuned else tuned
+    return time * math.exp(found.low), time * math.exp(found.high)
 
 
 def _gib(amount: float | None) -> float | None:

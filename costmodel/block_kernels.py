@@ -27,8 +27,14 @@ class Issued:
     loops_backward: Amount = 0
 
 
-def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> Issued:
-    """Kernels of one block, forward and backward: its own, quantisation, GEMMs apart, collectives. [1]"""
+# Kernels of a low-rank adapter: two products, the scale and the sum; gradients of data and weights, the scale's, and
+# what adds three of them up. Source: Megatron-Bridge, peft/lora_layers.py, LoRALinear; peft/utils.py,
+# ParallelLinearAdapter.
+ADAPTER_KERNELS = (4.0, 8.0)
+
+
+def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: bool = False) -> Issued:
+    """Kernels of one block, forward and backward: its own, quantisation, GEMMs apart, collectives, adapters. [1]"""
     per_linear = (
         sum(1 for layer in work.linears if layer.quantised and not layer.grouped) * x.quantise_kernels
     )
@@ -37,10 +43,11 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> Issued
     each = 1 + x.quantise_kernels  # a product and its quantisation
     apart = sum((layer.groups * each - 1) * (1 - x.grouped) for layer in grouped)
     collectives = is_more_than_one(x.tp) if has_tp else 0
+    adapters = sum(getattr(x, f"lora_{layer.adapter}") for layer in work.linears if lora and layer.adapter)
     source = "fused kernels, quantisation, collectives of one block"
     forward = ledger.define(
         f"{work.name}_kernels_forward",
-        work.kernels_forward + per_linear + 2 * collectives + apart,
+        work.kernels_forward + per_linear + 2 * collectives + apart + ADAPTER_KERNELS[0] * adapters,
         "1",
         source,
     )
@@ -51,6 +58,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork) -> Issued
         + per_linear
         + 3 * collectives
         + 2 * apart
+        + ADAPTER_KERNELS[1] * adapters
         + again * forward
         + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
         "1",

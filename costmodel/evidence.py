@@ -32,6 +32,7 @@ from hardware_db.evidence import EVIDENCE_FILE, Evidence, Setting, load_evidence
 
 Numbers = NDArray[np.float64]
 
+TRAIT_NAMES = list(TRAITS.values())
 LEVEL = 0.9  # of the interval
 Z = 1.645  # standard errors in half of a 90 % interval
 # Distance of a mismatch of kind.
@@ -113,10 +114,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Table:
-    """Published runs as arrays. spread: scale and growth of the interval, see `Table.half_width`."""
+    """Published runs as arrays. spread: scale and growth of the interval, see `Table.half_width`; untuned: ratios
+    of measured over predicted between which runs lie that nobody tuned (`runs` of them), none of which is in `runs`."""
 
     runs: tuple[Evidence, ...]
     spread: dict[str, float] = field(default_factory=lambda: dict(SPREAD))
+    untuned: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> dict[str, Numbers]:
@@ -305,7 +308,25 @@ class Table:
             )
             if not self.knows(name, word)
         ]
-        return text + (f"; none of them {', none '.join(missing)}, so it is wider" if missing else "")
+        text += f"; none of them {', none '.join(missing)}, so it is wider" if missing else ""
+        return text + (self._untuned() if self._only_untuned(query) else "")
+
+    def _only_untuned(self, query: Setting) -> bool:
+        """Whether mixtures of experts were given this task in runs alone that nobody tuned."""
+        with_experts = self.traits[:, TRAIT_NAMES.index("experts")]
+        return bool(
+            self.untuned
+            and query.task != "pretrain"
+            and "experts" in traits(query.family)
+            and not (with_experts & (self.other("task", query.task) == 0)).any()
+        )
+
+    def _untuned(self) -> str:
+        low, high = self.untuned["quicker"], self.untuned["slower"]
+        return (
+            f"; of mixtures of experts nobody published a tuned run of this task: {self.untuned['runs']} runs on real "
+            f"data, not tuned for speed, took {low:.2g} to {high:.2g} times as long as predicted"
+        )
 
     def nearest(self, query: Setting, run_id: str = "", number: int = 3) -> tuple[Near, ...]:
         """The nearest runs, one of each model, machine, size and precision, with what the query has instead."""
@@ -366,9 +387,12 @@ def _effective(weights: Numbers) -> float:
 @lru_cache(maxsize=4)
 def evidence_table(path: Path = EVIDENCE_FILE) -> Table:
     """The published runs on file with the constants learnt from them."""
-    spread = load_spread(path).get("spread", {})
+    record = load_spread(path)
+    spread = record.get("spread", {})
     return Table(
-        load_evidence(path), SPREAD | {name: float(spread[name]) for name in SPREAD if name in spread}
+        load_evidence(path),
+        SPREAD | {name: float(spread[name]) for name in SPREAD if name in spread},
+        record.get("untuned", {}),
     )
 
 
@@ -380,6 +404,19 @@ def interval(query: Setting, run_id: str = "", parameter_spread: float = 0.0) ->
 def nearest(query: Setting, run_id: str = "", number: int = 3) -> tuple[Near, ...]:
     """The nearest published runs; see `Table.nearest`."""
     return evidence_table().nearest(query, run_id, number)
+
+
+def untuned_interval(tuned: Interval) -> Interval:
+    """The interval of a run that nobody tuned for speed: as wide as such published runs lie, none of them fitted.
+
+    tuned: what a run of its plan would have otherwise. Unchanged without such runs on file.
+    """
+    record = evidence_table().untuned
+    if not record:
+        return tuned
+    low, high = math.log(record["quicker"]), math.log(record["slower"])
+    basis = f"where {record['runs']} published runs lie that nobody tuned for speed"
+    return Interval(min(low, tuned.low), max(high, tuned.high), basis)
 
 
 def own_interval(tables: Mapping[str, Any]) -> Interval | None:

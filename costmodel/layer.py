@@ -265,7 +265,7 @@ def block_times(
         forward,
         backward,
         _again(ledger, x, name, label, gemms, small, core, forward),
-        block_kernels(ledger, x, work),
+        block_kernels(ledger, x, work, "lora" in features),
         shared=_shared(gemms),
         wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
     )

@@ -16,8 +16,6 @@ from costmodel.predict import compiled_family, family_features, recipe_formats
 from costmodel.stack import load_stack
 from costmodel.step_constants import NOT_FITTED, parameter_keys
 
-# Runs that their publisher calls functional: waiting for data, natural routing, no kernels tuned.
-UNTUNED = "not tuned for speed"
 # States of one release's code before its last: what they lack no column says, so that their times would be taken for
 # the host's. They are predicted and ranked all the same.
 UNRELEASED = re.compile(r"step (\d+) of (?!\1 )\d+ of a cumulative optimisation history")
@@ -61,7 +59,7 @@ def load_cases(path: Path) -> list[Case]:
         notes = row.text("notes")
         if isinstance(case, Skip) or row.text("superseded") == "1":
             continue
-        if UNTUNED in notes or UNRELEASED.search(notes):
+        if case.untuned or UNRELEASED.search(notes):
             continue
         cases.append(case)
     return cases

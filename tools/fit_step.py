@@ -26,7 +26,7 @@ import tomli_w
 from fit_cases import Stack, load_cases, stack_cases
 from fit_priors import unseen_releases, usual
 from fit_solver import Fit, fit, left_out
-from write_evidence import report, write_evidence
+from write_evidence import report, untuned_errors, write_evidence
 
 from advisor.measurements import Case
 from advisor.pipeline import with_schedule
@@ -94,7 +94,10 @@ def main() -> None:
     load_covariance.cache_clear()
     fitted.cache_clear()
     shift = np.array([_schedule(case) for case in tables[0]])
-    report(write_evidence(tables[0], whole.residuals[own] + shift, held["model"][own] + shift))
+    held_errors = held["model"][own] + shift
+    report(
+        write_evidence(tables[0], whole.residuals[own] + shift, held_errors, untuned=untuned_errors(paths[0]))
+    )
 
 
 def _schedule(case: Case) -> float:

@@ -14,9 +14,10 @@ import argparse
 import datetime
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -71,17 +72,54 @@ def thinned(runs: Sequence[Evidence]) -> list[Evidence]:
     return kept
 
 
+def untuned_errors(path: Path) -> list[float]:
+    """log(measured / predicted) of the table's runs that nobody tuned for speed, which no fit has seen."""
+    found = []
+    for row in read_rows(path):
+        case = row_case(row)
+        if isinstance(case, Skip) or row.text("superseded") == "1" or not case.untuned:
+            continue
+        closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        found.append(math.log(case.measured_step_time_s / with_schedule(closed).step_time_s))
+    return found
+
+
+def untuned_spread(errors: Sequence[float]) -> dict[str, Any]:
+    """Between which ratios of measured over predicted nine of ten further such runs lie; nothing without runs.
+
+    The split-conformal ends, each missed by one run in twenty: of fewer than 19 runs the least and the most,
+    between which a further one lies with probability (n - 1) / (n + 1). Source: G. Shafer and V. Vovk, JMLR 9 (2008).
+    """
+    if not errors:
+        return {}
+    beyond = max(int(0.05 * (len(errors) + 1)), 1)
+    order = sorted(errors)
+    low, high = order[beyond - 1], order[-beyond]
+    return {
+        "untuned": {
+            "quicker": float(f"{math.exp(low):.3g}"),
+            "slower": float(f"{math.exp(high):.3g}"),
+            "runs": len(errors),
+            "unit": "1",
+            "kind": "measured",
+            "source": "measured over predicted of published runs not tuned for speed, tools/write_evidence.py",
+            "read_on": datetime.date.today(),
+        }
+    }
+
+
 def write_evidence(
     cases: Sequence[Case],
     in_sample_log_errors: Sequence[float],
     held_log_errors: Sequence[float],
     path: Path = EVIDENCE_FILE,
+    untuned: Sequence[float] = (),
 ) -> Coverage:
     """Write `path` and the .toml beside it; gives back coverage by group left out and label, as printed.
 
     Errors are log(predicted / measured), one a case, the pipeline simulated (`advisor.pipeline.with_schedule`). A held
     error that is not a number (its model never left out) is taken as HELD times the other. Of a source with more
-    than MOST runs, as many are kept.
+    than MOST runs, as many are kept. untuned: of `untuned_errors`.
     """
     runs = thinned(
         [
@@ -89,11 +127,18 @@ def write_evidence(
             for case, error, held in zip(cases, in_sample_log_errors, held_log_errors, strict=True)
         ]
     )
-    return write_runs(runs, path)
+    return write_runs(runs, path, untuned_spread(untuned))
 
 
-def write_runs(runs: Sequence[Evidence], path: Path = EVIDENCE_FILE) -> Coverage:
-    """Learn from runs what they share and how wide intervals must be, and write both files."""
+def write_runs(
+    runs: Sequence[Evidence], path: Path = EVIDENCE_FILE, untuned: Mapping[str, Any] | None = None
+) -> Coverage:
+    """Learn from runs what they share and how wide intervals must be, and write both files.
+
+    untuned: record of runs that nobody tuned; None keeps the one on file.
+    """
+    if untuned is None:
+        untuned = {name: record for name, record in load_spread(path).items() if name == "untuned"}
     table = with_shared(runs)
     spread = learn(table)
     table = Table(table.runs, spread)
@@ -111,6 +156,7 @@ def write_runs(runs: Sequence[Evidence], path: Path = EVIDENCE_FILE) -> Coverage
             "source": f"learnt by tools/write_evidence.py from {len(runs)} published runs",
             "read_on": datetime.date.today(),
         },
+        **untuned,
         "coverage": {group: round(found[f"{group} by generation"]["all"][1], 3) for group in GROUPS},
     }
     header = "# Written by tools/write_evidence.py; do not edit. Widths of intervals; coverage, the group left out.\n"
@@ -144,6 +190,8 @@ def main() -> None:
             case = row_case(row)
             if isinstance(case, Skip) or row.text("superseded") == "1":
                 continue
+            if case.untuned:
+                continue
             try:
                 closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
             except ValueError as error:
@@ -151,7 +199,8 @@ def main() -> None:
                 continue
             cases.append(case)
             errors.append(math.log(with_schedule(closed).step_time_s / case.measured_step_time_s))
-    report(write_evidence(cases, errors, [HELD * error for error in errors]))
+    untuned = [error for path in paths for error in untuned_errors(path)]
+    report(write_evidence(cases, errors, [HELD * error for error in errors], untuned=untuned))
 
 
 if __name__ == "__main__":

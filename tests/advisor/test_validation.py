@@ -46,6 +46,13 @@ def test_published_runs_are_predicted():
     assert report["summary"]["by"]["gpu"].keys() >= {"h100-sxm", "a100-sxm-80", "b200", "gb200"}
 
 
+def test_a_run_that_nobody_tuned_has_a_wider_interval():
+    notes = "real-data functional run with natural routing: not tuned for speed"
+    tuned, untuned = validate([Row(ANCHORS[0]), Row(ANCHORS[0] | {"notes": notes})])["rows"]
+    assert untuned["predicted"] == tuned["predicted"]
+    assert untuned["low"] < tuned["low"] < tuned["high"] < untuned["high"]
+
+
 def test_superseded_rows_are_left_out_unless_asked_for():
     rows = [Row(ANCHORS[0] | {"superseded": "1"}), Row(ANCHORS[1])]
     assert validate(rows)["summary"]["n"] == 1

@@ -220,3 +220,17 @@ def test_a_bare_residual_addition_is_one_kernel_either_way():
     gpt = [on("nemo-26.06", "gpt3-5b", bias_dropout_fusion=fused).values for fused in (True, False)]
     assert gpt[1]["mlp_residual_forward"] > gpt[0]["mlp_residual_forward"]
     assert gpt[1]["mlp_kernels_forward"] - gpt[0]["mlp_kernels_forward"] == pytest.approx(2)
+
+
+def test_the_host_launches_adapters():
+    """Four kernels forward and eight backward for each adapted product: two of attention, two of the MLP."""
+
+    def kernels(targets: str, rank: int = 16) -> dict[str, float]:
+        work = Workload(4096, 64, "lora", lora_rank=rank, lora_targets=targets)
+        return run("llama3-8b", work=work, dp=8).values
+
+    few, many = kernels("qkv"), kernels("all")
+    for way, number in (("forward", 4), ("backward", 8)):
+        for block, more in (("attention", 1), ("mlp", 2)):
+            name = f"{block}_kernels_{way}"
+            assert many[name] - few[name] == pytest.approx(more * number)

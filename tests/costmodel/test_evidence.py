@@ -19,6 +19,7 @@ from costmodel.evidence import (
     Table,
     evidence_table,
     local_quantile,
+    untuned_interval,
 )
 from costmodel.evidence_coverage import coverage_by, held, learn, with_shared
 from costmodel.evidence_setting import bits, setting_of, traits, year
@@ -308,3 +309,26 @@ def test_techniques_that_differ_are_named():
     (near,) = table.nearest(tuned)
     assert near.differences == ("hybridep instead of alltoall, with graphs and overlapped dispatch",)
     assert near.distance > 0
+
+
+UNTUNED = {"quicker": 0.5, "slower": 8.0, "runs": 17}
+
+
+def test_fine_tuning_of_experts_says_that_nobody_tuned_such_runs():
+    table = Table((published(), published(1, family="moe", task="pretrain")), untuned=UNTUNED)
+    lora = replace(PLAIN, task="lora")
+    assert "17 runs on real data" in table.interval(replace(lora, family="moe")).basis
+    assert "0.5 to 8 times" in table.interval(replace(lora, family="mla-moe")).basis
+    for query in (lora, replace(PLAIN, family="moe")):
+        assert "on real data" not in table.interval(query).basis
+    tuned = Table((*table.runs, published(2, family="moe", task="lora")), untuned=UNTUNED)
+    assert "on real data" not in tuned.interval(replace(lora, family="moe")).basis
+
+
+def test_runs_that_nobody_tuned_have_the_interval_of_such_runs():
+    record = evidence_table().untuned
+    found = untuned_interval(Interval(-0.1, 0.1, "near runs"))
+    assert found.low == pytest.approx(math.log(record["quicker"]))
+    assert found.high == pytest.approx(math.log(record["slower"]))
+    assert str(record["runs"]) in found.basis
+    assert untuned_interval(Interval(-9.0, 9.0, "near runs")).high == 9.0

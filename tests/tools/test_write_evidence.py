@@ -1,0 +1,36 @@
+"""Runs that nobody tuned: between which ratios further ones lie."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
+if TOOLS not in sys.path:
+    sys.path.insert(0, TOOLS)
+
+from write_evidence import untuned_spread  # noqa: E402
+
+
+def test_few_runs_give_the_least_and_the_most():
+    record = untuned_spread([0.3, -0.2, 2.0])["untuned"]
+    assert record["quicker"] == pytest.approx(math.exp(-0.2), rel=0.01)
+    assert record["slower"] == pytest.approx(math.exp(2.0), rel=0.01)
+    assert record["runs"] == 3
+    assert untuned_spread([]) == {}
+
+
+def test_nine_of_ten_further_runs_lie_between():
+    random = np.random.default_rng(7)
+    inside = []
+    for _ in range(300):
+        record = untuned_spread(list(random.normal(0.3, 0.8, 40)))["untuned"]
+        further = random.normal(0.3, 0.8, 50)
+        inside.append(
+            ((math.log(record["quicker"]) <= further) & (further <= math.log(record["slower"]))).mean()
+        )
+    assert 0.88 <= np.mean(inside) <= 0.94
