@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from costmodel.evidence import evidence_table
+
 Report = Mapping[str, Any]
 GROUPS = {
     "family": "family",
@@ -102,6 +104,21 @@ def holdout_section(report: Report, fit: Mapping[str, Any]) -> list[str]:
         "publisher calls untuned and the steps of an optimisation history before its last; a dash: not computed.",
         "",
         *table(["errors", "mean", "median"], [shipped, *rows]),
+        *untuned_lines(),
+    ]
+
+
+def untuned_lines() -> list[str]:
+    """What runs take that nobody tuned, and why their intervals are wide."""
+    record = evidence_table().untuned
+    if not record:
+        return []
+    return [
+        "",
+        f"{record['runs']} of the runs are called not tuned for speed (functional checks on real data, half of them "
+        f"fine-tuning). They took {record['quicker']:.2g} to {record['slower']:.2g} times as long as "
+        "predicted; no formula of ours says which. Such rows have that interval instead of the one near runs give: it "
+        "rests on these very runs, so their coverage here says nothing, and they count in the means all the same.",
     ]
 
 
