@@ -10,7 +10,18 @@ from advisor.candidates import Candidate, compared, memory_parts
 from advisor.request import Request
 from advisor.search import GIB, SearchResult, fits_at_all, search
 from costmodel.predict import FITS_BELOW
+from costmodel.stack import default_stack, load_stack
 
+# What captures a whole step of dropless experts, as recipes of NeMo 26.06 set it.
+WHOLE_STEP: dict[str, Any] = {
+    "cuda_graph": True,
+    "cuda_graph_scope": ("full_iteration",),
+    "moe_expert_rank_capacity_factor": 1.5,
+    "moe_paged_stash": True,
+}
+LAYOUT = ("tp", "pp", "cp", "dp", "ep")
+# Share of the step from which a gain outside the search is told.
+WORTH_TELLING = 0.02
 # Largest growth of the cluster that is tried to make a model fit.
 MOST_GPUS_FACTOR = 64
 
@@ -51,6 +62,41 @@ def why_not(request: Request, pins: Mapping[str, Any], best: Candidate) -> WhyNo
         f"most of it {other.lost_to_term}{amount}"
     )
     return WhyNot(pins, other, reason)
+
+
+def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
+    """The best plan's layout with one CUDA graph of the whole step, where releases can run it and it gains; else None.
+
+    Not searched: it bounds what the experts of a rank may take, which the plans asked for do not.
+    """
+    sizes = {name: getattr(best.plan, name) for name in LAYOUT}
+    pins = {
+        name: value for name, value in {**request.pins, **sizes}.items() if name != "precision"
+    } | WHOLE_STEP
+    if (
+        request.objective == "memory"
+        or request.model.moe is None
+        or best.plan.moe_dispatcher != "hybridep"
+        or best.plan.moe_capacity_factor > 0
+        or not load_stack(request.stack or default_stack()).whole_step
+        or set(request.pins) & set(WHOLE_STEP)
+    ):
+        return None
+    try:
+        found = search(replace(request, pins=pins, precisions=(best.plan.precision,), top=1)).best
+    except ValueError:
+        return None
+    if found is None or found.step_time > (1 - WORTH_TELLING) * best.step_time:
+        return None
+    saved = 1 - found.step_time / best.step_time
+    pinned = " ".join(f"--pin {name}={_text(value)}" for name, value in WHOLE_STEP.items())
+    bound = WHOLE_STEP["moe_expert_rank_capacity_factor"]
+    reason = (
+        f"it takes {found.step_time:.4g} s, {100 * saved:.0f} % less ({found.plan.describe()}), and recipes of this "
+        f"release run so. It bounds what the experts of a rank take at {bound:g} times the mean, so it is not "
+        f"searched. To have it: {pinned}"
+    )
+    return WhyNot({"cuda_graph_scope": "full_iteration"}, found, reason)
 
 
 def shortfall(least_bad: Candidate) -> str:

@@ -40,7 +40,8 @@ class Candidate:
 
 
 def candidate(request: Request, plan: Plan) -> Candidate:
-    """Predict `plan`, pipeline simulated."""
+    """Predict `plan` with the settings that are pinned, pipeline simulated."""
+    plan = replace(plan, settings=request.settings)
     closed = predict(request.model, request.workload, request.cluster, plan, request.stack)
     return Candidate(plan, with_schedule(closed), closed.step_time_s)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from advisor.alternatives import WhyNot, what_would_fit, why_not
+from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
 from advisor.candidates import Candidate
 from advisor.options import split_pairs
 from advisor.request import Request, parse_pins
@@ -99,7 +99,10 @@ def explain(
         result,
         best,
         steps=tuple(path.steps()),
-        alternatives=tuple(why_not(request, pins, best) for pins in asked),
+        alternatives=(
+            *(why_not(request, pins, best) for pins in asked),
+            *filter(None, [whole_step_graph(request, best)]),
+        ),
     )
 
 

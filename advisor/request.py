@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from costmodel.knobs import KNOBS, knob_error, parse_knob
+from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error, parse_knob
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -41,7 +41,7 @@ LONG_SEQUENCE = 8192
 class Request:
     """One question to the advisor. Raises ValueError in one line when it cannot be meant.
 
-    gpus: GPUs there are. precisions: recipes to search. pins: knob -> value that every plan must have.
+    gpus: GPUs there are. precisions: recipes to search. pins: knob or setting -> value that every plan must have.
     top: plans to return. tokens: length of the training run, for its cost. stack: software stack, None is
     the newest known. notes: what was assumed for the user.
     """
@@ -75,9 +75,22 @@ class Request:
                 raise ValueError(problem)
         self._check_pins()
 
+    @property
+    def knob_pins(self) -> dict[str, Any]:
+        """The pins that are knobs: what the search keeps to."""
+        return {name: value for name, value in self.pins.items() if name in KNOBS}
+
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        """The pins that are settings, as every plan carries them."""
+        return checked_settings({name: value for name, value in self.pins.items() if name in SETTINGS})
+
     def _check_pins(self) -> None:
         for name, value in self.pins.items():
-            problem = knob_error(name, value) if name in KNOBS else f"{name!r} is not a knob."
+            if name in SETTINGS:
+                problem = SETTINGS[name].error(value)
+            else:
+                problem = knob_error(name, value) if name in KNOBS else f"{name!r} is not a knob."
             if problem:
                 raise ValueError(problem)
         if {"fsdp", "zero_stage"} <= set(self.pins):
@@ -167,14 +180,14 @@ def make_request(
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
-    """Knob -> value of "tp=4" texts. ValueError in one line for anything else."""
+    """Knob or setting -> value of "tp=4" texts. ValueError in one line for anything else."""
     pins: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         key = name.strip().lower().replace("-", "_")
         if not equals:
             raise ValueError(f"--pin {text!r} is not KNOB=VALUE. Try --pin tp=4.")
-        value = parse_knob(key, value)
+        value = SETTINGS[key].parse(value) if key in SETTINGS else parse_knob(key, value)
         if key in pins and pins[key] != value:
             raise ValueError(f"--pin gives {key} twice: {pins[key]} and {value}. Keep one.")
         pins[key] = value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
 from advisor.render import bar, count, gib, heading, percent, seconds, table, tree, wrap
-from costmodel.knobs import KNOBS
+from costmodel.knobs import CATALOGUE, KNOBS
 from costmodel.plan import Plan
 
 if TYPE_CHECKING:
@@ -99,10 +99,14 @@ def _differs(plan: Plan, name: str, default: Any) -> bool:
 
 
 def knob_table(plan: Plan) -> list[str]:
-    """Every knob to set, with its name in Megatron-Bridge."""
+    """Every knob and setting to set, with its name in Megatron-Bridge."""
     rows = [
-        (name, value_text(value), KNOBS[name].megatron_bridge.replace("(derived)", "follows from the others"))
-        for name, value in changed_knobs(plan).items()
+        (
+            name,
+            value_text(value),
+            CATALOGUE[name].megatron_bridge.replace("(derived)", "follows from the others"),
+        )
+        for name, value in (changed_knobs(plan) | dict(plan.settings)).items()
     ]
     if not rows:
         return ["  every knob at its default"]

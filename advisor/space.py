@@ -53,7 +53,7 @@ class Space:
 
 def build_space(request: Request, precision: str) -> Space:
     """Every legal plan of the declared space for one precision recipe, pins honoured."""
-    pins = {name: value for name, value in request.pins.items() if name != "precision"}
+    pins = {name: value for name, value in request.knob_pins.items() if name != "precision"}
     layouts = _layouts(request, pins)
     tables = option_tables(request, precision, pins)
     decided_later = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
@@ -88,7 +88,7 @@ def declared_space() -> tuple[str, ...]:
         "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off; no token dropped",
         "not searched, pin them: offload, pipeline_layout texts, etp, optimizer_instances, fsdp_shard_size, "
         "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused "
-        "attention, CUDA graphs of the whole step (cuda_graph_scope full_iteration)",
+        "attention; CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is told where they run",
     )
 
 
@@ -179,7 +179,8 @@ def _drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rul
     decided |= {knob for column, (knob, _) in ITEMS.items() if column in decided}
     ready = [rule for rule in rules if set(rule.knobs) <= decided]
     model, workload, cluster = request.model, request.workload, request.cluster
-    words = facts(model, workload, cluster, space.precision, collapsed(space.columns), request.gpus)
+    columns = collapsed(space.columns)
+    words = facts(model, workload, cluster, space.precision, columns, request.gpus, request.settings)
     masks = error_masks(words, space.legal, ready)
     broken = sum(masks.values(), np.zeros(space.legal, dtype=int))
     for rule in ready:

@@ -50,11 +50,16 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
         (_switch("tp_comm_overlap"), lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
-        (_switch("cuda_graph"), lambda c: (c["cuda_graph"] == 0) | (c["fsdp"] == 0)),
+        (_switch("cuda_graph"), _graphs_without_fsdp),
     ]
+    # With FSDP frameworks switch graphs off again, also pinned ones.
+    stays = () if "fsdp" in pins else (_graphs_without_fsdp,)
     if experts:
         tables.append((_overlapped_dispatch(), lambda c: (c["overlap_moe_comm"] == 0) | (c["ep"] > 1)))
-    ready = [(pinned(rows, pins), _all if set(rows[0]) & set(pins) else keep) for rows, keep in tables]
+    ready = [
+        (pinned(rows, pins), keep if keep in stays or not set(rows[0]) & set(pins) else _all)
+        for rows, keep in tables
+    ]
     # Last, because it multiplies the rows most.
     return [*ready, (_recompute(request.model, pins), _distinct_recompute(request.model.num_layers))]
 
@@ -94,6 +99,10 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
 
 def _switch(knob: str) -> list[Row]:
     return [{knob: 0.0}, {knob: 1.0}]
+
+
+def _graphs_without_fsdp(columns: Columns) -> Mask:
+    return (columns["cuda_graph"] == 0) | (columns["fsdp"] == 0)
 
 
 def _sharding(pins: dict[str, Any]) -> list[Row]:

@@ -59,6 +59,10 @@ def techniques(model: ModelSpec, plan: Plan) -> list[str]:
         plan.moe_dispatcher: spread,
         "overlapped-dispatch": spread and plan.overlap_moe_comm,
         "graphs": plan.cuda_graph,
+        # Dropless experts stop the host unless one graph holds the whole step.
+        "whole-step-graph": model.moe is not None
+        and plan.cuda_graph
+        and "full_iteration" in plan.cuda_graph_scope,
         "offload": bool(plan.offload_layers or plan.offload_modules),
     }
     return [word for word, used in words.items() if used]

@@ -24,6 +24,18 @@ def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
     )
 
 
+def _slowest_waiting(x: SimpleNamespace, stages: Mapping[str, Amount], waits: Amount) -> Amount:
+    """Time of a micro-batch on the slowest stage when every layer waits; waits: of the pace-setting stage. [s]
+
+    A stage that is slowest for its logits has fewer layers, which wait less.
+    """
+    first, last = (
+        symbol(f"{stage}_stage_time") + waits * getattr(x, f"layers_{stage}") / x.layers_pace
+        for stage in ("first", "last")
+    )
+    return maximum(stages["pace"] + waits, maximum(first, last))
+
+
 def host_term(
     ledger: Ledger,
     x: SimpleNamespace,
@@ -60,8 +72,9 @@ def host_term(
     halting = counts_vary(x) if "experts" in blocks else 0
     apart = {kind: host.host_exposed(issued, 1, compute[kind]) for kind, issued in issue.items()}
     behind = maximum(apart["forward"] + apart["backward"], 1e-12)
+    slower = maximum(_slowest_waiting(x, stages, behind) - stages["slowest"], 0)
     for kind, short in apart.items():
-        waits = halting * short + (1 - halting) * free * short / behind
+        waits = (halting * slower + (1 - halting) * free) * short / behind
         ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
     waiting = symbol("host_wait_forward") + symbol("host_wait_backward")
     return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)

@@ -24,7 +24,8 @@ class Stack:
     share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
     wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
-    composed_norms: norms that nothing compiles are rows of element-wise kernels.
+    composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
+    step of dropless experts in one CUDA graph.
     """
 
     family: str
@@ -38,6 +39,7 @@ class Stack:
     wheels: bool = False
     native_loss: bool = False
     composed_norms: bool = False
+    whole_step: bool = False
 
     @property
     def name(self) -> str:
@@ -99,6 +101,7 @@ def load_stack(text: str) -> Stack:
         **{flag: family.get(flag, False) for flag in flags},
         native_loss=native,
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
+        whole_step=age is not None and age >= known("whole_step_from", "99.12"),
     )
 
 

@@ -49,7 +49,7 @@ def facts(
 ) -> Facts:
     """Every word of the rules: arrays over the rows of `columns`, and single values.
 
-    gpus: GPUs there are, 0 when not said. settings: of a single plan, never of a search.
+    gpus: GPUs there are, 0 when not said. settings: of the plan, or pinned for a whole search.
     """
     given = default_columns() | dict(columns)
     fixed = model_words(model) | workload_words(workload) | cluster_words(cluster, precision, gpus)

@@ -8,6 +8,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from advisor.alternatives import WHOLE_STEP
 from advisor.cli import advisor
 from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
@@ -182,3 +183,33 @@ def test_pins_are_honoured_and_bad_ones_refused():
             run(*setting, "--pin", pin)
         with pytest.raises(ValueError, match=says):
             run(*setting, "--why-not", pin)
+
+
+def qwen(stack: str = "nemo-26.06", gpu: str = "gb200", **pins) -> Explanation:
+    return explain(
+        make_request(
+            "qwen3-30b-a3b", 8, gpu, seq_len=4096, global_batch=512, precision="mxfp8", stack=stack, pins=pins
+        )
+    )
+
+
+def test_the_gain_of_a_graph_of_the_whole_step_is_told_where_releases_run_it():
+    told = qwen()
+    (whole,) = told.alternatives
+    assert whole.candidate is not None
+    assert whole.candidate.step_time < 0.98 * told.shown.step_time
+    assert "--pin cuda_graph_scope=full_iteration" in whole.reason
+    assert not qwen(stack="nemo-26.04").alternatives
+    # What it says to pin gives that plan, its settings on the list.
+    pinned = qwen(**WHOLE_STEP)
+    assert not pinned.alternatives
+    assert pinned.shown.step_time <= whole.candidate.step_time * 1.001
+    assert not pinned.shown.plan.fsdp
+    text = "\n".join(explanation_lines(pinned))
+    assert "model.moe_expert_rank_capacity_factor" in text
+    assert "Why not" not in text
+
+
+def test_pinned_graphs_leave_out_fsdp_which_switches_them_off():
+    small = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=32, pins={"cuda_graph": True})
+    assert not any(each.plan.fsdp for each in explain(small).result.plans)

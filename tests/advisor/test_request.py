@@ -93,6 +93,17 @@ def test_pins_are_read_as_their_knobs():
     assert found == {"tp": 4, "cuda_graph": True, "recompute_modules": ("mlp", "layernorm")}
 
 
+def test_pinned_settings_are_carried_by_every_plan():
+    pins = parse_pins(["tp=2", "moe-paged-stash=true", "moe_expert_rank_capacity_factor=1.5"])
+    request = ask(pins=pins)
+    assert request.knob_pins == {"tp": 2}
+    assert dict(request.settings) == {"moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True}
+    with pytest.raises(ValueError, match="moe.expert.rank.capacity.factor"):
+        parse_pins(["moe_expert_rank_capacity_factor=much"])
+    with pytest.raises(ValueError, match="moe.expert.rank.capacity.factor"):
+        ask(pins={"moe_expert_rank_capacity_factor": -1.0})
+
+
 def test_a_request_says_what_the_gpu_name_means():
     assert any("h100 means" in note for note in make_request("8b", 8, "h100").notes)
 

@@ -332,3 +332,14 @@ def test_runs_that_nobody_tuned_have_the_interval_of_such_runs():
     assert found.high == pytest.approx(math.log(record["slower"]))
     assert str(record["runs"]) in found.basis
     assert untuned_interval(Interval(-9.0, 9.0, "near runs")).high == 9.0
+
+
+def test_a_graph_of_the_whole_step_is_told_from_graphs_of_layers():
+    def words(model: str, *scope: str) -> str:
+        plan = Plan(dp=8, ep=8 if model.startswith("qwen") else 1, cuda_graph=True, cuda_graph_scope=scope)
+        cluster = hardware_db.load_cluster("dgx-h100")
+        return setting_of(load_model(model), Workload(4096, 64), cluster, plan, "nemo-26.06").techniques
+
+    assert "whole-step-graph" in words("qwen3-30b-a3b", "full_iteration").split()
+    assert "whole-step-graph" not in words("qwen3-30b-a3b", "attn")
+    assert words("llama3-8b", "full_iteration") == words("llama3-8b") == "graphs"

@@ -267,6 +267,17 @@ def test_shorter_kernels_never_slow_a_step_that_waits_for_the_host():
     assert packed <= full * (1 + 1e-12)
 
 
+def test_a_last_stage_that_is_slow_for_its_logits_waits_for_its_own_layers():
+    """Two layers, and the logits, against four: shorter attention of all of them never slows the step."""
+    model, plan = load_model("moonlight-16b-a3b"), Plan(pp=8, vpp=2, micro_batch=2, precision="fp8-cs")
+    plan = dataclasses.replace(plan, zero_stage=0, overlap_grad_reduce=False, grad_reduce_in_fp32=True)
+    full, packed = (predict(model, Workload(8192, 32, mean_length=mean), B200, plan) for mean in (0, 4096))
+    for each in (full, packed):
+        assert each.values["host_bound"] > 0
+        assert each.values["last_stage_time"] > each.values["pace_stage_time"]
+    assert packed.step_time_s < full.step_time_s
+
+
 def test_selective_recompute_issues_its_kernels_again():
     """Forward kernels of the MLP run twice, so that the host issues more."""
     model, workload = load_model("moonlight-16b-a3b"), Workload(2048, 1)

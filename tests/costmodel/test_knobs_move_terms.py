@@ -51,6 +51,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
     "host optimizer": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, optimizer_offload=50)),
     "offload": ("dense", "dgx-h100", Plan(dp=8, offload_layers=80)),
     "graphs": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, cuda_graph=True)),
+    "dropout": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, dropout=True)),
     "mxfp8": (
         "dense",
         "dgx-b200",
@@ -111,6 +112,7 @@ WHERE = {
     "offload_weights": "offload",
     "offload_layers": "offload",
     "cuda_graph_scope": "graphs",
+    "bias_dropout_fusion": "dropout",
     "delay_wgrad": "deepep",
     "overlap_moe_comm": "deepep",
     "dispatcher_sms": "deepep",
