@@ -96,7 +96,7 @@ def parse_knob(name: str, text: str) -> Any:
     """The value that `text` means for knob `name`, as in `--pin tp=4`. ValueError in one line."""
     key = name.strip().replace("-", "_")
     if key not in KNOBS:
-        near = difflib.get_close_matches(key, KNOBS, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(key, [*KNOBS, *SETTINGS], n=3, cutoff=0.4)
         hint = f"Did you mean {', '.join(near)}?" if near else f"Knobs: {', '.join(KNOBS)}."
         raise ValueError(f"{name!r} is not a knob. {hint}")
     return KNOBS[key].parse(text)
