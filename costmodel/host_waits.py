@@ -27,12 +27,11 @@ def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
 def _slowest_waiting(x: SimpleNamespace, stages: Mapping[str, Amount], waits: Amount) -> Amount:
     """Time of a micro-batch on the slowest stage when every layer waits; waits: of the pace-setting stage. [s]
 
-    A stage that is slowest for its logits has fewer layers, which wait less.
+    A stage that is slowest for its logits has fewer layers, those of MTP heads among them, which wait less.
     """
-    first, last = (
-        symbol(f"{stage}_stage_time") + waits * getattr(x, f"layers_{stage}") / x.layers_pace
-        for stage in ("first", "last")
-    )
+    each = waits / x.layers_pace
+    first = symbol("first_stage_time") + each * x.layers_first
+    last = symbol("last_stage_time") + each * (x.layers_last + x.mtp_heads)
     return maximum(stages["pace"] + waits, maximum(first, last))
 
 

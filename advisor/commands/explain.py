@@ -23,7 +23,12 @@ from advisor.workload_options import given_workload, workload_options
 @click.option("--precision", default="auto", show_default=True, help="Recipes to search, at commas.")
 @click.option("--task", default="pretrain", show_default=True, help="pretrain, sft or lora.")
 @click.option("--objective", default="throughput", show_default=True, help="throughput, cost or memory.")
-@click.option("--pin", multiple=True, metavar="KNOB=VALUE", help="Only plans with this value of a knob, or with this setting; repeatable.")
+@click.option(
+    "--pin",
+    multiple=True,
+    metavar="KNOB=VALUE",
+    help="Only plans with this value of a knob, or with this setting; repeatable.",
+)
 @click.option(
     "--why-not",
     multiple=True,
