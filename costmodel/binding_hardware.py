@@ -24,6 +24,7 @@ from costmodel.step_constants import (
 from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Link, Quantity
 
+NO_FILL = Bound(0.0, "none in the table")
 POWER_EXPONENT = 0.6
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
 NETWORK_EFFICIENCY = 0.92
@@ -161,6 +162,9 @@ def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) 
     bound = {
         f"{prefix}_{short}": _leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()
     }
+    # Profiles measured on a user's machine take it into their fraction.
+    known = "fill" in tables.get("gemm", {}).get(dtype, {})
+    bound[f"{prefix}_fill"] = _leaf(tables, cluster, "gemm", dtype, "fill") if known else NO_FILL
     bound[f"{prefix}_fraction"] = _limited(bound[f"{prefix}_fraction"], _power_factor(cluster), cluster)
     if prefix == "gemm":
         bound["gemm_bandwidth_fraction"] = _leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")

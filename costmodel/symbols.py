@@ -287,6 +287,7 @@ INPUTS: tuple[Input, ...] = tuple(
         linear_peak | FLOP/s | dense peak of the linear layers' format
         linear_fraction | 1 | fraction of linear_peak that large GEMMs reach
         linear_wave | 1 | weight of the last, partly filled wave of tiles
+        linear_fill | 1 | steps of K in whose time a tile of a linear GEMM fills and is written
         linear_launch | s | fixed time of one linear GEMM
         """,
     )
@@ -299,6 +300,7 @@ INPUTS: tuple[Input, ...] = tuple(
         hbm_bandwidth | byte/s | datasheet memory bandwidth
         gemm_fraction | 1 | fraction of gpu_peak that large 16-bit GEMMs reach
         gemm_wave | 1 | weight of the last wave, 16-bit GEMMs
+        gemm_fill | 1 | steps of K in whose time a tile fills and is written, 16-bit GEMMs
         gemm_launch | s | fixed time of one 16-bit GEMM
         gemm_bandwidth_fraction | 1 | fraction of hbm_bandwidth a memory-bound GEMM reaches
         attention_forward_fraction | 1 | fraction of gpu_peak of long-sequence attention, forward

@@ -24,6 +24,7 @@ def gemm_time(
     num_bytes: Amount,
     bandwidth: Amount,
     groups: Amount = 1,
+    fill: Amount = 0,
 ) -> Amount:
     """Seconds of one GEMM (M, N, K), or of `groups` equal ones in one kernel: compute or memory. [s]
 
@@ -42,10 +43,12 @@ def gemm_time(
         HBM bytes [byte] and the bandwidth a memory-bound GEMM reaches [byte/s].
     groups
         GEMMs that share the waves, as a grouped GEMM of experts. [1]
+    fill
+        Steps of K in whose time a tile's pipeline fills and its result is written. [1]
 
     Notes
     -----
-    t = launch + max(2 M N K q / (fraction peak), bytes / bandwidth), q = 1 + weight (ceil(w) / w - 1),
+    t = launch + max(2 M N (K + fill) q / (fraction peak), bytes / bandwidth), q = 1 + weight (ceil(w) / w - 1),
     w = ceil(M / 128) ceil(N / 256) / SMs. Fitted for M >= 256 and N, K >= 512; quantisation of operands
     is not in it.
 
@@ -55,7 +58,7 @@ def gemm_time(
     """
     waves = groups * ceiling(rows / TILE_ROWS) * ceiling(columns / TILE_COLUMNS) / num_sms
     tail = 1 + wave_weight * (ceiling(waves) / waves - 1)
-    flops = 2 * groups * rows * columns * inner
+    flops = 2 * groups * rows * columns * (inner + fill)
     return launch + maximum(flops * tail / (fraction * peak), num_bytes / bandwidth)
 
 
