@@ -54,7 +54,9 @@ def tensor_parallel_times(
 
     def beside(collective: Amount, gemm: Amount) -> Amount:
         taken = overlap.contention(collective, gemm, pipelined * x.overlap_sms / x.gpu_sms)
-        return overlap.pipelined_exposed(collective, gemm, chunks) + taken + (chunks - 1) * x.linear_launch
+        # Each further chunk launches a product and the copy that brings or takes its rows.
+        started = 2 * (chunks - 1) * x.linear_launch
+        return overlap.pipelined_exposed(collective, gemm, chunks) + taken + started
 
     forward = beside(gather, gemms[column]["forward"]) + beside(scatter, gemms[row]["forward"])
     backward = beside(gather, gemms[row]["dgrad"])

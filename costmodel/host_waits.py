@@ -24,17 +24,6 @@ def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
     )
 
 
-def _slowest_waiting(x: SimpleNamespace, stages: Mapping[str, Amount], waits: Amount) -> Amount:
-    """Time of a micro-batch on the slowest stage when every layer waits; waits: of the pace-setting stage. [s]
-
-    A stage that is slowest for its logits has fewer layers, those of MTP heads among them, which wait less.
-    """
-    each = waits / x.layers_pace
-    first = symbol("first_stage_time") + each * x.layers_first
-    last = symbol("last_stage_time") + each * (x.layers_last + x.mtp_heads)
-    return maximum(stages["pace"] + waits, maximum(first, last))
-
-
 def host_term(
     ledger: Ledger,
     x: SimpleNamespace,
@@ -60,18 +49,34 @@ def host_term(
         own = x.expert_host * (1 + (again if kind == "backward" else 0))
         return alone + (1 - x.graph_experts) * (own + loops * x.loop_launch) * x.host_kernel
 
-    issue = {
-        kind: sum(in_stage(x, name, "pace") * host_time(name, times, kind) for name, times in blocks.items())
-        for kind in ("forward", "backward")
-    }
-    compute = {
-        kind: sum(in_stage(x, name, "pace") * part[kind] for name, part in totals.items()) for kind in issue
-    }
-    free = host.host_exposed(issue["forward"] + issue["backward"], 1, stages["slowest"])
+    def issued(stage: str, kind: str) -> Amount:
+        return sum(in_stage(x, name, stage) * host_time(name, times, kind) for name, times in blocks.items())
+
+    def waiting_apart(stage: str) -> dict[str, Amount]:
+        """Waits of each pass of a stage by itself."""
+        return {
+            kind: host.host_exposed(
+                issued(stage, kind),
+                1,
+                sum(in_stage(x, name, stage) * part[kind] for name, part in totals.items()),
+            )
+            for kind in ("forward", "backward")
+        }
+
+    apart = waiting_apart("pace")
+    free = host.host_exposed(issued("pace", "forward") + issued("pace", "backward"), 1, stages["slowest"])
     halting = counts_vary(x) if "experts" in blocks else 0
-    apart = {kind: host.host_exposed(issued, 1, compute[kind]) for kind, issued in issue.items()}
-    behind = maximum(apart["forward"] + apart["backward"], 1e-12)
-    slower = maximum(_slowest_waiting(x, stages, behind) - stages["slowest"], 0)
+    behind = maximum(sum(apart.values()), 1e-12)
+    # A stage that is slowest for its logits waits in its own layers, those of MTP heads among them.
+    heads = behind * x.mtp_heads / x.layers_pace
+    reached = maximum(
+        stages["pace"] + behind,
+        maximum(
+            symbol("first_stage_time") + sum(waiting_apart("first").values()),
+            symbol("last_stage_time") + sum(waiting_apart("last").values()) + heads,
+        ),
+    )
+    slower = maximum(reached - stages["slowest"], 0)
     for kind, short in apart.items():
         waits = (halting * slower + (1 - halting) * free) * short / behind
         ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
