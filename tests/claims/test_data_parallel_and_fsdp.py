@@ -229,12 +229,12 @@ def test_CL054_a_few_splits_are_best_and_the_presets_have_4():
 
 @pytest.mark.parametrize("splits", [2, 4, 8])
 def test_CL055_one_chunk_of_the_reduce_scatter_stays_exposed(splits):
-    """Beside the chunk: SMs that the GEMMs lend, and a launch for each further chunk of both layers."""
+    """Beside the chunk: SMs that the GEMMs lend; each further chunk of both layers launches a product and a copy."""
     values = overlapped(tp_overlap_splits=splits)
     pairs = (("all_gather", "fc1"), ("reduce_scatter", "fc2"))
     assert all(values[f"mlp_{one}"] < values[f"mlp_{gemm}_forward"] for one, gemm in pairs)
     both = sum(values[f"mlp_{collective}"] for collective, _ in pairs)
-    lent = 16 / 132 * both + 2 * (splits - 1) * values["linear_launch"]
+    lent = 16 / 132 * both + 2 * 2 * (splits - 1) * values["linear_launch"]
     assert values["mlp_tp_exposed_forward"] - lent == pytest.approx(both / splits)
 
 
