@@ -74,7 +74,8 @@ def load_stack(text: str) -> Stack:
         near = difflib.get_close_matches(name, families(), n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Families: {', '.join(families())}."
         raise ValueError(f"--stack {text!r} is unknown: it is a family and a release, as nemo-26.06. {hint}")
-    if release and not RELEASE.match(release):
+    written = RELEASE.match(release)
+    if release and not (written and 1 <= int(written[2]) <= 12):
         raise ValueError(
             f"--stack {text!r}: a release is written year.month, as in nemo-26.06. "
             f"Known of {name}: {', '.join(family['releases']) or 'none'}."

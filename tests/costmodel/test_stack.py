@@ -38,7 +38,13 @@ def test_names(text, name):
 
 @pytest.mark.parametrize(
     ("text", "way_out"),
-    [("nemmo-26.06", "nemo"), ("nemo-latest", "year.month"), ("", "Families"), ("xyz", "Families")],
+    [
+        ("nemmo-26.06", "nemo"),
+        ("nemo-latest", "year.month"),
+        ("nemo-26.13", "year.month"),
+        ("", "Families"),
+        ("xyz", "Families"),
+    ],
 )
 def test_wrong_names_end_in_one_line(text, way_out):
     with pytest.raises(ValueError, match=way_out) as caught:
