@@ -29,7 +29,7 @@ class Issued:
 
 # Kernels of a low-rank adapter: two products, the scale and the sum; gradients of data and weights, the scale's, and
 # what adds three of them up. Source: Megatron-Bridge, peft/lora_layers.py, LoRALinear; peft/utils.py,
-# ParallelLinearAdapter.
+# ParallelLinearAdapter (from memory).
 ADAPTER_KERNELS = (4.0, 8.0)
 
 

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.evidence_quantile import local_quantile
 from costmodel.evidence_setting import KINDS, TRAITS, bits, differences, library, swapped, traits, uses, year
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, Setting, load_evidence, load_spread
 
 Numbers = NDArray[np.float64]
 
 TRAIT_NAMES = list(TRAITS.values())
-LEVEL = 0.9  # of the interval
 Z = 1.645  # standard errors in half of a 90 % interval
 # Distance of a mismatch of kind.
 OTHER = {
@@ -56,9 +56,6 @@ YEAR = 0.15
 # Of what nobody has published a run of: a GPU generation, a framework. Leaving models out of a fit does not teach
 # what a new machine costs; with the least growth (0.1) this gives the third that such a prediction may be off.
 UNKNOWN = 3.0
-# Runs that the local quantile rests on at least (effective number), and the least width of its kernel.
-LEAST_RUNS = 40.0
-LEAST_WIDTH = 0.4
 # Width of the kernel in which runs share an error, and how many runs at no distance weigh as much as knowing of none.
 SHARED_WIDTH = 0.3
 SHARED_PRIOR = 1.0
@@ -349,39 +346,6 @@ class Table:
 def _machines(generation: str) -> str:
     """GPUs of a generation, in words."""
     return {"cpu": "processors", "unknown": "GPUs of this kind"}.get(generation, f"{generation} GPUs")
-
-
-def local_quantile(distances: Numbers, errors: Numbers, weights: Numbers, level: float = LEVEL) -> float:
-    """The `level` quantile of errors with weights exp(-distance / width) times the runs' own.
-
-    The width is the least at which the effective number of runs, (sum w)^2 / sum w^2, reaches LEAST_RUNS. Weights
-    are of distances over the nearest, so that the quantile does not change when all runs are further away.
-
-    References
-    ----------
-    Effective number: L. Kish, Survey Sampling, 1965.
-    """
-    finite = np.isfinite(distances)
-    away = distances[finite] - distances[finite].min()
-    errors, weights = errors[finite], weights[finite]
-    low, high = math.log(LEAST_WIDTH), math.log(32.0)
-    if _effective(weights * np.exp(-away / LEAST_WIDTH)) < LEAST_RUNS:
-        for _ in range(12):
-            middle = (low + high) / 2
-            enough = _effective(weights * np.exp(-away / math.exp(middle))) >= LEAST_RUNS
-            low, high = (low, middle) if enough else (middle, high)
-        weights = weights * np.exp(-away / math.exp(high))
-    else:
-        weights = weights * np.exp(-away / LEAST_WIDTH)
-    order = np.argsort(errors)
-    share = np.cumsum(weights[order])
-    number = _effective(weights)
-    wanted = min(1.0, level * (1 + 1 / number)) * share[-1]
-    return float(errors[order][min(int(np.searchsorted(share, wanted)), len(order) - 1)])
-
-
-def _effective(weights: Numbers) -> float:
-    return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 @lru_cache(maxsize=4)

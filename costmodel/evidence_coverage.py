@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.evidence import LEVEL, REACH, Numbers, Table, Z, local_quantile
+from costmodel.evidence import REACH, Numbers, Table, Z
+from costmodel.evidence_quantile import LEVEL, local_quantile
 from hardware_db.evidence import Evidence
 
 GROUPS: dict[str, Callable[[Evidence], str]] = {

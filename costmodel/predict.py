@@ -15,7 +15,8 @@ from costmodel.binding import bind, precision_recipe, step_keys
 from costmodel.bound import Bound
 from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
 from costmodel.compiled import CompiledModel, compile_model
-from costmodel.evidence import LEVEL, Near, interval, nearest, own_interval
+from costmodel.evidence import Near, interval, nearest, own_interval
+from costmodel.evidence_quantile import LEVEL
 from costmodel.evidence_setting import setting_of
 from costmodel.layout import total_blocks
 from costmodel.memory import STAGES

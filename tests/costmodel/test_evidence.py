@@ -18,10 +18,10 @@ from costmodel.evidence import (
     Interval,
     Table,
     evidence_table,
-    local_quantile,
     untuned_interval,
 )
 from costmodel.evidence_coverage import coverage_by, held, learn, with_shared
+from costmodel.evidence_quantile import local_quantile
 from costmodel.evidence_setting import bits, setting_of, traits, year
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
