@@ -30,28 +30,29 @@ def _recipes() -> dict[str, dict[str, Any]]:
         return tomllib.load(file)
 
 
-def precision_recipe(precision: str, generation: str = "") -> dict[str, Any]:
-    """Bytes and kernel table of a precision recipe, on a GPU generation where one differs; see `precision.toml`."""
+def precision_recipe(precision: str, generation: str = "", apart: bool = False) -> dict[str, Any]:
+    """Bytes and kernel table of a precision recipe, on a GPU generation or stack with its own; see `precision.toml`."""
     recipe: dict[str, Any] = _recipes()[precision]
     own: dict[str, Any] = recipe.get(architecture(generation), {})
-    return recipe | own
+    return recipe | own | (recipe.get("apart", {}) if apart else {})
 
 
 def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
-    generation = cluster.gpu.generation
-    return bind_amounts(model, workload, precision, generation) | hardware_inputs(
+    generation, apart = cluster.gpu.generation, load_stack(stack or cluster_stack(cluster)).fp4_apart
+    return bind_amounts(model, workload, precision, generation, apart) | hardware_inputs(
         cluster, precision_recipe(precision), precision, stack
     )
 
 
 def bind_amounts(
-    model: ModelSpec, workload: Workload, precision: str, generation: str = ""
+    model: ModelSpec, workload: Workload, precision: str, generation: str = "", apart: bool = False
 ) -> dict[str, Bound]:
     """The inputs of amounts, which no machine changes: model, workload and precision recipe."""
-    return _model_inputs(model) | _workload_inputs(workload, model) | _precision_inputs(precision, generation)
+    recipe = _precision_inputs(precision, generation, apart)
+    return _model_inputs(model) | _workload_inputs(workload, model) | recipe
 
 
 def step_keys(cluster: Cluster, precision: str, stack: str | None = None) -> dict[str, str]:
@@ -216,8 +217,8 @@ def _workload_notes(workload: Workload, model: ModelSpec) -> dict[str, str]:
     return notes
 
 
-def _precision_inputs(precision: str, generation: str) -> dict[str, Bound]:
-    recipe = precision_recipe(precision, generation)
+def _precision_inputs(precision: str, generation: str, apart: bool) -> dict[str, Bound]:
+    recipe = precision_recipe(precision, generation, apart)
     where = f"costmodel/precision.toml: {precision}"
     numbers = {
         "weight_bytes": recipe["base"],

@@ -54,8 +54,10 @@ def _recipe_gemm(
     )
     launch, together = x.linear_launch, 1
     if layer.grouped:
-        # A few streams work on the groups side by side, or one after the other; a single expert is a plain GEMM.
-        fraction = fraction * (1 + is_more_than_one(layer.groups) * (x.grouped_scale - 1))
+        # A few streams work on the groups side by side, or one after the other. Groups of one size, a single expert
+        # or experts filled to their capacity, are as fast as plain GEMMs.
+        uneven = x.dropless * is_more_than_one(layer.groups)
+        fraction = fraction * (1 + uneven * (x.grouped_scale - 1))
         together = x.grouped * minimum(layer.groups, GEMM_STREAMS) + (1 - x.grouped)
         launch = x.linear_launch * layer.groups / together
     repeats = layer.groups / together

@@ -25,7 +25,8 @@ class Stack:
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
     wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
-    step of dropless experts in one CUDA graph.
+    step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
+    kernels of their own.
     """
 
     family: str
@@ -40,6 +41,7 @@ class Stack:
     native_loss: bool = False
     composed_norms: bool = False
     whole_step: bool = False
+    fp4_apart: bool = False
 
     @property
     def name(self) -> str:
@@ -103,6 +105,7 @@ def load_stack(text: str) -> Stack:
         native_loss=native,
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
+        fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
     )
 
 

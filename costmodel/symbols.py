@@ -348,7 +348,7 @@ INPUTS: tuple[Input, ...] = tuple(
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
-        grouped_scale | 1 | rate of grouped GEMMs over a plain GEMM of as many tiles
+        grouped_scale | 1 | rate of grouped GEMMs of uneven groups (no capacity) over a plain GEMM of as many tiles
         scan_fraction | 1 | fraction of the 16-bit peak that Mamba and delta scans reach
         dispatch_scale | 1 | bandwidth of expert dispatch over that of an all-to-all
         dispatch_network | 1 | bandwidth of expert dispatch between domains over that of one card
