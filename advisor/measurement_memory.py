@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from advisor.measurement_plans import habit_of
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -47,8 +48,9 @@ def made_to_fit(
 def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:
     """Plans with more and more of what the row leaves unsaid, the cheapest in time first.
 
-    Formats that cost no time (8-bit parameters of an 8-bit recipe, a fused loss, 16-bit moments), what the row says
-    is offloaded, then selective recompute of what is cheap, of the MLP or the experts, at last of everything.
+    Formats that cost no time (8-bit parameters of an 8-bit recipe, a fused loss, 16-bit moments; under FSDP only
+    where the source's recipes have them), what the row says is offloaded, then selective recompute of what is cheap,
+    of the MLP or the experts, at last of everything.
     """
     eight_bit = plan.precision.startswith("fp8") or plan.precision == "mxfp8"
     if eight_bit and not plan.fp8_param_gather and not row.text("fp8_param_gather"):
@@ -57,7 +59,8 @@ def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, s
     if not plan.fused_cross_entropy and "cross_entropy_fusion" not in row.text("other_flags"):
         plan = replace(plan, fused_cross_entropy=True)
         yield plan, "fused loss"
-    if not plan.precision_aware_optimizer and not row.text("precision_aware_optimizer") and not plan.fsdp:
+    may = not plan.fsdp or habit_of(row).get("light_moments", False)
+    if may and not plan.precision_aware_optimizer and not row.text("precision_aware_optimizer"):
         plan = replace(plan, precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
         yield plan, "moments in 16 bits"
     if "not printed" in row.text("fine_grained_offload"):

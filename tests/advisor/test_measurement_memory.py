@@ -68,3 +68,13 @@ def test_the_cheap_modules_of_a_family_come_first(model, module):
     cheap, large = recompute_ladder(load_model(model))
     assert module in cheap
     assert "mlp" in large
+
+
+@pytest.mark.parametrize(
+    ("source", "light"), [("NeMo AutoModel performance summary", True), ("torchtitan", False)]
+)
+def test_under_fsdp_only_some_sources_keep_moments_in_16_bits(source, light):
+    experts = {"model": "nemotron3-nano-30b-a3b", "gpus": "8", "ep": "8", "dp": "8", "fsdp": "8"}
+    found = case(**experts, source=source, gbs="512", mbs="4", seq_len="4096")
+    assert any("moments in 16 bits" in each for each in found.assumptions) == light
+    assert fits(found) == light

@@ -7,6 +7,7 @@ import math
 import pytest
 
 import hardware_db
+from costmodel.binding import bind
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import Prediction, predict
@@ -163,3 +164,17 @@ def test_matrix_kernels_of_wheels_have_a_rate_and_those_of_containers_are_the_me
     assert container.values["library_scale"] == 1
     assert "library_rate.wheel" in wheel.sources["library_scale"]
     assert wheel.values["library_scale"] < 1
+
+
+def test_casts_to_nvfp4_read_twice_until_one_kernel_wrote_rows_and_columns():
+    cluster, workload = hardware_db.load_cluster("gb300-nvl72"), Workload(8192, 64)
+
+    def traffic(precision: str, stack: str) -> list[float]:
+        bound = bind(load_model("llama3-70b"), workload, cluster, precision, stack)
+        return [
+            bound[name].value for name in ("quantise_input_bytes", "quantise_grad_bytes", "quantise_kernels")
+        ]
+
+    apart, together = traffic("nvfp4", "nemo-26.02"), traffic("nvfp4", "nemo-26.04")
+    assert [before - after for before, after in zip(apart, together, strict=True)] == pytest.approx([2, 2, 1])
+    assert traffic("mxfp8", "nemo-26.02") == traffic("mxfp8", "nemo-26.04")

@@ -77,6 +77,14 @@ def test_one_expert_on_a_rank_is_a_plain_product():
     assert leaf(predictions[8], "forward_experts") < leaf(predictions[4], "forward_experts")
 
 
+def test_experts_filled_to_their_capacity_are_plain_products():
+    """Groups of one size lose nothing; uneven ones go at the grouped rate at most, whatever else they wait for."""
+    uneven, filled = (
+        leaf(qwen(ep=8, moe_capacity_factor=factor), "forward_experts") for factor in (0.0, 1.0)
+    )
+    assert filled < uneven <= filled / qwen(ep=8).values["grouped_scale"]
+
+
 def test_dispatch_between_nodes_does_not_go_at_the_rate_of_rings():
     cluster = hardware_db.load_cluster("dgx-b200")
     found = predict(load_model("qwen3-30b-a3b"), Workload(4096, 512), cluster, Plan(dp=16, ep=16)).values
