@@ -36,6 +36,9 @@ SQUAD_TOKENS, SQUAD_SPREAD = 250, 0.5
 # Tokens of the busiest expert rank over the mean when nothing forces balance: a run of Qwen3-235B on 8 expert ranks
 # takes 9 to 24 % longer at 16 to 128 k tokens than with forced balance. Source: Megatron-MoE-ModelZoo, long context.
 NATURAL_IMBALANCE = 1.75
+# The same where a bias of each expert is steered by its load while the model is pretrained. Source: L. Wang et al.,
+# arXiv:2408.15664, table 2 (from memory): 1.04 times the mean, against 1.5 to 1.7 with an auxiliary loss alone.
+STEERED_IMBALANCE = 1.04
 # Names of other frameworks and shorthands -> our recompute modules.
 MODULE_NAMES = {"core": "core_attn", "mla_up_proj": "mla_up_proj"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
@@ -83,7 +86,7 @@ def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
     """The row's task; adapters as its recipe states them, else on QKV with rank 16, as NVIDIA's recipes."""
     task = row.text("task") or "pretrain"
     load: dict[str, Any] = {
-        "moe_imbalance": NATURAL_IMBALANCE if routes_naturally(row) else 1.0,
+        "moe_imbalance": _imbalance(row, row_model(row)),
         "moe_adjacent": "fake balanced gate" in row.text("notes") and row_model(row).moe is not None,
     }
     if task == "pretrain":
@@ -107,6 +110,14 @@ def routes_naturally(row: Row) -> bool:
     return natural and not dropped and row.count("ep") > 1
 
 
+def _imbalance(row: Row, model: ModelSpec) -> float:
+    """Tokens of the busiest expert rank over the mean. Fine-tuning data is not what a bias was steered by."""
+    if model.moe is None or not routes_naturally(row):
+        return 1.0
+    steered = model.moe.expert_bias and (row.text("task") or "pretrain") == "pretrain"
+    return STEERED_IMBALANCE if steered else NATURAL_IMBALANCE
+
+
 def packs_squad(row: Row) -> bool:
     """Whether the row's fine-tuning fills its sequences with SQuAD, as NVIDIA's recipes do."""
     return habit_of(row)["family"] == "nemo"
@@ -119,8 +130,8 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     assumed = [habit["why"]]
     if row.text("task") in ("sft", "lora") and packs_squad(row):
         assumed.append(f"sequences packed with SQuAD: {SQUAD_TOKENS} tokens a document")
-    if model.moe is not None and routes_naturally(row):
-        assumed.append(f"natural routing: the busiest expert rank has {NATURAL_IMBALANCE:g} times the mean")
+    if (load := _imbalance(row, model)) > 1:
+        assumed.append(f"natural routing: the busiest expert rank has {load:g} times the mean")
     precision = PRECISION_NAMES.get(row.text("precision"), row.text("precision"))
     if precision not in PRECISIONS:
         raise ValueError(f"precision {row.text('precision')!r} is not one of {', '.join(PRECISIONS)}")
