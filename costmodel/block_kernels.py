@@ -42,6 +42,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     grouped = [layer for layer in work.linears if layer.grouped]
     each = 1 + x.quantise_kernels  # a product and its quantisation
     apart = sum((layer.groups * each - 1) * (1 - x.grouped) for layer in grouped)
+    frozen = (1 - x.trained) * (len(work.linears) - len(grouped))  # weight gradients that nobody takes
     collectives = is_more_than_one(x.tp) if has_tp else 0
     adapters = sum(getattr(x, f"lora_{layer.adapter}") for layer in work.linears if lora and layer.adapter)
     source = "fused kernels, quantisation, collectives of one block"
@@ -57,7 +58,8 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         work.kernels_backward
         + per_linear
         + 3 * collectives
-        + 2 * apart
+        + (1 + x.trained) * apart
+        - frozen
         + ADAPTER_KERNELS[1] * adapters
         + again * forward
         + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
@@ -74,7 +76,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         block_kernels,
     )
     whole = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
-    return Issued(forward, backward, loops, (2 + whole) * loops)
+    return Issued(forward, backward, loops, (1 + x.trained + whole) * loops)
 
 
 # Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,

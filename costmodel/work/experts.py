@@ -31,8 +31,9 @@ HELD_BYTES = 13
 # Source: Megatron-Core 0.16.1, moe_utils.py, RouterGatingLinearFunction.
 ROUTER_CAST_BYTES = 16
 # Bytes of an element of FC2's output that its bias moves, forward and backward, and kernels of each local expert: the
-# bias times the rows' probabilities, added to them, rows joined; sums over rows and columns backward. With
-# probabilities in FP32 the sum is in 4 bytes and cast back. Source: Megatron-Core 0.16.1, experts.py, _apply_bias.
+# bias times the rows' probabilities, added to them, rows joined; sums over rows and columns backward, half of it for
+# the bias's own gradient. With probabilities in FP32 the sum is in 4 bytes and cast back. Source: Megatron-Core
+# 0.16.1, experts.py, _apply_bias.
 BIAS_BYTES, BIAS_BYTES_WIDE = (12.0, 16.0), (28.0, 40.0)
 BIAS_KERNELS, BIAS_KERNELS_WIDE = (2.0, 4.0), (2.0, 6.0)
 # Kernels forward and backward of the clamps in front of an activation function, and of filling up rows and
@@ -209,7 +210,7 @@ def expert_bias_stream(x: SimpleNamespace) -> Stream:
     apart = x.biases * (1 - x.expert_bias_fused * x.graph_experts)
     size = apart * expert_rows(x) * x.he
     forward, backward = (size * each for each in by_width(x, BIAS_BYTES, BIAS_BYTES_WIDE))
-    return Stream("expert_bias", forward, backward)
+    return Stream("expert_bias", forward, backward * (1 + x.trained) / 2)
 
 
 def by_width(
@@ -254,11 +255,12 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     kept = 1 - x.recompute_moe
     kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
     kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) * (1 - x.dispatch_fused)
+    bias_forward, bias_backward = by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE)
     eager = [
         split + x.biases * local * bias + is_clamped(x) * clamps + rows_are_padded(x) * pads
         for split, bias, clamps, pads in zip(
             split_kernels(x),
-            by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE),
+            (bias_forward, bias_backward * (1 + x.trained) / 2),
             CLAMP_KERNELS,
             PADDING_KERNELS,
             strict=True,
