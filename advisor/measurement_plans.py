@@ -187,12 +187,12 @@ def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], a
 
 
 def _fp8_parameters(row: Row, habit: Mapping[str, Any], precision: str, assumed: list[str]) -> bool:
-    """Whether parameters are kept and gathered in FP8: as stated, else as the source's recipe of delayed scaling."""
+    """Whether parameters are kept and gathered in FP8: as stated, else as the source's recipes of that precision."""
     if precision in ("bf16", "fp16", "fp32", "nvfp4"):
         return False
-    usual = precision == "fp8-delayed" and habit.get("fp8_parameters", False)
+    usual = precision in habit.get("fp8_parameters", ())
     if usual and not row.text("fp8_param_gather"):
-        assumed.append("parameters kept in FP8, as NeMo's bf16_with_fp8_mixed sets fp8_params")
+        assumed.append("parameters kept in FP8, as NVIDIA's recipes of that precision do")
     return row.flag("fp8_param_gather", usual)
 
 
