@@ -147,7 +147,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         **_experts(row, sizes, assumed),
         **_optimizer(row),
         **_offload(row),
-        **_graphs(row),
+        **_graphs(row, model, habit),
         **_plain_flags(row, model, habit),
         micro_batch=_micro_batch(row, habit, sizes, assumed),
         precision=precision,
@@ -330,8 +330,10 @@ def _offload(row: Row) -> dict[str, Any]:
     }
 
 
-def _graphs(row: Row) -> dict[str, Any]:
+def _graphs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
     text = row.text("cuda_graph")
+    if not text and model.moe is not None:
+        text = "+".join(habit.get("expert_graphs", ()))
     if text in ("", "0", "none"):
         return {"cuda_graph": False}
     named = re.split(r"[:+()\s]+", text)
@@ -369,8 +371,6 @@ def _recompute(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple
         return "full", (), int(layers) * vpp if some else 0
     if stated != "selective":
         return "none", (), 0
-    if "recompute_modules" in habit:
-        return "selective", tuple(habit["recompute_modules"]), 0
     named = re.split(r"[+(),\s]+", row.text("recompute_modules"))
     modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
-    return "selective", modules or ("core_attn",), 0
+    return "selective", modules or tuple(habit.get("recompute_modules", ("core_attn",))), 0

@@ -219,7 +219,7 @@ def _workload_notes(workload: Workload, model: ModelSpec) -> dict[str, str]:
 
 def _precision_inputs(precision: str, generation: str, apart: bool) -> dict[str, Bound]:
     recipe = precision_recipe(precision, generation, apart)
-    where = f"costmodel/precision.toml: {precision}"
+    where = f"costmodel/precision.toml: {precision}{'.apart' if apart and 'apart' in recipe else ''}"
     numbers = {
         "weight_bytes": recipe["base"],
         "activation_bytes": recipe["base"],

@@ -42,7 +42,8 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     grouped = [layer for layer in work.linears if layer.grouped]
     each = 1 + x.quantise_kernels  # a product and its quantisation
     apart = sum((layer.groups * each - 1) * (1 - x.grouped) for layer in grouped)
-    frozen = (1 - x.trained) * (len(work.linears) - len(grouped))  # weight gradients that nobody takes
+    # Weight gradients that nobody takes: of products by themselves, and of one expert where each has its own.
+    frozen = (1 - x.trained) * (len(work.linears) - x.grouped * len(grouped))
     collectives = is_more_than_one(x.tp) if has_tp else 0
     adapters = sum(getattr(x, f"lora_{layer.adapter}") for layer in work.linears if lora and layer.adapter)
     source = "fused kernels, quantisation, collectives of one block"

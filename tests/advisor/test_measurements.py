@@ -162,6 +162,45 @@ def test_runs_in_fp16_reduced_gradients_in_fp16():
         assert not case(VTRAIN, source=source, container="").plan.grad_reduce_in_fp32
 
 
+def test_runs_of_a_recipe_have_its_graphs_and_formats_where_they_say_nothing():
+    experts = {
+        "model": "qwen3-30b-a3b",
+        "gpus": "16",
+        "gbs": "1024",
+        "seq_len": "4096",
+        "tp": "1",
+        "pp": "1",
+        "vp": "",
+    }
+    source = {"source": "Megatron-Bridge skills A/B measurements", "container": "main"}
+    unsaid, stated = (case(NEMO, **experts, **source, cuda_graph=text) for text in ("", "none"))
+    assert unsaid.plan.cuda_graph_scope == ("moe_router", "moe_preprocess")
+    assert unsaid.stack == "nemo-26.06"
+    assert not stated.plan.cuda_graph
+    assert case(NEMO, **source, fp8_param_gather="").plan.fp8_param_gather
+    assert not case(NEMO, **source, fp8_param_gather="0").plan.fp8_param_gather
+
+
+def test_a_bias_steered_by_load_keeps_pretraining_even_and_nothing_else():
+    natural = {
+        "gpus": "16",
+        "tp": "1",
+        "pp": "1",
+        "vp": "",
+        "ep": "8",
+        "gbs": "1024",
+        "moe_force_balance": "0",
+    }
+    loads = {
+        (model, task): case(NEMO, **natural, model=model, task=task).workload.moe_imbalance
+        for model in ("moonlight-16b-a3b", "qwen3-30b-a3b")
+        for task in ("pretrain", "sft")
+    }
+    steered = loads.pop(("moonlight-16b-a3b", "pretrain"))
+    assert 1 < steered < 1.1 < min(loads.values())
+    assert len(set(loads.values())) == 1
+
+
 def test_stacks():
     assert stack_of(Row(VTRAIN)) == "deepspeed-23.06"
     assert stack_of(Row(MPT)) == "llm_foundry-23.11"

@@ -235,3 +235,25 @@ def test_the_host_launches_adapters():
         for block, more in (("attention", 1), ("mlp", 2)):
             name = f"{block}_kernels_{way}"
             assert many[name] - few[name] == pytest.approx(more * number)
+
+
+def test_frozen_weights_take_no_gradients_from_the_host():
+    """Against training all weights: one kernel less for each product of a block but the adapted ones' own."""
+    adapters = Workload(4096, 64, "lora", lora_targets="qkv")
+    frozen, trained = (run("llama3-8b", work=work, dp=8).values for work in (adapters, Workload(4096, 64)))
+    assert trained["mlp_kernels_backward"] - frozen["mlp_kernels_backward"] == 2
+    assert trained["attention_kernels_backward"] - frozen["attention_kernels_backward"] == 2 - 8
+    assert trained["mlp_kernels_forward"] == frozen["mlp_kernels_forward"]
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_frozen_experts_launch_data_gradients_alone(grouped):
+    """Spared: the router's product, two of each of 8 experts in a loop or by themselves, 3 kernels of each FC2 bias."""
+    adapters = Workload(4096, 64, "lora", lora_targets="qkv")
+    frozen, trained = (
+        run("gpt-oss-20b", work=work, ep=4, dp=8, moe_grouped_gemm=grouped).values
+        for work in (adapters, Workload(4096, 64))
+    )
+    spared = (trained["experts_launch_gaps"] - frozen["experts_launch_gaps"]) / trained["kernel_launch"]
+    assert spared == pytest.approx(1 + 2 * 8 + 3 * 8)
+    assert frozen["experts_expert_bias_backward"] * 2 == trained["experts_expert_bias_backward"] > 0
