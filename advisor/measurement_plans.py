@@ -63,8 +63,14 @@ INTERLEAVED_CHUNKS = 2
 
 @lru_cache(maxsize=1)
 def _habits() -> list[dict[str, Any]]:
+    """The entries in their order, each over the one that it is like."""
     with HABITS.open("rb") as file:
-        return list(tomllib.load(file)["source"])
+        entries = {entry["match"]: entry for entry in tomllib.load(file)["source"]}
+
+    def whole(entry: dict[str, Any]) -> dict[str, Any]:
+        return (whole(entries[entry["like"]]) if "like" in entry else {}) | entry
+
+    return [whole(entry) for entry in entries.values()]
 
 
 def habit_of(row: Row) -> dict[str, Any]:
@@ -82,12 +88,12 @@ def row_model(row: Row) -> ModelSpec:
     return model
 
 
-def row_workload(row: Row, seq_len: int, global_batch: int) -> Workload:
+def row_workload(row: Row, model: ModelSpec, seq_len: int, global_batch: int) -> Workload:
     """The row's task; adapters as its recipe states them, else on QKV with rank 16, as NVIDIA's recipes."""
     task = row.text("task") or "pretrain"
     load: dict[str, Any] = {
-        "moe_imbalance": _imbalance(row, row_model(row)),
-        "moe_adjacent": "fake balanced gate" in row.text("notes") and row_model(row).moe is not None,
+        "moe_imbalance": _imbalance(row, model),
+        "moe_adjacent": "fake balanced gate" in row.text("notes") and model.moe is not None,
     }
     if task == "pretrain":
         return Workload(seq_len, global_batch, **load)

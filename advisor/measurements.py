@@ -116,7 +116,7 @@ def row_case(row: Row) -> Case | Skip:
     try:
         plan, assumptions = row_plan(row, model, gpus)
         plan.num_microbatches(batch)
-        workload = row_workload(row, seq_len, batch)
+        workload = row_workload(row, model, seq_len, batch)
         stack = stack_of(row)
         plan, unsaid = made_to_fit(row, model, workload, cluster, plan, stack)
     except ValueError as error:
