@@ -16,6 +16,7 @@ from costmodel.stack import default_stack, load_stack
 WHOLE_STEP: dict[str, Any] = {
     "cuda_graph": True,
     "cuda_graph_scope": ("full_iteration",),
+    "expert_mlp_fusion": True,
     "moe_expert_rank_capacity_factor": 1.5,
     "moe_paged_stash": True,
 }

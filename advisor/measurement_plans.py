@@ -51,6 +51,8 @@ PLAIN_FLAGS = {
     "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
     "moe_permute_fusion": "moe_permute_fusion",
     "moe_router_fusion": "moe_router_fusion",
+    "expert_mlp_fusion": "use_transformer_engine_op_fuser",
+    "fp8_output": "fp8_output_proj",
     "moe_grouped_gemm": "moe_grouped_gemm",
     "gradient_accumulation_fusion": "gradient_accumulation_fusion",
     "rope_fusion": "apply_rope_fusion",
@@ -59,6 +61,8 @@ PLAIN_FLAGS = {
 
 # Chunks of each rank in a looped schedule of torchtitan where none are stated. Source: torchtitan, pipeline_parallel.py
 INTERLEAVED_CHUNKS = 2
+# Megatron-Bridge's recipes as they were resolved ("v0.5.0:...", "HEAD:..."): they name the fusions that are on.
+RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")
 
 
 @lru_cache(maxsize=1)
@@ -235,17 +239,10 @@ def _sizes(
     row: Row, habit: Mapping[str, Any], model: ModelSpec, gpus: int, assumed: list[str]
 ) -> dict[str, int]:
     tp, pp, cp, vpp, ep = (row.count(name) for name in ("tp", "pp", "cp", "vp", "ep"))
-    if pp > 1 and not row.text("vp"):
-        vpp = habit.get("vpp", vpp)
-        if not vpp:
-            vpp = 1 if model.num_layers % pp else model.num_layers // pp
-        if "Interleaved" in row.json("other_flags").get("schedule", ""):
-            vpp = INTERLEAVED_CHUNKS
-            assumed.append(
-                f"chunks of its interleaved schedule not stated: {vpp} for each rank, torchtitan's default"
-            )
     if pp == 1:
         vpp = 1
+    elif not row.text("vp"):
+        vpp = _virtual_stages(row, habit, model, pp, assumed)
     if gpus % (tp * pp * cp):
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp x cp = {tp * pp * cp}")
     etp = row.count("etp")
@@ -264,6 +261,25 @@ def _sizes(
     if gpus % (pp * ep * etp):
         raise ValueError(f"{gpus} GPUs are not a multiple of pp x ep x etp = {pp * ep * etp}")
     return {"tp": tp, "pp": pp, "vpp": vpp, "cp": cp, "ep": ep, "etp": etp, "dp": gpus // (tp * pp * cp)}
+
+
+def _virtual_stages(row: Row, habit: Mapping[str, Any], model: ModelSpec, pp: int, assumed: list[str]) -> int:
+    """Virtual stages where the table has none: as its notes or its recipe know them, else as the source's habit is."""
+    if "Interleaved" in row.json("other_flags").get("schedule", ""):
+        assumed.append(
+            f"chunks of its interleaved schedule not stated: {INTERLEAVED_CHUNKS} for each rank, torchtitan's default"
+        )
+        return INTERLEAVED_CHUNKS
+    launcher = re.search(
+        rf"per launcher conf \(.*?\b{re.escape(row.text('model'))} VP(\d+)(?! in later)", row.text("notes")
+    )
+    recipe = re.search(r"\bvp row=1 recipe=(\d+)", row.text("recipe_match"))
+    for found, whose in ((launcher, "the launcher's configuration"), (recipe, "its recipe")):
+        if found and model.num_layers % (pp * int(found[1])) == 0:
+            assumed.append(f"virtual stages of {whose}: {found[1]}")
+            return int(found[1])
+    stages: int = habit.get("vpp", 1)
+    return stages or (1 if model.num_layers % pp else model.num_layers // pp)
 
 
 def _layout(row: Row, model: ModelSpec, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
@@ -354,6 +370,10 @@ def _plain_flags(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[s
     values: dict[str, Any] = {
         ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
     }
+    if RESOLVED_RECIPE.match(row.text("recipe_key")):
+        values["rope_fusion"] = "apply_rope_fusion" in flags
+        if model.moe is not None:
+            values["moe_router_fusion"] = "moe_router_fusion" in flags
     # AutoModel's table has a column of kernels; "-": none but PyTorch's own.
     if flags.get("torch_compile") is False or flags.get("kernels") == "-":
         values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
@@ -379,4 +399,7 @@ def _recompute(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple
         return "none", (), 0
     named = re.split(r"[+(),\s]+", row.text("recompute_modules"))
     modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
+    if not modules and RESOLVED_RECIPE.match(row.text("recipe_key")):
+        # Megatron-Core takes core_attn where no list is given, nothing where the list is empty.
+        return "none", (), 0
     return "selective", modules or tuple(habit.get("recompute_modules", ("core_attn",))), 0

@@ -34,6 +34,7 @@ NUMERICS = (
     "exp_avg_dtype",
     "exp_avg_sq_dtype",
     "fp8_attention",
+    "fp8_output",
     "bf16_end_layers",
 )
 

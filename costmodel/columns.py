@@ -154,6 +154,8 @@ def knob_inputs(
     inputs |= _recompute(c, stage_layers) | _graphs(c) | _offload(c, stage_layers)
     inputs |= _formats(c, precision_bytes, quantised, block_scaled)
     inputs["projection_copy"] = np.multiply(delayed, 1.0)
+    inputs["fp8_output"] = np.multiply(block_scaled, c["fp8_output"])
+    inputs["expert_mlp_fused"] = np.multiply(block_scaled, c["expert_mlp_fusion"] * c["moe_grouped_gemm"])
     inputs["bf16_share"] = np.multiply(casts, np.minimum(2 * c["bf16_end_layers"] / num_layers, 1.0))
     return inputs
 

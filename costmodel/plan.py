@@ -87,6 +87,7 @@ class Plan:
     moe_grouped_gemm: bool = True
     moe_permute_fusion: bool = True
     moe_router_fusion: bool = True
+    expert_mlp_fusion: bool = False
     moe_capacity_factor: float = 0.0
     overlap_moe_comm: bool = False
     delay_wgrad: bool = False
@@ -107,6 +108,7 @@ class Plan:
     offload_weights: bool = False
     offload_modules: tuple[str, ...] = ()
     fp8_attention: bool = False
+    fp8_output: bool = False
     bf16_end_layers: int = 0
     reuse_grad_buf: bool = False
     cuda_graph_scope: tuple[str, ...] = ()

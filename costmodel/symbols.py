@@ -103,6 +103,7 @@ INPUTS: tuple[Input, ...] = tuple(
         grouped | 1 | 1 with grouped GEMMs
         permute_fused | 1 | 1 when permutation is one kernel
         router_fused | 1 | 1 when the router's kernels are fused
+        expert_mlp_fused | 1 | 1 when MXFP8 grouped GEMMs of experts hold activation function and quantisation
         projection_copy | 1 | 1 when the attention's projection keeps a quantised copy of its input
         recompute_moe | 1 | 1 when the whole expert block is computed again
         recompute_moe_act | 1 | 1 when the experts' activation function is computed again
@@ -127,6 +128,7 @@ INPUTS: tuple[Input, ...] = tuple(
         offload_overlapped | 1 | 1 when copies of the offloaded optimizer overlap
         bf16_share | 1 | share of the layers that stay in 16 bits
         fp8_attention | 1 | 1 when the attention core runs in FP8
+        fp8_output | 1 | 1 when the output layer's products are in MXFP8
         gather_copy_bytes | byte | bytes of a parameter's buffer for the gather beside its quantised copies
         bucket | 1 | elements of a gradient bucket
         sharp | 1 | 1 when switches reduce (SHARP)
@@ -350,7 +352,8 @@ INPUTS: tuple[Input, ...] = tuple(
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
         grouped_scale | 1 | rate of grouped GEMMs of uneven groups (no capacity) over a plain GEMM of as many tiles
         scan_fraction | 1 | fraction of the 16-bit peak that Mamba and delta scans reach
-        dispatch_scale | 1 | bandwidth of expert dispatch over that of an all-to-all
+        dispatch_scale | 1 | bandwidth of DeepEP's and HybridEP's dispatch over that of an all-to-all
+        dispatch_row | byte | bytes in whose time HybridEP sends a row beside the row's own
         dispatch_network | 1 | bandwidth of expert dispatch between domains over that of one card
         expert_kernels | 1 | kernels of one expert block's router, permutation and dispatch, forward
         pass_start | s | time in which a pipeline stage begins a pass: exchange with its neighbours, change of chunk

@@ -11,6 +11,7 @@ from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication, linear, vocabulary
+from costmodel.work.quantisation import cast_bytes
 
 
 def vocabulary_times(ledger: Ledger, x: SimpleNamespace, features: Collection[str]) -> tuple[Amount, Amount]:
@@ -28,7 +29,16 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace, features: Collection[st
         + model_gemm(x, rows, x.h, columns)
         + x.trained * in_step * model_gemm(x, columns, x.h, rows, accumulate=True)
     )
-    logits = ledger.define("logits_gemms", gemms, "s", kernels.gemm_time)
+    layer = linear.Linear("output", columns, x.h, rows, "none")
+    low = (
+        linear_gemm(x, layer, "forward")
+        + linear_gemm(x, layer, "dgrad")
+        + x.trained * in_step * linear_gemm(x, layer, "wgrad")
+        + stream(x, cast_bytes(x, layer), x.elementwise_fraction)
+    )
+    logits = ledger.define(
+        "logits_gemms", (1 - x.fp8_output) * gemms + x.fp8_output * low, "s", kernels.gemm_time
+    )
     loss = ledger.define(
         "loss_time",
         stream(x, vocabulary.cross_entropy_bytes(x), x.elementwise_fraction),

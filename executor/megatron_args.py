@@ -124,6 +124,8 @@ def precision_fields(plan: Plan) -> dict[str, Any]:
         fields["fp4_param" if plan.precision == "nvfp4" else "fp8_param"] = True
     if plan.fp8_attention:
         fields["fp8_dot_product_attention"] = True
+    if plan.fp8_output:
+        fields["fp8_output_proj"] = True
     if plan.bf16_end_layers:
         fields["first_last_layers_bf16"] = True
         fields["num_layers_at_start_in_bf16"] = plan.bf16_end_layers
@@ -169,6 +171,8 @@ def expert_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         "delay_wgrad_compute": plan.delay_wgrad,
         "moe_shared_expert_overlap": plan.shared_expert_overlap,
     }
+    if plan.expert_mlp_fusion:
+        fields["use_transformer_engine_op_fuser"] = True
     if flex:
         fields["moe_flex_dispatcher_backend"] = plan.moe_dispatcher
         if plan.dispatcher_sms:

@@ -66,6 +66,10 @@ UNTRACED: dict[str, tuple[Any, str]] = {
     "fp8": (None, "traced in bf16: Transformer Engine changes copies and casts, not FLOPs"),
     "fp4": (None, "traced in bf16: Transformer Engine changes copies and casts, not FLOPs"),
     "cuda_graph_impl": (None, "traced without CUDA graphs: they replay the same kernels"),
+    "use_transformer_engine_op_fuser": (
+        None,
+        "traced with the kernels of experts apart: they compute the same",
+    ),
     "tp_comm_overlap": (False, "traced with plain collectives: user buffers send the same bytes in pieces"),
     "cpu_offloading": (None, "traced without offloading of layers to host memory"),
     "fine_grained_activation_offloading": (None, "traced without offloading of modules to host memory"),
@@ -79,6 +83,7 @@ GONE_WITH: dict[str, tuple[str, ...]] = {
         "fp8_recipe",
         "fp8_param",
         "fp8_dot_product_attention",
+        "fp8_output_proj",
         "first_last_layers_bf16",
         "num_layers_at_start_in_bf16",
         "num_layers_at_end_in_bf16",

@@ -54,6 +54,8 @@ WITHOUT_TE: tuple[tuple[str, Any, str], ...] = (
     ("moe_grouped_gemm", False, f"{TE}: experts run one after the other"),
     ("moe_permute_fusion", False, TE),
     ("moe_router_fusion", False, TE),
+    ("expert_mlp_fusion", False, TE),
+    ("fp8_output", False, TE),
     ("overlap_moe_comm", False, TE),
     ("delay_wgrad", False, TE),
     ("defer_embedding_wgrad", False, "needs the fused accumulation of gradients"),

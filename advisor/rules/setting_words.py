@@ -32,7 +32,6 @@ DEFAULTS: dict[str, Any] = {
     "sequence_parallel_input_regather": False,
     "te_rng_tracker": UNSAID,
     "use_tp_pp_dp_mapping": False,
-    "use_transformer_engine_op_fuser": False,
     "variable_seq_lengths": False,
 }
 TRUTHS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}

@@ -122,15 +122,15 @@ def dispatch_time(
 ) -> Amount:
     """Seconds of one expert dispatch: `near` bytes inside the domain and `far` bytes over the own card. [s]
 
-    Both run side by side; inside they go at the all-to-all's rate times dispatch_scale, which holds the losses of
-    many small, uneven messages and, for DeepEP and HybridEP, the SMs that they take. One card a GPU cannot be
-    helped by others. Sources: nccl-tests, alltoall; DeepSeek-AI, DeepEP README (intranode 153 GB/s of 160,
-    internode 43 to 58 GB/s of 50 and 100).
+    Both run side by side; inside they go at the all-to-all's rate, kernels of DeepEP and HybridEP at dispatch_scale
+    times that and no faster than the SMs that they have allow. One card a GPU cannot be helped by others.
+    Sources: nccl-tests, alltoall; DeepSeek-AI, DeepEP README (intranode 153 GB/s of 160, internode 43 to 58 GB/s of 50
+    and 100).
     """
     several = is_more_than_one(ranks_in_domain)
     # Kernels of DeepEP and HybridEP need that many SMs to fill the link.
     fed = minimum(1, x.dispatch_sms / (DEEPEP_SMS - (DEEPEP_SMS - HYBRIDEP_SMS) * x.dispatch_fused))
-    rate = x.dispatch_scale * (1 - x.dispatch_once * (1 - fed))
+    rate = 1 + x.dispatch_once * (x.dispatch_scale * fed - 1)
     inside = several * domain_time(x, "all_to_all", near / rate, ranks_in_domain)
     domains = ranks / ranks_in_domain
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)

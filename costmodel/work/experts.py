@@ -86,8 +86,8 @@ def destinations(x: SimpleNamespace, blocks: Amount) -> Amount:
     return (1 - x.adjacent) * anywhere + x.adjacent * maximum(x.topk * blocks / x.E, 1)
 
 
-def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
-    """Bytes that one rank sends to the other ranks of its domain in one dispatch. [byte]
+def dispatch_copies_inside(x: SimpleNamespace, inside: Amount) -> Amount:
+    """Rows that one rank sends to the other ranks of its domain in one dispatch. [1]
 
     All-to-all sends every copy; DeepEP and HybridEP send a token once to each rank. `inside` ranks of the ep
     share the domain; what comes over the network is passed on there too.
@@ -97,7 +97,16 @@ def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
     copies = (1 - x.dispatch_once) * x.topk + x.dispatch_once * once
     copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * x.ep
     leaving = (inside - 1) / x.ep + x.dispatch_once * (x.ep - inside) / x.ep
-    return x.activation_bytes * residual_tokens(x) * copies * x.he * minimum(leaving, 1)
+    return residual_tokens(x) * copies * minimum(leaving, 1)
+
+
+def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
+    """Bytes that one rank sends to the other ranks of its domain in one dispatch. [byte]
+
+    HybridEP's kernels spend time on each row beside its bytes, counted as bytes of a row: `dispatch_row`.
+    """
+    row = x.activation_bytes * x.he + x.dispatch_fused * x.dispatch_row
+    return dispatch_copies_inside(x, inside) * row
 
 
 def dispatch_bytes_outside(x: SimpleNamespace, inside: Amount) -> Amount:
@@ -222,6 +231,16 @@ def by_width(
     return forward, backward
 
 
+def fuses_mlp(x: SimpleNamespace) -> Amount:
+    """1 where FC1's kernel applies gate and activation function and writes FC2's input quantised, and FC2's data
+    gradient does the same backward. [1]
+
+    Gated experts without biases. Source: published list of tuning knobs, "fused FC1+SwiGLU+quant+FC2 MXFP8", "SwiGLU,
+    no bias"; Transformer Engine's fused grouped MLP on CuTe DSL.
+    """
+    return x.expert_mlp_fused * x.gates * (1 - x.biases)
+
+
 def is_clamped(x: SimpleNamespace) -> Amount:
     """1 where a model clamps FC1's output, whose clamped copy stays beside it. [1]"""
     return x.fc1_copies - 1
@@ -252,7 +271,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     """
     own, received, local = residual_tokens(x), expert_rows(x), local_experts(x)
     width, per_group = x.fe / x.etp, received / local
-    kept = 1 - x.recompute_moe
+    kept, apart = 1 - x.recompute_moe, 1 - fuses_mlp(x)
     kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
     kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) * (1 - x.dispatch_fused)
     bias_forward, bias_backward = by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE)
@@ -268,8 +287,8 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     ]
     linears = [
         Linear("router", x.E, x.h, own, "none", quantised=False),
-        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True),
-        Linear("fc2", x.he, width, per_group, "none", local, grouped=True),
+        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True, cast_grad=apart),
+        Linear("fc2", x.he, width, per_group, "none", local, grouped=True, cast_input=apart),
     ]
     streams = [
         norm(x),
@@ -278,7 +297,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         permute(x),
         padding(x),
         clamp(x),
-        activation(x, "activation", received, width),
+        activation(x, "activation", apart * received, width),
         expert_bias_stream(x),
         joined_gradients(x, features),
     ]

@@ -20,7 +20,8 @@ class Linear:
     over tp (QKV, FC1), so its input is gathered; "row" when the inner dimension is split (projection, FC2), so
     its output is reduced; "none" when every rank holds it whole. grouped: one of the experts' layers.
     quantised: in the recipe's format, else in the model's own. adapter: which low-rank adapters it belongs to
-    under task lora: "qkv", "proj" or "mlp"; "" has none.
+    under task lora: "qkv", "proj" or "mlp"; "" has none. cast_input, cast_grad: share of its input and of its output's
+    gradient that a kernel of its own quantises; 0 where the product before it writes them so.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Linear:
     grouped: bool = False
     quantised: bool = True
     adapter: str = ""
+    cast_input: Amount = 1
+    cast_grad: Amount = 1
 
 
 def tokens(x: SimpleNamespace) -> Amount:

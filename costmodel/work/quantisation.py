@@ -31,12 +31,21 @@ def operand_traffic(x: SimpleNamespace, whole: Amount, gathered: bool) -> Amount
 
 def quantise_input_elements(linear: Linear) -> Amount:
     """Input elements of a linear layer that are quantised, forward. [1]"""
-    return linear.groups * linear.rows * linear.inner
+    return linear.cast_input * linear.groups * linear.rows * linear.inner
 
 
 def quantise_grad_elements(linear: Linear) -> Amount:
     """Output-gradient elements of a linear layer that are quantised, backward. [1]"""
-    return linear.groups * linear.rows * linear.columns
+    return linear.cast_grad * linear.groups * linear.rows * linear.columns
+
+
+def cast_bytes(x: SimpleNamespace, linear: Linear) -> Amount:
+    """HBM bytes to quantise the operands of a layer by itself, forward and backward, one micro-batch. [byte]"""
+    return (
+        x.quantise_input_bytes * quantise_input_elements(linear)
+        + x.quantise_grad_bytes * quantise_grad_elements(linear)
+        + x.quantise_weight_bytes * quantise_weight_elements(linear) / x.m
+    )
 
 
 def quantise_weight_elements(linear: Linear) -> Amount:

@@ -58,6 +58,7 @@ def _chosen(job: Job) -> Iterator[Variable]:
             "NVTE_CPU_OFFLOAD_V1", "1", "Transformer Engine 2.10 on would offload weights with activations"
         )
     yield from _experts(job)
+    yield from _expert_kernel(job)
     yield from _efa(job)
 
 
@@ -114,6 +115,12 @@ def _experts(job: Job) -> Iterator[Variable]:
     if domain > job.cluster.gpus_per_node:
         yield Variable("NVLINK_DOMAIN_SIZE", str(domain), "GPUs that NVLink joins")
         yield Variable("USE_MNNVL", "1", "the domain spans nodes")
+
+
+def _expert_kernel(job: Job) -> Iterator[Variable]:
+    """Transformer Engine's fused kernel of the expert MLP is behind a switch. Source: Megatron-Bridge's recipes."""
+    if job.plan.expert_mlp_fusion and job.model.moe is not None:
+        yield Variable("NVTE_CUTEDSL_FUSED_GROUPED_MLP", "1", "the fused expert MLP's kernel")
 
 
 def _efa(job: Job) -> Iterator[Variable]:

@@ -201,6 +201,48 @@ def test_a_bias_steered_by_load_keeps_pretraining_even_and_nothing_else():
     assert len(set(loads.values())) == 1
 
 
+LAUNCHER = (
+    "interleaving per launcher conf (llama2-13b VP10, llama3-70b VP5, gpt3-175b VP6 in later revisions)"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "vpp"),
+    [
+        ({"notes": LAUNCHER}, 5),
+        ({"notes": LAUNCHER, "vp": "2"}, 2),
+        ({"notes": LAUNCHER, "model": "gpt3-175b"}, 1),
+        ({"notes": LAUNCHER, "model": "llama2-7b"}, 1),
+        # 80 layers over 32 stages.
+        ({"notes": LAUNCHER, "pp": "32", "tp": "1", "gpus": "32", "gbs": "32"}, 1),
+        ({"recipe_match": "partial: mbs row=2 recipe=1, vp row=1 recipe=5"}, 5),
+        ({"recipe_match": "partial: vp row=3 recipe=1"}, 1),
+        ({"source": "Megatron-LM README 2024 weak scaling (image)", "container": "Megatron-Core 0.8"}, 10),
+        ({}, 1),
+    ],
+)
+def test_virtual_stages_that_a_table_leaves_out(changes, vpp):
+    found = case(NEMO, **{"vp": ""} | changes)
+    assert found.plan.vpp == vpp
+    named = any("virtual stages" in words for words in found.assumptions)
+    assert named == (vpp > 1 and "vp" not in changes)
+
+
+def test_resolved_recipes_name_what_is_on():
+    experts = {"model": "qwen3-30b-a3b", "tp": "1", "pp": "1", "ep": "8", "gpus": "8", "seq_len": "4096"}
+    recipe = {"recipe_key": "v0.5.0:qwen3", "recompute_granularity": "selective"}
+    named = '{"apply_rope_fusion": true, "moe_router_fusion": true, "fp8_output_proj": true}'
+    bare, full = (case(NEMO, **experts, **recipe, other_flags=flags).plan for flags in ("{}", named))
+    assert (bare.rope_fusion, bare.moe_router_fusion, bare.fp8_output) == (False, False, False)
+    assert (full.rope_fusion, full.moe_router_fusion, full.fp8_output) == (True, True, True)
+    # An empty list of modules recomputes nothing; without a recipe nobody knows that it is empty.
+    assert full.recompute == "none"
+    unsaid = case(NEMO, **experts, recompute_granularity="selective", other_flags="{}").plan
+    assert (unsaid.recompute, unsaid.recompute_modules) == ("selective", ("core_attn",))
+    assert unsaid.rope_fusion
+    assert unsaid.moe_router_fusion
+
+
 def test_stacks():
     assert stack_of(Row(VTRAIN)) == "deepspeed-23.06"
     assert stack_of(Row(MPT)) == "llm_foundry-23.11"

@@ -185,7 +185,14 @@ def test_norms_on_all_sms_are_told_where_communication_overlaps(knobs, on, warne
         ({}, True),
         ({"moe_capacity_factor": 1.0}, False),
         ({"moe_dispatcher": "hybridep"}, True),
-        ({"moe_dispatcher": "hybridep", "settings": (("moe_expert_rank_capacity_factor", 1.5),)}, False),
+        (
+            {
+                "moe_dispatcher": "hybridep",
+                "settings": (("moe_expert_rank_capacity_factor", 1.5),),
+                "expert_mlp_fusion": True,
+            },
+            False,
+        ),
         ({"cuda_graph_scope": ("attn", "moe_router")}, False),
         ({"cuda_graph": False}, False),
     ],

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
 from costmodel.symbols import INPUTS
 from costmodel.work import experts
+from costmodel.work.quantisation import quantise_grad_elements, quantise_input_elements
+from costmodel.workload import Workload
+from hardware_db import load_cluster
 
 degrees = st.sampled_from([1, 2, 4, 8, 16])
 
@@ -147,3 +153,55 @@ def test_fused_or_single_permutation_moves_less(ep, knob):
 def test_permutation_grows_with_the_copies(topk):
     one, more = (experts.permute(numbers(ep=2, topk=count, permute_fused=1)) for count in (topk, 2 * topk))
     assert one.forward < more.forward <= 2 * one.forward
+
+
+def test_a_row_costs_hybridep_time_beside_its_bytes():
+    """Counted as bytes of each row, so that small hidden sizes pay more for a byte; nobody else's messages change."""
+    plain, rows = ({"ep": 8, "dispatch_row": size} for size in (0, 4096))
+    for hybridep in (0, 1):
+        free, paid = (
+            experts.dispatch_bytes_inside(numbers(**case, dispatch_once=1, dispatch_fused=hybridep), 8)
+            for case in (plain, rows)
+        )
+        assert (paid > free) == bool(hybridep)
+    small, large = (
+        experts.dispatch_bytes_inside(numbers(**rows, dispatch_once=1, dispatch_fused=1, he=he), 8) / he
+        for he in (2048, 8192)
+    )
+    assert small > large
+
+
+@pytest.mark.parametrize(("gates", "biases", "fused"), [(1, 0, True), (0, 0, False), (1, 1, False)])
+def test_fused_experts_neither_stream_nor_cast_between_their_products(gates, biases, fused):
+    def block(on: int) -> dict[str, float]:
+        x = numbers(expert_mlp_fused=on, gates=gates, biases=biases, fe=768, h=1024, grouped=1)
+        work = experts.experts(x, {"experts"})
+        linears = {linear.name: linear for linear in work.linears}
+        stream = next(each for each in work.streams if each.name == "activation")
+        return {
+            "activation": stream.forward + stream.backward,
+            "fc1 input": quantise_input_elements(linears["fc1"]),
+            "fc1 gradient": quantise_grad_elements(linears["fc1"]),
+            "fc2 input": quantise_input_elements(linears["fc2"]),
+            "fc2 gradient": quantise_grad_elements(linears["fc2"]),
+        }
+
+    apart, together = block(0), block(1)
+    assert all(value > 0 for value in apart.values())
+    gone = {name for name in apart if together[name] == 0}
+    assert gone == ({"activation", "fc1 gradient", "fc2 input"} if fused else set())
+    assert all(together[name] == apart[name] for name in apart if name not in gone)
+
+
+def test_the_output_layer_in_mxfp8_is_quicker_and_otherwise_the_same():
+    model, cluster = load_model("llama3-8b"), load_cluster("dgx-b200")
+    times = {
+        (precision, low): predict(
+            model, Workload(8192, 64), cluster, Plan(dp=8, precision=precision, fp8_output=low)
+        ).values["logits_gemms"]
+        for precision in ("bf16", "fp8-cs", "mxfp8")
+        for low in (False, True)
+    }
+    assert times["mxfp8", True] < 0.8 * times["mxfp8", False]
+    for precision in ("bf16", "fp8-cs"):
+        assert times[precision, True] == times[precision, False]

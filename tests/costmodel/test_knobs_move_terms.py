@@ -117,6 +117,8 @@ WHERE = {
     "overlap_moe_comm": "deepep",
     "dispatcher_sms": "deepep",
     "shared_expert_overlap": "experts",
+    "expert_mlp_fusion": "experts",
+    "fp8_output": "mxfp8",
 } | {name: "experts" for name in KNOBS if name.startswith("moe_")}
 NUMBERS = {"int": (0, 1, 2, 4, 8, 16, 32, 80, 10_000_000), "float": (0.5, 1.0, 1.25, 2.0)}
 LISTS = {

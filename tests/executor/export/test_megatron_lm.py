@@ -178,6 +178,7 @@ def said(plan: Plan, job: Job) -> Plan:
     changes |= _recompute(plan, model) | _kernels(plan, model)
     if model.moe is None:
         default("moe_dispatcher", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
+        default("expert_mlp_fusion")
         default(
             "moe_capacity_factor", "overlap_moe_comm", "delay_wgrad", "shared_expert_overlap", "etp", "ep"
         )
