@@ -179,6 +179,8 @@ def scan_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
     formula = mixers.mamba_scan_flops_forward if block == "mamba" else mixers.delta_scan_flops_forward
     flops = ledger.define(f"{block}_flops", formula(x), "FLOP", formula)
     rate = x.gpu_peak * x.scan_fraction * x.release_scale
+    if block == "mamba":
+        rate /= mixers.wide_state(x)
     return {
         name: ledger.define(f"{block}_core_{name}", factor * flops / rate, "s", formula)
         for name, factor in {"forward": 1.0, "backward": 2.5}.items()

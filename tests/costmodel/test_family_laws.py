@@ -308,3 +308,18 @@ def test_mixers_exchange_heads_for_sequence_over_context_ranks(name):
         for cluster, cp in ((B200, 1), (B200, 4), (H100, 16))
     )
     assert alone == 0 < near < far
+
+
+def test_a_state_wider_than_one_product_costs_the_scan_more_than_its_flops():
+    """Half as long again for a FLOP from 129 on; a narrower state pays its FLOPs alone."""
+    base = load_model("nemotronh-56b")
+    assert base.mamba is not None
+
+    def seconds_a_flop(state: int) -> float:
+        model = dataclasses.replace(base, mamba=dataclasses.replace(base.mamba, state_dim=state))
+        values = predict(model, Workload(8192, 32), H100, Plan(tp=8, dp=4)).values
+        return values["mamba_core_forward"] / values["mamba_flops"]
+
+    narrow, usual, wide, wider = (seconds_a_flop(state) for state in (64, 128, 192, 256))
+    assert narrow == pytest.approx(usual)
+    assert wide == pytest.approx(wider) == pytest.approx(1.5 * usual)
