@@ -75,7 +75,9 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
     """
     several = minimum(is_more_than_one(x.pp) + x.enc_own, 1)
     bubble = (stages["all"] - stages["slowest"]) / x.vpp * several
-    sent = send_recv_time(x, communication.pipeline_bytes(x), x.pp, communication.pipeline_ranks_in_domain(x))
+    # A message has two ends, however many stages there are.
+    ends = minimum(x.pp, 2)
+    sent = send_recv_time(x, communication.pipeline_bytes(x), ends, communication.pipeline_ranks_in_domain(x))
     inside = communication.ranks_in_domain(x, x.tp, 1)
     joined = all_gather_time(x, communication.pipeline_gather_bytes(x), x.tp, inside)
     scattered = x.scatter_gather * (1 - x.sp) * is_more_than_one(x.pp)

@@ -99,7 +99,7 @@ def data_parallel_ranks(x: SimpleNamespace) -> Amount:
 
 
 def pipeline_ranks_in_domain(x: SimpleNamespace) -> Amount:
-    """2 when neighbouring stages share a domain, else 1. [1]
+    """Ends of a message between neighbouring stages that share a domain: both, else one. [1]
 
     The last boundary decides: once the plan is larger than a domain, some stage boundary leaves it.
     """

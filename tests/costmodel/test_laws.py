@@ -378,3 +378,16 @@ def _symbols(prediction):
 
 def _faster(link, factor):
     return dataclasses.replace(link, bandwidth=link.bandwidth * factor)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_stages_of_one_domain_send_over_its_links_however_many_they_are(stages):
+    """Eight stages on the eight GPUs of a node hand over as fast as two; a second node brings its network in."""
+    model, workload = load_model("llama3-8b"), Workload(4096, 64)
+    node, nodes = (
+        predict(model, workload, hardware_db.load_cluster("dgx-h100"), Plan(pp=stages, dp=gpus // stages))
+        for gpus in (8, 16)
+    )
+    size = node.values["b"] * 4096 * model.hidden * 2
+    assert node.values["pp_send_recv"] < size / 200e9
+    assert nodes.values["pp_send_recv"] > size / 60e9
