@@ -10,13 +10,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from advisor.measurement_flags import (
+    expert_knobs,
+    flag_knobs,
+    graph_knobs,
+    offload_knobs,
+    optimizer_knobs,
+    recompute_knobs,
+)
 from advisor.measurement_rows import Row
-from costmodel.knobs import KNOBS
-from costmodel.layout import BALANCED, even_chunks, expand
+from advisor.measurement_sizes import parallel_sizes, stage_layout
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
-from costmodel.plan import CP_COMM_TYPES, PRECISIONS, RECOMPUTE_MODULES, Plan
+from costmodel.plan import CP_COMM_TYPES, PRECISIONS, Plan
 from costmodel.workload import Workload
 
 # "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
@@ -39,30 +46,6 @@ NATURAL_IMBALANCE = 1.75
 # The same where a bias of each expert is steered by its load while the model is pretrained. Source: L. Wang et al.,
 # arXiv:2408.15664, table 2 (from memory): 1.04 times the mean, against 1.5 to 1.7 with an auxiliary loss alone.
 STEERED_IMBALANCE = 1.04
-# Names of other frameworks and shorthands -> our recompute modules.
-MODULE_NAMES = {"core": "core_attn", "mla_up_proj": "mla_up_proj"}
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
-# What of a flag column is on when the row says nothing: our plan's default.
-PLAIN_FLAGS = {
-    "delay_wgrad": "delay_wgrad_compute",
-    "shared_expert_overlap": "moe_shared_expert_overlap",
-    "fp8_attention": "fp8_dot_product_attention",
-    "reuse_grad_buf": "reuse_grad_buf_for_mxfp8_param_ag",
-    "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
-    "moe_permute_fusion": "moe_permute_fusion",
-    "moe_router_fusion": "moe_router_fusion",
-    "expert_mlp_fusion": "use_transformer_engine_op_fuser",
-    "fp8_output": "fp8_output_proj",
-    "moe_grouped_gemm": "moe_grouped_gemm",
-    "gradient_accumulation_fusion": "gradient_accumulation_fusion",
-    "rope_fusion": "apply_rope_fusion",
-}
-
-
-# Chunks of each rank in a looped schedule of torchtitan where none are stated. Source: torchtitan, pipeline_parallel.py
-INTERLEAVED_CHUNKS = 2
-# Megatron-Bridge's recipes as they were resolved ("v0.5.0:...", "HEAD:..."): they name the fusions that are on.
-RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")
 
 
 @lru_cache(maxsize=1)
@@ -145,20 +128,20 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     precision = PRECISION_NAMES.get(row.text("precision"), row.text("precision"))
     if precision not in PRECISIONS:
         raise ValueError(f"precision {row.text('precision')!r} is not one of {', '.join(PRECISIONS)}")
-    sizes = _sizes(row, habit, model, gpus, assumed)
+    sizes = parallel_sizes(row, habit, model, gpus, assumed)
     overlap = habit.get("overlap", modern)
     sharding = row.text("fsdp")
     fsdp = sharding not in ("", "0", "zero2-like")
     comm = row.json("other_flags").get("cp_comm_type")
-    recompute, modules, layers = _recompute(row, habit, sizes["vpp"])
+    recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
     plan = Plan(
         **sizes,
-        **_layout(row, model, sizes, assumed),
-        **_experts(row, sizes, assumed),
-        **_optimizer(row),
-        **_offload(row),
-        **_graphs(row, model, habit),
-        **_plain_flags(row, model, habit),
+        **stage_layout(row, model, sizes, assumed),
+        **expert_knobs(row, sizes, assumed),
+        **optimizer_knobs(row),
+        **offload_knobs(row),
+        **graph_knobs(row, model, habit),
+        **flag_knobs(row, model, habit),
         micro_batch=_micro_batch(row, habit, sizes, assumed),
         precision=precision,
         sequence_parallel=_sequence_parallel(row, model, sizes["tp"], modern, assumed),
@@ -233,173 +216,3 @@ def _sequence_parallel(row: Row, model: ModelSpec, tp: int, modern: bool, assume
         return stated
     assumed.append("sequence parallel, without which experts do not run beside tensor parallelism")
     return True
-
-
-def _sizes(
-    row: Row, habit: Mapping[str, Any], model: ModelSpec, gpus: int, assumed: list[str]
-) -> dict[str, int]:
-    tp, pp, cp, vpp, ep = (row.count(name) for name in ("tp", "pp", "cp", "vp", "ep"))
-    if pp == 1:
-        vpp = 1
-    elif not row.text("vp"):
-        vpp = _virtual_stages(row, habit, model, pp, assumed)
-    if gpus % (tp * pp * cp):
-        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp x cp = {tp * pp * cp}")
-    etp = row.count("etp")
-    if model.moe is not None and ep == 1 < gpus and "ep" in row.text("moe_dispatcher"):
-        ep = next(size for size in range(gpus, 0, -1) if not gpus % size and not model.moe.num_experts % size)
-        assumed.append(f"its dispatcher exchanges tokens, so that experts are spread: expert parallel {ep}")
-    if model.moe is None:
-        ep = etp = 1
-    elif row.text("etp") or tp == 1 or gpus % (pp * ep * tp) or habit.get("plain_experts"):
-        pass
-    elif model.linear_bias:
-        assumed.append("expert tensor parallel size not stated: 1, for experts with a bias allow no other")
-    else:
-        etp = tp
-        assumed.append(f"expert tensor parallel size not stated: tp = {tp}, Megatron-Core's default")
-    if gpus % (pp * ep * etp):
-        raise ValueError(f"{gpus} GPUs are not a multiple of pp x ep x etp = {pp * ep * etp}")
-    return {"tp": tp, "pp": pp, "vpp": vpp, "cp": cp, "ep": ep, "etp": etp, "dp": gpus // (tp * pp * cp)}
-
-
-def _virtual_stages(row: Row, habit: Mapping[str, Any], model: ModelSpec, pp: int, assumed: list[str]) -> int:
-    """Virtual stages where the table has none: as its notes or its recipe know them, else as the source's habit is."""
-    if "Interleaved" in row.json("other_flags").get("schedule", ""):
-        assumed.append(
-            f"chunks of its interleaved schedule not stated: {INTERLEAVED_CHUNKS} for each rank, torchtitan's default"
-        )
-        return INTERLEAVED_CHUNKS
-    launcher = re.search(
-        rf"per launcher conf \(.*?\b{re.escape(row.text('model'))} VP(\d+)(?! in later)", row.text("notes")
-    )
-    recipe = re.search(r"\bvp row=1 recipe=(\d+)", row.text("recipe_match"))
-    for found, whose in ((launcher, "the launcher's configuration"), (recipe, "its recipe")):
-        if found and model.num_layers % (pp * int(found[1])) == 0:
-            assumed.append(f"virtual stages of {whose}: {found[1]}")
-            return int(found[1])
-    stages: int = habit.get("vpp", 1)
-    return stages or (1 if model.num_layers % pp else model.num_layers // pp)
-
-
-def _layout(row: Row, model: ModelSpec, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
-    """Layers of each stage: as printed, by the accounting flags where they divide, else balanced."""
-    pp, vpp = sizes["pp"], sizes["vpp"]
-    if pp == 1:
-        return {}
-    text = row.text("pp_layout")
-    if text:
-        stages = expand(text)
-        placed = sum(stage.count("t") for stage in stages)
-        if len(stages) % pp == 0 and len(stages) == pp * vpp and placed == model.num_layers:
-            return {"pipeline_layout": "|".join(stages)}
-        assumed.append(f"the printed layout has {len(stages)} stages of {placed} layers: balanced instead")
-        return {"pipeline_layout": BALANCED}
-    first, last = row.count("first_stage_layers", 0), row.count("last_stage_layers", 0)
-    if first or last:
-        return {"first_stage_layers": first, "last_stage_layers": last}
-    flags = row.json("other_flags")
-    stated = [bool(flags.get(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss")]
-    for embedding, loss in (tuple(stated), (False, False), (True, True), (False, True)):
-        if even_chunks(model.num_layers, pp, vpp, embedding, loss) is not None:
-            if (embedding, loss) != (False, False) and not any(stated):
-                assumed.append(
-                    f"{model.num_layers} layers do not divide over {pp * vpp} chunks: embedding and loss count"
-                )
-            return {"account_embedding": embedding, "account_loss": loss}
-    assumed.append(f"{model.num_layers} layers do not divide over {pp * vpp} chunks: balanced")
-    return {"pipeline_layout": BALANCED}
-
-
-def _experts(row: Row, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
-    named = row.text("moe_dispatcher")
-    dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
-    factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
-    sms = row.json("other_flags").get("moe_hybridep_num_sms")
-    overlap = row.flag("moe_a2a_overlap", False)
-    if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
-        overlap = False
-        assumed.append("no overlap of the experts' exchange, which needs virtual stages and none are stated")
-    return {
-        "moe_dispatcher": dispatcher,
-        "dispatcher_sms": int(sms) if sms and dispatcher == "hybridep" else 0,
-        "moe_capacity_factor": float(factor[1]) if factor else 0.0,
-        "overlap_moe_comm": overlap,
-    }
-
-
-def _optimizer(row: Row) -> dict[str, Any]:
-    flags = row.json("other_flags")
-    aware = row.flag("precision_aware_optimizer", False)
-    formats = {
-        knob: DTYPES.get(str(flags.get(knob)), "fp32")
-        for knob in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-    }
-    instances = flags.get("num_distributed_optimizer_instances")
-    values: dict[str, Any] = {"precision_aware_optimizer": aware} | (formats if aware else {})
-    return values | {"optimizer_instances": int(instances) if instances else 1}
-
-
-def _offload(row: Row) -> dict[str, Any]:
-    named = row.text("fine_grained_offload")
-    modules = tuple(name for name in KNOBS["offload_modules"].choices if name in named)
-    flags = row.json("other_flags")
-    return {
-        "offload_layers": row.count("act_offload_layers", 0),
-        "offload_modules": modules,
-        "offload_weights": bool(flags.get("cpu_offloading_weights"))
-        and row.count("act_offload_layers", 0) > 0,
-    }
-
-
-def _graphs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
-    text = row.text("cuda_graph")
-    if not text and model.moe is not None:
-        text = "+".join(habit.get("expert_graphs", ()))
-    if text in ("", "0", "none"):
-        return {"cuda_graph": False}
-    named = re.split(r"[:+()\s]+", text)
-    scopes = [scope for scope in KNOBS["cuda_graph_scope"].choices if scope in named]
-    if "full" in named:
-        scopes = []
-    return {"cuda_graph": True, "cuda_graph_scope": tuple(scopes)}
-
-
-def _plain_flags(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
-    flags = row.json("other_flags")
-    values: dict[str, Any] = {
-        ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
-    }
-    if RESOLVED_RECIPE.match(row.text("recipe_key")):
-        values["rope_fusion"] = "apply_rope_fusion" in flags
-        if model.moe is not None:
-            values["moe_router_fusion"] = "moe_router_fusion" in flags
-    # AutoModel's table has a column of kernels; "-": none but PyTorch's own.
-    if flags.get("torch_compile") is False or flags.get("kernels") == "-":
-        values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
-    if habit.get("plain_mlp") and model.moe is None:
-        values["bias_activation_fusion"] = False
-    margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")
-    if isinstance(margin, int):
-        values["layernorm_sm_margin"] = margin
-    return values
-
-
-def _recompute(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple[str, ...], int]:
-    """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage.
-
-    Of the method "uniform" the number is the layers kept as one unit: all of them are recomputed.
-    """
-    stated = row.text("recompute_granularity") or habit.get("recompute", "none")
-    if stated == "full":
-        layers = row.text("recompute_num_layers")
-        some = layers.isdigit() and row.json("other_flags").get("recompute_method") != "uniform"
-        return "full", (), int(layers) * vpp if some else 0
-    if stated != "selective":
-        return "none", (), 0
-    named = re.split(r"[+(),\s]+", row.text("recompute_modules"))
-    modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
-    if not modules and RESOLVED_RECIPE.match(row.text("recipe_key")):
-        # Megatron-Core takes core_attn where no list is given, nothing where the list is empty.
-        return "none", (), 0
-    return "selective", modules or tuple(habit.get("recompute_modules", ("core_attn",))), 0

@@ -202,7 +202,7 @@ def test_a_bias_steered_by_load_keeps_pretraining_even_and_nothing_else():
 
 
 LAUNCHER = (
-    "interleaving per launcher conf (llama2-13b VP10, llama3-70b VP5, gpt3-175b VP6 in later revisions)"
+    "interleaving per launcher conf (llama2-13b VP10, llama3-70b VP5, gpt3-175b VP12 in later revisions)"
 )
 
 

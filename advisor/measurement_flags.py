@@ -1,0 +1,125 @@
+"""Kernels, graphs, optimizer, offload and recompute of a published row, from its columns of flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from advisor.measurement_rows import Row
+from costmodel.knobs import KNOBS
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import RECOMPUTE_MODULES
+
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
+# What of a flag column is on when the row says nothing: our plan's default.
+PLAIN_FLAGS = {
+    "delay_wgrad": "delay_wgrad_compute",
+    "shared_expert_overlap": "moe_shared_expert_overlap",
+    "fp8_attention": "fp8_dot_product_attention",
+    "reuse_grad_buf": "reuse_grad_buf_for_mxfp8_param_ag",
+    "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
+    "moe_permute_fusion": "moe_permute_fusion",
+    "moe_router_fusion": "moe_router_fusion",
+    "expert_mlp_fusion": "use_transformer_engine_op_fuser",
+    "fp8_output": "fp8_output_proj",
+    "moe_grouped_gemm": "moe_grouped_gemm",
+    "gradient_accumulation_fusion": "gradient_accumulation_fusion",
+    "rope_fusion": "apply_rope_fusion",
+}
+# Megatron-Bridge's recipes as they were resolved ("v0.5.0:...", "HEAD:..."): they name the fusions that are on.
+RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")
+
+
+def expert_knobs(row: Row, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
+    named = row.text("moe_dispatcher")
+    dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
+    factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
+    sms = row.json("other_flags").get("moe_hybridep_num_sms")
+    overlap = row.flag("moe_a2a_overlap", False)
+    if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
+        overlap = False
+        assumed.append("no overlap of the experts' exchange, which needs virtual stages and none are stated")
+    return {
+        "moe_dispatcher": dispatcher,
+        "dispatcher_sms": int(sms) if sms and dispatcher == "hybridep" else 0,
+        "moe_capacity_factor": float(factor[1]) if factor else 0.0,
+        "overlap_moe_comm": overlap,
+    }
+
+
+def optimizer_knobs(row: Row) -> dict[str, Any]:
+    flags = row.json("other_flags")
+    aware = row.flag("precision_aware_optimizer", False)
+    formats = {
+        knob: DTYPES.get(str(flags.get(knob)), "fp32")
+        for knob in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    }
+    instances = flags.get("num_distributed_optimizer_instances")
+    values: dict[str, Any] = {"precision_aware_optimizer": aware} | (formats if aware else {})
+    return values | {"optimizer_instances": int(instances) if instances else 1}
+
+
+def offload_knobs(row: Row) -> dict[str, Any]:
+    named = row.text("fine_grained_offload")
+    modules = tuple(name for name in KNOBS["offload_modules"].choices if name in named)
+    flags = row.json("other_flags")
+    return {
+        "offload_layers": row.count("act_offload_layers", 0),
+        "offload_modules": modules,
+        "offload_weights": bool(flags.get("cpu_offloading_weights"))
+        and row.count("act_offload_layers", 0) > 0,
+    }
+
+
+def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
+    text = row.text("cuda_graph")
+    if not text and model.moe is not None:
+        text = "+".join(habit.get("expert_graphs", ()))
+    if text in ("", "0", "none"):
+        return {"cuda_graph": False}
+    named = re.split(r"[:+()\s]+", text)
+    scopes = [scope for scope in KNOBS["cuda_graph_scope"].choices if scope in named]
+    if "full" in named:
+        scopes = []
+    return {"cuda_graph": True, "cuda_graph_scope": tuple(scopes)}
+
+
+def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
+    flags = row.json("other_flags")
+    values: dict[str, Any] = {
+        ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
+    }
+    if RESOLVED_RECIPE.match(row.text("recipe_key")):
+        values["rope_fusion"] = "apply_rope_fusion" in flags
+        if model.moe is not None:
+            values["moe_router_fusion"] = "moe_router_fusion" in flags
+    # AutoModel's table has a column of kernels; "-": none but PyTorch's own.
+    if flags.get("torch_compile") is False or flags.get("kernels") == "-":
+        values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
+    if habit.get("plain_mlp") and model.moe is None:
+        values["bias_activation_fusion"] = False
+    margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")
+    if isinstance(margin, int):
+        values["layernorm_sm_margin"] = margin
+    return values
+
+
+def recompute_knobs(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple[str, ...], int]:
+    """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage.
+
+    Of the method "uniform" the number is the layers kept as one unit: all of them are recomputed.
+    """
+    stated = row.text("recompute_granularity") or habit.get("recompute", "none")
+    if stated == "full":
+        layers = row.text("recompute_num_layers")
+        some = layers.isdigit() and row.json("other_flags").get("recompute_method") != "uniform"
+        return "full", (), int(layers) * vpp if some else 0
+    if stated != "selective":
+        return "none", (), 0
+    named = re.split(r"[+(),\s]+", row.text("recompute_modules"))
+    modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
+    if not modules and RESOLVED_RECIPE.match(row.text("recipe_key")):
+        # Megatron-Core takes core_attn where no list is given, nothing where the list is empty.
+        return "none", (), 0
+    return "selective", modules or tuple(habit.get("recompute_modules", ("core_attn",))), 0
