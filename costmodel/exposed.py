@@ -183,7 +183,10 @@ def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
         "byte",
         experts.dispatch_bytes_outside,
     )
-    travel = ledger.define("dispatch_time", dispatch_time(x, near, far, x.ep, inside), "s", dispatch_time)
+    rows = x.capacity * experts.dispatch_row_bytes(x, inside)
+    travel = ledger.define(
+        "dispatch_time", dispatch_time(x, near + rows, far, x.ep, inside), "s", dispatch_time
+    )
     size = x.activation_bytes * experts.expert_rows(x) * x.he
     etp_inside = communication.ranks_in_domain(x, x.etp, 1)
     gathers = all_gather_time(x, size, x.etp, etp_inside) + reduce_scatter_time(x, size, x.etp, etp_inside)

@@ -101,12 +101,13 @@ def dispatch_copies_inside(x: SimpleNamespace, inside: Amount) -> Amount:
 
 
 def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
-    """Bytes that one rank sends to the other ranks of its domain in one dispatch. [byte]
+    """Bytes that one rank sends to the other ranks of its domain in one dispatch. [byte]"""
+    return x.activation_bytes * x.he * dispatch_copies_inside(x, inside)
 
-    HybridEP's kernels spend time on each row beside its bytes, counted as bytes of a row: `dispatch_row`.
-    """
-    row = x.activation_bytes * x.he + x.dispatch_fused * x.dispatch_row
-    return dispatch_copies_inside(x, inside) * row
+
+def dispatch_row_bytes(x: SimpleNamespace, inside: Amount) -> Amount:
+    """Bytes that would take as long as what HybridEP's kernels spend on rows beside sending them. [byte]"""
+    return x.dispatch_fused * x.dispatch_row * dispatch_copies_inside(x, inside)
 
 
 def dispatch_bytes_outside(x: SimpleNamespace, inside: Amount) -> Amount:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import predict
-from costmodel.symbols import INPUTS
+from costmodel.predict import compiled_family, predict
+from costmodel.symbols import BY_NAME, INPUTS
 from costmodel.work import experts
 from costmodel.work.quantisation import quantise_grad_elements, quantise_input_elements
 from costmodel.workload import Workload
@@ -156,19 +157,30 @@ def test_permutation_grows_with_the_copies(topk):
 
 
 def test_a_row_costs_hybridep_time_beside_its_bytes():
-    """Counted as bytes of each row, so that small hidden sizes pay more for a byte; nobody else's messages change."""
-    plain, rows = ({"ep": 8, "dispatch_row": size} for size in (0, 4096))
+    """The same for a row of any size, none for other dispatchers; the bytes that travel are the row's own."""
     for hybridep in (0, 1):
-        free, paid = (
-            experts.dispatch_bytes_inside(numbers(**case, dispatch_once=1, dispatch_fused=hybridep), 8)
-            for case in (plain, rows)
-        )
-        assert (paid > free) == bool(hybridep)
+        x = numbers(ep=8, dispatch_row=4096, dispatch_once=1, dispatch_fused=hybridep)
+        free = numbers(ep=8, dispatch_once=1, dispatch_fused=hybridep)
+        assert experts.dispatch_bytes_inside(x, 8) == experts.dispatch_bytes_inside(free, 8) > 0
+        assert experts.dispatch_row_bytes(x, 8) == hybridep * 4096 * experts.dispatch_copies_inside(x, 8)
     small, large = (
-        experts.dispatch_bytes_inside(numbers(**rows, dispatch_once=1, dispatch_fused=1, he=he), 8) / he
-        for he in (2048, 8192)
+        experts.dispatch_row_bytes(x, 8) / experts.dispatch_bytes_inside(x, 8)
+        for x in (
+            numbers(ep=8, dispatch_row=4096, dispatch_once=1, dispatch_fused=1, he=he) for he in (2048, 8192)
+        )
     )
-    assert small > large
+    assert small == 4 * large
+    formulas, inputs = hybridep_step()
+    times = {row: formulas.full(inputs | {"dispatch_row": row})["dispatch_time"] for row in (0.0, 4096.0)}
+    assert times[4096.0] > 1.2 * times[0.0]
+
+
+def hybridep_step() -> tuple[Any, dict[str, float]]:
+    """A step of Qwen3 30B on eight GPUs of a rack, its formulas and inputs."""
+    plan = Plan(dp=8, ep=8, moe_dispatcher="hybridep")
+    found = predict(load_model("qwen3-30b-a3b"), Workload(4096, 64), load_cluster("gb300-nvl72"), plan)
+    inputs = {key: found.values[key] for key in BY_NAME if key in found.values}
+    return compiled_family(found.features), inputs
 
 
 @pytest.mark.parametrize(("gates", "biases", "fused"), [(1, 0, True), (0, 0, False), (1, 1, False)])
