@@ -125,11 +125,12 @@ def _repeated(x: SimpleNamespace, name: str) -> Amount:
 def graphed(x: SimpleNamespace, block: str) -> Amount:
     """Share of a block's kernels that are replayed from CUDA graphs. [1]
 
-    Router and preprocessing are about half of an expert block's kernels.
+    Router and preprocessing are about half of an expert block's kernels. A gated delta net is its layer's attention:
+    the scope attn holds it, as Megatron-Core 0.18, transformer/transformer_layer.py, _te_cuda_graph_capture.
     """
-    if block in ("attention", "mla", "csa"):
+    if block in ("attention", "mla", "csa", "delta"):
         return x.graph_attention
-    if block in ("mamba", "delta"):
+    if block == "mamba":
         return x.graph_mamba
     if block == "mlp":
         return x.graph_mlp

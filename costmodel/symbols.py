@@ -110,9 +110,9 @@ INPUTS: tuple[Input, ...] = tuple(
         recompute_shared_experts | 1 | 1 when the shared experts are computed again
         recompute_mla_up_proj | 1 | 1 when MLA's up projections are computed again
         recompute_ops | 1 | 1 when everything but every other product and the attention core is computed again
-        graph_attention | 1 | 1 when attention blocks are in CUDA graphs
+        graph_attention | 1 | 1 when attention and gated-delta blocks are in CUDA graphs
         graph_mlp | 1 | 1 when MLP blocks are
-        graph_mamba | 1 | 1 when Mamba and gated-delta blocks are
+        graph_mamba | 1 | 1 when Mamba blocks are
         graph_router | 1 | 1 when router and shared experts are
         graph_experts | 1 | 1 when dispatch and experts are
         offload_share | 1 | share of the layers whose activations wait in host memory

@@ -56,6 +56,21 @@ def test_graphs_of_the_router_do_not_hold_the_loop_over_experts():
     assert leaf(router, "launch_gaps") > loops * 1e-6  # a gap each, 1.2 us without a graph
 
 
+@pytest.mark.parametrize(("model", "holds"), [("qwen3-next-80b-a3b", "attn"), ("nemotronh-8b", "mamba")])
+def test_a_recurrent_mixer_is_in_the_graphs_that_megatron_core_puts_it_in(model, holds):
+    """A gated delta net is its layer's attention, a Mamba mixer a layer of its own."""
+    other = {"attn": "mamba", "mamba": "attn"}[holds]
+    gaps = {scope: mixers_gaps(model, cuda_graph=True, cuda_graph_scope=(scope,)) for scope in (holds, other)}
+    assert gaps[holds] < gaps[other] == pytest.approx(mixers_gaps(model, cuda_graph=False))
+
+
+def mixers_gaps(model: str, **knobs: Any) -> float:
+    """Gaps between the kernels of one recurrent block. [s]"""
+    plan = Plan(dp=32, ep=32 if model.startswith("qwen") else 1, **knobs)
+    values = predict(load_model(model), Workload(4096, 64), H100, plan).values
+    return values["delta_launch_gaps" if model.startswith("qwen") else "mamba_launch_gaps"]
+
+
 def test_every_pass_of_a_virtual_stage_has_a_start():
     whole, halves = (llama_of_four_stages(vpp) for vpp in (2, 4))
     passes = [2 * (64 * each.plan.vpp + 3) for each in (whole, halves)]
