@@ -31,10 +31,13 @@ PLAIN_FLAGS = {
 RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")
 
 
-def expert_knobs(row: Row, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
+def expert_knobs(
+    row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]
+) -> dict[str, Any]:
     named = row.text("moe_dispatcher")
     dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
     factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
+    usual = 0.0 if row.text("moe_token_drop") else habit.get("capacity_factor", 0.0)
     sms = row.json("other_flags").get("moe_hybridep_num_sms")
     overlap = row.flag("moe_a2a_overlap", False)
     if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
@@ -43,7 +46,7 @@ def expert_knobs(row: Row, sizes: Mapping[str, int], assumed: list[str]) -> dict
     return {
         "moe_dispatcher": dispatcher,
         "dispatcher_sms": int(sms) if sms and dispatcher == "hybridep" else 0,
-        "moe_capacity_factor": float(factor[1]) if factor else 0.0,
+        "moe_capacity_factor": float(factor[1]) if factor else usual,
         "overlap_moe_comm": overlap,
     }
 
@@ -87,9 +90,8 @@ def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[st
 
 def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
     flags = row.json("other_flags")
-    values: dict[str, Any] = {
-        ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags
-    }
+    values: dict[str, Any] = dict.fromkeys(habit.get("plain_kernels", ()), False)
+    values |= {ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags}
     if RESOLVED_RECIPE.match(row.text("recipe_key")):
         values["rope_fusion"] = "apply_rope_fusion" in flags
         if model.moe is not None:

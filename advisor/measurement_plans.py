@@ -61,9 +61,22 @@ def _habits() -> list[dict[str, Any]]:
 
 
 def habit_of(row: Row) -> dict[str, Any]:
-    """The habits of the row's source."""
+    """The habits of the row's source, and over them those of its recipe."""
     where = f"{row.text('source')} | {row.text('container')}"
-    return next(habit for habit in _habits() if habit["match"] in where)
+    habit = next(habit for habit in _habits() if habit["match"] in where)
+    release = row_release(row, habit)
+    for recipe in habit.get("recipe", ()):
+        if _follows(row, recipe, release):
+            habit = habit | recipe | {"why": f"{habit['why']}; {recipe['why']}"}
+    return habit
+
+
+def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
+    """Whether a row of a release runs a recipe: its releases, task and models."""
+    first, last = recipe["releases"]
+    task = row.text("task") or "pretrain"
+    named = row.text("model").startswith(tuple(recipe.get("models", ("",))))
+    return first <= release <= last and recipe.get("task", task) == task and named
 
 
 def row_model(row: Row) -> ModelSpec:
@@ -130,6 +143,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         raise ValueError(f"precision {row.text('precision')!r} is not one of {', '.join(PRECISIONS)}")
     sizes = parallel_sizes(row, habit, model, gpus, assumed)
     overlap = habit.get("overlap", modern)
+    shards_overlap = habit.get("overlap_data_parallel", overlap)
     sharding = row.text("fsdp")
     fsdp = sharding not in ("", "0", "zero2-like")
     comm = row.json("other_flags").get("cp_comm_type")
@@ -137,7 +151,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     plan = Plan(
         **sizes,
         **stage_layout(row, model, sizes, assumed),
-        **expert_knobs(row, sizes, assumed),
+        **expert_knobs(row, habit, sizes, assumed),
         **optimizer_knobs(row),
         **offload_knobs(row),
         **graph_knobs(row, model, habit),
@@ -152,10 +166,10 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         recompute=recompute,
         recompute_modules=modules,
         recompute_num_layers=layers,
-        attention_backend="fused" if modern else "unfused",
+        attention_backend=_attention_backend(row, habit),
         tp_comm_overlap=row.flag("tp_comm_overlap", habit.get("tp_overlap", False) and sizes["tp"] > 1),
-        overlap_grad_reduce=row.flag("overlap_grad_reduce", overlap),
-        overlap_param_gather=row.flag("overlap_param_gather", overlap),
+        overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
+        overlap_param_gather=row.flag("overlap_param_gather", shards_overlap),
         overlap_p2p=overlap,
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", habit["grad_fp32"]),
         fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
@@ -165,6 +179,11 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         expandable_segments=habit.get("expandable_segments", True),
     )
     return plan, assumed
+
+
+def _attention_backend(row: Row, habit: Mapping[str, Any]) -> str:
+    unfused = not habit["modern"] or row.text("system").startswith(tuple(habit.get("unfused_attention", ())))
+    return "unfused" if unfused else "fused"
 
 
 def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from advisor.measurement_plans import habit_of
 from advisor.measurements import Case, Skip, read_rows, row_case
 from costmodel.binding import bind, precision_recipe
 from costmodel.columns import plan_columns, plan_inputs
@@ -52,14 +53,14 @@ class Stack:
 
 
 def load_cases(path: Path) -> list[Case]:
-    """Cases of the table that are fitted: current rows whose cost is built."""
+    """Cases of the table that are fitted: current rows whose plan is stated well enough."""
     cases = []
     for row in read_rows(path):
         case = row_case(row)
         notes = row.text("notes")
         if isinstance(case, Skip) or row.text("superseded") == "1":
             continue
-        if case.untuned or UNRELEASED.search(notes):
+        if case.untuned or UNRELEASED.search(notes) or habit_of(row).get("guessed"):
             continue
         cases.append(case)
     return cases

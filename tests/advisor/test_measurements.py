@@ -145,6 +145,59 @@ def test_nemo_1_left_the_loss_unfused():
     assert case(NEMO, source="somebody's blog", container="nemo:main").plan.fused_cross_entropy
 
 
+# A row of NeMo 2 of which only the layout is printed.
+NEMO2 = {name: text for name, text in NEMO.items() if name not in ("tp_comm_overlap", "vp")} | {
+    "source": "DGXC benchmarking recipes 25.02",
+    "container": "nemo:24.12",
+    "precision": "bf16",
+}
+
+
+def test_adapters_of_nemo_2_have_no_overlap_and_no_sharded_optimizer():
+    plan = case(NEMO2, task="lora", tp="2", pp="4", seq_len="4096").plan
+    off = (
+        plan.tp_comm_overlap,
+        plan.overlap_grad_reduce,
+        plan.overlap_param_gather,
+        plan.fused_cross_entropy,
+    )
+    assert not any(off)
+    assert plan.zero_stage == 0
+    assert plan.overlap_p2p
+    for other in ({"task": "sft"}, {"task": "lora", "container": "nemo:26.06"}):
+        assert case(NEMO2, tp="2", pp="4", **other).plan.tp_comm_overlap
+    stated = case(NEMO2, task="lora", tp="2", pp="4", tp_comm_overlap="1", overlap_grad_reduce="1").plan
+    assert stated.tp_comm_overlap
+    assert stated.overlap_grad_reduce
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({"container": "nemo:25.02"}, 1.0),
+        ({"container": "nemo:25.02", "moe_token_drop": "dropless"}, 0.0),
+        ({"container": "nemo:25.02", "moe_token_drop": "cf=1.5"}, 1.5),
+        ({"container": "nemo:25.02", "model": "qwen3-30b-a3b"}, 0.0),
+        ({"container": "nemo:24.05"}, 0.0),
+    ],
+)
+def test_recipes_of_nemo_2_drop_tokens_where_their_rows_do_not_say(changes, factor):
+    row = NEMO2 | {"model": "mixtral-8x7b", "tp": "1", "pp": "1", "ep": "8"} | changes
+    assert case(row).plan.moe_capacity_factor == factor
+
+
+def test_nemos_first_deepseek_recipe_is_read_as_it_came():
+    row = NEMO2 | {"model": "deepseek-v3", "tp": "2", "pp": "4", "ep": "64", "gpus": "256", "gbs": "2048"}
+    first = case(row, container="nemo:25.04.01", system="dgx-gb200-nvl72")
+    plan = first.plan
+    assert (plan.recompute, plan.rope_fusion, plan.attention_backend) == ("full", False, "unfused")
+    assert any("NeMo 2.3's DeepSeek-V3" in words for words in first.assumptions)
+    assert case(row, container="nemo:25.04.01").plan.attention_backend == "fused"  # Hopper
+    later = case(row, container="nemo:25.09", system="dgx-gb200-nvl72").plan
+    assert (later.rope_fusion, later.attention_backend) == (True, "fused")
+    assert later.recompute != "full"
+
+
 def test_rows_without_kernels_of_others_run_pytorchs():
     """NeMo AutoModel's table says "-" where nothing but PyTorch's own kernels ran."""
     plan = case(NEMO, source="NeMo AutoModel performance summary", other_flags='{"kernels": "-"}').plan
