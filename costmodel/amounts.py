@@ -40,6 +40,7 @@ UNUSED = (
     "plain_norms",
     "composed_norms",
     "packs_attention",
+    "plain_squared_relu",
     "native_loss",
     "router_wide",
 )

@@ -80,6 +80,7 @@ def _dense_numbers(model: ModelSpec) -> dict[str, float]:
         "k": model.num_kv_heads,
         "d": model.head_dim,
         "gates": float(model.gated),
+        "squared_relu": float(model.activation == "squared_relu"),
         "V": model.vocab_padded or model.vocab,
         "V_multiple": 1 if model.vocab_padded else (model.vocab_divisible_by or 128),
         "positions": model.learned_positions,

@@ -308,6 +308,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "plain_norms",
             "composed_norms",
             "packs_attention",
+            "plain_squared_relu",
             "native_loss",
         )
     }

@@ -26,6 +26,7 @@ def encoder_symbols(x: SimpleNamespace) -> SimpleNamespace:
         "k": x.enc_a,
         "d": x.enc_h / x.enc_a,
         "gates": x.enc_gates,
+        "squared_relu": 0,
         "s": x.enc_tokens,
         "document": 2 * x.enc_tokens,
         "tp": x.enc_tp,

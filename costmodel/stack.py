@@ -26,7 +26,7 @@ class Stack:
     wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
-    kernels of their own.
+    kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
     """
 
     family: str
@@ -42,6 +42,7 @@ class Stack:
     composed_norms: bool = False
     whole_step: bool = False
     fp4_apart: bool = False
+    plain_squared_relu: bool = False
 
     @property
     def name(self) -> str:
@@ -106,6 +107,8 @@ def load_stack(text: str) -> Stack:
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
+        plain_squared_relu=age is not None
+        and known("plain_squared_relu_from", "99.12") <= age <= known("plain_squared_relu_until", "99.12"),
     )
 
 

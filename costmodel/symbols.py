@@ -197,6 +197,7 @@ INPUTS: tuple[Input, ...] = tuple(
         k | 1 | key/value heads
         d | 1 | head dimension
         gates | 1 | 1 when the MLP is gated (SwiGLU), else 0
+        squared_relu | 1 | 1 when the activation function is squared ReLU
         V | 1 | vocabulary
         V_multiple | 1 | the vocabulary is padded to a multiple of this times tp
         positions | 1 | learned positions (0 with rotary embedding)
@@ -345,6 +346,7 @@ INPUTS: tuple[Input, ...] = tuple(
         scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
         plain_norms | 1 | 1 when norms are PyTorch's own kernels
         composed_norms | 1 | 1 when norms that nothing compiles are rows of element-wise kernels
+        plain_squared_relu | 1 | 1 when squared ReLU is PyTorch's own kernels, one for each operation
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         early_stop | 1 | 1 when full recompute ends with the last saved tensor

@@ -18,6 +18,9 @@ MIXER_KERNELS = (7.5, 9.5)
 MLP_KERNELS = (6.0, 7.5)
 # Kernels more where a fusion is off, forward and backward together as seen in Megatron-Core's modules.
 ROPE_KERNELS, ACTIVATION_KERNELS, RESIDUAL_KERNELS = 6.0, 3.0, 2.0
+# What a squared ReLU that nothing compiles reads and writes beyond a compiled one, forward and backward, in elements,
+# and its kernels more.
+PLAIN_SQUARED_RELU_PASSES, PLAIN_SQUARED_RELU_KERNELS = (2, 7), (1.0, 3.0)
 # Time of PyTorch's own backward pass of a norm over a fused one's: 1.5 to 1.8 against 3.4 to 3.8 TB/s on H200.
 # Source: shared hardware notes, section 7.
 PLAIN_NORM_BACKWARD = 2.2
@@ -92,11 +95,21 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
     """The activation function of an MLP with `rows` tokens and `width` columns on this rank.
 
     SwiGLU reads both halves and writes one (3), backward reads three and writes two (5); GELU 2 and 3.
-    Not fused: the gate's product is a kernel of its own.
+    Not fused: the gate's product is a kernel of its own. Squared ReLU that nothing compiles: ReLU and its power read
+    and write (4); backward its power again (2) times two (2), times the gradient (3), which passes the ReLU (3).
+    Source of the last: PyTorch, FunctionsManual.cpp, pow_backward; derivatives.yaml, relu (both from memory).
     """
     elements = x.activation_bytes * rows * width
     apart = x.activation_split * (1 + x.gates)
-    return Stream(name, (2 + x.gates + apart) * elements, (3 + 2 * x.gates + apart) * elements)
+    forward, backward = (plain_squared_relu(x) * number for number in PLAIN_SQUARED_RELU_PASSES)
+    return Stream(
+        name, (2 + x.gates + apart + forward) * elements, (3 + 2 * x.gates + apart + backward) * elements
+    )
+
+
+def plain_squared_relu(x: SimpleNamespace) -> Amount:
+    """1 where the activation function is a squared ReLU of kernels that nothing compiles into one. [1]"""
+    return x.plain_squared_relu * x.squared_relu
 
 
 def packing(x: SimpleNamespace, width: Amount) -> Stream:

@@ -9,8 +9,10 @@ from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import (
     ACTIVATION_KERNELS,
     MLP_KERNELS,
+    PLAIN_SQUARED_RELU_KERNELS,
     activation,
     norm,
+    plain_squared_relu,
     residual,
     split_kernels,
 )
@@ -28,7 +30,10 @@ def mlp(x: SimpleNamespace) -> BlockWork:
     # Frozen weights without adapters need no input for a weight gradient.
     needed = x.trained + (1 - x.trained) * x.lora_mlp
     kept = (1 - x.recompute_mlp) * rows * width
-    split = [ACTIVATION_KERNELS * x.activation_split + kernels for kernels in split_kernels(x)]
+    split = [
+        ACTIVATION_KERNELS * x.activation_split + plain_squared_relu(x) * apart + kernels
+        for apart, kernels in zip(PLAIN_SQUARED_RELU_KERNELS, split_kernels(x), strict=True)
+    ]
     return BlockWork(
         name="mlp",
         linears=(

@@ -71,6 +71,22 @@ def mixers_gaps(model: str, **knobs: Any) -> float:
     return values["delta_launch_gaps" if model.startswith("qwen") else "mamba_launch_gaps"]
 
 
+@pytest.mark.parametrize(("model", "slower"), [("nemotron4-15b", True), ("llama3-8b", False)])
+def test_squared_relu_that_nothing_compiles_moves_more(model, slower):
+    """NeMo 2 left its squared ReLU to PyTorch: 4 and 10 passes over FC2's input where a compiled one makes 2 and 3."""
+    plain, compiled = (
+        predict(load_model(model), Workload(4096, 64), H100, Plan(dp=8), stack).values
+        for stack in ("nemo-25.02", "nemo-25.09")
+    )
+    passes = {"forward": (4, 2), "backward": (10, 3)}
+    for direction, (apart, together) in passes.items():
+        # A release's kernels have their own rate, which the norm's time shows.
+        rate = plain[f"mlp_norm_{direction}"] / compiled[f"mlp_norm_{direction}"]
+        ratio = plain[f"mlp_activation_{direction}"] / compiled[f"mlp_activation_{direction}"] / rate
+        assert ratio == pytest.approx(apart / together if slower else 1)
+    assert (plain["mlp_kernels_backward"] > compiled["mlp_kernels_backward"]) == slower
+
+
 def test_every_pass_of_a_virtual_stage_has_a_start():
     whole, halves = (llama_of_four_stages(vpp) for vpp in (2, 4))
     passes = [2 * (64 * each.plan.vpp + 3) for each in (whole, halves)]
