@@ -15,7 +15,7 @@ from costmodel.binding_hardware import cluster_stack, hardware_inputs
 from costmodel.bound import Bound
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
-from costmodel.stack import load_stack
+from costmodel.stack import Stack, load_stack
 from costmodel.step_constants import architecture, parameter_keys
 from costmodel.symbols import BLOCKS
 from costmodel.workload import Workload
@@ -41,9 +41,17 @@ def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
-    generation, apart = cluster.gpu.generation, load_stack(stack or cluster_stack(cluster)).fp4_apart
-    return bind_amounts(model, workload, precision, generation, apart) | hardware_inputs(
-        cluster, precision_recipe(precision), precision, stack
+    software = _software(model, cluster, stack)
+    return bind_amounts(
+        model, workload, precision, cluster.gpu.generation, software.fp4_apart
+    ) | hardware_inputs(cluster, precision_recipe(precision), precision, software)
+
+
+def _software(model: ModelSpec, cluster: Cluster, stack: str | None) -> Stack:
+    """The stack, or the cluster's own, as it runs the model's attention."""
+    plain = model.mla is None and model.compressed_attention is None
+    return load_stack(stack or cluster_stack(cluster)).with_heads(
+        model.head_dim if plain else 0, cluster.gpu.generation
     )
 
 
@@ -55,10 +63,10 @@ def bind_amounts(
     return _model_inputs(model) | _workload_inputs(workload, model) | recipe
 
 
-def step_keys(cluster: Cluster, precision: str, stack: str | None = None) -> dict[str, str]:
+def step_keys(model: ModelSpec, cluster: Cluster, precision: str, stack: str | None = None) -> dict[str, str]:
     """Input symbol -> the step constant behind it; see `costmodel.step_constants.parameter_keys`."""
     gemm = precision_recipe(precision)["gemm"]
-    return parameter_keys(cluster, gemm, load_stack(stack or cluster_stack(cluster)))
+    return parameter_keys(cluster, gemm, _software(model, cluster, stack))
 
 
 def _model_inputs(model: ModelSpec) -> dict[str, Bound]:

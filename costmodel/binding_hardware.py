@@ -11,7 +11,7 @@ from typing import Any
 
 import hardware_db
 from costmodel.bound import Bound
-from costmodel.stack import Stack, default_stack, load_stack, nearest_release
+from costmodel.stack import Stack, default_stack, nearest_release
 from costmodel.step_constants import (
     NOT_FITTED,
     PRIORS,
@@ -39,7 +39,7 @@ SEND_RECV_EFFICIENCY = 0.83
 
 
 def hardware_inputs(
-    cluster: Cluster, recipe: Mapping[str, Any], precision: str, stack: str | None
+    cluster: Cluster, recipe: Mapping[str, Any], precision: str, software: Stack
 ) -> dict[str, Bound]:
     """Inputs of the groups "hardware" and "step" for one cluster, precision and software stack.
 
@@ -60,7 +60,6 @@ def hardware_inputs(
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
     }
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
-    software = load_stack(stack or cluster_stack(cluster))
     bound |= _attention(tables, cluster, table_of_base, software)
     for symbol, name in (
         ("elementwise_fraction", "elementwise"),

@@ -272,7 +272,7 @@ def predict(
     achieved = values["model_flops"] / step / world
     setting = setting_of(model, workload, cluster, plan, stack)
     sources = {name: entry.source for name, entry in bound.items()}
-    keys = step_keys(cluster, plan.precision, stack)
+    keys = step_keys(model, cluster, plan.precision, stack)
     values["parameter_spread"] = parameter_spread(compiled, scalars | numbers, keys, sources)
     spread = own_interval(load_calibration(cluster.gpu)) or interval(
         setting, published_id, values["parameter_spread"]

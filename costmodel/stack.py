@@ -6,13 +6,16 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 STACK_FILE = Path(__file__).with_name("stacks.toml")
 RELEASE = re.compile(r"(\d\d)\.(\d\d)")
+# Widest head that cuDNN's own backward pass takes on the Blackwell of data centres; see `wide_heads_from`.
+WIDEST_FUSED_HEAD = 128
+DATACENTRE_BLACKWELL = ("blackwell", "blackwell-ultra")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Stack:
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
     kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
+    wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     """
 
     family: str
@@ -43,11 +47,17 @@ class Stack:
     whole_step: bool = False
     fp4_apart: bool = False
     plain_squared_relu: bool = False
+    wide_heads_apart: bool = False
 
     @property
     def name(self) -> str:
         """family-release."""
         return f"{self.family}-{self.release}" if self.release else self.family
+
+    def with_heads(self, width: int, generation: str) -> Stack:
+        """The stack with the attention kernel that heads of `width` train with on a generation of GPUs."""
+        apart = self.wide_heads_apart and width > WIDEST_FUSED_HEAD and generation in DATACENTRE_BLACKWELL
+        return replace(self, attention="flash2") if apart else self
 
 
 @lru_cache(maxsize=1)
@@ -107,6 +117,7 @@ def load_stack(text: str) -> Stack:
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
+        wide_heads_apart=age is not None and age < known("wide_heads_from", "00.01"),
         plain_squared_relu=age is not None
         and known("plain_squared_relu_from", "99.12") <= age <= known("plain_squared_relu_until", "99.12"),
     )

@@ -11,11 +11,10 @@ import numpy as np
 
 from advisor.measurement_plans import habit_of
 from advisor.measurements import Case, Skip, read_rows, row_case
-from costmodel.binding import bind, precision_recipe
+from costmodel.binding import bind, step_keys
 from costmodel.columns import plan_columns, plan_inputs
 from costmodel.predict import compiled_family, family_features, recipe_formats
-from costmodel.stack import load_stack
-from costmodel.step_constants import NOT_FITTED, parameter_keys
+from costmodel.step_constants import NOT_FITTED
 
 # States of one release's code before its last: what they lack no column says, so that their times would be taken for
 # the host's. They are predicted and ranked all the same.
@@ -73,7 +72,6 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
     families: list[frozenset[str]] = []
     for case in cases:
         bound = bind(case.model, case.workload, case.cluster, case.plan.precision, case.stack)
-        recipe = precision_recipe(case.plan.precision)
         plan = plan_columns([case.plan])
         inputs = plan_inputs(
             plan,
@@ -87,7 +85,7 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
             columns[name].append(entry.value)
         for name, array in inputs.items():
             columns[name].append(float(np.ravel(array)[0]))
-        keys.append(parameter_keys(case.cluster, recipe["gemm"], load_stack(case.stack)))
+        keys.append(step_keys(case.model, case.cluster, case.plan.precision, case.stack))
     # Many runs of one model on one system say much the same.
     groups = [(case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases]
     count = collections.Counter(groups)

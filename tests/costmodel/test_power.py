@@ -8,6 +8,7 @@ import pytest
 
 from costmodel.binding import precision_recipe
 from costmodel.binding_hardware import POWER_EXPONENT, hardware_inputs
+from costmodel.stack import load_stack
 from hardware_db import load_cluster, load_gpu
 
 
@@ -18,7 +19,9 @@ def linear_fraction(power_scale: float) -> float:
     limit = gpu.quantities["power"]
     power = replace(limit, value=load_gpu(gpu.calibrated_like).quantities["power"].value * power_scale)
     limited = replace(gpu, quantities={**gpu.quantities, "power": power})
-    inputs = hardware_inputs(replace(cluster, gpu=limited), precision_recipe("bf16"), "bf16", None)
+    inputs = hardware_inputs(
+        replace(cluster, gpu=limited), precision_recipe("bf16"), "bf16", load_stack("nemo")
+    )
     return float(inputs["gemm_fraction"].value)
 
 

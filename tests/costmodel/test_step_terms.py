@@ -134,3 +134,29 @@ def test_a_network_counts_as_what_runs_were_seen_to_move_on_it():
         2 * share * on_slow.values["network_bandwidth"]
     )
     assert any("all that published runs move" in note for note in on_fast.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "apart"),
+    [
+        ("qwen3-next-80b-a3b", "gb200-nvl72", True),
+        ("nemotron4-340b", "dgx-b200", True),
+        ("qwen3-next-80b-a3b", "dgx-h100", False),
+        ("qwen3-30b-a3b", "gb200-nvl72", False),
+        ("deepseek-v3", "gb200-nvl72", False),
+    ],
+)
+def test_wide_heads_took_flash_attention_2_on_blackwell(model, cluster, apart):
+    """Heads of 192 and 256 before NeMo 26.06; latent attention's have kernels of their own."""
+    sources = {
+        release: predict(
+            load_model(model),
+            Workload(4096, 512),
+            hardware_db.load_cluster(cluster),
+            Plan(tp=8, dp=8),
+            release,
+        ).sources["attention_backward_fraction"]
+        for release in ("nemo-26.04", "nemo-26.06")
+    }
+    assert ("FlashAttention-2" in sources["nemo-26.04"]) == apart
+    assert "FlashAttention-2" not in sources["nemo-26.06"]

@@ -28,7 +28,7 @@ def case():
     return (
         compiled_family(prediction.features),
         numbers,
-        step_keys(cluster, "bf16"),
+        step_keys(LLAMA, cluster, "bf16"),
         prediction.sources,
         prediction,
     )
