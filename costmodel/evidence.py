@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.evidence_basis import basis
 from costmodel.evidence_quantile import local_quantile
 from costmodel.evidence_setting import KINDS, TRAITS, bits, differences, library, swapped, traits, uses, year
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, Setting, load_evidence, load_spread
 
 Numbers = NDArray[np.float64]
 
-TRAIT_NAMES = list(TRAITS.values())
 Z = 1.645  # standard errors in half of a 90 % interval
 # Distance of a mismatch of kind.
 OTHER = {
@@ -53,8 +53,9 @@ OTHER = {
 # Distance of a factor of two, and of a year between releases.
 DOUBLE = {"gpus": 0.1, "parameters": 0.12, "seq_len": 0.12, "micro_batch": 0.1}
 YEAR = 0.15
-# Of what nobody has published a run of: a GPU generation, a framework. Leaving models out of a fit does not teach
-# what a new machine costs; with the least growth (0.1) this gives the third that such a prediction may be off.
+# Of what nobody has published a run of: a GPU generation, a framework, a trait of fewer than REACH runs. Leaving models
+# out of a fit does not teach what a new machine or block costs; with the least growth (0.1) this gives the third that
+# such a prediction may be off.
 UNKNOWN = 3.0
 # Width of the kernel in which runs share an error, and how many runs at no distance weigh as much as knowing of none.
 SHARED_WIDTH = 0.3
@@ -170,7 +171,19 @@ class Table:
     @cached_property
     def traits(self) -> NDArray[np.bool_]:
         """Traits of each run's model."""
-        return np.array([[trait in traits(run.family) for trait in TRAITS.values()] for run in self.runs])
+        return np.array([[trait in traits(run.family) for trait in TRAITS] for run in self.runs])
+
+    @cached_property
+    def rare_traits(self) -> frozenset[str]:
+        """Traits that too few runs have to say how far off a prediction is."""
+        return frozenset(
+            name for name, runs in zip(TRAITS, self.traits.sum(axis=0), strict=True) if runs < REACH
+        )
+
+    @cached_property
+    def trait_sizes(self) -> Numbers:
+        """Distance of a mismatch of each trait."""
+        return np.array([UNKNOWN if name in self.rare_traits else OTHER["trait"] for name in TRAITS])
 
     @cached_property
     def weights(self) -> Numbers:
@@ -205,8 +218,7 @@ class Table:
         """Parts of the distance of every run to a query, each at least 0; their sum is the distance. [1]"""
         found = {
             "model": OTHER["model"] * self.other("model", query.model)
-            + OTHER["trait"]
-            * (self.traits != [trait in traits(query.family) for trait in TRAITS.values()]).sum(axis=1)
+            + (self.traits != [trait in traits(query.family) for trait in TRAITS]) @ self.trait_sizes
             + self._doubles("parameters", query),
             "gpu": (OTHER["generation"] if self.knows("generation", query.generation) else UNKNOWN)
             * self.other("generation", query.generation)
@@ -289,41 +301,7 @@ class Table:
         width, parts = self.half_width(distances, known, parameter_spread)
         centre = -self.shared(distances, known)
         low, high = min(centre - width, -MARGIN), max(centre + width, MARGIN)
-        return Interval(low, high, self._basis(query, distances, known), parts)
-
-    def _basis(self, query: Setting, distances: Numbers, known_model: bool) -> str:
-        count = int((distances <= distances.min() + 1).sum())
-        errors = "errors" if known_model else "errors with their model left out of the fit"
-        text = f"local 90 % quantile of the {errors} of {count} nearest of {len(self)} published runs"
-        missing = [
-            words
-            for name, word, words in (
-                ("generation", query.generation, f"on {_machines(query.generation)}"),
-                ("library", library(query.stack), f"with the stack {library(query.stack)}"),
-                ("precision", query.precision, f"in {query.precision}"),
-                ("model", query.model, f"of {query.model}"),
-            )
-            if not self.knows(name, word)
-        ]
-        text += f"; none of them {', none '.join(missing)}, so it is wider" if missing else ""
-        return text + (self._untuned() if self._only_untuned(query) else "")
-
-    def _only_untuned(self, query: Setting) -> bool:
-        """Whether mixtures of experts were given this task in runs alone that nobody tuned."""
-        with_experts = self.traits[:, TRAIT_NAMES.index("experts")]
-        return bool(
-            self.untuned
-            and query.task != "pretrain"
-            and "experts" in traits(query.family)
-            and not (with_experts & (self.other("task", query.task) == 0)).any()
-        )
-
-    def _untuned(self) -> str:
-        low, high = self.untuned["quicker"], self.untuned["slower"]
-        return (
-            f"; of mixtures of experts nobody published a tuned run of this task: {self.untuned['runs']} runs on real "
-            f"data, not tuned for speed, took {low:.2g} to {high:.2g} times as long as predicted"
-        )
+        return Interval(low, high, basis(self, query, distances, known), parts)
 
     def nearest(self, query: Setting, run_id: str = "", number: int = 3) -> tuple[Near, ...]:
         """The nearest runs, one of each model, machine, size and precision, with what the query has instead."""
@@ -341,11 +319,6 @@ class Table:
                 own = {name: float(values[index]) for name, values in terms.items()}
                 found[key] = Near(run, float(distances[index]), differences(query, run, own))
         return tuple(found.values())
-
-
-def _machines(generation: str) -> str:
-    """GPUs of a generation, in words."""
-    return {"cpu": "processors", "unknown": "GPUs of this kind"}.get(generation, f"{generation} GPUs")
 
 
 @lru_cache(maxsize=4)

@@ -14,7 +14,14 @@ from costmodel.workload import Workload
 from hardware_db import Cluster
 from hardware_db.evidence import Setting
 
-TRAITS = {"moe": "experts", "mla": "latent", "hybrid": "scan", "gated-delta": "delta", "csa": "compressed"}
+# What sets families apart from dense decoders, by the word in their names.
+TRAITS = {
+    "moe": "experts",
+    "mla": "latent attention",
+    "hybrid": "Mamba mixers",
+    "gated-delta": "gated delta nets",
+    "csa": "compressed attention",
+}
 DISPATCHERS = frozenset(KNOBS["moe_dispatcher"].choices)
 KINDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
@@ -69,8 +76,8 @@ def techniques(model: ModelSpec, plan: Plan) -> list[str]:
 
 
 def traits(family: str) -> frozenset[str]:
-    """What sets a family apart from dense decoders."""
-    return frozenset(trait for word, trait in TRAITS.items() if re.search(rf"(^|-){word}(-|$)", family))
+    """The words of `TRAITS` in a family's name."""
+    return frozenset(word for word in TRAITS if re.search(rf"(^|-){word}(-|$)", family))
 
 
 def bits(precision: str) -> int:

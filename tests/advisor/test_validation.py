@@ -50,7 +50,8 @@ def test_a_run_that_nobody_tuned_has_a_wider_interval():
     notes = "real-data functional run with natural routing: not tuned for speed"
     tuned, untuned = validate([Row(ANCHORS[0]), Row(ANCHORS[0] | {"notes": notes})])["rows"]
     assert untuned["predicted"] == tuned["predicted"]
-    assert untuned["low"] < tuned["low"] < tuned["high"] < untuned["high"]
+    # No narrower below, where such runs are hardly quicker than others, and far wider above.
+    assert untuned["low"] <= tuned["low"] < tuned["high"] < untuned["high"] / 4
 
 
 def test_superseded_rows_are_left_out_unless_asked_for():
