@@ -170,7 +170,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         tp_comm_overlap=row.flag("tp_comm_overlap", habit.get("tp_overlap", False) and sizes["tp"] > 1),
         overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
         overlap_param_gather=row.flag("overlap_param_gather", shards_overlap),
-        overlap_p2p=overlap,
+        overlap_p2p=habit.get("overlap_p2p", overlap),
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", habit["grad_fp32"]),
         fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
         fused_cross_entropy=_fused_loss(row, habit, assumed),
