@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from advisor.commands.validate import command
 from advisor.measurements import Row
 from advisor.validation import errors, validate
+from costmodel.evidence import evidence_table
 
 ANCHORS = runpy.run_path(str(Path(__file__).parents[1] / "published" / "dense_runs.py"))["ANCHORS"]
 
@@ -50,7 +51,10 @@ def test_a_run_that_nobody_tuned_has_a_wider_interval():
     notes = "real-data functional run with natural routing: not tuned for speed"
     tuned, untuned = validate([Row(ANCHORS[0]), Row(ANCHORS[0] | {"notes": notes})])["rows"]
     assert untuned["predicted"] == tuned["predicted"]
-    # No narrower below, where such runs are hardly quicker than others, and far wider above.
+    record = evidence_table().untuned
+    quickest, slowest = (untuned["predicted"] * record[name] for name in ("quicker", "slower"))
+    assert untuned["low"] == pytest.approx(min(tuned["low"], quickest))
+    assert untuned["high"] == pytest.approx(slowest)
     assert untuned["low"] <= tuned["low"] < tuned["high"] < untuned["high"] / 4
 
 

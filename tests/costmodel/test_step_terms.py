@@ -56,19 +56,19 @@ def test_graphs_of_the_router_do_not_hold_the_loop_over_experts():
     assert leaf(router, "launch_gaps") > loops * 1e-6  # a gap each, 1.2 us without a graph
 
 
-@pytest.mark.parametrize(("model", "holds"), [("qwen3-next-80b-a3b", "attn"), ("nemotronh-8b", "mamba")])
-def test_a_recurrent_mixer_is_in_the_graphs_that_megatron_core_puts_it_in(model, holds):
+@pytest.mark.parametrize(
+    ("block", "model", "ep", "holds", "other"),
+    [("delta", "qwen3-next-80b-a3b", 32, "attn", "mamba"), ("mamba", "nemotronh-8b", 1, "mamba", "attn")],
+)
+def test_a_recurrent_mixer_is_in_the_graphs_that_megatron_core_puts_it_in(block, model, ep, holds, other):
     """A gated delta net is its layer's attention, a Mamba mixer a layer of its own."""
-    other = {"attn": "mamba", "mamba": "attn"}[holds]
-    gaps = {scope: mixers_gaps(model, cuda_graph=True, cuda_graph_scope=(scope,)) for scope in (holds, other)}
-    assert gaps[holds] < gaps[other] == pytest.approx(mixers_gaps(model, cuda_graph=False))
 
+    def gaps(**knobs: Any) -> float:
+        found = predict(load_model(model), Workload(4096, 64), H100, Plan(dp=32, ep=ep, **knobs))
+        return found.values[f"{block}_launch_gaps"]
 
-def mixers_gaps(model: str, **knobs: Any) -> float:
-    """Gaps between the kernels of one recurrent block. [s]"""
-    plan = Plan(dp=32, ep=32 if model.startswith("qwen") else 1, **knobs)
-    values = predict(load_model(model), Workload(4096, 64), H100, plan).values
-    return values["delta_launch_gaps" if model.startswith("qwen") else "mamba_launch_gaps"]
+    held, apart = (gaps(cuda_graph=True, cuda_graph_scope=(scope,)) for scope in (holds, other))
+    assert held < apart == pytest.approx(gaps())
 
 
 @pytest.mark.parametrize(("model", "slower"), [("nemotron4-15b", True), ("llama3-8b", False)])
