@@ -102,7 +102,7 @@ def holdout_section(report: Report, fit: Mapping[str, Any]) -> list[str]:
         "run of these tables would be. Fits use the closed form, without the schedule's simulation, and "
         f"{fit.get('rows', 'some')} rows of {', '.join(fit.get('tables', ['the tables']))}, without those that their "
         "publisher calls untuned, the steps of an optimisation history before its last and those whose recipe is "
-        "guessed from its framework's defaults (DeepSeek-V3 on NeMo 25.04); a dash: not computed.",
+        "guessed from its framework's defaults; a dash: not computed.",
         "",
         *table(["errors", "mean", "median"], [shipped, *rows]),
         *untuned_lines(),
