@@ -42,6 +42,7 @@ UNUSED = (
     "packs_attention",
     "plain_squared_relu",
     "native_loss",
+    "complex_rotary",
     "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.

@@ -309,6 +309,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "packs_attention",
             "plain_squared_relu",
             "native_loss",
+            "complex_rotary",
         )
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")

@@ -59,11 +59,26 @@ def tensor_parallel_times(
         return overlap.pipelined_exposed(collective, gemm, chunks) + taken + started
 
     forward = beside(gather, gemms[column]["forward"]) + beside(scatter, gemms[row]["forward"])
-    backward = beside(gather, gemms[row]["dgrad"])
-    for collective, gemm in ((gather, gemms[column]["dgrad"]), (scatter, gemms[column]["wgrad"])):
+    # Backward the output's gradient is gathered and the input's reduced: other sizes where latents are gathered.
+    formats = x.operand_bytes / x.activation_bytes
+    regather = ledger.define(
+        f"{p}_all_gather_backward",
+        all_gather_time(x, reduced * formats, x.tp, inside),
+        "s",
+        all_gather_time,
+    )
+    rescatter = ledger.define(
+        f"{p}_reduce_scatter_backward",
+        reduce_scatter_time(x, gathered / formats, x.tp, inside),
+        "s",
+        reduce_scatter_time,
+    )
+    rereduce = all_reduce_time(x, gathered / formats, x.tp, inside)
+    backward = beside(regather, gemms[row]["dgrad"])
+    for collective, gemm in ((gather, gemms[column]["dgrad"]), (rescatter, gemms[column]["wgrad"])):
         backward += overlap.exposed(collective, ordered * gemm)
         backward += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
-    without = overlap.exposed(reduce, ordered * gemms[column]["wgrad"])
+    without = overlap.exposed(rereduce, ordered * gemms[column]["wgrad"])
     shared = heads_are_shared(x) if block.joined != 0 else 0  # nothing is sent otherwise, not even a latency
     join = {"forward": all_gather_time, "backward": reduce_scatter_time}
     joined = {name: shared * seconds(x, block.joined, x.tp, inside) for name, seconds in join.items()}

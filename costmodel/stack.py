@@ -30,6 +30,7 @@ class Stack:
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
     kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
+    complex_rotary: rotary embedding that is not fused multiplies complex numbers.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     """
 
@@ -48,6 +49,7 @@ class Stack:
     fp4_apart: bool = False
     plain_squared_relu: bool = False
     wide_heads_apart: bool = False
+    complex_rotary: bool = False
 
     @property
     def name(self) -> str:
@@ -105,7 +107,7 @@ def load_stack(text: str) -> Stack:
     native = age is not None and not known("native_loss_until", "00.01") < age < known(
         "native_loss_from", "99.12"
     )
-    flags = ("scatter_gather", "plain_norms", "packs_attention", "wheels")
+    flags = ("scatter_gather", "plain_norms", "packs_attention", "wheels", "complex_rotary")
     return Stack(
         name,
         release,

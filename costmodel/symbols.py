@@ -349,6 +349,7 @@ INPUTS: tuple[Input, ...] = tuple(
         plain_squared_relu | 1 | 1 when squared ReLU is PyTorch's own kernels, one for each operation
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
+        complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables

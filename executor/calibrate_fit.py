@@ -2,8 +2,8 @@
 
 A run's parts (compute, optimizer, communication, the whole step) are compared with the cost model's on
 log(predicted / measured), robustly, and constants move from what the profile says only as far as the runs ask for:
-the beliefs are the profile's values with the widths below, so that few runs do not overfit. Same loss as the fit of
-the shipped constants (`costmodel.robust`, tools/fit_solver.py).
+the beliefs are the profile's values with the widths below, so that few runs do not overfit. The loss is of the
+kind that the shipped constants are fitted with (`costmodel.robust`, tools/fit_solver.py).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from costmodel.step_constants import (
 ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.6
 # Releases: correlation falls by e within this time; what another generation's and another framework's release tell.
 RELEASE_MONTHS = 12.0
-OTHER_GENERATION, OTHER_FRAMEWORK = 0.5, 0.3
+OTHER_GENERATION, OTHER_FRAMEWORK = 0.5, 0.5
 
 
 @dataclass(frozen=True)

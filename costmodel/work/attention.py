@@ -9,13 +9,13 @@ from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     COMPOSED_NORM_SAVED,
     MIXER_KERNELS,
-    ROPE_KERNELS,
     composes_norm,
     norm,
     packing,
     residual,
     residual_tokens,
     rotary,
+    rotary_kernels,
     split_kernels,
 )
 from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, tokens
@@ -185,7 +185,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
     everything += x.qk_norms * (grouped * heads + 2 * (heads + kv) / x.d)
     kept = (1 - x.recompute_ops) * everything + x.recompute_ops * (heads + kv)
-    split = [ROPE_KERNELS * x.rope_split + kernels for kernels in split_kernels(x)]
+    split = [sum(kernels) for kernels in zip(split_kernels(x), rotary_kernels(x), strict=True)]
     return BlockWork(
         name="attention",
         linears=(

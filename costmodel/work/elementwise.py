@@ -17,7 +17,15 @@ from costmodel.work.linear import tokens
 MIXER_KERNELS = (7.5, 9.5)
 MLP_KERNELS = (6.0, 7.5)
 # Kernels more where a fusion is off, forward and backward together as seen in Megatron-Core's modules.
-ROPE_KERNELS, ACTIVATION_KERNELS, RESIDUAL_KERNELS = 6.0, 3.0, 2.0
+ACTIVATION_KERNELS, RESIDUAL_KERNELS = 3.0, 2.0
+# Rotary embedding that is not fused, forward and backward: 16-bit elements read and written for one (fused: two), and
+# kernels more than two for queries and keys together. Megatron-Core turns halves around and adds products with cosine
+# and sine, for latent attention it also reorders interleaved columns; torchtitan multiplies complex numbers in FP32.
+# Counted as PyTorch 2.13 issues their operations: Megatron-Core 0.16.1, rope_utils.py, _apply_rotary_pos_emb_bshd (12
+# kernels and 7, latent 13 and 10); torchtitan, apply_rotary_emb (from memory; 3 and 3). Hugging Face's: 10 and 15.
+ROTARY_PASSES, ROTARY_KERNELS = (12, 14), (22.0, 12.0)
+LATENT_ROTARY_PASSES, LATENT_ROTARY_KERNELS = (14, 21), (24.0, 18.0)
+COMPLEX_ROTARY_PASSES, COMPLEX_ROTARY_KERNELS = (10, 10), (4.0, 4.0)
 # What a squared ReLU that nothing compiles reads and writes beyond a compiled one, forward and backward, in elements,
 # and its kernels more.
 PLAIN_SQUARED_RELU_PASSES, PLAIN_SQUARED_RELU_KERNELS = (2, 7), (1.0, 3.0)
@@ -121,11 +129,31 @@ def packing(x: SimpleNamespace, width: Amount) -> Stream:
     return Stream("packing", size, size)
 
 
-def rotary(x: SimpleNamespace, width: Amount) -> Stream:
-    """Rotary embedding of `width` columns of queries and keys: read and written, forward as backward.
+def rotary(x: SimpleNamespace, width: Amount, passes: tuple[float, float] = ROTARY_PASSES) -> Stream:
+    """Rotary embedding of `width` columns of queries and keys, each read and written once, forward as backward.
 
-    Not fused it makes cosine and sine products and a sum: three times the bytes. Source: Megatron-Core,
-    rope_utils.py.
+    Not fused it is a row of kernels, which read and write `passes` elements for one. Source: see ROTARY_PASSES.
     """
-    size = 2 * x.rotary * x.activation_bytes * tokens(x) * width * (1 + 2 * x.rope_split)
-    return Stream("rotary", size, size)
+    size = x.rotary * x.activation_bytes * tokens(x) * width
+    apart = _rotary_apart(x, passes, COMPLEX_ROTARY_PASSES)
+    forward, backward = (2 * (1 - x.rope_split) + x.rope_split * each for each in apart)
+    return Stream("rotary", size * forward, size * backward)
+
+
+def rotary_kernels(
+    x: SimpleNamespace, kernels: tuple[float, float] = ROTARY_KERNELS
+) -> tuple[Amount, Amount]:
+    """Kernels more of a block whose rotary embedding is not fused, forward and backward. [1]"""
+    forward, backward = _rotary_apart(x, kernels, COMPLEX_ROTARY_KERNELS)
+    return x.rotary * x.rope_split * forward, x.rotary * x.rope_split * backward
+
+
+def _rotary_apart(
+    x: SimpleNamespace, halves: tuple[float, float], pairs: tuple[float, float]
+) -> tuple[Amount, Amount]:
+    """Of a framework that turns halves of a head, or of one that multiplies pairs as complex numbers."""
+    forward, backward = (
+        (1 - x.complex_rotary) * half + x.complex_rotary * pair
+        for half, pair in zip(halves, pairs, strict=True)
+    )
+    return forward, backward

@@ -9,12 +9,14 @@ from costmodel.amount import Amount
 from costmodel.work.attention import saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
+    LATENT_ROTARY_KERNELS,
+    LATENT_ROTARY_PASSES,
     MIXER_KERNELS,
-    ROPE_KERNELS,
     norm,
     residual,
     residual_tokens,
     rotary,
+    rotary_kernels,
     split_kernels,
 )
 from costmodel.work.linear import Linear, tokens
@@ -49,7 +51,10 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     latents = x.q_lora + x.kv_lora + x.d_rope
     copies = x.activation_bytes * rows * heads * (query + x.d_nope + x.d_v)
     kept = (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn)
-    split = [ROPE_KERNELS * x.rope_split + kernels for kernels in split_kernels(x)]
+    split = [
+        sum(kernels)
+        for kernels in zip(split_kernels(x), rotary_kernels(x, LATENT_ROTARY_KERNELS), strict=True)
+    ]
     return BlockWork(
         name="mla",
         linears=(
@@ -61,7 +66,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         streams=(
             norm(x, own * (x.q_lora + x.kv_lora)),
             residual(x),
-            rotary(x, heads * x.d_rope),
+            rotary(x, heads * x.d_rope, LATENT_ROTARY_PASSES),
             Stream("heads", 2 * copies, 2 * copies),
             # Gradients of the norm's output, of the queries' projection and of that of keys and values.
             Stream("joins", 0, 3 * x.activation_bytes * own * x.h),

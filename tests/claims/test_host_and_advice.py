@@ -110,11 +110,6 @@ class TestGraphs:
         graph = {"cuda_graph": bool(scope), "cuda_graph_scope": scope}
         return step("qwen3-30b-a3b", "dgx-h100", 16, 4096, batch, **graph, **knobs)
 
-    @pytest.mark.xfail(
-        strict=True,
-        raises=AssertionError,
-        reason="27 % of it is saved here: of the host's time too large a share is router and dispatch preparation",
-    )
     def test_CL066_graphs_save_a_launch_bound_step_15_to_25_percent(self):
         sizes = {"tp": 2, "pp": 2, "ep": 4}
         eager, graph = self.qwen((), **sizes), self.qwen(ROUTER, **sizes)

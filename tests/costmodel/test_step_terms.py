@@ -160,3 +160,16 @@ def test_wide_heads_took_flash_attention_2_on_blackwell(model, cluster, apart):
     }
     assert ("FlashAttention-2" in sources["nemo-26.04"]) == apart
     assert "FlashAttention-2" not in sources["nemo-26.06"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-cs"])
+def test_latents_are_gathered_and_their_gradients_scattered(precision):
+    """Backward, latent attention gathers its output's gradient, hidden states as an MLP does, and scatters latents'."""
+    plan = Plan(tp=2, pp=4, ep=8, dp=32, precision=precision, sequence_parallel=True)
+    found = predict(load_model("deepseek-v3"), Workload(4096, 512), H100, plan).values
+    hidden, latents = 7168, 1536 + 512 + 64
+    assert found["mla_tp_gathered"] == pytest.approx(found["mlp_tp_gathered"] * latents / hidden)
+    assert found["mla_all_gather_backward"] == pytest.approx(found["mlp_all_gather"])
+    assert found["mla_all_gather"] < found["mla_all_gather_backward"]
+    assert found["mla_reduce_scatter_backward"] < found["mla_reduce_scatter"] == found["mlp_reduce_scatter"]
+    assert found["mlp_reduce_scatter_backward"] == pytest.approx(found["mlp_reduce_scatter"])
