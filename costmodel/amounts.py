@@ -43,6 +43,7 @@ UNUSED = (
     "plain_squared_relu",
     "native_loss",
     "complex_rotary",
+    "separate_gate",
     "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.

@@ -195,6 +195,7 @@ def _workload_inputs(workload: Workload, model: ModelSpec) -> dict[str, Bound]:
         "s": s,
         "document": met,
         "fill": 1.0 if not short else packed_fill if workload.packed else mean / s,
+        "documents": s / mean if short and workload.packed else 0.0,
         "document_spread": 2 * cv / (s / mean) ** 0.5 if short and workload.packed else 0.0,
         "trained": float(workload.task != "lora"),
         "lora_rank": workload.lora_rank if workload.task == "lora" else 0,

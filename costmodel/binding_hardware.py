@@ -310,6 +310,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "plain_squared_relu",
             "native_loss",
             "complex_rotary",
+            "separate_gate",
         )
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")

@@ -11,16 +11,20 @@ from costmodel.layer import BlockTimes
 from costmodel.stages import in_stage
 from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
+from costmodel.work.elementwise import rotary_stops
 from costmodel.work.experts import counts_vary
 
 
 def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
-    """Gaps between the kernels of one block, forward and backward. [s]"""
+    """Gaps between the kernels of one block, forward and backward, and those in which the host reads a number. [s]"""
     issued = times.kernels
-    return host.launch_gaps(
-        issued.forward + issued.backward, x.kernel_launch, x.graph_launch, graphed(x, name)
-    ) + host.launch_gaps(
-        issued.loops_forward + issued.loops_backward, x.kernel_launch, x.graph_launch, x.graph_experts
+    stops = rotary_stops(x) * (1 + x.recompute_layers) if name in ("attention", "mla", "csa") else 0
+    return (
+        host.launch_gaps(issued.forward + issued.backward, x.kernel_launch, x.graph_launch, graphed(x, name))
+        + host.launch_gaps(
+            issued.loops_forward + issued.loops_backward, x.kernel_launch, x.graph_launch, x.graph_experts
+        )
+        + stops * x.expert_wait
     )
 
 

@@ -31,6 +31,7 @@ class Stack:
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
     kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
     complex_rotary: rotary embedding that is not fused multiplies complex numbers.
+    separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     """
 
@@ -50,6 +51,7 @@ class Stack:
     plain_squared_relu: bool = False
     wide_heads_apart: bool = False
     complex_rotary: bool = False
+    separate_gate: bool = False
 
     @property
     def name(self) -> str:
@@ -107,7 +109,7 @@ def load_stack(text: str) -> Stack:
     native = age is not None and not known("native_loss_until", "00.01") < age < known(
         "native_loss_from", "99.12"
     )
-    flags = ("scatter_gather", "plain_norms", "packs_attention", "wheels", "complex_rotary")
+    flags = ("scatter_gather", "plain_norms", "packs_attention", "wheels", "complex_rotary", "separate_gate")
     return Stack(
         name,
         release,

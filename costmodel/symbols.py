@@ -264,6 +264,7 @@ INPUTS: tuple[Input, ...] = tuple(
         s | 1 | tokens of one sequence
         document | 1 | tokens of a document as attention meets them: E[length^2] / E[length]
         fill | 1 | share of the tokens that are not padding
+        documents | 1 | documents packed into one sequence, 0 where each fills its own
         document_spread | 1 | standard deviation of a sequence's attention work over its mean
         trained | 1 | 1 when the model's own weights are trained, 0 with adapters alone
         lora_rank | 1 | rank of the adapters, 0 without
@@ -350,6 +351,7 @@ INPUTS: tuple[Input, ...] = tuple(
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
+        separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
@@ -362,7 +364,7 @@ INPUTS: tuple[Input, ...] = tuple(
         pass_start | s | time in which a pipeline stage begins a pass: exchange with its neighbours, change of chunk
         expert_host | 1 | host work of one pass of an expert block beside its kernels, in kernels' worth
         loop_launch | 1 | host time of one launch in the loop over a rank's experts over that of a kernel
-        expert_wait | s | time of one expert block in which the host must learn how many tokens came
+        expert_wait | s | round trip in which the host learns a number from the device: how many tokens came to experts
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables
         overlap_slowdown | 1 | compute time lost for each second of communication that runs under it

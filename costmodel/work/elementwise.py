@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, minimum
 from costmodel.work.block import Stream
 from costmodel.work.linear import tokens
 
@@ -103,15 +103,21 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
     """The activation function of an MLP with `rows` tokens and `width` columns on this rank.
 
     SwiGLU reads both halves and writes one (3), backward reads three and writes two (5); GELU 2 and 3.
-    Not fused: the gate's product is a kernel of its own. Squared ReLU that nothing compiles: ReLU and its power read
-    and write (4); backward its power again (2) times two (2), times the gradient (3), which passes the ReLU (3).
+    Not fused: SiLU (2), an offset added to the other half (2), their product (3); backward two products (6), SiLU's
+    gradient (3), halves put together (4). No offset and no halves where gate and rest are products of their own. A
+    bias is added apart (2). Source: Megatron-Core 0.16.1, mlp.py, glu. Squared ReLU that nothing compiles: ReLU and
+    its power read and write (4); backward its power again (2) times two (2), times the gradient (3), which passes the
+    ReLU (3).
     Source of the last: PyTorch, FunctionsManual.cpp, pow_backward; derivatives.yaml, relu (both from memory).
     """
     elements = x.activation_bytes * rows * width
-    apart = x.activation_split * (1 + x.gates)
+    gated = x.activation_split * x.gates * (2 - x.separate_gate)
+    biased = 2 * x.activation_split * (1 - x.gates) * x.biases
     forward, backward = (plain_squared_relu(x) * number for number in PLAIN_SQUARED_RELU_PASSES)
     return Stream(
-        name, (2 + x.gates + apart + forward) * elements, (3 + 2 * x.gates + apart + backward) * elements
+        name,
+        (2 + x.gates + 2 * gated + biased + forward) * elements,
+        (3 + 2 * x.gates + 4 * gated + backward) * elements,
     )
 
 
@@ -146,6 +152,17 @@ def rotary_kernels(
     """Kernels more of a block whose rotary embedding is not fused, forward and backward. [1]"""
     forward, backward = _rotary_apart(x, kernels, COMPLEX_ROTARY_KERNELS)
     return x.rotary * x.rope_split * forward, x.rotary * x.rope_split * backward
+
+
+def rotary_stops(x: SimpleNamespace) -> Amount:
+    """Round trips in which the host reads the lengths of packed documents, forward, for one micro-batch. [1]
+
+    Not fused, the rows of queries and of keys that belong to each document are looked up on the host: its place by
+    itself, all lengths and the whole length once. Source: Megatron-Core 0.15 to 0.18, rope_utils.py,
+    _apply_rotary_pos_emb_thd.
+    """
+    packed = minimum(1, x.documents)
+    return x.rotary * x.rope_split * x.b * 2 * packed * (x.documents + 2)
 
 
 def _rotary_apart(

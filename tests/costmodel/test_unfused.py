@@ -1,4 +1,4 @@
-"""Rotary embedding that is not fused: what real operations move, and what the cost model says of them."""
+"""Rotary embedding and activation that are not fused: what real operations move, and what the cost model says."""
 
 from __future__ import annotations
 
@@ -59,14 +59,56 @@ def test_megatron_core_issues_the_operations_that_are_counted(latent, passes, ke
     def turned(tensor: Any) -> Any:
         return rope._apply_rotary_pos_emb_bshd(tensor, table, multi_latent_attention=latent)
 
-    forward, backward = operations(torch, turned)
+    forward, backward = operations(torch, turned, 32)
     for found, moved, more in zip((forward, backward), passes, kernels, strict=True):
         assert sum(found) == pytest.approx(moved, rel=0.03)
         assert 2 * (len(found) - 1) == more
 
 
-def operations(torch: Any, function: Callable[[Any], Any]) -> tuple[list[float], list[float]]:
-    """Elements that each operation reads and writes for one of the input, forward and backward; views move none."""
+def halves(torch: Any, both: Any) -> Any:
+    """As in Megatron-Core 0.16.1, transformer/mlp.py, glu, whose function is local to MLP.forward."""
+    gate, rest = torch.chunk(both, 2, dim=-1)
+    return torch.nn.functional.silu(gate) * (rest + 0.0)
+
+
+def products(torch: Any, gate: Any, rest: Any) -> Any:
+    return torch.nn.functional.silu(gate) * rest
+
+
+@pytest.mark.parametrize(
+    ("function", "widths", "stack", "forward", "backward"),
+    [(halves, (64,), "mcore-26.03", 7, 13), (products, (32, 32), "torchtitan-24.12", 5, 9)],
+)
+def test_an_activation_apart_moves_the_bytes_of_its_kernels(function, widths, stack, forward, backward):
+    fused, apart = (values("llama3-8b", stack, bias_activation_fusion=fusion) for fusion in (True, False))
+    assert apart["mlp_activation_forward"] == pytest.approx(fused["mlp_activation_forward"] * forward / 3)
+    assert apart["mlp_activation_backward"] == pytest.approx(fused["mlp_activation_backward"] * backward / 5)
+    torch = pytest.importorskip("torch")
+    counted = operations(torch, lambda *tensors: function(torch, *tensors), *widths)
+    assert [sum(each) for each in counted] == pytest.approx([forward, backward])
+
+
+def test_documents_apart_stop_the_host_twice_each():
+    """Megatron-Core reads where each packed document begins, for queries and for keys; full recompute reads again."""
+
+    def gaps(mean_length: float, **knobs: Any) -> float:
+        work = Workload(4096, 64, "sft", mean_length=mean_length)
+        found = predict(load_model("llama3-8b"), work, H100, Plan(dp=8, **knobs), "nemo-26.06").values
+        return found["attention_launch_gaps"] / found["expert_wait"]
+
+    apart: dict[str, Any] = {"rope_fusion": False}
+    assert gaps(256, **apart) - gaps(0, **apart) == pytest.approx(2 * (16 + 2))
+    assert gaps(128, **apart) - gaps(256, **apart) == pytest.approx(2 * 16)
+    assert gaps(256) == pytest.approx(gaps(0))
+    again = {"recompute": "full", "recompute_num_layers": 32}
+    assert gaps(256, **apart, **again) - gaps(0, **apart, **again) == pytest.approx(2 * 2 * (16 + 2))
+
+
+def operations(torch: Any, function: Callable[..., Any], *widths: int) -> tuple[list[float], list[float]]:
+    """Elements that each operation reads and writes for one of the result, forward and backward; views move none.
+
+    widths: last size of each tensor that the function takes.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):  # type: ignore[misc]
@@ -77,8 +119,7 @@ def operations(torch: Any, function: Callable[[Any], Any]) -> tuple[list[float],
         def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = operation(*args, **(kwargs or {}))
             # A slice's gradient is filled with zeros, then written: PyTorch, slice_backward.
-            sliced = operation.overloadpacket is torch.ops.aten.slice_backward
-            if sliced:
+            if operation.overloadpacket is torch.ops.aten.slice_backward:
                 self.moved.append(result.numel() + 2 * args[0].numel())
             elif not operation.is_view and torch.ops.aten.detach is not operation.overloadpacket:
                 self.moved.append(numbers(args) + numbers(result))
@@ -89,11 +130,12 @@ def operations(torch: Any, function: Callable[[Any], Any]) -> tuple[list[float],
             return int(value.numel())
         return sum(map(numbers, value)) if isinstance(value, (list, tuple)) else 0
 
-    tensor = torch.randn(16, 1, HEADS, 32, dtype=torch.bfloat16, requires_grad=True)
-    gradient = torch.ones_like(tensor)
+    tensors = [torch.randn(16, 1, HEADS, width, dtype=torch.bfloat16, requires_grad=True) for width in widths]
     with Counting() as counting:
-        result = function(tensor)
+        result = function(*tensors)
         forward = len(counting.moved)
-        torch.autograd.grad(result, tensor, gradient)
-    share = [each / tensor.numel() for each in counting.moved]
-    return share[:forward], share[forward:]
+        gradient = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
+        begun = len(counting.moved)
+        torch.autograd.grad(result, tensors, gradient)
+    share = [each / result.numel() for each in counting.moved]
+    return share[:forward], share[begun:]
