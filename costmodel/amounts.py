@@ -44,6 +44,7 @@ UNUSED = (
     "native_loss",
     "complex_rotary",
     "separate_gate",
+    "reads_documents",
     "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.

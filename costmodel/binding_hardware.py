@@ -311,6 +311,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "native_loss",
             "complex_rotary",
             "separate_gate",
+            "reads_documents",
         )
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")

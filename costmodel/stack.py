@@ -32,6 +32,7 @@ class Stack:
     kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
     complex_rotary: rotary embedding that is not fused multiplies complex numbers.
     separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
+    reads_documents: the host looks up where packed documents begin, for rotary embedding that is not fused.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     """
 
@@ -52,6 +53,7 @@ class Stack:
     wide_heads_apart: bool = False
     complex_rotary: bool = False
     separate_gate: bool = False
+    reads_documents: bool = False
 
     @property
     def name(self) -> str:
@@ -109,7 +111,15 @@ def load_stack(text: str) -> Stack:
     native = age is not None and not known("native_loss_until", "00.01") < age < known(
         "native_loss_from", "99.12"
     )
-    flags = ("scatter_gather", "plain_norms", "packs_attention", "wheels", "complex_rotary", "separate_gate")
+    flags = (
+        "scatter_gather",
+        "plain_norms",
+        "packs_attention",
+        "wheels",
+        "complex_rotary",
+        "separate_gate",
+        "reads_documents",
+    )
     return Stack(
         name,
         release,

@@ -352,6 +352,7 @@ INPUTS: tuple[Input, ...] = tuple(
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
+        reads_documents | 1 | 1 when the host looks up packed documents for rotary embedding that is not fused
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables

@@ -161,7 +161,7 @@ def rotary_stops(x: SimpleNamespace) -> Amount:
     itself, all lengths and the whole length once. Source: Megatron-Core 0.15 to 0.18, rope_utils.py,
     _apply_rotary_pos_emb_thd.
     """
-    packed = minimum(1, x.documents)
+    packed = x.reads_documents * minimum(1, x.documents)
     return x.rotary * x.rope_split * x.b * 2 * packed * (x.documents + 2)
 
 

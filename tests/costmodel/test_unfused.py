@@ -91,15 +91,17 @@ def test_an_activation_apart_moves_the_bytes_of_its_kernels(function, widths, st
 def test_documents_apart_stop_the_host_twice_each():
     """Megatron-Core reads where each packed document begins, for queries and for keys; full recompute reads again."""
 
-    def gaps(mean_length: float, **knobs: Any) -> float:
+    def gaps(mean_length: float, stack: str = "nemo-26.06", **knobs: Any) -> float:
         work = Workload(4096, 64, "sft", mean_length=mean_length)
-        found = predict(load_model("llama3-8b"), work, H100, Plan(dp=8, **knobs), "nemo-26.06").values
+        found = predict(load_model("llama3-8b"), work, H100, Plan(dp=8, **knobs), stack).values
         return found["attention_launch_gaps"] / found["expert_wait"]
 
     apart: dict[str, Any] = {"rope_fusion": False}
     assert gaps(256, **apart) - gaps(0, **apart) == pytest.approx(2 * (16 + 2))
     assert gaps(128, **apart) - gaps(256, **apart) == pytest.approx(2 * 16)
     assert gaps(256) == pytest.approx(gaps(0))
+    other = "torchtitan-24.12"
+    assert gaps(256, other, **apart) == pytest.approx(gaps(0, other, **apart))
     again = {"recompute": "full", "recompute_num_layers": 32}
     assert gaps(256, **apart, **again) - gaps(0, **apart, **again) == pytest.approx(2 * 2 * (16 + 2))
 
