@@ -107,24 +107,33 @@ def data_parallel_terms(
 
     forward, backward: compute of the pace-setting stage for one micro-batch [s]; layers: its layers.
     Distributed optimizer: once a step, gradients under the last micro-batch's backward pass and parameters
-    under the first forward pass; with pipeline stages the flush and the fill hide the same amount. FSDP:
-    parameters are gathered layer by layer for every micro-batch, forward and (when parameters are sharded)
-    backward, gradients reduced each backward pass, each under one layer's compute.
-    Source: arXiv:1910.02054; Megatron-Core, DistributedOptimizer; Megatron-FSDP.
+    under the first forward pass, on a pipeline's first stage, which ends last; the last bucket of gradients and the
+    first of parameters move alone. An interleaved schedule passes pp micro-batches through a chunk before the next:
+    all of them hide what chunks done earlier reduce, but one in the chunk done last. FSDP: parameters are gathered
+    layer by layer for every micro-batch, forward and (when parameters are sharded) backward, gradients reduced each
+    backward pass, each under one layer's compute. Sources: arXiv:1910.02054; Megatron-Core 0.17.1,
+    DistributedOptimizer and schedules.py, grad_sync_func and param_sync_func; Megatron-FSDP; Megatron-Bridge
+    performance tuning guide ("DP communications overlap with multiple micro-batches").
     """
     allowed = overlap_allowed(x)
     found = [_collectives(ledger, x, owner) for owner in owners]
     whole = sum(owner.whole for owner in owners)
     # Buckets count on the first stage's first chunk alone; elsewhere a chunk is one bucket.
     in_bucket = minimum(x.bucket / whole, 1) * (1 - is_more_than_one(x.pp))
-    first_bucket = maximum(1 / maximum(layers, 1), in_bucket)
-    after = 1 - first_bucket
+    alone = ledger.define(
+        "dp_alone",
+        maximum(1 / maximum(layers, 1), in_bucket),
+        "1",
+        "share of data-parallel communication beside which nothing is computed: a layer or a bucket",
+    )
+    passes = 1 + is_more_than_one(x.vpp) * (minimum(x.pp, x.m) - 1)
+    beside = passes - (passes - 1) / x.vpp - alone
 
     def hiding(name: str, expr: Amount) -> Amount:
         return ledger.define(name, expr, "s", "compute under which data-parallel communication runs")
 
-    under_backward = hiding("dp_under_backward", allowed * x.overlap_reduce * backward * after)
-    under_forward = hiding("dp_under_forward", allowed * x.overlap_gather * forward * after)
+    under_backward = hiding("dp_under_backward", allowed * x.overlap_reduce * backward * beside)
+    under_forward = hiding("dp_under_forward", allowed * x.overlap_gather * forward * beside)
 
     def of(kind: str, share: Amount = 1) -> list[Traffic]:
         return [replace(each[kind], seconds=share * each[kind].seconds) for each in found]
@@ -132,9 +141,9 @@ def data_parallel_terms(
     def seconds(kind: str) -> Amount:
         return sum(each[kind].seconds for each in found)
 
-    scatter = _shown(of("scatter"), under_backward)
-    gather = ledger.define("dp_gather_shown", _shown(of("gather"), under_forward), "s", _shown)
-    plain = _shown(of("reduce"), under_backward)
+    scatter = _shown(of("scatter"), under_backward, alone)
+    gather = ledger.define("dp_gather_shown", _shown(of("gather"), under_forward, alone), "s", _shown)
+    plain = _shown(of("reduce"), under_backward, alone)
     layer_forward = hiding(
         "dp_under_layer_forward", allowed * x.overlap_gather * forward / maximum(layers, 1)
     )
@@ -171,14 +180,18 @@ def data_parallel_terms(
     ]
 
 
-def _shown(traffic: Collection[Traffic], compute: Amount) -> Amount:
-    """What collectives, one after the other beside `compute`, add to it: the rest of them and lost compute. [s]"""
+def _shown(traffic: Collection[Traffic], compute: Amount, alone: Amount = 0) -> Amount:
+    """What collectives, one after the other beside `compute`, add to it: the rest of them and lost compute. [s]
+
+    alone: share of them beside which nothing is computed [1].
+    """
     lost: Amount = 0
     left = compute
     for each in traffic:
         lost += overlap.contention(each.seconds, left, each.slowdown)
         left = maximum(0, left - each.seconds)
-    return overlap.exposed(sum(each.seconds for each in traffic), compute) + lost
+    whole = sum(each.seconds for each in traffic)
+    return maximum(overlap.exposed(whole, compute), alone * whole) + lost
 
 
 def flat_copies(x: SimpleNamespace, owner: Owner) -> Amount:
@@ -215,7 +228,7 @@ def two_stages(inside: Amount, between: Amount) -> Amount:
 
 
 def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, Traffic]:
-    """Collectives over one owner's ranks, before any overlap; each bucket pays its latency.
+    """Collectives over one owner's ranks, before any overlap; each bucket and each unit of FSDP pays its latency.
 
     Reduce-scatters and all-gathers know only rings, which pass every rank: those beyond the domain cost a hop each.
     With several optimizer instances gradients are reduced over a shard's ranks, then all-reduced between
@@ -229,13 +242,16 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     copies = owner.ranks / owner.shard
     copies_inside = communication.ranks_in_domain(x, copies, owner.stride * owner.shard)
     reduced = communication.gradient_bytes(x, whole) / buckets
-    gathered = communication.gather_bytes(x, whole) / buckets
+    bucket = communication.gather_bytes(x, whole) / buckets
     between = all_reduce_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
-    hops = buckets * (owner.shard - inside)
-    scatter = reduce_scatter_time(x, reduced, owner.shard, inside, x.sharp) * buckets
-    scatter += hops * x.reduce_scatter_low_latency_per_rank
-    gather = all_gather_time(x, gathered, owner.shard, inside) * buckets
-    gather += hops * x.all_gather_low_latency_per_rank
+
+    def scattered(size: Amount) -> Amount:
+        hops = (owner.shard - inside) * x.reduce_scatter_low_latency_per_rank
+        return reduce_scatter_time(x, size, owner.shard, inside, x.sharp) + hops
+
+    def gathered(size: Amount) -> Amount:
+        hops = (owner.shard - inside) * x.all_gather_low_latency_per_rank
+        return all_gather_time(x, size, owner.shard, inside) + hops
 
     def slow(kind: str, ranks: Amount, near: Amount, *, gathers: bool) -> Amount:
         return ledger.define(f"slowdown_{p}_{kind}", slowdown(x, ranks, near, gathers=gathers), "1", slowdown)
@@ -250,11 +266,11 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     return {
         "scatter": traffic(
             "reduce_scatter",
-            two_stages(scatter, between * (1 - x.fsdp)),
+            two_stages(scattered(reduced) * buckets, between * (1 - x.fsdp)),
             two_stages,
             reduces,
         ),
-        "gather": traffic("all_gather", gather, all_gather_time, gathers),
+        "gather": traffic("all_gather", gathered(bucket) * buckets, all_gather_time, gathers),
         "reduce": traffic(
             "all_reduce",
             all_reduce_time(x, reduced, owner.ranks, whole_inside, x.sharp) * buckets,
@@ -263,15 +279,13 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
         ),
         "unit_gather": traffic(
             "fsdp_gather",
-            all_gather_time(x, communication.gather_bytes(x, owner.layer), owner.shard, inside),
+            gathered(communication.gather_bytes(x, owner.layer)),
             all_gather_time,
             gathers,
         ),
         "unit_scatter": traffic(
             "fsdp_scatter",
-            reduce_scatter_time(
-                x, communication.gradient_bytes(x, owner.trained), owner.shard, inside, x.sharp
-            ),
+            scattered(communication.gradient_bytes(x, owner.trained)),
             reduce_scatter_time,
             scatters,
         ),

@@ -14,6 +14,11 @@ from costmodel.timing import host
 from costmodel.work.elementwise import rotary_stops
 from costmodel.work.experts import counts_vary
 
+# Small kernels of an MTP head beside its layer and its logits, forward and backward: labels, masks and words rolled,
+# words embedded, two norms, join and projection, the loss. Counted by hand in Megatron-Core 0.17.1,
+# multi_token_prediction.py, to within a third.
+MTP_KERNELS = 35 + 27
+
 
 def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
     """Gaps between the kernels of one block, forward and backward, and those in which the host reads a number. [s]"""
@@ -71,8 +76,8 @@ def host_term(
     free = host.host_exposed(issued("pace", "forward") + issued("pace", "backward"), 1, stages["slowest"])
     halting = counts_vary(x) if "experts" in blocks else 0
     behind = maximum(sum(apart.values()), 1e-12)
-    # A stage that is slowest for its logits waits in its own layers, those of MTP heads among them.
-    heads = behind * x.mtp_heads / x.layers_pace
+    # A stage that is slowest for its logits waits in its own layers, and where an MTP head begins and ends.
+    heads = x.mtp_heads * MTP_KERNELS * x.host_kernel
     reached = maximum(
         stages["pace"] + behind,
         maximum(

@@ -7,10 +7,15 @@ from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.data_parallel import RING_SMS
 from costmodel.term import Ledger, Term, symbol
 from costmodel.timing.network import all_gather_time, send_recv_time
 from costmodel.vocabulary import vocabulary_times
 from costmodel.work import communication
+
+# SMs that NCCL takes for a message over the network: two channels a network card.
+# Source: NCCL, src/graph/paths.cc, ncclTopoGetNchannels.
+MESSAGE_SMS = 2
 
 
 def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:
@@ -70,20 +75,24 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
 
     The bubble is the time in which a stage waits while the pipe fills and drains: the time of the
     other stages for one micro-batch, over vpp. Equal stages give (pp - 1) / (vpp m) of the ideal time.
-    Overlapped messages take SMs and bandwidth from the compute beside them; fill and flush show theirs. Each pass
-    of a (virtual) stage begins with requests to its neighbours and with kernels that wait for what came.
+    Overlapped messages take SMs from the compute beside them: inside NVLink as many as a collective, over the network
+    few. Fill and flush show theirs. Each pass of a (virtual) stage begins with requests to its neighbours and with
+    kernels that wait for what came.
     """
     several = minimum(is_more_than_one(x.pp) + x.enc_own, 1)
     bubble = (stages["all"] - stages["slowest"]) / x.vpp * several
     # A message has two ends, however many stages there are.
     ends = minimum(x.pp, 2)
-    sent = send_recv_time(x, communication.pipeline_bytes(x), ends, communication.pipeline_ranks_in_domain(x))
+    beside = communication.pipeline_ranks_in_domain(x)
+    sent = send_recv_time(x, communication.pipeline_bytes(x), ends, beside)
     inside = communication.ranks_in_domain(x, x.tp, 1)
     joined = all_gather_time(x, communication.pipeline_gather_bytes(x), x.tp, inside)
     scattered = x.scatter_gather * (1 - x.sp) * is_more_than_one(x.pp)
     hop = ledger.define("pp_send_recv", sent + scattered * joined, "s", send_recv_time)
     hidden = x.overlap_p2p * is_more_than_one(x.vpp)
-    each = (1 - hidden) + hidden * x.overlap_slowdown
+    leaves = ends - beside
+    slowdown = x.overlap_slowdown * (1 - leaves + leaves * MESSAGE_SMS / RING_SMS)
+    each = (1 - hidden) + hidden * slowdown
     sends = 2 * x.m * x.vpp * hop * each + 2 * (x.pp - 1) * hop
     starts = 2 * several * (x.m * x.vpp + x.pp - 1) * x.pass_start
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -95,8 +96,58 @@ def test_every_pass_of_a_virtual_stage_has_a_start():
     assert leaf(llama(), "pipeline_starts") == 0
 
 
-def llama_of_four_stages(vpp: int) -> Prediction:
-    return predict(load_model("llama3-8b"), Workload(8192, 128), H100, Plan(pp=4, dp=2, vpp=vpp))
+def llama_of_four_stages(vpp: int, dp: int = 2) -> Prediction:
+    return predict(load_model("llama3-8b"), Workload(8192, 64 * dp), H100, Plan(pp=4, dp=dp, vpp=vpp))
+
+
+def test_messages_between_nodes_take_two_of_a_ring_s_sms_from_the_compute_they_overlap():
+    for dp, share in ((2, 1), (4, 2 / 16)):
+        stages = llama_of_four_stages(2, dp)
+        hop, slowdown = stages.values["pp_send_recv"], stages.values["overlap_slowdown"]
+        steady, filling = 2 * 64 * 2 * slowdown * share, 2 * 3
+        assert leaf(stages, "pipeline_send_recv") == pytest.approx((steady + filling) * hop)
+
+
+def test_interleaved_stages_hide_data_parallel_communication_under_several_micro_batches():
+    """Guide 002: with PP and VPP "DP communications overlap with multiple micro-batches"."""
+    plain, quarters, eighths = (llama_of_four_stages(vpp, 64).values for vpp in (1, 4, 8))
+    for direction in ("forward", "backward"):
+        room = [found[f"dp_under_{direction}"] for found in (plain, quarters, eighths)]
+        whole = room[0] / (1 - 1 / 8)  # of eight layers the last has nothing behind it
+        expected = [whole * (4 * (1 - 1 / vpp) + 1 / vpp - 1 / 8) for vpp in (4, 8)]
+        assert room[1:] == pytest.approx(expected)
+
+
+def test_a_layer_s_parameters_are_gathered_before_anything_is_computed():
+    for vpp in (4, 8):
+        found = llama_of_four_stages(vpp, 64)
+        gathered = found.values["dp_all_gather"]
+        assert found.values["dp_under_forward"] > gathered
+        assert leaf(found, "dp_gather") >= gathered / 8
+
+
+def test_a_unit_of_fsdp_pays_a_hop_for_every_rank_of_its_ring():
+    few, many = (
+        predict(
+            load_model("llama3-8b"), Workload(8192, dp), H100, Plan(dp=dp, fsdp=True, zero_stage=3)
+        ).values
+        for dp in (256, 512)
+    )
+    for direction, operation in (("gather", "all_gather"), ("scatter", "reduce_scatter")):
+        more = many[f"dp_fsdp_{direction}"] - few[f"dp_fsdp_{direction}"]
+        assert more > 256 * many[f"{operation}_low_latency_per_rank"] > 0
+
+
+def test_a_step_that_waits_for_the_host_gains_nothing_from_its_network():
+    """The host waits as much longer as the dispatch is quicker, with an MTP head too."""
+    plan = Plan(dp=8, ep=8, etp=2, cp=2, zero_stage=0, overlap_grad_reduce=False)
+    inter = dataclasses.replace(H100.inter, bandwidth=2 * H100.inter.bandwidth)
+    slow, quick = (
+        predict(load_model("qwen3-next-80b-a3b"), Workload(2048, 8), cluster, plan)
+        for cluster in (H100, dataclasses.replace(H100, inter=inter))
+    )
+    assert leaf(quick, "forward_dispatch") < 0.7 * leaf(slow, "forward_dispatch")
+    assert quick.step_time_s == pytest.approx(slow.step_time_s, rel=1e-9)
 
 
 def test_one_expert_on_a_rank_is_a_plain_product():
