@@ -14,7 +14,7 @@ from costmodel.vocabulary import vocabulary_times
 from costmodel.work import communication
 
 # SMs that NCCL takes for a message over the network: two channels a network card.
-# Source: NCCL, src/graph/paths.cc, ncclTopoGetNchannels.
+# Source: NCCL, src/graph/paths.cc, ncclTopoGetNchannels (from memory).
 MESSAGE_SMS = 2
 
 
