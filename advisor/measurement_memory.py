@@ -1,4 +1,4 @@
-"""What a published run must have done to fit: techniques its row leaves unsaid, the cheapest that suffices.
+"""What memory says of a published run: techniques that its row leaves unsaid, and its micro-batch.
 
 A run that was published did run. Where the plan as stated is predicted not to fit, the columns that are empty
 (unknown, not off) are filled in one fixed order, until it fits or nothing unsaid is left. What a row states is
@@ -43,6 +43,26 @@ def made_to_fit(
         if fits(candidate):
             return candidate, [f"not stated, and without it the run would not fit: {', '.join(taken)}"]
     return plan, []
+
+
+def largest_micro_batch(
+    row: Row, model: ModelSpec, workload: Workload, cluster: Cluster, plan: Plan, stack: str
+) -> tuple[Plan, list[str]]:
+    """The row's plan with the micro-batch that it leaves unsaid, where there are no stages to keep busy.
+
+    Without a pipeline a smaller one only makes products smaller and leaves less to hide communication under, so a run
+    that was tuned took the largest that fits. With stages, and where a row says it, the plan as it is.
+    """
+    if row.number("mbs") or plan.pp > 1:
+        return plan, []
+    samples = workload.global_batch // plan.dp
+    for size in range(samples, 1, -1):
+        larger = replace(plan, micro_batch=size)
+        if samples % size == 0 and predict(model, workload, cluster, larger, stack).fits:
+            return larger, [
+                f"micro-batch not stated: {size}, the largest that fits where there are no stages"
+            ]
+    return plan, ["micro-batch not stated: 1"]
 
 
 def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:

@@ -187,9 +187,14 @@ def _attention_backend(row: Row, habit: Mapping[str, Any]) -> str:
 
 
 def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]) -> int:
-    """As stated, else 1, or as its framework splits a rank's batch: into as many as there are stages."""
+    """As stated, else 1, or as its framework splits a rank's batch: into as many as there are stages.
+
+    Without stages see `advisor.measurement_memory.largest_micro_batch`.
+    """
     if row.number("mbs"):
         return row.count("mbs")
+    if sizes["pp"] == 1:
+        return 1
     local = row.count("gbs") // sizes["dp"]
     if habit.get("micro_batch_per_stage") and sizes["pp"] > 1 and local % sizes["pp"] == 0:
         assumed.append(f"micro-batch not stated: {local // sizes['pp']}, the batch in one for each stage")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hardware_db
-from advisor.measurement_memory import made_to_fit
+from advisor.measurement_memory import largest_micro_batch, made_to_fit
 from advisor.measurement_plans import habit_of, row_model, row_plan, row_release, row_workload
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
@@ -119,6 +119,7 @@ def row_case(row: Row) -> Case | Skip:
         workload = row_workload(row, model, seq_len, batch)
         stack = stack_of(row)
         plan, unsaid = made_to_fit(row, model, workload, cluster, plan, stack)
+        plan, micro_batch = largest_micro_batch(row, model, workload, cluster, plan, stack)
     except ValueError as error:
         return Skip(name, str(error))
     allocated, reserved = _measured_memory(row)
@@ -133,7 +134,7 @@ def row_case(row: Row) -> Case | Skip:
         measured_step_time_s=step,
         measured_memory_bytes=allocated,
         measured_reserved_bytes=reserved,
-        assumptions=(*assumptions, *unsaid),
+        assumptions=(*assumptions, *unsaid, *micro_batch),
     )
 
 

@@ -53,6 +53,31 @@ def test_a_run_that_fits_keeps_its_plan():
     assert not any("would not fit" in each for each in found.assumptions)
 
 
+@pytest.mark.parametrize(("batch", "size"), [("8", 1), ("32", 4), ("48", 6)])
+def test_without_stages_a_micro_batch_that_is_not_stated_is_all_that_a_rank_has(batch, size):
+    found = case(model="llama3-8b", gpus="8", seq_len="1024", gbs=batch, mbs="", fsdp="8")
+    assert found.plan.micro_batch == size
+    assert any(each.startswith(f"micro-batch not stated: {size}") for each in found.assumptions)
+
+
+def test_it_is_no_larger_than_fits_and_divides_the_batch():
+    found = case(
+        model="llama3-8b", gpus="8", seq_len="2048", gbs="192", mbs="", fsdp="8", recompute_granularity="none"
+    )
+    size = found.plan.micro_batch
+    assert 1 < size < 24 and 24 % size == 0
+    larger = min(each for each in range(size + 1, 25) if 24 % each == 0)
+    assert fits(found)
+    assert not fits(case(**{**found.row.values, "mbs": str(larger)}))
+
+
+def test_with_stages_a_micro_batch_that_is_not_stated_is_one_sample():
+    sizes = {"tp": "8", "pp": "2", "vp": "1", "dp": "16", "fsdp": "0"}
+    found = case(**sizes, mbs="", seq_len="1024")
+    assert found.plan.micro_batch == 1
+    assert "micro-batch not stated: 1" in found.assumptions
+
+
 def test_parameters_in_8_bits_come_before_any_recompute():
     sizes = {"tp": "4", "pp": "8", "vp": "5", "dp": "2", "fsdp": "0", "gpus": "64", "gbs": "128", "mbs": "1"}
     found = case(precision="fp8-delayed", **sizes)
