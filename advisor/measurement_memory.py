@@ -14,10 +14,12 @@ from advisor.measurement_plans import habit_of
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import predict
+from costmodel.predict import Prediction, predict
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
+# What the count of memory errs by: nine of ten published peaks are met within it (docs/accuracy.md).
+COUNT_ERROR = 0.125
 # Modules that fine-grained offloading takes where a row says that it offloads, but not what.
 OFFLOADED = (("moe_act",), ("moe_act", "expert_fc1"), ("moe_act", "expert_fc1", "core_attn", "attn_proj"))
 
@@ -27,22 +29,41 @@ def made_to_fit(
 ) -> tuple[Plan, list[str]]:
     """The row's plan with what it leaves unsaid and needs to fit, and that in words.
 
-    The plan as it is when it fits, or when nothing unsaid makes it fit.
+    First what costs no time, as far as needed. What costs time only where memory is still over the device by more
+    than the count errs: what is said to be offloaded, else the recompute with which the run is fastest. The plan as it
+    is when it fits, or when nothing unsaid makes it fit.
     """
 
-    def fits(candidate: Plan) -> bool:
-        return predict(model, workload, cluster, candidate, stack).fits
+    def at(candidate: Plan) -> Prediction:
+        return predict(model, workload, cluster, candidate, stack)
 
-    if fits(plan):
+    def held(prediction: Prediction) -> bool:
+        return prediction.peak_memory_bytes <= (1 + COUNT_ERROR) * prediction.device_bytes
+
+    if at(plan).fits:
         return plan, []
-    taken: list[str] = []
-    for candidate, words in techniques(row, model, plan):
-        # Settings of recompute, and those of offload, replace one another; everything else adds up.
-        kind = words.split(" of ")[0]
-        taken = [*(each for each in taken if not (" of " in words and each.startswith(kind))), words]
-        if fits(candidate):
-            return candidate, [f"not stated, and without it the run would not fit: {', '.join(taken)}"]
-    return plan, []
+    light, taken = plan, []
+    for light, words in free_techniques(row, plan):
+        taken.append(words)
+        if at(light).fits:
+            break
+    if held(at(light)):
+        return light, _needed(taken)
+    offloaded: list[str] = []
+    for light, words in offloads(row, light):
+        offloaded = [words]
+        if held(at(light)):
+            return light, _needed(taken + offloaded)
+    recomputing = [(at(each), each, words) for each, words in recomputes(row, model, light)]
+    enough = [found for found in recomputing if held(found[0])]
+    if not enough:
+        return plan, []
+    _, fastest, words = min(enough, key=lambda found: found[0].step_time_s)
+    return fastest, _needed([*taken, *offloaded, words])
+
+
+def _needed(taken: list[str]) -> list[str]:
+    return [f"not stated, and without it the run would not fit: {', '.join(taken)}"] if taken else []
 
 
 def largest_micro_batch(
@@ -65,12 +86,11 @@ def largest_micro_batch(
     return plan, ["micro-batch not stated: 1"]
 
 
-def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:
-    """Plans with more and more of what the row leaves unsaid, the cheapest in time first.
+def free_techniques(row: Row, plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """Plans with more and more of what the row leaves unsaid and what costs no time.
 
-    Formats that cost no time (8-bit parameters of an 8-bit recipe, a fused loss, 16-bit moments; under FSDP only
-    where the source's recipes have them), what the row says is offloaded, then selective recompute of what is cheap,
-    of the MLP or the experts, at last of everything.
+    8-bit parameters of an 8-bit recipe, a fused loss, 16-bit moments (under FSDP only where the source's recipes have
+    them).
     """
     eight_bit = plan.precision.startswith("fp8") or plan.precision == "mxfp8"
     if eight_bit and not plan.fp8_param_gather and not row.text("fp8_param_gather"):
@@ -83,12 +103,25 @@ def techniques(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, s
     if may and not plan.precision_aware_optimizer and not row.text("precision_aware_optimizer"):
         plan = replace(plan, precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
         yield plan, "moments in 16 bits"
+
+
+def offloads(row: Row, plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """Plans that offload more and more, where the row says that it does, but not what."""
     if "not printed" in row.text("fine_grained_offload"):
         for offloaded in OFFLOADED:
-            plan = replace(plan, offload_modules=offloaded)
-            yield plan, f"offload of {'+'.join(offloaded)}"
+            yield replace(plan, offload_modules=offloaded), f"offload of {'+'.join(offloaded)}"
+
+
+def recomputes(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """Plans that recompute what the row leaves open: modules, or some of the layers; all of them where it is all or none."""
     stated = "" if flags_uncertain(row) else row.text("recompute_granularity")
     if stated in ("none", "full") or (stated and row.text("recompute_modules")):
+        return
+    if habit_of(row).get("whole_recompute"):
+        yield (
+            replace(plan, recompute="full", recompute_modules=(), recompute_num_layers=0),
+            "recompute of every layer",
+        )
         return
     for modules in recompute_ladder(model):
         yield (

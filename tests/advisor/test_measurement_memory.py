@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from advisor.measurement_memory import recompute_ladder
+from advisor.measurement_memory import COUNT_ERROR, recompute_ladder, recomputes
 from advisor.measurement_rows import Row
 from advisor.measurements import Case, row_case
 from costmodel.model_registry import load_model
@@ -41,6 +41,38 @@ def test_a_run_that_needs_recompute_has_it_and_says_so():
     assert any("would not fit" in each and "recompute" in each for each in found.assumptions)
 
 
+def over(found: Case) -> float:
+    """Memory over the device's. [1]"""
+    prediction = predict(found.model, found.workload, found.cluster, found.plan, found.stack)
+    return prediction.peak_memory_bytes / prediction.device_bytes
+
+
+def test_of_what_is_recomputed_the_fastest_that_is_within_what_the_count_errs():
+    found = case(mbs="1")
+    open_ = case(mbs="1", recompute_granularity="none")
+    time = {
+        words: (predict(found.model, found.workload, found.cluster, plan, found.stack), plan)
+        for plan, words in recomputes(found.row, found.model, open_.plan)
+    }
+    enough = [
+        (prediction.step_time_s, words)
+        for words, (prediction, _) in time.items()
+        if prediction.peak_memory_bytes <= (1 + COUNT_ERROR) * prediction.device_bytes
+    ]
+    assert 1 < len(enough) < len(time)
+    assert time[min(enough)[1]][1].to_dict() == found.plan.to_dict()
+
+
+def test_memory_over_the_device_by_less_than_the_count_errs_asks_for_nothing_that_costs_time():
+    tight = {"gpus": "8", "fsdp": "8", "gbs": "8", "mbs": "1", "model": "llama3-8b"}
+    lengths = [case(**tight, seq_len=str(1024 * k), recompute_granularity="none") for k in range(8, 40)]
+    between = [found for found in lengths if 0.98 < over(found) < 1 + COUNT_ERROR]
+    assert between
+    for found in between:
+        free = case(**tight, seq_len=str(found.workload.seq_len))
+        assert free.plan.recompute == "none"
+
+
 def test_what_is_stated_stays():
     found = case(recompute_granularity="none")
     assert found.plan.recompute == "none"
@@ -65,7 +97,8 @@ def test_it_is_no_larger_than_fits_and_divides_the_batch():
         model="llama3-8b", gpus="8", seq_len="2048", gbs="192", mbs="", fsdp="8", recompute_granularity="none"
     )
     size = found.plan.micro_batch
-    assert 1 < size < 24 and 24 % size == 0
+    assert 1 < size < 24
+    assert 24 % size == 0
     larger = min(each for each in range(size + 1, 25) if 24 % each == 0)
     assert fits(found)
     assert not fits(case(**{**found.row.values, "mbs": str(larger)}))
@@ -102,4 +135,5 @@ def test_under_fsdp_only_some_sources_keep_moments_in_16_bits(source, light):
     experts = {"model": "nemotron3-nano-30b-a3b", "gpus": "8", "ep": "8", "dp": "8", "fsdp": "8"}
     found = case(**experts, source=source, gbs="512", mbs="4", seq_len="4096")
     assert any("moments in 16 bits" in each for each in found.assumptions) == light
+    assert found.plan.recompute == "full"
     assert fits(found) == light
