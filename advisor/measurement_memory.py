@@ -50,11 +50,12 @@ def made_to_fit(
     if held(at(light)):
         return light, _needed(taken)
     offloaded: list[str] = []
-    for light, words in offloads(row, light):
+    offloading = light
+    for offloading, words in offloads(row, light):
         offloaded = [words]
-        if held(at(light)):
-            return light, _needed(taken + offloaded)
-    recomputing = [(at(each), each, words) for each, words in recomputes(row, model, light)]
+        if held(at(offloading)):
+            return offloading, _needed(taken + offloaded)
+    recomputing = [(at(each), each, words) for each, words in recomputes(row, model, offloading)]
     enough = [found for found in recomputing if held(found[0])]
     if not enough:
         return plan, []
@@ -113,7 +114,7 @@ def offloads(row: Row, plan: Plan) -> Iterator[tuple[Plan, str]]:
 
 
 def recomputes(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:
-    """Plans that recompute what the row leaves open: modules, or some of the layers; all of them where it is all or none."""
+    """Plans that recompute what the row leaves open: modules, or some layers; all of them where it is all or none."""
     stated = "" if flags_uncertain(row) else row.text("recompute_granularity")
     if stated in ("none", "full") or (stated and row.text("recompute_modules")):
         return

@@ -52,6 +52,8 @@ def _recipe_gemm(
     fraction = (
         x.linear_fraction * x.linear_scale * x.library_scale * x.release_scale * (1 + VBOOST_CORES * x.vboost)
     )
+    if accumulate and not layer.grouped:
+        fraction = fraction * x.wgrad_scale
     launch, together = x.linear_launch, 1
     if layer.grouped:
         # A few streams work on the groups side by side, or one after the other. Groups of one size, a single expert
@@ -97,7 +99,7 @@ def model_gemm(
         columns,
         inner,
         peak=x.gpu_peak,
-        fraction=model_gemm_fraction(x),
+        fraction=model_gemm_fraction(x) * (x.wgrad_scale if accumulate else 1),
         num_sms=x.gpu_sms,
         wave_weight=x.gemm_wave,
         fill=x.gemm_fill,

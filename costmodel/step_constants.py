@@ -43,6 +43,14 @@ PRIORS: dict[str, Prior] = {
     "library_rate": Prior(
         1.0, 0.08, 0.6, 1.15, "1", "GEMM rate of PyTorch's wheels over that of NVIDIA's containers"
     ),
+    "wgrad_rate": Prior(
+        0.95,
+        0.1,
+        0.5,
+        1.2,
+        "1",
+        "GEMM rate of weight gradients over other passes: both operands transposed, result added to a buffer",
+    ),
     "release_rate": Prior(
         1.0, 0.05, 0.7, 1.3, "1", "rate of all kernels of one software release over the tables'"
     ),
@@ -189,6 +197,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "attention_scale": f"attention_rate/{generation}-{stack.attention}",
         "elementwise_scale": f"elementwise_rate/{kernels}",
         "grouped_scale": f"grouped_rate/{kernels}",
+        "wgrad_scale": f"wgrad_rate/{kernels}",
         "scan_fraction": f"scan_fraction/{kernels}",
         "dispatch_scale": "dispatch_rate/all",
         "dispatch_network": "dispatch_network/all",

@@ -341,6 +341,7 @@ INPUTS: tuple[Input, ...] = tuple(
         """
         linear_scale | 1 | rate of linear layers inside a training step over the kernel tables
         gemm_scale | 1 | the same for 16-bit GEMMs outside the recipe (logits, unfused attention)
+        wgrad_scale | 1 | GEMM rate of weight gradients over that of other passes
         library_scale | 1 | rate of matrix kernels of PyTorch's wheels over those of NVIDIA's containers
         release_scale | 1 | rate of all kernels of a software release over the tables
         expert_bias_fused | 1 | 1 when grouped GEMMs of captured expert blocks add the experts' biases
