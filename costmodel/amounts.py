@@ -45,6 +45,7 @@ UNUSED = (
     "complex_rotary",
     "separate_gate",
     "reads_documents",
+    "early_zero3",
     "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.

@@ -6,7 +6,7 @@ reduces gradients and gathers parameters once a step; FSDP does so layer by laye
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.rates import stream
 from costmodel.term import Ledger, Term
 from costmodel.timing import overlap
-from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
+from costmodel.timing.network import all_gather_time, all_reduce_time, one_card_time, reduce_scatter_time
 from costmodel.work import communication
 
 # Seconds of one element in PyTorch's CPU Adam, copies apart. Published with copies: 1.04 ns (Qwen3-30B-A3B, eight
@@ -253,6 +253,11 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
         hops = (owner.shard - inside) * x.all_gather_low_latency_per_rank
         return all_gather_time(x, size, owner.shard, inside) + hops
 
+    def unit(ring: Callable[[Amount], Amount], size: Amount) -> Amount:
+        """Of a unit of FSDP; `early_zero3`: see costmodel/stacks.toml. [s]"""
+        wire = size * (owner.shard - 1) / owner.shard
+        return (1 - x.early_zero3) * ring(size) + x.early_zero3 * one_card_time(x, wire, owner.shard, inside)
+
     def slow(kind: str, ranks: Amount, near: Amount, *, gathers: bool) -> Amount:
         return ledger.define(f"slowdown_{p}_{kind}", slowdown(x, ranks, near, gathers=gathers), "1", slowdown)
 
@@ -279,13 +284,13 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
         ),
         "unit_gather": traffic(
             "fsdp_gather",
-            gathered(communication.gather_bytes(x, owner.layer)),
+            unit(gathered, communication.gather_bytes(x, owner.layer)),
             all_gather_time,
             gathers,
         ),
         "unit_scatter": traffic(
             "fsdp_scatter",
-            scattered(communication.gradient_bytes(x, owner.trained)),
+            unit(scattered, communication.gradient_bytes(x, owner.trained)),
             reduce_scatter_time,
             scatters,
         ),

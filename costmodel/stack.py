@@ -33,6 +33,7 @@ class Stack:
     complex_rotary: rotary embedding that is not fused multiplies complex numbers.
     separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
     reads_documents: the host looks up where packed documents begin, for rotary embedding that is not fused.
+    early_zero3: sharded parameters move at the rate of one network card a node.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     """
 
@@ -54,6 +55,7 @@ class Stack:
     complex_rotary: bool = False
     separate_gate: bool = False
     reads_documents: bool = False
+    early_zero3: bool = False
 
     @property
     def name(self) -> str:
@@ -131,6 +133,7 @@ def load_stack(text: str) -> Stack:
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
+        early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
         wide_heads_apart=age is not None and age < known("wide_heads_from", "00.01"),
         plain_squared_relu=age is not None
         and known("plain_squared_relu_from", "99.12") <= age <= known("plain_squared_relu_until", "99.12"),

@@ -64,6 +64,17 @@ def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amoun
     return x.network_latency * logarithm2(domains) + wire / (cards * x.network_bandwidth * scale)
 
 
+def one_card_time(x: SimpleNamespace, wire: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+    """Seconds of a ring of which one card of a domain carries all that crosses it. [s]
+
+    At the share of a card's rate that expert dispatch reaches, which has one card a rank. 0 inside a domain.
+    """
+    domains = ranks / ranks_in_domain
+    crosses = minimum(1, maximum(0, domains - 1) * 1e9)
+    rate = x.network_bandwidth * x.dispatch_network
+    return crosses * (x.network_latency * logarithm2(domains) + wire / rate)
+
+
 def ring_time(
     x: SimpleNamespace,
     operation: str,
