@@ -12,17 +12,21 @@ from costmodel.stack import load_stack
 from hardware_db import load_cluster, load_gpu
 
 
-def linear_fraction(power_scale: float) -> float:
-    """Fraction of the peak of a DGX B200's products, its power limit scaled, with the tables of the B200."""
-    cluster = load_cluster("b200-700w")
+def fractions(power_scale: float, cluster_name: str = "b200-700w", stack: str = "nemo") -> dict[str, float]:
+    """Fractions of the peak of products and attention, the power limit scaled, with the tables of the full GPU."""
+    cluster = load_cluster(cluster_name)
     gpu = cluster.gpu
     limit = gpu.quantities["power"]
     power = replace(limit, value=load_gpu(gpu.calibrated_like).quantities["power"].value * power_scale)
     limited = replace(gpu, quantities={**gpu.quantities, "power": power})
     inputs = hardware_inputs(
-        replace(cluster, gpu=limited), precision_recipe("bf16"), "bf16", load_stack("nemo")
+        replace(cluster, gpu=limited), precision_recipe("bf16"), "bf16", load_stack(stack)
     )
-    return float(inputs["gemm_fraction"].value)
+    return {name: float(bound.value) for name, bound in inputs.items() if name.endswith("_fraction")}
+
+
+def linear_fraction(power_scale: float) -> float:
+    return fractions(power_scale)["gemm_fraction"]
 
 
 def test_matrix_kernels_slow_down_under_a_lower_power_limit():
@@ -30,3 +34,29 @@ def test_matrix_kernels_slow_down_under_a_lower_power_limit():
     assert linear_fraction(2.0) == full
     assert linear_fraction(0.7) == pytest.approx(full * 0.7**POWER_EXPONENT)
     assert 0.78 < linear_fraction(0.7) / full < 0.82  # DGX B200 at 700 W loses a fifth
+
+
+@pytest.mark.parametrize("name", ["attention_forward_fraction", "attention_backward_fraction"])
+@pytest.mark.parametrize("cluster", ["b200-700w", "meta-h100-500w"])
+def test_a_power_limit_reaches_fused_attention_but_not_flash_attention_2(cluster, name):
+    """FlashAttention-2, which torchtitan runs, leaves the tensor units of these GPUs idle most of the time."""
+    apart, fused = (
+        [fractions(scale, cluster, stack)[name] for scale in (0.7, 1.0)] for stack in ("torchtitan", "nemo")
+    )
+    assert apart[0] == apart[1]
+    assert fused[0] == pytest.approx(fused[1] * 0.7**POWER_EXPONENT)
+
+
+def test_on_the_gpus_that_it_was_written_for_a_power_limit_reaches_it():
+    cluster = load_cluster("dgx-a100")
+    limited = replace(cluster.gpu, name="a100-limited", calibrated_like=cluster.gpu.name)
+    power = replace(limited.quantities["power"], value=0.7 * limited.quantities["power"].value)
+    limited = replace(limited, quantities={**limited.quantities, "power": power})
+    recipe = precision_recipe("bf16")
+    slow, full = (
+        hardware_inputs(replace(cluster, gpu=gpu), recipe, "bf16", load_stack("torchtitan"))
+        for gpu in (limited, cluster.gpu)
+    )
+    assert slow["attention_forward_fraction"].value == pytest.approx(
+        full["attention_forward_fraction"].value * 0.7**POWER_EXPONENT
+    )

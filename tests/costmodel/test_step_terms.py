@@ -10,7 +10,7 @@ import pytest
 import hardware_db
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import Prediction, compiled_family, predict
 from costmodel.workload import Workload
 
 H100 = hardware_db.resolve("h100", None)[0]
@@ -224,3 +224,36 @@ def test_latents_are_gathered_and_their_gradients_scattered(precision):
     assert found["mla_all_gather"] < found["mla_all_gather_backward"]
     assert found["mla_reduce_scatter_backward"] < found["mla_reduce_scatter"] == found["mlp_reduce_scatter"]
     assert found["mlp_reduce_scatter_backward"] == pytest.approx(found["mlp_reduce_scatter"])
+
+
+def test_only_weight_gradients_go_at_their_own_rate():
+    """At any other rate of them nothing else of the step's products changes; experts keep the grouped rate."""
+    dense, experts = llama(), qwen(ep=8)
+    for prediction, moved in (
+        (dense, {"backward_linear_wgrad", "logits_gemms"}),
+        (experts, {"backward_linear_wgrad", "logits_gemms"}),
+    ):
+        evaluate = compiled_family(prediction.features).full
+        same, faster = (
+            evaluate(prediction.values | {"wgrad_scale": factor * prediction.values["wgrad_scale"]})
+            for factor in (1.0, 1.25)
+        )
+        gemms = [name for name in same if name.endswith(("_linear", "_dgrad", "_experts")) or name in moved]
+        changed = {name for name in gemms if faster[name] != pytest.approx(same[name])}
+        assert changed == moved
+        assert all(faster[name] < same[name] for name in moved)
+
+
+def test_zero3_of_2021_moves_units_through_one_card_of_a_node_whatever_the_ranks():
+    """Twice the GPUs with half the micro-batch gain only what they compute; today's FSDP uses every card."""
+
+    def units(stack: str, gpus: int) -> tuple[float, float]:
+        cluster = hardware_db.resolve("a100", None)[0]
+        plan = Plan(dp=gpus, fsdp=True, zero_stage=3, precision="fp16", micro_batch=1536 // gpus)
+        prediction = predict(load_model("gpt3-175b"), Workload(2048, 1536), cluster, plan, stack)
+        return prediction.values["dp_fsdp_gather"], prediction.values["dp_fsdp_scatter"]
+
+    few, many = (units("deepspeed-21.04", gpus) for gpus in (768, 1536))
+    assert many == pytest.approx(few, rel=0.01)
+    now = units("deepspeed-23.06", 768)
+    assert all(one > 3 * other for one, other in zip(few, now, strict=True))
