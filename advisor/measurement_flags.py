@@ -101,6 +101,10 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str
         values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)
     if habit.get("plain_mlp") and model.moe is None:
         values["bias_activation_fusion"] = False
+    # torchtitan keeps the last layers of an NVFP4 run in 16 bits, named as "27-31"; plans have as many at both ends.
+    tail = re.fullmatch(r"(\d+)-(\d+)", str(flags.get("nvfp4_bf16_layers", "")))
+    if tail and "bf16 tail" in row.text("precision"):
+        values["bf16_end_layers"] = (int(tail[2]) - int(tail[1]) + 1) // 2
     margin = flags.get("env.NVTE_FWD_LAYERNORM_SM_MARGIN")
     if isinstance(margin, int):
         values["layernorm_sm_margin"] = margin

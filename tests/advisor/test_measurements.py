@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,6 +211,30 @@ def test_rows_without_kernels_of_others_run_pytorchs():
     assert plan.bias_dropout_fusion
     # Its dense MLPs compute activation and gate apart with Transformer Engine too.
     assert not plan.bias_activation_fusion
+
+
+@pytest.mark.parametrize(
+    ("precision", "layers", "ends"),
+    [("nvfp4(bf16 tail)", "27-31", 2), ("nvfp4(bf16 tail)", "28-31", 2), ("mxfp8", "27-31", 0)],
+)
+def test_layers_that_an_nvfp4_run_keeps_in_16_bits_are_shared_out_to_both_ends(precision, layers, ends):
+    titan = {
+        "model": "llama3-8b",
+        "system": "b200-4gpu",
+        "gpus": "4",
+        "gbs": "128",
+        "mbs": "32",
+        "seq_len": "2048",
+    }
+    flags = json.dumps({"nvfp4_bf16_layers": layers, "torch_compile": True})
+    found = case(
+        titan
+        | {"id": "run", "source": "torchtitan nvfp4.md (B200)", "fsdp": "1", "dp": "4", "step_time_s": "2.2"},
+        precision=precision,
+        other_flags=flags,
+    )
+    assert found.plan.bf16_end_layers == ends
+    assert found.cluster.gpu.name == "gb200"
 
 
 def test_runs_in_fp16_reduced_gradients_in_fp16():

@@ -30,7 +30,7 @@ SYSTEMS = {
     "a100-80g-selene": "a100-sxm-80",
     "b200-8gpu": "b200-700w",
     "b200-8gpu (power limited)": "b200-700w",
-    "b200-4gpu": "b200",
+    "b200-4gpu": "gb200",
     "dgx-b200": "b200",
     "dgx-b300": "b300",
     "dgx-gb200-nvl72": "gb200",
