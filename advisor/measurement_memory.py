@@ -1,8 +1,7 @@
 """What memory says of a published run: techniques that its row leaves unsaid, and its micro-batch.
 
 A run that was published did run. Where the plan as stated is predicted not to fit, the columns that are empty
-(unknown, not off) are filled in one fixed order, until it fits or nothing unsaid is left. What a row states is
-never changed.
+(unknown, not off) are filled: what costs no time first, recompute last. What a row states is never changed.
 """
 
 from __future__ import annotations

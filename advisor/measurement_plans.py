@@ -196,7 +196,7 @@ def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], a
     if sizes["pp"] == 1:
         return 1
     local = row.count("gbs") // sizes["dp"]
-    if habit.get("micro_batch_per_stage") and sizes["pp"] > 1 and local % sizes["pp"] == 0:
+    if habit.get("micro_batch_per_stage") and local % sizes["pp"] == 0:
         assumed.append(f"micro-batch not stated: {local // sizes['pp']}, the batch in one for each stage")
         return local // sizes["pp"]
     assumed.append("micro-batch not stated: 1")

@@ -256,7 +256,7 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     def unit(ring: Callable[[Amount], Amount], size: Amount) -> Amount:
         """Of a unit of FSDP; `early_zero3`: see costmodel/stacks.toml. [s]"""
         wire = size * (owner.shard - 1) / owner.shard
-        return (1 - x.early_zero3) * ring(size) + x.early_zero3 * one_card_time(x, wire, owner.shard, inside)
+        return maximum(ring(size), x.early_zero3 * one_card_time(x, wire, owner.shard, inside))
 
     def slow(kind: str, ranks: Amount, near: Amount, *, gathers: bool) -> Amount:
         return ledger.define(f"slowdown_{p}_{kind}", slowdown(x, ranks, near, gathers=gathers), "1", slowdown)

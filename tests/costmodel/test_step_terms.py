@@ -257,3 +257,4 @@ def test_zero3_of_2021_moves_units_through_one_card_of_a_node_whatever_the_ranks
     assert many == pytest.approx(few, rel=0.01)
     now = units("deepspeed-23.06", 768)
     assert all(one > 3 * other for one, other in zip(few, now, strict=True))
+    assert units("deepspeed-21.04", 8) == units("deepspeed-23.06", 8) > (0, 0)
