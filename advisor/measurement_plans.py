@@ -29,14 +29,16 @@ from costmodel.workload import Workload
 # "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
 CONTAINER_RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
 HABITS = Path(__file__).with_name("measurement_habits.toml")
-# Recipe names of other frameworks -> the precision whose arithmetic and traffic they have.
+# Names of other frameworks -> the precision whose arithmetic and traffic they have: torchao's, and those of the
+# performance scripts of Megatron-Bridge (--compute_dtype fp8_mx) and NeMo 2 (--fp8_recipe ds).
 PRECISION_NAMES = {
-    "fp8-tensorwise(torchao)": "fp8-cs",
-    "fp8-rowwise(torchao)": "fp8-sc",
-    "fp8-delayed(te)": "fp8-delayed",
-    "mxfp8(mxfp8_cublas)": "mxfp8",
-    "nvfp4(bf16 tail)": "nvfp4",
+    "fp8-tensorwise": "fp8-cs",
+    "fp8-rowwise": "fp8-sc",
+    "fp8-mx": "mxfp8",
+    "fp8-ds": "fp8-delayed",
 }
+# Tasks of other frameworks.
+TASK_NAMES = {"": "pretrain", "peft": "lora"}
 
 # SQuAD in packed sequences: mean tokens of a question with its answer, and their spread over it.
 SQUAD_TOKENS, SQUAD_SPREAD = 250, 0.5
@@ -74,7 +76,7 @@ def habit_of(row: Row) -> dict[str, Any]:
 def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
     """Whether a row of a release runs a recipe: its releases, task and models."""
     first, last = recipe["releases"]
-    task = row.text("task") or "pretrain"
+    task = row_task(row)
     named = row.text("model").startswith(tuple(recipe.get("models", ("",))))
     return first <= release <= last and recipe.get("task", task) == task and named
 
@@ -88,9 +90,24 @@ def row_model(row: Row) -> ModelSpec:
     return model
 
 
+def row_task(row: Row) -> str:
+    """The row's task; pretraining where it names none."""
+    task = row.text("task").strip().lower()
+    return TASK_NAMES.get(task, task)
+
+
+def row_precision(row: Row) -> str:
+    """The row's precision in any spelling, without what it says in brackets of its kernels. ValueError when unknown."""
+    spelled = row.text("precision").partition("(")[0].strip().lower().replace("_", "-")
+    precision = PRECISION_NAMES.get(spelled, spelled)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {row.text('precision')!r} is not one of {', '.join(PRECISIONS)}")
+    return precision
+
+
 def row_workload(row: Row, model: ModelSpec, seq_len: int, global_batch: int) -> Workload:
     """The row's task; adapters as its recipe states them, else on QKV with rank 16, as NVIDIA's recipes."""
-    task = row.text("task") or "pretrain"
+    task = row_task(row)
     load: dict[str, Any] = {
         "moe_imbalance": _imbalance(row, model),
         "moe_adjacent": "fake balanced gate" in row.text("notes") and model.moe is not None,
@@ -120,7 +137,7 @@ def _imbalance(row: Row, model: ModelSpec) -> float:
     """Tokens of the busiest expert rank over the mean. Fine-tuning data is not what a bias was steered by."""
     if model.moe is None or not routes_naturally(row):
         return 1.0
-    steered = model.moe.expert_bias and (row.text("task") or "pretrain") == "pretrain"
+    steered = model.moe.expert_bias and row_task(row) == "pretrain"
     return STEERED_IMBALANCE if steered else NATURAL_IMBALANCE
 
 
@@ -134,13 +151,11 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     habit = habit_of(row)
     modern: bool = habit["modern"]
     assumed = [habit["why"]]
-    if row.text("task") in ("sft", "lora") and packs_squad(row):
+    if row_task(row) in ("sft", "lora") and packs_squad(row):
         assumed.append(f"sequences packed with SQuAD: {SQUAD_TOKENS} tokens a document")
     if (load := _imbalance(row, model)) > 1:
         assumed.append(f"natural routing: the busiest expert rank has {load:g} times the mean")
-    precision = PRECISION_NAMES.get(row.text("precision"), row.text("precision"))
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {row.text('precision')!r} is not one of {', '.join(PRECISIONS)}")
+    precision = row_precision(row)
     sizes = parallel_sizes(row, habit, model, gpus, assumed)
     overlap = habit.get("overlap", modern)
     shards_overlap = habit.get("overlap_data_parallel", overlap)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -33,13 +35,19 @@ class Row:
         return int(value) if value is not None else default
 
     def flag(self, name: str, default: bool) -> bool:
-        """A column of 0 and 1, `default` when empty: unknown is not off."""
-        return {"1": True, "0": False}.get(self.text(name), default)
+        """A column of 0 and 1, or of false and true, `default` when empty: unknown is not off."""
+        return SWITCHES.get(self.text(name).strip().lower(), default)
 
     def json(self, name: str) -> dict[str, Any]:
-        """A JSON column, {} when empty or broken."""
+        """A JSON column, {} when empty. ValueError in one line when it is no object."""
+        text = self.text(name).strip() or "{}"
         try:
-            found = json.loads(self.text(name) or "{}")
-        except json.JSONDecodeError:
-            return {}
-        return found if isinstance(found, dict) else {}
+            found = json.loads(text)
+        except (json.JSONDecodeError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            shown = text if len(text) <= 40 else f"{text[:40]}..."
+            raise ValueError(
+                f'{name} {shown!r} is no JSON object. Write it as {{"num_layers": 40}}, or leave it empty.'
+            )
+        return found

@@ -94,12 +94,23 @@ def stack_of(row: Row) -> str:
     return load_stack(f"{habit['family']}-{release}" if release else habit["family"]).name
 
 
+def row_cluster(row: Row) -> Cluster:
+    """The row's system: a cluster by name, or the most common cluster of a GPU. ValueError when it is neither."""
+    system = row.text("system")
+    try:
+        return hardware_db.load_cluster(system)
+    except ValueError:
+        if not system.strip():
+            raise ValueError("no system is stated. Name a cluster, such as dgx-h100, or a GPU.") from None
+        return hardware_db.resolve(system, None)[0]
+
+
 def row_case(row: Row) -> Case | Skip:
     """The row as a case, or why not."""
     name = row.text("id") or "?"
     try:
         model = row_model(row)
-        cluster = hardware_db.load_cluster(row.text("system"))
+        cluster = row_cluster(row)
     except ValueError as error:
         return Skip(name, str(error))
     gpus, batch, seq_len = (row.count(column, 0) for column in ("gpus", "gbs", "seq_len"))

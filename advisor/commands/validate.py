@@ -62,7 +62,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
         lines = ["no row could be predicted"]
     else:
         lines = [
-            f"{summary['n']} runs predicted: mean error {percent(summary['mape'])}, "
+            f"{_counted(summary['n'], 'run')} predicted: mean error {percent(summary['mape'])}, "
             f"median {percent(summary['median_ape'])}, "
             f"9 of 10 within {percent(summary['p90_ape'])}",
             f"measured inside the 90 % interval: {percent(summary['interval_coverage'])}; "
@@ -72,7 +72,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
         ]
         rows = [
             [
-                key,
+                key or "not stated",
                 str(group["n"]),
                 percent(group["mape"]),
                 percent(group["median_ape"]),
@@ -95,10 +95,14 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
             ]
             lines += table(["error", "measured", "row", "run"], shown, "rrll")
     if report["skipped"]:
-        lines.append(heading(f"Skipped: {len(report['skipped'])} rows"))
+        lines.append(heading(f"Skipped: {_counted(len(report['skipped']), 'row')}"))
         for reason, count in skip_reasons(report["skipped"])[:12]:
             lines.append(wrap(f"{count} x {reason}", "  "))
     return "\n".join(lines)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _ranking_line(order: dict[str, Any]) -> list[str]:

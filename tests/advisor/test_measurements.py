@@ -129,6 +129,9 @@ def test_overrides_change_the_model():
         ({"precision": "int3"}, "int3"),
         ({"tp": "3"}, "not a multiple"),
         ({"seq_len": "-4"}, "not stated"),
+        ({"system": ""}, "no system"),
+        ({"model_overrides": "num_layers: 40"}, "model_overrides"),
+        ({"other_flags": "[1]"}, "other_flags"),
     ],
 )
 def test_rows_that_cannot_be_expressed_say_why(changes, words):
@@ -322,6 +325,25 @@ def test_resolved_recipes_name_what_is_on():
     assert (unsaid.recompute, unsaid.recompute_modules) == ("selective", ("core_attn",))
     assert unsaid.rope_fusion
     assert unsaid.moe_router_fusion
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"precision": "FP8_CS"}, {"precision": "fp8-cs"}),
+        ({"precision": "fp8-rowwise(torchao)"}, {"precision": "fp8-sc"}),
+        ({"precision": "fp8-delayed (TE 2.9)"}, {"precision": "fp8-delayed"}),
+        ({"precision": "fp8_mx", "system": "gb200"}, {"precision": "mxfp8", "system": "dgx-gb200-nvl72"}),
+        ({"system": "h100"}, {"system": "dgx-h100"}),
+        ({"task": "PEFT"}, {"task": "lora"}),
+        ({"task": ""}, {"task": "pretrain"}),
+        ({"sequence_parallel": "False"}, {"sequence_parallel": "0"}),
+        ({"tp_comm_overlap": "off"}, {"tp_comm_overlap": "0"}),
+    ],
+)
+def test_other_spellings_mean_the_same_run(written, read):
+    ours, usual = case(NEMO, **written), case(NEMO, **read)
+    assert (ours.plan, ours.workload, ours.cluster) == (usual.plan, usual.workload, usual.cluster)
 
 
 def test_stacks():

@@ -74,7 +74,7 @@ def test_the_command(tmp_path):
         writer.writerow(ANCHORS[0] | {"id": "moe", "model": "mixtral-9x9b"})
     text = CliRunner().invoke(command, [str(path)]).output
     assert text.startswith(f"{len(ANCHORS)} runs predicted: mean error")
-    assert "Skipped: 1 rows" in text
+    assert "Skipped: 1 row\n" in text
     report = json.loads(CliRunner().invoke(command, [str(path), "--json"]).output)
     assert report["skipped"][0]["id"] == "moe"
     assert {
