@@ -192,7 +192,7 @@ class Plan:
         if self.fsdp:
             words.append(f"FSDP-{self.zero_stage}")
         if self.recompute == "selective":
-            words.append("recompute " + "+".join(self.recompute_modules))
+            words.append("recompute " + ("+".join(self.recompute_modules) or "selective"))
         elif self.recompute == "full":
             words.append(f"full recompute x{self.recompute_num_layers or 'all'}")
         return " ".join(words)

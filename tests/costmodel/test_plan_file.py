@@ -143,3 +143,21 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
         save_plan_file(path, replace(good, prediction={"step_time_s": object()}))
     assert load_plan_file(path) == good
     assert os.listdir(tmp_path) == ["plan.toml"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "line"),
+    [
+        ({}, "single GPU mbs1 bf16"),
+        ({"tp": 8, "pp": 2, "micro_batch": 4}, "TP8 PP2 mbs4 bf16"),
+        ({"fsdp": True, "zero_stage": 3, "dp": 8}, "DP8 mbs1 bf16 FSDP-3"),
+        ({"recompute": "full"}, "single GPU mbs1 bf16 full recompute xall"),
+        (
+            {"recompute": "selective", "recompute_modules": ("mlp", "layernorm")},
+            "single GPU mbs1 bf16 recompute mlp+layernorm",
+        ),
+        ({"recompute": "selective"}, "single GPU mbs1 bf16 recompute selective"),
+    ],
+)
+def test_a_plan_is_one_line(knobs, line):
+    assert Plan(**knobs).describe() == line
