@@ -46,6 +46,7 @@ UNUSED = (
     "separate_gate",
     "reads_documents",
     "early_zero3",
+    "partial_rings",
     "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.

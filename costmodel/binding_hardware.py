@@ -324,6 +324,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "separate_gate",
             "reads_documents",
             "early_zero3",
+            "partial_rings",
         )
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")

@@ -34,6 +34,7 @@ class Stack:
     separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
     reads_documents: the host looks up where packed documents begin, for rotary embedding that is not fused.
     early_zero3: sharded parameters move at the rate of one network card a node.
+    partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     """
 
@@ -56,6 +57,7 @@ class Stack:
     separate_gate: bool = False
     reads_documents: bool = False
     early_zero3: bool = False
+    partial_rings: bool = False
 
     @property
     def name(self) -> str:
@@ -121,6 +123,7 @@ def load_stack(text: str) -> Stack:
         "complex_rotary",
         "separate_gate",
         "reads_documents",
+        "partial_rings",
     )
     return Stack(
         name,

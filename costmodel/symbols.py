@@ -354,6 +354,7 @@ INPUTS: tuple[Input, ...] = tuple(
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
         reads_documents | 1 | 1 when the host looks up packed documents for rotary embedding that is not fused
+        partial_rings | 1 | 1 when a ring over some of a domain's GPUs leaves it at one GPU's share of the network cards
         early_zero3 | 1 | 1 when sharded parameters and gradients move at the rate of one network card a node
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables

@@ -64,6 +64,16 @@ def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amoun
     return x.network_latency * logarithm2(domains) + wire / (cards * x.network_bandwidth * scale)
 
 
+def ring_cards(x: SimpleNamespace, ranks_in_domain: Amount) -> Amount:
+    """GPUs of a domain whose network cards a ring uses: those of all its ranks there. [1]
+
+    Of one alone where some GPUs of the domain are in the ring and some are not, and the stack is so (`partial_rings`:
+    see costmodel/stacks.toml).
+    """
+    some = minimum(1, maximum(0, x.domain - ranks_in_domain))
+    return ranks_in_domain - x.partial_rings * some * (ranks_in_domain - 1)
+
+
 def one_card_time(x: SimpleNamespace, wire: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
     """Seconds of a ring of which one card of a domain carries all that crosses it. [s]
 
@@ -89,7 +99,7 @@ def ring_time(
     """
     domains = ranks / ranks_in_domain
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)
-    outside = crosses * network_time(x, wire * (1 - in_switch / 2), domains, ranks_in_domain)
+    outside = crosses * network_time(x, wire * (1 - in_switch / 2), domains, ring_cards(x, ranks_in_domain))
     several = is_more_than_one(ranks_in_domain)
     return is_more_than_one(ranks) * maximum(
         several * domain_time(x, operation, wire, ranks_in_domain), outside

@@ -258,3 +258,16 @@ def test_zero3_of_2021_moves_units_through_one_card_of_a_node_whatever_the_ranks
     now = units("deepspeed-23.06", 768)
     assert all(one > 3 * other for one, other in zip(few, now, strict=True))
     assert units("deepspeed-21.04", 8) == units("deepspeed-23.06", 8) > (0, 0)
+
+
+@pytest.mark.parametrize(("tp", "slow"), [(1, 1), (2, 4), (4, 2), (8, 1)])
+def test_rings_over_some_of_a_nodes_gpus_leave_it_by_one_share_where_the_stack_is_so(tp, slow):
+    """vTrain's Megatron-DeepSpeed: groups of two and four GPUs a node; those of one and of all eight are as ever."""
+    plan = Plan(tp=tp, pp=8, dp=64 // tp, precision="fp16", zero_stage=0, recompute="full")
+    cluster = hardware_db.resolve("a100", None)[0]
+
+    def reduction(stack: str) -> float:
+        prediction = predict(load_model("gpt-h8192-l48-a64"), Workload(2048, 1536), cluster, plan, stack)
+        return prediction.values["dp_all_reduce"]
+
+    assert reduction("deepspeed-23.06") == pytest.approx(slow * reduction("megatron-22.05"), rel=0.05)
