@@ -79,7 +79,7 @@ def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[st
     text = row.text("cuda_graph")
     if not text and model.moe is not None:
         text = "+".join(habit.get("expert_graphs", ()))
-    if text in ("", "0", "none"):
+    if text in ("", "none") or not row.flag("cuda_graph", True):
         return {"cuda_graph": False}
     named = re.split(r"[:+()\s]+", text)
     scopes = [scope for scope in KNOBS["cuda_graph_scope"].choices if scope in named]

@@ -129,7 +129,7 @@ def row_workload(row: Row, model: ModelSpec, seq_len: int, global_batch: int) ->
 def routes_naturally(row: Row) -> bool:
     """Whether tokens go where the router sends them: no forced balance, none dropped, several expert ranks."""
     dropped = row.text("moe_token_drop").startswith("cf=")
-    natural = row.text("moe_force_balance") == "0" or "natural routing" in row.text("notes")
+    natural = not row.flag("moe_force_balance", True) or "natural routing" in row.text("notes")
     return natural and not dropped and row.count("ep") > 1
 
 
@@ -160,7 +160,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     overlap = habit.get("overlap", modern)
     shards_overlap = habit.get("overlap_data_parallel", overlap)
     sharding = row.text("fsdp")
-    fsdp = sharding not in ("", "0", "zero2-like")
+    fsdp = row.flag("fsdp", sharding not in ("", "zero2-like"))
     comm = row.json("other_flags").get("cp_comm_type")
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
     plan = Plan(

@@ -96,13 +96,10 @@ def stack_of(row: Row) -> str:
 
 def row_cluster(row: Row) -> Cluster:
     """The row's system: a cluster by name, or the most common cluster of a GPU. ValueError when it is neither."""
-    system = row.text("system")
-    try:
-        return hardware_db.load_cluster(system)
-    except ValueError:
-        if not system.strip():
-            raise ValueError("no system is stated. Name a cluster, such as dgx-h100, or a GPU.") from None
-        return hardware_db.resolve(system, None)[0]
+    system = row.text("system").strip()
+    if not system:
+        raise ValueError("no system is stated. Name a cluster, such as dgx-h100, or a GPU.")
+    return hardware_db.resolve(system, None)[0]
 
 
 def row_case(row: Row) -> Case | Skip:

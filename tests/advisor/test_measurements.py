@@ -33,6 +33,7 @@ NEMO = {
     "fp8_param_gather": "1",
     "grad_reduce_in_fp32": "0",
 }
+MIXTURE = {"model": "qwen3-30b-a3b", "gpus": "8", "tp": "1", "pp": "1", "ep": "8", "vp": "1"}
 VTRAIN = {
     "id": "vtrain",
     "source": "vTrain ground truth (multi)",
@@ -339,6 +340,10 @@ def test_resolved_recipes_name_what_is_on():
         ({"task": ""}, {"task": "pretrain"}),
         ({"sequence_parallel": "False"}, {"sequence_parallel": "0"}),
         ({"tp_comm_overlap": "off"}, {"tp_comm_overlap": "0"}),
+        ({"fsdp": "no"}, {"fsdp": "0"}),
+        ({"fsdp": "True", "pp": "1", "vp": "1"}, {"fsdp": "1", "pp": "1", "vp": "1"}),
+        ({"cuda_graph": "false"}, {"cuda_graph": "0"}),
+        (MIXTURE | {"moe_force_balance": "False"}, MIXTURE | {"moe_force_balance": "0"}),
     ],
 )
 def test_other_spellings_mean_the_same_run(written, read):
