@@ -53,6 +53,10 @@ OTHER = {
 # Distance of a factor of two, and of a year between releases.
 DOUBLE = {"gpus": 0.1, "parameters": 0.12, "seq_len": 0.12, "micro_batch": 0.1}
 YEAR = 0.15
+# Runs that are equally near come in the order of the sizes of their layout and batch: of a factor of two. It is no
+# part of the distance, and no interval depends on it.
+SIZES = ("tp", "pp", "vpp", "cp", "ep", "global_batch")
+SIZE = 0.02
 # Of what nobody has published a run of: a GPU generation, a framework, a trait of fewer than REACH runs. Leaving models
 # out of a fit does not teach what a new machine or block costs; with the least growth (0.1) this gives the third that
 # such a prediction may be off.
@@ -123,6 +127,11 @@ class Table:
     def sizes(self) -> dict[str, Numbers]:
         """log2 of every size in DOUBLE."""
         return {name: np.log2([float(getattr(run, name)) for run in self.runs]) for name in DOUBLE}
+
+    @cached_property
+    def layout_sizes(self) -> dict[str, Numbers]:
+        """log2 of every size in SIZES, whose unused ones are 0 or 1."""
+        return {name: np.log2([float(max(1, getattr(run, name))) for run in self.runs]) for name in SIZES}
 
     @cached_property
     def words(self) -> dict[str, NDArray[Any]]:
@@ -249,6 +258,13 @@ class Table:
         away: Numbers = np.abs(self.sizes[name] - math.log2(size))
         return DOUBLE[name] * away
 
+    def resized(self, query: Setting) -> dict[str, Numbers]:
+        """How far the sizes of each run's layout and batch are from a query's, which orders runs equally near. [1]"""
+        return {
+            name: SIZE * np.abs(values - math.log2(max(1, getattr(query, name))))
+            for name, values in self.layout_sizes.items()
+        }
+
     def distances(self, query: Setting) -> Numbers:
         """Distance of every run to a query. [1]"""
         total: Numbers = np.sum(list(self.terms(query).values()), axis=0)
@@ -309,14 +325,16 @@ class Table:
             return ()
         terms = self.terms(query)
         distances = self.without(np.sum(list(terms.values()), axis=0), run_id)
+        resized = self.resized(query)
+        shown = terms | {name: terms.get(name, 0.0) + away for name, away in resized.items()}
         found: dict[tuple[Any, ...], Near] = {}
-        for index in np.argsort(distances, kind="stable"):
+        for index in np.lexsort((np.stack(list(resized.values())).sum(axis=0), np.round(distances, 6))):
             run = self.runs[index]
             key = (run.model, run.cluster, run.gpus, run.precision, run.task)
             if len(found) == number or not np.isfinite(distances[index]):
                 break
             if key not in found:
-                own = {name: float(values[index]) for name, values in terms.items()}
+                own = {name: float(values[index]) for name, values in shown.items()}
                 found[key] = Near(run, float(distances[index]), differences(query, run, own))
         return tuple(found.values())
 

@@ -147,6 +147,8 @@ def _word(name: str, query: Setting, run: Setting) -> str:
         return f"recompute {mine} instead of {its}"
     if name == "fsdp":
         return "FSDP" if mine else "no FSDP"
-    if name in KINDS:
+    if name == "global_batch":
+        return f"global batch {mine:,} instead of {its:,}"
+    if name in KINDS or name == "vpp":
         return f"{name} {mine} instead of {its}"
     return f"{mine} instead of {its}"

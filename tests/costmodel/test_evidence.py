@@ -14,6 +14,7 @@ import hardware_db
 from costmodel.evidence import (
     LARGEST,
     NO_EVIDENCE,
+    SIZES,
     WIDE,
     Interval,
     Table,
@@ -170,6 +171,28 @@ def test_differences_are_named_biggest_first_and_at_most_four():
 def test_nearest_runs_are_of_different_settings():
     table = Table(tuple(published(index, gpus=8 if index < 5 else 64) for index in range(9)))
     assert [near.run.id for near in table.nearest(PLAIN)] == ["run-0", "run-5"]
+
+
+def test_of_runs_equally_near_those_of_the_same_sizes_come_first_and_sizes_are_named():
+    run = {"gpus": 16, "tp": 4, "pp": 4, "global_batch": 512}
+    table = Table((published(0, **run), published(1, **run | {"tp": 2, "pp": 8})))
+    query = replace(PLAIN, **run)
+    assert [table.nearest(replace(query, tp=tp, pp=16 // tp))[0].run.id for tp in (2, 4)] == [
+        "run-1",
+        "run-0",
+    ]
+    (near,) = table.nearest(replace(query, pp=8, dp=1, global_batch=1024))
+    assert near.run.id == "run-0"
+    assert near.differences == ("pp 8 instead of 4", "global batch 1,024 instead of 512")
+
+
+@given(run=shipped)
+def test_the_nearest_run_of_a_published_one_has_its_sizes(run):
+    (near, *_) = evidence_table().nearest(run)
+    same = [getattr(near.run, name) == getattr(run, name) for name in SIZES]
+    assert near.distance == pytest.approx(0, abs=1e-9)
+    assert all(same)
+    assert not near.differences
 
 
 @pytest.mark.parametrize("word", ["generation", "stack", "precision", "model"])
