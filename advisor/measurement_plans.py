@@ -242,11 +242,20 @@ def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:
 
 
 def row_release(row: Row, habit: Mapping[str, Any]) -> str:
-    """Software release "yy.mm": of the container, else the source's, else the date's; "" when none says it."""
+    """Software release "yy.mm": of the container, else the source's, else the date's; "" when none says it.
+
+    Recipes of a repository's head have at least the release that it became.
+    """
     container = CONTAINER_RELEASE.search(row.text("container"))
     year, _, rest = row.text("date").partition("-")
     dated = f"{year[2:]}.{rest[:2] or '06'}" if len(year) == 4 and year.isdigit() else ""
-    return container[0] if container else str(habit.get("release", dated))
+    release = container[0] if container else str(habit.get("release", dated))
+    return max(release, habit["head"]) if _of_head(row) and "head" in habit else release
+
+
+def _of_head(row: Row) -> bool:
+    """Whether the row ran a recipe of its repository's head, not of a release."""
+    return row.text("recipe_key").startswith("HEAD:")
 
 
 def _sequence_parallel(row: Row, model: ModelSpec, tp: int, modern: bool, assumed: list[str]) -> bool:

@@ -45,6 +45,7 @@ UNUSED = (
     "complex_rotary",
     "separate_gate",
     "reads_documents",
+    "documents_apart",
     "early_zero3",
     "partial_rings",
     "router_wide",

@@ -323,6 +323,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "complex_rotary",
             "separate_gate",
             "reads_documents",
+            "documents_apart",
             "early_zero3",
             "partial_rings",
         )

@@ -17,8 +17,8 @@ from costmodel.work.block import BlockWork
 class Issued:
     """Kernels of one block and micro-batch, recompute with the backward pass. [1]
 
-    forward, backward: issued one by one; loops_*: by the loop over a rank's experts, a product and its quantisation
-    for each, which no graph of router and dispatch preparation holds.
+    forward, backward: issued one by one; loops_*: by a loop, over a rank's experts (a product and its quantisation for
+    each, which no graph of router and dispatch preparation holds) or over packed documents.
     """
 
     forward: Amount
@@ -68,7 +68,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         source,
     )
     if not grouped:
-        return Issued(forward, backward)
+        return Issued(forward, backward, work.loops[0], work.loops[1] + x.recompute_layers * work.loops[0])
     # A grouped GEMM of Transformer Engine still launches a GEMM and its quantisation for each expert.
     loops = ledger.define(
         f"{work.name}_loops_forward",

@@ -27,10 +27,18 @@ def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
     return (
         host.launch_gaps(issued.forward + issued.backward, x.kernel_launch, x.graph_launch, graphed(x, name))
         + host.launch_gaps(
-            issued.loops_forward + issued.loops_backward, x.kernel_launch, x.graph_launch, x.graph_experts
+            issued.loops_forward + issued.loops_backward,
+            x.kernel_launch,
+            x.graph_launch,
+            _replayed_loops(x, name),
         )
         + stops * x.expert_wait
     )
+
+
+def _replayed_loops(x: SimpleNamespace, name: str) -> Amount:
+    """Share of a block's loops that CUDA graphs replay. [1]"""
+    return x.graph_experts if name == "experts" else graphed(x, name)
 
 
 def host_term(
@@ -51,12 +59,10 @@ def host_term(
 
     def host_time(name: str, times: BlockTimes, kind: str) -> Amount:
         kernels = times.kernels.forward if kind == "forward" else times.kernels.backward
-        alone = (1 - graphed(x, name)) * kernels * x.host_kernel
-        if name != "experts":
-            return alone
         loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
-        own = x.expert_host * (1 + (again if kind == "backward" else 0))
-        return alone + (1 - x.graph_experts) * (own + loops * x.loop_launch) * x.host_kernel
+        own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
+        in_loops = (1 - _replayed_loops(x, name)) * (own + loops * x.loop_launch)
+        return ((1 - graphed(x, name)) * kernels + in_loops) * x.host_kernel
 
     def issued(stage: str, kind: str) -> Amount:
         return sum(in_stage(x, name, stage) * host_time(name, times, kind) for name, times in blocks.items())

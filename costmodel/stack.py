@@ -32,7 +32,8 @@ class Stack:
     kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
     complex_rotary: rotary embedding that is not fused multiplies complex numbers.
     separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
-    reads_documents: the host looks up where packed documents begin, for rotary embedding that is not fused.
+    reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
+    documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
@@ -56,6 +57,7 @@ class Stack:
     complex_rotary: bool = False
     separate_gate: bool = False
     reads_documents: bool = False
+    documents_apart: bool = False
     early_zero3: bool = False
     partial_rings: bool = False
 
@@ -137,6 +139,8 @@ def load_stack(text: str) -> Stack:
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
+        documents_apart=age is not None
+        and not known("documents_apart_until", "00.01") < age < known("documents_apart_from", "99.12"),
         wide_heads_apart=age is not None and age < known("wide_heads_from", "00.01"),
         plain_squared_relu=age is not None
         and known("plain_squared_relu_from", "99.12") <= age <= known("plain_squared_relu_until", "99.12"),

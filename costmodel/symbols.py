@@ -353,7 +353,8 @@ INPUTS: tuple[Input, ...] = tuple(
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
-        reads_documents | 1 | 1 when the host looks up packed documents for rotary embedding that is not fused
+        reads_documents | 1 | 1 when the host reads lengths of packed documents for rotary embedding that is not fused
+        documents_apart | 1 | 1 when rotary embedding that is not fused turns one packed document after the other
         partial_rings | 1 | 1 when a ring over some of a domain's GPUs leaves it at one GPU's share of the network cards
         early_zero3 | 1 | 1 when sharded parameters and gradients move at the rate of one network card a node
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
@@ -367,7 +368,7 @@ INPUTS: tuple[Input, ...] = tuple(
         expert_kernels | 1 | kernels of one expert block's router, permutation and dispatch, forward
         pass_start | s | time in which a pipeline stage begins a pass: exchange with its neighbours, change of chunk
         expert_host | 1 | host work of one pass of an expert block beside its kernels, in kernels' worth
-        loop_launch | 1 | host time of one launch in the loop over a rank's experts over that of a kernel
+        loop_launch | 1 | host time of one launch in a loop, over a rank's experts or documents, over that of a kernel
         expert_wait | s | round trip in which the host learns a number from the device: how many tokens came to experts
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables

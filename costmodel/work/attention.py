@@ -16,6 +16,7 @@ from costmodel.work.elementwise import (
     residual_tokens,
     rotary,
     rotary_kernels,
+    rotary_loops,
     split_kernels,
 )
 from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, tokens
@@ -215,4 +216,5 @@ def attention(x: SimpleNamespace) -> BlockWork:
         + x.sinks * heads,
         kernels_forward=MIXER_KERNELS[0] + 3 * x.unfused + split[0],
         kernels_backward=MIXER_KERNELS[1] + 4 * x.unfused + split[1],
+        loops=rotary_loops(x),
     )

@@ -31,7 +31,7 @@ class BlockWork:
     column-parallel layer that is gathered whole, where ranks share key/value heads. saved: activations kept
     for the backward pass, by what they are [byte]. vectors: parameters outside linear layers on this rank
     (norms, biases, ...), expert_vectors those of the experts [1]. kernels_*: kernels beyond quantisation and
-    collectives [1].
+    collectives [1]. loops: kernels that a loop over packed documents issues, forward and backward [1].
     """
 
     name: str
@@ -45,6 +45,7 @@ class BlockWork:
     kernels_backward: Amount
     expert_vectors: Amount = 0
     joined: Amount = 0
+    loops: tuple[Amount, Amount] = (0, 0)
 
     def weights(self, grouped: bool) -> Amount:
         """Weights of the linear layers on one rank: those of experts (grouped), or the others. [1]"""

@@ -26,6 +26,12 @@ ACTIVATION_KERNELS, RESIDUAL_KERNELS = 3.0, 2.0
 ROTARY_PASSES, ROTARY_KERNELS = (12, 14), (22.0, 12.0)
 LATENT_ROTARY_PASSES, LATENT_ROTARY_KERNELS = (14, 21), (24.0, 18.0)
 COMPLEX_ROTARY_PASSES, COMPLEX_ROTARY_KERNELS = (10, 10), (4.0, 4.0)
+# Kernels of one packed document and tensor where such an embedding turns one document after the other, forward and
+# backward. Each is written into its rows of the whole; backward, PyTorch copies the whole gradient for every one (read
+# and write) before it takes those rows. Counted as PyTorch 2.13 issues them: Megatron-Core 0.19.2, rope_utils.py,
+# _apply_rotary_pos_emb_thd (until 0.14 12 and 7, latent 13 and 10, without those copies, which is not told apart).
+DOCUMENT_KERNELS, LATENT_DOCUMENT_KERNELS = (13.0, 12.0), (14.0, 17.0)
+DOCUMENT_COPIES = 2
 # What a squared ReLU that nothing compiles reads and writes beyond a compiled one, forward and backward, in elements,
 # and its kernels more.
 PLAIN_SQUARED_RELU_PASSES, PLAIN_SQUARED_RELU_KERNELS = (2, 7), (1.0, 3.0)
@@ -143,26 +149,34 @@ def rotary(x: SimpleNamespace, width: Amount, passes: tuple[float, float] = ROTA
     size = x.rotary * x.activation_bytes * tokens(x) * width
     apart = _rotary_apart(x, passes, COMPLEX_ROTARY_PASSES)
     forward, backward = (2 * (1 - x.rope_split) + x.rope_split * each for each in apart)
-    return Stream("rotary", size * forward, size * backward)
+    copies = x.rope_split * x.documents_apart * DOCUMENT_COPIES * x.documents
+    return Stream("rotary", size * forward, size * (backward + copies))
 
 
 def rotary_kernels(
     x: SimpleNamespace, kernels: tuple[float, float] = ROTARY_KERNELS
 ) -> tuple[Amount, Amount]:
-    """Kernels more of a block whose rotary embedding is not fused, forward and backward. [1]"""
+    """Kernels more of a block with rotary embedding that is not fused, of all documents at once. [1]"""
     forward, backward = _rotary_apart(x, kernels, COMPLEX_ROTARY_KERNELS)
-    return x.rotary * x.rope_split * forward, x.rotary * x.rope_split * backward
+    at_once = x.rotary * x.rope_split * (1 - x.documents_apart * minimum(1, x.documents))
+    return at_once * forward, at_once * backward
 
 
 def rotary_stops(x: SimpleNamespace) -> Amount:
     """Round trips in which the host reads the lengths of packed documents, forward, for one micro-batch. [1]
 
-    Not fused, the rows of queries and of keys that belong to each document are looked up on the host: its place by
-    itself, all lengths and the whole length once. Source: Megatron-Core 0.15 to 0.18, rope_utils.py,
-    _apply_rotary_pos_emb_thd.
+    Not fused, it reads their lengths and that of the whole for queries, and again for keys. Source: Megatron-Core 0.15
+    to 0.19, rope_utils.py, _apply_rotary_pos_emb_thd, whose table of angles is as long as the longest document.
     """
-    packed = x.reads_documents * minimum(1, x.documents)
-    return x.rotary * x.rope_split * x.b * 2 * packed * (x.documents + 2)
+    return x.rotary * x.rope_split * x.b * 4 * x.reads_documents * minimum(1, x.documents)
+
+
+def rotary_loops(
+    x: SimpleNamespace, kernels: tuple[float, float] = DOCUMENT_KERNELS
+) -> tuple[Amount, Amount]:
+    """Kernels of a block that turn packed documents one by one, queries and keys, forward and backward. [1]"""
+    documents = x.rotary * x.rope_split * x.documents_apart * x.b * 2 * x.documents
+    return documents * kernels[0], documents * kernels[1]
 
 
 def _rotary_apart(

@@ -9,6 +9,7 @@ from costmodel.amount import Amount
 from costmodel.work.attention import saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
+    LATENT_DOCUMENT_KERNELS,
     LATENT_ROTARY_KERNELS,
     LATENT_ROTARY_PASSES,
     MIXER_KERNELS,
@@ -17,6 +18,7 @@ from costmodel.work.elementwise import (
     residual_tokens,
     rotary,
     rotary_kernels,
+    rotary_loops,
     split_kernels,
 )
 from costmodel.work.linear import Linear, tokens
@@ -83,4 +85,5 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         vectors=x.norm_vectors * x.h + x.q_lora + x.kv_lora,
         kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] + 3 * x.unfused + split[0],
         kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] + 4 * x.unfused + split[1],
+        loops=rotary_loops(x, LATENT_DOCUMENT_KERNELS),
     )

@@ -357,6 +357,30 @@ def test_stacks():
     assert stack_of(Row({"source": "somebody's blog"})).startswith("mcore-")
 
 
+@pytest.mark.parametrize(
+    ("source", "container", "recipe", "stack"),
+    [
+        (
+            "Megatron-Bridge verification card",
+            "pytorch:26.04-py3",
+            "HEAD:moonlight_16b_sft_8k_config",
+            "nemo-26.08",
+        ),
+        ("Megatron-Bridge verification card", "nemo:26.10", "HEAD:moonlight_16b_sft_8k_config", "nemo-26.10"),
+        ("Megatron-Bridge verification card", "nemo:26.06", "", "nemo-26.06"),
+        (
+            "Megatron-Bridge perf summary 26.04",
+            "nemo:26.04",
+            "v0.4.0:moonlight_16b_sft_8k_config",
+            "nemo-26.04",
+        ),
+    ],
+)
+def test_cards_of_a_repository_head_have_the_release_that_it_became(source, container, recipe, stack):
+    row = Row({"source": source, "container": container, "recipe_key": recipe})
+    assert stack_of(row) == stack
+
+
 @given(st.dictionaries(st.sampled_from(list(NEMO)), st.text(max_size=12)))
 def test_no_row_ends_in_a_traceback(changes):
     assert isinstance(row_case(Row(NEMO | changes)), Case | Skip)

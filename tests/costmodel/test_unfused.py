@@ -88,22 +88,115 @@ def test_an_activation_apart_moves_the_bytes_of_its_kernels(function, widths, st
     assert [sum(each) for each in counted] == pytest.approx([forward, backward])
 
 
-def test_documents_apart_stop_the_host_twice_each():
-    """Megatron-Core reads where each packed document begins, for queries and for keys; full recompute reads again."""
+APART: dict[str, Any] = {"rope_fusion": False}
+AGAIN: dict[str, Any] = {"recompute": "full", "recompute_num_layers": 32}
 
-    def gaps(mean_length: float, stack: str = "nemo-26.06", **knobs: Any) -> float:
-        work = Workload(4096, 64, "sft", mean_length=mean_length)
-        found = predict(load_model("llama3-8b"), work, H100, Plan(dp=8, **knobs), stack).values
+
+def packed(mean_length: float, stack: str, model: str = "llama3-8b", **knobs: Any) -> dict[str, float]:
+    work = Workload(4096, 64, "sft", mean_length=mean_length)
+    return dict(predict(load_model(model), work, H100, Plan(dp=8, **knobs), stack).values)
+
+
+def test_lengths_of_packed_documents_are_read_on_the_host_twice_for_queries_and_for_keys():
+    """However many they are; full recompute reads them again, a fused embedding and other frameworks never."""
+
+    def stops(mean_length: float, stack: str = "nemo-26.06", **knobs: Any) -> float:
+        found = packed(mean_length, stack, **knobs)
         return found["attention_launch_gaps"] / found["expert_wait"]
 
-    apart: dict[str, Any] = {"rope_fusion": False}
-    assert gaps(256, **apart) - gaps(0, **apart) == pytest.approx(2 * (16 + 2))
-    assert gaps(128, **apart) - gaps(256, **apart) == pytest.approx(2 * 16)
-    assert gaps(256) == pytest.approx(gaps(0))
+    assert stops(256, **APART) - stops(0, **APART) == pytest.approx(4)
+    assert stops(128, **APART) == pytest.approx(stops(256, **APART))
+    assert stops(256, **APART, **AGAIN) - stops(0, **APART, **AGAIN) == pytest.approx(2 * 4)
+    assert stops(256) == pytest.approx(stops(0))
     other = "torchtitan-24.12"
-    assert gaps(256, other, **apart) == pytest.approx(gaps(0, other, **apart))
-    again = {"recompute": "full", "recompute_num_layers": 32}
-    assert gaps(256, **apart, **again) - gaps(0, **apart, **again) == pytest.approx(2 * 2 * (16 + 2))
+    assert stops(256, other, **APART) == pytest.approx(stops(0, other, **APART))
+
+
+@pytest.mark.parametrize(
+    ("model", "block", "kernels"),
+    [
+        ("llama3-8b", "attention", elementwise.DOCUMENT_KERNELS),
+        ("moonlight-16b-a3b", "mla", elementwise.LATENT_DOCUMENT_KERNELS),
+    ],
+)
+@pytest.mark.parametrize(("stack", "apart"), [("nemo-26.08", 1), ("nemo-26.06", 0), ("nemo-25.07", 1)])
+def test_documents_turned_one_by_one_cost_kernels_and_copies_each(model, block, kernels, stack, apart):
+    few, many = (packed(mean, stack, model, **APART) for mean in (256, 128))
+    more = (many[f"{block}_launch_gaps"] - few[f"{block}_launch_gaps"]) / few["kernel_launch"]
+    assert more == pytest.approx(apart * 2 * 16 * sum(kernels))
+    assert many[f"{block}_kernels_forward"] == pytest.approx(few[f"{block}_kernels_forward"])
+    copied = (
+        many[f"{block}_rotary_backward"] - few[f"{block}_rotary_backward"]
+    ) / elementwise.DOCUMENT_COPIES
+    fused = packed(256, stack, model)[f"{block}_rotary_forward"] / 2
+    assert copied == pytest.approx(apart * 16 * fused)
+
+
+def test_full_recompute_turns_documents_again():
+    def loops(stack: str, **knobs: Any) -> float:
+        few, many = (packed(mean, stack, **APART, **knobs) for mean in (256, 128))
+        return (many["attention_launch_gaps"] - few["attention_launch_gaps"]) / few["kernel_launch"]
+
+    forward, backward = elementwise.DOCUMENT_KERNELS
+    assert loops("nemo-26.08", **AGAIN) == pytest.approx(2 * 16 * (2 * forward + backward))
+
+
+@pytest.mark.parametrize(
+    ("latent", "kernels"),
+    [(False, elementwise.DOCUMENT_KERNELS), (True, elementwise.LATENT_DOCUMENT_KERNELS)],
+)
+def test_a_loop_over_documents_issues_the_kernels_that_are_counted(latent, kernels):
+    """The loop of Megatron-Core 0.19.2 around the function that it shares with the installed one."""
+    torch = pytest.importorskip("torch")
+    rope = pytest.importorskip("megatron.core.models.common.embeddings.rope_utils")
+
+    def turned(tensor: Any, lengths: list[int]) -> Any:
+        table, output, begin = torch.randn(max(lengths), 1, 1, 32), torch.empty_like(tensor), 0
+        for part in torch.split(tensor, lengths):
+            angles = table[: part.size(0)]
+            one = rope._apply_rotary_pos_emb_bshd(part.unsqueeze(1), angles, multi_latent_attention=latent)
+            output.narrow(0, begin, part.size(0)).copy_(one.squeeze(1))
+            begin += part.size(0)
+        return output
+
+    def counted(documents: int) -> list[tuple[int, int]]:
+        tensor = torch.randn(16, HEADS, 32, dtype=torch.bfloat16, requires_grad=True)
+        result, forward = recorded(torch, lambda: turned(tensor, [16 // documents] * documents))
+        gradient = torch.ones_like(result)
+        _, backward = recorded(torch, lambda: torch.autograd.grad(result, tensor, gradient))
+        whole = tensor.numel()
+        copies = [
+            sum(name == "copy_" and size == whole for name, size in each) for each in (forward, backward)
+        ]
+        return [
+            (sum(KERNELS_OF.get(name, 1) for name, _ in each), whole_copies)
+            for each, whole_copies in zip((forward, backward), copies, strict=True)
+        ]
+
+    few, many = counted(4), counted(8)
+    assert [(more[0] - less[0]) / 4 for less, more in zip(few, many, strict=True)] == list(kernels)
+    assert [more[1] - less[1] for less, more in zip(few, many, strict=True)] == [0, 4]
+
+
+# Memory that nobody writes yet; a slice's gradient, filled with zeros and then written.
+KERNELS_OF = {"new_empty_strided": 0, "slice_backward": 2}
+
+
+def recorded(torch: Any, function: Callable[[], Any]) -> tuple[Any, list[tuple[str, int]]]:
+    """A function's result, and each operation that it issues with the elements of its result; no views."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    issued: list[tuple[str, int]] = []
+
+    class Recording(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = operation(*args, **(kwargs or {}))
+            if not operation.is_view and operation.overloadpacket is not torch.ops.aten.detach:
+                issued.append((operation.overloadpacket.__name__, result.numel()))
+            return result
+
+    with Recording():
+        return function(), issued
 
 
 def operations(torch: Any, function: Callable[..., Any], *widths: int) -> tuple[list[float], list[float]]:
