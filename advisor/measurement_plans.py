@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from advisor.measurement_flags import (
@@ -42,11 +44,13 @@ TASK_NAMES = {"": "pretrain", "peft": "lora"}
 
 # SQuAD in packed sequences: mean tokens of a question with its answer, and their spread over it.
 SQUAD_TOKENS, SQUAD_SPREAD = 250, 0.5
-# Tokens of the busiest expert rank over the mean when nothing forces balance: a run of Qwen3-235B on 8 expert ranks
-# takes 9 to 24 % longer at 16 to 128 k tokens than with forced balance. Source: Megatron-MoE-ModelZoo, long context.
-NATURAL_IMBALANCE = 1.75
-# The same where a bias of each expert is steered by its load while the model is pretrained. Source: L. Wang et al.,
-# arXiv:2408.15664, table 2 (from memory): 1.04 times the mean, against 1.5 to 1.7 with an auxiliary loss alone.
+# How far the loads of experts differ when nothing forces balance, over what they would if every token chose the same:
+# runs of Qwen3-235B on 8 expert ranks take 9 to 24 % longer at 16 to 128 k tokens than with forced balance, as they do
+# with 1.75 times the mean on the busiest rank. Source: Megatron-MoE-ModelZoo, long context.
+NATURAL_SPREAD = 0.54
+# Tokens of the busiest expert rank over the mean where a bias of each expert is steered by its load while the model is
+# pretrained. Source: L. Wang et al., arXiv:2408.15664, table 2 (from memory): 1.04 times the mean, against 1.5 to 1.7
+# with an auxiliary loss alone.
 STEERED_IMBALANCE = 1.04
 
 
@@ -137,8 +141,25 @@ def _imbalance(row: Row, model: ModelSpec) -> float:
     """Tokens of the busiest expert rank over the mean. Fine-tuning data is not what a bias was steered by."""
     if model.moe is None or not routes_naturally(row):
         return 1.0
-    steered = model.moe.expert_bias and row_task(row) == "pretrain"
-    return STEERED_IMBALANCE if steered else NATURAL_IMBALANCE
+    if model.moe.expert_bias and row_task(row) == "pretrain":
+        return STEERED_IMBALANCE
+    return natural_imbalance(model.moe.num_experts, model.moe.topk, row.count("ep"))
+
+
+def natural_imbalance(experts: int, chosen: int, ranks: int) -> float:
+    """Tokens of the busiest expert rank over the mean, where nothing makes `experts` alike. [1]
+
+    If every token chose the same experts, loads would deviate from their mean by sqrt(experts / chosen - 1) of it. A
+    rank's deviation is that of one expert over the root of how many it has, and the largest of n normal numbers lies
+    Phi^-1((n - 3/8) / (n + 1/4)) deviations above their mean (G. Blom, 1958; from memory). No rank gets a token more
+    often than the token chooses, or the rank has experts.
+    """
+    if ranks == 1:
+        return 1.0
+    own = experts / ranks
+    deviation = NATURAL_SPREAD * math.sqrt((experts / chosen - 1) / own)
+    above = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    return min(1 + above * deviation, ranks * min(1.0, own / chosen))
 
 
 def packs_squad(row: Row) -> bool:
@@ -154,7 +175,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     if row_task(row) in ("sft", "lora") and packs_squad(row):
         assumed.append(f"sequences packed with SQuAD: {SQUAD_TOKENS} tokens a document")
     if (load := _imbalance(row, model)) > 1:
-        assumed.append(f"natural routing: the busiest expert rank has {load:g} times the mean")
+        assumed.append(f"natural routing: the busiest expert rank has {load:.3g} times the mean")
     precision = row_precision(row)
     sizes = parallel_sizes(row, habit, model, gpus, assumed)
     overlap = habit.get("overlap", modern)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from advisor.measurement_plans import NATURAL_SPREAD, natural_imbalance
 from advisor.measurements import Case, Row, Skip, read_rows, row_case, stack_of
 
 NEMO = {
@@ -283,7 +286,29 @@ def test_a_bias_steered_by_load_keeps_pretraining_even_and_nothing_else():
     }
     steered = loads.pop(("moonlight-16b-a3b", "pretrain"))
     assert 1 < steered < 1.1 < min(loads.values())
-    assert len(set(loads.values())) == 1
+    assert len({loads[("qwen3-30b-a3b", task)] for task in ("pretrain", "sft")}) == 1
+
+
+def test_loads_that_nobody_makes_alike_differ_less_where_a_rank_has_more_experts():
+    assert natural_imbalance(128, 8, 1) == 1
+    loads = [natural_imbalance(128, 8, ranks) for ranks in (2, 4, 8, 16, 32)]
+    assert loads == sorted(loads)
+    assert loads[2] == pytest.approx(1.75, abs=0.01)
+    assert natural_imbalance(128, 4, 8) > natural_imbalance(128, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("experts", "chosen", "ranks", "most"), [(8, 8, 8, 1), (8, 4, 8, 2), (8, 7, 2, 8 / 7)]
+)
+def test_no_rank_has_a_token_more_often_than_it_can(experts, chosen, ranks, most):
+    assert 1 <= natural_imbalance(experts, chosen, ranks) <= most
+
+
+def test_the_largest_of_some_normal_numbers_is_as_far_out_as_is_taken():
+    random = np.random.default_rng(1)
+    deviation = NATURAL_SPREAD * math.sqrt((128 / 8 - 1) / 16)
+    drawn = random.normal(size=(20_000, 8)).max(axis=1).mean() * deviation
+    assert natural_imbalance(128, 8, 8) - 1 == pytest.approx(drawn, rel=0.02)
 
 
 LAUNCHER = (
