@@ -182,7 +182,6 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     shards_overlap = habit.get("overlap_data_parallel", overlap)
     sharding = row.text("fsdp")
     fsdp = row.flag("fsdp", sharding not in ("", "zero2-like"))
-    comm = row.json("other_flags").get("cp_comm_type")
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
     plan = Plan(
         **sizes,
@@ -198,7 +197,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         zero_stage=3 if fsdp else habit.get("zero_stage", 1),
         fsdp=fsdp,
         fsdp_shard_size=int(sharding) if fsdp and sharding.isdigit() and int(sharding) > 1 else 0,
-        cp_comm_type=comm if comm in CP_COMM_TYPES else "p2p",
+        cp_comm_type=_exchange(row, model, habit),
         recompute=recompute,
         recompute_modules=modules,
         recompute_num_layers=layers,
@@ -277,6 +276,20 @@ def row_release(row: Row, habit: Mapping[str, Any]) -> str:
 def _of_head(row: Row) -> bool:
     """Whether the row ran a recipe of its repository's head, not of a release."""
     return row.text("recipe_key").startswith("HEAD:")
+
+
+def _exchange(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> str:
+    """How context-parallel ranks exchange: as the row or its recipe says, a ring where neither does.
+
+    A learned sink of the softmax leaves the exchange of heads alone. Source: Transformer Engine 2.15,
+    dot_product_attention/utils.py, get_attention_backend (softmax_type).
+    """
+    stated = row.json("other_flags").get("cp_comm_type")
+    if stated in CP_COMM_TYPES:
+        return str(stated)
+    if row.count("cp") <= 1:
+        return "p2p"
+    return "a2a" if model.attention_sink else str(habit.get("cp_comm_type", "p2p"))
 
 
 def _sequence_parallel(row: Row, model: ModelSpec, tp: int, modern: bool, assumed: list[str]) -> bool:

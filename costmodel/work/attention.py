@@ -8,6 +8,7 @@ from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     COMPOSED_NORM_SAVED,
+    DOCUMENT_KERNELS,
     MIXER_KERNELS,
     composes_norm,
     norm,
@@ -20,6 +21,26 @@ from costmodel.work.elementwise import (
     split_kernels,
 )
 from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, tokens
+
+# Launches that put one of the 2 cp chunks of a packed document in order around an all-to-all of context parallelism: a
+# range of indices between bounds on the device, nine kernels in front of the attention core and five behind it, and two
+# bounds that the host reads, a copy and a wait each. Forward of queries, keys and values, then of the output; backward
+# of its gradient, then of theirs. Counted as PyTorch 2.13 issues them: Transformer Engine 2.13 and 2.15,
+# context_parallel.py, reorder_seq_chunks_after_a2a_before_attn_thd, reorder_seq_chunks_before_a2a_after_attn_thd.
+REORDER_BEFORE, REORDER_AFTER = 9 + 2 * 2, 5 + 2 * 2
+EXCHANGE_LAUNCHES = (3 * REORDER_BEFORE + REORDER_AFTER, REORDER_BEFORE + 3 * REORDER_AFTER)
+
+
+def document_loops(x: SimpleNamespace, kernels: tuple[float, float]) -> tuple[Amount, Amount]:
+    """Launches in loops over packed documents, forward and backward: rotary embedding, chunks that are exchanged. [1]
+
+    kernels: of rotary embedding, see `rotary_loops`. Recompute of the core exchanges again.
+    """
+    forward, backward = rotary_loops(x, kernels)
+    chunks = x.reads_documents * is_more_than_one(x.cp_a2a_size) * x.b * 2 * x.cp_a2a_size * x.documents
+    exchange, back = (chunks * launches for launches in EXCHANGE_LAUNCHES)
+    again = (1 - x.recompute_layers) * x.recompute_attention
+    return forward + exchange, backward + back + again * exchange
 
 
 def attended_keys(x: SimpleNamespace) -> Amount:
@@ -216,5 +237,5 @@ def attention(x: SimpleNamespace) -> BlockWork:
         + x.sinks * heads,
         kernels_forward=MIXER_KERNELS[0] + 3 * x.unfused + split[0],
         kernels_backward=MIXER_KERNELS[1] + 4 * x.unfused + split[1],
-        loops=rotary_loops(x),
+        loops=document_loops(x, DOCUMENT_KERNELS),
     )

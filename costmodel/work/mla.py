@@ -6,7 +6,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
-from costmodel.work.attention import saved_core_output, saved_norm, saved_scores
+from costmodel.work.attention import document_loops, saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     LATENT_DOCUMENT_KERNELS,
@@ -18,7 +18,6 @@ from costmodel.work.elementwise import (
     residual_tokens,
     rotary,
     rotary_kernels,
-    rotary_loops,
     split_kernels,
 )
 from costmodel.work.linear import Linear, tokens
@@ -85,5 +84,5 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         vectors=x.norm_vectors * x.h + x.q_lora + x.kv_lora,
         kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] + 3 * x.unfused + split[0],
         kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] + 4 * x.unfused + split[1],
-        loops=rotary_loops(x, LATENT_DOCUMENT_KERNELS),
+        loops=document_loops(x, LATENT_DOCUMENT_KERNELS),
     )

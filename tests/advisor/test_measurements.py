@@ -383,6 +383,31 @@ def test_stacks():
 
 
 @pytest.mark.parametrize(
+    ("model", "task", "cp", "flags", "comm"),
+    [
+        ("gpt-oss-20b", "pretrain", "2", {}, "a2a"),
+        ("gpt-oss-20b", "pretrain", "1", {}, "p2p"),
+        ("gpt-oss-20b", "pretrain", "2", {"cp_comm_type": "p2p"}, "p2p"),
+        ("qwen3-30b-a3b", "sft", "2", {}, "p2p"),
+        ("nemotron3-nano-4b", "sft", "2", {}, "a2a"),
+        ("nemotron3-nano-4b", "pretrain", "2", {}, "p2p"),
+    ],
+)
+def test_heads_are_exchanged_where_sinks_or_a_recipe_want_it(model, task, cp, flags, comm):
+    layout = {
+        "gpus": "8",
+        "tp": "1",
+        "pp": "1",
+        "vp": "",
+        "gbs": "64",
+        "precision": "bf16",
+        "seq_len": "32768",
+    }
+    row = layout | {"model": model, "task": task, "cp": cp, "other_flags": json.dumps(flags), "ep": ""}
+    assert case(NEMO, **row, container="nemo:26.06").plan.cp_comm_type == comm
+
+
+@pytest.mark.parametrize(
     ("source", "container", "recipe", "stack"),
     [
         (

@@ -12,6 +12,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.work import elementwise
+from costmodel.work.attention import EXCHANGE_LAUNCHES
 from costmodel.workload import Workload
 
 H100 = hardware_db.resolve("h100", None)[0]
@@ -139,6 +140,29 @@ def test_full_recompute_turns_documents_again():
 
     forward, backward = elementwise.DOCUMENT_KERNELS
     assert loops("nemo-26.08", **AGAIN) == pytest.approx(2 * 16 * (2 * forward + backward))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "again"),
+    [
+        ({}, 0),
+        ({"recompute": "selective", "recompute_modules": ("core_attn",)}, 1),
+        ({"recompute": "full", "recompute_num_layers": 32}, 1),
+    ],
+)
+@pytest.mark.parametrize("cp", [2, 4])
+def test_an_exchange_of_heads_orders_the_chunks_of_packed_documents_one_by_one(knobs, again, cp):
+    def loops(**more: Any) -> float:
+        work = [Workload(4096, 64, "sft", mean_length=mean) for mean in (256, 128)]
+        plan = Plan(dp=8 // cp, cp=cp, **knobs, **more)
+        few, many = (predict(load_model("llama3-8b"), each, H100, plan, "nemo-26.06").values for each in work)
+        return float(many["attention_launch_gaps"] - few["attention_launch_gaps"]) / float(
+            few["kernel_launch"]
+        )
+
+    forward, backward = EXCHANGE_LAUNCHES
+    assert loops(cp_comm_type="a2a") == pytest.approx(2 * cp * 16 * ((1 + again) * forward + backward))
+    assert loops(cp_comm_type="p2p") == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
