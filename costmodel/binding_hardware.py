@@ -24,7 +24,7 @@ from costmodel.step_constants import (
 from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Link, Quantity
 
-NO_FILL = Bound(0.0, "none in the table")
+NONE_KNOWN = Bound(0.0, "none in the table")
 POWER_EXPONENT = 0.6
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
 NETWORK_EFFICIENCY = 0.92
@@ -68,6 +68,9 @@ def hardware_inputs(
         ("stream_fraction", "stream"),
     ):
         bound[symbol] = _leaf(tables, cluster, "memory", name)
+    # Where permuting rows was not measured by itself it runs as other element-wise kernels.
+    permuting = "permute" if "permute" in tables.get("memory", {}) else "elementwise"
+    bound["permute_fraction"] = _leaf(tables, cluster, "memory", permuting)
     bound["kernel_launch"] = _leaf(tables, cluster, "host", "kernel_launch")
     bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]
@@ -174,7 +177,7 @@ def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) 
     }
     # Profiles measured on a user's machine take it into their fraction.
     known = "fill" in tables.get("gemm", {}).get(dtype, {})
-    bound[f"{prefix}_fill"] = _leaf(tables, cluster, "gemm", dtype, "fill") if known else NO_FILL
+    bound[f"{prefix}_fill"] = _leaf(tables, cluster, "gemm", dtype, "fill") if known else NONE_KNOWN
     bound[f"{prefix}_fraction"] = _limited(bound[f"{prefix}_fraction"], _power_factor(cluster), cluster)
     if prefix == "gemm":
         bound["gemm_bandwidth_fraction"] = _leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")
@@ -186,6 +189,10 @@ def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str, stack: S
     table = stack.attention if stack.attention in tables.get("attention", {}) else dtype
     bound = {"attention_half_dim": _leaf(tables, cluster, "attention", table, "half_dim")}
     for name in ("forward", "backward"):
+        known = "tail" in tables["attention"][table][name]
+        bound[f"attention_{name}_tail"] = (
+            _leaf(tables, cluster, "attention", table, name, "tail") if known else NONE_KNOWN
+        )
         fraction = _leaf(tables, cluster, "attention", table, name, "fraction")
         bound[f"attention_{name}_fraction"] = _limited(fraction, _attention_power(table, cluster), cluster)
         bound[f"attention_{name}_half"] = _leaf(tables, cluster, "attention", table, name, "half_seq")

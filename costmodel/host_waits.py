@@ -54,6 +54,9 @@ def host_term(
     the dispatcher. A host that must learn how many tokens came, with every dispatcher, stands still in every expert
     block of the forward pass, so that it is never far ahead there: each pass waits by itself. Else the lead of one pass
     helps the other.
+
+    While a pipeline fills, its first micro-batch meets one halting stage after the other. A host that never halts has
+    issued its pass before the micro-batch comes, and every host its backward pass before the gradient comes.
     """
     again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
 
@@ -95,5 +98,12 @@ def host_term(
     for kind, short in apart.items():
         waits = (halting * slower + (1 - halting) * free) * short / behind
         ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
-    waiting = symbol("host_wait_forward") + symbol("host_wait_backward")
-    return ledger.term("host_bound", "waiting for the host", x.m * waiting, "s", host.host_exposed)
+    waiting = x.m * (symbol("host_wait_forward") + symbol("host_wait_backward"))
+    if "experts" in blocks:
+        source = "wait for the host in a stage's forward pass where its host halts, while the pipeline fills"
+        waiting += (
+            (x.pp - 1)
+            / x.vpp
+            * ledger.define("host_halt", halting * symbol("host_wait_forward"), "s", source)
+        )
+    return ledger.term("host_bound", "waiting for the host", waiting, "s", host.host_exposed)

@@ -145,6 +145,13 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         "steps of the context-parallel ring",
     )
     passes = {"forward": 1.0, "backward": 2.5}
+    # Heads are shared between tensor-parallel ranks, queries (or heads) between context-parallel ones.
+    waves = ledger.define(
+        f"{label}_query_waves",
+        kernels.query_waves(x.b * x.s / x.cp, x.a / x.tp, x.gpu_sms),
+        "1",
+        kernels.query_waves,
+    )
     square = attention.unfused_core_flops(x, width) / (
         x.gpu_peak * model_gemm_fraction(x) * x.unfused_gemm_fraction
     )
@@ -163,6 +170,8 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
             half_seq=getattr(x, f"attention_{name}_half"),
             half_dim=x.attention_half_dim,
             launch=x.attention_launch * ring,
+            waves=waves,
+            tail=getattr(x, f"attention_{name}_tail"),
         )
         unfused = (1 if name == "forward" else 2) * square + stream(x, scores[name], x.elementwise_fraction)
         times[name] = ledger.define(
@@ -196,6 +205,8 @@ def stream_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Times:
     rates = {
         ("norm", "forward"): x.norm_fraction * margin,
         ("norm", "backward"): x.norm_backward_fraction * margin,
+        ("permute", "forward"): x.permute_fraction,
+        ("permute", "backward"): x.permute_fraction,
     }
     return {
         one.name: {

@@ -311,8 +311,11 @@ INPUTS: tuple[Input, ...] = tuple(
         attention_forward_half | 1 | sequence length of half that rate, forward
         attention_backward_fraction | 1 | fraction of gpu_peak, backward
         attention_backward_half | 1 | sequence length of half that rate, backward
+        attention_forward_tail | 1 | waves in whose time SMs wait for the last thread blocks, forward
+        attention_backward_tail | 1 | the same, backward
         attention_launch | s | fixed time of one attention kernel
         elementwise_fraction | 1 | fraction of hbm_bandwidth of element-wise kernels
+        permute_fraction | 1 | fraction of hbm_bandwidth of kernels that permute rows
         norm_fraction | 1 | fraction of hbm_bandwidth of fused norms, forward
         norm_backward_fraction | 1 | fraction of hbm_bandwidth of fused norms, backward
         stream_fraction | 1 | fraction of hbm_bandwidth of plain streaming (optimizer)

@@ -3,7 +3,8 @@
 The order of passes is the one of `costmodel.simulate`, durations are the terms of the prediction, and the last span
 ends where the prediction says that the step ends. What the step time counts once for all stages follows the
 pipeline (or, a parameter gather, comes before it). What it counts for each micro-batch of the pace-setting stage
-(waiting for the host, FSDP, offload) lies inside that stage's passes alone, as the formula has it.
+(waiting for the host, FSDP, offload) lies inside that stage's passes alone, as the formula has it; a host that halts
+does so on every stage.
 """
 
 from __future__ import annotations
@@ -187,6 +188,8 @@ def _passes(prediction: Prediction, leaves: Leaves) -> dict[tuple[int, int, bool
                 compute = max(seconds - sum(part.seconds for part in parts), 0.0)
                 if stage == slowest:
                     parts += added
+                elif direction == FORWARD:
+                    parts += _halting(prediction, leaves, parts_of)
                 beside = _beside(prediction, leaves, parts_of, direction, compute)
                 found[stage, chunk, direction == FORWARD] = Pass(compute, tuple(parts), beside)
     return found
@@ -209,6 +212,15 @@ def _added(prediction: Prediction, leaves: Leaves, direction: str) -> list[Part]
             seconds = values[f"host_wait_{direction}"]
         found.append(Part(stream, leaves[name].title, seconds / plan.vpp))
     return [part for part in found if part.seconds > 0]
+
+
+def _halting(prediction: Prediction, leaves: Leaves, chunk: Chunk) -> list[Part]:
+    """Waiting for the host in a forward pass of a stage that does not set the pace, by its expert blocks."""
+    halt = prediction.values.get("host_halt", 0.0)
+    if not halt:
+        return []
+    share = min(chunk.count("experts") / prediction.values["experts_pace"], 1 / prediction.plan.vpp)
+    return [Part(EACH_MICROBATCH["host_bound"], leaves["host_bound"].title, share * halt)]
 
 
 def _share(prediction: Prediction, direction: str) -> float:

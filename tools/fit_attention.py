@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from fit_collectives import leaf
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize_scalar
 
 from costmodel.timing import kernels
 
@@ -39,6 +39,11 @@ ATTENTION_ASSUMED = {
 # (1 + half / 128) / (1 + half / 64) = 0.725.
 CUDNN_HALF_DIM = (1 - 0.725) / (0.725 / 64 - 1 / 128)
 CUDNN_DIMS = "shared hardware notes, section 7: head dimension 64 reaches 0.70 to 0.75 of 128"
+# Efficiency of scaled dot products on a B200 by number of heads, one sequence of 4096 tokens, of a simulator's own
+# calibration. What its thread blocks leave idle at the end is taken from it, no rate.
+TAILS = "SimuMax, configs/system, B200: efficiency by heads at 4096 tokens (quantities Q172)"
+TAIL_ROW, TAIL_TOKENS = "Q172", 4096
+WITH_TAIL, B200_SMS = ("b200", "gb200", "b300", "gb300"), 148
 HOPPER_PEAK, GB200_PEAK, A100_PEAK = 989.5, 2500.0, 312.0  # [TFLOP/s]
 FLASH2 = "FlashAttention-3 paper, arXiv:2407.08608, figures 5 and 6"
 FLASH2_H200 = "Azure ND_H200_v5 results: FlashAttention-2, head dimension 128, 8192 tokens, 329.3 TFLOP/s"
@@ -54,11 +59,17 @@ FLASH2_LIKE = {
 
 
 def fit_rates(
-    s: np.ndarray, d: np.ndarray, rate: np.ndarray, peak: float
+    s: np.ndarray,
+    d: np.ndarray,
+    rate: np.ndarray,
+    peak: float,
+    waves: np.ndarray | float = 1.0,
+    tail: float = 0.0,
 ) -> tuple[float, float, float, float]:
     """fraction, half_seq, half_dim of `attention_time` and the mean |log error|. s, d [1]; rate, peak [TFLOP/s].
 
     One head dimension says nothing of half_dim: it is 0 then, and the fraction holds at that dimension.
+    waves, tail: as `attention_time` takes them. [1]
     """
     known = len(set(d)) > 1
 
@@ -73,6 +84,8 @@ def fit_rates(
             half_seq=half_seq,
             half_dim=half_dim,
             launch=0.0,
+            waves=waves,
+            tail=tail,
         )
         return np.log(1 / seconds / rate)
 
@@ -85,9 +98,34 @@ def fit_rates(
     return found[0], found[1], found[2], float(np.abs(cost(result.x)).mean())
 
 
+def fit_tail(heads: np.ndarray, efficiency: np.ndarray) -> float:
+    """Waves of `attention_time`'s tail, from efficiencies (of any scale) by heads of one sequence on a B200. [1]"""
+    waves = kernels.query_waves(TAIL_TOKENS, heads, B200_SMS)
+
+    def spread(tail: float) -> float:
+        return float(np.var(np.log(efficiency * (1 + tail / waves))))
+
+    return float(minimize_scalar(spread, bounds=(0, 20), method="bounded").x)
+
+
+def read_tails(path: Path) -> dict[str, float]:
+    """Tail of each pass, from the row of printed efficiencies. [1]"""
+    with path.open() as file:
+        row = next(row for row in csv.DictReader(file) if row["id"] == TAIL_ROW)
+
+    def numbers(text: str) -> np.ndarray:
+        return np.array([float(number) for number in re.findall(r"\d*\.?\d+", text)])
+
+    listed = re.search(r"heads ([\d/]+)", row["quantity"])
+    assert listed, f"{TAIL_ROW} names no heads"
+    heads = numbers(listed[1])
+    return {"fwd": fit_tail(heads, numbers(row["value"])), "bwd": fit_tail(heads, numbers(row["note"]))}
+
+
 def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
     """[attention.bf16.PASS] of every GPU, and [attention.flash2.PASS] of those where that kernel was measured."""
-    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    rows: dict[tuple[str, str], list[tuple[float, float, float, float]]] = defaultdict(list)
+    tails = read_tails(folder.parent / "quantities.csv")
     with (folder / "kernels" / "attention_cudnn.csv").open() as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
             plain = (
@@ -98,21 +136,30 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
             )
             if plain and row["hd_qk"] == row["hd_vo"] == "128":
                 rows[row["gpu"], row["pass"]].append(
-                    (float(row["seqlen"]), float(row["hd_qk"]), float(row["tflops"]))
+                    (
+                        float(row["seqlen"]),
+                        float(row["hd_qk"]),
+                        float(row["tflops"]),
+                        float(row["batch"]) * float(row["q_heads"]),
+                    )
                 )
     peaks = {"H200": 989.5, "GB200": 2500.0, "GB300": 2500.0}
     report += [
         "",
         "## Attention (cuDNN, causal, 16-bit)",
         "",
-        f"Head dimension 128; half head dimension {CUDNN_HALF_DIM:.0f} ({CUDNN_DIMS}).",
+        f"Head dimension 128; half head dimension {CUDNN_HALF_DIM:.0f} ({CUDNN_DIMS}). On Blackwell the last thread "
+        f"blocks take as long as {tails['fwd']:.2f} waves forward and {tails['bwd']:.2f} backward ({TAILS}).",
         "",
         "| GPU | pass | points | fraction | half sequence | mean abs log error |",
         "|---|---|---|---|---|---|",
     ]
     fitted: dict[tuple[str, str], tuple[float, float, float, int]] = {}
     for (gpu, name), points in sorted(rows.items()):
-        fraction, half_seq, _, error = fit_rates(*np.array(points).T, peaks[gpu])
+        seq, dim, rate, heads = np.array(points).T
+        tail = tails[name] if gpu.lower() in WITH_TAIL else 0.0
+        waves = kernels.query_waves(seq, heads, B200_SMS)
+        fraction, half_seq, _, error = fit_rates(seq, dim, rate, peaks[gpu], waves, tail)
         fitted[gpu, name] = (fraction, half_seq, error, len(points))
         report.append(f"| {gpu} | {name} | {len(points)} | {fraction:.3f} | {half_seq:.0f} | {error:.3f} |")
     tables: dict[str, dict[str, dict[str, object]]] = {}
@@ -132,6 +179,10 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
                 "fraction": leaf(fraction, "1", kind, CUDNN, **extra),
                 "half_seq": leaf(half_seq, "1", kind, CUDNN),
             }
+            if gpu in WITH_TAIL:
+                table[name]["tail"] = leaf(
+                    tails[short], "1", "derived" if gpu == "b200" else "assumed", TAILS
+                )
         tables[gpu] = {"bf16": table}
     for gpu, (forward, forward_half, backward, backward_half) in ATTENTION_ASSUMED.items():
         tables[gpu] = {"bf16": assumed_attention(forward, forward_half, backward, backward_half)}

@@ -167,14 +167,27 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
     return tables
 
 
-def memory_table(stream: float, fused: float) -> dict[str, object]:
+# Bandwidth of permuting rows over that of other element-wise kernels, on a B200.
+PERMUTING = 0.50 / 0.67
+PERMUTING_SOURCE = (
+    "SimuMax, configs/system, B200: permutation 0.50, other kernels 0.67 of HBM (quantities Q263)"
+)
+PERMUTED = ("b200", "gb200", "b300", "gb300")
+
+
+def memory_table(gpu: str, stream: float, fused: float) -> dict[str, object]:
     """[memory]: fractions of the data sheet bandwidth by kind of kernel."""
+    kind = "derived" if gpu == "b200" else "assumed"
+    permute = (
+        {"permute": leaf(0.93 * fused * PERMUTING, "1", kind, PERMUTING_SOURCE)} if gpu in PERMUTED else {}
+    )
     note = "forward 3.7 to 3.85 of 4.8 TB/s on H200, backward 3.4 to 3.8; generic element-wise 0.67 (SimuMax, B200)"
     return {
         "stream": leaf(stream, "1", "assumed", START),
         "norm": leaf(fused, "1", "assumed", START, note=note),
         "norm_backward": leaf(0.9 * fused, "1", "assumed", START, note=note),
         "elementwise": leaf(0.93 * fused, "1", "assumed", START, note=note),
+        **permute,
     }
 
 
@@ -219,7 +232,7 @@ def main(folder: Path) -> None:
             "gpu": gpu,
             "gemm": gemms[gpu],
             "attention": attention[gpu],
-            "memory": memory_table(*MEMORY.get(gpu, (0.90, 0.75))),
+            "memory": memory_table(gpu, *MEMORY.get(gpu, (0.90, 0.75))),
             "host": host_table("b" in gpu[:2]),
         }
         if gpu in collectives:
@@ -242,7 +255,7 @@ def main(folder: Path) -> None:
             "gpu": gpu,
             "gemm": table,
             "attention": {"bf16": assumed_attention(forward, 500, backward, 500)},
-            "memory": memory_table(stream, fused),
+            "memory": memory_table(gpu, stream, fused),
             "host": host_table(False),
         }
         (out / f"{gpu}.toml").write_text(header + tomli_w.dumps(record))

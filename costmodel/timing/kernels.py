@@ -9,6 +9,8 @@ from costmodel.amount import Amount, ceiling, maximum
 
 # Output tile of one thread block of large GEMM kernels, rows and columns.
 TILE_ROWS, TILE_COLUMNS = 128, 256
+# Queries of one head that a thread block of an attention kernel on Blackwell works on: two tiles of 128.
+QUERY_ROWS = 256
 
 
 def gemm_time(
@@ -72,6 +74,8 @@ def attention_time(
     half_seq: Amount,
     half_dim: Amount,
     launch: Amount,
+    waves: Amount = 1,
+    tail: Amount = 0,
 ) -> Amount:
     """Seconds of a fused attention kernel. [s]
 
@@ -88,19 +92,30 @@ def attention_time(
         long as the matrix products. [1]
     launch
         Fixed time. [s]
+    waves, tail
+        Thread blocks over SMs (`query_waves`), and waves in whose time the SMs that are done wait for the last blocks,
+        which under a causal mask are not alike. [1]
 
     Notes
     -----
-    rate = peak fraction s / (s + half_seq) x (1 + half_dim / 128) / (1 + half_dim / d). The second
-    factor is the softmax: its exponentials do not shrink with the head dimension.
+    rate = peak fraction s / (s + half_seq) x (1 + half_dim / 128) / (1 + half_dim / d) / (1 + tail / waves). The
+    second factor is the softmax: its exponentials do not shrink with the head dimension.
 
     References
     ----------
     T. Dao, arXiv:2307.08691; J. Shah et al., FlashAttention-3, arXiv:2407.08608, sec. 3.1; tables of
     NVIDIA cudnn-frontend.
     """
-    shape = (1 + half_seq / seq_len) * (1 + half_dim / head_dim) / (1 + half_dim / 128)
+    shape = (1 + half_seq / seq_len) * (1 + half_dim / head_dim) / (1 + half_dim / 128) * (1 + tail / waves)
     return launch + flops * shape / (peak * fraction)
+
+
+def query_waves(queries: Amount, heads: Amount, num_sms: Amount) -> Amount:
+    """Thread blocks of an attention kernel over SMs: `QUERY_ROWS` queries of one head each. [1]
+
+    queries: of all sequences in one call. heads: of queries, on this rank. [1]
+    """
+    return queries * heads / QUERY_ROWS / num_sms
 
 
 def stream_time(num_bytes: Amount, *, bandwidth: Amount, fraction: Amount) -> Amount:

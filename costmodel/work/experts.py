@@ -151,7 +151,7 @@ def permute(x: SimpleNamespace) -> Stream:
     moved += x.dispatch_once * (own * x.etp * destinations(x, x.ep) + rows)
     once = x.activation_bytes * x.he * moved * (1 - x.dispatch_fused)
     both = 2 * once * (1.5 - 0.5 * x.permute_fused)
-    return Stream("permute", both, both)
+    return Stream("permute", both, both, "permute")
 
 
 def router_stream(x: SimpleNamespace) -> Stream:

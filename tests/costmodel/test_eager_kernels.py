@@ -10,6 +10,7 @@ import hardware_db
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import Prediction, predict
+from costmodel.timeline import simulate
 from costmodel.workload import Workload
 
 H100, B200 = (hardware_db.resolve(name, None)[0] for name in ("h100", "b200"))
@@ -257,3 +258,35 @@ def test_frozen_experts_launch_data_gradients_alone(grouped):
     spared = (trained["experts_launch_gaps"] - frozen["experts_launch_gaps"]) / trained["kernel_launch"]
     assert spared == pytest.approx(1 + 2 * 8 + 3 * 8)
     assert frozen["experts_expert_bias_backward"] * 2 == trained["experts_expert_bias_backward"] > 0
+
+
+def filling(**knobs: Any) -> tuple[float, Prediction]:
+    """What waiting for the host does not share with the number of micro-batches, on four stages."""
+    few, many = (
+        run("qwen3-30b-a3b", work=Workload(1024, 8 * count), pp=4, ep=8, dp=8, **knobs) for count in (8, 16)
+    )
+    return 2 * leaf(few, "host_bound") - leaf(many, "host_bound"), few
+
+
+def test_a_pipeline_fills_through_one_halting_host_after_the_other():
+    """Three stages are in front of the last. Capacities or graphs let hosts run ahead, and nothing is added."""
+    seconds, dropless = filling()
+    assert seconds == pytest.approx(3 * dropless.values["host_wait_forward"])
+    assert seconds > 0
+    ahead, padded = filling(moe_capacity_factor=1.0)
+    assert leaf(padded, "host_bound") > 0
+    assert ahead == pytest.approx(0, abs=1e-12)
+
+
+def test_a_simulated_pipeline_fills_as_the_formula_says():
+    """Halts leave no more unexplained than there is without them."""
+    (_, dropless), (_, padded) = filling(), filling(moe_capacity_factor=1.0)
+    assert simulate(dropless).residual == pytest.approx(simulate(padded).residual)
+
+
+def test_permuting_rows_is_slower_on_blackwell_than_other_kernels():
+    """0.50 against 0.67 of HBM (SimuMax's B200); on Hopper nobody says so."""
+    hopper, blackwell = (run("qwen3-30b-a3b", cluster, ep=8, dp=8).values for cluster in (H100, B200))
+    kinds = ("experts_permute_forward", "experts_activation_forward")
+    relative = [values[kinds[0]] / values[kinds[1]] for values in (blackwell, hopper)]
+    assert relative[0] / relative[1] == pytest.approx(0.67 / 0.50, rel=1e-3)
