@@ -220,7 +220,7 @@ def _halting(prediction: Prediction, leaves: Leaves, chunk: Chunk) -> list[Part]
     if not halt:
         return []
     share = min(chunk.count("experts") / prediction.values["experts_pace"], 1 / prediction.plan.vpp)
-    return [Part(EACH_MICROBATCH["host_bound"], leaves["host_bound"].title, share * halt)]
+    return [Part(EACH_MICROBATCH["host_bound"], leaves["host_bound"].title, share * halt)] if share else []
 
 
 def _share(prediction: Prediction, direction: str) -> float:

@@ -113,7 +113,7 @@ class TestGraphs:
     def test_CL066_graphs_save_a_launch_bound_step_15_to_25_percent(self):
         sizes = {"tp": 2, "pp": 2, "ep": 4}
         eager, graph = self.qwen((), **sizes), self.qwen(ROUTER, **sizes)
-        assert 1.15 <= eager.step_time_s / graph.step_time_s <= 1.33
+        assert 1 / 0.85 <= eager.step_time_s / graph.step_time_s <= 1 / 0.75
 
     def test_CL066_graphs_change_nothing_where_dispatch_binds(self):
         """EP 16 over two nodes with alltoall: published 41.36 s without, 42.00 s with."""

@@ -216,15 +216,25 @@ def test_totals_are_the_sums_of_the_spans():
         assert sums == pytest.approx(dict(found), rel=1e-9)
 
 
-def test_waiting_for_the_host_lies_in_the_passes_of_the_slowest_stage():
-    """A small model on many stages: the formula counts the wait of the pace-setting stage for each micro-batch."""
+def test_waiting_for_the_host_lies_in_the_passes_and_a_halting_host_waits_on_every_stage():
+    """A small model on many stages: each micro-batch waits on the pace-setting one, and forward, as long, on others."""
     plan = Plan(pp=4, dp=8, ep=8)
     prediction = with_schedule(predict(load_model("qwen3-30b-a3b"), Workload(1024, 64), H100, plan))
     waits = {leaf.name: leaf for leaf in prediction.time.leaves()}["host_bound"]
     assert waits.value > 0
     line = simulate(prediction)
     found = {stage: seconds(line, stage, "host", waits.title) for stage in range(line.stages)}
-    assert found.pop(slowest(line)) == pytest.approx(waits.value, rel=1e-9)
+    values, count = prediction.values, 64 / 8
+    filling = 3 * values["host_halt"]
+    assert found.pop(slowest(line)) == pytest.approx(waits.value - filling, rel=1e-9)
+    assert list(found.values()) == pytest.approx(3 * [count * values["host_halt"]])
+    # Capacities let the host run ahead: only the slowest stage's waits are counted, as the formula has it.
+    padded = with_schedule(
+        predict(load_model("qwen3-30b-a3b"), Workload(1024, 64), H100, replace(plan, moe_capacity_factor=1.0))
+    )
+    line = simulate(padded)
+    found = {stage: seconds(line, stage, "host", waits.title) for stage in range(line.stages)}
+    assert found.pop(slowest(line)) > 0
     assert not any(found.values())
 
 

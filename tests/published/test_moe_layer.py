@@ -27,8 +27,8 @@ MEASURED = {
     ("mixtral", "deepep"): (4.635550403594971, 7.854356813430786),
     ("mixtral", "hybridep"): (4.342604804039001, 7.740782427787781),
 }
-# hidden size, FFN of one expert, experts, top-k, FFN of the shared expert.
-SHAPES = {"deepseek": (7168, 2048, 32, 8, 2048), "mixtral": (4096, 14336, 8, 2, 0)}
+# hidden size, FFN of one expert, experts, top-k, FFN of the shared expert, groups of experts and those picked from.
+SHAPES = {"deepseek": (7168, 2048, 32, 8, 2048, 8, 4), "mixtral": (4096, 14336, 8, 2, 0, 1, 1)}
 # Kernel tables alone hold to a third; the step's own factors are fitted on whole steps, where power, uneven
 # routing and waits between ranks slow the same block down.
 TOLERANCE = 0.30
@@ -51,13 +51,20 @@ ALONE = {
 
 def layer_model(name: str) -> ModelSpec:
     """A decoder whose expert block has the benchmark's sizes."""
-    hidden, ffn, experts, topk, shared = SHAPES[name]
+    hidden, ffn, experts, topk, shared, groups, picked = SHAPES[name]
     return dataclasses.replace(
         load_model("mixtral-8x7b"),
         hidden=hidden,
         num_heads=hidden // 128,
         num_kv_heads=8,
-        moe=Moe(num_experts=experts, topk=topk, expert_ffn=ffn, shared_expert_ffn=shared),
+        moe=Moe(
+            num_experts=experts,
+            topk=topk,
+            expert_ffn=ffn,
+            shared_expert_ffn=shared,
+            router_groups=groups,
+            router_group_topk=picked,
+        ),
     )
 
 
