@@ -68,9 +68,10 @@ def hardware_inputs(
         ("stream_fraction", "stream"),
     ):
         bound[symbol] = _leaf(tables, cluster, "memory", name)
-    # Where permuting rows was not measured by itself it runs as other element-wise kernels.
-    permuting = "permute" if "permute" in tables.get("memory", {}) else "elementwise"
-    bound["permute_fraction"] = _leaf(tables, cluster, "memory", permuting)
+    # What was not measured by itself runs as other element-wise kernels.
+    for name in ("contiguous", "permute"):
+        known = name in tables.get("memory", {})
+        bound[f"{name}_fraction"] = _leaf(tables, cluster, "memory", name if known else "elementwise")
     bound["kernel_launch"] = _leaf(tables, cluster, "host", "kernel_launch")
     bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]

@@ -205,6 +205,8 @@ def stream_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Times:
     rates = {
         ("norm", "forward"): x.norm_fraction * margin,
         ("norm", "backward"): x.norm_backward_fraction * margin,
+        ("contiguous", "forward"): x.contiguous_fraction,
+        ("contiguous", "backward"): x.contiguous_fraction,
         ("permute", "forward"): x.permute_fraction,
         ("permute", "backward"): x.permute_fraction,
     }

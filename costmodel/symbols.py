@@ -315,6 +315,7 @@ INPUTS: tuple[Input, ...] = tuple(
         attention_backward_tail | 1 | the same, backward
         attention_launch | s | fixed time of one attention kernel
         elementwise_fraction | 1 | fraction of hbm_bandwidth of element-wise kernels
+        contiguous_fraction | 1 | fraction of hbm_bandwidth of kernels that read and write tensors in their order
         permute_fraction | 1 | fraction of hbm_bandwidth of kernels that permute rows
         norm_fraction | 1 | fraction of hbm_bandwidth of fused norms, forward
         norm_backward_fraction | 1 | fraction of hbm_bandwidth of fused norms, backward

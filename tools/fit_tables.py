@@ -187,6 +187,9 @@ def memory_table(gpu: str, stream: float, fused: float) -> dict[str, object]:
         "norm": leaf(fused, "1", "assumed", START, note=note),
         "norm_backward": leaf(0.9 * fused, "1", "assumed", START, note=note),
         "elementwise": leaf(0.93 * fused, "1", "assumed", START, note=note),
+        "contiguous": leaf(
+            stream, "1", "assumed", START, note="activation functions and additions, as a copy or triad"
+        ),
         **permute,
     }
 

@@ -15,7 +15,7 @@ from costmodel.work.linear import Linear
 
 @dataclass(frozen=True)
 class Stream:
-    """Memory-bound kernels: HBM bytes forward and backward; kind "norm", "permute" or "elementwise"."""
+    """Memory-bound kernels: HBM bytes forward and backward; kind "norm", "permute", "contiguous" or "elementwise"."""
 
     name: str
     forward: Amount

@@ -102,7 +102,7 @@ def residual(x: SimpleNamespace) -> Stream:
     again = 2 * x.activation_bytes * splits_residual(x)
     forward = elements * (3 * x.activation_bytes + x.dropout + again)
     backward = elements * (3 * x.activation_bytes + x.dropout * (2 * x.activation_bytes + 1) + again)
-    return Stream("residual", forward, backward)
+    return Stream("residual", forward, backward, "contiguous")
 
 
 def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> Stream:
@@ -124,6 +124,7 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
         name,
         (2 + x.gates + 2 * gated + biased + forward) * elements,
         (3 + 2 * x.gates + 4 * gated + backward) * elements,
+        "contiguous",
     )
 
 
