@@ -131,6 +131,14 @@ def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
     return _bound(table, f"{cluster.gpu.name}, {'.'.join(path)}")
 
 
+def _leaf_if_known(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
+    """A constant of tables that not every GPU's have; 0 without it."""
+    table: Any = tables
+    for step in path:
+        table = table.get(step, {})
+    return _leaf(tables, cluster, *path) if table else NONE_KNOWN
+
+
 def _exposed_host(tables: Mapping[str, Any], cluster: Cluster, name: str) -> Bound:
     """Host time that computes in turn with the kernels: on a processor, whose profile measured it, else none. [s]"""
     if name in tables.get("host", {}):
@@ -177,8 +185,7 @@ def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) 
         f"{prefix}_{short}": _leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()
     }
     # Profiles measured on a user's machine take it into their fraction.
-    known = "fill" in tables.get("gemm", {}).get(dtype, {})
-    bound[f"{prefix}_fill"] = _leaf(tables, cluster, "gemm", dtype, "fill") if known else NONE_KNOWN
+    bound[f"{prefix}_fill"] = _leaf_if_known(tables, cluster, "gemm", dtype, "fill")
     bound[f"{prefix}_fraction"] = _limited(bound[f"{prefix}_fraction"], _power_factor(cluster), cluster)
     if prefix == "gemm":
         bound["gemm_bandwidth_fraction"] = _leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")
@@ -190,10 +197,7 @@ def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str, stack: S
     table = stack.attention if stack.attention in tables.get("attention", {}) else dtype
     bound = {"attention_half_dim": _leaf(tables, cluster, "attention", table, "half_dim")}
     for name in ("forward", "backward"):
-        known = "tail" in tables["attention"][table][name]
-        bound[f"attention_{name}_tail"] = (
-            _leaf(tables, cluster, "attention", table, name, "tail") if known else NONE_KNOWN
-        )
+        bound[f"attention_{name}_tail"] = _leaf_if_known(tables, cluster, "attention", table, name, "tail")
         fraction = _leaf(tables, cluster, "attention", table, name, "fraction")
         bound[f"attention_{name}_fraction"] = _limited(fraction, _attention_power(table, cluster), cluster)
         bound[f"attention_{name}_half"] = _leaf(tables, cluster, "attention", table, name, "half_seq")

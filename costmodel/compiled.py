@@ -17,8 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.symbols import BY_NAME, LAYOUT_INPUTS
+from costmodel.symbols import BY_NAME
 from costmodel.term import Ledger, Term
+
+# Inputs of a plan in which the plans of one layout and pipeline differ in a search.
+_VARIANTS = (
+    "recompute_layers recompute_attention recompute_mlp recompute_norm recompute_activation recompute_moe "
+    "recompute_moe_act recompute_shared_experts recompute_mla_up_proj recompute_ops graph graph_attention graph_mlp "
+    "graph_mamba graph_router graph_experts offload_share ep_overlap delay_wgrad"
+)
+LAYOUT_INPUTS = frozenset(entry.name for entry in BY_NAME.values() if entry.group == "plan") - set(
+    _VARIANTS.split()
+)
 
 Function = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -27,7 +37,7 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 class CompiledModel:
     """What evaluation and explanation need, without sympy.
 
-    layout evaluates what follows from parallel sizes and micro-batch alone (`costmodel.symbols.LAYOUT_INPUTS`),
+    layout evaluates what follows from parallel sizes and micro-batch alone (`LAYOUT_INPUTS`),
     outputs the few numbers that rank plans, from inputs and those; full evaluates every entry. entries holds
     name, title, unit, printed expression and formula of each; trees the breakdowns by name.
     """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from costmodel.binding import bind, precision_recipe, step_keys
 from costmodel.bound import Bound
 from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
-from costmodel.compiled import CompiledModel, compile_model
+from costmodel.compiled import LAYOUT_INPUTS, CompiledModel, compile_model
 from costmodel.evidence import Near, interval, nearest, own_interval
 from costmodel.evidence_quantile import LEVEL
 from costmodel.evidence_setting import setting_of
@@ -23,7 +23,6 @@ from costmodel.memory import STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.stage_inputs import runs
-from costmodel.symbols import LAYOUT_INPUTS
 from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
 from costmodel.workload import Workload

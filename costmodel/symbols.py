@@ -385,14 +385,6 @@ INPUTS: tuple[Input, ...] = tuple(
 )
 BY_NAME: dict[str, Input] = {entry.name: entry for entry in INPUTS}
 
-# Inputs of a plan in which the plans of one layout and pipeline differ in a search.
-_VARIANTS = (
-    "recompute_layers recompute_attention recompute_mlp recompute_norm recompute_activation recompute_moe "
-    "recompute_moe_act recompute_shared_experts recompute_mla_up_proj recompute_ops graph graph_attention graph_mlp "
-    "graph_mamba graph_router graph_experts offload_share ep_overlap delay_wgrad"
-)
-LAYOUT_INPUTS = frozenset(entry.name for entry in INPUTS if entry.group == "plan") - set(_VARIANTS.split())
-
 
 def symbol_table() -> SimpleNamespace:
     """Every input as a positive sympy symbol, by attribute: `x.tp`, `x.hbm_bandwidth`."""
