@@ -1,8 +1,9 @@
 # make check: everything that must hold before a change is proposed. make fix: what can be fixed by itself.
+# make explore: the property-based tests on a thousand new random examples each (an hour; for a quiet afternoon).
 python ?= .venv/bin/python
 tools := $(dir $(python))
 
-.PHONY: check fix format lint types imports tests docs fix-docs
+.PHONY: check fix explore format lint types imports tests docs fix-docs
 
 check: format lint types imports docs tests
 
@@ -16,6 +17,8 @@ imports:
 	$(tools)lint-imports
 tests:
 	$(python) -m pytest
+explore:
+	ADVISOR_EXAMPLES=explore $(python) -m pytest $(shell grep -rl '@given' tests)
 docs:
 	$(python) tools/build_docs.py --check
 	$(python) tools/knob_docs.py --check
