@@ -1,5 +1,5 @@
 # make check: everything that must hold before a change is proposed. make fix: what can be fixed by itself.
-# make explore: the property-based tests on a thousand new random examples each (an hour; for a quiet afternoon).
+# make explore: the property-based tests on a thousand new random examples each (some ten minutes).
 python ?= .venv/bin/python
 tools := $(dir $(python))
 

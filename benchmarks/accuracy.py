@@ -19,6 +19,8 @@ sys.path.insert(0, str(HERE))
 import accuracy_sections as sections  # noqa: E402
 from accuracy_pairs import gap_section, ranking_section  # noqa: E402
 from accuracy_plot import write_plot  # noqa: E402
+from memory_accuracy import memory_section  # noqa: E402
+from shipped_recipes import recipe_lines  # noqa: E402
 
 from advisor.measurements import Case, read_rows, row_case  # noqa: E402
 from advisor.validation import validate  # noqa: E402
@@ -42,15 +44,6 @@ def gap_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def memory_lines(report: dict[str, Any]) -> list[str]:
-    """The memory section: the studied one where it exists."""
-    try:
-        from memory_accuracy import memory_section
-    except ImportError:
-        return sections.memory_section(report)
-    return ["", *memory_section(report)]
-
-
 def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
     """The page's lines, and the report of the first table."""
     tables = {path.name: read_rows(path) for path in paths}
@@ -67,7 +60,8 @@ def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
         *sections.worst_section(report, reasons("worst_reasons.toml"), WORST),
         *ranking_section(reports, cases),
         *gap_section(gaps, reasons("gap_reasons.toml"), WORST),
-        *memory_lines(report),
+        "",
+        *memory_section(report, recipe_lines()),
     ]
     return lines, report
 

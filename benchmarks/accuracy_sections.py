@@ -154,30 +154,3 @@ def worst_section(report: Report, reasons: Mapping[str, Mapping[str, str]], numb
         told = reasons.get(row["id"], {}).get("reason", NOT_STUDIED)
         rows.append([percent(row["rel_error"], True), f"{row['measured']:.3g}", row["id"], run, told])
     return ["", "## Worst", "", *table(["error", "measured [s]", "row", "run", "why"], rows)]
-
-
-def memory_section(report: Report) -> list[str]:
-    """Published peaks beside predicted allocations."""
-    rows = [
-        [
-            row["id"],
-            row["plan"],
-            f"{row['measured_memory_gib']:.1f}",
-            f"{row['allocated_gib']:.1f}",
-            percent(row["allocated_gib"] / row["measured_memory_gib"] - 1, True),
-        ]
-        for row in report["rows"]
-        if row["measured_memory_gib"]
-    ]
-    return [
-        "",
-        "## Memory",
-        "",
-        "Published peak against the predicted allocation (context and fragmentation left out). torchtitan "
-        "prints reserved memory, the others allocated.",
-        "",
-        *table(["row", "plan", "published [GiB]", "predicted [GiB]", "error"], rows),
-        "",
-        f"{percent(report['summary']['fits'])} of the published runs are said to fit. The others are mostly runs whose "
-        "recompute or offload is not stated, which the table takes as none.",
-    ]

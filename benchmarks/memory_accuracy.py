@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shipped_recipes import recipe_lines
+
 import hardware_db
 from advisor.measurements import read_rows
 from advisor.validation import validate
@@ -35,8 +37,11 @@ def table(headers: list[str], rows: Iterable[list[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in [headers, ["---"] * len(headers), *rows]]
 
 
-def memory_section(report: Mapping[str, Any]) -> list[str]:
-    """The section Memory: errors by source against published peaks, runs said not to fit, every published peak."""
+def memory_section(report: Mapping[str, Any], recipes: Iterable[str] = ()) -> list[str]:
+    """The section Memory: errors by source against published peaks, runs said not to fit, every published peak.
+
+    recipes: what is said of plans without times.
+    """
     rows = report["rows"]
     unfit = [row for row in rows if not row["fits"]]
     lines = [
@@ -51,6 +56,8 @@ def memory_section(report: Mapping[str, Any]) -> list[str]:
         ),
         "",
         f"{1 - len(unfit) / max(len(rows), 1):.1%} of {len(rows)} published runs are said to fit.",
+        "",
+        *recipes,
     ]
     if unfit:
         lines += [
@@ -196,7 +203,7 @@ def functional_section(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(memory_section(validate(read_rows(Path(sys.argv[1]))))))
+    print("\n".join(memory_section(validate(read_rows(Path(sys.argv[1]))), recipe_lines())))
     for name in sys.argv[2:]:
         print(
             "\n".join(

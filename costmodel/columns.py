@@ -190,6 +190,9 @@ def _sharding(c: Columns) -> dict[str, Array]:
         "shard": shard,
         "expert_shard": np.maximum(edp * shard / ranks, 1.0),
         "instances": instances,
+        "outer_sharded": (c["outer_dp_sharding_strategy"] == code("outer_dp_sharding_strategy", "optim"))
+        * (c["fsdp"] > 0)
+        * 1.0,
     }
 
 

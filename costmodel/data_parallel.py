@@ -160,6 +160,7 @@ def data_parallel_terms(
         + seconds("unit_scatter")
         + (1 - x.params_sharded) * gather
         + overlap.exposed(seconds("replica"), under_backward)
+        + overlap.exposed(seconds("replica_gather"), under_forward)
     )
     fsdp = x.m * layers * per_layer + edges
     reduced = x.optimizer_sharded * scatter + (1 - x.optimizer_sharded) * plain
@@ -232,7 +233,9 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
 
     Reduce-scatters and all-gathers know only rings, which pass every rank: those beyond the domain cost a hop each.
     With several optimizer instances gradients are reduced over a shard's ranks, then all-reduced between
-    instances, each of them holding 1 / shard; FSDP's replicas (HSDP) do the same. Source: NCCL, tuning.cc.
+    instances, each of them holding 1 / shard; FSDP's replicas (HSDP) do the same, and where they share the optimizer
+    state reduce-scatter and, after its step, gather parameters. Source: NCCL, tuning.cc; Megatron-Core 0.19.2,
+    megatron_fsdp, param_and_grad_buffer.py.
     """
     p = owner.name
     whole = owner.whole
@@ -294,7 +297,23 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
             reduce_scatter_time,
             scatters,
         ),
-        "replica": traffic("fsdp_replica_reduce", between, all_reduce_time, reduces),
+        "replica": traffic(
+            "fsdp_replica_reduce",
+            between
+            + x.outer_sharded
+            * (
+                reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
+                - between
+            ),
+            all_reduce_time,
+            reduces,
+        ),
+        "replica_gather": traffic(
+            "fsdp_replica_gather",
+            x.outer_sharded * all_gather_time(x, bucket / owner.shard, copies, copies_inside) * buckets,
+            all_gather_time,
+            gathers,
+        ),
     }
 
 
@@ -315,7 +334,13 @@ def optimizer_time(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
 def sharded(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
     """Parameters whose optimizer state one rank holds. [1]"""
     return sum(
-        owner.whole * (1 - x.optimizer_sharded + x.optimizer_sharded / owner.shard) for owner in owners
+        owner.whole
+        * (
+            1
+            - x.optimizer_sharded
+            + x.optimizer_sharded / communication.state_shard(x, owner.ranks, owner.shard)
+        )
+        for owner in owners
     )
 
 

@@ -7,7 +7,7 @@ fullest of those between: the one with most parameters. The worst of them is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 
 from costmodel import schedule
@@ -16,7 +16,7 @@ from costmodel.block_kernels import graphed
 from costmodel.encoder import encoder_bytes
 from costmodel.layer import BlockTimes
 from costmodel.term import Ledger, Term
-from costmodel.work import activations, linear, parameters
+from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
 
 STAGES = ("first", "second", "fullest", "last")
@@ -299,11 +299,16 @@ def _stage_memory(
     )
     static = 3 * captured * layers * activations.layer_input(x)
     owned = ((dense, x.shard, False), (experts, x.expert_shard, True))
+    ranks = (communication.data_parallel_ranks(x), x.edp)
+    states = [
+        (amount, communication.state_shard(x, whole, shard), grouped)
+        for (amount, shard, grouped), whole in zip(owned, ranks, strict=True)
+    ]
 
-    def over_owners(function: Callable[..., Amount]) -> Amount:
+    def over_owners(function: Callable[..., Amount], owners: Iterable[tuple[Amount, Amount, bool]]) -> Amount:
         return sum(
             function(x, x.trained * amount + (0 if grouped else adapters), shard)
-            for amount, shard, grouped in owned
+            for amount, shard, grouped in owners
         )
 
     weights = sum(
@@ -321,8 +326,8 @@ def _stage_memory(
     parts: list[tuple[str, str, Amount, Callable[..., Amount] | str]] = [
         ("weights", "weights", weights, weight_bytes),
         ("gathered", "FSDP layers in use", gathered, gathered_bytes),
-        ("gradients", "gradients", over_owners(gradient_bytes), gradient_bytes),
-        ("optimizer", "optimizer state", over_owners(optimizer_bytes), optimizer_bytes),
+        ("gradients", "gradients", over_owners(gradient_bytes, owned), gradient_bytes),
+        ("optimizer", "optimizer state", over_owners(optimizer_bytes, states), optimizer_bytes),
         ("activations", "activations in flight", active, activation_bytes),
         ("logits", "logits and loss", loss, activations.logits),
         ("workspace", "workspace of one layer", workspace, workspace_bytes),

@@ -94,6 +94,7 @@ class Plan:
     shared_expert_overlap: bool = False
     optimizer_instances: int = 1
     fsdp_implementation: str = "megatron"
+    outer_dp_sharding_strategy: str = "no_shard"
     bucket_size: int = 0
     nccl_ub: bool = False
     sharp: bool = False

@@ -90,6 +90,7 @@ INPUTS: tuple[Input, ...] = tuple(
         layers_last | 1 | decoder layers of the last stage
         mtp_heads | 1 | multi-token-prediction heads, on the last stage
         instances | 1 | copies of the sharded optimizer state
+        outer_sharded | 1 | 1 when replicas of an FSDP shard group share the optimizer state
         expert_shard | 1 | ranks over which the experts' optimizer state is sharded
         dispatch_once | 1 | 1 when a token travels once to each GPU or domain (DeepEP, HybridEP)
         dispatch_fused | 1 | 1 when dispatch permutes tokens itself (HybridEP)

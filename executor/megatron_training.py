@@ -31,6 +31,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
     if plan.fsdp and plan.fsdp_implementation == "megatron":
         fields["use_megatron_fsdp"] = True
         fields["data_parallel_sharding_strategy"] = SHARDING[plan.zero_stage]
+        if plan.outer_dp_sharding_strategy != "no_shard":
+            fields["outer_dp_sharding_strategy"] = plan.outer_dp_sharding_strategy
     switches = {
         "nccl_ub": plan.nccl_ub,
         "fp8_param_gather": plan.fp8_param_gather,

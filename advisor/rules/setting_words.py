@@ -24,7 +24,6 @@ DEFAULTS: dict[str, Any] = {
     "nccl_graph_register": UNSAID,
     "nvte_cpu_offload_v1": UNSAID,
     "nvte_fused_attn": UNSAID,
-    "outer_dp_sharding_strategy": "",
     "overlap_p2p_comm_warmup_flush": False,
     "overlap_param_gather_with_optimizer_step": False,
     "pad_cu_seqlens": False,

@@ -98,6 +98,14 @@ def data_parallel_ranks(x: SimpleNamespace) -> Amount:
     return x.dp * x.cp
 
 
+def state_shard(x: SimpleNamespace, ranks: Amount, shard: Amount) -> Amount:
+    """Ranks over which optimizer state is sharded: a shard group's, or all of them where its replicas share it. [1]
+
+    Source: Megatron-Core 0.19.2, megatron_fsdp, outer_dp_sharding_strategy.
+    """
+    return shard + x.outer_sharded * (ranks - shard)
+
+
 def pipeline_ranks_in_domain(x: SimpleNamespace) -> Amount:
     """Ends of a message between neighbouring stages that share a domain: both, else one. [1]
 

@@ -153,6 +153,8 @@ def _sharding(fields: Mapping[str, Any]) -> dict[str, Any]:
         found = {"fsdp": stage >= 2, "zero_stage": stage} | (
             {"fsdp_implementation": "torch"} if torch_one else {}
         )
+        if "outer_dp_sharding_strategy" in fields:
+            found["outer_dp_sharding_strategy"] = fields["outer_dp_sharding_strategy"]
     elif "use_distributed_optimizer" in fields:
         found = {"fsdp": False, "zero_stage": 1 if fields["use_distributed_optimizer"] else 0}
     if "num_distributed_optimizer_instances" in fields:

@@ -353,6 +353,13 @@ def test_resolved_recipes_name_what_is_on():
     assert unsaid.moe_router_fusion
 
 
+def test_replicas_of_shards_that_share_the_optimizer_state():
+    flags = '{"num_distributed_optimizer_instances": 4, "outer_dp_sharding_strategy": "optim"}'
+    plan = case(NEMO, fsdp="1", pp="1", vp="1", other_flags=flags).plan
+    assert (plan.sharding_instances, plan.outer_dp_sharding_strategy) == (4, "optim")
+    assert case(NEMO, fsdp="1", pp="1", vp="1").plan.outer_dp_sharding_strategy == "no_shard"
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [

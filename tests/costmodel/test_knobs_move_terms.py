@@ -37,6 +37,11 @@ BASES: dict[str, tuple[str, str, Plan]] = {
     ),
     "flat": ("dense", "dgx-h100", Plan(tp=2, dp=32, sequence_parallel=True, overlap_param_gather=False)),
     "fsdp": ("dense", "dgx-h100", Plan(dp=64, fsdp=True, zero_stage=3)),
+    "replicas of shards": (
+        "dense",
+        "dgx-h100",
+        Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=8, overlap_grad_reduce=False),
+    ),
     "recompute": ("dense", "dgx-h100", Plan(tp=2, pp=4, dp=8, recompute="full", recompute_num_layers=5)),
     "selective": (
         "dense",
@@ -98,6 +103,7 @@ WHERE = {
     "nvl_segment": "experts",
     "fsdp_implementation": "fsdp",
     "fsdp_shard_size": "fsdp",
+    "outer_dp_sharding_strategy": "replicas of shards",
     "main_params_dtype": "aware",
     "main_grads_dtype": "aware",
     "exp_avg_dtype": "aware",
@@ -200,6 +206,8 @@ def test_a_knob_moves_a_term_unless_its_record_says_nothing(name):
         ("nccl_ub", "dp_gradients"),
         ("fsdp", "fsdp_exposed"),
         ("fsdp_shard_size", "fsdp_exposed"),
+        ("outer_dp_sharding_strategy", "fsdp_exposed"),
+        ("outer_dp_sharding_strategy", "memory_first_optimizer"),
         ("optimizer_instances", "dp_gradients"),
         ("main_params_dtype", "memory_first_optimizer"),
         ("exp_avg_dtype", "memory_first_optimizer"),

@@ -273,6 +273,28 @@ def test_replicas_of_hybrid_sharding_reduce_over_the_network():
     assert hybrid.peak_memory_bytes > whole.peak_memory_bytes
 
 
+def test_replicas_that_share_the_optimizer_state_hold_a_part_of_it_each():
+    """HFSDP: state over all ranks, gradients reduce-scattered and parameters gathered between replicas."""
+    workload, plan = Workload(8192, 64), Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=8)
+    apart, shared = (
+        predict(LLAMA, workload, H100, dataclasses.replace(plan, outer_dp_sharding_strategy=outer))
+        for outer in ("no_shard", "optim")
+    )
+    state = "memory_first_optimizer"
+    assert shared.values[state] == pytest.approx(apart.values[state] / 8)
+    assert shared.values["memory_first_weights"] == apart.values["memory_first_weights"]
+    assert shared.values["memory_first_gradients"] == apart.values["memory_first_gradients"]
+    # Parameters have two bytes, gradients four: less than the all-reduce of gradients, more than half of it.
+    both = shared.values["dp_fsdp_replica_reduce"] + shared.values["dp_fsdp_replica_gather"]
+    assert 0.5 < both / apart.values["dp_fsdp_replica_reduce"] < 1
+    assert apart.values["dp_fsdp_replica_gather"] == 0
+    whole = dataclasses.replace(plan, fsdp_shard_size=0)
+    one = dataclasses.replace(whole, outer_dp_sharding_strategy="optim")
+    assert (
+        predict(LLAMA, workload, H100, one).step_time_s == predict(LLAMA, workload, H100, whole).step_time_s
+    )
+
+
 def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
     """Out of the flat buffer in both passes with ZeRO 3, gradients into it; nothing on one GPU."""
 

@@ -66,6 +66,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tp_overlap_sms": (8,),
     "tp_overlap_splits": (2,),
     "fsdp_shard_size": (2, 4, 8),
+    "outer_dp_sharding_strategy": ("optim",),
 }
 
 

@@ -1,0 +1,46 @@
+"""Plans that a publisher ships as recipes, without times: whether they fit.
+
+bridge_recipes.csv is written by tools/read_bridge_recipes.py; a run of such a plan must fit on its GPU.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from advisor.measurement_rows import Row
+from advisor.measurements import Case, row_case
+from advisor.validation import refuted
+from costmodel.predict import predict
+
+RECIPES = Path(__file__).with_name("bridge_recipes.csv")
+
+
+def recipe_rows() -> list[Row]:
+    """Rows of the table, as runs of NeMo 26.06; a time is asked for, and any will do."""
+    common = {"step_time_s": "1", "container": "nemo:26.06"}
+    with RECIPES.open(newline="", encoding="utf-8") as file:
+        return [Row(values | common) for values in csv.DictReader(file)]
+
+
+def over_memory(cases: list[Case]) -> dict[str, tuple[float, bool]]:
+    """By recipe, the share by which its peak is over the GPU's memory [1], and whether that refutes it."""
+    found = {}
+    for case in cases:
+        prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        share = prediction.peak_memory_bytes / prediction.device_bytes - 1
+        found[case.id] = (share, refuted(prediction))
+    return found
+
+
+def recipe_lines() -> list[str]:
+    """What the section Memory says of them."""
+    rows = recipe_rows()
+    cases = [case for case in map(row_case, rows) if isinstance(case, Case)]
+    found = over_memory(cases).values()
+    over = [share for share, _ in found if share > 0]
+    return [
+        f"Of {len(cases)} plans that are shipped as recipes, without times ({rows[0].text('source')}), {len(over)} are "
+        f"predicted over their GPU's memory, by up to {max(over):.0%}, and {sum(no for _, no in found)} so far over "
+        f"that we call them impossible. {len(rows) - len(cases)} more contradict themselves: sizes that do not divide.",
+    ]
