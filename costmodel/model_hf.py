@@ -178,12 +178,15 @@ def _qwen_experts(config: Config) -> Config:
     }
 
 
-def _qwen2_moe(config: Config) -> Config:
-    shared = {
+def _shared_expert(config: Config) -> Config:
+    return {
         "shared_expert_ffn": _count(config, "shared_expert_intermediate_size"),
         "shared_expert_gate": True,
     }
-    return _qwen2(config) | {"moe": _qwen_experts(config) | shared}
+
+
+def _qwen2_moe(config: Config) -> Config:
+    return _qwen2(config) | {"moe": _qwen_experts(config) | _shared_expert(config)}
 
 
 def _qwen3_moe(config: Config) -> Config:
@@ -234,6 +237,88 @@ def _deepseek(config: Config) -> Config:
     return llama | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla, "moe": moe, "mtp_layers": mtp}
 
 
+def _every_nth(config: Config, kind: str, step: int) -> None:
+    """Whether layers of `kind` are every step-th one, from the step-th on, where the file lists its layers."""
+    listed = config.get("layer_types")
+    if listed is None:
+        return
+    if not isinstance(listed, list) or any(
+        (layer == kind) != (place % step == 0) for place, layer in enumerate(listed, 1)
+    ):
+        raise ValueError(
+            f"layer_types is no list with {kind} at every {step}th layer. Write the model as a TOML."
+        )
+
+
+def _gated_delta(config: Config) -> Config:
+    """Qwen3-Next and Qwen3.5: gated delta nets, and gated attention with norms of Q and K every few layers."""
+    step = _count(config, "full_attention_interval", 4)
+    _every_nth(config, "full_attention", step)
+    table = {
+        "full_attention_interval": step,
+        "num_key_heads": _count(config, "linear_num_key_heads", 16),
+        "num_value_heads": _count(config, "linear_num_value_heads", 32),
+        "key_head_dim": _count(config, "linear_key_head_dim", 128),
+        "value_head_dim": _count(config, "linear_value_head_dim", 128),
+        "conv_kernel": _count(config, "linear_conv_kernel_dim", 4),
+    }
+    # A class without dense layers has no width for them.
+    width = _count(config, "intermediate_size", config.get("moe_intermediate_size"))
+    values = _llama({"head_dim": 256} | config | {"intermediate_size": width})
+    mtp = _count_or_zero(config, "mtp_num_hidden_layers")
+    return values | {"qk_norm": True, "attention_output_gate": True, "gated_delta": table, "mtp_layers": mtp}
+
+
+def _gated_delta_moe(config: Config) -> Config:
+    return _gated_delta(config) | {"moe": _qwen_experts(config) | _shared_expert(config)}
+
+
+def _language_part(convert: Callable[[Config], Config]) -> Callable[[Config], Config]:
+    """The language model of a file that describes an encoder of images beside it."""
+
+    def read(config: Config) -> Config:
+        text = config.get("text_config")
+        if not isinstance(text, dict):
+            raise ValueError("text_config is missing. Give it in the file.")
+        values = convert({"tie_word_embeddings": _flag(config, "tie_word_embeddings")} | text)
+        return values | {"left_out": "the encoder of images"}
+
+    return read
+
+
+def _glm4_moe(config: Config) -> Config:
+    """GLM-4.5: grouped-query attention, and experts as in DeepSeek-V3."""
+    width = _count(config, "moe_intermediate_size")
+    moe = {
+        "num_experts": _count(config, "n_routed_experts"),
+        "topk": _count(config, "num_experts_per_tok"),
+        "expert_ffn": width,
+        "shared_expert_ffn": width * _count_or_zero(config, "n_shared_experts"),
+        "dense_first_layers": _count_or_zero(config, "first_k_dense_replace"),
+        "router_score": "sigmoid",
+        "expert_bias": True,
+        **{name: _count(config, key, 1) for name, key in ROUTER_GROUPS.items()},
+    }
+    # Of attention's linear layers those of Q, K and V have biases.
+    values = _llama({"mlp_bias": _flag(config, "attention_bias")} | config) | {"linear_bias": False}
+    mtp = _count_or_zero(config, "num_nextn_predict_layers")
+    return values | {"qk_norm": _flag(config, "use_qk_norm"), "moe": moe, "mtp_layers": mtp}
+
+
+def _gpt_oss(config: Config) -> Config:
+    """GPT-OSS: windows at every other layer, attention sinks, clamped gates, biases in every linear layer."""
+    _every_nth(config, "full_attention", 2)
+    moe = {
+        "num_experts": _count(config, "num_local_experts"),
+        "topk": _count(config, "num_experts_per_tok"),
+        "expert_ffn": _count(config, "intermediate_size"),
+        "load_balancing": "none",
+    }
+    window = {"window": _count(config, "sliding_window", 128), "full_attention_interval": 2}
+    values = _llama({"attention_bias": True, "head_dim": 64} | config | {"mlp_bias": True})
+    return values | {"activation": "quick_gelu", "attention_sink": True, "moe": moe, "sliding_window": window}
+
+
 def _gpt2(config: Config) -> Config:
     heads, hidden = _count(config, "n_head", 12), _count(config, "n_embd", 768)
     return {
@@ -274,4 +359,11 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "DeepseekV2ForCausalLM": _deepseek,
     "DeepseekV3ForCausalLM": _deepseek,
+    "Qwen3NextForCausalLM": _gated_delta_moe,
+    "Qwen3_5ForCausalLM": _gated_delta,
+    "Qwen3_5ForConditionalGeneration": _language_part(_gated_delta),
+    "Qwen3_5MoeForCausalLM": _gated_delta_moe,
+    "Qwen3_5MoeForConditionalGeneration": _language_part(_gated_delta_moe),
+    "Glm4MoeForCausalLM": _glm4_moe,
+    "GptOssForCausalLM": _gpt_oss,
 }

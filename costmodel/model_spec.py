@@ -155,7 +155,8 @@ class ModelSpec(Checked):
     [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention, - mlp, E experts), '' uniform.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:
     an independent count to the digit, without multi-token prediction and padding.
-    parameters_known: false where our formulas do not cover the model, `note` says why.
+    parameters_known: false where our formulas do not cover the model, `note` says why. left_out: what of the model is
+    not counted; every prediction says it.
     """
 
     name: str
@@ -201,6 +202,7 @@ class ModelSpec(Checked):
     vocab_source: str = ""
     source: str = ""
     note: str = ""
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

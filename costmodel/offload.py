@@ -17,6 +17,7 @@ MODULE_FLAGS = (
     "offload_mlp_norm",
     "offload_expert_fc1",
     "offload_moe_act",
+    "offload_fused_group_mlp",
 )
 
 

@@ -298,7 +298,7 @@ def predict(
         sources=sources,
         features=features,
         bound_by=_bound_by(time),
-        assumptions=_assumptions(bound),
+        assumptions=_assumptions(bound, model.left_out),
         interval_basis=spread.basis,
         evidence=nearest(setting, published_id),
     )
@@ -392,6 +392,6 @@ def _bound_by(time: TermValue) -> str:
     return next(iter(resource_shares(time)))
 
 
-def _assumptions(bound: dict[str, Bound]) -> tuple[str, ...]:
+def _assumptions(bound: dict[str, Bound], left_out: str) -> tuple[str, ...]:
     notes = [entry.note for entry in bound.values() if entry.note]
-    return tuple(dict.fromkeys(notes))
+    return (*([f"not counted of the model: {left_out}"] if left_out else []), *dict.fromkeys(notes))

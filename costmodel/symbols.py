@@ -125,6 +125,7 @@ INPUTS: tuple[Input, ...] = tuple(
         offload_mlp_norm | 1 | 1 when the inputs of MLP norms do
         offload_expert_fc1 | 1 | 1 when the experts' inputs do
         offload_moe_act | 1 | 1 when the experts' FC1 outputs do
+        offload_fused_group_mlp | 1 | 1 when all that fused experts keep does
         optimizer_offload | 1 | share of the optimizer on the host
         offload_overlapped | 1 | 1 when copies of the offloaded optimizer overlap
         bf16_share | 1 | share of the layers that stay in 16 bits

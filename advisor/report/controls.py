@@ -61,7 +61,15 @@ EXPERTS = (
     *(name for name, knob in KNOBS.items() if knob.topic == KNOBS["moe_dispatcher"].topic),
 )
 # Items of lists that only some models have.
-EXPERT_ITEMS = ("moe", "moe_act", "moe_router", "moe_preprocess", "shared_experts", "expert_fc1")
+EXPERT_ITEMS = (
+    "moe",
+    "moe_act",
+    "moe_router",
+    "moe_preprocess",
+    "shared_experts",
+    "expert_fc1",
+    "fused_group_mlp",
+)
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,16 @@ def clamp(x: SimpleNamespace) -> Stream:
 
 def saved_expert_input(x: SimpleNamespace) -> Amount:
     """Rows as they came to the experts, kept for FC1's weight gradient. [byte]"""
-    return (1 - x.recompute_moe) * (1 - x.offload_expert_fc1) * x.saved_bytes * expert_rows(x) * x.he
+    here = kept_by_experts(x) * (1 - x.offload_expert_fc1)
+    return here * x.saved_bytes * expert_rows(x) * x.he
+
+
+def kept_by_experts(x: SimpleNamespace) -> Amount:
+    """1 where the experts' own tensors stay on the GPU: neither recomputed nor, of fused experts, offloaded. [1]
+
+    Source: Megatron-Core 0.19.2, experts.py, offload_fused_group_mlp.
+    """
+    return (1 - x.recompute_moe) * (1 - x.offload_fused_group_mlp)
 
 
 def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
@@ -305,14 +314,14 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     saved = saved_norm(x, x.offload_mlp_norm, 0, apart=1) | {
         "router scores": kept * ROUTER_BYTES * own * x.E,
         "dispatched rows": saved_expert_input(x),
-        "expert fc1 output": kept
+        "expert fc1 output": kept_by_experts(x)
         * (1 + is_clamped(x) * (1 - x.recompute_moe_act))
         * (1 - x.offload_moe_act)
         * (1 + x.gates)
         * x.activation_bytes
         * received
         * width,
-        "expert fc2 input": kept
+        "expert fc2 input": kept_by_experts(x)
         * x.fc2_copies
         * (1 - x.recompute_moe_act)
         * x.saved_bytes

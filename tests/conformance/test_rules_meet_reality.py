@@ -145,6 +145,7 @@ ELSEWHERE = {
     "vpp_group_range": "the interleaved schedule, while it runs",
     "mamba_heads": "MambaMixer, while it is built",
     "fused_experts_whole": "Transformer Engine's grouped MLP, while it is built",
+    "fused_offload": "TransformerConfig of Megatron-Core 0.19.2",
     "fsdp_mapping": "Megatron-Bridge's configuration",
     "fsdp_shard_divides": "process groups, as instances_divide; FSDP's need einops",
     "fsdp_shard_stage": "Megatron-FSDP, while it is built",

@@ -41,7 +41,16 @@ H100 = hardware_db.resolve("h100", None)[0]
 # Each family runs the law by itself, so a few examples each are many together.
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MODULES_OF_EXPERTS = ("moe", "moe_act", "shared_experts")
-OFFLOADABLE = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
+OFFLOADABLE = (
+    "attn_norm",
+    "qkv_linear",
+    "core_attn",
+    "attn_proj",
+    "mlp_norm",
+    "expert_fc1",
+    "moe_act",
+    "fused_group_mlp",
+)
 
 
 def tensor_sizes(model: ModelSpec) -> list[int]:

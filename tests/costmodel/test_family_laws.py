@@ -294,6 +294,20 @@ def test_selective_recompute_issues_its_kernels_again():
     assert waits[1] > waits[0] * (1 + 1e-9)
 
 
+def test_fused_experts_offload_all_that_they_keep():
+    """Rows, FC1's output and FC2's input in MXFP8, 1 + 1/32 bytes; FC1's output, gate and all, in BF16."""
+    model, workload = load_model("qwen3-30b-a3b"), Workload(4096, 64)
+    plan = Plan(dp=8, ep=8, precision="mxfp8", expert_mlp_fusion=True)
+    here, away = (
+        predict(model, workload, B200, dataclasses.replace(plan, offload_modules=modules)).values
+        for modules in ((), ("fused_group_mlp",))
+    )
+    rows, stored = 4096 * 8, here["saved_bytes"]
+    element = stored * 2048 + 2 * 768 * 2 + here["fc2_copies"] * stored * 768
+    kept = here["experts_activation_bytes"] - away["experts_activation_bytes"]
+    assert kept == pytest.approx(rows * element)
+
+
 def test_buffers_of_offloading_are_no_larger_than_the_stage():
     model, workload = load_model("gpt-oss-120b"), Workload(2048, 8)
     here, away = (

@@ -2,155 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
+from hf_configs import (
+    DEEPSEEK_V3,
+    GEMMA_2B,
+    GLM45_AIR,
+    GPT2,
+    GPT_OSS_20B,
+    LLAMA3_8B,
+    MISTRAL_7B,
+    MIXTRAL_8X7B,
+    MOONLIGHT,
+    NEOX_20B,
+    QWEN2_57B,
+    QWEN3_8B,
+    QWEN3_30B,
+    QWEN3_NEXT,
+    QWEN25_7B,
+    QWEN35_27B,
+    QWEN35_35B,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.model_hf import ARCHITECTURES, read_hf_config
 from costmodel.model_registry import load_model
 from costmodel.parameter_counts import count_parameters
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.workload import Workload
+from hardware_db import load_cluster
 
 UNHURRIED = settings(deadline=None)
-
-LLAMA3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 128256,
-}
-MISTRAL_7B = LLAMA3_8B | {
-    "architectures": ["MistralForCausalLM"],
-    "vocab_size": 32000,
-    "sliding_window": 4096,
-}
-QWEN25_7B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "sliding_window": 131072,
-    "use_sliding_window": False,
-    "tie_word_embeddings": False,
-    "vocab_size": 152064,
-}
-QWEN3_8B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "vocab_size": 151936,
-}
-QWEN3_30B = QWEN3_8B | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "decoder_sparse_step": 1,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-}
-QWEN2_57B = QWEN25_7B | {
-    "architectures": ["Qwen2MoeForCausalLM"],
-    "moe_intermediate_size": 2560,
-    "shared_expert_intermediate_size": 20480,
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151936,
-}
-MIXTRAL_8X7B = MISTRAL_7B | {
-    "architectures": ["MixtralForCausalLM"],
-    "sliding_window": None,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-DEEPSEEK_V3 = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-MOONLIGHT = DEEPSEEK_V3 | {
-    "first_k_dense_replace": 1,
-    "hidden_size": 2048,
-    "intermediate_size": 11264,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 16,
-    "num_nextn_predict_layers": 0,
-    "q_lora_rank": None,
-    "vocab_size": 163842,
-}
-GEMMA_2B = {
-    "architectures": ["GemmaForCausalLM"],
-    "head_dim": 256,
-    "hidden_act": "gelu",
-    "hidden_size": 2048,
-    "intermediate_size": 16384,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 18,
-    "num_key_value_heads": 1,
-    "vocab_size": 256000,
-}
-GPT2 = {
-    "architectures": ["GPT2LMHeadModel"],
-    "activation_function": "gelu_new",
-    "n_ctx": 1024,
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "n_positions": 1024,
-    "vocab_size": 50257,
-}
-NEOX_20B = {
-    "architectures": ["GPTNeoXForCausalLM"],
-    "hidden_act": "gelu_fast",
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 44,
-    "tie_word_embeddings": False,
-    "vocab_size": 50432,
-}
 
 
 def write(folder, config):
@@ -187,6 +73,8 @@ def test_totals_of_published_checkpoints(tmp_path, config, total):
         (MIXTRAL_8X7B, "mixtral-8x7b"),
         (DEEPSEEK_V3, "deepseek-v3"),
         (MOONLIGHT, "moonlight-16b-a3b"),
+        (QWEN3_NEXT | {"mtp_num_hidden_layers": 1}, "qwen3-next-80b-a3b"),
+        (GPT_OSS_20B, "gpt-oss-20b"),
     ],
 )
 def test_same_model_as_our_file(tmp_path, config, name):
@@ -198,6 +86,42 @@ def test_same_model_as_our_file(tmp_path, config, name):
         ours.activation,
         ours.mtp_layers,
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "family", "total", "active"),
+    [
+        (QWEN35_35B, "gated-delta-moe", 35e9, 3e9),
+        (QWEN35_27B, "gated-delta", 27e9, 27e9),
+        (GLM45_AIR, "moe", 106e9, 12e9),
+    ],
+)
+def test_newer_models_have_the_sizes_of_their_names(tmp_path, config, family, total, active):
+    """Names round to a billion; their active parameters count the vocabulary's two tables, or one, or none."""
+    spec = read_hf_config(write(tmp_path, config))
+    counts = count_parameters(spec)
+    assert spec.family == family
+    assert counts.total == pytest.approx(total, rel=0.01)
+    tables = 2 * spec.vocab * spec.hidden
+    assert counts.active - tables - 0.5e9 < active < counts.active + 0.5e9
+    assert (spec.left_out == "the encoder of images") == ("text_config" in config)
+
+
+def test_what_is_not_counted_of_a_model_is_said(tmp_path):
+    cluster, plan = load_cluster("dgx-h100"), Plan(pp=5, dp=8, ep=8)
+    spec = read_hf_config(write(tmp_path, QWEN35_35B))
+    said = "not counted of the model: the encoder of images"
+    assert predict(spec, Workload(4096, 64), cluster, plan).assumptions[0] == said
+    whole = dataclasses.replace(spec, left_out="")
+    assert said not in predict(whole, Workload(4096, 64), cluster, plan).assumptions
+
+
+def test_layers_in_another_order_are_refused(tmp_path):
+    text = QWEN35_35B["text_config"] | {"layer_types": ["full_attention"] * 40}
+    with pytest.raises(ValueError, match="layer_types is no list with full_attention at every 4th layer"):
+        read_hf_config(write(tmp_path, QWEN35_35B | {"text_config": text}))
+    with pytest.raises(ValueError, match="text_config is missing"):
+        read_hf_config(write(tmp_path, QWEN35_35B | {"text_config": None}))
 
 
 def test_folder_and_file_work_as_model_names(tmp_path):
