@@ -1,5 +1,5 @@
 # make check: everything that must hold before a change is proposed. make fix: what can be fixed by itself.
-# make explore: the property-based tests on a thousand new random examples each (some ten minutes).
+# make explore: the property-based tests on new random examples, a thousand of most (some ten minutes).
 python ?= .venv/bin/python
 tools := $(dir $(python))
 
@@ -18,7 +18,7 @@ imports:
 tests:
 	$(python) -m pytest
 explore:
-	ADVISOR_EXAMPLES=explore $(python) -m pytest $(shell grep -rl '@given' tests)
+	ADVISOR_EXAMPLES=explore $(python) -m pytest -n 2 $(shell grep -rl '@given' tests)
 docs:
 	$(python) tools/build_docs.py --check
 	$(python) tools/knob_docs.py --check

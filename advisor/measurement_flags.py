@@ -60,10 +60,10 @@ def optimizer_knobs(row: Row) -> dict[str, Any]:
     }
     instances = flags.get("num_distributed_optimizer_instances")
     values: dict[str, Any] = {"precision_aware_optimizer": aware} | (formats if aware else {})
-    outer = (
-        {"outer_dp_sharding_strategy": "optim"} if flags.get("outer_dp_sharding_strategy") == "optim" else {}
-    )
-    return values | {"optimizer_instances": int(instances) if instances else 1} | outer
+    return values | {
+        "optimizer_instances": int(instances) if instances else 1,
+        "outer_dp_sharding_strategy": flags.get("outer_dp_sharding_strategy", "no_shard"),
+    }
 
 
 def offload_knobs(row: Row) -> dict[str, Any]:

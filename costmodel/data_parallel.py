@@ -228,6 +228,14 @@ def two_stages(inside: Amount, between: Amount) -> Amount:
     return inside + between
 
 
+def between_replicas(x: SimpleNamespace, reduced: Amount, scattered: Amount) -> Amount:
+    """Gradients between the replicas of an FSDP shard group: all-reduced, scattered where they share the state. [s]
+
+    Source: Megatron-Core 0.19.2, megatron_fsdp, param_and_grad_buffer.py.
+    """
+    return reduced + x.outer_sharded * (scattered - reduced)
+
+
 def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, Traffic]:
     """Collectives over one owner's ranks, before any overlap; each bucket and each unit of FSDP pays its latency.
 
@@ -247,6 +255,7 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     reduced = communication.gradient_bytes(x, whole) / buckets
     bucket = communication.gather_bytes(x, whole) / buckets
     between = all_reduce_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
+    apart = reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
 
     def scattered(size: Amount) -> Amount:
         hops = (owner.shard - inside) * x.reduce_scatter_low_latency_per_rank
@@ -299,13 +308,8 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
         ),
         "replica": traffic(
             "fsdp_replica_reduce",
-            between
-            + x.outer_sharded
-            * (
-                reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
-                - between
-            ),
-            all_reduce_time,
+            between_replicas(x, between, apart),
+            between_replicas,
             reduces,
         ),
         "replica_gather": traffic(

@@ -299,11 +299,9 @@ def _stage_memory(
     )
     static = 3 * captured * layers * activations.layer_input(x)
     owned = ((dense, x.shard, False), (experts, x.expert_shard, True))
-    ranks = (communication.data_parallel_ranks(x), x.edp)
-    states = [
-        (amount, communication.state_shard(x, whole, shard), grouped)
-        for (amount, shard, grouped), whole in zip(owned, ranks, strict=True)
-    ]
+    of_all = communication.state_shard(x, communication.data_parallel_ranks(x), x.shard)
+    of_experts = communication.state_shard(x, x.edp, x.expert_shard)
+    states = ((dense, of_all, False), (experts, of_experts, True))
 
     def over_owners(function: Callable[..., Amount], owners: Iterable[tuple[Amount, Amount, bool]]) -> Amount:
         return sum(

@@ -207,9 +207,24 @@ def _mixtral(config: Config) -> Config:
 ROUTER_GROUPS = {"router_groups": "n_group", "router_group_topk": "topk_group"}
 
 
+def _small_experts(config: Config) -> Config:
+    """Many small experts beside shared ones, behind dense layers: DeepSeek, and GLM-4.5 after it."""
+    width = _count(config, "moe_intermediate_size")
+    return {
+        "num_experts": _count(config, "n_routed_experts"),
+        "topk": _count(config, "num_experts_per_tok"),
+        "expert_ffn": width,
+        "shared_expert_ffn": width * _count_or_zero(config, "n_shared_experts"),
+        "dense_first_layers": _count_or_zero(config, "first_k_dense_replace"),
+    }
+
+
+def _router_groups(config: Config) -> Config:
+    return {name: _count(config, key, 1) for name, key in ROUTER_GROUPS.items()}
+
+
 def _deepseek(config: Config) -> Config:
     """DeepSeek-V2 and V3 (also Moonlight and Kimi K2, which use the V3 class)."""
-    expert_ffn = _count(config, "moe_intermediate_size")
     v_head_dim = _count(config, "v_head_dim", 128)
     mla = {
         "kv_lora_rank": _count(config, "kv_lora_rank"),
@@ -220,18 +235,13 @@ def _deepseek(config: Config) -> Config:
     if config.get("q_lora_rank") is not None:
         mla["q_lora_rank"] = _count(config, "q_lora_rank")
     sigmoid = config.get("scoring_func") == "sigmoid" or config.get("topk_method") == "noaux_tc"
-    moe = {
-        "num_experts": _count(config, "n_routed_experts"),
-        "topk": _count(config, "num_experts_per_tok"),
-        "expert_ffn": expert_ffn,
-        "shared_expert_ffn": expert_ffn * _count_or_zero(config, "n_shared_experts"),
-        "dense_first_layers": _count_or_zero(config, "first_k_dense_replace"),
+    moe = _small_experts(config) | {
         "layer_interval": _count(config, "moe_layer_freq", 1),
         "router_score": "sigmoid" if sigmoid else "softmax",
         "expert_bias": config.get("topk_method") == "noaux_tc",
     }
     if config.get("topk_method") != "greedy":
-        moe |= {name: _count(config, key, 1) for name, key in ROUTER_GROUPS.items()}
+        moe |= _router_groups(config)
     mtp = _count_or_zero(config, "num_nextn_predict_layers")
     llama = _llama({"head_dim": v_head_dim} | config)
     return llama | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla, "moe": moe, "mtp_layers": mtp}
@@ -288,17 +298,7 @@ def _language_part(convert: Callable[[Config], Config]) -> Callable[[Config], Co
 
 def _glm4_moe(config: Config) -> Config:
     """GLM-4.5: grouped-query attention, and experts as in DeepSeek-V3."""
-    width = _count(config, "moe_intermediate_size")
-    moe = {
-        "num_experts": _count(config, "n_routed_experts"),
-        "topk": _count(config, "num_experts_per_tok"),
-        "expert_ffn": width,
-        "shared_expert_ffn": width * _count_or_zero(config, "n_shared_experts"),
-        "dense_first_layers": _count_or_zero(config, "first_k_dense_replace"),
-        "router_score": "sigmoid",
-        "expert_bias": True,
-        **{name: _count(config, key, 1) for name, key in ROUTER_GROUPS.items()},
-    }
+    moe = _small_experts(config) | {"router_score": "sigmoid", "expert_bias": True} | _router_groups(config)
     # Of attention's linear layers those of Q, K and V have biases.
     values = _llama({"mlp_bias": _flag(config, "attention_bias")} | config) | {"linear_bias": False}
     mtp = _count_or_zero(config, "num_nextn_predict_layers")

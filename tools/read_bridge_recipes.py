@@ -3,18 +3,14 @@
     python tools/read_bridge_recipes.py FOLDER benchmarks/bridge_recipes.csv
 
 FOLDER is an unpacked wheel (`pip download --no-deps megatron-bridge==0.6.2`, then unzip). A recipe is a function that
-fills in a configuration. The modules of recipes and of mixed precision run as they are, every other module of Bridge
-is a stand-in whose attributes remember what they are set to. Recipes of models and GPUs that we do not know are
-counted and left out.
+fills in a configuration; it runs here among stand-ins (`bridge_stand_ins`). Recipes of models and GPUs that we do not
+know are counted and left out.
 """
 
 from __future__ import annotations
 
 import csv
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
 import json
 import re
@@ -22,8 +18,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from bridge_stand_ins import Bridge, Recorded
 
 from costmodel.model_registry import load_model
 
@@ -40,16 +37,12 @@ NAME = re.compile(
     r"(?P<model>.+)_(?P<task>pretrain|sft|peft)_(?P<gpus>\d+)gpu_(?P<gpu>[a-z]+\d+)_(?P<precision>[a-z0-9]+)_"
 )
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-# Modules of Bridge that run as they are, below megatron.bridge.
-REAL = ("recipes", "perf_recipes", "training.mixed_precision")
-# Stand-ins outside Bridge: the second reads a file that the wheel lacks.
-ABSENT = ("transformers", "megatron.core.quantization")
 # What stands in the column of other flags, as in tables of runs.
 FLAGS = {
     "model": "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split apply_rope_fusion "
     "attention_backend cp_comm_type cross_entropy_fusion_impl fp8_dot_product_attention fp8_output_proj "
     "gradient_accumulation_fusion moe_expert_rank_capacity_factor moe_hybridep_num_sms moe_mlp_glu_interleave_size "
-    "moe_paged_stash moe_permute_fusion moe_router_fusion moe_shared_expert_overlap num_layers_at_end_in_bf16 "
+    "moe_paged_stash moe_permute_fusion moe_router_fusion moe_shared_expert_overlap "
     "recompute_method use_transformer_engine_op_fuser",
     "ddp": "average_in_collective bucket_size data_parallel_sharding_strategy fsdp_double_buffer "
     "num_distributed_optimizer_instances outer_dp_sharding_strategy use_distributed_optimizer",
@@ -57,83 +50,6 @@ FLAGS = {
     "mixed_precision": "fp8_recipe num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 "
     "reuse_grad_buf_for_mxfp8_param_ag",
 }
-
-
-class Recorded:
-    """A configuration, or anything else of Bridge: attributes are what was set, else stand-ins like this one."""
-
-    def __init__(self, *_: Any, **values: Any) -> None:
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self.__dict__.setdefault(name, Recorded())
-
-    def __call__(self, *_: Any, **values: Any) -> Any:
-        return Recorded(**values)
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def __or__(self, other: Any) -> Any:
-        return self
-
-    __ror__ = __or__
-
-    def __gt__(self, other: Any) -> bool:
-        return False
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return False
-
-
-class StandIn(ModuleType):
-    """A module of Bridge that has every name."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Recorded()
-
-
-class Bridge(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of an unpacked wheel: those of REAL in its files, all others as stand-ins."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        top, _, inner = name.partition("megatron.bridge")
-        if f"{name}.".startswith(tuple(f"{each}." for each in ABSENT)):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        if top or not name.startswith("megatron.bridge"):
-            return None
-        file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
-        if file.is_file() and inner.lstrip(".").startswith(REAL):
-            return importlib.util.spec_from_file_location(name, file)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> ModuleType:
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ == "megatron.bridge.utils.cuda_graph":
-            vars(module)["set_cuda_graph_modules"] = graph_of_modules
-            vars(module)["set_full_iteration_cuda_graph"] = graph_of_the_step
-
-
-def graph_of_modules(model: Any, modules: Any) -> None:
-    """What Bridge's function of Megatron-Core's newer name does, in the older one."""
-    model.cuda_graph_scope = list(modules)
-
-
-def graph_of_the_step(model: Any) -> None:
-    """As `graph_of_modules`, for a graph of the whole step."""
-    model.cuda_graph_impl, model.cuda_graph_scope = "local", ["full_iteration"]
 
 
 def recipes(folder: Path) -> Iterator[tuple[re.Match[str], Any]]:
@@ -169,17 +85,7 @@ def row(name: re.Match[str], config: Any) -> dict[str, Any]:
         }.items()
     }
     gpus = int(name["gpus"])
-    if not precision.get("first_last_layers_bf16"):
-        config.mixed_precision.num_layers_at_start_in_bf16 = (
-            config.mixed_precision.num_layers_at_end_in_bf16
-        ) = 0
     selective = model.get("recompute_granularity") == "selective"
-    flags = {
-        key: str(value).removeprefix("torch.") if key.endswith("dtype") else value
-        for part, names in FLAGS.items()
-        for key, value in section(config, part).items()
-        if key in names.split() and value
-    }
     switches = {
         "moe_a2a_overlap": overlap.get("overlap_moe_expert_parallel_comm"),
         "moe_force_balance": model.get("moe_router_force_load_balancing"),
@@ -219,7 +125,18 @@ def row(name: re.Match[str], config: Any) -> dict[str, Any]:
         "pp_layout": layout(model.get("pipeline_model_parallel_layout")),
         "mtp_layers": model.get("mtp_num_layers") or "",
         "optimizer": optimizer.get("optimizer", ""),
-        "other_flags": json.dumps(flags, sort_keys=True),
+        "other_flags": json.dumps(flags(config), sort_keys=True),
+    }
+
+
+def flags(config: Any) -> dict[str, Any]:
+    """What stands in the column of other flags; layers in BF16 at the ends count where they are switched on."""
+    ends = section(config, "mixed_precision").get("first_last_layers_bf16")
+    return {
+        key: str(value).removeprefix("torch.") if key.endswith("dtype") else value
+        for part, names in FLAGS.items()
+        for key, value in section(config, part).items()
+        if key in names.split() and value and (ends or not key.startswith("num_layers_at"))
     }
 
 
