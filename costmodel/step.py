@@ -7,13 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, logarithm2, maximum, minimum
-from costmodel.data_parallel import (
-    Owner,
-    data_parallel_terms,
-    offloaded_optimizer_time,
-    optimizer_time,
-    written,
-)
+from costmodel.data_parallel import Owner, data_parallel_terms, written
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time
 from costmodel.exposed import dispatch_times, overlapped_dispatch
 from costmodel.host_waits import block_gaps, host_term
@@ -21,6 +15,7 @@ from costmodel.layer import BlockTimes, block_times, block_tokens
 from costmodel.memory import adapters_of, parameters_of, rank_memory
 from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
+from costmodel.optimizer import optimizer_terms
 from costmodel.stages import in_stage, pipeline_terms, stage_times, with_encoder
 from costmodel.symbols import BLOCKS, symbol_table
 from costmodel.term import Ledger, Term, symbol
@@ -257,28 +252,6 @@ def parameter_owners(x: SimpleNamespace, blocks: Blocks, features: Collection[st
             )
         )
     return owners
-
-
-def optimizer_terms(ledger: Ledger, x: SimpleNamespace, owners: list[Owner]) -> list[Term]:
-    """Optimizer on the device and on the host, and what happens once a step."""
-    update = optimizer_time(x, owners) + x.layers_pace * x.layer_update_host
-    return [
-        ledger.term("optimizer_step", "optimizer step", update, "s", optimizer_time),
-        ledger.term(
-            "optimizer_host",
-            "optimizer on the host",
-            offloaded_optimizer_time(x, owners),
-            "s",
-            offloaded_optimizer_time,
-        ),
-        ledger.term(
-            "step_fixed",
-            "data loading, logging, gradient norm",
-            x.step_overhead,
-            "s",
-            "a constant of the software stack",
-        ),
-    ]
 
 
 def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], blocks: Blocks) -> Term:
