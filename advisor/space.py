@@ -85,7 +85,8 @@ def declared_space() -> tuple[str, ...]:
         "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy, grouped GEMMs and fusions; "
         "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
-        "data-parallel ranks and in FP32 from there on; precision_aware_optimizer off; dropout off; no token dropped",
+        "data-parallel ranks and in FP32 from there on; optimizer adam; precision_aware_optimizer off; dropout off; "
+        "no token dropped",
         "not searched, pin them: offload, pipeline_layout texts, etp, optimizer_instances, fsdp_shard_size, "
         "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused "
         "attention; CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is told where they run",

@@ -28,6 +28,7 @@ NUMERICS = (
     "dropout",
     "moe_capacity_factor",
     "grad_reduce_in_fp32",
+    "optimizer",
     "precision_aware_optimizer",
     "main_params_dtype",
     "main_grads_dtype",

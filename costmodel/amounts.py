@@ -48,6 +48,7 @@ UNUSED = (
     "documents_apart",
     "early_zero3",
     "partial_rings",
+    "scattered_muon",
     "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
@@ -105,7 +106,16 @@ def _check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
         raise ValueError(
             "--fsdp: amounts are counted for the distributed optimizer. Try --zero-stage 1 without it."
         )
+    adam_alone(plan)
     plan.num_microbatches(workload.global_batch)
+
+
+def adam_alone(plan: Plan) -> None:
+    """ValueError, one line, for a plan whose optimizer state is not counted to the byte."""
+    if plan.optimizer != "adam":
+        raise ValueError(
+            f"--optimizer {plan.optimizer}: amounts of a rank are counted for Adam. Try --optimizer adam."
+        )
 
 
 def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[SimpleNamespace, frozenset[str]]:

@@ -312,6 +312,7 @@ def _offload(c: Columns, stage_layers: Array) -> dict[str, Array]:
     return modules | {
         "offload_share": np.minimum(c["offload_layers"] / np.maximum(stage_layers, 1), 1.0),
         "offload_weights": c["offload_weights"],
+        "muon": (c["optimizer"] == code("optimizer", "muon")) * 1.0,
         "optimizer_offload": c["optimizer_offload"] / 100.0,
         "offload_overlapped": c["overlap_optimizer_offload"],
     }

@@ -70,6 +70,7 @@ def techniques(model: ModelSpec, plan: Plan) -> list[str]:
         "whole-step-graph": model.moe is not None
         and plan.cuda_graph
         and "full_iteration" in plan.cuda_graph_scope,
+        "muon": plan.optimizer == "muon",
         "offload": bool(plan.offload_layers or plan.offload_modules),
     }
     return [word for word, used in words.items() if used]

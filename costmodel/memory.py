@@ -7,7 +7,7 @@ fullest of those between: the one with most parameters. The worst of them is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from types import SimpleNamespace
 
 from costmodel import schedule
@@ -15,57 +15,25 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.block_kernels import graphed
 from costmodel.encoder import encoder_bytes
 from costmodel.layer import BlockTimes
+from costmodel.muon import muon_state_bytes
+from costmodel.stage_parameters import (
+    BETWEEN,
+    Blocks,
+    adapters_of,
+    count,
+    linear_weights_of,
+    muon_state,
+    parameters_of,
+)
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
 
 STAGES = ("first", "second", "fullest", "last")
-BETWEEN = ("second", "fullest")
-Blocks = Mapping[str, BlockTimes]
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
 OFFLOAD_BUFFERS = 2
 # NVLink SHARP keeps multicast buffers for each communicator. Source: NeMo performance guide, NCCL_NVLS_ENABLE.
 NVLS_BYTES = 0.75 * 2**30
-
-
-def count(x: SimpleNamespace, block: str, stage: str) -> Amount:
-    """Blocks of a kind on a stage. [1]"""
-    return getattr(x, f"{block}_{stage}")
-
-
-def parameters_of(
-    x: SimpleNamespace, blocks: Blocks, stage: str, *, vocabulary: bool = False, experts: bool = False
-) -> Amount:
-    """Parameters of a stage on one rank: its experts, or the rest, with embedding or output layer. [1]"""
-    if experts:
-        return sum(
-            count(x, name, stage) * parameters.expert_parameters(times.work)
-            for name, times in blocks.items()
-            if name == "experts"
-        )
-    total = sum(
-        count(x, name, stage) * parameters.block_parameters(times.work) for name, times in blocks.items()
-    )
-    if not vocabulary:
-        return total
-    one_stage = 1 - is_more_than_one(x.pp)
-    embedding, output = parameters.embedding_parameters(x), parameters.output_parameters(x)
-    heads = x.mtp_heads * parameters.mtp_parameters(x)
-    if stage == "first":
-        return total + embedding + one_stage * (output + heads)
-    return total + output + heads + one_stage * embedding
-
-
-def adapters_of(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
-    """Parameters of a stage's adapters on one rank. [1]"""
-    return sum(
-        count(x, name, stage) * parameters.adapter_parameters(x, times.work) for name, times in blocks.items()
-    )
-
-
-def linear_weights_of(x: SimpleNamespace, blocks: Blocks, stage: str, grouped: bool) -> Amount:
-    """Weights of a stage's quantised linear layers on one rank. [1]"""
-    return sum(count(x, name, stage) * times.work.weights(grouped) for name, times in blocks.items())
 
 
 def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount, shard: Amount) -> Amount:
@@ -318,6 +286,11 @@ def _stage_memory(
         )
         for amount, shard, grouped in owned
     )
+    optimizer = over_owners(optimizer_bytes, states)
+    state: Callable[..., Amount] = optimizer_bytes
+    if "muon" in features:
+        under_muon = muon_state(x, blocks, stage, features, (of_all, of_experts))
+        optimizer, state = (1 - x.muon) * optimizer + x.muon * under_muon, muon_state_bytes
     p = f"memory_{stage}"
     of_blocks = parameters_of(x, blocks, stage) + experts
     gathered = gathered_bytes(x, of_blocks / maximum(layers, 1), dense + experts, loss)
@@ -325,7 +298,7 @@ def _stage_memory(
         ("weights", "weights", weights, weight_bytes),
         ("gathered", "FSDP layers in use", gathered, gathered_bytes),
         ("gradients", "gradients", over_owners(gradient_bytes, owned), gradient_bytes),
-        ("optimizer", "optimizer state", over_owners(optimizer_bytes, states), optimizer_bytes),
+        ("optimizer", "optimizer state", optimizer, state),
         ("activations", "activations in flight", active, activation_bytes),
         ("logits", "logits and loss", loss, activations.logits),
         ("workspace", "workspace of one layer", workspace, workspace_bytes),

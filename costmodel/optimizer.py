@@ -1,13 +1,15 @@
-"""The optimizer once a step: Adam over one rank's share of the state, on the device and on the host."""
+"""The optimizer once a step: Adam over one rank's share of the state, on the device and on the host, or Muon."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, maximum
 from costmodel.data_parallel import Owner
+from costmodel.muon import muon_share, muon_time
 from costmodel.rates import stream
+from costmodel.stage_parameters import Blocks, largest_table, under_adam
 from costmodel.term import Ledger, Term
 from costmodel.work import communication
 
@@ -16,11 +18,18 @@ from costmodel.work import communication
 HOST_ADAM = 1.15e-9
 
 
-def optimizer_terms(ledger: Ledger, x: SimpleNamespace, owners: Collection[Owner]) -> list[Term]:
+def optimizer_terms(
+    ledger: Ledger, x: SimpleNamespace, owners: Collection[Owner], blocks: Blocks, features: Collection[str]
+) -> list[Term]:
     """Optimizer on the device and on the host, and what happens once a step."""
-    update = optimizer_time(x, owners) + x.layers_pace * x.layer_update_host
+    update = optimizer_time(x, owners)
+    formula: Callable[..., Amount] = optimizer_time
+    if "muon" in features:
+        update = (1 - x.muon) * update + x.muon * muon_step(ledger, x, owners, blocks, features)
+        formula = muon_step
+    update += x.layers_pace * x.layer_update_host
     return [
-        ledger.term("optimizer_step", "optimizer step", update, "s", optimizer_time),
+        ledger.term("optimizer_step", "optimizer step", update, "s", formula),
         ledger.term(
             "optimizer_host",
             "optimizer on the host",
@@ -44,12 +53,44 @@ def optimizer_time(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
     2 state_bytes + grad_bytes + weight_bytes an element, and the gradient once more for its norm and
     once to be zeroed (whole buffer). Source: TE FusedAdam, multi_tensor_adam.cu.
     """
-    element = 2 * x.state_bytes + 2 * x.grad_bytes + x.weight_bytes
-    on_device = element * sharded(x, owners) * (1 - x.optimizer_offload)
-    zeroed = x.grad_bytes * sum(
+    on_device = adam_bytes(x) * sharded(x, owners) * (1 - x.optimizer_offload)
+    return stream(x, on_device + zeroed_bytes(x, owners), x.stream_fraction)
+
+
+def adam_bytes(x: SimpleNamespace) -> Amount:
+    """HBM bytes of Adam for one element, the norm of its gradient included. [byte]"""
+    return 2 * x.state_bytes + 2 * x.grad_bytes + x.weight_bytes
+
+
+def zeroed_bytes(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
+    """The gradient buffer, written with zeros once a step. [byte]"""
+    return x.grad_bytes * sum(
         owner.whole * (1 - x.grads_sharded + x.grads_sharded / owner.shard) for owner in owners
     )
-    return stream(x, on_device + zeroed, x.stream_fraction)
+
+
+def muon_step(
+    ledger: Ledger, x: SimpleNamespace, owners: Collection[Owner], blocks: Blocks, features: Collection[str]
+) -> Amount:
+    """One rank's matrices orthogonalised and updated, the rest of its parameters by Adam. [s]
+
+    Matrices are those of the pace-setting stage; of the rest, embedding or output layer may be one rank's whole.
+    Source: as `costmodel.muon`.
+    """
+    matrices = sum(
+        muon_time(ledger, x, blocks, muon_share(x, owner.ranks), grouped=owner.name == "edp")
+        for owner in owners
+    )
+    share = muon_share(x, communication.data_parallel_ranks(x))
+    stages = [
+        maximum(under_adam(x, blocks, stage, features) * share, largest_table(x, stage))
+        for stage in ("first", "last")
+    ]
+    rest = ledger.define(
+        "muon_rest", maximum(*stages), "1", under_adam, "parameters that a rank updates by Adam"
+    )
+    moved = adam_bytes(x) * rest + zeroed_bytes(x, owners)
+    return x.trained * matrices + stream(x, moved, x.stream_fraction)
 
 
 def sharded(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:

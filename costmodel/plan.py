@@ -69,6 +69,7 @@ class Plan:
     cuda_graph: bool = False
     grad_reduce_in_fp32: bool = True
     fp8_param_gather: bool = False
+    optimizer: str = "adam"
     precision_aware_optimizer: bool = False
     account_embedding: bool = False
     account_loss: bool = False

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from costmodel.binding import bind, precision_recipe, step_keys
 from costmodel.bound import Bound
-from costmodel.columns import ITEMS, Array, Columns, plan_columns, plan_inputs
+from costmodel.columns import ITEMS, Array, Columns, code, plan_columns, plan_inputs
 from costmodel.compiled import LAYOUT_INPUTS, CompiledModel, compile_model
 from costmodel.evidence import Near, interval, nearest, own_interval
 from costmodel.evidence_quantile import LEVEL
@@ -189,6 +189,8 @@ def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> f
         features.add("encoder")
     if workload.task == "lora":
         features.add("lora")
+    if np.any(columns.get("optimizer", ZERO) == code("optimizer", "muon")):
+        features.add("muon")
     if np.any(columns.get("bf16_end_layers", ZERO) > 0):
         features.add("ends")
     moved = [name for name, (knob, _) in ITEMS.items() if knob == "offload_modules"]

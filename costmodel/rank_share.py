@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costmodel.amounts import amount_inputs
+from costmodel.amounts import adam_alone, amount_inputs
 from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -24,10 +24,11 @@ def rank_share(
 
     places: of the rank among those that share optimizer state, and among those that share it of experts; their parts
     differ by the padding that falls to each. plain: without Transformer Engine. ValueError for FSDP, whose buffers
-    are others.
+    are others, and for other optimizers than Adam.
     """
     if plan.fsdp:
         raise ValueError("--fsdp: state is counted for the distributed optimizer. Try --zero-stage 1.")
+    adam_alone(plan)
     x, features = amount_inputs(plan, workload, model)
     chunks = stage_chunks(plan, model, stage, workload.seq_len)
     names = {each.block for chunk in chunks for each in chunk.blocks}

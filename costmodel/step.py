@@ -12,10 +12,11 @@ from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time
 from costmodel.exposed import dispatch_times, overlapped_dispatch
 from costmodel.host_waits import block_gaps, host_term
 from costmodel.layer import BlockTimes, block_times, block_tokens
-from costmodel.memory import adapters_of, parameters_of, rank_memory
+from costmodel.memory import rank_memory
 from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
 from costmodel.optimizer import optimizer_terms
+from costmodel.stage_parameters import adapters_of, parameters_of
 from costmodel.stages import in_stage, pipeline_terms, stage_times, with_encoder
 from costmodel.symbols import BLOCKS, symbol_table
 from costmodel.term import Ledger, Term, symbol
@@ -91,8 +92,9 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     forward = ledger.define("pace_forward", forward + symbol("host_wait_forward"), "s", source)
     backward = ledger.define("pace_backward", backward + symbol("host_wait_backward"), "s", source)
     owners = [written(ledger, owner) for owner in parameter_owners(x, blocks, features)]
-    trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace)
-    trees += optimizer_terms(ledger, x, owners)
+    muon = x.muon if "muon" in features else 0
+    trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace, muon=muon)
+    trees += optimizer_terms(ledger, x, owners, blocks, features)
     if "offload" in features:
         moved = sum(
             in_stage(x, name, "pace") * offloaded_bytes(x, times, features) for name, times in blocks.items()

@@ -126,6 +126,7 @@ INPUTS: tuple[Input, ...] = tuple(
         offload_expert_fc1 | 1 | 1 when the experts' inputs do
         offload_moe_act | 1 | 1 when the experts' FC1 outputs do
         offload_fused_group_mlp | 1 | 1 when all that fused experts keep does
+        muon | 1 | 1 when the optimizer is Muon
         optimizer_offload | 1 | share of the optimizer on the host
         offload_overlapped | 1 | 1 when copies of the offloaded optimizer overlap
         bf16_share | 1 | share of the layers that stay in 16 bits
@@ -362,6 +363,7 @@ INPUTS: tuple[Input, ...] = tuple(
         reads_documents | 1 | 1 when the host reads lengths of packed documents for rotary embedding that is not fused
         documents_apart | 1 | 1 when rotary embedding that is not fused turns one packed document after the other
         partial_rings | 1 | 1 when a ring over some of a domain's GPUs leaves it at one GPU's share of the network cards
+        scattered_muon | 1 | 1 when a distributed Muon reduce-scatters gradients to the ranks that update the matrices
         early_zero3 | 1 | 1 when sharded parameters and gradients move at the rate of one network card a node
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables

@@ -18,11 +18,12 @@ SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 def ddp_fields(plan: Plan) -> dict[str, Any]:
     """Fields of DistributedDataParallelConfig as a run on GPUs sets them."""
     sharded = plan.zero_stage >= 1
+    by_layer = plan.optimizer == "muon"  # which Megatron-Core does without the distributed optimizer
     fields: dict[str, Any] = {
         "grad_reduce_in_fp32": plan.grad_reduce_in_fp32,
         "overlap_grad_reduce": plan.overlap_grad_reduce,
         "overlap_param_gather": plan.overlap_param_gather and sharded and plan.overlap_grad_reduce,
-        "use_distributed_optimizer": sharded,
+        "use_distributed_optimizer": sharded and not by_layer,
     }
     if plan.bucket_size:
         fields["bucket_size"] = plan.bucket_size
@@ -47,7 +48,7 @@ def optimizer_fields(plan: Plan) -> dict[str, Any]:
     kind = plan.precision if plan.precision in ("fp32", "fp16") else "bf16"
     ddp = ddp_fields(plan)
     fields: dict[str, Any] = {
-        "optimizer": "adam",
+        "optimizer": optimizer_name(plan),
         "params_dtype": kind,
         "bf16": kind == "bf16",
         "fp16": kind == "fp16",
@@ -66,6 +67,11 @@ def optimizer_fields(plan: Plan) -> dict[str, Any]:
     if plan.reuse_grad_buf:
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = True
     return fields | setting_fields(plan, "OptimizerConfig")
+
+
+def optimizer_name(plan: Plan) -> str:
+    """Megatron-Core's name of the optimizer; dist_muon shares whole matrices between data-parallel ranks."""
+    return "dist_muon" if plan.optimizer == "muon" and plan.zero_stage else plan.optimizer
 
 
 def setting_fields(plan: Plan, *classes: str) -> dict[str, Any]:

@@ -76,6 +76,9 @@ WITHOUT_CUDA: tuple[tuple[str, Any, str], ...] = (
     ("sharp", False, CUDA),
     ("vboost", False, CUDA),
 )
+NEVER: tuple[tuple[str, Any, str], ...] = (
+    ("optimizer", "adam", "runs train with Adam; what `advisor export` writes trains with Muon"),
+)
 ONE_RANK: tuple[tuple[str, Any, str], ...] = (
     ("zero_stage", 0, ALONE),
     ("overlap_grad_reduce", False, ALONE),
@@ -105,6 +108,7 @@ def resolve(plan: Plan, model: ModelSpec, here: Here) -> tuple[Plan, dict[str, s
             changes.pop("gradient_accumulation_fusion", None)
     if not here.cuda:
         change(WITHOUT_CUDA)
+    change(NEVER)
     if plan.moe_dispatcher in ("deepep", "hybridep") and not (here.cuda and here.te):
         changes["moe_dispatcher"] = ("alltoall", f"{plan.moe_dispatcher} needs its CUDA library")
     if plan.attention_backend != "fused" and not here.te:

@@ -97,6 +97,7 @@ FAMILIES = {
     "Compressed sparse attention, as DeepSeek-V4": ("csa", "experts", "shared", "mtp"),
     "Adapters (task lora)": ("attention", "mlp", "lora"),
     "Offloaded activations": ("attention", "mlp", "offload"),
+    "Muon": ("attention", "mlp", "muon"),
     "Encoders": ("attention", "mlp", "encoder"),
 }
 

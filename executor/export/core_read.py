@@ -22,6 +22,7 @@ from executor.megatron_training import SHARDING
 TOGETHER = (
     "vpp",
     "etp",
+    "optimizer",
     "zero_stage",
     "fsdp",
     "optimizer_instances",
@@ -156,7 +157,8 @@ def _sharding(fields: Mapping[str, Any]) -> dict[str, Any]:
         if "outer_dp_sharding_strategy" in fields:
             found["outer_dp_sharding_strategy"] = fields["outer_dp_sharding_strategy"]
     elif "use_distributed_optimizer" in fields:
-        found = {"fsdp": False, "zero_stage": 1 if fields["use_distributed_optimizer"] else 0}
+        shared = fields["use_distributed_optimizer"] or fields.get("optimizer") == "dist_muon"
+        found = {"fsdp": False, "zero_stage": 1 if shared else 0}
     if "num_distributed_optimizer_instances" in fields:
         found["optimizer_instances"] = fields["num_distributed_optimizer_instances"] or 1
     return found
@@ -259,6 +261,8 @@ def _scopes(fields: Mapping[str, Any], implementation: str) -> tuple[str, ...]:
 
 def _optimizer(fields: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    if "optimizer" in fields:
+        found["optimizer"] = "muon" if str(fields["optimizer"]).endswith("muon") else "adam"
     if fields.get("optimizer_cpu_offload"):
         found["optimizer_offload"] = round(100 * fields.get("optimizer_offload_fraction", 1.0))
     elif "optimizer_cpu_offload" in fields:

@@ -67,6 +67,11 @@ def _refuse(job: Job, release: str) -> None:
             f"--task {job.workload.task}: Megatron-Bridge {release} has no recipes for fine-tuning. "
             "Try --target-version 0.3.1 or later."
         )
+    if job.plan.optimizer != "adam" and release.startswith("0.2"):
+        raise ValueError(
+            f"--optimizer {job.plan.optimizer}: Megatron-Bridge {release} has Adam alone. "
+            "Try --target-version 0.3.1 or later."
+        )
     if job.model.encoder is not None and job.plan.encoder_pp:
         raise ValueError(
             f"--encoder-pp {job.plan.encoder_pp}: Megatron-Bridge has no stages for encoders any more. "

@@ -211,14 +211,24 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     }
     ddp = {name: value for name, value in ddp_fields(plan).items() if name != "fp8_param_gather"}
     settings |= {f"ddp.{name}": value for name, value in ddp.items()}
-    left_out = ("optimizer", "params_dtype", "bf16", "fp16", "clip_grad")
+    left_out = ("params_dtype", "bf16", "fp16", "clip_grad")
     optimizer = {name: value for name, value in optimizer_fields(plan).items() if name not in left_out}
     settings |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+    if gathers_after_muon(plan, names):
+        settings |= {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False}
     if plan.fsdp:
         settings |= fsdp_settings(plan)
     if plan.sharp:
         settings["dist.use_sharp"] = True
     return settings
+
+
+def gathers_after_muon(plan: Plan, names: Names) -> bool:
+    """Whether a release gathers Muon's parameters in no forward pass, although the plan has it.
+
+    Source: Megatron-Core 0.16.1 and 0.17.1, layer_wise_optimizer.py, which has no overlap_param_gather; 0.18.0 has.
+    """
+    return plan.optimizer == "muon" and plan.overlap_param_gather and names.core_numbers < (0, 18)
 
 
 def fsdp_settings(plan: Plan) -> dict[str, Any]:

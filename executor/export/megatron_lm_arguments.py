@@ -85,8 +85,10 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
 def _training_fields(job: Job) -> Arguments:
     """Fields of data parallelism and of the optimizer; those of the optimizer's types are already there."""
     fields = ddp_fields(job.plan) | optimizer_fields(job.plan)
-    for name in ("params_dtype", "bf16", "fp16", "optimizer", "clip_grad"):
+    for name in ("params_dtype", "bf16", "fp16", "clip_grad"):
         fields.pop(name, None)
+    if fields["optimizer"] == "adam":
+        fields.pop("optimizer")
     return fields
 
 

@@ -48,5 +48,9 @@ def _refuse(job: Job, release: str) -> None:
         raise ValueError(
             f"{job.model.name} has layers that NeMo {release} does not build. Try --to megatron-bridge."
         )
+    if job.plan.optimizer != "adam":
+        raise ValueError(
+            f"--optimizer {job.plan.optimizer}: NeMo {release} sets up Adam alone. Try --to megatron-bridge."
+        )
     if job.plan.precision == "nvfp4" and release < "2.6":
         raise ValueError(f"--precision nvfp4: NeMo {release} has no FP4. Try --target-version 2.6.0.")

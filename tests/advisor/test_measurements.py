@@ -353,6 +353,20 @@ def test_resolved_recipes_name_what_is_on():
     assert unsaid.moe_router_fusion
 
 
+@pytest.mark.parametrize(
+    ("written", "optimizer"),
+    [
+        ("dist_muon", "muon"),
+        ("muon", "muon"),
+        ("adam", "adam"),
+        ("distributed_fused_adam", "adam"),
+        ("", "adam"),
+    ],
+)
+def test_the_optimizer_of_a_row(written, optimizer):
+    assert case(NEMO, optimizer=written).plan.optimizer == optimizer
+
+
 def test_replicas_of_shards_that_share_the_optimizer_state():
     flags = '{"num_distributed_optimizer_instances": 4, "outer_dp_sharding_strategy": "optim"}'
     plan = case(NEMO, fsdp="1", pp="1", vp="1", other_flags=flags).plan

@@ -83,6 +83,7 @@ EXPORTED = {
     "fsdp_checkpoint": "requires the `fsdp_dtensor`",
     "fsdp_checkpoint_alone": "only tested with Megatron FSDP",
     "torch_fsdp_sizes": "not supported with pipeline parallelism",
+    "muon_fsdp": "Megatron-FSDP does not support the",
     "optimizer_offload_fp8": "must be used in conjunction with `--fp8-recipe delayed`",
     "param_gather_needs_fp8": "fp8_param must be used together with fp8",
     "param_gather_needs_sharding": "only supported with distributed optimizer",
@@ -165,6 +166,10 @@ ELSEWHERE = {
     "quantised_weight_shapes": "Transformer Engine's GEMMs",
     "quantised_token_shapes": "Transformer Engine's GEMMs",
     "grad_buffers_alone": "OptimizerConfig",
+    "muon_offload": "the layer-wise optimizer, while it is built",
+    "muon_instances": "the layer-wise optimizer, while it is built",
+    "muon_fp16": "the optimizer, while it is built",
+    "muon_gather_with_step": "the optimizer, while it is built",
     "recompute_layers_chunks": "Megatron-Core's number is that of a chunk: none says what does not divide",
     "recompute_layers_range": "our mapping recomputes the layers there are",
     "fp8_input_store": "Megatron-LM has no argument for it; the configuration class refuses it",
@@ -236,6 +241,12 @@ DIRECT: dict[str, tuple[Callable[[], None], str]] = {
     "precision_aware_needs_sharding": (
         lambda: optimizer_config(use_precision_aware_optimizer=True, use_distributed_optimizer=False),
         "distributed optimizer",
+    ),
+    "muon_states": (
+        lambda: optimizer_config(
+            optimizer="muon", use_precision_aware_optimizer=True, use_distributed_optimizer=True
+        ),
+        "only supported with adam",
     ),
     "batch_divides": (batch, "not divisible"),
     "moe_needs_sp": (experts_without_sequence_parallel, "sequence parallelism"),

@@ -104,6 +104,7 @@ WHERE = {
     "fsdp_implementation": "fsdp",
     "fsdp_shard_size": "fsdp",
     "outer_dp_sharding_strategy": "replicas of shards",
+    "optimizer": "flat",
     "main_params_dtype": "aware",
     "main_grads_dtype": "aware",
     "exp_avg_dtype": "aware",

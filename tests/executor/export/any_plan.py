@@ -53,6 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "moe_capacity_factor": (1.0, 1.5),
     "optimizer_instances": (2,),
     "bucket_size": (200_000_000,),
+    "optimizer": ("muon",),
     "exp_avg_dtype": ("bf16", "fp8"),
     "exp_avg_sq_dtype": ("fp16",),
     "main_grads_dtype": ("bf16",),
@@ -68,6 +69,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "fsdp_shard_size": (2, 4, 8),
     "outer_dp_sharding_strategy": ("optim",),
 }
+
+
+def with_adam(job: Job) -> Job:
+    """The job with the optimizer that every release has."""
+    return replace(job, plan=replace(job.plan, optimizer="adam"))
 
 
 def any_job(choose: Choose, names: Sequence[str] = MODELS, version: str = "") -> Job:

@@ -22,7 +22,7 @@ from executor.export.exported import Exported, Job
 from executor.export.target_names import names_of, releases
 from executor.megatron_args import core_fields
 from executor.megatron_here import without_te
-from tests.executor.export.any_plan import any_job
+from tests.executor.export.any_plan import any_job, with_adam
 from tests.executor.export.aws_rows import job_of, rows, title
 from tests.executor.export.round_trip import comparable, same, undefined
 
@@ -82,7 +82,8 @@ def test_recipes_on_aws(row):
 def test_names_are_those_of_the_release(release, model):
     chosen = random.Random(f"{release} {model}")
     for _ in range(2):
-        exported = megatron_bridge.export(any_job(chosen.choice, [model], release))
+        job = any_job(chosen.choice, [model], release)
+        exported = megatron_bridge.export(with_adam(job) if release.startswith("0.2") else job)
         assert exported.version == release
         assert not unknown_names(exported)
         tree = ast.parse(text_of(exported))
@@ -200,6 +201,26 @@ def test_the_nearest_release_stands_in_with_a_note(wanted, release, noted):
 def test_what_is_no_release_is_refused_in_one_line():
     with pytest.raises(ValueError, match=r"no release of megatron-bridge. Known: .*leave it out"):
         megatron_bridge.export(a_job(version="newest"))
+
+
+def test_muon_in_the_words_of_each_release():
+    plan = Plan(dp=8, optimizer="muon")
+    newest = megatron_bridge.export(a_job(plan)).settings
+    assert newest["optimizer.optimizer"] == "dist_muon"
+    assert newest["ddp.use_distributed_optimizer"] is newest["optimizer.use_distributed_optimizer"] is False
+    assert newest["ddp.overlap_param_gather"] is True
+    older = megatron_bridge.export(a_job(plan, version="0.4.2"))
+    assert (
+        older.settings["ddp.overlap_param_gather"]
+        is older.settings["optimizer.overlap_param_gather"]
+        is False
+    )
+    assert any("after its step" in note for note in older.notes)
+    alone = megatron_bridge.export(a_job(replace(plan, zero_stage=0))).settings
+    assert alone["optimizer.optimizer"] == "muon"
+    assert megatron_bridge.export(a_job(Plan(dp=8))).settings["optimizer.optimizer"] == "adam"
+    with pytest.raises(ValueError, match=r"Try --target-version 0\.3\.1 or later"):
+        megatron_bridge.export(a_job(plan, version="0.2.0rc6"))
 
 
 def test_graphs_by_three_generations_of_names():

@@ -1,0 +1,150 @@
+"""Muon: weights are updated by orthogonalised momentum, matrix by matrix; embeddings, norms and biases by Adam.
+
+As Megatron-Core runs it: a distributed Muon ("layer-wise") gives every rank that holds the same parameters some whole
+matrices to update. Gradients are all-reduced for that, or reduce-scattered (`scattered_muon`), and new parameters
+gathered. Under tensor parallelism each rank orthogonalises its own part of a matrix (mode "blockwise", the default).
+Sources: K. Jordan, Muon, 2024; J. Liu et al., arXiv:2502.16982; Megatron-Core 0.16.1 to 0.19.2, optimizer,
+layer_wise_optimizer.py; emerging_optimizers 0.3.0, muon_utils.py and orthogonalized_optimizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, ceiling, maximum, minimum
+from costmodel.layer import BlockTimes
+from costmodel.rates import model_gemm, stream
+from costmodel.term import Ledger
+from costmodel.work.block import BlockWork
+from costmodel.work.linear import Linear, kv_heads_per_rank
+
+# Newton-Schulz iterations on a matrix, Megatron-Core's muon_num_ns_steps, with three products each.
+STEPS, PRODUCTS = 5, 3
+# Kernels on a matrix beside the products, one after the other in PyTorch: weight decay, momentum and Nesterov's look
+# ahead; norm, its bound and the division by it; to 16 bits and back; two scalings; the update and the copy of it.
+KERNELS = 12
+# Adam's second moment, which Muon does without, in FP32. [byte]
+SECOND_MOMENT = 4
+Blocks = Mapping[str, BlockTimes]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight on one rank that is orthogonalised by itself: rows x columns; count: equal ones in a block. [1]"""
+
+    rows: Amount
+    columns: Amount
+    count: Amount = 1
+
+
+def matrices(x: SimpleNamespace, work: BlockWork, *, grouped: bool) -> Iterator[Matrix]:
+    """Matrices of a block that Muon updates: those of the experts, or the others.
+
+    Queries, keys and values of one projection are orthogonalised apart (muon_split_qkv); gate and input of a gated
+    MLP are one matrix, each expert's are its own. Source: Megatron-Core 0.19.2, emerging_optimizers.py.
+    """
+    for layer in work.linears:
+        if layer.grouped == grouped:
+            if work.name == "attention" and layer.name == "qkv":
+                yield from _query_key_value(x, layer)
+            else:
+                yield Matrix(layer.columns, layer.inner, layer.groups)
+
+
+def _query_key_value(x: SimpleNamespace, layer: Linear) -> Iterator[Matrix]:
+    keys = kv_heads_per_rank(x) * x.d
+    queries = x.a / x.tp * x.d
+    yield Matrix(queries, layer.inner, 1 + x.output_gate)
+    yield Matrix(keys, layer.inner, 2)
+
+
+def newton_schulz_flops(rows: Amount, columns: Amount) -> Amount:
+    """FLOPs of five Newton-Schulz iterations on a matrix, s the shorter and l the longer side. [FLOP]
+
+    Each takes X X^T (2 s^2 l), its square (2 s^3) and that times X (2 s^2 l). Source: emerging_optimizers,
+    newton_schulz_step, which does not use that the first two are symmetric.
+    """
+    short, long = minimum(rows, columns), maximum(rows, columns)
+    return STEPS * (4 * short**2 * long + 2 * short**3)
+
+
+def newton_schulz_time(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amount:
+    """Seconds of the products of `newton_schulz_flops`, in 16 bits (muon_fp32_matmul_prec "medium"). [s]"""
+    short, long = minimum(rows, columns), maximum(rows, columns)
+    return STEPS * (
+        model_gemm(x, short, short, long)
+        + model_gemm(x, short, short, short)
+        + model_gemm(x, short, long, short)
+    )
+
+
+def streamed_bytes(x: SimpleNamespace) -> Amount:
+    """HBM bytes of an element of a matrix beside the products, kernel by kernel in FP32. [byte]
+
+    Gradients to FP32 where they are not, norm (4) and clipping (8); weight decay (8), momentum (12), Nesterov's look
+    ahead (12); norm of the matrix (4) and division (8); to 16 bits (6) and back (6); two scalings (16); update (12);
+    the parameter written from its master copy. Source: as `costmodel.muon`.
+    """
+    widened = 3 * (4 - x.grad_bytes)
+    return widened + 4 + 8 + 8 + 12 + 12 + 4 + 8 + 6 + 6 + 16 + 12 + 4 + x.weight_bytes
+
+
+def matrix_time(x: SimpleNamespace, matrix: Matrix) -> Amount:
+    """Seconds in which one matrix is updated: its products and streams, or the host that issues them. [s]"""
+    moved = streamed_bytes(x) * matrix.rows * matrix.columns
+    on_device = newton_schulz_time(x, matrix.rows, matrix.columns) + stream(x, moved, x.elementwise_fraction)
+    return maximum(on_device, (STEPS * PRODUCTS + KERNELS) * x.host_kernel)
+
+
+def muon_share(x: SimpleNamespace, ranks: Amount) -> Amount:
+    """Share of the matrices that one of so many ranks updates, and whose state it keeps. [1]"""
+    return 1 - x.optimizer_sharded + x.optimizer_sharded / ranks
+
+
+def slowest_rank(number: Amount, seconds: Amount, largest: Amount, share: Amount) -> Amount:
+    """Seconds of the rank with most work, of `number` matrices that take `seconds` together. [s]
+
+    Whole matrices, dealt out by size in turn so that counts differ by one: as many mean ones as a rank may hold, and
+    at least the one that takes longest. Source: Megatron-Core 0.19.2, layer_wise_optimizer.py, _shard_params_ping_pong.
+    """
+    return maximum(ceiling(number * share) * seconds / maximum(number, 1e-9), largest)
+
+
+def muon_time(
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Blocks,
+    share: Amount,
+    *,
+    grouped: bool,
+) -> Amount:
+    """Seconds in which one rank updates its matrices: those of experts (grouped), or the others. [s]
+
+    share: of them that one rank updates [1].
+    """
+    number: Amount = 0
+    seconds: Amount = 0
+    largest: Amount = 0
+    kind = "experts" if grouped else "dense"
+    for name, times in blocks.items():
+        here = getattr(x, f"{name}_pace")
+        for index, matrix in enumerate(matrices(x, times.work, grouped=grouped)):
+            one = ledger.define(f"muon_{kind}_{name}_{index}", matrix_time(x, matrix), "s", matrix_time)
+            number += here * matrix.count
+            seconds += here * matrix.count * one
+            largest = maximum(largest, minimum(here, 1) * one)
+    return ledger.define(f"muon_{kind}", slowest_rank(number, seconds, largest, share), "s", slowest_rank)
+
+
+def muon_state_bytes(
+    x: SimpleNamespace, matrix: Amount, rest: Amount, table: Amount, ranks: Amount
+) -> Amount:
+    """Optimizer state of one rank: 8 bytes an element of a matrix, 12 of the rest, which is under Adam. [byte]
+
+    matrix, rest: elements that `ranks` ranks hold together; table: of the tensor of the rest (embedding or output
+    layer) that one rank keeps whole [1]. Where parameters are FP32 themselves there is no master copy.
+    """
+    share = muon_share(x, ranks)
+    return (x.state_bytes - SECOND_MOMENT) * matrix * share + x.state_bytes * maximum(rest * share, table)
