@@ -300,7 +300,7 @@ def predict(
         sources=sources,
         features=features,
         bound_by=_bound_by(time),
-        assumptions=_assumptions(bound, model.left_out),
+        assumptions=_assumptions(bound, model, plan),
         interval_basis=spread.basis,
         evidence=nearest(setting, published_id),
     )
@@ -394,6 +394,11 @@ def _bound_by(time: TermValue) -> str:
     return next(iter(resource_shares(time)))
 
 
-def _assumptions(bound: dict[str, Bound], left_out: str) -> tuple[str, ...]:
-    notes = [entry.note for entry in bound.values() if entry.note]
-    return (*([f"not counted of the model: {left_out}"] if left_out else []), *dict.fromkeys(notes))
+def _assumptions(bound: dict[str, Bound], model: ModelSpec, plan: Plan) -> tuple[str, ...]:
+    first = [f"not counted of the model: {model.left_out}"] if model.left_out else []
+    if plan.optimizer == "muon":
+        first.append(
+            "optimizer muon: no run timed with it is published that we know of; its products and streams are taken at "
+            "the rates of runs with Adam"
+        )
+    return (*first, *dict.fromkeys(entry.note for entry in bound.values() if entry.note))

@@ -157,8 +157,10 @@ def _sharding(fields: Mapping[str, Any]) -> dict[str, Any]:
         if "outer_dp_sharding_strategy" in fields:
             found["outer_dp_sharding_strategy"] = fields["outer_dp_sharding_strategy"]
     elif "use_distributed_optimizer" in fields:
-        shared = fields["use_distributed_optimizer"] or fields.get("optimizer") == "dist_muon"
-        found = {"fsdp": False, "zero_stage": 1 if shared else 0}
+        by_layer = fields.get("optimizer") == "dist_muon" or fields.get(
+            "use_layer_wise_distributed_optimizer"
+        )
+        found = {"fsdp": False, "zero_stage": 1 if fields["use_distributed_optimizer"] or by_layer else 0}
     if "num_distributed_optimizer_instances" in fields:
         found["optimizer_instances"] = fields["num_distributed_optimizer_instances"] or 1
     return found

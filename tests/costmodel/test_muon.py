@@ -185,3 +185,8 @@ def test_of_a_fine_tuning_with_adapters_adam_updates_them_and_muon_nothing():
     )
     assert under["memory_first_optimizer"] == pytest.approx(frozen["memory_first_optimizer"])
     assert under["optimizer_step"] == pytest.approx(frozen["optimizer_step"], rel=0.01)
+
+
+def test_an_answer_says_that_nobody_published_a_time():
+    assert any(note.startswith("optimizer muon") for note in muon(SPLIT).assumptions)
+    assert not any(note.startswith("optimizer muon") for note in adam(SPLIT).assumptions)
