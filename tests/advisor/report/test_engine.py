@@ -28,13 +28,14 @@ TOLERANCE = 1e-9
 # One setting of each family, task and kind of machine: domains that groups straddle, uneven stages, copies of FSDP.
 SETTINGS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama3.1-405b", "gpus": 1024, "gpu": "h100", "tp": 8, "pp": 8, "cp": 2, "vpp": 4},
-    "biases and dropout": {
+    "biases, dropout and muon": {
         "model": "gpt3-175b",
         "gpus": 128,
         "gpu": "a100",
         "tp": 8,
         "pp": 8,
         "dropout": True,
+        "optimizer": "muon",
     },
     "experts and latents": {
         "model": "deepseek-v3",
