@@ -109,7 +109,8 @@ def slowest_rank(number: Amount, seconds: Amount, largest: Amount, share: Amount
     Whole matrices, dealt out by size in turn so that counts differ by one: as many mean ones as a rank may hold, and
     at least the one that takes longest. Source: Megatron-Core 0.19.2, layer_wise_optimizer.py, _shard_params_ping_pong.
     """
-    return maximum(ceiling(number * share) * seconds / maximum(number, 1e-9), largest)
+    most = ceiling(number * share - 1e-6)  # a whole share stays whole in floating point
+    return maximum(most * seconds / maximum(number, 1e-9), largest)
 
 
 def muon_time(

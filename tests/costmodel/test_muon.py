@@ -152,6 +152,7 @@ def test_the_slowest_rank_has_its_share_and_at_least_one_matrix(count, each, ran
     seconds = slowest_rank(count, count * each, each * longer, 1 / ranks)
     assert seconds >= max(count * each / ranks * (1 - 1e-9), each * longer)
     assert slowest_rank(count, count * each, each, 1) == pytest.approx(count * each)
+    assert slowest_rank(count * ranks, count * ranks * each, each, 1 / ranks) == pytest.approx(count * each)
 
 
 def test_a_plan_of_both_optimizers_is_ranked_as_each_alone():
