@@ -114,7 +114,7 @@ class Path:
         need = gib(sharded.prediction.peak_memory_bytes)
         verdict = "fits" if sharded.fits else "still does not fit"
         text = (
-            f"Optimizer state over {self.most_dp} ranks costs no more traffic and leaves "
+            f"Optimizer state over {self.most_dp} ranks {self._traffic()} and leaves "
             f"{need} of {self.device}: {verdict}{self._versus(sharded)}."
         )
         return Step("distributed optimizer", text, (sharded,))
@@ -256,6 +256,12 @@ class Path:
         if other.prediction is None or not other.fits:
             return ""
         ratio = other.prediction.step_time_s / self.chosen.step_time_s - 1
+        tight = ", but tightly" if other.prediction.tight and not self.chosen.tight else ""
         if abs(ratio) < 0.005:
-            return ", as fast as the chosen plan"
-        return f", {percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'} than the chosen plan"
+            return f"{tight}, as fast as the chosen plan"
+        return f"{tight}, {percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'} than the chosen plan"
+
+    def _traffic(self) -> str:
+        """What sharing the optimizer state costs: nothing where its gather takes half of the all-reduce's place."""
+        scattered = self.plan.optimizer == "adam" or self.chosen.values["scattered_muon"] > 0
+        return "costs no more traffic" if scattered else "costs a gather of the parameters"

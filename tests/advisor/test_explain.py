@@ -125,6 +125,37 @@ def test_too_few_sequences_for_the_gpus_are_told():
     assert "8 sequences feed at most DP8 of 64 GPUs" in text
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "stack", "costs"),
+    [
+        ("adam", "nemo-26.06", "costs no more traffic"),
+        ("muon", "nemo-26.06", "costs a gather of the parameters"),
+        ("muon", "mcore-26.06", "costs no more traffic"),
+    ],
+)
+def test_what_sharing_the_optimizers_state_costs_depends_on_the_optimizer(optimizer, stack, costs):
+    request = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=64)
+    plan = Plan(tp=2, dp=4, sequence_parallel=True, optimizer=optimizer)
+    chosen = predict(request.model, request.workload, request.cluster, plan, stack)
+    assert costs in Path(chosen, ("bf16",), stack).distributed_optimizer().text
+
+
+def test_a_faster_plan_that_fits_tightly_is_called_so():
+    """CP1 of an 8B takes 75.0 of 79.6 GiB beside a chosen CP2 with room to spare."""
+    request = make_request("llama3-8b", 64, "h100", precision="fp8-cs", seq_len=8192, global_batch=128)
+    common = {
+        "optimizer": "muon",
+        "precision": "fp8-cs",
+        "fp8_param_gather": True,
+        "grad_reduce_in_fp32": False,
+    }
+    plan = Plan(cp=2, dp=32, micro_batch=2, cp_comm_type="a2a", **common)
+    chosen = predict(request.model, request.workload, request.cluster, plan)
+    step = Path(chosen, ("fp8-cs",)).distributed_optimizer()
+    assert step.evidence[0].prediction.tight
+    assert "fits, but tightly" in step.text
+
+
 def test_pipelines_are_explained_with_their_bubble():
     request = make_request("llama3-70b", 64, "h100", precision="bf16", global_batch=128)
     plan = Plan(tp=4, pp=4, vpp=5, dp=4, sequence_parallel=True)
