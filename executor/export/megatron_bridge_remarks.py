@@ -29,8 +29,8 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
             f"tp_overlap_splits={plan.tp_overlap_splits}: set num_splits in a TransformerLayerTPOverlapCfg as "
             "comm_overlap.tp_comm_overlap_cfg; without one Transformer Engine's defaults hold"
         )
-    if plan.optimizer == "muon" and plan.overlap_param_gather and names.core_numbers < (0, 18):
-        yield f"overlap_param_gather is off: Muon of Megatron-Core {names.core} gathers after its step alone"
+    if plan.optimizer == "muon" and plan.overlap_param_gather:
+        yield "overlap_param_gather is off: Megatron-Bridge gathers after Muon's step alone, the plan beside it"
     if plan.fsdp and plan.gradient_accumulation_fusion:
         yield "Megatron-Bridge switches gradient_accumulation_fusion off with FSDP; the plan has it on"
     if plan.precision == "mxfp8" and plan.fp8_param_gather and not plan.reuse_grad_buf and not plan.fsdp:

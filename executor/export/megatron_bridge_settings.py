@@ -214,7 +214,7 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     left_out = ("params_dtype", "bf16", "fp16", "clip_grad")
     optimizer = {name: value for name, value in optimizer_fields(plan).items() if name not in left_out}
     settings |= {f"optimizer.{name}": value for name, value in optimizer.items()}
-    if gathers_after_muon(plan, names):
+    if gathers_after_muon(plan):
         settings |= {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False}
     if plan.fsdp:
         settings |= fsdp_settings(plan)
@@ -223,12 +223,13 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     return settings
 
 
-def gathers_after_muon(plan: Plan, names: Names) -> bool:
-    """Whether a release gathers Muon's parameters in no forward pass, although the plan has it.
+def gathers_after_muon(plan: Plan) -> bool:
+    """Whether Muon's parameters must be gathered after its step, although the plan overlaps it.
 
-    Source: Megatron-Core 0.16.1 and 0.17.1, layer_wise_optimizer.py, which has no overlap_param_gather; 0.18.0 has.
+    Overlapped, Bridge would save checkpoints before the gather. Source: Megatron-Bridge 0.6.2, train.py,
+    should_disable_forward_pre_hook; its recipes of Muon.
     """
-    return plan.optimizer == "muon" and plan.overlap_param_gather and names.core_numbers < (0, 18)
+    return plan.optimizer == "muon" and plan.overlap_param_gather
 
 
 def fsdp_settings(plan: Plan) -> dict[str, Any]:
