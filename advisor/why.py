@@ -263,5 +263,6 @@ class Path:
 
     def _traffic(self) -> str:
         """What sharing the optimizer state costs: nothing where its gather takes half of the all-reduce's place."""
-        scattered = self.plan.optimizer == "adam" or self.chosen.values["scattered_muon"] > 0
-        return "costs no more traffic" if scattered else "costs a gather of the parameters"
+        return (
+            "costs no more traffic" if self.plan.optimizer == "adam" else "costs a gather of the parameters"
+        )

@@ -48,7 +48,6 @@ UNUSED = (
     "documents_apart",
     "early_zero3",
     "partial_rings",
-    "scattered_muon",
     "router_wide",
 )
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.

@@ -338,7 +338,6 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             "documents_apart",
             "early_zero3",
             "partial_rings",
-            "scattered_muon",
         )
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")

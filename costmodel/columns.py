@@ -332,8 +332,10 @@ def _formats(c: Columns, precision_bytes: float, quantised: bool, block_scaled: 
     # Gradients have the format of the parameters unless they are kept in FP32.
     grads = np.where(c["grad_reduce_in_fp32"] > 0, 4.0, precision_bytes)
     gathers = (c["fp8_param_gather"] > 0) & quantised
-    one_byte = gathers & np.logical_not(block_scaled)
-    own_buffer = gathers & block_scaled & (c["reuse_grad_buf"] == 0)
+    # Muon's parameters are gathered from and into tensors of the model's own format, not from a buffer.
+    buffered = gathers & (c["optimizer"] != code("optimizer", "muon"))
+    one_byte = buffered & np.logical_not(block_scaled)
+    own_buffer = buffered & block_scaled & (c["reuse_grad_buf"] == 0)
     # FP32 parameters are their own master copy.
     plain = np.where(np.less(precision_bytes, 4), 12.0, 8.0)
     precise = c["precision_aware_optimizer"] > 0

@@ -104,7 +104,7 @@ def data_parallel_terms(
     """Exposed reduction of gradients and gather of parameters.
 
     forward, backward: compute of the pace-setting stage for one micro-batch [s]; layers: its layers. muon: 1
-    where ranks share the state by whole matrices, to which not every stack scatters gradients [1].
+    where ranks share the state by whole matrices, whose gradients are all-reduced [1].
     Distributed optimizer: once a step, gradients under the last micro-batch's backward pass and parameters
     under the first forward pass, on a pipeline's first stage, which ends last; the last bucket of gradients and the
     first of parameters move alone. An interleaved schedule passes pp micro-batches through a chunk before the next:
@@ -162,7 +162,7 @@ def data_parallel_terms(
         + overlap.exposed(seconds("replica_gather"), under_forward)
     )
     fsdp = x.m * layers * per_layer + edges
-    scattered = x.optimizer_sharded * (1 - muon * (1 - x.scattered_muon))
+    scattered = x.optimizer_sharded * (1 - muon)
     reduced = scattered * scatter + (1 - scattered) * plain
     return [
         ledger.term(

@@ -15,7 +15,7 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.block_kernels import graphed
 from costmodel.encoder import encoder_bytes
 from costmodel.layer import BlockTimes
-from costmodel.muon import muon_state_bytes
+from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
     BETWEEN,
     Blocks,
@@ -311,6 +311,9 @@ def _stage_memory(
             context_bytes,
         ),
     ]
+    if "muon" in features:
+        copy = muon_gather_bytes(x, dense, experts, held)
+        parts.append(("gather_copy", "gather after Muon's step, beyond activations", copy, muon_gather_bytes))
     if encoder and stage == "first":
         # On GPUs of its own the encoder needs less than the first stage does, which stands for it.
         own = (1 - x.enc_own) * encoder_bytes(x, encoder, flying)

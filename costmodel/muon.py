@@ -1,8 +1,10 @@
 """Muon: weights are updated by orthogonalised momentum, matrix by matrix; embeddings, norms and biases by Adam.
 
 As Megatron-Core runs it: a distributed Muon ("layer-wise") gives every rank that holds the same parameters some whole
-matrices to update. Gradients are all-reduced for that, or reduce-scattered (`scattered_muon`), and new parameters
-gathered. Under tensor parallelism each rank orthogonalises its own part of a matrix (mode "blockwise", the default).
+tensors to update. Gradients are all-reduced for that and new parameters gathered in the model's own format. Under
+tensor parallelism each rank orthogonalises its own part of a matrix (mode "blockwise", the default). Megatron-LM has
+from 0.18 on a layout of whole matrices too, which scatters gradients but pads each bucket to ranks x its largest
+matrix: not modelled, what we export switches it off.
 Sources: K. Jordan, Muon, 2024; J. Liu et al., arXiv:2502.16982; Megatron-Core 0.16.1 to 0.19.2, optimizer,
 layer_wise_optimizer.py; emerging_optimizers 0.3.0, muon_utils.py and orthogonalized_optimizer.py.
 """
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling, maximum, minimum
+from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
 from costmodel.layer import BlockTimes
 from costmodel.rates import model_gemm, stream
 from costmodel.term import Ledger
@@ -32,32 +34,52 @@ Blocks = Mapping[str, BlockTimes]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight on one rank that is orthogonalised by itself: rows x columns; count: equal ones in a block. [1]"""
+    """What is orthogonalised by itself on one rank: rows x columns; count: equal ones in a tensor. [1]"""
 
     rows: Amount
     columns: Amount
     count: Amount = 1
 
 
-def matrices(x: SimpleNamespace, work: BlockWork, *, grouped: bool) -> Iterator[Matrix]:
-    """Matrices of a block that Muon updates: those of the experts, or the others.
+@dataclass(frozen=True)
+class Weight:
+    """A tensor that is dealt out whole: its layer, its matrices; count: equal ones in a block. [1]"""
 
-    Queries, keys and values of one projection are orthogonalised apart (muon_split_qkv); gate and input of a gated
-    MLP are one matrix, each expert's are its own. Source: Megatron-Core 0.19.2, emerging_optimizers.py.
+    name: str
+    matrices: tuple[Matrix, ...]
+    count: Amount = 1
+
+    @property
+    def elements(self) -> Amount:
+        """Elements of one such tensor on one rank. [1]"""
+        return sum(each.rows * each.columns * each.count for each in self.matrices)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements of a stage on one rank, and those of its largest tensor, which one rank keeps whole. [1]"""
+
+    elements: Amount
+    largest: Amount
+
+
+def weights_of(x: SimpleNamespace, work: BlockWork, *, grouped: bool) -> Iterator[Weight]:
+    """Tensors of a block that Muon updates: those of the experts, or the others.
+
+    Queries, keys and values of one projection are one tensor and orthogonalised apart (muon_split_qkv); gate and input
+    of a gated MLP are one matrix, each expert's are its own. Source: Megatron-Core 0.19.2, emerging_optimizers.py.
     """
     for layer in work.linears:
         if layer.grouped == grouped:
-            if work.name == "attention" and layer.name == "qkv":
-                yield from _query_key_value(x, layer)
-            else:
-                yield Matrix(layer.columns, layer.inner, layer.groups)
+            split = work.name == "attention" and layer.name == "qkv"
+            found = _query_key_value(x, layer) if split else (Matrix(layer.columns, layer.inner),)
+            yield Weight(layer.name, found, layer.groups)
 
 
-def _query_key_value(x: SimpleNamespace, layer: Linear) -> Iterator[Matrix]:
+def _query_key_value(x: SimpleNamespace, layer: Linear) -> tuple[Matrix, ...]:
     keys = kv_heads_per_rank(x) * x.d
     queries = x.a / x.tp * x.d
-    yield Matrix(queries, layer.inner, 1 + x.output_gate)
-    yield Matrix(keys, layer.inner, 2)
+    return Matrix(queries, layer.inner, 1 + x.output_gate), Matrix(keys, layer.inner, 2)
 
 
 def newton_schulz_flops(rows: Amount, columns: Amount) -> Amount:
@@ -98,15 +120,20 @@ def matrix_time(x: SimpleNamespace, matrix: Matrix) -> Amount:
     return maximum(on_device, (STEPS * PRODUCTS + KERNELS) * x.host_kernel)
 
 
+def weight_time(x: SimpleNamespace, weight: Weight) -> Amount:
+    """Seconds in which the matrices of one tensor are updated, one after the other. [s]"""
+    return sum(each.count * matrix_time(x, each) for each in weight.matrices)
+
+
 def muon_share(x: SimpleNamespace, ranks: Amount) -> Amount:
     """Share of the matrices that one of so many ranks updates, and whose state it keeps. [1]"""
     return 1 - x.optimizer_sharded + x.optimizer_sharded / ranks
 
 
 def slowest_rank(number: Amount, seconds: Amount, largest: Amount, share: Amount) -> Amount:
-    """Seconds of the rank with most work, of `number` matrices that take `seconds` together. [s]
+    """Seconds of the rank with most work, of `number` tensors that take `seconds` together. [s]
 
-    Whole matrices, dealt out by size in turn so that counts differ by one: as many mean ones as a rank may hold, and
+    Whole tensors, dealt by size to the first rank up to the last, then back: as many mean ones as a rank may hold, and
     at least the one that takes longest. Source: Megatron-Core 0.19.2, layer_wise_optimizer.py, _shard_params_ping_pong.
     """
     most = ceiling(number * share - 1e-6)  # a whole share stays whole in floating point
@@ -131,21 +158,38 @@ def muon_time(
     kind = "experts" if grouped else "dense"
     for name, times in blocks.items():
         here = getattr(x, f"{name}_pace")
-        for index, matrix in enumerate(matrices(x, times.work, grouped=grouped)):
-            one = ledger.define(f"muon_{kind}_{name}_{index}", matrix_time(x, matrix), "s", matrix_time)
-            number += here * matrix.count
-            seconds += here * matrix.count * one
+        for weight in weights_of(x, times.work, grouped=grouped):
+            one = ledger.define(f"muon_{name}_{weight.name}", weight_time(x, weight), "s", weight_time)
+            number += here * weight.count
+            seconds += here * weight.count * one
             largest = maximum(largest, minimum(here, 1) * one)
     return ledger.define(f"muon_{kind}", slowest_rank(number, seconds, largest, share), "s", slowest_rank)
 
 
-def muon_state_bytes(
-    x: SimpleNamespace, matrix: Amount, rest: Amount, table: Amount, ranks: Amount
-) -> Amount:
+def muon_state_bytes(x: SimpleNamespace, matrix: Held, rest: Held, ranks: Amount) -> Amount:
     """Optimizer state of one rank: 8 bytes an element of a matrix, 12 of the rest, which is under Adam. [byte]
 
-    matrix, rest: elements that `ranks` ranks hold together; table: of the tensor of the rest (embedding or output
-    layer) that one rank keeps whole [1]. Where parameters are FP32 themselves there is no master copy.
+    matrix, rest: what `ranks` ranks hold together. The fullest rank has its share of both, in which the largest tensor
+    of the one or of the other lies whole. Where parameters are FP32 themselves there is no master copy.
     """
     share = muon_share(x, ranks)
-    return (x.state_bytes - SECOND_MOMENT) * matrix * share + x.state_bytes * maximum(rest * share, table)
+    of_matrix, of_rest = x.state_bytes - SECOND_MOMENT, x.state_bytes
+    even = of_matrix * matrix.elements * share + of_rest * rest.elements * share
+    more = maximum(
+        0,
+        of_matrix * (matrix.largest - matrix.elements * share),
+        of_rest * (rest.largest - rest.elements * share),
+    )
+    return even + more
+
+
+def muon_gather_bytes(x: SimpleNamespace, dense: Amount, experts: Amount, held: Amount) -> Amount:
+    """What the gather after a distributed Muon's step needs beyond the activations, which are gone by then. [byte]
+
+    A copy of all parameters that ranks share, in the model's own format: of the dense ones, then of the experts.
+    dense, experts: parameters of a stage [1]; held: activations, logits and workspace of a pass [byte]. Overlapped, a
+    bucket is copied at a time. Source: Megatron-Core 0.17.1 and 0.19.2, layer_wise_optimizer.py, allgather_params.
+    """
+    alone = x.muon * x.optimizer_sharded * (1 - x.overlap_gather) * is_more_than_one(x.dp * x.cp)
+    shared = x.trained * maximum(dense, is_more_than_one(x.edp) * experts)
+    return alone * maximum(x.weight_bytes * shared - held, 0)

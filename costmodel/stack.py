@@ -37,7 +37,6 @@ class Stack:
     early_zero3: sharded parameters move at the rate of one network card a node.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
-    scattered_muon: a distributed Muon reduce-scatters gradients to the ranks that update the matrices.
     """
 
     family: str
@@ -61,7 +60,6 @@ class Stack:
     documents_apart: bool = False
     early_zero3: bool = False
     partial_rings: bool = False
-    scattered_muon: bool = False
 
     @property
     def name(self) -> str:
@@ -137,7 +135,6 @@ def load_stack(text: str) -> Stack:
         expert_bias_fused=age is not None and age >= known("expert_bias_fused_from", "99.12"),
         **{flag: family.get(flag, False) for flag in flags},
         native_loss=native,
-        scattered_muon=age is not None and age >= known("scattered_muon_from", "99.12"),
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.layer import BlockTimes
-from costmodel.muon import muon_state_bytes
+from costmodel.muon import Held, muon_state_bytes, weights_of
 from costmodel.work import parameters
 from costmodel.work.linear import padded_vocabulary
 
@@ -57,24 +57,43 @@ def linear_weights_of(x: SimpleNamespace, blocks: Blocks, stage: str, grouped: b
 
 
 def under_adam(x: SimpleNamespace, blocks: Blocks, stage: str, features: Collection[str]) -> Amount:
-    """Trained parameters of a stage on one rank that Muon leaves to Adam: outside linear layers, and adapters. [1]"""
+    """Trained parameters of a stage on one rank that are updated by Adam under Muon: outside linear layers. [1]
+
+    Two simplifications: adapters, which Muon would take, are counted here, as are projections of MTP heads. Learned
+    positions are Muon's: only the embedding of words is marked. Source: Megatron-Core 0.19.2, language_module.py.
+    """
     edge = stage not in BETWEEN
     everything = parameters_of(x, blocks, stage, vocabulary=edge) + parameters_of(
         x, blocks, stage, experts=True
     )
     matrices = sum(linear_weights_of(x, blocks, stage, grouped) for grouped in (False, True))
-    return x.trained * (everything - matrices) + (adapters_of(x, blocks, stage) if "lora" in features else 0)
+    positions = learned_positions(x, stage)
+    adapters = adapters_of(x, blocks, stage) if "lora" in features else 0
+    return x.trained * (everything - matrices - positions) + adapters
+
+
+def learned_positions(x: SimpleNamespace, stage: str) -> Amount:
+    """Elements of a stage's learned positions on one rank. [1]"""
+    first = 1 - is_more_than_one(x.pp) if stage == "last" else int(stage == "first")
+    return first * x.positions * x.h
 
 
 def largest_table(x: SimpleNamespace, stage: str) -> Amount:
-    """Elements of the tensor of a stage that one rank keeps whole under Muon. [1]
+    """Trained elements of a stage's embedding of words or output layer, which one rank keeps whole under Muon. [1]"""
+    return 0 if stage in BETWEEN else x.trained * padded_vocabulary(x) * x.h / x.tp
 
-    Embedding or output layer, where a stack deals tensors out whole.
-    """
-    if stage in BETWEEN:
-        return 0
-    table = parameters.embedding_parameters(x) if stage == "first" else padded_vocabulary(x) * x.h / x.tp
-    return x.trained * (1 - x.scattered_muon) * table
+
+def under_muon(x: SimpleNamespace, blocks: Blocks, stage: str, *, grouped: bool) -> Held:
+    """Trained elements of a stage on one rank that Muon updates: of its experts, or the others."""
+    elements = linear_weights_of(x, blocks, stage, grouped)
+    if not grouped:
+        elements += learned_positions(x, stage)
+    tensors = [
+        minimum(count(x, name, stage), 1) * weight.elements
+        for name, times in blocks.items()
+        for weight in weights_of(x, times.work, grouped=grouped)
+    ]
+    return Held(x.trained * elements, x.trained * maximum(0, 0, *tensors))
 
 
 def muon_state(
@@ -82,7 +101,6 @@ def muon_state(
 ) -> Amount:
     """Optimizer state of a stage under Muon. ranks: those that share state of all, and of the experts. [byte]"""
     of_all, of_experts = ranks
-    dense, experts = (x.trained * linear_weights_of(x, blocks, stage, grouped) for grouped in (False, True))
-    rest = under_adam(x, blocks, stage, features)
-    own = muon_state_bytes(x, dense, rest, largest_table(x, stage), of_all)
-    return own + muon_state_bytes(x, experts, 0, 0, of_experts)
+    dense, experts = (under_muon(x, blocks, stage, grouped=grouped) for grouped in (False, True))
+    rest = Held(under_adam(x, blocks, stage, features), largest_table(x, stage))
+    return muon_state_bytes(x, dense, rest, of_all) + muon_state_bytes(x, experts, Held(0, 0), of_experts)

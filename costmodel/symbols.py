@@ -363,7 +363,6 @@ INPUTS: tuple[Input, ...] = tuple(
         reads_documents | 1 | 1 when the host reads lengths of packed documents for rotary embedding that is not fused
         documents_apart | 1 | 1 when rotary embedding that is not fused turns one packed document after the other
         partial_rings | 1 | 1 when a ring over some of a domain's GPUs leaves it at one GPU's share of the network cards
-        scattered_muon | 1 | 1 when a distributed Muon reduce-scatters gradients to the ranks that update the matrices
         early_zero3 | 1 | 1 when sharded parameters and gradients move at the rate of one network card a node
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
