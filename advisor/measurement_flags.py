@@ -60,7 +60,7 @@ def optimizer_knobs(row: Row) -> dict[str, Any]:
     }
     instances = flags.get("num_distributed_optimizer_instances")
     values: dict[str, Any] = {"precision_aware_optimizer": aware} | (formats if aware else {})
-    if row.text("optimizer").endswith("muon"):
+    if row.text("optimizer") in ("muon", "dist_muon"):
         values["optimizer"] = "muon"
     return values | {
         "optimizer_instances": int(instances) if instances else 1,

@@ -107,7 +107,8 @@ def streamed_bytes(x: SimpleNamespace) -> Amount:
 
     Gradients to FP32 where they are not, norm (4) and clipping (8); weight decay (8), momentum (12), Nesterov's look
     ahead (12); norm of the matrix (4) and division (8); to 16 bits (6) and back (6); two scalings (16); update (12);
-    the parameter written from its master copy. Source: as `costmodel.muon`.
+    the parameter written from its master copy. Nesterov is Megatron-Bridge's default, not Megatron-LM's. Source: as
+    `costmodel.muon`.
     """
     widened = 3 * (4 - x.grad_bytes)
     return widened + 4 + 8 + 8 + 12 + 12 + 4 + 8 + 6 + 6 + 16 + 12 + 4 + x.weight_bytes

@@ -398,7 +398,7 @@ def _assumptions(bound: dict[str, Bound], model: ModelSpec, plan: Plan) -> tuple
     first = [f"not counted of the model: {model.left_out}"] if model.left_out else []
     if plan.optimizer == "muon":
         first.append(
-            "optimizer muon: no run timed with it is published that we know of; its products and streams are taken at "
-            "the rates of runs with Adam"
+            "optimizer muon: no run of a real model's size timed with it is published that we know of; its products "
+            "and streams are taken at the rates of runs with Adam"
         )
     return (*first, *dict.fromkeys(entry.note for entry in bound.values() if entry.note))

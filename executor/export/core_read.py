@@ -261,10 +261,22 @@ def _scopes(fields: Mapping[str, Any], implementation: str) -> tuple[str, ...]:
     return tuple(word for word in words if word != "full")
 
 
+def optimizer_of(said: Any) -> str:
+    """Our name of an optimizer, "" for one that is not modelled."""
+    name = KNOBS["optimizer"].words.get(str(said), said)
+    return name if name in KNOBS["optimizer"].choices else ""
+
+
+def other_optimizer(said: Any) -> Iterator[str]:
+    """A line about an optimizer that is not modelled."""
+    if said and not optimizer_of(said):
+        yield f"optimizer {said}: read as adam, no other than adam and muon is modelled"
+
+
 def _optimizer(fields: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "optimizer" in fields:
-        found["optimizer"] = "muon" if str(fields["optimizer"]).endswith("muon") else "adam"
+        found["optimizer"] = optimizer_of(fields["optimizer"]) or "adam"
     if fields.get("optimizer_cpu_offload"):
         found["optimizer_offload"] = round(100 * fields.get("optimizer_offload_fraction", 1.0))
     elif "optimizer_cpu_offload" in fields:

@@ -13,6 +13,7 @@ from executor.export.core_read import (
     direct_fields,
     knobs_of,
     model_of,
+    other_optimizer,
     said_fields,
     whole_recompute,
 )
@@ -192,6 +193,7 @@ def unread(said: Mapping[str, Any], recipe: str) -> Iterator[str]:
     """What was said and has no counterpart in a plan; what is off or the user's own is no loss."""
     if recipe and not model_of_recipe(recipe):
         yield f"recipe {recipe}: no model of ours"
+    yield from other_optimizer(said.get("optimizer.optimizer"))
     for dotted, value in said.items():
         section, _, field = dotted.partition(".")
         known = field in said_fields() or field in direct_fields()

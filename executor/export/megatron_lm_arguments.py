@@ -20,6 +20,8 @@ from executor.megatron_training import ddp_fields, optimizer_fields
 Arguments = dict[str, Any]
 # Settings for benchmarks only: they change what is trained, or hide what went wrong.
 BENCHMARK = ("moe_router_force_load_balancing", "fake_process_group")
+# Muon's tensors dealt out one by one, without the padded layout.
+LEGACY_LAYOUT = "--no-use-layer-wise-param-layout"
 # Names of recompute modules that Megatron-Core has; ours are more.
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 
@@ -75,6 +77,8 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
     _recompute(writer, fields)
     _graphs(writer, fields)
     _reduction(writer, fields)
+    if job.plan.optimizer == "muon" and job.plan.zero_stage:
+        _shared_muon(writer, fields)
     writer.fields(fields)
     _batch(writer)
     _host(writer)
@@ -242,6 +246,25 @@ def _reduction(writer: Writer, fields: Arguments) -> None:
         writer.notes.append("--use-precision-aware-optimizer: Megatron-LM offloads no other optimizer")
     if plan.sharp:
         writer.put("--use-sharp")
+
+
+def _shared_muon(writer: Writer, fields: Arguments) -> None:
+    """Whole matrices dealt to ranks: an option of the distributed optimizer from 0.18 on, before that "dist_muon".
+
+    The layout that 0.18 would choose itself pads each bucket to ranks x its largest matrix, which no prediction of
+    ours holds. Sources: Megatron-LM 0.17.1 and 0.19.2, arguments.py; 0.16.1, layer_wise_optimizer.py.
+    """
+    if LEGACY_LAYOUT not in writer.version.lacks:
+        fields |= {"optimizer": "muon", "use_distributed_optimizer": True}
+        writer.put(LEGACY_LAYOUT)
+        return
+    own = "Megatron-LM before 0.18 keeps FP8 parameters with the distributed optimizer alone"
+    refused = dict.fromkeys(("fp8_param", "fp4_param", "reuse_grad_buf_for_mxfp8_param_ag"), own)
+    if writer.version.name == "0.16":
+        refused["overlap_param_gather"] = "Megatron-LM 0.16 gathers after Muon's step alone"
+    for field, reason in refused.items():
+        if fields.pop(field, False):
+            writer.notes.append(f"{flag_of(field)} is left out: {reason}")
 
 
 def _fsdp(writer: Writer, fields: Arguments) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from costmodel.knobs import SETTINGS
@@ -11,10 +11,10 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from executor.export.configuration_text import yaml_of
 from executor.export.core_model import architecture, same_models
-from executor.export.core_read import knobs_of, said_fields, whole_recompute
+from executor.export.core_read import knobs_of, other_optimizer, said_fields, whole_recompute
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exported import Reading
-from executor.export.megatron_lm_arguments import setting_flags
+from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, setting_flags
 from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
 from executor.export.shell_words import read_flags
@@ -26,7 +26,7 @@ ASIDE = re.compile(
     r"|spec$|transformer-impl|use-mcore|vocab|merge|distributed|ckpt|dist-ckpt|timing|exit|norm-epsilon|rotary|mock"
     r"|attention-softmax|no-check|start-weight|end-weight|override|finetune|no-load|no-save|auto-detect|async|sft"
     r"|pretrained|use-rotary|rope|use-rope|mscale|beta|no-create|num-workers|reset|eod|dataloader|no-mmap|result"
-    r"|check|profile|nproc|nnodes|node|master|rdzv|standalone|no-python|job-name|account$|partition|time$|output"
+    r"|check|profile|no-use-layer-wise|nproc|nnodes|node|master|rdzv|standalone|no-python|job-name|account$|partition|time$|output"
     r"|error|mem|exclusive|gpus|ntasks|cpus|gres|requeue|open-mode|container|kill|segment|mpi|export|comment|qos"
     r"|bind|cpunodebind|membind|query-gpu|format|enable-experimental|disable-msc|optimizer$|fp8-amax|fp8-margin"
     r"|fp8-interval|position-embedding|max-position|micro-batch|global-batch|seq-length|make-vocab|use-flash-attn"
@@ -189,7 +189,7 @@ def _unread(given: Mapping[str, list[str]]) -> list[str]:
     """Flags that mean nothing here."""
     known = said_fields() | {*names()["flags"].values()} | {*names()["off"].values()} | set(OTHERS)
     said = {flag for setting in SETTINGS.values() for flag in setting_flags(setting.megatron_lm)}
-    return [
+    found = [
         " ".join([flag, *values])
         for flag, values in given.items()
         if flag not in known
@@ -197,3 +197,12 @@ def _unread(given: Mapping[str, list[str]]) -> list[str]:
         and flag.lstrip("-").replace("-", "_") not in known
         and not ASIDE.match(flag)
     ]
+    return [*found, *_optimizer(given)]
+
+
+def _optimizer(given: Mapping[str, list[str]]) -> Iterator[str]:
+    """What of the optimizer is read otherwise than it is."""
+    name = "".join(given.get("--optimizer", []))
+    yield from other_optimizer(name)
+    if name == "muon" and "--use-distributed-optimizer" in given and LEGACY_LAYOUT not in given:
+        yield f"--optimizer muon without {LEGACY_LAYOUT}: buckets padded to ranks x the largest matrix are not counted"

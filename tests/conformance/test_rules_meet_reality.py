@@ -169,6 +169,7 @@ ELSEWHERE = {
     "muon_offload": "the layer-wise optimizer, while it is built",
     "muon_instances": "the layer-wise optimizer, while it is built",
     "muon_fp16": "the optimizer, while it is built",
+    "muon_fp32": "the layer-wise optimizer, at its first step",
     "muon_gather_with_step": "the optimizer, while it is built",
     "recompute_layers_chunks": "Megatron-Core's number is that of a chunk: none says what does not divide",
     "recompute_layers_range": "our mapping recomputes the layers there are",

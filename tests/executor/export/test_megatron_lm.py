@@ -21,6 +21,7 @@ from executor.export import megatron_lm
 from executor.export.bundle import bundle
 from executor.export.environment import environment, environment_knobs
 from executor.export.exported import Job
+from executor.export.megatron_lm_arguments import LEGACY_LAYOUT
 from executor.export.megatron_lm_names import version_of, versions
 from executor.megatron_args import FUSABLE, core_fields
 
@@ -108,6 +109,58 @@ def test_a_flag_that_the_version_lacks_is_noted_and_left_out():
     assert new.settings["--flash-attention-version"] == "3"
     assert "--flash-attention-version" not in old.settings
     assert any("--flash-attention-version" in note for note in old.notes)
+
+
+MUON = Plan(dp=8, optimizer="muon", precision="fp8-cs", fp8_param_gather=True)
+BY_LAYER = {
+    "--optimizer": "muon",
+    "--use-distributed-optimizer": True,
+    LEGACY_LAYOUT: True,
+    "--fp8-param-gather": True,
+}
+OVERLAP = "--overlap-param-gather"
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "noted"),
+    [
+        ("0.16", {"--optimizer": "dist_muon"}, ("--fp8-param-gather", OVERLAP)),
+        ("0.17", {"--optimizer": "dist_muon", OVERLAP: True}, ("--fp8-param-gather",)),
+        ("0.18", BY_LAYER | {OVERLAP: True}, ()),
+        ("0.19", BY_LAYER | {OVERLAP: True}, ()),
+    ],
+)
+def test_muon_in_the_words_of_each_version(version, flags, noted):
+    """Tensors are dealt out one by one, as predicted; what a version refuses with that is left out, with a note."""
+    exported = megatron_lm.export(job_of("llama3-8b", MUON, version=version))
+    names = {*BY_LAYER, OVERLAP}
+    assert {name: value for name, value in exported.settings.items() if name in names} == flags
+    assert {note.split()[0] for note in exported.notes if note.startswith("--")} == set(noted)
+
+
+@pytest.mark.parametrize("name", ["0.17", "0.18", "0.19"])
+def test_the_parser_takes_muon(parser, name):
+    from export_sweep import parser_job
+
+    release = parser.WHEELS[name]
+    try:
+        parser.wheel_folder(release)
+    except parser.NoParser as reason:
+        pytest.skip(str(reason))
+    plans = [MUON, replace(MUON, zero_stage=0, overlap_grad_reduce=False, fp8_param_gather=False)]
+    jobs = [job_of("llama3-8b", plan, version=name) for plan in plans]
+    for answer in parser.parse_all([parser_job(job) for job in jobs], release):
+        assert not answer["refused"]
+
+
+def test_what_is_not_modelled_of_an_optimizer_is_told():
+    text = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --bf16 --optimizer "
+    padded = megatron_lm.read(text + "muon --use-distributed-optimizer").unread
+    assert any("padded" in line for line in padded)
+    assert not megatron_lm.read(text + f"muon --use-distributed-optimizer {LEGACY_LAYOUT}").unread
+    other = megatron_lm.read(text + "adaptive_muon")
+    assert other.knobs.get("optimizer", "adam") == "adam"
+    assert any("optimizer adaptive_muon" in line for line in other.unread)
 
 
 @pytest.mark.parametrize(
