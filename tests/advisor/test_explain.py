@@ -130,7 +130,7 @@ def test_too_few_sequences_for_the_gpus_are_told():
     [
         ("adam", "nemo-26.06", "costs no more traffic"),
         ("muon", "nemo-26.06", "costs a gather of the parameters"),
-        ("muon", "mcore-26.06", "costs no more traffic"),
+        ("muon", "mcore-26.06", "costs a gather of the parameters"),
     ],
 )
 def test_what_sharing_the_optimizers_state_costs_depends_on_the_optimizer(optimizer, stack, costs):
