@@ -9,7 +9,7 @@ from typing import Any
 from advisor.candidates import Candidate, compared, memory_parts
 from advisor.request import Request
 from advisor.search import GIB, SearchResult, fits_at_all, search
-from costmodel.predict import FITS_BELOW
+from costmodel.prediction import FITS_BELOW
 from costmodel.stack import default_stack, load_stack
 
 # What captures a whole step of dropless experts, as recipes of NeMo 26.06 set it.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from advisor.pipeline import CORRECTION, with_schedule
 from advisor.request import Request
 from costmodel.plan import Plan
-from costmodel.predict import RESOURCES, Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import RESOURCES, Prediction
 
 
 @dataclass(frozen=True)

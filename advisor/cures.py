@@ -10,7 +10,7 @@ from advisor.whatif import GIB, Change, what_if
 
 if TYPE_CHECKING:
     from advisor.case import Case
-    from costmodel.predict import Prediction
+    from costmodel.prediction import Prediction
 
 # Knobs in the order in which they are tried, the fastest change of a group first: what costs little, other
 # sizes, what costs much, and tp last, whose messages every layer waits for. With experts ep comes before all

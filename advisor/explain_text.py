@@ -20,7 +20,7 @@ from advisor.sections import (
     violation_section,
 )
 from advisor.space import declared_space
-from costmodel.predict import FITS_BELOW
+from costmodel.prediction import FITS_BELOW
 
 
 def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:

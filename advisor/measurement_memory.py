@@ -13,7 +13,8 @@ from advisor.measurement_plans import habit_of
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 from hardware_db import Cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from costmodel.passes import pipeline_arguments
-from costmodel.predict import Prediction, TermValue
+from costmodel.prediction import Prediction, TermValue
 from costmodel.simulate import Timeline, pipeline_makespan, simulate_pipeline
 
 CORRECTION, CORRECTION_TITLE = "schedule_correction", "pipeline schedule, simulated less closed form"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.placement import Group, straddling_groups, used_domain
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 
 
 @dataclass(frozen=True)

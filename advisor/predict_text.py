@@ -21,7 +21,7 @@ from advisor.sections import (
 if TYPE_CHECKING:
     from advisor.rules import Violation
     from costmodel.plan import Plan
-    from costmodel.predict import Prediction
+    from costmodel.prediction import Prediction
 
 
 def prediction_lines(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from costmodel.predict import TermValue
+    from costmodel.prediction import TermValue
 
 # Parts smaller than this share of the whole are gathered in "other".
 SMALL = 0.005

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from costmodel.plan import Plan
-    from costmodel.predict import Prediction
+    from costmodel.prediction import Prediction
     from executor.resolve import Here
     from hardware_db import Cluster
 

@@ -20,7 +20,8 @@ from advisor.space import Space, build_space, nothing_legal
 from costmodel.binding import bind
 from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
 from costmodel.plan import Plan
-from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, evaluate_plans
+from costmodel.predict import evaluate_plans
+from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.stage_inputs import runs
 
 # Layouts whose pipelines are simulated, for each plan returned and at least; and pipelines of one layout.

@@ -12,7 +12,7 @@ from costmodel.plan import Plan
 
 if TYPE_CHECKING:
     from advisor.rules import Violation
-    from costmodel.predict import Prediction
+    from costmodel.prediction import Prediction
 
 GIB = 2**30
 METER = 40  # columns of the bar of memory
@@ -51,7 +51,7 @@ def fit_text(prediction: Prediction) -> str:
 
 def numbers(prediction: Prediction) -> list[str]:
     """The four numbers people ask for, what binds, and which published run is nearest."""
-    from costmodel.predict import resource_shares
+    from costmodel.prediction import resource_shares
 
     name, share = next(iter(resource_shares(prediction.time).items()))
     low, high = prediction.interval_low, prediction.interval_high
@@ -138,7 +138,7 @@ def memory_section(prediction: Prediction) -> list[str]:
 
 def binding_section(prediction: Prediction) -> list[str]:
     """What the step waits for, largest first, and what removing each would give at best."""
-    from costmodel.predict import resource_shares
+    from costmodel.prediction import resource_shares
 
     shares = [(name, share) for name, share in resource_shares(prediction.time).items() if share >= 0.005]
     rows = [

@@ -14,7 +14,8 @@ from advisor.measurements import Case, Row, Skip, row_case
 from advisor.pipeline import with_schedule
 from advisor.ranking import Timed, ranking
 from costmodel.evidence import Interval, untuned_interval
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 
 # Predicted over published peak, less one, that 95 of 100 published peaks stay below (docs/accuracy.md, Memory).
 MEMORY_ERROR = 0.25

@@ -11,7 +11,8 @@ from advisor.pipeline import with_schedule
 from advisor.render import gib, seconds
 from advisor.rules import violations
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 
 # Model chunks a stage that published interleaved recipes use where nothing else is said.
 _USUAL_VPP = 5

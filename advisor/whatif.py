@@ -12,7 +12,8 @@ from advisor.pipeline import with_schedule
 from advisor.rules import Violation, violations
 from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 
 if TYPE_CHECKING:
     from advisor.case import Case

@@ -16,7 +16,7 @@ from advisor.rules.facts import divisors
 from advisor.variants import Variants
 from costmodel.knobs import KNOBS, Knob
 from costmodel.plan import Plan
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 
 MOST_VALUES = 3
 SPLITS = ("tp", "pp", "cp")

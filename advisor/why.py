@@ -16,7 +16,7 @@ from advisor.render import gib, percent
 from advisor.space import MICRO_BATCHES
 from advisor.space_options import recompute_choices
 from advisor.variants import Variant, Variants
-from costmodel.predict import FITS_BELOW, Prediction
+from costmodel.prediction import FITS_BELOW, Prediction
 
 # What plain data parallel leaves off.
 _UNSPLIT: dict[str, Any] = {

@@ -13,7 +13,8 @@ from advisor.candidates import resource_seconds
 from advisor.measurements import Case
 from advisor.pipeline import with_schedule
 from advisor.ranking import CLASSES
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 
 # Upper ends of the classes of gaps.
 GAPS = (

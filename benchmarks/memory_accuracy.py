@@ -22,7 +22,8 @@ from advisor.validation import validate
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 
 Result = Mapping[str, Any]

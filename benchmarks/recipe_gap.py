@@ -26,7 +26,8 @@ from advisor.pipeline import with_schedule
 from advisor.request import Request
 from advisor.search import search
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "recipe-gap.csv"

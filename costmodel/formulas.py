@@ -6,7 +6,8 @@ import importlib
 import re
 from functools import lru_cache
 
-from costmodel.predict import Prediction, compiled_family
+from costmodel.predict import compiled_family
+from costmodel.prediction import Prediction
 
 DENSE = frozenset({"attention", "mlp"})
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.layout import Chunk, layout_of
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.symbols import BLOCKS
 
 Table = list[list[float]]

@@ -28,7 +28,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
-    from costmodel.predict import Prediction
+    from costmodel.prediction import Prediction
 
 SCHEMA = 1
 # A plan file is a page of text; anything larger is some other file.

@@ -22,7 +22,7 @@ from costmodel.passes import (
     pipeline_arguments,
     stage_chunks,
 )
-from costmodel.predict import Prediction, TermValue
+from costmodel.prediction import Prediction, TermValue
 from costmodel.simulate import StagePasses, simulate_pipeline, warm_up_passes
 from costmodel.timeline_memory import Curve, memory_curve, thinned
 from costmodel.timeline_spans import BACKWARD, FORWARD, SENT, STREAMS, Drawing, Pass, Phases, Span

@@ -15,7 +15,7 @@ import numpy as np
 from costmodel.layout import Chunk
 from costmodel.memory import activation_bytes
 from costmodel.passes import stage_chunks
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.simulate import StagePasses
 
 Curve = tuple[tuple[float, float], ...]

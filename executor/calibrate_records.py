@@ -15,7 +15,8 @@ from costmodel.model_file import from_mapping
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, compiled_family, predict
+from costmodel.predict import compiled_family, predict
+from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 from executor.record import read_steps

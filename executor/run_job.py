@@ -15,7 +15,7 @@ from executor import megatron_here
 from executor.resolve import Here, resolve
 
 if TYPE_CHECKING:
-    from costmodel.predict import Prediction
+    from costmodel.prediction import Prediction
     from hardware_db import Cluster
 
 LEARNING_RATE = 1e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.timeline import BACKWARD, FORWARD, SENT, Phases, Span, Timeline, simulate
 from costmodel.timeline_memory import thinned
 from executor.trace import Trace

@@ -14,7 +14,7 @@ from advisor.options import knob_options
 if TYPE_CHECKING:
     from advisor.cures import Cure
     from advisor.rules import Violation
-    from costmodel.predict import Prediction
+    from costmodel.prediction import Prediction
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _read_lines(found: Checked) -> list[str]:
 def _memory_lines(found: Checked) -> list[str]:
     from advisor.render import gib, percent, seconds, wrap
     from advisor.sections import fit_text
-    from costmodel.predict import FITS_BELOW
+    from costmodel.prediction import FITS_BELOW
 
     prediction, cure = found.prediction, found.cure
     if prediction is None:

@@ -11,7 +11,7 @@ from advisor.whatif_neighbours import LADDERS
 from costmodel.binding import bind
 from costmodel.knobs import KNOBS
 from costmodel.layout import BALANCED
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 
 # What is seen first; the other knobs stand under their topics.
 MAIN = (

@@ -30,13 +30,8 @@ from costmodel.javascript_columns import Trace, literal
 from costmodel.javascript_functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
-from costmodel.predict import (
-    FITS_BELOW,
-    TIGHT_ABOVE,
-    Prediction,
-    family_features,
-    recipe_formats,
-)
+from costmodel.predict import family_features, recipe_formats
+from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE, Prediction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term
 

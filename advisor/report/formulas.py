@@ -12,7 +12,7 @@ from typing import Any
 from costmodel.compiled import SOURCES, cache_folder
 from costmodel.formulas import all_formulas
 from costmodel.plan_file import write_whole
-from costmodel.predict import Prediction, TermValue
+from costmodel.prediction import Prediction, TermValue
 from costmodel.symbols import BY_NAME, INPUTS
 
 PLACES = {entry.name: place for place, entry in enumerate(INPUTS)}

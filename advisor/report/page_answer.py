@@ -11,7 +11,7 @@ from advisor.report.markup import Markup, folded, join, section, table, tag
 from advisor.report.subject import Subject
 from advisor.sections import SEVERITY_WORDS, changed_knobs, cost_line, evidence_text, fit_text, setting
 from costmodel.knobs import KNOBS
-from costmodel.predict import TIGHT_ABOVE, Prediction
+from costmodel.prediction import TIGHT_ABOVE, Prediction
 
 
 def answer(subject: Subject, data: dict[str, Any]) -> Markup:
@@ -156,7 +156,7 @@ def why(subject: Subject) -> Markup:
 
 
 def _binds(prediction: Prediction) -> Markup:
-    from costmodel.predict import resource_shares
+    from costmodel.prediction import resource_shares
 
     rows = [
         (name, percent(share), seconds(prediction.step_time_s * (1 - share)), f"{1 / (1 - share):.2f}x")

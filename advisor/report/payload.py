@@ -10,7 +10,7 @@ from advisor.report.roofline import roofline
 from advisor.report.schedule import schedule
 from advisor.report.subject import Subject
 from costmodel.plan_file import advisor_version
-from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, Prediction, resource_shares
+from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE, Prediction, resource_shares
 
 
 def payload(subject: Subject) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from advisor.comparison_sides import Side, read_side
 from costmodel.plan import Plan
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from executor.compare import compare
 from executor.record import read_steps
 

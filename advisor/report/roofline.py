@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from costmodel.layer import block_work
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.rates import accumulated_bytes, gemm_memory, padded_rows
 from costmodel.symbols import BLOCKS
 from costmodel.work.linear import Linear, gemm_flops

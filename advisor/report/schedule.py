@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.timeline import STREAMS, Timeline, simulate
 
 # Spans that a browser draws at once without waiting; a longer step is drawn several passes in one.

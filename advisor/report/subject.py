@@ -18,7 +18,8 @@ from advisor.request import Request, choose_precisions
 from advisor.rules import Violation, violations
 from advisor.sections import training_cost
 from advisor.why import Path, Step
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 
 if TYPE_CHECKING:
     from advisor.search import Progress

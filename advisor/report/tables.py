@@ -12,7 +12,8 @@ from advisor.rules.layouts import layout_problem
 from advisor.rules.model_words import cluster_words
 from costmodel.binding import bind
 from costmodel.layout import Layout, plan_layout
-from costmodel.predict import Prediction, recipe_formats
+from costmodel.predict import recipe_formats
+from costmodel.prediction import Prediction
 from costmodel.stage_inputs import LAYOUT_COLUMNS, stage_record
 
 

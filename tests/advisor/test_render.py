@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from advisor import render
 from advisor.render import closing_round, gib, percent, seconds, table, tree, wrap
-from costmodel.predict import TermValue
+from costmodel.prediction import TermValue
 
 amounts = st.floats(-1e3, 1e6, allow_nan=False)
 positive = st.floats(0, 1e4, allow_nan=False)

@@ -16,7 +16,8 @@ from costmodel.columns import plan_from_columns
 from costmodel.model_registry import load_model
 from costmodel.passes import chunk_times
 from costmodel.plan import Plan
-from costmodel.predict import FITS_BELOW, TIGHT_ABOVE, predict
+from costmodel.predict import predict
+from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.workload import Workload
 from hardware_db import resolve
 

@@ -15,7 +15,7 @@ from costmodel.evidence import Near
 from costmodel.evidence_setting import setting_of
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, TermValue
+from costmodel.prediction import Prediction, TermValue
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 from hardware_db.evidence import Evidence

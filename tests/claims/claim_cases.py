@@ -15,7 +15,8 @@ from advisor.rules import Violation, violations
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 from hardware_db import Cluster, load_cluster
 

@@ -12,7 +12,7 @@ from claim_cases import CONTEXT_PARALLEL, GIB, broken, errors, held, speedup, sp
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 
 GB = 1e9
 

@@ -11,7 +11,7 @@ from claim_cases import DATA_PARALLEL, TENSOR_PARALLEL, broken, cluster, held, s
 
 from costmodel.data_parallel import RING_SMS, slowdown
 from costmodel.placement import straddling_groups
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.timing.network import all_gather_time, all_reduce_time, all_to_all_time
 from hardware_db import Cluster
 

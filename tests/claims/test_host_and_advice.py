@@ -18,7 +18,7 @@ from advisor.whatif import what_if
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from hardware_db import Cluster
 
 GB = 1e9

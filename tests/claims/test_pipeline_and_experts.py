@@ -26,7 +26,7 @@ from costmodel.layout import even_chunks
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.plan_file import PlanFile
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.schedule import bubble_over_ideal
 from costmodel.simulate import pipeline_makespan
 from costmodel.workload import Workload

@@ -13,7 +13,7 @@ from advisor.cli import advisor
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 
 LAYOUT_70B: dict[str, Any] = {"tp": 4, "pp": 4, "cp": 2, "vpp": 5}
 

@@ -11,7 +11,7 @@ from claim_cases import broken, errors, plan_of, spent, step
 from costmodel.layout import even_chunks
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 
 BOTH_ENDS = {"account_embedding": True, "account_loss": True}
 

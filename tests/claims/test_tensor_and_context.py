@@ -14,7 +14,7 @@ from advisor.request import Request
 from advisor.search import search
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
-from costmodel.predict import Prediction
+from costmodel.prediction import Prediction
 from costmodel.timing import overlap
 from costmodel.timing.network import CONSTANTS, all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication

@@ -14,7 +14,7 @@ from costmodel.layer import block_work
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, TermValue
+from costmodel.prediction import Prediction, TermValue
 from costmodel.symbols import BLOCKS
 from costmodel.work.block import BlockWork
 from costmodel.workload import Workload

@@ -15,7 +15,8 @@ from costmodel.model_spec import ModelSpec
 from costmodel.model_work import core_flops_of_block, weights_of_block
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.work import experts
 from costmodel.work.linear import linear_flops_forward
 from costmodel.work.parameters import embedding_parameters, mtp_parameters, output_parameters

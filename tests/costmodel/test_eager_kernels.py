@@ -9,7 +9,8 @@ import pytest
 import hardware_db
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.timeline import simulate
 from costmodel.workload import Workload
 

@@ -15,7 +15,8 @@ from costmodel.memory import STAGES
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES, Plan
-from costmodel.predict import Prediction, compiled_family, evaluate_plans, predict
+from costmodel.predict import compiled_family, evaluate_plans, predict
+from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 

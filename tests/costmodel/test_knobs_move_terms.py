@@ -12,7 +12,8 @@ from costmodel.knobs import KNOBS
 from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 

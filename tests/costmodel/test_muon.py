@@ -28,7 +28,8 @@ from costmodel.muon import (
     weights_of,
 )
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, evaluate_plans, predict
+from costmodel.predict import evaluate_plans, predict
+from costmodel.prediction import Prediction
 from costmodel.rank_layers import stage_chunks
 from costmodel.rank_state import owners
 from costmodel.workload import Workload

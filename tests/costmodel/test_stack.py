@@ -10,7 +10,8 @@ import hardware_db
 from costmodel.binding import bind
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.stack import default_stack, families, load_stack, months, nearest_release
 from costmodel.step_constants import maturity
 from costmodel.workload import Workload

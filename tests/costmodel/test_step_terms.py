@@ -10,7 +10,8 @@ import pytest
 import hardware_db
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, compiled_family, predict
+from costmodel.predict import compiled_family, predict
+from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 
 H100 = hardware_db.resolve("h100", None)[0]

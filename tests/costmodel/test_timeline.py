@@ -16,7 +16,8 @@ from costmodel.memory import STAGES
 from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.timeline import BACKWARD, EACH_MICROBATCH, FORWARD, RESIDUAL, STREAMS, Timeline, simulate
 from costmodel.workload import Workload
 

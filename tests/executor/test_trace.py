@@ -13,7 +13,8 @@ import pytest
 from advisor.pipeline import with_schedule
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.timeline import FORWARD, simulate
 from costmodel.workload import Workload
 from executor.record import read_steps

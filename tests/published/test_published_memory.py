@@ -9,7 +9,8 @@ import pytest
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 

@@ -20,7 +20,8 @@ from advisor.request import parse_pins
 from advisor.rules import violations
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
-from costmodel.predict import Prediction, predict
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 
 PLANS = 20
