@@ -22,8 +22,9 @@ from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, kv_heads_per_rank
 
-# Newton-Schulz iterations on a matrix, Megatron-Core's muon_num_ns_steps, with three products each.
-STEPS, PRODUCTS = 5, 3
+# Newton-Schulz iterations on a matrix, Megatron-Core's muon_num_ns_steps, with three products each; two of these add to
+# a matrix, which PyTorch's addmm copies into the result before (ATen, cuda/Blas.cpp, addmm_out_cuda_impl; from memory).
+STEPS, PRODUCTS, COPIES = 5, 3, 2
 # Kernels on a matrix beside the products, one after the other in PyTorch: weight decay, momentum and Nesterov's look
 # ahead; norm, its bound and the division by it; to 16 bits and back; two scalings; the update and the copy of it.
 KERNELS = 12
@@ -114,11 +115,17 @@ def streamed_bytes(x: SimpleNamespace) -> Amount:
     return widened + 4 + 8 + 8 + 12 + 12 + 4 + 8 + 6 + 6 + 16 + 12 + 4 + x.weight_bytes
 
 
+def copied_bytes(x: SimpleNamespace, matrix: Matrix) -> Amount:
+    """HBM bytes of the copies in front of a matrix's products that add: of X X^T and of X, read and written. [byte]"""
+    short, long = minimum(matrix.rows, matrix.columns), maximum(matrix.rows, matrix.columns)
+    return STEPS * 2 * x.activation_bytes * short * (short + long)
+
+
 def matrix_time(x: SimpleNamespace, matrix: Matrix) -> Amount:
     """Seconds in which one matrix is updated: its products and streams, or the host that issues them. [s]"""
-    moved = streamed_bytes(x) * matrix.rows * matrix.columns
-    on_device = newton_schulz_time(x, matrix.rows, matrix.columns) + stream(x, moved, x.elementwise_fraction)
-    return maximum(on_device, (STEPS * PRODUCTS + KERNELS) * x.host_kernel)
+    moved = streamed_bytes(x) * matrix.rows * matrix.columns + copied_bytes(x, matrix)
+    on_device = newton_schulz_time(x, matrix.rows, matrix.columns) + stream(x, moved, x.contiguous_fraction)
+    return maximum(on_device, (STEPS * (PRODUCTS + COPIES) + KERNELS) * x.host_kernel)
 
 
 def weight_time(x: SimpleNamespace, weight: Weight) -> Amount:
