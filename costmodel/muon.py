@@ -178,7 +178,8 @@ def muon_state_bytes(x: SimpleNamespace, matrix: Held, rest: Held, ranks: Amount
     """Optimizer state of one rank: 8 bytes an element of a matrix, 12 of the rest, which is under Adam. [byte]
 
     matrix, rest: what `ranks` ranks hold together. The fullest rank has its share of both, in which the largest tensor
-    of the one or of the other lies whole. Where parameters are FP32 themselves there is no master copy.
+    of the one or of the other lies whole. Where parameters are FP32 themselves there is no master copy. Two of the
+    largest may meet on one rank (tables of embedding and output, where ranks divide the tensors that way): not counted.
     """
     share = muon_share(x, ranks)
     of_matrix, of_rest = x.state_bytes - SECOND_MOMENT, x.state_bytes
@@ -195,8 +196,9 @@ def muon_gather_bytes(x: SimpleNamespace, dense: Amount, experts: Amount, held: 
     """What the gather after a distributed Muon's step needs beyond the activations, which are gone by then. [byte]
 
     A copy of all parameters that ranks share, in the model's own format: of the dense ones, then of the experts.
-    dense, experts: parameters of a stage [1]; held: activations, logits and workspace of a pass [byte]. Overlapped, a
-    bucket is copied at a time. Source: Megatron-Core 0.17.1 and 0.19.2, layer_wise_optimizer.py, allgather_params.
+    dense, experts: parameters of a stage [1]; held: activations, logits and workspace of a pass [byte]. Overlapped, the
+    buffer of the gradients receives them (0.19), or a copy of a bucket at a time (0.17). Source: Megatron-Core 0.17.1
+    and 0.19.2, layer_wise_optimizer.py, allgather_params; param_and_grad_buffer.py, start_param_sync.
     """
     alone = x.muon * x.optimizer_sharded * (1 - x.overlap_gather) * is_more_than_one(x.dp * x.cp)
     shared = x.trained * maximum(dense, is_more_than_one(x.edp) * experts)

@@ -77,8 +77,8 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
     _recompute(writer, fields)
     _graphs(writer, fields)
     _reduction(writer, fields)
-    if job.plan.optimizer == "muon" and job.plan.zero_stage:
-        _shared_muon(writer, fields)
+    if job.plan.optimizer == "muon":
+        _muon(writer, fields)
     writer.fields(fields)
     _batch(writer)
     _host(writer)
@@ -248,18 +248,24 @@ def _reduction(writer: Writer, fields: Arguments) -> None:
         writer.put("--use-sharp")
 
 
-def _shared_muon(writer: Writer, fields: Arguments) -> None:
+def _muon(writer: Writer, fields: Arguments) -> None:
     """Whole matrices dealt to ranks: an option of the distributed optimizer from 0.18 on, before that "dist_muon".
 
     The layout that 0.18 would choose itself pads each bucket to ranks x its largest matrix, which no prediction of
     ours holds. Sources: Megatron-LM 0.17.1 and 0.19.2, arguments.py; 0.16.1, layer_wise_optimizer.py.
     """
+    shared = bool(writer.job.plan.zero_stage)
     if LEGACY_LAYOUT not in writer.version.lacks:
-        fields |= {"optimizer": "muon", "use_distributed_optimizer": True}
-        writer.put(LEGACY_LAYOUT)
+        if shared:
+            fields |= {"optimizer": "muon", "use_distributed_optimizer": True}
+            writer.put(LEGACY_LAYOUT)
         return
-    own = "Megatron-LM before 0.18 keeps FP8 parameters with the distributed optimizer alone"
-    refused = dict.fromkeys(("fp8_param", "fp4_param", "reuse_grad_buf_for_mxfp8_param_ag"), own)
+    refused: dict[str, str] = {}
+    if shared:
+        own = "Megatron-LM before 0.18 keeps FP8 parameters with the distributed optimizer alone"
+        refused |= dict.fromkeys(("fp8_param", "fp4_param", "reuse_grad_buf_for_mxfp8_param_ag"), own)
+    else:
+        refused["overlap_grad_reduce"] = "Megatron-LM before 0.18 refuses it where every rank has all of Muon"
     if writer.version.name == "0.16":
         refused["overlap_param_gather"] = "Megatron-LM 0.16 gathers after Muon's step alone"
     for field, reason in refused.items():

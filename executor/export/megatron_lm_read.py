@@ -204,5 +204,9 @@ def _optimizer(given: Mapping[str, list[str]]) -> Iterator[str]:
     """What of the optimizer is read otherwise than it is."""
     name = "".join(given.get("--optimizer", []))
     yield from other_optimizer(name)
-    if name == "muon" and "--use-distributed-optimizer" in given and LEGACY_LAYOUT not in given:
-        yield f"--optimizer muon without {LEGACY_LAYOUT}: buckets padded to ranks x the largest matrix are not counted"
+    dealt = name == "dist_muon" or (name == "muon" and "--use-distributed-optimizer" in given)
+    if dealt and LEGACY_LAYOUT not in given:
+        yield (
+            f"--optimizer {name} without {LEGACY_LAYOUT}: Megatron-LM from 0.18 on pads buckets to ranks x the largest "
+            "matrix, which is not counted"
+        )

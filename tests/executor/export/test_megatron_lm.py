@@ -138,6 +138,17 @@ def test_muon_in_the_words_of_each_version(version, flags, noted):
     assert {note.split()[0] for note in exported.notes if note.startswith("--")} == set(noted)
 
 
+@pytest.mark.parametrize(
+    ("version", "refuses"), [("0.16", True), ("0.17", True), ("0.18", False), ("0.19", False)]
+)
+def test_muon_on_every_rank_overlaps_no_gradients_before_0_18(version, refuses):
+    plan = replace(MUON, zero_stage=0, overlap_grad_reduce=True, fp8_param_gather=False)
+    exported = megatron_lm.export(job_of("llama3-8b", plan, version=version))
+    flag = "--overlap-grad-reduce"
+    assert (flag in exported.settings) != refuses
+    assert any(note.startswith(flag) for note in exported.notes) == refuses
+
+
 @pytest.mark.parametrize("name", ["0.17", "0.18", "0.19"])
 def test_the_parser_takes_muon(parser, name):
     from export_sweep import parser_job
@@ -147,7 +158,7 @@ def test_the_parser_takes_muon(parser, name):
         parser.wheel_folder(release)
     except parser.NoParser as reason:
         pytest.skip(str(reason))
-    plans = [MUON, replace(MUON, zero_stage=0, overlap_grad_reduce=False, fp8_param_gather=False)]
+    plans = [MUON, replace(MUON, zero_stage=0, overlap_grad_reduce=True, fp8_param_gather=False)]
     jobs = [job_of("llama3-8b", plan, version=name) for plan in plans]
     for answer in parser.parse_all([parser_job(job) for job in jobs], release):
         assert not answer["refused"]
@@ -155,8 +166,8 @@ def test_the_parser_takes_muon(parser, name):
 
 def test_what_is_not_modelled_of_an_optimizer_is_told():
     text = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --bf16 --optimizer "
-    padded = megatron_lm.read(text + "muon --use-distributed-optimizer").unread
-    assert any("padded" in line for line in padded)
+    for dealt in ("muon --use-distributed-optimizer", "dist_muon"):
+        assert any("pads buckets" in line for line in megatron_lm.read(text + dealt).unread)
     assert not megatron_lm.read(text + f"muon --use-distributed-optimizer {LEGACY_LAYOUT}").unread
     other = megatron_lm.read(text + "adaptive_muon")
     assert other.knobs.get("optimizer", "adam") == "adam"
