@@ -24,11 +24,15 @@ def optimizer_terms(
     """Optimizer on the device and on the host, and what happens once a step."""
     update = optimizer_time(x, owners)
     formula: Callable[..., Amount] = optimizer_time
+    matrices: list[Term] = []
     if "muon" in features:
-        update = (1 - x.muon) * update + x.muon * muon_step(ledger, x, owners, blocks, features)
-        formula = muon_step
+        update = (1 - x.muon) * update + x.muon * beside_muon_time(ledger, x, owners, blocks, features)
+        formula = beside_muon_time
+        seconds = x.muon * matrices_time(ledger, x, owners, blocks)
+        matrices = [ledger.term("optimizer_muon", "Muon's matrices", seconds, "s", matrices_time)]
     update += x.layers_pace * x.layer_update_host
     return [
+        *matrices,
         ledger.term("optimizer_step", "optimizer step", update, "s", formula),
         ledger.term(
             "optimizer_host",
@@ -69,18 +73,24 @@ def zeroed_bytes(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
     )
 
 
-def muon_step(
-    ledger: Ledger, x: SimpleNamespace, owners: Collection[Owner], blocks: Blocks, features: Collection[str]
-) -> Amount:
-    """One rank's matrices orthogonalised and updated, the rest of its parameters by Adam. [s]
+def matrices_time(ledger: Ledger, x: SimpleNamespace, owners: Collection[Owner], blocks: Blocks) -> Amount:
+    """One rank's matrices of the pace-setting stage orthogonalised and updated. [s]
 
-    Matrices are those of the pace-setting stage; of the rest, embedding or output layer may be one rank's whole.
     Source: as `costmodel.muon`.
     """
-    matrices = sum(
+    return x.trained * sum(
         muon_time(ledger, x, blocks, muon_share(x, owner.ranks), grouped=owner.name == "edp")
         for owner in owners
     )
+
+
+def beside_muon_time(
+    ledger: Ledger, x: SimpleNamespace, owners: Collection[Owner], blocks: Blocks, features: Collection[str]
+) -> Amount:
+    """What Muon leaves to Adam, and the gradients zeroed; embedding or output layer may be one rank's whole. [s]
+
+    Source: as `costmodel.muon`.
+    """
     share = muon_share(x, communication.data_parallel_ranks(x))
     stages = [
         maximum(under_adam(x, blocks, stage, features) * share, largest_table(x, stage))
@@ -89,8 +99,7 @@ def muon_step(
     rest = ledger.define(
         "muon_rest", maximum(*stages), "1", under_adam, "parameters that a rank updates by Adam"
     )
-    moved = adam_bytes(x) * rest + zeroed_bytes(x, owners)
-    return x.trained * matrices + stream(x, moved, x.stream_fraction)
+    return stream(x, adam_bytes(x) * rest + zeroed_bytes(x, owners), x.stream_fraction)
 
 
 def sharded(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:

@@ -153,6 +153,7 @@ RESOURCES = {
         "backward_adapters",
         "vocabulary",
     ),
+    "Muon's matrices": ("optimizer_muon",),
     "attention rate": ("forward_attention", "backward_attention"),
     "recurrent scan": ("forward_scan", "backward_scan"),
     "expert dispatch": ("forward_dispatch", "backward_dispatch", "forward_wait"),

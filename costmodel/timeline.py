@@ -41,6 +41,7 @@ AFTER = {
     "length_variance": "dp",
     "straggler_time": "host",
     "dp_gradients": "dp",
+    "optimizer_muon": "compute",
     "optimizer_step": "compute",
     "optimizer_host": "host",
     "dp_gather": "dp",

@@ -30,7 +30,7 @@ def phases_of(leaf: str) -> Mapping[str, float]:
         return {"backward": 1.0}
     if leaf in WAITING:
         return {"communication": 1.0}
-    if leaf in ("optimizer_step", "optimizer_host"):
+    if leaf.startswith("optimizer_"):
         return {"optimizer": 1.0}
     return {"vocabulary": VOCABULARY, "launch_gaps": GAPS, "host_bound": GAPS}.get(leaf, {})
 

@@ -104,7 +104,7 @@ def page(spec: ModelSpec) -> str:
     if known["parameters"] is not None:
         lines += [_breakdown(known["parameters"]), "", _layers(known), ""]
     fields = {key: value for key, value in _flat(known["model"]).items() if key not in _LONG_TEXTS}
-    lines += [tabulate([[key, _text(value)] for key, value in fields.items()], tablefmt="plain"), ""]
+    lines += [tabulate([[key, _said(key, value)] for key, value in fields.items()], tablefmt="plain"), ""]
     lines += [
         render.folded(f"{_TITLES[key]}: {known['model'][key]}")
         for key in _LONG_TEXTS
@@ -167,6 +167,11 @@ def _flat(mapping: dict[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def _said(field: str, value: Any) -> str:
+    """A field's value; the training length is the only size whose 0 stands for one that the source leaves out."""
+    return "not said" if field == "seq_len" and not value else _text(value)
 
 
 def _short(count: int | None) -> str:

@@ -94,7 +94,7 @@ def predicted_parts(predicted: dict[str, Any]) -> dict[str, float]:
         "pp": all_of(PP),
         "dp": all_of(DP),
         "host": told.get("launch_gaps", 0.0) + told.get("host_bound", 0.0),
-        "optimizer": told.get("optimizer_step", 0.0) + told.get("optimizer_host", 0.0),
+        "optimizer": sum(seconds for name, seconds in told.items() if name.startswith("optimizer_")),
         "jitter": told.get("straggler_time", 0.0) + told.get("length_variance", 0.0),
     }
     return parts | {"rest": float(predicted["step_time_s"]) - sum(parts.values())}
