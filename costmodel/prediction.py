@@ -172,6 +172,7 @@ RESOURCES = {
         "pipeline_send_recv",
         "pipeline_starts",
         "schedule_correction",
+        "shared_embedding",
     ),
     "host and launch": ("host_bound", "launch_gaps", "step_fixed"),
     "host memory and its link": ("offload", "optimizer_host"),

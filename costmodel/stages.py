@@ -1,4 +1,4 @@
-"""The stages of a pipeline: their time for one micro-batch, the bubble and the messages between them."""
+"""The stages of a pipeline: their time for one micro-batch, the bubble, the messages between them, what two share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.data_parallel import RING_SMS
 from costmodel.term import Ledger, Term, symbol
-from costmodel.timing.network import all_gather_time, send_recv_time
+from costmodel.timing.network import all_gather_time, all_reduce_time, send_recv_time
 from costmodel.vocabulary import vocabulary_times
 from costmodel.work import communication
+from costmodel.work.linear import padded_vocabulary
 
 # SMs that NCCL takes for a message over the network: two channels a network card.
 # Source: NCCL, src/graph/paths.cc, ncclTopoGetNchannels (from memory).
@@ -104,3 +105,28 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
         ),
         ledger.term("pipeline_starts", "beginning the passes of stages", starts, "s", pipeline_terms),
     ]
+
+
+def shared_embedding_term(ledger: Ledger, x: SimpleNamespace) -> Term:
+    """The gradient of the embedding, once a step, where the last stage holds it too. [s]"""
+    return ledger.term(
+        "shared_embedding",
+        "gradient of the embedding that two stages hold",
+        shared_embedding_time(x),
+        "s",
+        shared_embedding_time,
+    )
+
+
+def shared_embedding_time(x: SimpleNamespace) -> Amount:
+    """All-reduce of the word embedding's gradient between the first and the last stage. [s]
+
+    Both hold the embedding when it is tied to the output layer or feeds MTP heads. Each of their ranks sums its part
+    over tp with its one counterpart, over its own network card once the plan is larger than a domain; nothing
+    hides it: the data-parallel reduction is over, the norm of the gradients waits. Source: Megatron-Core 0.16.1,
+    finalize_model_grads.py, _allreduce_word_embedding_grads.
+    """
+    twice = minimum(x.tied + x.mtp_total, 1) * is_more_than_one(x.pp)
+    size = communication.gradient_bytes(x, x.trained * padded_vocabulary(x) * x.h / x.tp)
+    leaves = 2 - communication.pipeline_ranks_in_domain(x)
+    return twice * ((1 - leaves) * all_reduce_time(x, size, 2, 2) + leaves * all_reduce_time(x, size, 2, 1))

@@ -17,7 +17,7 @@ from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
 from costmodel.optimizer import optimizer_terms
 from costmodel.stage_parameters import adapters_of, parameters_of
-from costmodel.stages import in_stage, pipeline_terms, stage_times, with_encoder
+from costmodel.stages import in_stage, pipeline_terms, shared_embedding_term, stage_times, with_encoder
 from costmodel.symbols import BLOCKS, symbol_table
 from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
@@ -94,6 +94,7 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     owners = [written(ledger, owner) for owner in parameter_owners(x, blocks, features)]
     muon = x.muon if "muon" in features else 0
     trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace, muon=muon)
+    trees.append(shared_embedding_term(ledger, x))
     trees += optimizer_terms(ledger, x, owners, blocks, features)
     if "offload" in features:
         moved = sum(

@@ -41,6 +41,7 @@ AFTER = {
     "length_variance": "dp",
     "straggler_time": "host",
     "dp_gradients": "dp",
+    "shared_embedding": "pp",
     "optimizer_muon": "compute",
     "optimizer_step": "compute",
     "optimizer_host": "host",

@@ -14,6 +14,7 @@ WAITING = (
     "dp_gradients",
     "dp_gather",
     "fsdp_exposed",
+    "shared_embedding",
 )
 # Embedding, logits and loss: one GEMM forward against two backward.
 VOCABULARY = {"forward": 1 / 3, "backward": 2 / 3}

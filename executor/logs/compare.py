@@ -19,7 +19,7 @@ from executor.profiles.profile import Profile
 # Leaves of the time tree by what a trace can tell apart. `backward_linear` is both gradients.
 LINEAR = ("linear", "experts")
 DP = ("dp_gradients", "dp_gather", "fsdp_exposed")
-PP = ("pipeline_bubble", "pipeline_send_recv", "pipeline_starts", "schedule_correction")
+PP = ("pipeline_bubble", "pipeline_send_recv", "pipeline_starts", "schedule_correction", "shared_embedding")
 EP = ("dispatch", "wait")
 # Megatron's descriptions of groups, and NeMo's, by the dimension they serve. Source: parallel_state.py.
 DIMENSIONS = (

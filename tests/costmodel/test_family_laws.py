@@ -31,6 +31,7 @@ TRAFFIC = (
     "pipeline_bubble",
     "pipeline_send_recv",
     "pipeline_starts",
+    "shared_embedding",
     "dp_gradients",
     "dp_gather",
     "dp_reduce_scatter",

@@ -193,6 +193,7 @@ def test_one_rank_communicates_nothing(m, precision):
         "attention_cp_exposed_backward",
         "pipeline_send_recv",
         "pipeline_starts",
+        "shared_embedding",
         "pipeline_bubble",
         "dp_gradients",
         "dp_gather",

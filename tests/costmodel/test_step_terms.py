@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hardware_db
+from costmodel.amounts import rank_amounts
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import compiled_family, predict
 from costmodel.prediction import Prediction
+from costmodel.timing.network import domain_time
 from costmodel.workload import Workload
 
 H100 = hardware_db.resolve("h100", None)[0]
@@ -272,3 +275,31 @@ def test_rings_over_some_of_a_nodes_gpus_leave_it_by_one_share_where_the_stack_i
         return prediction.values["dp_all_reduce"]
 
     assert reduction("deepspeed-23.06") == pytest.approx(slow * reduction("megatron-22.05"), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "near"),
+    [
+        ("gpt3-175b", Plan(tp=2, pp=4), True),
+        ("gpt3-175b", Plan(tp=4, pp=8), False),
+        ("deepseek-v3", Plan(pp=4, dp=16, ep=16, grad_reduce_in_fp32=False), False),
+    ],
+)
+def test_an_embedding_on_two_stages_is_summed_as_a_dry_run_sends_it(name, plan, near):
+    model, work = load_model(name), Workload(4096, 16 * plan.dp)
+    (sent,) = [one for one in rank_amounts(plan, work, model, 0, 1).messages if one.group == "embedding"]
+    told = predict(model, work, H100, plan)
+    x = SimpleNamespace(**told.values)
+    wire = sent.bytes * sent.count  # two ranks: 2 (n - 1) / n of the message
+    card = x.network_latency + wire / (x.network_bandwidth * min(x.inter_scale, 1))
+    expected = domain_time(x, "all_reduce", wire, 2) if near else card
+    assert (told.values["world"] <= x.domain) == near
+    assert leaf(told, "shared_embedding") == pytest.approx(expected)
+
+
+def test_an_embedding_on_one_stage_is_not_summed_over_two():
+    """GPT-3 ties its embedding to the output layer; Llama 3 8B has two matrices."""
+    gpt, work = load_model("gpt3-5b"), Workload(2048, 64)
+    assert leaf(predict(gpt, work, H100, Plan(tp=8)), "shared_embedding") == 0
+    assert leaf(predict(gpt, work, H100, Plan(tp=2, pp=4)), "shared_embedding") > 0
+    assert leaf(llama_of_four_stages(1), "shared_embedding") == 0
