@@ -8,6 +8,7 @@ runs takes what the others show, and a release between two others lies between t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,13 +24,26 @@ from costmodel.step_constants import (
     usual_key,
 )
 
-# Correlation of a constant with the same one of another generation or framework, of a generation of the same
-# architecture, and with the one of another format (or attention kernel) where all else is equal. Processors of hosts
-# are as alike as generations.
-ALIKE, SAME_ARCHITECTURE, OTHER_FORMAT = 0.5, 0.8, 0.6
-# Releases: correlation falls by e within this time; what another generation's and another framework's release tell.
-RELEASE_MONTHS = 12.0
-OTHER_GENERATION, OTHER_FRAMEWORK = 0.5, 0.5
+
+@dataclass(frozen=True)
+class Kinship:
+    """How much one constant tells of another before any run: correlations. [1]
+
+    Held to what runs left out of the fit miss by `tools/weigh_priors.py`.
+    """
+
+    # With the same constant of another generation, framework or host's processor, and of a generation of the same
+    # architecture; with that of another format or attention kernel where all else is equal.
+    alike: float = 0.5
+    same_architecture: float = 0.8
+    other_format: float = 0.6
+    # Releases: it falls by e within this time [months]; what another generation's, another framework's release tell.
+    release_months: float = 12.0
+    other_generation: float = 0.5
+    other_framework: float = 0.5
+
+
+KINSHIP = Kinship()
 
 
 @dataclass(frozen=True)
@@ -47,10 +61,18 @@ class Believed:
 
 
 @lru_cache(maxsize=4)
-def _believed(parameters: tuple[str, ...]) -> Believed:
+def _believed(
+    parameters: tuple[str, ...], kinship: Kinship, widths: tuple[tuple[str, float], ...]
+) -> Believed:
     priors = [prior_of(name) for name in parameters]
-    width = np.array([prior.width for prior in priors])
-    alike = np.array([[correlation(one, other) for other in parameters] for one in parameters])
+    wider = dict(widths)
+    width = np.array(
+        [
+            prior.width * wider.get(name.partition("/")[0], 1.0)
+            for name, prior in zip(parameters, priors, strict=True)
+        ]
+    )
+    alike = np.array([[correlation(one, other, kinship) for other in parameters] for one in parameters])
     covariance = width[:, None] * alike * width[None, :]
     return Believed(
         np.log([prior.value for prior in priors]),
@@ -60,12 +82,14 @@ def _believed(parameters: tuple[str, ...]) -> Believed:
     )
 
 
-def believed(parameters: list[str]) -> Believed:
-    """The priors of some constants, `name/key` each."""
-    return _believed(tuple(parameters))
+def believed(
+    parameters: list[str], kinship: Kinship = KINSHIP, widths: Mapping[str, float] | None = None
+) -> Believed:
+    """The priors of some constants, `name/key` each. widths: constant -> how many times as wide its priors are."""
+    return _believed(tuple(parameters), kinship, tuple((widths or {}).items()))
 
 
-def correlation(one: str, other: str) -> float:
+def correlation(one: str, other: str, kinship: Kinship = KINSHIP) -> float:
     """Correlation of two constants before any run: a sum or product of kernels over what their keys share. [1]"""
     if one == other:
         return 1.0
@@ -74,28 +98,29 @@ def correlation(one: str, other: str) -> float:
     if name != other_name:
         return 0.0
     if name == "release_rate":
-        return _releases(key, other_key)
+        return _releases(key, other_key, kinship)
     first, second = key_parts(key)
     other_first, other_second = key_parts(other_key)
-    return _kinship(first, other_first) * (1.0 if second == other_second else OTHER_FORMAT)
+    return _alike(first, other_first, kinship) * (1.0 if second == other_second else kinship.other_format)
 
 
-def _kinship(one: str, other: str) -> float:
+def _alike(one: str, other: str, kinship: Kinship) -> float:
     """Of two generations or frameworks. [1]"""
     if one == other:
         return 1.0
-    return SAME_ARCHITECTURE if one.partition("-")[0] == other.partition("-")[0] else ALIKE
+    same = one.partition("-")[0] == other.partition("-")[0]
+    return kinship.same_architecture if same else kinship.alike
 
 
-def _releases(key: str, other: str) -> float:
+def _releases(key: str, other: str, kinship: Kinship) -> float:
     """family-yy.mm-generation, or family-generation where no release is known."""
     family, release, generation = release_key(key)
     other_family, other_release, other_generation = release_key(other)
     if not release or not other_release:
         return 0.0
-    apart = abs(months(release) - months(other_release)) / RELEASE_MONTHS
-    generations = 1.0 if generation == other_generation else OTHER_GENERATION
-    return math.exp(-apart) * generations * (1.0 if family == other_family else OTHER_FRAMEWORK)
+    apart = abs(months(release) - months(other_release)) / kinship.release_months
+    generations = 1.0 if generation == other_generation else kinship.other_generation
+    return math.exp(-apart) * generations * (1.0 if family == other_family else kinship.other_framework)
 
 
 def unseen_releases(parameters: list[str], point: np.ndarray) -> dict[str, float]:

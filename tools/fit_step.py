@@ -59,6 +59,14 @@ def statistics(errors: np.ndarray) -> dict[str, float]:
     return {"mape": float(f"{sizes.mean():.4g}"), "median": float(f"{np.median(sizes):.4g}")}
 
 
+def load_tables(paths: list[Path]) -> tuple[list[list[Case]], Stack]:
+    """Cases of each table, and all of them stacked, those of grids with their share."""
+    tables = [load_cases(path) for path in paths]
+    assert tables[0], "no row of the first table can be expressed"
+    shares = [GRID_SHARE if index else 1.0 for index, table in enumerate(tables) for _ in table]
+    return tables, stack_cases([case for table in tables for case in table], shares)
+
+
 def main() -> None:
     """Fit, leave groups out, write, report."""
     arguments = argparse.ArgumentParser(
@@ -66,12 +74,8 @@ def main() -> None:
     )
     arguments.add_argument("csv", type=Path, nargs="+")
     paths = arguments.parse_args().csv
-    tables = [load_cases(path) for path in paths]
-    cases = [case for table in tables for case in table]
-    assert tables[0], "no row of the first table can be expressed"
-    stack = stack_cases(
-        cases, [GRID_SHARE if index else 1.0 for index, table in enumerate(tables) for _ in table]
-    )
+    tables, stack = load_tables(paths)
+    cases = stack.cases
     whole = fit(stack)
     own = slice(0, len(tables[0]))  # errors are told of the first table
     summary: dict[str, Any] = {

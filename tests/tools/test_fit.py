@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,10 @@ if TOOLS not in sys.path:
     sys.path.insert(0, TOOLS)
 
 import fit_cases  # noqa: E402
+import fit_priors  # noqa: E402
 import fit_solver  # noqa: E402
+import fit_step  # noqa: E402
+import weigh_priors  # noqa: E402
 
 from advisor.measurements import Row, row_case  # noqa: E402
 from costmodel.robust import STEP  # noqa: E402
@@ -95,3 +98,30 @@ def test_leaving_a_group_out_is_a_fit_without_its_rows(stack, whole):
     errors = fit_solver.left_out(stack, whole, [case.model.name for case in stack.cases])
     assert np.isfinite(errors).all()
     assert np.abs(np.expm1(errors)).mean() < 0.1
+
+
+def test_near_the_fit_groups_left_out_miss_as_in_whole_refits(stack, whole):
+    """Taken as linear around the fit, with the fit's own priors: the same errors where constants stay near."""
+    groups = [fit_step.GROUPS["tenth"](case) for case in stack.cases]
+    near = fit_solver.left_out_nearby(stack, whole, groups, fit_solver.believed(whole.parameters))
+    assert near == pytest.approx(fit_solver.left_out(stack, whole, groups), abs=1e-3)
+
+
+def test_each_variant_of_the_priors_changes_one_belief():
+    names = ["gemm_rate", "straggler"]
+    found = list(weigh_priors.variants(names))
+    assert found[0][1:] == (fit_priors.KINSHIP, {})
+    assert len({title for title, *_ in found}) == len(found)
+    for _, kinship, widths in found[1:]:
+        changed = [value for name, value in asdict(kinship).items() if value != asdict(found[0][1])[name]]
+        assert len(changed) + len(widths) == 1
+        assert all(value > 0 for value in [*changed, *widths.values()])
+
+
+def test_priors_far_too_narrow_miss_more(stack, whole):
+    """The planted rates are well off their priors: sure of those, the fit misses and runs left out miss."""
+    as_they_are = weigh_priors.errors(stack, whole, len(stack.cases), fit_priors.KINSHIP, {})
+    narrow = dict.fromkeys(("gemm_rate", "attention_rate", "release_rate"), 0.01)
+    sure = weigh_priors.errors(stack, whole, len(stack.cases), fit_priors.KINSHIP, narrow)
+    assert set(sure) == {"fit", *fit_step.GROUPS}
+    assert all(sure[kind]["mape"] > 2 * as_they_are[kind]["mape"] for kind in ("fit", "tenth"))

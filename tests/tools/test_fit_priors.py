@@ -97,3 +97,15 @@ def test_keys():
     assert key_parts("x86_ampere") == ("x86_ampere", "")
     assert usual_key("cdna3-bf16") == "other-bf16"
     assert usual_key("cdna3") == "other"
+
+
+def test_other_beliefs_change_what_they_name_alone():
+    """Wider priors of one constant widen its margins; a kinship of 0 makes its pairs strangers."""
+    names = [*NAMES[:4], "straggler/nemo"]
+    found = fit_priors.believed(names, widths={"gemm_rate": 2.0})
+    margins = np.sqrt(np.diag(np.linalg.inv(found.root.T @ found.root)))
+    assert margins[:4] == pytest.approx([2 * prior_of(name).width for name in names[:4]])
+    assert margins[4] == pytest.approx(prior_of("straggler/nemo").width)
+    strangers = fit_priors.Kinship(other_framework=0.0)
+    pair = ("release_rate/nemo-25.04-hopper", "release_rate/mcore-25.04-hopper")
+    assert fit_priors.correlation(*pair, strangers) == 0 < fit_priors.correlation(*pair)
