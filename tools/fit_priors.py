@@ -36,11 +36,11 @@ class Kinship:
     # architecture; with that of another format or attention kernel where all else is equal.
     alike: float = 0.5
     same_architecture: float = 0.8
-    other_format: float = 0.6
+    other_format: float = 0.7
     # Releases: it falls by e within this time [months]; what another generation's, another framework's release tell.
     release_months: float = 12.0
     other_generation: float = 0.5
-    other_framework: float = 0.5
+    other_framework: float = 0.8
 
 
 KINSHIP = Kinship()
