@@ -108,11 +108,14 @@ class Request:
             )
 
     def _divisible(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-        """Pinned sizes that could be changed alone so that all of them divide the GPUs, largest first."""
+        """Pinned sizes that, changed alone, let all of them divide the GPUs, and tp the heads; largest first."""
         for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
             rest = math.prod(sizes.values()) // size
             if self.gpus % rest == 0:
-                fitting = [d for d in range(1, 2 * size) if (self.gpus // rest) % d == 0]
+                shared = (
+                    math.gcd(self.gpus // rest, self.model.num_heads) if name == "tp" else self.gpus // rest
+                )
+                fitting = [d for d in range(1, 2 * size) if shared % d == 0]
                 yield name, min(fitting, key=lambda d: (abs(d - size), d))
 
 

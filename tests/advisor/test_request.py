@@ -118,6 +118,12 @@ def test_the_way_out_of_pins_that_do_not_fit_works():
     ask(gpus=128, pins={"tp": 8, "pp": 8})
 
 
+def test_a_tensor_size_is_proposed_that_the_heads_divide_over_too():
+    """60 GPUs would take tp=6, Llama's 64 heads would not."""
+    with pytest.raises(ValueError, match=r"Try --gpus 64, or --pin tp=4\.$"):
+        ask(gpus=60, pins={"tp": 8})
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
