@@ -4,7 +4,7 @@
 
 A prior is chosen by physics. How sure of it to be, and how much one generation, format or release tells of another,
 shows in runs that the fit did not see. Formulas are taken as linear around the fit (within 0.05 points of
-`tools/fit_step.py`). Ten minutes; prints a table and changes nothing: a width goes to `costmodel/step_constants.py`
+`tools/fit_step.py`). Three minutes; prints a table and changes nothing: a width goes to `costmodel/step_constants.py`
 and a correlation to `tools/fit_priors.py`, with a reason, when most kinds of runs left out gain and none loses.
 """
 
