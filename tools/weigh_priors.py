@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from fit_cases import Stack
 from fit_priors import KINSHIP, Kinship, believed
-from fit_solver import Fit, fit, left_out_nearby, without
+from fit_solver import Fit, fit, left_out, nearby
 from fit_step import GROUPS, load_tables, statistics
 from tabulate import tabulate
 
@@ -46,10 +46,10 @@ def errors(
 ) -> dict[str, dict[str, float]]:
     """Mean and median error of the first `own` cases: in the fit, and with each kind of group left out of it. [1]"""
     known = believed(whole.parameters, kinship, widths)
-    everything = without(stack, whole, np.zeros(len(stack.cases), dtype=bool), known, linearisations=1)
-    found = {"fit": statistics((whole.residuals + whole.jacobian @ (everything - whole.point))[:own])}
+    none = np.zeros(len(stack.cases), dtype=bool)
+    found = {"fit": statistics(nearby(stack, whole, none, known)[:own])}
     for kind, group in GROUPS.items():
-        missed = left_out_nearby(stack, whole, [group(case) for case in stack.cases], known)
+        missed = left_out(stack, whole, [group(case) for case in stack.cases], known)
         found[kind] = statistics(missed[:own])
     return found
 

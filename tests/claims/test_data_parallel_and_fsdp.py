@@ -283,11 +283,11 @@ def test_CL057_optimizer_instances_gather_inside_nvlink_for_8_times_the_memory(w
     assert eight.step_time_s < one.step_time_s
 
 
-@pytest.mark.parametrize("where", ETHERNET)
-def test_CL057_the_gather_inside_nvlink_takes_half_or_less(where):
+@pytest.mark.parametrize(("where", "most"), [("gcp-a3-highgpu-8g", 0.3), ("gcp-a3-megagpu-8g", 0.51)])
+def test_CL057_the_gather_inside_nvlink_takes_half_or_less(where, most):
     """About half with 200 Gbit/s a GPU: 202 GB/s over eight cards, and their latency, against 294 inside."""
     one, eight = (instances(where, number, overlap_param_gather=False) for number in (1, 8))
-    assert spent(eight, "dp_gather") < 0.52 * spent(one, "dp_gather")
+    assert spent(eight, "dp_gather") < most * spent(one, "dp_gather")
 
 
 @pytest.mark.parametrize("where", ETHERNET)
