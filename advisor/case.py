@@ -105,7 +105,7 @@ def _from_options(options: dict[str, Any], notes: list[str]) -> Case:
         raise ValueError(
             "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
         )
-    from advisor.request import DEFAULT_SEQ_LEN, default_global_batch
+    from advisor.request import default_global_batch, usual_seq_len
     from costmodel.model_registry import load_model
 
     model = load_model(options["model"])
@@ -114,7 +114,7 @@ def _from_options(options: dict[str, Any], notes: list[str]) -> Case:
     task = options.get("task") or "pretrain"
     seq_len = options.get("seq_len")
     if seq_len is None:
-        seq_len = model.learned_positions or model.seq_len or DEFAULT_SEQ_LEN
+        seq_len = usual_seq_len(model)
         notes.append(f"--seq-len {seq_len}: the usual length of {model.name}, as none was given.")
     batch = options.get("global_batch")
     if batch is None:

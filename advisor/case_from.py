@@ -95,12 +95,12 @@ def _plan(found: Reading, options: dict[str, Any], notes: list[str]) -> Plan:
 def _workload(
     found: Reading, model: ModelSpec, plan: Plan, options: dict[str, Any], notes: list[str]
 ) -> Workload:
-    from advisor.request import DEFAULT_SEQ_LEN
+    from advisor.request import usual_seq_len
 
     said = dict(found.workload)
     said |= {name: options[name] for name in ("seq_len", "global_batch", "task") if options.get(name)}
     if "seq_len" not in said:
-        said["seq_len"] = model.seq_len or DEFAULT_SEQ_LEN
+        said["seq_len"] = usual_seq_len(model)
         notes.append(f"--seq-len {said['seq_len']}: the usual length of the model, as none was said.")
     if "global_batch" not in said:
         said["global_batch"] = plan.micro_batch * plan.dp

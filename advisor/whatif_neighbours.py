@@ -34,7 +34,7 @@ LADDERS: dict[str, tuple[float, ...]] = {
     "tp_overlap_sms": (4, 8, 16, 24, 32),
     "tp_overlap_cga": (1, 2, 4),
     "encoder_tp": (0, 1, 2, 4, 8),
-    "encoder_pp": (0, 1, 2, 4),
+    "encoder_pp": (0, 1),
 }
 
 

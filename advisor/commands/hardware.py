@@ -27,7 +27,7 @@ def command(name: str | None, as_json: bool) -> None:
     advisor hardware b200     one GPU, and the cluster that --gpu b200 means
     """
     if name is None:
-        click.echo(json.dumps(catalogue(), indent=2) if as_json else overview())
+        click.echo(json.dumps(catalogue(), indent=2, default=str) if as_json else overview())
         return
     found, note = find(name)
     click.echo(json.dumps(details(found, note), indent=2, default=str) if as_json else page(found, note))

@@ -84,7 +84,7 @@ def _sizes(w: Facts) -> Facts:
     """Ranks, batches and tokens that follow from the parallel sizes."""
     shards = w["dp"] * w["cp"]
     mesh = w["tp"] * shards
-    encoder = np.where(w["encoder_pp"] > 0, shards * np.maximum(w["encoder_tp"], 1) * w["encoder_pp"], 0)
+    encoder = shards * np.where(w["encoder_tp"] > 0, w["encoder_tp"], w["tp"]) * w["encoder_pp"]
     instances = sharding_instances(shards, w["fsdp"], w["fsdp_shard_size"], w["optimizer_instances"])
     tokens = w["micro_batch"] * w["seq_len"] / (w["cp"] * np.where(w["sequence_parallel"], w["tp"], 1))
     return {

@@ -43,6 +43,11 @@ def test_one_of_them_with_sources(name):
     assert "file:" in show(name)
 
 
+def test_all_of_them_as_one_document():
+    record = json.loads(show("--json"))
+    assert {"h100-sxm", "b200"} <= {gpu["name"] for gpu in record["gpus"]}
+
+
 def test_a_users_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(MINE)

@@ -152,6 +152,6 @@ def test_numbers_put_into_a_formula_give_its_value():
 def test_defaults_taken_are_told():
     text = run("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", *KNOBS).output
     told = " ".join(text.split())
-    assert "the usual length of llama3-8b, as none was given" in told
+    assert "--seq-len 8192: the usual length of llama3-8b, as none was given" in told
     assert "a usual batch for this size" in told
     assert "h100 means dgx-h100" in told

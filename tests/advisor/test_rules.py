@@ -61,6 +61,13 @@ def test_layers_that_do_not_divide_name_a_split_that_does():
     assert "pp_layers" not in told(accounted, model=big)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"encoder_pp": 1}, {"encoder_tp": 2, "encoder_pp": 1}])
+def test_the_rule_on_gpus_counts_them_as_the_plan_does(sizes):
+    plan = Plan(tp=4, pp=4, dp=4, cp=2, sequence_parallel=True, **sizes)
+    assert "world" not in told(plan, gpus=plan.world)
+    assert f"--gpus {plan.world}." in told(plan, gpus=plan.world + 1)["world"].way_out
+
+
 def test_numbers_of_the_message_are_those_of_the_plan():
     found = told(replace(GOOD, dp=3))["batch_divides"]
     assert "128 is not a multiple of micro_batch x dp = 1 x 3 = 3" in found.text

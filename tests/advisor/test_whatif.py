@@ -135,6 +135,7 @@ def test_what_a_knob_needs_follows_it():
 
 def test_layers_that_divide_only_with_both_ends_counted_take_both():
     uneven = ["--model", "llama3.1-405b", "--gpus", "1024", "--gpu", "h100", "--tp", "8", "--pp", "8"]
+    uneven += ["--seq-len", "4096"]
     done = run(*uneven, "--sequence-parallel", "--knob", "account_loss", "--knob", "tp", "--json")
     assert done.exit_code == 1  # 126 layers do not divide over 8 stages
     document = json.loads(done.output)
