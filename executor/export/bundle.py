@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +12,7 @@ from executor.export.exported import Exported, Job
 from executor.export.launch import SCRIPT, train_script
 from executor.export.slurm import JOB_SCRIPT, sbatch_script
 
+VBOOST = "vboost: `sudo nvidia-smi boost-slider --vboost 1` once a node before the run; --slurm writes it into the job"
 TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
 
 
@@ -52,6 +53,8 @@ def bundle(job: Job, target: str, slurm: bool) -> Bundle:
     inputs = module.inputs(job) if hasattr(module, "inputs") else {}
     files = {SCRIPT: train_script(job, exported, inputs), **exported.files}
     start = f"bash {SCRIPT}"
+    if job.plan.vboost and not slurm:
+        exported = replace(exported, notes=(*exported.notes, VBOOST))
     if slurm:
         files[JOB_SCRIPT] = sbatch_script(job)
         start = f"sbatch {JOB_SCRIPT}"

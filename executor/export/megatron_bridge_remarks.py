@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from executor.export.exported import Job
 from executor.export.target_names import Names
+from executor.export.unsaid import overlap_note
 from executor.megatron_model import not_expressed
 
 
@@ -24,11 +25,7 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
         )
     if plan.encoder_tp or plan.encoder_pp:
         yield "encoder_tp and encoder_pp: Megatron-Bridge has no sizes for an encoder of its own any more, left out"
-    if plan.tp_comm_overlap and plan.tp_overlap_splits:
-        yield (
-            f"tp_overlap_splits={plan.tp_overlap_splits}: set num_splits in a TransformerLayerTPOverlapCfg as "
-            "comm_overlap.tp_comm_overlap_cfg; without one Transformer Engine's defaults hold"
-        )
+    yield from overlap_note(plan, "a TransformerLayerTPOverlapCfg as comm_overlap.tp_comm_overlap_cfg")
     if plan.optimizer == "muon" and plan.overlap_param_gather:
         yield "overlap_param_gather is off: Megatron-Bridge gathers after Muon's step alone, the plan beside it"
     if plan.fsdp and plan.gradient_accumulation_fusion:

@@ -19,6 +19,7 @@ from executor.export.exported import Job
 from executor.export.megatron_bridge_remarks import remarks
 from executor.export.megatron_bridge_task import benchmark_settings, task_settings
 from executor.export.target_names import Names, recipe_names
+from executor.export.unsaid import setting_notes, setting_value
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -95,11 +96,14 @@ def overrides(job: Job, names: Names) -> Overrides:
     wanted |= precision_settings(job.plan)
     wanted |= overlap_settings(job.plan, job.model)
     wanted |= task_settings(job, names)
-    wanted |= dict(other_settings(job, names))
+    others = list(other_settings(job, names))
+    wanted |= {dotted: value for _, dotted, value in others}
     if job.benchmark:
         wanted |= benchmark_settings(job)
     notes: list[str] = []
     settings = dict(_held(wanted, names, notes))
+    said = {"manual_gc_interval", *(name for name, _, _ in others)}
+    notes += setting_notes(job.plan, "megatron_bridge", f"Megatron-Bridge {names.release}", said)
     return Overrides(recipe, settings, notes + list(remarks(job, names, recipe)))
 
 
@@ -299,8 +303,8 @@ def deferral_limit(plan: Plan) -> int:
     return max(0, int(dict(plan.settings).get("wgrad_deferral_limit") or 0))
 
 
-def other_settings(job: Job, names: Names) -> Iterator[tuple[str, Any]]:
-    """Settings that the plan carries and that are no fields of Megatron-Core's classes."""
+def other_settings(job: Job, names: Names) -> Iterator[tuple[str, str, Any]]:
+    """Settings that the plan carries and that are no fields of Megatron-Core's classes: our name, theirs, value."""
     for name, value in job.plan.settings:
         record = SETTINGS[name]
         if record.mcore or name in BENCHMARK_ONLY:
@@ -308,7 +312,7 @@ def other_settings(job: Job, names: Names) -> Iterator[tuple[str, Any]]:
         for dotted in (part.strip() for part in record.megatron_bridge.split(",")):
             section, _, field = dotted.partition(".")
             if field and "(" not in dotted and names.has(section, field.split(".")[0]):
-                yield dotted, value
+                yield name, dotted, setting_value(name, value)
                 break
 
 

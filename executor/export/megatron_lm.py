@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodel.plan import Plan
 from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_lm_arguments import arguments, words
 from executor.export.megatron_lm_names import version_of
+from executor.export.unsaid import OVERLAP_SETTING, own_overlap
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -28,9 +28,8 @@ SCHEDULE = {
     "MIN_LR": ("3e-5", "learning rate at the end"),
     "WARMUP_ITERS": ("100", "steps of warm-up"),
 }
-# Knobs that stand in the file of --tp-comm-overlap-cfg.
+# What --tp-comm-overlap-cfg names.
 OVERLAP_FILE = "tp_comm_overlap.yaml"
-OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
 
 
 def export(job: Job) -> Exported:
@@ -156,9 +155,8 @@ def _unknown(job: Job) -> list[str]:
 def _overlap_file(job: Job) -> dict[str, str]:
     """Splits, SMs and cluster size of the overlapped tensor-parallel GEMMs, as --tp-comm-overlap-cfg reads them."""
     plan = job.plan
-    usual = Plan()
-    own = any(getattr(plan, name) != getattr(usual, name) for name in OVERLAP_KNOBS)
-    if not plan.tp_comm_overlap or not own or dict(plan.settings).get("tp_comm_overlap_cfg"):
+    own = own_overlap(plan)
+    if not own or dict(plan.settings).get("tp_comm_overlap_cfg"):
         return {}
     lines = [
         "# Forward projections whose reduce-scatter is pipelined with the GEMM; the others keep TE's defaults."
@@ -167,4 +165,5 @@ def _overlap_file(job: Job) -> dict[str, str]:
         lines += [f"{name}:", "  method: pipeline", f"  num_sm: {plan.tp_overlap_sms}"]
         lines += [f"  cga_size: {plan.tp_overlap_cga}", f"  num_splits: {plan.tp_overlap_splits or 4}"]
         lines += ["  set_sm_margin: true"]
+        lines += ["  fp8_buf: true"] if OVERLAP_SETTING in own else []
     return {OVERLAP_FILE: "\n".join(lines) + "\n"}

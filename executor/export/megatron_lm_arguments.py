@@ -6,6 +6,7 @@ The fields come from `executor.megatron_args`, the flags' names from `megatron_l
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from costmodel.knobs import SETTINGS
 from costmodel.layout import edge_chunks, even_chunks
 from executor.export.exported import Job
 from executor.export.megatron_lm_names import Version, flag_of, names
+from executor.export.unsaid import setting_notes, setting_value
 from executor.megatron_args import core_fields
 from executor.megatron_model import not_expressed, position_embedding
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -68,9 +70,10 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
             "predicted memory does not hold"
         )
     for name in BENCHMARK:
-        if fields.pop(name, False) and not job.benchmark:
+        asked = fields.pop(name, False) or dict(job.plan.settings).get(name)
+        if asked and not job.benchmark:
             writer.notes.append(f"{name} is for benchmarks: left out, --benchmark keeps it")
-        elif dict(job.plan.settings).get(name) and job.benchmark:
+        elif asked:
             fields[name] = True
     _model(writer, fields)
     _pipeline(writer, fields)
@@ -300,20 +303,24 @@ def _host(writer: Writer) -> None:
     if plan.manual_gc:
         writer.put("--manual-gc")
         writer.put("--manual-gc-interval", settings.get("manual_gc_interval", 100))
-    for name, value in settings.items():
-        record = SETTINGS[name]
+    said = {"manual_gc_interval", *BENCHMARK}
+    for name, given in settings.items():
+        record, value = SETTINGS[name], setting_value(name, given)
         flag = next(iter(setting_flags(record.megatron_lm)), None)
-        if flag is None or record.mcore or name in ("manual_gc_interval", *BENCHMARK) or value == "":
+        if flag is None or record.mcore or name in said or value == "":
             continue
+        said.add(name)
         if record.kind == "bool" and record.default is True:
             writer.put(flag, value is False)
         else:
             writer.put(flag, value.split() if isinstance(value, str) and " " in value else value)
+    writer.notes += setting_notes(plan, "megatron_lm", f"Megatron-LM {writer.version.name}", said)
 
 
 def setting_flags(text: str) -> Iterable[str]:
     """Flags named in a record of the catalogue; remarks in brackets are none."""
-    return [word for word in text.replace(",", " ").split() if word.startswith("--")]
+    said = re.sub(r"\([^)]*\)", "", text)
+    return [word for word in said.replace(",", " ").split() if word.startswith("--")]
 
 
 def words(arguments: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from executor.export.exported import Job
 from executor.export.target_names import Names
+from executor.export.unsaid import overlap_note
 from executor.megatron_model import not_expressed
 
 
@@ -29,8 +30,7 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         and not names.has("model.config", "moe_flex_dispatcher_backend")
     ):
         yield f"moe_dispatcher hybridep: NeMo {names.release} knows DeepEP only, which is set"
-    if plan.tp_comm_overlap and plan.tp_overlap_splits:
-        yield f"tp_overlap_splits={plan.tp_overlap_splits}: set num_splits in a tp_comm_overlap_cfg of the callback"
+    yield from overlap_note(plan, "a tp_comm_overlap_cfg of the callback")
     if plan.cuda_graph and len(plan.cuda_graph_scope) > 1:
         yield f"cuda_graph_scope {'+'.join(plan.cuda_graph_scope)}: NeMo {names.release} takes one word, so full"
     if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:

@@ -26,6 +26,7 @@ from executor.export.megatron_bridge_settings import (
 from executor.export.megatron_bridge_task import adapter_settings, packed_batch
 from executor.export.nemo_remarks import remarks
 from executor.export.target_names import Names, recipe_names
+from executor.export.unsaid import setting_notes, setting_value
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -105,7 +106,8 @@ def recipe(job: Job, names: Names) -> Recipe:
     wanted |= precision_settings(job.plan)
     wanted |= overlap_settings(job)
     wanted |= task_settings(job)
-    wanted |= dict(other_settings(job, names))
+    others = list(other_settings(job, names))
+    wanted |= {dotted: value for _, dotted, value in others}
     if job.benchmark:
         wanted |= {f"{STRATEGY}.ddp.check_for_nan_in_grad": False, "trainer.max_steps": 50}
         if job.model.moe is not None:
@@ -114,6 +116,8 @@ def recipe(job: Job, names: Names) -> Recipe:
         wanted.pop(f"{CONFIG}.moe_router_force_load_balancing", None)
     notes: list[str] = []
     settings = dict(_held(wanted, names, notes))
+    said = {"manual_gc_interval", *(name for name, _, _ in others)}
+    notes += setting_notes(job.plan, "nemo", f"NeMo {names.release}", said)
     return Recipe(module, shape, settings, notes + list(remarks(job, names, shape)))
 
 
@@ -279,13 +283,13 @@ def task_settings(job: Job) -> dict[str, Any]:
     return settings
 
 
-def other_settings(job: Job, names: Names) -> Iterator[tuple[str, Any]]:
-    """Settings that the plan carries and that are no fields of Megatron-Core's classes."""
+def other_settings(job: Job, names: Names) -> Iterator[tuple[str, str, Any]]:
+    """Settings that the plan carries and that are no fields of Megatron-Core's classes: our name, theirs, value."""
     for name, value in job.plan.settings:
         record = SETTINGS[name]
         for dotted in (part.strip() for part in record.nemo.split(",")):
             if not record.mcore and "(" not in dotted and place_of(dotted, names):
-                yield dotted, value
+                yield name, dotted, setting_value(name, value)
                 break
 
 

@@ -1,0 +1,58 @@
+"""What a plan carries beside Megatron-Core's fields: its values for a target, and a note for what finds no place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from costmodel.knobs import SETTINGS
+from costmodel.plan import Plan
+
+# Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
+OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
+OVERLAP_SETTING = "tp_overlap_fp8_buf"
+
+
+def own_overlap(plan: Plan) -> dict[str, Any]:
+    """Knobs of the overlapped GEMMs that are not at their usual value, by name; none without overlap."""
+    if not plan.tp_comm_overlap:
+        return {}
+    usual = Plan()
+    found = {
+        name: getattr(plan, name) for name in OVERLAP_KNOBS if getattr(plan, name) != getattr(usual, name)
+    }
+    if dict(plan.settings).get(OVERLAP_SETTING):
+        found[OVERLAP_SETTING] = True
+    return found
+
+
+def overlap_note(plan: Plan, place: str) -> Iterator[str]:
+    """A note that the target takes the overlapped GEMMs' own knobs in `place`, which no export writes."""
+    found = own_overlap(plan)
+    if found:
+        said = ", ".join(f"{name}={value}" for name, value in found.items())
+        yield f"{said}: set in {place}; without one Transformer Engine's defaults hold"
+
+
+def setting_value(name: str, value: Any) -> Any:
+    """A setting as targets take it: ranks separated by commas are a list of numbers."""
+    if name != "profile_ranks":
+        return value
+    words = str(value).replace(",", " ").split()
+    if not words or not all(word.isdigit() for word in words):
+        raise ValueError(f"profile_ranks {value!r} are not ranks. Try --set profile_ranks=0,1.")
+    return [int(word) for word in words]
+
+
+def setting_notes(plan: Plan, target: str, title: str, said: Collection[str]) -> Iterator[str]:
+    """A line for each setting that is neither in `said`, nor a field of Megatron-Core, nor a variable.
+
+    target: field of the catalogue with the target's names. title: the target with its release.
+    """
+    for name, value in plan.settings:
+        record = SETTINGS[name]
+        if name in said or name == OVERLAP_SETTING or record.mcore or record.env or value == record.default:
+            continue
+        words = getattr(record, target)
+        known = f"it as {words}, set outside this export" if words else "no such name"
+        yield f"{name}={value}: {title} has {known}, left out"

@@ -1,0 +1,80 @@
+"""What a target cannot say of a setting is a note: nothing that a plan carries goes without a word."""
+
+from __future__ import annotations
+
+import pytest
+
+import hardware_db
+from costmodel.knobs import SETTINGS
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.export.bundle import TARGETS, bundle
+from executor.export.exported import Job
+from executor.export.megatron_lm_arguments import setting_flags
+from executor.export.unsaid import setting_value
+
+TEXTS = {"profile_ranks": "0,3", "nccl_algo": "Ring", "nccl_proto": "Simple", "ckpt_format": "zarr"}
+
+
+def another(record):
+    """A value that the setting does not have by itself."""
+    if record.kind == "bool":
+        return not record.default
+    if record.choices:
+        return next(choice for choice in record.choices if choice != record.default)
+    return TEXTS.get(record.name, "other") if record.kind == "text" else max(record.low, 1) + 1
+
+
+def made(target: str, plan: Plan, slurm: bool = False):
+    cluster = hardware_db.load_cluster("dgx-h100")
+    return bundle(Job(plan, Workload(4096, 64), load_model("llama3-8b"), cluster), target, slurm)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "name", [name for name, record in SETTINGS.items() if not record.mcore and not record.env]
+)
+def test_a_setting_changes_the_export_or_is_a_note(target: str, name: str) -> None:
+    plan = {"tp": 2, "dp": 4, "sequence_parallel": True, "tp_comm_overlap": True, "manual_gc": True}
+    value = another(SETTINGS[name])
+    usual, own = made(target, Plan(**plan)), made(target, Plan(**plan, settings=((name, value),)))
+    said = set(own.exported.notes) - set(usual.exported.notes)
+    assert said or own.files != usual.files
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "nemo"])
+def test_knobs_of_overlapped_gemms_are_told_where_no_file_holds_them(target: str) -> None:
+    plan = {"tp": 2, "dp": 4, "sequence_parallel": True, "tp_overlap_sms": 8, "tp_overlap_cga": 1}
+    assert "tp_overlap_sms=8, tp_overlap_cga=1" in " ".join(
+        made(target, Plan(**plan, tp_comm_overlap=True)).exported.notes
+    )
+    assert "tp_overlap" not in " ".join(made(target, Plan(**plan)).exported.notes)
+
+
+def test_the_file_of_overlapped_gemms_holds_its_precision() -> None:
+    plan = Plan(tp=2, dp=4, sequence_parallel=True, tp_comm_overlap=True, precision="fp8-cs")
+    own = Plan(**(plan.to_dict() | {"settings": (("tp_overlap_fp8_buf", True),)}))
+    files = made("megatron-lm", own).files
+    assert "fp8_buf: true" in files["tp_comm_overlap.yaml"]
+    assert "tp_comm_overlap.yaml" not in made("megatron-lm", plan).files
+
+
+def test_remarks_in_brackets_are_no_flags() -> None:
+    assert setting_flags("(in the file of --tp-comm-overlap-cfg)") == []
+    assert setting_flags("--one, --two (not --three)") == ["--one", "--two"]
+
+
+def test_ranks_are_numbers() -> None:
+    assert setting_value("profile_ranks", "0,3") == [0, 3]
+    with pytest.raises(ValueError, match="profile_ranks=0,1"):
+        setting_value("profile_ranks", "all")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_boosted_clocks_are_a_note_where_no_job_script_sets_them(target: str) -> None:
+    plan = Plan(dp=8, vboost=True)
+    assert "boost-slider" in " ".join(made(target, plan).exported.notes)
+    job = made(target, plan, slurm=True)
+    assert "boost-slider" not in " ".join(job.exported.notes)
+    assert any("boost-slider" in text for text in job.files.values())
