@@ -16,12 +16,11 @@ from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES, Plan, sharding_instances
 from costmodel.stage_inputs import LAYOUTS, layout_inputs, placement_inputs
+from costmodel.timing.network import DEEPEP_SMS, HYBRIDEP_SMS
 from costmodel.workload import Workload
 
 Array = NDArray[np.float64]
 Columns = Mapping[str, Array]
-# SMs that DeepEP and HybridEP take by default. Source: Megatron-Core, moe_deepep_num_sms.
-DISPATCHER_SMS = 20
 OPTIMIZER_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
@@ -217,7 +216,11 @@ def _expert_inputs(c: Columns) -> dict[str, Array]:
         "dispatch_once": (kinds["deepep"] | kinds["hybridep"]) * 1.0,
         "dispatch_fused": kinds["hybridep"] * 1.0,
         "dispatch_gather": kinds["allgather"] * 1.0,
-        "dispatch_sms": np.where(c["dispatcher_sms"] > 0, c["dispatcher_sms"], DISPATCHER_SMS),
+        "dispatch_sms": np.where(
+            c["dispatcher_sms"] > 0,
+            c["dispatcher_sms"],
+            np.where(kinds["hybridep"], HYBRIDEP_SMS, DEEPEP_SMS),
+        ),
         "capacity": np.where(capacity > 0, capacity, 1.0),
         "dropless": (capacity == 0) * 1.0,
         "ep_overlap": c["overlap_moe_comm"],

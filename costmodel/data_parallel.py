@@ -141,7 +141,11 @@ def data_parallel_terms(
         return sum(each[kind].seconds for each in found)
 
     scatter = _shown(of("scatter"), under_backward, alone)
-    gather = ledger.define("dp_gather_shown", _shown(of("gather"), under_forward, alone), "s", _shown)
+    # Without overlap the optimizer of each owner gathers all parameters when it is done: see work/messages.py.
+    gathers = 1 + (len(owners) - 1) * (1 - x.overlap_gather * x.overlap_reduce)
+    gather = ledger.define(
+        "dp_gather_shown", _shown(of("gather", gathers), under_forward, alone), "s", _shown
+    )
     plain = _shown(of("reduce"), under_backward, alone)
     layer_forward = hiding(
         "dp_under_layer_forward", allowed * x.overlap_gather * forward / maximum(layers, 1)

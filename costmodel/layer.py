@@ -256,6 +256,7 @@ def block_times(
         forward["experts"] = sum(times["forward"] for times in experts_own)
         backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
     core: Parts = {}
+    core_again: Amount = 0
     if name in ("attention", "mla", "csa"):
         core = attention_times(ledger, x, name, label)
         forward["attention"], backward["attention"] = core["forward"], core["backward"]
@@ -264,6 +265,7 @@ def block_times(
         merges = ring_merges(ledger, x, label, *context_columns(x, name))
         forward["elementwise"] += merges["forward"]
         backward["elementwise"] += merges["backward"]
+        core_again = core["forward"] + context["forward"] + merges["forward"]
     elif name in ("mamba", "delta"):
         core = scan_times(ledger, x, name)
         forward["scan"], backward["scan"] = core["forward"], core["backward"]
@@ -279,7 +281,7 @@ def block_times(
         work,
         forward,
         backward,
-        _again(ledger, x, name, label, gemms, small, core, forward),
+        _again(ledger, x, name, label, gemms, small, core_again, forward),
         block_kernels(ledger, x, work, "lora" in features),
         shared=_shared(gemms),
         wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
@@ -302,7 +304,7 @@ def _again(
     label: str,
     gemms: Times,
     small: Times,
-    core: Parts,
+    core: Amount,
     forward: Parts,
 ) -> Amount:
     """Forward work that the block's recompute setting repeats in the backward pass.
@@ -319,7 +321,8 @@ def _again(
 
     named: Amount = norm_again(x, name) * small["norm"]["forward"]
     if name in ("attention", "mla", "csa"):
-        named += x.recompute_attention * core["forward"]
+        # Megatron-Core checkpoints it with what context parallelism exchanges for it (attention.py).
+        named += x.recompute_attention * core
     if name == "csa":
         named += x.recompute_mla_up_proj * linears("q_up")
     if name == "mla":

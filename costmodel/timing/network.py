@@ -59,9 +59,18 @@ def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amoun
     own network cards. Latency grows with the logarithm of the domains. Source: 350 to 380 GB/s bus bandwidth
     of eight 50 GB/s cards, 4 to 1024 H100 nodes; latency 225 us at 4 nodes, 85 us more for each doubling.
     """
-    # What a step gains over the table (SHARP, overlapped rings) cannot help a rank that has one card for itself.
-    scale = minimum(x.inter_scale, 1) if cards == 1 else x.inter_scale
-    return x.network_latency * logarithm2(domains) + wire / (cards * x.network_bandwidth * scale)
+    return x.network_latency * logarithm2(domains) + wire / (
+        cards * x.network_bandwidth * inter_scale(x, cards)
+    )
+
+
+def inter_scale(x: SimpleNamespace, cards: Amount) -> Amount:
+    """Rate of a step's collectives between domains over the table's. [1]
+
+    What a step gains over the table (SHARP, overlapped rings) cannot help a rank that has one card for itself.
+    """
+    several = is_more_than_one(cards)
+    return several * x.inter_scale + (1 - several) * minimum(x.inter_scale, 1)
 
 
 def ring_cards(x: SimpleNamespace, ranks_in_domain: Amount) -> Amount:
@@ -169,5 +178,5 @@ def send_recv_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_dom
     """
     leaves = minimum(1, maximum(0, ranks / ranks_in_domain - 1) * 1e9)
     inside = x.send_recv_latency + size / (x.send_recv_bandwidth * x.intra_scale)
-    outside = x.network_latency + size / (x.network_bandwidth * x.inter_scale)
+    outside = x.network_latency + size / (x.network_bandwidth * inter_scale(x, 1))
     return is_more_than_one(ranks) * ((1 - leaves) * inside + leaves * maximum(inside, outside))
