@@ -142,7 +142,7 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
 
 
 def _leaner(request: Request) -> Iterator[str]:
-    """Knobs outside the search that save memory, with the best step that each allows; of shares the fastest that fits."""
+    """Knobs outside the search that save memory, each with the best step it allows; of shares the fastest."""
     layers = request.model.num_layers
     layers_of = [{"offload_layers": max(1, layers * part // 4)} for part in (1, 2, 3)]
     choices = (
