@@ -181,10 +181,15 @@ def skip_reasons(skipped: Sequence[dict[str, str]]) -> list[tuple[str, int]]:
 
 
 def _alike(reasons: Sequence[str]) -> str:
-    """The first of reasons that differ in a name only, with the names of the others."""
+    """The first of reasons that differ in a name only, with the names of the others and what they may mean."""
     first, *others = dict.fromkeys(reasons)
-    names = [found.group() for reason in others if (found := re.search(r"'[^']*'|^[^-\s]\S*", reason))]
-    if not names:
+    if not others:
         return first
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{first} Likewise {', '.join(names[:4])}{more}."
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    return f"{first} Likewise {', '.join(_name(reason) for reason in others[:4])}{more}."
+
+
+def _name(reason: str) -> str:
+    """What a reason is about: the first name in quotes, or its first word."""
+    quoted, meant = re.search(r"'[^']*'", reason), re.search(r" Did you mean ([^?]+)\?", reason)
+    return (quoted.group() if quoted else reason.split()[0]) + (f" ({meant[1]}?)" if meant else "")
