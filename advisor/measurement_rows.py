@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Columns that hold a number above 0 or nothing; of COUNTS a whole one, of OFFSETS also 0.
+COUNTS = ("gpus", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp")
+OFFSETS = ("act_offload_layers", "first_stage_layers", "last_stage_layers")
+AMOUNTS = ("step_time_s", "tokens_per_sec_per_gpu", "peak_memory_gb", "peak_reserved_gb")
 SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 
@@ -33,6 +37,21 @@ class Row:
         """A column as a whole number, `default` when empty."""
         value = self.number(name)
         return int(value) if value is not None else default
+
+    def fault(self) -> str:
+        """The first number that cannot be meant: its column, what stands there and the rule; '' when none."""
+        for name in (*COUNTS, *OFFSETS, *AMOUNTS):
+            text = self.text(name).strip()
+            value = self.number(name)
+            if not text or (name in OFFSETS and text.strip("0.") == ""):
+                continue
+            whole = "whole " if name not in AMOUNTS else ""
+            if value is None or (whole and value % 1):
+                shown = text if len(text) <= 40 else f"{text[:40]}..."
+                return (
+                    f"{name} {shown!r} is not a {whole}number above 0. Correct it, or leave the cell empty."
+                )
+        return ""
 
     def flag(self, name: str, default: bool) -> bool:
         """A column of 0 and 1, or of false and true, `default` when empty: unknown is not off."""

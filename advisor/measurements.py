@@ -105,14 +105,18 @@ def row_cluster(row: Row) -> Cluster:
 def row_case(row: Row) -> Case | Skip:
     """The row as a case, or why not."""
     name = row.text("id") or "?"
+    if fault := row.fault():
+        return Skip(name, fault)
     try:
         model = row_model(row)
         cluster = row_cluster(row)
     except ValueError as error:
         return Skip(name, str(error))
     gpus, batch, seq_len = (row.count(column, 0) for column in ("gpus", "gbs", "seq_len"))
-    if not gpus or not batch or not seq_len:
-        return Skip(name, "GPUs, global batch or sequence length are not stated")
+    if unsaid := [column for column in ("gpus", "gbs", "seq_len") if not row.text(column).strip()]:
+        return Skip(
+            name, f"{', '.join(unsaid)} not stated: GPUs, global batch and sequence length are needed"
+        )
     if not (row.text("tp") or row.text("pp") or row.text("fsdp")):
         return Skip(name, "the parallel layout is not stated")
     step = row.number("step_time_s")

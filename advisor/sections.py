@@ -54,6 +54,8 @@ def numbers(prediction: Prediction) -> list[str]:
     from costmodel.prediction import resource_shares
 
     name, share = next(iter(resource_shares(prediction.time).items()))
+    fill = prediction.workload.fill
+    own = f", padding ({percent(1 - fill)} of what is computed) not counted" if fill < 1 else ""
     low, high = prediction.interval_low, prediction.interval_high
     rows = [
         (
@@ -64,7 +66,7 @@ def numbers(prediction: Prediction) -> list[str]:
         (
             "throughput",
             f"{prediction.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
-            f"{prediction.model_tflops_per_gpu:,.0f} model TFLOP/s/GPU",
+            f"{prediction.model_tflops_per_gpu:,.0f} model TFLOP/s/GPU{own}",
         ),
         ("MFU", f"{percent(prediction.mfu)} of {prediction.mfu_peak} (recompute not counted)"),
         ("memory", fit_text(prediction)),
@@ -197,7 +199,7 @@ def _joined(names: list[str]) -> str:
 
 
 def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
-    """What `tokens` tokens cost at the predicted rate: hours of wall clock, GPU-hours, USD, kWh.
+    """What `tokens` tokens, padding not counted, cost at the predicted rate: hours of wall clock, GPU-hours, USD, kWh.
 
     USD and kWh are there when the cluster's file has `price_per_gpu_hour` [USD/h] and `power_per_gpu` [W].
     """
@@ -205,6 +207,8 @@ def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
     hours = steps * prediction.step_time_s / 3600
     gpu_hours = hours * prediction.plan.world
     cost = {"tokens": float(tokens), "steps": steps, "hours": hours, "gpu_hours": gpu_hours}
+    if prediction.workload.fill < 1:
+        cost["padding_share"] = 1 - prediction.workload.fill
     cluster = prediction.cluster
     price = cluster.quantities.get("price_per_gpu_hour")
     if price is not None:
@@ -218,7 +222,7 @@ def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
 def cost_line(cost: dict[str, float]) -> str:
     """Cost of a training run in one line."""
     words = [
-        f"{count(cost['tokens'])} tokens",
+        f"{count(cost['tokens'])} tokens{', padding not counted' * ('padding_share' in cost)}",
         f"{cost['steps']:,.0f} steps",
         f"{cost['hours'] / 24:,.1f} days",
         f"{cost['gpu_hours']:,.0f} GPU-hours",

@@ -16,6 +16,7 @@ from advisor.rules import Mask, Rule, Violation, error_masks, load_rules, violat
 from advisor.rules.facts import divisors, facts
 from advisor.space_options import SPLIT_KNOBS, Columns, Row, option_tables, pinned, pipelines
 from costmodel.columns import ITEM_PREFIX, ITEMS, Array, code, collapsed, default_columns
+from hardware_db import Cluster
 
 MICRO_BATCHES = (1, 2, 4, 8)
 # Columns that are arrays however many rows there are.
@@ -83,7 +84,8 @@ def declared_space() -> tuple[str, ...]:
         "fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
         "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy, grouped GEMMs and fusions; "
-        "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones",
+        "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones, "
+        "by all-to-all elsewhere",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; optimizer adam; precision_aware_optimizer off; dropout off; "
         "no token dropped",
@@ -131,12 +133,18 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     return columns
 
 
+def _dispatcher(cluster: Cluster) -> str:
+    """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all."""
+    if cluster.intra.name.startswith("pcie") or cluster.gpu.vendor == "AMD":
+        return "alltoall"
+    return "hybridep" if cluster.domain_size > 8 else "deepep"
+
+
 def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
     """Columns of the knobs that are not searched: best value, default, or the pin."""
     shards = layouts["dp"] * layouts["cp"]
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
-    wide = request.cluster.domain_size > 8
-    dispatcher = code("moe_dispatcher", "hybridep" if wide else "deepep")
+    dispatcher = code("moe_dispatcher", _dispatcher(request.cluster))
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
         "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,

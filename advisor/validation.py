@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -168,10 +168,28 @@ def errors(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def skip_reasons(skipped: Sequence[dict[str, str]]) -> list[tuple[str, int]]:
-    """Reasons by how often they occur, with the names in them taken together."""
+    """Reasons by how often they occur: of those that differ in a name only the first, then the other names."""
 
     def general(reason: str) -> str:
         without_names = re.sub(r"'[^']*'", "'...'", reason.split(" Did you mean")[0])
         return re.sub(r"^\S+ has", "a model has", without_names)
 
-    return Counter(general(entry["reason"]) for entry in skipped).most_common()
+    groups: dict[str, list[str]] = defaultdict(list)
+    for entry in skipped:
+        groups[general(entry["reason"])].append(entry["reason"])
+    return sorted(((_alike(each), len(each)) for each in groups.values()), key=lambda each: -each[1])
+
+
+def _alike(reasons: Sequence[str]) -> str:
+    """The first of reasons that differ in a name only, with the names of the others and what they may mean."""
+    first, *others = dict.fromkeys(reasons)
+    if not others:
+        return first
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    return f"{first} Likewise {', '.join(_name(reason) for reason in others[:4])}{more}."
+
+
+def _name(reason: str) -> str:
+    """What a reason is about: the first name in quotes, or its first word."""
+    quoted, meant = re.search(r"'[^']*'", reason), re.search(r" Did you mean ([^?]+)\?", reason)
+    return (quoted.group() if quoted else reason.split()[0]) + (f" ({meant[1]}?)" if meant else "")

@@ -121,6 +121,10 @@ class Variants:
             if name == "pp" and plan.vpp > 1:
                 label += f" VPP{plan.vpp}"
             found = self.of(label, plan)
+            if found.prediction is None and name == "cp" and plan.cp_comm_type.startswith("a2a"):
+                # heads and inner size were chosen for another cp
+                label += " p2p" * (size > 1)
+                found = self.of(label, replace(plan, cp_comm_type="p2p", cp_a2a_size=1))
             if found.prediction is not None:  # sizes that a rule forbids are no choice
                 yield found
 

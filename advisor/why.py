@@ -25,6 +25,8 @@ _UNSPLIT: dict[str, Any] = {
     "delay_wgrad": False,
     "moe_dispatcher": "alltoall",
     "pipeline_layout": "",
+    "cp_comm_type": "p2p",
+    "cp_a2a_size": 1,
     **dict.fromkeys(("sequence_parallel", "tp_comm_overlap", "account_embedding", "account_loss"), False),
     "fsdp": False,
     **dict.fromkeys(("fsdp_shard_size", "recompute_num_layers"), 0),

@@ -189,12 +189,10 @@ def _workload_inputs(workload: Workload, model: ModelSpec) -> dict[str, Bound]:
     s, mean, cv = workload.seq_len, workload.mean_length, workload.length_cv
     short = 0 < mean < s
     met = min(mean * (1 + cv**2), s) if short and workload.packed else s
-    # On average half a document does not fit into a pack any more.
-    packed_fill = max(1 - mean / (2 * s), 0.5)
     numbers = {
         "s": s,
         "document": met,
-        "fill": 1.0 if not short else packed_fill if workload.packed else mean / s,
+        "fill": workload.fill,
         "documents": s / mean if short and workload.packed else 0.0,
         "document_spread": 2 * cv / (s / mean) ** 0.5 if short and workload.packed else 0.0,
         "trained": float(workload.task != "lora"),

@@ -9,6 +9,7 @@ from typing import Any
 from costmodel.evidence import Near
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.term import formula_source
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
@@ -29,7 +30,7 @@ class TermValue:
     parts: tuple[TermValue, ...] = ()
 
     def to_dict(self, total: float | None = None) -> dict[str, Any]:
-        """DESIGN's term object: name, seconds or bytes, share of the root, formula, parts."""
+        """DESIGN's term object: name, seconds or bytes, share of the root, formula and its source, parts."""
         whole = self.value if total is None else total
         return {
             "name": self.name,
@@ -37,6 +38,7 @@ class TermValue:
             {"s": "seconds", "byte": "bytes"}.get(self.unit, self.unit): self.value,
             "share": self.value / whole if whole else 0.0,
             "formula": self.formula,
+            "source": formula_source(self.formula),
             "parts": [part.to_dict(whole) for part in self.parts],
         }
 

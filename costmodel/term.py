@@ -7,8 +7,11 @@ printed by `explain --formulas`, compiled for search (`costmodel.compiled`) and 
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from costmodel.amount import Amount
@@ -45,6 +48,29 @@ class Term:
 def formula_name(function: Callable[..., Any] | str) -> str:
     """`costmodel.timing.gemm.gemm_time` for a function; text stays text."""
     return function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
+
+
+@lru_cache(maxsize=512)
+def formula_source(formula: str) -> str:
+    """Where a formula comes from, as its docstring says, or its module's; '' for a name that is no function.
+
+    Examples
+    --------
+    >>> formula_source("costmodel.schedule.bubble_over_ideal")
+    'D. Narayanan et al., SC 2021, sec. 2.2, arXiv:2104.04473'
+    """
+    module, _, function = formula.rpartition(".")
+    if not module.startswith("costmodel."):
+        return ""
+    home = importlib.import_module(module)
+    own = _cited(getattr(home, function).__doc__ or "")
+    return own if own and own != "module docstring" else _cited(home.__doc__ or "")
+
+
+def _cited(doc: str) -> str:
+    """The words behind `Source:` or under `References`, to the end of their paragraph."""
+    found = re.search(r"\bSources?: (.+?)(?:\n\s*\n|$)|References\n\s*-+\n(.+?)(?:\n\s*\n|$)", doc, re.DOTALL)
+    return " ".join((found[1] or found[2]).split()).rstrip(".") if found else ""
 
 
 @dataclass

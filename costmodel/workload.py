@@ -58,9 +58,21 @@ class Workload:
             raise ValueError(f"--task {self.task!r} is not one of {', '.join(TASKS)}.")
 
     @property
+    def fill(self) -> float:
+        """Share of the tokens computed that are documents' own, the rest is padding. [1]
+
+        On average half a document does not fit into a pack any more.
+        """
+        if not 0 < self.mean_length < self.seq_len:
+            return 1.0
+        if self.packed:
+            return max(1 - self.mean_length / (2 * self.seq_len), 0.5)
+        return self.mean_length / self.seq_len
+
+    @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimizer step. [1]"""
-        return self.seq_len * self.global_batch
+        """Documents' own tokens in one optimizer step, without padding. [1]"""
+        return round(self.fill * self.seq_len * self.global_batch)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as plan files hold them."""

@@ -79,7 +79,7 @@ def workload_words(workload: Workload) -> dict[str, Any]:
 
 
 def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]:
-    """GPU generation, scale-up domain, and the number formats of the precision recipe."""
+    """GPU generation and vendor, scale-up domain and its link, and the number formats of the precision recipe."""
     generation = cluster.gpu.generation
     return {
         "domain": cluster.domain_size,
@@ -90,6 +90,8 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "hopper": np.bool_(generation == "hopper"),
         "blackwell": np.bool_(generation.startswith("blackwell")),
         "consumer": np.bool_(generation in ("ada", "blackwell-consumer")),
+        "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
+        "rocm": np.bool_(cluster.gpu.vendor == "AMD"),
         "precision": precision,
         "fp8": np.bool_(precision.startswith(("fp8", "mxfp8"))),
         "fp8_delayed": np.bool_(precision == "fp8-delayed"),

@@ -57,6 +57,11 @@ def _chosen(job: Job) -> Iterator[Variable]:
         yield Variable(
             "NVTE_CPU_OFFLOAD_V1", "1", "Transformer Engine 2.10 on would offload weights with activations"
         )
+    if (plan.offload_layers or plan.offload_modules) and job.cluster.host_link.name == "nvlink-c2c":
+        why = (
+            "the network reaches the GPU over C2C, past offloading (NCCL 2.26; older: NCCL_NET_GDR_LEVEL=PHB)"
+        )
+        yield Variable("NCCL_NET_GDR_C2C", "1", why)  # source: performance guides of NeMo and Megatron-Bridge
     yield from _experts(job)
     yield from _expert_kernel(job)
     yield from _efa(job)

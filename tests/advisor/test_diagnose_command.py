@@ -388,3 +388,15 @@ def test_a_run_that_was_killed_says_so(ask, tmp_path):
     assert set(faults) == {"ended_early", "out_of_memory"}
     path.write_text(megatron_log([(step, 1.0) for step in range(1, 501)], total=500))
     assert ask("diagnose", str(path))[0] == 0
+
+
+def test_a_run_quicker_than_predicted_is_of_another_plan(ask, tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(megatron_log([(step, 1.0) for step in range(1, 40)]))
+    code, text = ask("diagnose", str(path), "--model", "8b", "--gpus", "8", "--gpu", "h100")
+    assert code == 0
+    words = " ".join(text.split())
+    assert words.startswith(
+        "The run is quicker than the prediction's interval: the plan assumed is likely not"
+    )
+    assert "at the lower end of the interval" in words

@@ -156,6 +156,23 @@ def test_a_faster_plan_that_fits_tightly_is_called_so():
     assert "fits, but tightly" in step.text
 
 
+def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
+    request = make_request("llama3-8b", 64, "h100", precision="bf16", seq_len=131072, global_batch=64)
+    exchange = {"cp_comm_type": "a2a+p2p", "cp_a2a_size": 8}
+    plan = Plan(cp=16, dp=4, zero_stage=3, fsdp=True, **exchange)
+    path = Path(predict(request.model, request.workload, request.cluster, plan), ("bf16",))
+    for step in (path.data_parallel(), path.distributed_optimizer()):
+        assert "of the 77.2 GiB a plan may use" in step.text
+        assert "cp_comm_type" not in step.text
+    assert [each.label for each in path.context_parallel().evidence] == [
+        "CP1",
+        "CP2 p2p",
+        "CP4 p2p",
+        "CP8",
+        "CP16",
+    ]
+
+
 def test_pipelines_are_explained_with_their_bubble():
     request = make_request("llama3-70b", 64, "h100", precision="bf16", global_batch=128)
     plan = Plan(tp=4, pp=4, vpp=5, dp=4, sequence_parallel=True)

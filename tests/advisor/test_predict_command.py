@@ -155,3 +155,16 @@ def test_defaults_taken_are_told():
     assert "--seq-len 8192: the usual length of llama3-8b, as none was given" in told
     assert "a usual batch for this size" in told
     assert "h100 means dgx-h100" in told
+
+
+def test_terms_say_the_formula_and_its_source():
+    told = json.loads(
+        CliRunner()
+        .invoke(advisor, ["predict", "--model", "8b", "--gpus", "8", "--gpu", "h100", "--dp", "8", "--json"])
+        .output
+    )
+    assert set(told["terms"]) == {"name", "title", "seconds", "share", "formula", "source", "parts"}
+    parts = {part["name"]: part for part in told["terms"]["parts"]}
+    assert "arXiv:2104.04473" in parts["pipeline_bubble"]["source"]
+    leaves = {leaf["name"]: leaf for leaf in parts["forward"]["parts"]}
+    assert "arXiv:2205.05198" in leaves["forward_tensor_parallel"]["source"]

@@ -26,7 +26,10 @@ WORKLOAD = Workload(8192, 128)
 
 def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
     return SimpleNamespace(
-        name="stub", domain_size=domain, gpu=SimpleNamespace(generation=generation, title=generation.upper())
+        name="stub",
+        domain_size=domain,
+        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA"),
+        intra=SimpleNamespace(name="nvlink4"),
     )
 
 

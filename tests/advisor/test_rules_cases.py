@@ -1,7 +1,7 @@
 """Each rule fires on a plan that breaks it and not on one beside it: tables by topic in `rule_cases`.
 
-A case has the setting (model, model_change, on, domain, seq_len, task, mean_length, packed, gpus), the knobs
-of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for it.
+A case has the setting (model, model_change, on, vendor, domain, link, seq_len, task, mean_length, packed, gpus), the
+knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CASES = {
 }
 RULES = {rule.id: rule for rule in load_rules()}
 KNOWN = {
-    "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "gpus",
+    "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "gpus", "link", "vendor",
     "breaks", "holds", "holds_in",
 }  # fmt: skip
 
@@ -64,8 +64,11 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
         packed=case.get("packed", True),
     )
     generation = case.get("on", "hopper")
-    gpu = SimpleNamespace(generation=generation, title=generation.upper())
-    cluster = SimpleNamespace(name="stub", domain_size=case.get("domain", 8), gpu=gpu)
+    gpu = SimpleNamespace(
+        generation=generation, title=generation.upper(), vendor=case.get("vendor", "NVIDIA")
+    )
+    link = SimpleNamespace(name=case.get("link", "nvlink4"))
+    cluster = SimpleNamespace(name="stub", domain_size=case.get("domain", 8), gpu=gpu, intra=link)
     settings = knobs.get("settings", {})
     plan = PlanWithSettings(Plan(**{k: v for k, v in knobs.items() if k != "settings"}), settings)
     return {v.id: v for v in violations(model, workload, cluster, plan, case.get("gpus", 0))}

@@ -9,7 +9,7 @@ import pytest
 from advisor.alternatives import shortfall, what_would_fit, why_not
 from advisor.candidates import candidate, objective_value, resource_seconds
 from advisor.pipeline import timeline, with_schedule
-from advisor.request import Request, make_request
+from advisor.request import Request, make_request, parse_pins
 from advisor.search import LAYOUT, search
 from advisor.space import build_space
 from costmodel.columns import plan_from_columns
@@ -168,6 +168,20 @@ def test_what_would_fit_does_fit(too_large):
     if gpus:
         larger = replace(too_large.request, gpus=gpus, workload=Workload(8192, batch))
         assert search(larger).plans
+
+
+def test_leaner_knobs_that_fit_come_before_more_gpus():
+    request = make_request("405b", 64, "h100", precision="bf16", global_batch=128)
+    ways = what_would_fit(search(request))
+    assert [way.split("=")[0] for way in ways] == [
+        "--pin precision_aware_optimizer",
+        "--pin optimizer_offload",
+        "--gpus 128 --global-batch 256",
+    ]
+    assert "--pin exp_avg_dtype=bf16 --pin exp_avg_sq_dtype=bf16" in ways[0]
+    assert "s a step" in ways[0]
+    leaner = parse_pins(part for part in ways[1].split() if part.startswith("optimizer_offload="))
+    assert search(replace(request, pins=leaner, top=1)).best.prediction.fits
 
 
 def test_a_pin_that_does_not_fit_is_named_as_the_way_out():

@@ -10,11 +10,19 @@ from pathlib import Path
 from advisor.predict_text import prediction_lines
 from advisor.progress import Progress
 from advisor.rules import Violation
-from advisor.sections import assumption_section, changed_knobs, knob_table, training_cost
+from advisor.sections import (
+    assumption_section,
+    changed_knobs,
+    cost_line,
+    knob_table,
+    numbers,
+    training_cost,
+)
 from costmodel.evidence import Near
 from costmodel.evidence_setting import setting_of
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.predict import predict
 from costmodel.prediction import Prediction, TermValue
 from costmodel.workload import Workload
 from hardware_db import load_cluster
@@ -163,3 +171,18 @@ def test_progress_takes_its_line_away(capsys, monkeypatch):
     assert "50%  plans" in shown
     assert "100%  p" in shown
     assert shown.endswith("\r")
+
+
+def test_cost_and_throughput_count_the_tokens_of_documents_not_their_padding():
+    model, cluster = load_model("llama3-8b"), load_cluster("dgx-h100")
+    plan = Plan(dp=8, zero_stage=3, fsdp=True)
+    full = predict(model, Workload(8192, 256, "sft"), cluster, plan)
+    padded = predict(model, Workload(8192, 256, "sft", mean_length=1000, packed=False), cluster, plan)
+    assert padded.step_time_s == full.step_time_s
+    assert training_cost(padded, 1e9)["steps"] == 1e9 / (256 * 1000)
+    ratio = padded.tokens_per_second_per_gpu / full.tokens_per_second_per_gpu
+    assert math.isclose(ratio, 1000 / 8192)
+    assert math.isclose(padded.mfu / full.mfu, ratio)
+    assert "padding (87.8 % of what is computed) not counted" in " ".join(" ".join(numbers(padded)).split())
+    assert "tokens, padding not counted" in cost_line(training_cost(padded, 1e9))
+    assert "padding" not in " ".join(numbers(full)) + cost_line(training_cost(full, 1e9))

@@ -26,7 +26,10 @@ LLAMA = load_model("llama3-70b")
 
 def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
     return SimpleNamespace(
-        name="stub", domain_size=domain, gpu=SimpleNamespace(generation=generation, title=generation.upper())
+        name="stub",
+        domain_size=domain,
+        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA"),
+        intra=SimpleNamespace(name="nvlink4"),
     )
 
 

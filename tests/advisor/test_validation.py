@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from advisor.commands.validate import command
 from advisor.measurements import Row
-from advisor.validation import errors, validate
+from advisor.validation import errors, skip_reasons, validate
 from costmodel.evidence import evidence_table
 
 ANCHORS = runpy.run_path(str(Path(__file__).parents[1] / "published" / "dense_runs.py"))["ANCHORS"]
@@ -75,6 +75,8 @@ def test_the_command(tmp_path):
     text = CliRunner().invoke(command, [str(path)]).output
     assert text.startswith(f"{len(ANCHORS)} runs predicted: mean error")
     assert "Skipped: 1 row\n" in text
+    assert "1 x --model 'mixtral-9x9b'" in text
+    assert "Did you mean mixtral-8x7b" in " ".join(text.split())
     report = json.loads(CliRunner().invoke(command, [str(path), "--json"]).output)
     assert report["skipped"][0]["id"] == "moe"
     assert {
@@ -88,3 +90,8 @@ def test_the_command(tmp_path):
         "peak_memory_gib",
         "note",
     } <= set(report["rows"][0])
+
+
+def test_reasons_that_differ_in_a_name_are_told_once_with_every_name():
+    skipped = [{"id": name, "reason": f"--model '{name}' is not known."} for name in ("ab", "cd", "ab")]
+    assert skip_reasons(skipped) == [("--model 'ab' is not known. Likewise 'cd'.", 3)]

@@ -151,6 +151,7 @@ PLANTED = {
     "checkpoints": {"timer_save": 0.1},
     "unpacked": {"task": "sft", "packed": False},
     "slower_than_predicted": {"step": 2.5},
+    "quicker_than_predicted": {"step": 1.5},
 }
 
 

@@ -65,6 +65,15 @@ def test_settings_of_the_plan_win_and_experts_get_theirs():
     assert variables(Plan(dp=8, offload_modules=("core_attn",)))["NVTE_CPU_OFFLOAD_V1"] == "1"
 
 
+def test_offloading_on_grace_keeps_the_network_off_its_path():
+    for offload in ({"offload_layers": 8}, {"offload_modules": ("core_attn",)}):
+        assert variables(Plan(dp=8, **offload), "gb200-nvl72")["NCCL_NET_GDR_C2C"] == "1"
+        assert "NCCL_NET_GDR_C2C" not in variables(Plan(dp=8, **offload))
+    assert "NCCL_NET_GDR_C2C" not in variables(Plan(dp=8), "gb200-nvl72")
+    own = Plan(dp=8, offload_layers=8, settings={"nccl_net_gdr_c2c": False})
+    assert variables(own, "gb200-nvl72")["NCCL_NET_GDR_C2C"] == "0"
+
+
 def test_every_variable_has_its_reason_and_reads_back():
     plan = Plan(tp=4, dp=2, nvls=True, layernorm_sm_margin=20, settings={"nccl_algo": "Ring"})
     lines = environment_lines(environment(job_of(plan)))
