@@ -143,7 +143,13 @@ class Prediction:
 
 # Waits of a run outside its passes, by who makes it wait: also what logs and phases of a run are compared by.
 DATA_PARALLEL = ("dp_gradients", "dp_gather", "fsdp_exposed")
-PIPELINE = ("pipeline_bubble", "pipeline_send_recv", "pipeline_starts", "schedule_correction", "shared_embedding")
+PIPELINE = (
+    "pipeline_bubble",
+    "pipeline_send_recv",
+    "pipeline_starts",
+    "schedule_correction",
+    "shared_embedding",
+)
 # Which resource a leaf of the time tree waits for.
 RESOURCES = {
     "GEMM rate": (
