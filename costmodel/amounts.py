@@ -50,6 +50,8 @@ UNUSED = (
     "partial_rings",
     "router_wide",
 )
+# What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
+ONCE = ("output", "dispatcher")
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
 CORE_BACKWARD = Fraction(5, 2)
 ATTENTION = ("attention", "mla", "csa")
@@ -87,7 +89,8 @@ def rank_amounts(
         parameters=parameter_counts(owned),
         state={name: _number(size) for name, size in state_bytes(x, owned).items()},
         peak=_number(
-            flying * sum(size for name, size in saved.items() if name != "output") + saved.get("output", 0)
+            flying * sum(size for name, size in saved.items() if name not in ONCE)
+            + sum(saved.get(name, 0) for name in ONCE)
         ),
         notes=_notes(plan, workload, model),
     )
@@ -204,7 +207,7 @@ def _flops(
     if heads:
         once = linear_flops_forward(vocabulary.mtp_projection(x))
         add("mtp_proj", heads * once, 2 * heads * once)
-    passes = heads + sum(chunk.last for chunk in chunks)
+    passes = (1 + x.mtp_heads) * sum(chunk.last for chunk in chunks)
     if passes:
         once = vocabulary.logits_flops_forward(x)
         add("output", passes * once, 2 * passes * once)
@@ -225,7 +228,7 @@ def _messages(
         found += _block_messages(x, placed, works[placed.block], model)
     for chunk in chunks:
         found += messages.embedding(x) * (chunk.first + chunk.mtp)
-        found += messages.output(x) * (chunk.last + chunk.mtp)
+        found += messages.output(x) * int((1 + x.mtp_heads) * chunk.last)
         found += messages.mtp_projection(x) * chunk.mtp
     if plan.pp > 1:
         receives = sum(not chunk.first for chunk in chunks)
@@ -273,7 +276,7 @@ def _saved(
             found["layer"] = found.get("layer", 0) + chunk.inputs * activations.layer_input(x)
         if chunk.mtp:
             found["mtp"] = found.get("mtp", 0) + chunk.mtp * activations.mtp_inputs(x)
-        passes = chunk.last + chunk.mtp
+        passes = (1 + x.mtp_heads) * chunk.last
         if passes:
             kept = activations.saved_logits(x) + activations.output_input(x)
             found["output"] = found.get("output", 0) + passes * kept + activations.gather_buffer(x)

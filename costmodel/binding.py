@@ -13,7 +13,7 @@ from typing import Any
 
 from costmodel.binding_hardware import cluster_stack, hardware_inputs
 from costmodel.bound import Bound
-from costmodel.layout import total_blocks
+from costmodel.layout import mtp_blocks, total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.stack import Stack, load_stack
 from costmodel.step_constants import architecture, parameter_keys
@@ -74,6 +74,7 @@ def _model_inputs(model: ModelSpec) -> dict[str, Bound]:
         _dense_numbers(model) | _attention_numbers(model) | _expert_numbers(model) | _mixer_numbers(model)
     )
     numbers |= {f"{block}_total": total_blocks(model)[block] for block in BLOCKS}
+    numbers |= {f"{block}_mtp": mtp_blocks(model)[block] for block in BLOCKS}
     return {
         name: Bound(float(number), f"model {model.name}: {model.source}") for name, number in numbers.items()
     }

@@ -77,6 +77,15 @@ def total_blocks(model: ModelSpec) -> Counter[str]:
     return counts
 
 
+def mtp_blocks(model: ModelSpec) -> Counter[str]:
+    """Blocks of one MTP head by kind."""
+    counts: Counter[str] = Counter()
+    if model.mtp_layers:
+        for kind in model.mtp_layer_kinds():
+            counts.update(blocks_of(model, kind))
+    return counts
+
+
 def even_chunks(
     num_layers: int, pp: int, vpp: int, account_embedding: bool = False, account_loss: bool = False
 ) -> list[int] | None:

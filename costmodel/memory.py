@@ -17,10 +17,10 @@ from costmodel.encoder import encoder_bytes
 from costmodel.layer import BlockTimes
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
-    BETWEEN,
     Blocks,
     adapters_of,
     count,
+    decoder_count,
     linear_weights_of,
     muon_state,
     parameters_of,
@@ -28,6 +28,7 @@ from costmodel.stage_parameters import (
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
+from costmodel.work.linear import padded_vocabulary
 
 STAGES = ("first", "second", "fullest", "last")
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
@@ -53,16 +54,20 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
 def gathered_bytes(x: SimpleNamespace, layer_weights: Amount, stage_weights: Amount, loss: Amount) -> Amount:
     """FSDP: what is whole for a time. [byte]
 
-    Parameters of two layers (one in use, one prefetched) and the output layer's; the gradients of one layer as they
-    come, in the parameters' format, and of the one before as they are reduced, in theirs, which take the place of
-    the logits. Beside pipeline stages the whole stage: gathering it anew for each micro-batch is what frameworks
+    Parameters of two layers (one in use, one prefetched) and the output layer's; with Megatron-FSDP, whose units are
+    layers alone, embedding and output layer are gathered once and stay until the step ends. The gradients of one layer
+    as they come, in the parameters' format, and of the one before as they are reduced, in theirs, which take the place
+    of the logits. Beside pipeline stages the whole stage: gathering it anew for each micro-batch is what frameworks
     avoid, and its gradients add up whole until the last one.
     Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward); torchtitan,
-    reshard_after_forward_policy "default" with pipeline parallelism.
+    reshard_after_forward_policy "default" with pipeline parallelism; Megatron-Core 0.16.1, mcore_fsdp_adapter.py,
+    fsdp_unit_modules.
     """
     once = x.params_sharded * x.weight_bytes
     gradients = x.grads_sharded * layer_weights * (x.weight_bytes + x.grad_bytes)
-    layers = once * (2 * layer_weights + parameters.embedding_parameters(x)) + maximum(gradients - loss, 0)
+    second = (1 - x.fsdp_copies) * (1 - x.tied) * padded_vocabulary(x) * x.h / x.tp
+    tables = parameters.embedding_parameters(x) + second
+    layers = once * (2 * layer_weights + tables) + maximum(gradients - loss, 0)
     stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)
     several = is_more_than_one(x.pp)
     return several * stage + (1 - several) * layers
@@ -84,19 +89,30 @@ def optimizer_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amoun
     return on_device * trained * (1 - x.optimizer_sharded + x.optimizer_sharded / shard)
 
 
-def activation_bytes(x: SimpleNamespace, kept: Amount, layers: Amount, in_flight: Amount) -> Amount:
+def activation_bytes(
+    x: SimpleNamespace, kept: Amount, layers: Amount, in_flight: Amount, heads: Amount = 0, maps: Amount = 0
+) -> Amount:
     """Activations of all layers of a stage and all micro-batches in flight. [byte]
 
-    kept: of the stage's blocks for one micro-batch. Layers with full recompute keep their input alone; what
-    waits in host memory passes through two layers' buffers, which are free again when the layers that stay are
-    computed. A forward pass that runs beside a backward pass layer by
-    layer (overlapped expert dispatch) holds one layer more.
+    kept: of the blocks of the stage's decoder layers for one micro-batch; heads: of its MTP heads, which full recompute
+    leaves out; maps: held once, whatever is in flight. Layers with full recompute keep their input alone; what waits in
+    host memory passes through two layers' buffers, which are free again when the layers that stay are computed. A
+    forward pass that runs beside a backward pass layer by layer (overlapped expert dispatch) holds one layer more.
+    Source of what recompute leaves out: Megatron-Core 0.16.1, multi_token_prediction.py, _checkpointed_forward with
+    method block, which is what is exported.
     """
     inputs = x.recompute_layers * layers * activations.layer_input(x)
-    stage = inputs + (1 - x.recompute_layers) * kept
+    stage = inputs + (1 - x.recompute_layers) * kept + heads
     held = in_flight + x.ep_overlap / maximum(layers, 1)
     buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share)
-    return maximum(held * (1 - x.offload_share), buffers) * stage
+    return maximum(held * (1 - x.offload_share), buffers) * stage + maps
+
+
+def held_map_bytes(x: SimpleNamespace, stage: str) -> Amount:
+    """Maps of routing that the dispatchers of a stage's recomputed expert blocks hold, one set a block. [byte]"""
+    again = x.recompute_layers * decoder_count(x, "experts", stage)
+    again += (1 - x.recompute_layers) * x.recompute_moe * count(x, "experts", stage)
+    return again * expert_work.held_maps(x)
 
 
 def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount, has_experts: bool) -> Amount:
@@ -214,12 +230,11 @@ def _stage_memory(
 ) -> Term:
     import sympy
 
-    edge = stage not in BETWEEN
     one_stage = 1 - is_more_than_one(x.pp)
     layers = getattr(x, f"layers_{stage}")
     dense = ledger.define(
         f"{stage}_stage_parameters",
-        parameters_of(x, blocks, stage, vocabulary=edge),
+        parameters_of(x, blocks, stage, vocabulary=True),
         "1",
         parameters_of,
     )
@@ -237,19 +252,34 @@ def _stage_memory(
     kept = ledger.define(
         f"{stage}_stage_kept",
         sum(
-            count(x, name, stage) * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
+            decoder_count(x, name, stage) * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
             for name in blocks
         ),
         "byte",
-        "activations of the stage's blocks for one micro-batch",
+        "activations of the blocks of the stage's decoder layers for one micro-batch",
     )
+    of_heads: Amount = 0
+    if "mtp" in features:
+        layer = sum(
+            getattr(x, f"{name}_mtp") * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
+            for name in blocks
+        )
+        of_heads = ledger.define(
+            f"{stage}_stage_mtp_kept",
+            count(x, "mtp", stage) * (layer + activations.mtp_inputs(x)),
+            "byte",
+            activations.mtp_inputs,
+        )
+    maps: Amount = 0
+    if "experts" in blocks:
+        maps = ledger.define(f"{stage}_stage_maps", held_map_bytes(x, stage), "byte", held_map_bytes)
     per_layer = kept / maximum(layers, 1)
     has_loss = {"first": one_stage, "last": 1}.get(stage, 0)
     heads = 1 + x.mtp_heads if "mtp" in features else 1
     loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
     if "mtp" in features:
-        loss += has_loss * (x.mtp_heads * activations.mtp_inputs(x) + activations.gather_buffer(x))
-    active = activation_bytes(x, kept, layers, flying)
+        loss += has_loss * activations.gather_buffer(x)
+    active = activation_bytes(x, kept, layers, flying, of_heads, maps)
     workspace = workspace_bytes(x, per_layer, widest, "experts" in blocks)
     held = active + loss + workspace
     blocks_here = sum(count(x, name, stage) for name in blocks)

@@ -143,6 +143,15 @@ class Prediction:
         }
 
 
+# Waits of a run outside its passes, by who makes it wait: also what logs and phases of a run are compared by.
+DATA_PARALLEL = ("dp_gradients", "dp_gather", "fsdp_exposed")
+PIPELINE = (
+    "pipeline_bubble",
+    "pipeline_send_recv",
+    "pipeline_starts",
+    "schedule_correction",
+    "shared_embedding",
+)
 # Which resource a leaf of the time tree waits for.
 RESOURCES = {
     "GEMM rate": (
@@ -168,14 +177,8 @@ RESOURCES = {
     ),
     "tensor-parallel communication": ("forward_tensor_parallel", "backward_tensor_parallel"),
     "context-parallel communication": ("forward_context_parallel", "backward_context_parallel"),
-    "data-parallel communication": ("dp_gradients", "dp_gather", "fsdp_exposed"),
-    "pipeline bubble and transfers": (
-        "pipeline_bubble",
-        "pipeline_send_recv",
-        "pipeline_starts",
-        "schedule_correction",
-        "shared_embedding",
-    ),
+    "data-parallel communication": DATA_PARALLEL,
+    "pipeline bubble and transfers": PIPELINE,
     "host and launch": ("host_bound", "launch_gaps", "step_fixed"),
     "host memory and its link": ("offload", "optimizer_host"),
     "recompute": ("recompute",),

@@ -47,7 +47,7 @@ LAYOUTS = Texts()
 
 
 def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array]:
-    """Blocks of the stages `costmodel.symbols.STAGES`, their layers, and MTP heads of the last."""
+    """Blocks of the stages `costmodel.symbols.STAGES`, their layers and MTP heads."""
     combinations, where = distinct([c[name] for name in LAYOUT_COLUMNS])
     records = []
     for pp, vpp, embedding, loss, text, first, last in combinations.T:
@@ -86,6 +86,10 @@ def stage_record(model: ModelSpec, layout: Layout, seq_len: int) -> dict[str, fl
         for block in BLOCKS
     }
     record |= {f"layers_{name}": float(layout.stage_layers(stage)) for name, stage in stages.items()}
+    record |= {
+        f"mtp_{name}": float(sum(chunk.mtp for chunk in layout.chunks[stage]))
+        for name, stage in stages.items()
+    }
     record["fullest_stage"] = float(stages["fullest"])
     record["mtp_heads"] = float(sum(chunk.mtp for stage in layout.chunks for chunk in stage))
     return record

@@ -24,7 +24,7 @@ def count(x: SimpleNamespace, block: str, stage: str) -> Amount:
 def parameters_of(
     x: SimpleNamespace, blocks: Blocks, stage: str, *, vocabulary: bool = False, experts: bool = False
 ) -> Amount:
-    """Parameters of a stage on one rank: its experts, or the rest, with embedding or output layer. [1]"""
+    """Parameters of a stage on one rank: its experts, or the rest, with embedding, output layer and MTP heads. [1]"""
     if experts:
         return sum(
             count(x, name, stage) * parameters.expert_parameters(times.work)
@@ -38,10 +38,26 @@ def parameters_of(
         return total
     one_stage = 1 - is_more_than_one(x.pp)
     embedding, output = parameters.embedding_parameters(x), parameters.output_parameters(x)
-    heads = x.mtp_heads * parameters.mtp_parameters(x)
     if stage == "first":
-        return total + embedding + one_stage * (output + heads)
-    return total + output + heads + one_stage * embedding
+        return total + embedding + one_stage * output + mtp_heads_of(x, stage)
+    if stage == "last":
+        return total + output + one_stage * embedding + mtp_heads_of(x, stage)
+    return total + mtp_heads_of(x, stage)
+
+
+def mtp_heads_of(x: SimpleNamespace, stage: str) -> Amount:
+    """Parameters of a stage's MTP heads on one rank beside their layers, with one copy of the embedding for all. [1]
+
+    The first stage has heads only where it is the only one, which needs no copy.
+    """
+    heads = count(x, "mtp", stage)
+    copy = 0 if stage == "first" else parameters.mtp_embedding(x, x.tied if stage == "last" else 0)
+    return heads * parameters.mtp_parameters(x) + minimum(heads, 1) * copy
+
+
+def decoder_count(x: SimpleNamespace, block: str, stage: str) -> Amount:
+    """Blocks of a kind in the decoder layers of a stage: all but those of its MTP heads. [1]"""
+    return count(x, block, stage) - count(x, "mtp", stage) * getattr(x, f"{block}_mtp")
 
 
 def adapters_of(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
@@ -62,8 +78,7 @@ def under_adam(x: SimpleNamespace, blocks: Blocks, stage: str, features: Collect
     Two simplifications: adapters, which Muon would take, are counted here, as are projections of MTP heads. Learned
     positions are Muon's: only the embedding of words is marked. Source: Megatron-Core 0.19.2, language_module.py.
     """
-    edge = stage not in BETWEEN
-    everything = parameters_of(x, blocks, stage, vocabulary=edge) + parameters_of(
+    everything = parameters_of(x, blocks, stage, vocabulary=True) + parameters_of(
         x, blocks, stage, experts=True
     )
     matrices = sum(linear_weights_of(x, blocks, stage, grouped) for grouped in (False, True))

@@ -64,7 +64,11 @@ def _block_inputs() -> list[Input]:
         Input(f"{block}_{stage}", "plan", "1", f"{block} blocks of {whose.get(stage, f'the {stage} stage')}")
         for block in BLOCKS
         for stage in STAGES
-    ] + [Input(f"{block}_total", "model", "1", f"{block} blocks of the whole model") for block in BLOCKS]
+    ] + [
+        Input(f"{block}_{kind}", "model", "1", f"{block} blocks of {meaning}")
+        for kind, meaning in (("total", "the whole model"), ("mtp", "one multi-token-prediction head"))
+        for block in BLOCKS
+    ]
 
 
 INPUTS: tuple[Input, ...] = tuple(
@@ -88,7 +92,12 @@ INPUTS: tuple[Input, ...] = tuple(
         fullest_stage | 1 | its number; the first stage is 0
         layers_pace | 1 | decoder layers of the stage with most work
         layers_last | 1 | decoder layers of the last stage
-        mtp_heads | 1 | multi-token-prediction heads, on the last stage
+        mtp_heads | 1 | multi-token-prediction heads
+        mtp_first | 1 | those on the first stage, which is then the only one
+        mtp_second | 1 | those on the second stage
+        mtp_fullest | 1 | those on the fullest stage between the first and the last
+        mtp_pace | 1 | those on the stage with most work
+        mtp_last | 1 | those on the last stage
         instances | 1 | copies of the sharded optimizer state
         outer_sharded | 1 | 1 when replicas of an FSDP shard group share the optimizer state
         expert_shard | 1 | ranks over which the experts' optimizer state is sharded

@@ -22,7 +22,7 @@ from costmodel.passes import (
     pipeline_arguments,
     stage_chunks,
 )
-from costmodel.prediction import Prediction, TermValue
+from costmodel.prediction import PIPELINE, Prediction, TermValue
 from costmodel.simulate import StagePasses, simulate_pipeline, warm_up_passes
 from costmodel.timeline_memory import Curve, memory_curve, thinned
 from costmodel.timeline_spans import BACKWARD, FORWARD, SENT, STREAMS, Drawing, Pass, Phases, Span
@@ -34,7 +34,6 @@ HIDDEN_FSDP = "FSDP gathers and reductions, under compute"
 RESIDUAL = "waiting that the formula counts and the schedule does not"
 # Terms that passes and their order stand for, and terms of each micro-batch on the pace-setting stage.
 IN_PASSES = ("forward", "backward", "launch_gaps", "vocabulary")
-IN_PIPELINE = ("pipeline_bubble", "pipeline_send_recv", "schedule_correction")
 EACH_MICROBATCH = {"host_bound": "host", "pipeline_starts": "host", "fsdp_exposed": "dp", "offload": "host"}
 # The others follow the pipeline in this order, and whatever is not named here after them.
 AFTER = {
@@ -48,6 +47,7 @@ AFTER = {
     "dp_gather": "dp",
     "step_fixed": "host",
 }
+IN_PIPELINE = tuple(name for name in PIPELINE if name not in (*EACH_MICROBATCH, *AFTER))
 GATHER, CORRECTION = "dp_gather", "schedule_correction"
 # Groups that share parameters. A difference below CLOSE of the step is rounding.
 OWNERS, CLOSE = ("dp", "edp"), 1e-10

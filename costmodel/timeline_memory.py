@@ -57,6 +57,8 @@ def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Cur
     layers = float(sum(chunk.layers for chunk in chunks) or 1)
     x = SimpleNamespace(**values)
     vpp = len(chunks)
+    heads = values.get(f"{name}_stage_mtp_kept", 0.0)
+    maps = values.get(f"{name}_stage_maps", 0.0)
     if scale == 1.0:  # the stage is the formula's own: its figures, so that peaks agree to the digit
         kept = values[f"{name}_stage_kept"]
         layers = values[f"layers_{name}"]
@@ -66,7 +68,13 @@ def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Cur
     taken = np.where(passes.forward, 1, -1)
     flying = np.cumsum(taken[order])
     held = np.array(
-        [0.0, *(activation_bytes(x, kept, layers, number / vpp) for number in range(1, flying.max() + 1))]
+        [
+            0.0,
+            *(
+                activation_bytes(x, kept, layers, number / vpp, heads, maps)
+                for number in range(1, flying.max() + 1)
+            ),
+        ]
     )
     moved = held[flying] + sum(own.get(part, 0.0) for part in COMPUTING) * (flying > 0)
     if own.get("logits"):

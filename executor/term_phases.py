@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from costmodel.prediction import DATA_PARALLEL, PIPELINE
+
 PHASES = ("forward", "backward", "communication", "optimizer")
 # What follows forward_ and backward_ in the names of messages inside a micro-batch.
 MESSAGES = ("tensor_parallel", "context_parallel", "dispatch", "wait")
-WAITING = (
-    "pipeline_bubble",
-    "pipeline_send_recv",
-    "pipeline_starts",
-    "dp_gradients",
-    "dp_gather",
-    "fsdp_exposed",
-    "shared_embedding",
-)
+WAITING = (*PIPELINE, *DATA_PARALLEL)
 # Embedding, logits and loss: one GEMM forward against two backward.
 VOCABULARY = {"forward": 1 / 3, "backward": 2 / 3}
 # Kernels of a layer, 13.5 forward and 17 backward: so gaps between them are shared.

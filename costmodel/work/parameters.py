@@ -58,11 +58,17 @@ def output_parameters(x: SimpleNamespace) -> Amount:
 def mtp_parameters(x: SimpleNamespace) -> Amount:
     """What an MTP head holds beside its layer: the 2h to h projection, three norms. [1]
 
-    With stages the last one keeps a copy of the embedding for it. Source: DeepSeek-AI, arXiv:2412.19437,
-    sec. 2.2; Megatron-Core, multi_token_prediction.py.
+    Source: DeepSeek-AI, arXiv:2412.19437, sec. 2.2; Megatron-Core, multi_token_prediction.py.
     """
-    copy = more_than_one_stage(x) * padded_vocabulary(x) * x.h / x.tp
-    return 2 * x.h * x.h / x.tp + 3 * x.norm_vectors * x.h + copy
+    return 2 * x.h * x.h / x.tp + 3 * x.norm_vectors * x.h
+
+
+def mtp_embedding(x: SimpleNamespace, tied: Amount) -> Amount:
+    """The copy of the embedding on a later stage with MTP heads, one for all of them. [1]
+
+    tied: 1 where the output layer on the same stage holds it already. Source: Megatron-Core 0.16.1, gpt_model.py.
+    """
+    return more_than_one_stage(x) * (1 - tied) * padded_vocabulary(x) * x.h / x.tp
 
 
 def more_than_one_stage(x: SimpleNamespace) -> Amount:

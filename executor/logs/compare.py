@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from costmodel.prediction import DATA_PARALLEL, PIPELINE
 from executor.compare import Row, verdict
 from executor.logs.record import Log
 from executor.logs.run_record import RUN
@@ -18,8 +19,6 @@ from executor.profiles.profile import Profile
 
 # Leaves of the time tree by what a trace can tell apart. `backward_linear` is both gradients.
 LINEAR = ("linear", "experts")
-DP = ("dp_gradients", "dp_gather", "fsdp_exposed")
-PP = ("pipeline_bubble", "pipeline_send_recv", "pipeline_starts", "schedule_correction", "shared_embedding")
 EP = ("dispatch", "wait")
 # Megatron's descriptions of groups, and NeMo's, by the dimension they serve. Source: parallel_state.py.
 DIMENSIONS = (
@@ -91,8 +90,8 @@ def predicted_parts(predicted: dict[str, Any]) -> dict[str, float]:
         "tp": sum_of("_tensor_parallel"),
         "cp": sum_of("_context_parallel"),
         "ep": sum_of("_dispatch", "_wait"),
-        "pp": all_of(PP),
-        "dp": all_of(DP),
+        "pp": all_of(PIPELINE),
+        "dp": all_of(DATA_PARALLEL),
         "host": told.get("launch_gaps", 0.0) + told.get("host_bound", 0.0),
         "optimizer": sum(seconds for name, seconds in told.items() if name.startswith("optimizer_")),
         "jitter": told.get("straggler_time", 0.0) + told.get("length_variance", 0.0),

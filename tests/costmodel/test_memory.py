@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from costmodel.amounts import rank_amounts
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -127,3 +128,75 @@ def test_the_fullest_stage_between_may_be_the_worst():
     assert values["fullest_stage_in_flight"] < values["second_stage_in_flight"]
     assert prediction.worst_stage == "fullest"
     assert prediction.peak_memory_bytes == values["memory_fullest"] > values["memory_second"]
+
+
+WITH_HEADS = (
+    "deepseek-v3",
+    "nemotron3-super-120b-a12b",
+    "nemotron3.5-lightning-30b-a3b",
+    "qwen3-next-80b-a3b",
+)
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"recompute": "full"},
+    {"recompute": "selective", "recompute_modules": ("moe",)},
+    {"recompute": "none"},
+)
+
+
+def both(model: str, stage: int, **knobs: Any) -> tuple[dict[str, float], Any]:
+    """Values of a step, and amounts of a rank of one of its stages."""
+    plan = Plan(dp=2, **knobs)
+    spec, workload = load_model(model), Workload(4096, 64)
+    values = predict(spec, workload, load_cluster("dgx-b200"), plan).values
+    return values, rank_amounts(plan, workload, spec, stage)
+
+
+@pytest.mark.parametrize("model", [*WITH_HEADS, "qwen3-30b-a3b", "kimi-k2"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each["recompute"])
+def test_activations_are_those_that_a_rank_is_counted_to_keep(model, setting):
+    """Full recompute leaves out MTP heads, and every recomputed expert block keeps one set of maps."""
+    for tp, pp, vpp in ((1, 1, 1), (1, 4, 1), (2, 2, 2)):
+        for stage, name in ((0, "first"), (pp - 1, "last")):
+            values, counted = both(model, stage, tp=tp, pp=pp, vpp=vpp, sequence_parallel=tp > 1, **setting)
+            wanted = counted.peak - counted.saved.get("output", 0)
+            assert values[f"memory_{name}_activations"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_maps_of_dispatchers_are_held_once_whatever_is_in_flight():
+    _, first = both("qwen3-30b-a3b", 0, pp=4, recompute="full")
+    assert first.peak == 4 * first.saved["layer"] + first.saved["dispatcher"]
+
+
+@pytest.mark.parametrize("model", WITH_HEADS)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_all_heads_of_a_stage_share_one_copy_of_the_embedding(model, pp):
+    values, counted = both(model, pp - 1, pp=pp)
+    assert values["last_stage_parameters"] == pytest.approx(counted.parameters["dense"], rel=1e-4)
+
+
+def test_heads_before_the_last_stage_are_there_and_their_logits_are_not():
+    """Megatron-Core's MTP block is where the layout has it, the loss and the output layer of its heads on the last."""
+    layout = "Et*15|t*15|t*31m|L"
+    values, last = both("deepseek-v3", 3, pp=4, pipeline_layout=layout)
+    fullest, before = both("deepseek-v3", 2, pp=4, pipeline_layout=layout)
+    assert fullest["fullest_stage"] == 2
+    assert values["last_stage_parameters"] == pytest.approx(last.parameters["dense"], rel=1e-4)
+    assert values["fullest_stage_parameters"] == pytest.approx(before.parameters["dense"], rel=1e-4)
+    assert values["memory_fullest_activations"] == pytest.approx(before.peak, rel=1e-9)
+    assert "output" not in before.flops
+    assert "mtp_proj" in before.flops
+    _, plain = both("deepseek-v3", 3, pp=4, pipeline_layout="Et*15|t*15|t*30|t*1mL")
+    assert last.flops["output"] == plain.flops["output"]
+
+
+def test_megatron_fsdp_keeps_both_tables_gathered():
+    """Its units are layers: 2 bytes of an untied output layer stay beside the embedding's, in torch's FSDP do not."""
+    shards: dict[str, Any] = {"fsdp": True, "zero_stage": 3, "recompute": "full", "dp": 8}
+    model = load_model("llama3-8b")
+    megatron, torch = (run(fsdp_implementation=kind, **shards) for kind in ("megatron", "torch"))
+    table = 2 * model.padded_vocab(1) * model.hidden
+    assert part(megatron, "gathered") - part(torch, "gathered") == pytest.approx(table)
+    tied = [
+        run("gpt3-126m", seq_len=2048, fsdp_implementation=kind, **shards) for kind in ("megatron", "torch")
+    ]
+    assert part(tied[0], "gathered") == part(tied[1], "gathered")

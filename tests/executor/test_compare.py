@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.predict import compiled_family
+from costmodel.prediction import DATA_PARALLEL, PIPELINE
+from costmodel.timeline import CORRECTION, IN_PIPELINE
 from executor.compare import AS_PREDICTED, compare, phases_predicted, verdict
-from executor.term_phases import phases_of
+from executor.term_phases import WAITING, phases_of
 
 FAMILIES = (
     {"attention", "mlp"},
@@ -64,6 +66,12 @@ def test_every_term_of_every_family_has_its_phase():
         for leaf in leaves_of(features):
             shares = phases_of(leaf)
             assert math.isclose(sum(shares.values()), leaf not in REST), leaf
+
+
+def test_the_correction_of_the_schedule_is_a_wait_everywhere():
+    assert {CORRECTION, *IN_PIPELINE} <= set(PIPELINE)
+    assert set(WAITING) == {*PIPELINE, *DATA_PARALLEL}
+    assert phases_of(CORRECTION) == {"communication": 1.0}
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(LEAVES, seconds)))
