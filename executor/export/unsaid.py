@@ -52,6 +52,28 @@ def graph_word_note(plan: Plan, model: ModelSpec, release: str) -> Iterator[str]
         yield f"cuda_graph_scope {'+'.join(parts)}: {release} takes one word, so {word}"
 
 
+def refuse_hybrid_stages(
+    plan: Plan, model: ModelSpec, release: str, instead: str = "--to megatron-lm"
+) -> None:
+    """ValueError where a model with Mamba layers has stages that its class cannot be told: it splits evenly.
+
+    Source: Megatron-Bridge 0.6.2, models/hybrid/hybrid_provider.py; Megatron-Core 0.16.1, ssm/mamba_block.py.
+    """
+    if not model.layer_pattern or plan.pp == 1:
+        return
+    asked = {
+        f"--vpp {plan.vpp}": plan.vpp > 1,
+        f"--pipeline-layout {plan.pipeline_layout}": plan.pipeline_layout,
+        "--account-embedding": plan.account_embedding,
+        "--account-loss": plan.account_loss,
+    }
+    if named := [flag for flag, said in asked.items() if said]:
+        raise ValueError(
+            f"{', '.join(named)}: {release} splits the Mamba and other layers of {model.name} evenly over stages, one "
+            f"chunk each. Leave it out, or try {instead}."
+        )
+
+
 def setting_value(name: str, value: Any) -> Any:
     """A setting as targets take it: ranks separated by commas are a list of numbers."""
     if name != "profile_ranks":
