@@ -12,6 +12,7 @@ from advisor.sections import (
     binding_section,
     cost_line,
     knob_table,
+    knobs_to_set,
     memory_section,
     numbers,
     placement_section,
@@ -39,7 +40,8 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
         )
     if explanation.cost is not None:
         lines.append(cost_line(explanation.cost))
-    lines += [heading("Set these"), *knob_table(prediction.plan)]
+    changed = knobs_to_set(prediction) | dict(prediction.plan.settings)
+    lines += [heading("Set these"), *knob_table(changed)]
     lines += violation_section(explanation.found, "Worth knowing")
     for alternative in explanation.alternatives:
         lines += _alternative(alternative)

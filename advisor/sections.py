@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
 from advisor.render import bar, count, gib, heading, percent, seconds, table, tree, wrap
+from costmodel.graph_parts import captured_parts
 from costmodel.knobs import CATALOGUE, KNOBS
 from costmodel.plan import Plan
 
@@ -90,6 +92,12 @@ def evidence_text(near: dict[str, Any]) -> str:
     )
 
 
+def knobs_to_set(prediction: Prediction) -> dict[str, Any]:
+    """The changed knobs of a plan; what its CUDA graphs capture by name where frameworks ask for names."""
+    plan, model = prediction.plan, prediction.model
+    return changed_knobs(replace(plan, cuda_graph_scope=captured_parts(plan, model)))
+
+
 def changed_knobs(plan: Plan) -> dict[str, Any]:
     """Knobs whose value is not the default, in the order of the catalogue."""
     return {name: getattr(plan, name) for name, knob in KNOBS.items() if _differs(plan, name, knob.default)}
@@ -100,7 +108,7 @@ def _differs(plan: Plan, name: str, default: Any) -> bool:
     return bool(list(value) != list(default) if isinstance(value, tuple) else value != default)
 
 
-def knob_table(plan: Plan) -> list[str]:
+def knob_table(changed: Mapping[str, Any]) -> list[str]:
     """Every knob and setting to set, with its name in Megatron-Bridge."""
     rows = [
         (
@@ -108,7 +116,7 @@ def knob_table(plan: Plan) -> list[str]:
             value_text(value),
             CATALOGUE[name].megatron_bridge.replace("(derived)", "follows from the others"),
         )
-        for name, value in (changed_knobs(plan) | dict(plan.settings)).items()
+        for name, value in changed.items()
     ]
     if not rows:
         return ["  every knob at its default"]

@@ -78,7 +78,7 @@ def declared_space() -> tuple[str, ...]:
         "searched: tp up to the scale-up domain, pp, vpp, cp (at least "
         f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, even splits of the "
         "layers with accounting for embedding and loss, and the balancer's split where those do not divide; "
-        "with experts ep",
+        "with experts ep; layers of a pattern (Mamba hybrids) in even stages of one chunk",
         "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, of modules (mlp, layernorm; experts: "
         "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; tp_comm_overlap; cuda_graph; "
         "fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",

@@ -68,13 +68,15 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
     """Pipelines worth having for each number of stages (column of_pp): vpp and how the layers are split.
 
     Even splits, where embedding and loss may count as layers; where no plain split divides, and for models with
-    MTP heads, the balancer's. A pin of a layout or of the accounting leaves that alone.
+    MTP heads, the balancer's. A pin of a layout or of the accounting leaves that alone. Hybrids of Mamba layers have
+    one plain chunk on each stage: see the rule hybrid_split.
     """
     layers = model.num_layers
+    hybrid = bool(model.layer_pattern)
     fixed = [name for name in SPLIT_KNOBS if name in pins]
     rows: list[Row] = []
     for pp in sizes:
-        chunks = [pins["vpp"]] if "vpp" in pins else [1] if pp == 1 else range(1, layers // pp + 2)
+        chunks = [pins["vpp"]] if "vpp" in pins else [1] if pp == 1 or hybrid else range(1, layers // pp + 2)
         for vpp in chunks:
             row = {"of_pp": float(pp), "vpp": float(vpp)} | dict.fromkeys(SPLIT_KNOBS, 0.0)
             if fixed:
@@ -85,14 +87,16 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
                 rows.append(row | {name: float(value) for name, value in values.items()})
                 continue
             even = [
-                split for split in SPLITS[: 1 if pp == 1 else None] if (layers + sum(split)) % (pp * vpp) == 0
+                split
+                for split in SPLITS[: 1 if pp == 1 or hybrid else None]
+                if (layers + sum(split)) % (pp * vpp) == 0
             ]
             rows += [
                 row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even
             ]
             plain = SPLITS[0] in even and not model.mtp_layers
             few = vpp in BALANCED_CHUNKS or "vpp" in pins
-            if pp > 1 and not plain and few and pp * vpp <= layers + 1:
+            if pp > 1 and not plain and not hybrid and few and pp * vpp <= layers + 1:
                 rows.append(row | {"pipeline_layout": float(code("pipeline_layout", BALANCED))})
     return rows or [{"of_pp": 0.0, "vpp": 1.0} | dict.fromkeys(SPLIT_KNOBS, 0.0)]
 

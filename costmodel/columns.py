@@ -150,7 +150,7 @@ def knob_inputs(
     """
     inputs = _sizes(c, global_batch) | _sharding(c)
     inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
-    inputs |= _recompute(c, stage_layers) | _graphs(c) | _offload(c, stage_layers)
+    inputs |= _recompute(c, stage_layers) | graph_inputs(c) | _offload(c, stage_layers)
     inputs |= _formats(c, precision_bytes, quantised, block_scaled)
     inputs["projection_copy"] = np.multiply(delayed, 1.0)
     inputs["fp8_output"] = np.multiply(block_scaled, c["fp8_output"])
@@ -290,23 +290,28 @@ def _recompute(c: Columns, stage_layers: Array) -> dict[str, Array]:
     }
 
 
-def _graphs(c: Columns) -> dict[str, Array]:
+def graph_inputs(c: Columns) -> dict[str, Array]:
     """What CUDA graphs hold: the named scopes, or without names everything that can be captured.
 
-    Experts without token drop have shapes that change, so that only their router and preprocessing can be.
+    Experts without token drop have shapes that change, so that only their router and preprocessing can be. An
+    overlapped exchange cuts MLPs and experts in parts, and a repeated `moe` repeats its router: Megatron-Core refuses
+    to capture those, whole steps apart. Source: Megatron-Core 0.19, transformer_config.py, cuda_graph_modules.
     """
     named = sum(c[f"graph_{scope}"] for scope in KNOBS["cuda_graph_scope"].choices) > 0
     everything = c["cuda_graph"] * np.where(named, c["graph_full_iteration"], 1.0)
-    static = (c["moe_capacity_factor"] > 0) | (c["graph_full_iteration"] > 0)
+    whole = c["graph_full_iteration"] > 0
+    static = (c["moe_capacity_factor"] > 0) | whole
+    uncut = everything * np.where(whole, 1.0, 1.0 - c["overlap_moe_comm"])
+    repeated = (c["recompute"] == code("recompute", "selective")) * c["recompute_moe"]
     on = c["cuda_graph"]
     router = np.maximum(c["graph_moe_router"], c["graph_moe_preprocess"])
     return {
         "graph": on,
         "graph_attention": np.maximum(everything, on * c["graph_attn"]),
-        "graph_mlp": np.maximum(everything, on * c["graph_mlp"]),
+        "graph_mlp": np.maximum(uncut, on * c["graph_mlp"]),
         "graph_mamba": np.maximum(everything, on * c["graph_mamba"]),
-        "graph_router": np.maximum(everything, on * router),
-        "graph_experts": np.maximum(everything * static, on * c["graph_moe"]),
+        "graph_router": np.maximum(everything * np.where(whole, 1.0, 1.0 - repeated), on * router),
+        "graph_experts": np.maximum(uncut * static, on * c["graph_moe"]),
     }
 
 

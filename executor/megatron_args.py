@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from costmodel.graph_parts import captured_parts
 from costmodel.layout import edge_chunks, even_chunks, layout_of
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -204,7 +205,9 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         # recipes, does not. Megatron-LM's arguments refuse it.
         fields["cross_entropy_fusion_impl"] = "te"
     if plan.cuda_graph:
-        whole = "full_iteration" in plan.cuda_graph_scope
-        fields["cuda_graph_impl"] = "local" if whole else "transformer_engine"
-        fields["cuda_graph_scope"] = list(plan.cuda_graph_scope)
+        parts = captured_parts(plan, model)
+        fields["cuda_graph_impl"] = "local" if "full_iteration" in parts else "transformer_engine"
+        fields["cuda_graph_scope"] = list(parts)
+        if "moe" in parts:
+            fields["moe_pad_expert_input_to_capacity"] = True
     return fields

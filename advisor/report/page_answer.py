@@ -9,7 +9,7 @@ from advisor.options import value_text
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, folded, join, section, table, tag
 from advisor.report.subject import Subject
-from advisor.sections import SEVERITY_WORDS, changed_knobs, cost_line, evidence_text, fit_text, setting
+from advisor.sections import SEVERITY_WORDS, cost_line, evidence_text, fit_text, knobs_to_set, setting
 from costmodel.knobs import KNOBS
 from costmodel.prediction import TIGHT_ABOVE, Prediction
 
@@ -225,6 +225,6 @@ def _knobs(prediction: Prediction) -> Markup:
             value_text(value),
             KNOBS[name].megatron_bridge.replace("(derived)", "follows from the others"),
         )
-        for name, value in changed_knobs(prediction.plan).items()
+        for name, value in knobs_to_set(prediction).items()
     ]
     return table(["knob", "value", "in Megatron-Bridge"], rows, "Knobs that are not at their default")

@@ -43,6 +43,7 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "delta_key_heads": delta.num_key_heads if delta else 0,
         "delta_value_heads": delta.num_value_heads if delta else 0,
         "window": model.sliding_window.window if model.sliding_window else 0,
+        "sinks": np.bool_(model.attention_sink),
         "mtp": model.mtp_layers,
         "encoder_tokens": model.encoder.tokens if model.encoder else 0,
     } | _expert_words(model)

@@ -7,6 +7,7 @@ from executor.export.megatron_bridge_code import python_file
 from executor.export.megatron_bridge_settings import overrides
 from executor.export.python_text import option
 from executor.export.target_names import names_of
+from executor.export.unsaid import refuse_hybrid_stages
 
 TARGET = "megatron-bridge"
 FILE = "train_megatron_bridge.py"
@@ -62,6 +63,7 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job, release: str) -> None:
+    refuse_hybrid_stages(job.plan, job.model, f"Megatron-Bridge {release}")
     if job.workload.task != "pretrain" and release.startswith("0.2"):
         raise ValueError(
             f"--task {job.workload.task}: Megatron-Bridge {release} has no recipes for fine-tuning. "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from executor.export.exported import Job
 from executor.export.target_names import Names
-from executor.export.unsaid import overlap_note
+from executor.export.unsaid import graph_word_note, overlap_note
 from executor.megatron_model import not_expressed
 
 
@@ -34,8 +34,8 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
         yield "reuse_grad_buf_for_mxfp8_param_ag is on: Megatron-Bridge refuses fp8_param_gather in mxfp8 without it"
     if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:
         yield "NaN checks are off: Megatron-Bridge refuses them with a graph of the whole iteration"
-    if plan.cuda_graph and names.core_numbers < (0, 16) and len(plan.cuda_graph_scope) > 1:
-        yield f"cuda_graph_scope {'+'.join(plan.cuda_graph_scope)}: release {names.release} takes one word, so full"
+    if names.core_numbers < (0, 16):
+        yield from graph_word_note(plan, model, f"release {names.release}")
     if job.workload.task != "pretrain" and job.workload.packed and plan.micro_batch > 1:
         yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: Megatron-Bridge takes one"
     lost = [

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from costmodel.graph_parts import captured_parts
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
@@ -19,7 +20,7 @@ from executor.export.exported import Job
 from executor.export.megatron_bridge_remarks import remarks
 from executor.export.megatron_bridge_task import benchmark_settings, task_settings
 from executor.export.target_names import Names, recipe_names
-from executor.export.unsaid import setting_notes, setting_value
+from executor.export.unsaid import graph_word, setting_notes, setting_value
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -91,7 +92,7 @@ def overrides(job: Job, names: Names) -> Overrides:
     recipe = recipe_of(job, names)
     wanted = dict(OFF)
     wanted |= model_settings(job, names, bool(recipe))
-    wanted |= graph_settings(job.plan, names)
+    wanted |= graph_settings(job, names)
     wanted |= training_settings(job, names)
     wanted |= precision_settings(job.plan)
     wanted |= overlap_settings(job.plan, job.model)
@@ -176,7 +177,7 @@ def _shape_arguments(job: Job, names: Names) -> dict[str, Any]:
     return arguments
 
 
-def graph_settings(plan: Plan, names: Names) -> dict[str, Any]:
+def graph_settings(job: Job, names: Names) -> dict[str, Any]:
     """CUDA graphs, by three generations of names.
 
     Before Megatron-Core 0.16 the scope is one word; up to 0.17 a graph of the whole step is a scope of "local";
@@ -184,9 +185,9 @@ def graph_settings(plan: Plan, names: Names) -> dict[str, Any]:
     """
     newer = names.has("model", "cuda_graph_modules")
     fields: dict[str, Any] = {"cuda_graph_scope": None} if newer else {}
-    whole = "full_iteration" in plan.cuda_graph_scope
-    parts = list(plan.cuda_graph_scope)
-    if not plan.cuda_graph:
+    parts = list(captured_parts(job.plan, job.model))
+    whole = "full_iteration" in parts
+    if not job.plan.cuda_graph:
         return {f"model.{name}": value for name, value in fields.items()}
     if newer:
         fields["cuda_graph_impl"] = "full_iteration" if whole else "transformer_engine"
@@ -194,7 +195,7 @@ def graph_settings(plan: Plan, names: Names) -> dict[str, Any]:
     else:
         fields["cuda_graph_impl"] = "local" if whole else "transformer_engine"
         one_word = names.core_numbers < (0, 16)
-        fields["cuda_graph_scope"] = (parts[0] if len(parts) == 1 else "full") if one_word else parts
+        fields["cuda_graph_scope"] = graph_word(job.plan, job.model) if one_word else parts
     settings = {f"model.{name}": value for name, value in fields.items()}
     settings |= {"model.use_te_rng_tracker": True, "rng.te_rng_tracker": True}
     if whole:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from costmodel.knobs import SETTINGS
-from costmodel.layout import edge_chunks, even_chunks
+from costmodel.layout import layout_of
 from executor.export.exported import Job
 from executor.export.megatron_lm_names import Version, flag_of, names
-from executor.export.unsaid import setting_notes, setting_value
+from executor.export.unsaid import refuse_hybrid_stages, setting_notes, setting_value
 from executor.megatron_args import core_fields
 from executor.megatron_model import not_expressed, position_embedding
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -158,6 +158,8 @@ def _pipeline(writer: Writer, fields: Arguments) -> None:
         fields.pop("overlap_p2p_comm")  # without chunks there is nothing to overlap
     if not model.layer_pattern:
         return
+    if not version.hybrid_stages:
+        refuse_hybrid_stages(plan, model, f"Megatron-LM {version.name}", "--target-version 0.17")
     pattern = _staged(writer) if version.hybrid_stages else model.layer_pattern
     if model.mtp_layers and version.hybrid_stages:
         heads = model.mtp_pattern or model.layer_pattern[-1]
@@ -173,26 +175,18 @@ def _pipeline(writer: Writer, fields: Arguments) -> None:
 
 
 def _staged(writer: Writer) -> str:
-    """The pattern with stages parted by |, as even as the layers allow."""
+    """The pattern with the stages that are priced parted by |, chunk by chunk."""
     plan, model = writer.job.plan, writer.job.model
     if plan.pp * plan.vpp == 1:
         return model.layer_pattern
-    ends = (plan.first_stage_layers, plan.last_stage_layers)
-    if any(ends) and plan.vpp == 1:
+    if (plan.first_stage_layers or plan.last_stage_layers) and plan.vpp == 1 and not plan.pipeline_layout:
         return model.layer_pattern  # the two numbers say it
-    accounts = (plan.account_embedding, plan.account_loss)
-    if any(ends):
-        sizes = edge_chunks(model.num_layers, plan.pp, plan.vpp, *ends)
-    else:
-        sizes = even_chunks(model.num_layers, plan.pp, plan.vpp, *accounts)
-    if sizes is None:
-        chunks = plan.pp * plan.vpp
-        sizes = [model.num_layers // chunks + (chunk < model.num_layers % chunks) for chunk in range(chunks)]
-        writer.notes.append(
-            f"{model.num_layers} layers do not divide into {chunks} chunks: the first have one more"
-        )
+    layout = layout_of(plan, model, writer.job.workload.seq_len)
+    chunks = [layout.chunks[stage][chunk] for chunk in range(plan.vpp) for stage in range(plan.pp)]
+    if any(chunk.mtp for chunk in chunks[:-1]):
+        writer.notes.append("MTP heads stand on the last stage, where Megatron-LM takes those of hybrids")
     letters = iter(model.layer_pattern)
-    return "|".join("".join(itertools.islice(letters, size)) for size in sizes)
+    return "|".join("".join(itertools.islice(letters, chunk.layers)) for chunk in chunks)
 
 
 def _recompute(writer: Writer, fields: Arguments) -> None:

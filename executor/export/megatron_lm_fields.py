@@ -207,8 +207,11 @@ def _stages(fields: dict[str, Any], given: Mapping[str, list[str]]) -> None:
     if layout:
         fields["virtual_pipeline_model_parallel_size"] = max(1, len(expand(layout)) // pp)
     elif "|" in pattern:
-        segments = pattern.split("/")[0].count("|") + 1
-        fields["virtual_pipeline_model_parallel_size"] = max(1, segments // pp)
+        segments, heads = pattern.split("/")[0].split("|"), "m" * pattern.count("/")
+        fields["virtual_pipeline_model_parallel_size"] = max(1, len(segments) // pp)
+        if len({len(segment) for segment in segments}) > 1:
+            letters = "|".join("t" * len(segment) for segment in segments)
+            fields["pipeline_model_parallel_layout"] = f"E{letters}{heads}L"
     elif each and each[0].isdigit() and int(each[0]):
         counted = fields.get("num_layers", 0) + sum(
             bool(fields.get(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss")

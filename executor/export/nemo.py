@@ -8,6 +8,7 @@ from executor.export.nemo_code import python_file
 from executor.export.nemo_settings import recipe, recipe_module
 from executor.export.python_text import option
 from executor.export.target_names import names_of
+from executor.export.unsaid import refuse_hybrid_stages
 
 TARGET = "nemo"
 FILE = "train_nemo.py"
@@ -44,6 +45,7 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job, release: str) -> None:
+    refuse_hybrid_stages(job.plan, job.model, f"NeMo {release}")
     if job.model.gated_delta is not None or job.model.compressed_attention is not None:
         raise ValueError(
             f"{job.model.name} has layers that NeMo {release} does not build. Try --to megatron-bridge."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from executor.export.exported import Job
 from executor.export.target_names import Names
-from executor.export.unsaid import overlap_note
+from executor.export.unsaid import graph_word_note, overlap_note
 from executor.megatron_model import not_expressed
 
 
@@ -31,8 +31,7 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
     ):
         yield f"moe_dispatcher hybridep: NeMo {names.release} knows DeepEP only, which is set"
     yield from overlap_note(plan, "a tp_comm_overlap_cfg of the callback")
-    if plan.cuda_graph and len(plan.cuda_graph_scope) > 1:
-        yield f"cuda_graph_scope {'+'.join(plan.cuda_graph_scope)}: NeMo {names.release} takes one word, so full"
+    yield from graph_word_note(plan, model, f"NeMo {names.release}")
     if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:
         yield "NaN checks of gradients are off: a graph of the whole iteration cannot stop for them"
     if names.release == "2.4.0":

@@ -26,7 +26,7 @@ from executor.export.megatron_bridge_settings import (
 from executor.export.megatron_bridge_task import adapter_settings, packed_batch
 from executor.export.nemo_remarks import remarks
 from executor.export.target_names import Names, recipe_names
-from executor.export.unsaid import setting_notes, setting_value
+from executor.export.unsaid import graph_word, setting_notes, setting_value
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -101,7 +101,7 @@ def recipe(job: Job, names: Names) -> Recipe:
     wanted: dict[str, Any] = {"trainer.num_nodes": nodes, "trainer.devices": per_node} | OFF
     shape = module or shape_module(job, names)
     wanted |= model_settings(job, names, bool(shape))
-    wanted |= graph_settings(job.plan, names)
+    wanted |= graph_settings(job, names)
     wanted |= training_settings(job, names)
     wanted |= precision_settings(job.plan)
     wanted |= overlap_settings(job)
@@ -182,19 +182,19 @@ def model_settings(job: Job, names: Names, known: bool) -> dict[str, Any]:
     return settings
 
 
-def graph_settings(plan: Plan, names: Names) -> dict[str, Any]:
+def graph_settings(job: Job, names: Names) -> dict[str, Any]:
     """CUDA graphs: two switches before Megatron-Core 0.15, an implementation since."""
+    plan = job.plan
     newer = names.has(CONFIG, "cuda_graph_impl")
     fields: dict[str, Any] = {"cuda_graph_impl": "none"} if newer else {"enable_cuda_graph": False}
     whole = "full_iteration" in plan.cuda_graph_scope
     if plan.cuda_graph:
-        word = plan.cuda_graph_scope[0] if len(plan.cuda_graph_scope) == 1 else "full"
         if newer:
             fields["cuda_graph_impl"] = "local" if whole else "transformer_engine"
         else:
             fields["enable_cuda_graph"] = whole
             fields["external_cuda_graph"] = not whole
-        fields["cuda_graph_scope"] = word
+        fields["cuda_graph_scope"] = graph_word(job.plan, job.model)
     settings = {f"{CONFIG}.{name}": value for name, value in fields.items()}
     settings[f"{STRATEGY}.use_te_rng_tracker"] = plan.cuda_graph
     if plan.cuda_graph and whole:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from costmodel.graph_parts import captured_parts
 from costmodel.knobs import SETTINGS
+from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
@@ -32,6 +34,44 @@ def overlap_note(plan: Plan, place: str) -> Iterator[str]:
     if found:
         said = ", ".join(f"{name}={value}" for name, value in found.items())
         yield f"{said}: set in {place}; without one Transformer Engine's defaults hold"
+
+
+def graph_word(plan: Plan, model: ModelSpec) -> str:
+    """What CUDA graphs capture, for releases that take one word: experts without fixed shapes stay out of full."""
+    parts = captured_parts(plan, model)
+    if len(parts) == 1:
+        return parts[0]
+    return "attn" if model.moe is not None and "moe" not in parts and "attn" in parts else "full"
+
+
+def graph_word_note(plan: Plan, model: ModelSpec, release: str) -> Iterator[str]:
+    """A note where one word cannot say the parts that CUDA graphs capture."""
+    parts = captured_parts(plan, model)
+    if plan.cuda_graph and len(parts) > 1:
+        word = graph_word(plan, model)
+        yield f"cuda_graph_scope {'+'.join(parts)}: {release} takes one word, so {word}"
+
+
+def refuse_hybrid_stages(
+    plan: Plan, model: ModelSpec, release: str, instead: str = "--to megatron-lm"
+) -> None:
+    """ValueError where a model with Mamba layers has stages that its class cannot be told: it splits evenly.
+
+    Source: Megatron-Bridge 0.6.2, models/hybrid/hybrid_provider.py; Megatron-Core 0.16.1, ssm/mamba_block.py.
+    """
+    if not model.layer_pattern or plan.pp == 1:
+        return
+    asked = {
+        f"--vpp {plan.vpp}": plan.vpp > 1,
+        f"--pipeline-layout {plan.pipeline_layout}": plan.pipeline_layout,
+        "--account-embedding": plan.account_embedding,
+        "--account-loss": plan.account_loss,
+    }
+    if named := [flag for flag, said in asked.items() if said]:
+        raise ValueError(
+            f"{', '.join(named)}: {release} splits the Mamba and other layers of {model.name} evenly over stages, one "
+            f"chunk each. Leave it out, or try {instead}."
+        )
 
 
 def setting_value(name: str, value: Any) -> Any:

@@ -76,6 +76,18 @@ def with_adam(job: Job) -> Job:
     return replace(job, plan=replace(job.plan, optimizer="adam"))
 
 
+def with_even_stages(job: Job) -> Job:
+    """The job with one plain chunk a stage where its layers have a pattern: most targets take no other split."""
+    even = {
+        "vpp": 1,
+        "vpp_group_size": 0,
+        "pipeline_layout": "",
+        "account_embedding": False,
+        "account_loss": False,
+    }
+    return replace(job, plan=replace(job.plan, **even)) if job.model.layer_pattern else job
+
+
 def any_job(choose: Choose, names: Sequence[str] = MODELS, version: str = "") -> Job:
     """A job whose plan breaks no ERROR rule; memory is no matter here."""
     model = load_model(choose(names))

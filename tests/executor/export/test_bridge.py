@@ -22,7 +22,7 @@ from executor.export.exported import Exported, Job
 from executor.export.target_names import names_of, releases
 from executor.megatron_args import core_fields
 from executor.megatron_here import without_te
-from tests.executor.export.any_plan import any_job, with_adam
+from tests.executor.export.any_plan import any_job, with_adam, with_even_stages
 from tests.executor.export.aws_rows import job_of, rows, title
 from tests.executor.export.round_trip import comparable, same, undefined
 
@@ -82,7 +82,7 @@ def test_recipes_on_aws(row):
 def test_names_are_those_of_the_release(release, model):
     chosen = random.Random(f"{release} {model}")
     for _ in range(2):
-        job = any_job(chosen.choice, [model], release)
+        job = with_even_stages(any_job(chosen.choice, [model], release))
         exported = megatron_bridge.export(with_adam(job) if release.startswith("0.2") else job)
         assert exported.version == release
         assert not unknown_names(exported)
@@ -93,7 +93,7 @@ def test_names_are_those_of_the_release(release, model):
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_what_is_exported_reads_back_as_the_same_plan(data):
-    job = comparable(any_job(lambda values: data.draw(st.sampled_from(list(values)))))
+    job = comparable(with_even_stages(any_job(lambda values: data.draw(st.sampled_from(list(values))))))
     if job.plan.optimizer == "muon":
         job = replace(job, plan=replace(job.plan, overlap_param_gather=False))
     exported = megatron_bridge.export(job)
@@ -223,6 +223,25 @@ def test_muon_in_the_words_of_each_release():
     assert megatron_bridge.export(a_job(Plan(dp=8))).settings["optimizer.optimizer"] == "adam"
     with pytest.raises(ValueError, match=r"Try --target-version 0\.3\.1 or later"):
         megatron_bridge.export(a_job(plan, version="0.2.0rc6"))
+
+
+@pytest.mark.parametrize(
+    "split", [{"vpp": 13}, {"pipeline_layout": "balanced"}, {"account_loss": True}], ids=str
+)
+def test_stages_of_a_hybrid_are_even_or_refused(split):
+    with pytest.raises(ValueError, match=r"evenly over stages.*--to megatron-lm"):
+        megatron_bridge.export(a_job(Plan(pp=4, dp=2, **split), "nemotronh-8b"))
+    assert megatron_bridge.export(a_job(Plan(pp=4, dp=2), "nemotronh-8b"))
+
+
+def test_graphs_of_experts_name_their_parts():
+    plan = Plan(dp=8, ep=8, cuda_graph=True)
+    parts = ["attn", "moe_router", "moe_preprocess"]
+    exported = megatron_bridge.export(a_job(plan, "mixtral-8x7b"))
+    assert exported.settings["model.cuda_graph_modules"] == parts
+    assert Plan(**megatron_bridge.read(text_of(exported)).knobs).cuda_graph_scope == tuple(parts)
+    one_word = megatron_bridge.export(a_job(plan, "mixtral-8x7b", version="0.2.0rc6"))
+    assert one_word.settings["model.cuda_graph_scope"] == "attn"
 
 
 def test_graphs_by_three_generations_of_names():

@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import hardware_db
-from costmodel.layout import expand
+from costmodel.layout import expand, layout_of
 from costmodel.model_registry import list_models, load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -234,6 +234,8 @@ def said(plan: Plan, job: Job) -> Plan:
         default("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     # A layout is written out; an even one needs none.
     written = core_fields(plan, model, job.workload).get("pipeline_model_parallel_layout", "")
+    if model.layer_pattern:
+        written = _pattern_stages(job)
     changes["pipeline_layout"] = written
     if written or model.layer_pattern:
         default("account_embedding", "account_loss")
@@ -249,6 +251,18 @@ def said(plan: Plan, job: Job) -> Plan:
     if model.moe is None or plan.moe_dispatcher not in ("deepep", "hybridep"):
         default("dispatcher_sms")
     return replace(plan, **changes)
+
+
+def _pattern_stages(job: Job) -> str:
+    """The layout that the stages of a layer pattern are read as, "" where they are even or told by two numbers."""
+    plan, model = job.plan, job.model
+    told = (plan.first_stage_layers or plan.last_stage_layers) and not plan.pipeline_layout
+    if plan.pp * plan.vpp == 1 or (told and plan.vpp == 1):
+        return ""
+    chunks = layout_of(plan, model, job.workload.seq_len).chunks
+    sizes = [chunks[stage][chunk].layers for chunk in range(plan.vpp) for stage in range(plan.pp)]
+    letters = "|".join("t" * size for size in sizes)
+    return "E" + letters + "m" * model.mtp_layers + "L" if len(set(sizes)) > 1 else ""
 
 
 def _recompute(plan: Plan, model: Any) -> dict[str, Any]:
@@ -282,6 +296,31 @@ def unlike(one: Plan, other: Plan) -> dict[str, Any]:
         for name in names
         if getattr(one, name) != getattr(other, name)
     }
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"vpp": 13},
+        {"pipeline_layout": "balanced"},
+        {"pipeline_layout": "balanced", "vpp": 2},
+        {"first_stage_layers": 10},
+    ],
+    ids=str,
+)
+def test_stages_of_a_hybrid_are_those_that_are_priced(split):
+    plan = Plan(pp=4, dp=2, **split)
+    job = job_of("nemotronh-8b", plan)
+    found = Plan(**megatron_lm.read("\n".join(bundle(job, "megatron-lm", slurm=False).files.values())).knobs)
+    read, priced = (layout_of(each, job.model, job.workload.seq_len).chunks for each in (found, plan))
+    assert [[chunk.blocks for chunk in stage] for stage in read] == [
+        [chunk.blocks for chunk in stage] for stage in priced
+    ]
+
+
+def test_only_newer_checkouts_take_stages_of_a_hybrid():
+    with pytest.raises(ValueError, match=r"--vpp 13: .*--target-version 0\.17"):
+        megatron_lm.export(job_of("nemotronh-8b", Plan(pp=4, vpp=13, dp=2), version="0.16"))
 
 
 @settings(max_examples=30, derandomize=True, phases=[Phase.generate])
