@@ -93,18 +93,28 @@ class Variants:
         changes: dict[str, Any] = {"dp": self.plan.world // others}
         if (sized.tp > 1) != (self.plan.tp > 1):
             changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": sized.tp > 1}
+        if sized.cp > 1 and self.plan.cp == 1:
+            changes |= self._exchange()
         if sized.pp != self.plan.pp:
             changes |= self._stages(sized.pp, changes["dp"])
         return replace(sized, **changes)
 
+    def _exchange(self) -> dict[str, Any]:
+        """The exchange that sinks or windows leave, see the rules cp_sinks and cp_sliding_window."""
+        model = self.chosen.model
+        if model.attention_sink:
+            return {"cp_comm_type": "a2a"}
+        return {"cp_comm_type": "all_gather"} if model.sliding_window else {}
+
     def _stages(self, pp: int, dp: int) -> dict[str, Any]:
         """Layer split of another pipeline size: account for embedding and loss where layers do not divide."""
         layers = self.chosen.model.num_layers
-        account = pp > 1 and layers % pp != 0 and (layers + 2) % pp == 0
+        hybrid = bool(self.chosen.model.layer_pattern)  # even stages of one chunk, see the rule hybrid_split
+        account = not hybrid and pp > 1 and layers % pp != 0 and (layers + 2) % pp == 0
         each = (layers + 2 * account) // pp
         number = self.chosen.workload.global_batch // (self.plan.micro_batch * dp)
         vpp = 1
-        if pp > 1 and number % pp == 0:
+        if pp > 1 and number % pp == 0 and not hybrid:
             vpp = max(v for v in range(1, max(self.plan.vpp, _USUAL_VPP) + 1) if each % v == 0)
         changes: dict[str, Any] = {"vpp": vpp, "account_embedding": account, "account_loss": account}
         if pp > 1 and self.plan.fsdp:

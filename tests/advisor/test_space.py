@@ -232,3 +232,24 @@ def test_the_declaration_names_every_searched_knob():
             }
             word |= {"grad_reduce_in_fp32": "gradients"}
             assert word.get(name, name.split("_")[0]) in text, name
+
+
+def test_hybrids_have_even_stages_of_one_chunk_and_overlap_no_experts():
+    space = build_space(ask(load_model("nemotron3-nano-30b-a3b"), 8, batch=16), "bf16")
+    assert space.column("pp").max() > 1
+    assert space.column("vpp").max() == 1
+    assert not any(
+        space.column(name).any()
+        for name in (
+            "pipeline_layout",
+            "account_embedding",
+            "account_loss",
+            "overlap_moe_comm",
+            "delay_wgrad",
+        )
+    )
+
+
+def test_ranks_of_models_with_sinks_exchange_heads():
+    legal = plans(ask(load_model("gpt-oss-20b"), 8, batch=16))
+    assert {plan.cp_comm_type for plan in legal if plan.cp > 1} == {"a2a"}

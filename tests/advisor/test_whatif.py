@@ -125,6 +125,12 @@ def test_sizes_are_halved_and_doubled_while_dp_follows():
     assert moves == {2: {"dp": 8}, 8: {"dp": 2}}
 
 
+def test_the_exchange_that_sinks_take_follows_cp():
+    sinks = ["--model", "gpt-oss-20b", "--gpus", "8", "--gpu", "h100", "--ep", "8", "--seq-len", "8192"]
+    document = json.loads(run(*sinks, "--global-batch", "32", "--knob", "cp", "--json").output)
+    assert document["changes"][0]["follows"] == {"dp": 4, "cp_comm_type": "a2a"}
+
+
 def test_what_a_knob_needs_follows_it():
     document = json.loads(run(*SMALL, "--knob", "fsdp", "--knob", "recompute-modules", "--json").output)
     changes = {change["knob"]: change for change in document["changes"]}
