@@ -28,7 +28,6 @@ from costmodel.stage_parameters import (
 from costmodel.term import Ledger, Term
 from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
-from costmodel.work.linear import padded_vocabulary
 
 STAGES = ("first", "second", "fullest", "last")
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
@@ -54,20 +53,16 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
 def gathered_bytes(x: SimpleNamespace, layer_weights: Amount, stage_weights: Amount, loss: Amount) -> Amount:
     """FSDP: what is whole for a time. [byte]
 
-    Parameters of two layers (one in use, one prefetched) and the output layer's; with Megatron-FSDP, whose units are
-    layers alone, embedding and output layer are gathered once and stay until the step ends. The gradients of one layer
-    as they come, in the parameters' format, and of the one before as they are reduced, in theirs, which take the place
-    of the logits. Beside pipeline stages the whole stage: gathering it anew for each micro-batch is what frameworks
+    Parameters of two layers (one in use, one prefetched) and the output layer's; the gradients of one layer as they
+    come, in the parameters' format, and of the one before as they are reduced, in theirs, which take the place of
+    the logits. Beside pipeline stages the whole stage: gathering it anew for each micro-batch is what frameworks
     avoid, and its gradients add up whole until the last one.
     Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward); torchtitan,
-    reshard_after_forward_policy "default" with pipeline parallelism; Megatron-Core 0.16.1, mcore_fsdp_adapter.py,
-    fsdp_unit_modules.
+    reshard_after_forward_policy "default" with pipeline parallelism.
     """
     once = x.params_sharded * x.weight_bytes
     gradients = x.grads_sharded * layer_weights * (x.weight_bytes + x.grad_bytes)
-    second = (1 - x.fsdp_copies) * (1 - x.tied) * padded_vocabulary(x) * x.h / x.tp
-    tables = parameters.embedding_parameters(x) + second
-    layers = once * (2 * layer_weights + tables) + maximum(gradients - loss, 0)
+    layers = once * (2 * layer_weights + parameters.embedding_parameters(x)) + maximum(gradients - loss, 0)
     stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)
     several = is_more_than_one(x.pp)
     return several * stage + (1 - several) * layers

@@ -187,16 +187,3 @@ def test_heads_before_the_last_stage_are_there_and_their_logits_are_not():
     assert "mtp_proj" in before.flops
     _, plain = both("deepseek-v3", 3, pp=4, pipeline_layout="Et*15|t*15|t*30|t*1mL")
     assert last.flops["output"] == plain.flops["output"]
-
-
-def test_megatron_fsdp_keeps_both_tables_gathered():
-    """Its units are layers: 2 bytes of an untied output layer stay beside the embedding's, in torch's FSDP do not."""
-    shards: dict[str, Any] = {"fsdp": True, "zero_stage": 3, "recompute": "full", "dp": 8}
-    model = load_model("llama3-8b")
-    megatron, torch = (run(fsdp_implementation=kind, **shards) for kind in ("megatron", "torch"))
-    table = 2 * model.padded_vocab(1) * model.hidden
-    assert part(megatron, "gathered") - part(torch, "gathered") == pytest.approx(table)
-    tied = [
-        run("gpt3-126m", seq_len=2048, fsdp_implementation=kind, **shards) for kind in ("megatron", "torch")
-    ]
-    assert part(tied[0], "gathered") == part(tied[1], "gathered")
