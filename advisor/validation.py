@@ -115,6 +115,17 @@ def refuted(prediction: Prediction) -> bool:
     return prediction.peak_memory_bytes > prediction.device_bytes * (1 + MEMORY_ERROR)
 
 
+def memory_verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """How many rows memory calls impossible, and how many are over their GPU's by less than the count may err."""
+    impossible = sum(not row["fits"] for row in rows)
+    over = [row["peak_memory_gib"] / row["device_gib"] - 1 for row in rows if row["fits"]]
+    over = [share for share in over if share > 0]
+    told = f"called impossible by memory: {impossible or 'none'}"
+    if over:
+        told += f"; predicted over their GPU's by less than the count may err: {len(over)}, by up to {max(over):.0%}"
+    return told
+
+
 def summarise(done: Sequence[tuple[Case, dict[str, Any]]], skipped: int) -> dict[str, Any]:
     """Errors over all rows and by group; shares and errors are fractions."""
     results = [result for _, result in done]

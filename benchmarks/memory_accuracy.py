@@ -18,7 +18,7 @@ from shipped_recipes import recipe_lines
 
 import hardware_db
 from advisor.measurements import read_rows
-from advisor.validation import validate
+from advisor.validation import memory_verdict, validate
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -56,7 +56,7 @@ def memory_section(report: Mapping[str, Any], recipes: Iterable[str] = ()) -> li
             [line for kind in KINDS for line in _by_source(rows, *kind)],
         ),
         "",
-        f"{1 - len(unfit) / max(len(rows), 1):.1%} of {len(rows)} published runs are said to fit.",
+        f"Of {len(rows)} published runs, {memory_verdict(rows)}.",
         "",
         *recipes,
     ]

@@ -55,7 +55,7 @@ def command(
 def page(report: dict[str, Any], by: str, worst: int) -> str:
     """The report as text, answer first."""
     from advisor.render import heading, percent, table, wrap
-    from advisor.validation import skip_reasons
+    from advisor.validation import memory_verdict, skip_reasons
 
     summary = report["summary"]
     if not summary["n"]:
@@ -65,8 +65,8 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
             f"{_counted(summary['n'], 'run')} predicted: mean error {percent(summary['mape'])}, "
             f"median {percent(summary['median_ape'])}, "
             f"9 of 10 within {percent(summary['p90_ape'])}",
-            f"measured inside the 90 % interval: {percent(summary['interval_coverage'])}; "
-            f"said to fit in memory: {percent(summary['fits'])}",
+            f"measured inside the 90 % interval: {percent(summary['interval_coverage'])}",
+            wrap(memory_verdict(report["rows"])),
             *_ranking_line(summary["ranking"]),
             heading(f"By {by}"),
         ]

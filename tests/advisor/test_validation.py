@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from advisor.commands.validate import command
 from advisor.measurements import Row
-from advisor.validation import errors, skip_reasons, validate
+from advisor.validation import errors, memory_verdict, skip_reasons, validate
 from costmodel.evidence import evidence_table
 
 ANCHORS = runpy.run_path(str(Path(__file__).parents[1] / "published" / "dense_runs.py"))["ANCHORS"]
@@ -62,6 +62,14 @@ def test_superseded_rows_are_left_out_unless_asked_for():
     rows = [Row(ANCHORS[0] | {"superseded": "1"}), Row(ANCHORS[1])]
     assert validate(rows)["summary"]["n"] == 1
     assert validate(rows, include_superseded=True)["summary"]["n"] == 2
+
+
+def test_memory_is_told_as_it_is():
+    """What is over its GPU's memory is named, also where the count may err by as much."""
+    rows = [{"fits": True, "peak_memory_gib": peak, "device_gib": 100.0} for peak in (60.0, 104.0, 112.0)]
+    assert memory_verdict(rows[:1]) == "called impossible by memory: none"
+    assert memory_verdict(rows).endswith("less than the count may err: 2, by up to 12%")
+    assert memory_verdict([*rows, rows[0] | {"fits": False}]).startswith("called impossible by memory: 1;")
 
 
 def test_the_command(tmp_path):
