@@ -208,6 +208,6 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         parts = captured_parts(plan, model)
         fields["cuda_graph_impl"] = "local" if "full_iteration" in parts else "transformer_engine"
         fields["cuda_graph_scope"] = list(parts)
-        if "moe" in parts:
+        if "moe" in parts and plan.moe_capacity_factor > 0:
             fields["moe_pad_expert_input_to_capacity"] = True
     return fields

@@ -141,6 +141,12 @@ CHANGED: dict[str, tuple[dict[str, Any], int, str]] = {
 }
 # Rule -> why nothing here refuses it.
 ELSEWHERE = {
+    "encoder_stages": "NeMo 2's guide; the exports have no stages for encoders any more",
+    "encoder_tensor": "NeMo 2's guide; the exports have no stages for encoders any more",
+    "ep_overlap_hybrid": "Megatron-Core's combined_1f1b.py, while it runs",
+    "deepep_link": "DeepEP's buffers, while they are built",
+    "cp_sinks": "Transformer Engine's attention, while it runs",
+    "cp_sliding_window": "Transformer Engine's attention, while it runs",
     "layout_fits": "the text does not fit, so there is no plan to export: costmodel.layout refuses it first",
     "vpp_microbatches": "the interleaved schedule, while it runs",
     "vpp_group_range": "the interleaved schedule, while it runs",
@@ -185,7 +191,6 @@ NARROWER = {
     "paged_stash": "moe_expert_rank_capacity_factor requires moe_flex_dispatcher_backend",
     "gather_with_step": "not supported with distributed checkpointing yet",
     "gather_with_step_buffers": "not supported with distributed checkpointing yet",
-    "graph_moe_dropless": "only supported with drop-padding MoE",
 }
 
 
