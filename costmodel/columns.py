@@ -233,7 +233,12 @@ def _expert_inputs(c: Columns) -> dict[str, Array]:
 
 
 def _overlaps(c: Columns) -> dict[str, Array]:
+    """Overlaps and what they run beside. Experts' exchange beside compute is launched with 32 hardware queues.
+
+    Source: PerfEnvPlugin of NeMo and Megatron-Bridge; see `executor.export.environment`.
+    """
     splits = c["tp_overlap_splits"]
+    beside_experts = (c["max_connections"] == 0) & (c["overlap_moe_comm"] > 0) & (c["fsdp"] == 0)
     return {
         "tp_overlap": c["tp_comm_overlap"] * c["sequence_parallel"],
         "overlap_chunks": np.where(splits > 0, np.maximum(splits, 1.0), c["tp"]),
@@ -242,7 +247,7 @@ def _overlaps(c: Columns) -> dict[str, Array]:
         "overlap_gather": c["overlap_param_gather"],
         "overlap_p2p": c["overlap_p2p"],
         "one_queue": (c["max_connections"] == 1) * 1.0,
-        "many_queues": (c["max_connections"] > 1) * 1.0,
+        "many_queues": ((c["max_connections"] > 1) | beside_experts) * 1.0,
         "norm_margin": c["layernorm_sm_margin"],
         "bucket": np.where(c["bucket_size"] > 0, c["bucket_size"], np.maximum(40e6, 1e6 * c["dp"] * c["cp"])),
         "sharp": c["sharp"],

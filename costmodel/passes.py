@@ -25,12 +25,16 @@ def chunk_times(prediction: Prediction) -> tuple[Table, Table]:
     """Forward and backward time of one micro-batch, by stage and chunk. [s]
 
     An encoder's stages come before the decoder's. Each chunk has its own blocks; the embedding is in the first
-    chunk, MTP heads, logits and loss in the last.
+    chunk, logits and loss in the last, MTP heads where the layout puts them.
     Launch gaps and vocabulary split between the passes as the blocks of the pace-setting stage do.
     """
     values = prediction.values
+    head = values.get("mtp_head_time", 0.0)
     whole = [
-        [sum(number * values[f"{block}_time"] for block, number in chunk.blocks) for chunk in stage]
+        [
+            sum(number * values[f"{block}_time"] for block, number in chunk.blocks) + chunk.mtp * head
+            for chunk in stage
+        ]
         for stage in _layout(prediction)
     ]
     whole[0][0] += values["first_stage_time"] - sum(whole[0])

@@ -33,13 +33,19 @@ def stage_times(
     the stage with most of them is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473,
     sec. 2.2.
     """
-    embedding, output = (part + x.pass_host / 2 for part in vocabulary_times(ledger, x, features))
+    embedding, output, projection = vocabulary_times(ledger, x, features)
+    embedding, output = embedding + x.pass_host / 2, output + x.pass_host / 2
     several = is_more_than_one(x.pp)
+    head: Amount = 0
+    if "mtp" in features:
+        source = "an MTP head's embedding and projection, less the recompute that its layer is spared"
+        head = ledger.define("mtp_head_time", projection - spared_by_heads(x, totals), "s", source)
 
     def layers(stage: str) -> Amount:
-        return sum(in_stage(x, name, stage) * parts["whole"] for name, parts in totals.items())
+        blocks = sum(in_stage(x, name, stage) * parts["whole"] for name, parts in totals.items())
+        return blocks + (in_stage(x, "mtp", stage) * head if "mtp" in features else 0)
 
-    source = "blocks of the stage x their time, and its embedding or logits"
+    source = "blocks of the stage x their time, its MTP heads, and its embedding or logits"
     first = ledger.define(
         "first_stage_time", layers("first") + embedding + (1 - several) * output, "s", source
     )
@@ -52,7 +58,18 @@ def stage_times(
         "the slowest stage sets the pace of the pipeline",
     )
     every = sum(getattr(x, f"{name}_total") * parts["whole"] for name, parts in totals.items())
-    return {"pace": pace, "slowest": slowest, "all": every + embedding + output}
+    every += x.mtp_heads * head if "mtp" in features else 0
+    return {"pace": pace, "slowest": slowest, "all": every + embedding + output, "projection": projection}
+
+
+def spared_by_heads(x: SimpleNamespace, totals: Mapping[str, Mapping[str, Amount]]) -> Amount:
+    """What full recompute of the blocks of one MTP head's layer would take. [s]
+
+    Megatron-Core skips MTP heads with `--recompute-method block`, which is what plans are exported as.
+    Source: Megatron-Core 0.16.1, multi_token_prediction.py, _checkpointed_forward.
+    """
+    whole_layers = minimum(1, x.recompute_layers * maximum(x.layers_pace, 1))
+    return whole_layers * sum(getattr(x, f"{name}_mtp") * parts["again"] for name, parts in totals.items())
 
 
 def with_encoder(

@@ -17,7 +17,14 @@ from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
 from costmodel.optimizer import optimizer_terms
 from costmodel.stage_parameters import adapters_of, parameters_of
-from costmodel.stages import in_stage, pipeline_terms, shared_embedding_term, stage_times, with_encoder
+from costmodel.stages import (
+    in_stage,
+    pipeline_terms,
+    shared_embedding_term,
+    spared_by_heads,
+    stage_times,
+    with_encoder,
+)
 from costmodel.symbols import BLOCKS, symbol_table
 from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
@@ -80,13 +87,15 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     stages = stage_times(ledger, x, totals, features)
     if encoder:
         stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
-    trees = compute_trees(ledger, x, blocks, stages)
+    spared = x.mtp_pace * spared_by_heads(x, totals) if "mtp" in features else 0
+    trees = compute_trees(ledger, x, blocks, stages, spared)
     trees.append(host_term(ledger, x, blocks, totals, stages))
     trees += pipeline_terms(ledger, x, stages)
     forward, backward = (
         sum(in_stage(x, name, "pace") * parts[kind] for name, parts in totals.items())
         for kind in ("forward", "backward")
     )
+    backward -= spared
     # Traffic hides under a wait for the host as it does under compute.
     source = "compute of the pace-setting stage for one micro-batch, with its wait for the host"
     forward = ledger.define("pace_forward", forward + symbol("host_wait_forward"), "s", source)
@@ -168,13 +177,16 @@ def write_totals(ledger: Ledger, x: SimpleNamespace, times: BlockTimes) -> dict[
     whole = ledger.define(
         f"{name}_time", forward + backward + gaps, "s", "forward, backward and launch gaps of one block"
     )
-    return {"forward": forward, "backward": backward, "gaps": gaps, "whole": whole}
+    return {"forward": forward, "backward": backward, "again": times.again, "gaps": gaps, "whole": whole}
 
 
 def compute_trees(
-    ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount]
+    ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount], spared: Amount
 ) -> list[Term]:
-    """Compute of the pace-setting stage over all micro-batches, by kind; parts sum to m x its time."""
+    """Compute of the pace-setting stage over all micro-batches, by kind; parts sum to m x its time.
+
+    spared: recompute that MTP heads of that stage do without, one micro-batch [s].
+    """
 
     def over_blocks(kind: str, direction: str) -> Amount:
         return x.m * sum(
@@ -193,7 +205,8 @@ def compute_trees(
             for kind in kinds
         ]
         if direction == "backward":
-            again = x.m * sum(in_stage(x, name, "pace") * times.again for name, times in blocks.items())
+            named = sum(in_stage(x, name, "pace") * times.again for name, times in blocks.items())
+            again = x.m * (named - spared)
             leaves.append(
                 ledger.term(
                     "recompute", "recompute", again, "s", "forward work repeated in the backward pass"
@@ -207,7 +220,7 @@ def compute_trees(
         ledger.term(
             "vocabulary",
             "embedding, logits and loss on the slowest stage",
-            x.m * (stages["slowest"] - stages["pace"]),
+            x.m * (stages["slowest"] - stages["pace"] + x.mtp_pace * stages["projection"]),
             "s",
             stage_times,
         ),
@@ -219,14 +232,17 @@ def parameter_owners(x: SimpleNamespace, blocks: Blocks, features: Collection[st
     layers = maximum(x.layers_pace, 1)
 
     def trained(stage: str) -> Amount:
-        own = x.trained * parameters_of(x, blocks, stage, vocabulary=stage in ("first", "last"))
+        own = x.trained * parameters_of(x, blocks, stage, vocabulary=stage != "pace")
         return own + (adapters_of(x, blocks, stage) if "lora" in features else 0)
 
     pace = parameters_of(x, blocks, "pace")
+    most = maximum(trained("first"), trained("last"))
+    if "mtp" in features:  # A stage between them can hold the heads, with a copy of the embedding.
+        most = maximum(most, trained("fullest"))
     owners = [
         Owner(
             "dp",
-            maximum(trained("first"), trained("last")),
+            most,
             pace / layers,
             trained("pace") / layers,
             communication.data_parallel_ranks(x),

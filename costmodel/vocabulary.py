@@ -14,11 +14,14 @@ from costmodel.work import communication, linear, vocabulary
 from costmodel.work.quantisation import cast_bytes
 
 
-def vocabulary_times(ledger: Ledger, x: SimpleNamespace, features: Collection[str]) -> tuple[Amount, Amount]:
-    """Time of the embedding and of everything behind the last layer, forward and backward, one micro-batch.
+def vocabulary_times(
+    ledger: Ledger, x: SimpleNamespace, features: Collection[str]
+) -> tuple[Amount, Amount, Amount]:
+    """Time of the embedding, of everything behind the last layer, and of one MTP head beside its layer and its logits.
 
-    MTP heads compute logits and loss once more each, and project embedding and hidden state together.
-    Deferred weight gradients of the output layer fill the flush of the pipeline.
+    Forward and backward, one micro-batch [s]. MTP heads have their logits and loss behind the last layer; where they
+    are, they project embedding and hidden state together. Deferred weight gradients of the output layer fill the
+    flush of the pipeline.
     """
     rows, columns = linear.tokens(x), linear.padded_vocabulary(x) / x.tp
     size = communication.tensor_parallel_bytes(x)
@@ -60,9 +63,9 @@ def vocabulary_times(ledger: Ledger, x: SimpleNamespace, features: Collection[st
         vocabulary.embedding_bytes,
     )
     output = logits + loss + traffic
-    if "mtp" in features:
-        projection = vocabulary.mtp_projection(x)
-        passes = sum(linear_gemm(x, projection, kind) for kind in ("forward", "dgrad", "wgrad"))
-        head = ledger.define("mtp_projection", passes, "s", kernels.gemm_time)
-        output = (1 + x.mtp_heads) * output + x.mtp_heads * (head + embedding)
-    return embedding, output
+    if "mtp" not in features:
+        return embedding, output, 0
+    projection = vocabulary.mtp_projection(x)
+    passes = sum(linear_gemm(x, projection, kind) for kind in ("forward", "dgrad", "wgrad"))
+    head = ledger.define("mtp_projection", passes, "s", kernels.gemm_time)
+    return embedding, (1 + x.mtp_heads) * output, head + embedding

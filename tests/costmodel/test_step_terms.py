@@ -11,6 +11,7 @@ import pytest
 import hardware_db
 from costmodel.amounts import rank_amounts
 from costmodel.model_registry import load_model
+from costmodel.passes import chunk_times
 from costmodel.plan import Plan
 from costmodel.predict import compiled_family, predict
 from costmodel.prediction import Prediction
@@ -310,3 +311,32 @@ def test_an_embedding_on_one_stage_is_not_summed_over_two():
     assert leaf(predict(gpt, work, H100, Plan(tp=8)), "shared_embedding") == 0
     assert leaf(predict(gpt, work, H100, Plan(tp=2, pp=4)), "shared_embedding") > 0
     assert leaf(llama_of_four_stages(1), "shared_embedding") == 0
+
+
+def deepseek(**knobs: Any) -> Prediction:
+    return predict(load_model("deepseek-v3"), Workload(4096, 256), H100, Plan(dp=8, ep=8, **knobs))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_full_recompute_leaves_out_mtp_heads(recompute):
+    """With method `block`, which plans are exported with, Megatron-Core runs heads without a checkpoint."""
+    prediction = deepseek(recompute=recompute)
+    values, repeated = prediction.values, recompute == "full"
+    layers = {name: values[f"{name}_pace"] - values[f"{name}_mtp"] for name in ("mla", "mlp", "experts")}
+    again = {name: values[f"{name}_backward_time"] for name in layers}
+    plain = deepseek(recompute="none").values
+    again = {name: again[name] - plain[f"{name}_backward_time"] for name in layers}
+    wanted = 32 * sum(layers[name] * again[name] for name in layers)
+    assert leaf(prediction, "recompute") == pytest.approx(wanted if repeated else 0, rel=1e-9)
+
+
+def test_heads_stand_on_the_stage_that_the_layout_gives_them():
+    """A head's projection and layer leave the last stage with it, its logits stay."""
+    there, last = (deepseek(pp=4, pipeline_layout=text) for text in ("Et*15|t*15|t*31m|L", "Et*15|t*15|t*31|mL"))
+    head = there.values["mtp_head_time"] + there.values["mla_time"] + there.values["experts_time"]
+    assert head > there.values["mtp_projection"] > 0
+    moved = last.values["last_stage_time"] - there.values["last_stage_time"]
+    assert moved == pytest.approx(head, rel=1e-9)
+    assert there.values["pace_stage_time"] - last.values["pace_stage_time"] == pytest.approx(head, rel=1e-9)
+    forward, backward = chunk_times(there)
+    assert forward[2][0] + backward[2][0] == pytest.approx(there.values["pace_stage_time"], rel=1e-9)
