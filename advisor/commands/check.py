@@ -123,13 +123,15 @@ def read_record(found: Checked) -> dict[str, Any]:
 def checked(case: Case) -> Checked:
     """Rules, memory, and where that does not suffice the first change that mends it."""
     from advisor.cures import first_cure
+    from advisor.pipeline import with_schedule
     from advisor.rules import violations
     from costmodel.predict import predict
 
     prediction: Prediction | None = None
     share, reason = None, ""
     try:
-        prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        prediction = with_schedule(closed_form)
         share = prediction.peak_memory_bytes / prediction.device_bytes
     except ValueError as error:
         reason = str(error)
