@@ -56,7 +56,7 @@ def numbers(prediction: Prediction) -> list[str]:
     from costmodel.prediction import resource_shares
 
     name, share = next(iter(resource_shares(prediction.time).items()))
-    fill = prediction.workload.fill
+    fill = prediction.values.get("fill", 1.0)
     own = f", padding ({percent(1 - fill)} of what is computed) not counted" if fill < 1 else ""
     low, high = prediction.interval_low, prediction.interval_high
     rows = [
@@ -215,8 +215,8 @@ def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
     hours = steps * prediction.step_time_s / 3600
     gpu_hours = hours * prediction.plan.world
     cost = {"tokens": float(tokens), "steps": steps, "hours": hours, "gpu_hours": gpu_hours}
-    if prediction.workload.fill < 1:
-        cost["padding_share"] = 1 - prediction.workload.fill
+    if (fill := prediction.values.get("fill", 1.0)) < 1:
+        cost["padding_share"] = 1 - fill
     cluster = prediction.cluster
     price = cluster.quantities.get("price_per_gpu_hour")
     if price is not None:

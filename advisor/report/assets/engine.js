@@ -94,7 +94,7 @@ function values(settings, columns) {
   const given = { ...data.precision[settings.precision].formats, layers_pace: blocks.layers_pace };
   const own = planInputs(columns, { ...given, global_batch: settings.global_batch });
   const inputs = { ...bound, ...blocks, ...ranks, ...own };
-  const found = { ...inputs, ...ledger(inputs) };
+  const found = timed({ ...inputs, ...ledger(inputs) }, inputs, settings);
   const plan = { ...settings, num_microbatches: () => passes };
   if (settings.pp === 1 && !settings.encoder_pp) return { found, correction: 0 };
   try {
@@ -102,6 +102,21 @@ function values(settings, columns) {
   } catch (error) {
     return { problem: error.message };
   }
+}
+
+// Entries with the time of sequences padded to the longest of a batch, as costmodel.predict.padded_in_full has it;
+// terms of memory stay as they were found.
+function timed(found, inputs, settings) {
+  const longest = data.bound.longest[[settings.seq_len, settings.global_batch].join()];
+  if (!longest || settings.pp > 1 || settings.ep > 1 || settings.cuda_graph) return found;
+  const own = { ...inputs, ...longest };
+  const all = { ...own, ...ledger(own) };
+  const keep = ([name, , parts]) => {
+    all[name] = found[name];
+    parts.forEach(keep);
+  };
+  Object.entries(data.trees).forEach(([name, tree]) => name.startsWith("memory_") && keep(tree));
+  return all;
 }
 
 function treeOf([name, title, parts], found) {
@@ -125,7 +140,7 @@ function predicted(settings, columns) {
   return {
     problem: "",
     step_time: step,
-    tokens_per_second_per_gpu: (settings.seq_len * settings.global_batch) / step / data.gpus,
+    tokens_per_second_per_gpu: Math.round(found.fill * found.s * settings.global_batch) / step / data.gpus,
     model_tflops_per_gpu: flops / 1e12,
     mfu: flops / found.linear_peak,
     memory: peak,

@@ -60,6 +60,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "compressed attention": {"model": "deepseek-v4-flash", "gpus": 256, "gpu": "b200", "pp": 4, "ep": 16},
     "adapters": {"model": "llama3-70b", "gpus": 24, "gpu": "h100", "tp": 4, "task": "lora", "packed": False},
+    "padded to the longest": {
+        "model": "llama3-8b",
+        "gpus": 16,
+        "gpu": "h100",
+        "task": "sft",
+        "seq_len": 4096,
+        "mean_length": 500,
+        "length_cv": 0.8,
+        "packed": False,
+    },
     "sharded": {
         "model": "llama3-8b",
         "gpus": 64,
