@@ -46,7 +46,8 @@ class Explanation:
     def found(self) -> list[Violation]:
         """What the rules say about the plan shown: its price, and what the environment must hold."""
         request, plan = self.request, self.shown.plan
-        return violations(request.model, request.workload, request.cluster, plan)
+        shown = self.shown.prediction
+        return violations(request.model, request.workload, request.cluster, plan, prediction=shown)
 
     @property
     def assumptions(self) -> list[str]:

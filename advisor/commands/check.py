@@ -127,13 +127,12 @@ def checked(case: Case) -> Checked:
     from costmodel.predict import predict
 
     prediction: Prediction | None = None
-    share, reason = None, ""
+    reason = ""
     try:
         prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
-        share = prediction.peak_memory_bytes / prediction.device_bytes
     except ValueError as error:
         reason = str(error)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, prediction)
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)
 

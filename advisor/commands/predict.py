@@ -40,8 +40,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     case = read_case(plan, options)
     closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed_form)
-    share = closed_form.peak_memory_bytes / closed_form.device_bytes
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, closed_form)
     if options["save"]:
         from dataclasses import replace
 

@@ -85,8 +85,7 @@ def subject_of_case(
     """
     closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed)
-    share = closed.peak_memory_bytes / closed.device_bytes
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, closed)
     runs = tuple(run_records(prediction, records))
     recipes, note = choose_precisions("auto", case.cluster)
     request = Request(

@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.facts import HELPERS, Facts, facts, row_facts
+from advisor.rules.predicted_words import predicted_words
 from costmodel.columns import Columns, plan_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
+    from costmodel.prediction import Prediction
     from hardware_db import Cluster
 
 
@@ -147,19 +149,17 @@ def violations(
     cluster: Cluster,
     plan: Plan,
     gpus: int = 0,
-    memory_share: float | None = None,
+    prediction: Prediction | None = None,
 ) -> list[Violation]:
     """Every rule that `plan` breaks, errors first.
 
-    gpus: GPUs there are, 0 when not said. memory_share: predicted peak over the device's memory [1], where
-    it is known.
+    gpus: GPUs there are, 0 when not said. prediction: of the plan, for rules that ask for what it predicts.
     """
     settings = getattr(plan, "settings", ())
     words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus, settings)
     # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
-    if memory_share is not None:
-        words["memory_percent"] = round(100 * memory_share)
+    words |= predicted_words(prediction)
     found = [violation(rule, words, 0) for rule in load_rules() if np.any(rule.broken(words))]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 

@@ -154,6 +154,13 @@ function predicted(settings, columns) {
   };
 }
 
+// As advisor.rules.predicted_words has them.
+function predictedWords({ problem, memory, device, values: found }) {
+  if (problem) return { memory_percent: data.unsaid, scatter_percent: data.unsaid };
+  const shares = data.scattered.map(([scatter, gemm]) => (found[scatter] > 0 && found[gemm] > 0 ? found[scatter] / found[gemm] : 0));
+  return { memory_percent: round((100 * memory) / device), scatter_percent: round(100 * Math.max(...shares)) };
+}
+
 // Rules that the settings break, in the order in which they are told.
 function judged(settings, columns, prediction) {
   const world = settings.tp * settings.pp * settings.cp * settings.dp;
@@ -166,7 +173,7 @@ function judged(settings, columns, prediction) {
     seq_len: settings.seq_len,
     used: used_domain(data.domain, world + encoder, settings.nvl_segment),
     layout_problem: data.layouts.problems[layoutPlace(settings, columns)] ?? "",
-    memory_percent: prediction.problem ? data.unsaid : round((100 * prediction.memory) / prediction.device),
+    ...predictedWords(prediction),
     modules_given: settings.recompute_modules.length > 0,
   };
   const { broken, words } = rulebook.judge(columns, given);
