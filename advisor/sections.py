@@ -143,7 +143,21 @@ def memory_section(prediction: Prediction) -> list[str]:
         f"  allocated {prediction.allocated_bytes / GIB:.1f}, reserved {prediction.reserved_bytes / GIB:.1f}, "
         f"of the device {memory.value / GIB:.1f} of {prediction.device_bytes / GIB:.1f} GiB",
         f"  |{bar(used, METER).ljust(METER)}| {percent(used, 0)} of the device",
+        *host_lines(prediction),
     ]
+
+
+def host_lines(prediction: Prediction) -> list[str]:
+    """Host memory of the fullest node, where something is offloaded."""
+    from costmodel.host_memory import node_host_bytes
+
+    least, most = node_host_bytes(prediction)
+    if not most:
+        return []
+    amount = f"{most / GIB:,.0f}" if least == most else f"{least / GIB:,.0f} to {most / GIB:,.0f}"
+    whole = prediction.cluster.host_memory
+    of = f"of {whole / GIB:,.0f} GiB" if whole else "GiB; how much a node has is not on file"
+    return [f"  host memory of the fullest node {amount} {of}, by offloading"]
 
 
 def binding_section(prediction: Prediction) -> list[str]:

@@ -119,7 +119,11 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `predict --json` prints."""
+        from costmodel.host_memory import node_host_bytes
+
         gib = 2**30
+        least, most = node_host_bytes(self)
+        host = {"host_node_gib": {"least": least / gib, "most": most / gib}} if most else {}
         return {
             "model": self.model.name,
             "cluster": self.cluster.name,
@@ -147,6 +151,7 @@ class Prediction:
                 "tight": self.tight,
                 "worst_stage": self.worst_stage,
                 "components": {part.title: part.value / gib for part in self.memory.parts},
+                **host,
             },
             "terms": self.time.to_dict(),
             "memory_terms": self.memory.to_dict(),

@@ -124,6 +124,7 @@ def checked(case: Case) -> Checked:
     """Rules, memory, and where that does not suffice the first change that mends it."""
     from advisor.cures import first_cure
     from advisor.rules import violations
+    from advisor.rules.predicted_words import predicted_words
     from costmodel.predict import predict
 
     prediction: Prediction | None = None
@@ -132,7 +133,9 @@ def checked(case: Case) -> Checked:
         prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     except ValueError as error:
         reason = str(error)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, prediction)
+    found = violations(
+        case.model, case.workload, case.cluster, case.plan, case.gpus, predicted_words(prediction)
+    )
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)
 

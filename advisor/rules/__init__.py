@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.facts import HELPERS, Facts, facts, row_facts
-from advisor.rules.predicted_words import predicted_words
+from advisor.rules.predicted_words import UNPREDICTED
 from costmodel.columns import Columns, plan_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
-    from costmodel.prediction import Prediction
     from hardware_db import Cluster
 
 
@@ -149,17 +148,17 @@ def violations(
     cluster: Cluster,
     plan: Plan,
     gpus: int = 0,
-    prediction: Prediction | None = None,
+    predicted: Mapping[str, Any] = UNPREDICTED,
 ) -> list[Violation]:
     """Every rule that `plan` breaks, errors first.
 
-    gpus: GPUs there are, 0 when not said. prediction: of the plan, for rules that ask for what it predicts.
+    gpus: GPUs there are, 0 when not said. predicted: what is predicted of the plan, see `predicted_words`.
     """
     settings = getattr(plan, "settings", ())
     words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus, settings)
     # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
-    words |= predicted_words(prediction)
+    words |= predicted
     found = [violation(rule, words, 0) for rule in load_rules() if np.any(rule.broken(words))]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 

@@ -74,7 +74,7 @@ def knob_words(columns: Mapping[str, Any], fixed: Mapping[str, Any]) -> Facts:
         for number, value in enumerate(KNOBS[knob].choices):
             words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
     words |= fixed
-    words |= UNPREDICTED  # known of a predicted plan alone, see `violations`
+    words |= dict(UNPREDICTED)  # known of a predicted plan alone, see `violations`
     words |= _sizes(words)
     words |= _stages(words)
     words |= _memory_and_graphs(words)

@@ -2,7 +2,7 @@
 
 A case has the setting (model, model_change, on, vendor, domain, link, seq_len, task, mean_length, packed, gpus), the
 knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for it. Rules
-about what is predicted have entries of the ledger as `predicted`.
+about what is predicted have its words as `predicted`.
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
     cluster = SimpleNamespace(name="stub", domain_size=case.get("domain", 8), gpu=gpu, intra=link)
     settings = knobs.get("settings", {})
     plan = PlanWithSettings(Plan(**{k: v for k, v in knobs.items() if k != "settings"}), settings)
-    shown = None
-    if "predicted" in case:
-        shown = SimpleNamespace(peak_memory_bytes=0.5, device_bytes=1.0, values=case["predicted"])
-    return {v.id: v for v in violations(model, workload, cluster, plan, case.get("gpus", 0), shown)}
+    words = case.get("predicted", {})
+    return {v.id: v for v in violations(model, workload, cluster, plan, case.get("gpus", 0), words)}
 
 
 @pytest.mark.parametrize("topic", TOPICS)

@@ -14,6 +14,7 @@ from advisor.candidates import Candidate
 from advisor.cli import advisor
 from advisor.request import Request
 from advisor.rules import violations
+from advisor.rules.predicted_words import predicted_words
 from advisor.search import search
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
@@ -68,7 +69,8 @@ def test_CL011_fp8_messages_are_advised_where_a_reduce_scatter_outlasts_its_gemm
     def advised(tp: int, precision: str = "fp8-cs", **more: Any) -> bool:
         knobs: dict[str, Any] = {"tp": tp, "pp": 4, "precision": precision} | more
         shown = llama_70b(**knobs)
-        found = violations(shown.model, shown.workload, shown.cluster, shown.plan, prediction=shown)
+        words = predicted_words(shown)
+        found = violations(shown.model, shown.workload, shown.cluster, shown.plan, predicted=words)
         return any(each.id == "tp_overlap_fp8_helps" for each in found)
 
     def outlasts(tp: int) -> bool:

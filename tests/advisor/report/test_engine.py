@@ -18,6 +18,7 @@ from advisor.pipeline import CORRECTION, with_schedule
 from advisor.report.engine import controls, engine_script
 from advisor.request import parse_pins
 from advisor.rules import violations
+from advisor.rules.predicted_words import predicted_words
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -255,7 +256,9 @@ def test_rules_and_their_words_are_pythons(setting: Setting, tried: list[Tried])
     for each in tried:
         answer = each.answer
         shown = each.expected if not answer["problem"] else None
-        found = violations(case.model, each.load, case.cluster, each.plan, case.plan.world, shown)
+        found = violations(
+            case.model, each.load, case.cluster, each.plan, case.plan.world, predicted_words(shown)
+        )
         assert [
             (rule["id"], rule["severity"], rule["knobs"], rule["text"], rule["way_out"], rule["source"])
             for rule in answer["broken"]
