@@ -81,10 +81,12 @@ class Workload:
     def longest(self) -> int:
         """Tokens of the longest document of one global batch: seq_len where lengths or their spread are not said. [1]
 
+        Of fine-tuning without packing; data sets of pretraining fill their sequences.
+
         The largest of n normal lengths is expected at most mean (1 + cv sqrt(2 ln n)); those with a long tail reach
         further. Source: S. Boucheron et al., Concentration Inequalities, 2013, sec. 2.5.
         """
-        if self.packed or not self.mean_length or not self.length_cv:
+        if self.task == "pretrain" or self.packed or not self.mean_length or not self.length_cv:
             return self.seq_len
         reach = self.mean_length * (1 + self.length_cv * math.sqrt(2 * math.log(self.global_batch)))
         return min(math.ceil(reach / PADDED_TO) * PADDED_TO, self.seq_len)

@@ -50,7 +50,8 @@ def test_the_longest_is_between_mean_and_sequence_and_grows_with_the_batch(mean,
 
 
 @pytest.mark.parametrize(
-    "same", [{"packed": True}, {"length_cv": 0.0}, {"mean_length": 0}, {"length_cv": 10.0}]
+    "same",
+    [{"packed": True}, {"length_cv": 0.0}, {"mean_length": 0}, {"length_cv": 10.0}, {"task": "pretrain"}],
 )
 def test_where_nothing_shorter_is_known_a_step_is_that_of_full_sequences(same):
     load = replace(LOAD, **same)
