@@ -9,6 +9,7 @@ from typing import Any
 from advisor.candidates import Candidate, compared, memory_parts
 from advisor.request import Request
 from advisor.search import GIB, SearchResult, fits_at_all, search
+from costmodel.host_memory import fits_host
 from costmodel.prediction import FITS_BELOW
 from costmodel.stack import default_stack, load_stack
 
@@ -161,7 +162,11 @@ def _leaner(request: Request) -> Iterator[str]:
             if all(request.pins.get(name, value) == value for name, value in pins.items())
         ]
         tried = [(pins, _best(replace(request, pins={**request.pins, **pins}, top=1))) for pins in free]
-        fitting = [(best.step_time, number, best, pins) for number, (pins, best) in enumerate(tried) if best]
+        fitting = [
+            (best.step_time, number, best, pins)
+            for number, (pins, best) in enumerate(tried)
+            if best and fits_host(best.prediction)
+        ]
         if fitting:
             _, _, best, pins = min(fitting, key=lambda each: each[:2])
             pinned = " ".join(f"--pin {name}={_text(value)}" for name, value in pins.items())

@@ -12,6 +12,7 @@ from advisor.candidates import Candidate
 from advisor.options import split_pairs
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
+from advisor.rules.predicted_words import predicted_words
 from advisor.search import Look, Progress, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
@@ -46,7 +47,8 @@ class Explanation:
     def found(self) -> list[Violation]:
         """What the rules say about the plan shown: its price, and what the environment must hold."""
         request, plan = self.request, self.shown.plan
-        return violations(request.model, request.workload, request.cluster, plan)
+        words = predicted_words(self.shown.prediction)
+        return violations(request.model, request.workload, request.cluster, plan, predicted=words)
 
     @property
     def assumptions(self) -> list[str]:

@@ -76,7 +76,7 @@ def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
             "title": entry["title"],
             "unit": entry["unit"],
             "expression": entry["expression"],
-            "value": prediction.values[entry["name"]],
+            "value": prediction.behind(entry["name"])[entry["name"]],
             "formula": entry["formula"],
         }
         for entry in all_formulas(prediction.features)

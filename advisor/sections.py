@@ -56,7 +56,7 @@ def numbers(prediction: Prediction) -> list[str]:
     from costmodel.prediction import resource_shares
 
     name, share = next(iter(resource_shares(prediction.time).items()))
-    fill = prediction.workload.fill
+    fill = prediction.values.get("fill", 1.0)
     own = f", padding ({percent(1 - fill)} of what is computed) not counted" if fill < 1 else ""
     low, high = prediction.interval_low, prediction.interval_high
     rows = [
@@ -143,7 +143,21 @@ def memory_section(prediction: Prediction) -> list[str]:
         f"  allocated {prediction.allocated_bytes / GIB:.1f}, reserved {prediction.reserved_bytes / GIB:.1f}, "
         f"of the device {memory.value / GIB:.1f} of {prediction.device_bytes / GIB:.1f} GiB",
         f"  |{bar(used, METER).ljust(METER)}| {percent(used, 0)} of the device",
+        *host_lines(prediction),
     ]
+
+
+def host_lines(prediction: Prediction) -> list[str]:
+    """Host memory of the fullest node, where something is offloaded."""
+    from costmodel.host_memory import node_host_bytes
+
+    least, most = node_host_bytes(prediction)
+    if not most:
+        return []
+    amount = f"{most / GIB:,.0f}" if least == most else f"{least / GIB:,.0f} to {most / GIB:,.0f}"
+    whole = prediction.cluster.host_memory
+    of = f"of {whole / GIB:,.0f} GiB" if whole else "GiB; how much a node has is not on file"
+    return [f"  host memory of the fullest node {amount} {of}, by offloading"]
 
 
 def binding_section(prediction: Prediction) -> list[str]:
@@ -215,8 +229,8 @@ def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
     hours = steps * prediction.step_time_s / 3600
     gpu_hours = hours * prediction.plan.world
     cost = {"tokens": float(tokens), "steps": steps, "hours": hours, "gpu_hours": gpu_hours}
-    if prediction.workload.fill < 1:
-        cost["padding_share"] = 1 - prediction.workload.fill
+    if (fill := prediction.values.get("fill", 1.0)) < 1:
+        cost["padding_share"] = 1 - fill
     cluster = prediction.cluster
     price = cluster.quantities.get("price_per_gpu_hour")
     if price is not None:

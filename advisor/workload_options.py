@@ -24,7 +24,8 @@ def workload_options(function: Function) -> Function:
             click.option(
                 "--packed/--no-packed",
                 default=None,
-                help="Documents fill sequences together, or each is padded [packed].",
+                help="Documents fill sequences together, or each is padded: to the longest of a batch where "
+                "--length-cv tells it, in full with pp, ep or graphs [packed].",
             ),
             click.option(
                 "--lora-rank", type=int, metavar="R", help="Rank of the adapters of --task lora [16]."

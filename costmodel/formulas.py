@@ -31,11 +31,12 @@ def _docstring(formula: str) -> str:
 def explain_entry(prediction: Prediction, name: str) -> list[str]:
     """One entry in lines: expression, with numbers put in, value, meaning, where inputs come from."""
     entry = compiled_family(prediction.features).entries[name]
+    values = prediction.behind(name)
     expression = entry["expression"]
     words = dict.fromkeys(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", expression))
     numbered = re.sub(
         r"[A-Za-z_][A-Za-z0-9_]*",
-        lambda match: f"{prediction.values[match[0]]:.6g}" if match[0] in prediction.values else match[0],
+        lambda match: f"{values[match[0]]:.6g}" if match[0] in values else match[0],
         expression,
     )
     doc = _docstring(entry["formula"])
@@ -43,7 +44,7 @@ def explain_entry(prediction: Prediction, name: str) -> list[str]:
         f"{name} [{entry['unit']}]: {entry['title']}",
         f"  = {expression}",
         f"  = {numbered}",
-        f"  = {prediction.values[name]:.6g} {entry['unit']}",
+        f"  = {values[name]:.6g} {entry['unit']}",
         f"  {entry['formula']}" + (f": {doc.splitlines()[0]}" if doc else ""),
     ]
     lines += [f"  {word}: {prediction.sources[word]}" for word in words if word in prediction.sources]

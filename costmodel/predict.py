@@ -85,6 +85,33 @@ def evaluate_plans(
     The caller guarantees that global_batch is a multiple of micro_batch x dp in every row.
     Raises ValueError when the family's cost is not built or the GPU lacks the precision.
     """
+    found = _evaluate(model, workload, cluster, precision, columns, stack)
+    if workload.longest < workload.seq_len:
+        timed = _evaluate(model, workload.as_padded(), cluster, precision, columns, stack)
+        free = ~padded_in_full(columns)
+        found |= {name: np.where(free, timed[name], found[name]) for name in ("step_time", "model_flops")}
+    return found
+
+
+def padded_in_full(columns: Columns) -> NDArray[np.bool_]:
+    """Rows in which unpacked sequences are padded to seq_len, whatever the longest of the batch.
+
+    Stages and experts make Megatron-Bridge do so (rule padded_full_length), and CUDA graphs need it (graph_padded).
+    """
+    one, off = np.ones(1), np.zeros(1)
+    return np.asarray(
+        (columns.get("pp", one) > 1) | (columns.get("ep", one) > 1) | (columns.get("cuda_graph", off) > 0)
+    )
+
+
+def _evaluate(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    precision: str,
+    columns: Columns,
+    stack: str | None,
+) -> dict[str, Array]:
     bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
     scalars = {name: entry.value for name, entry in bound.items()}
     compiled = compiled_family(family_features(model, workload, columns))
@@ -131,17 +158,23 @@ def predict(
     """
     plan.num_microbatches(workload.global_batch)
     columns = plan_columns([plan])
-    bound, inputs = _inputs(model, workload, cluster, plan.precision, columns, stack)
+    timed = workload if padded_in_full(columns)[0] else workload.as_padded()
+    bound, inputs = _inputs(model, timed, cluster, plan.precision, columns, stack)
     features = family_features(model, workload, columns)
     compiled = compiled_family(features)
     scalars = {name: entry.value for name, entry in bound.items()}
     numbers = {name: float(np.ravel(array)[0]) for name, array in inputs.items()}
-    raw = compiled.full(scalars | {name: np.float64(number) for name, number in numbers.items()})
-    values = {name: float(value) for name, value in raw.items()} | scalars | numbers
+    values = _values(compiled, scalars, numbers)
+    held: dict[str, float] = {}
+    if timed is not workload:
+        own = bind(model, workload, cluster, plan.precision, stack)
+        held = _values(compiled, {name: entry.value for name, entry in own.items()}, numbers)
+        terms = [term for name, term in compiled.trees.items() if name.startswith("memory_")]
+        values |= {term.name: held[term.name] for tree in terms for term in tree.walk()}
     stages = STAGES if plan.pp > 1 else STAGES[:1]
-    worst = max(stages, key=lambda stage: values[f"memory_{stage}"])
+    worst = max(stages, key=lambda stage: (held or values)[f"memory_{stage}"])
     time = _tree(compiled, compiled.trees["step_time"], values)
-    memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values)
+    memory = _tree(compiled, compiled.trees[f"memory_{worst}"], held or values)
     step, world = values["step_time"], plan.world
     achieved = values["model_flops"] / step / world
     setting = setting_of(model, workload, cluster, plan, stack)
@@ -173,9 +206,10 @@ def predict(
         sources=sources,
         features=features,
         bound_by=bound_by(time),
-        assumptions=_assumptions(bound, model, plan),
+        assumptions=_assumptions(bound, model, plan, workload, timed),
         interval_basis=spread.basis,
         evidence=nearest(setting, published_id),
+        held=held,
     )
 
 
@@ -205,6 +239,13 @@ def recipe_formats(precision: str) -> dict[str, Any]:
     }
 
 
+def _values(
+    compiled: CompiledModel, scalars: dict[str, float], numbers: dict[str, float]
+) -> dict[str, float]:
+    raw = compiled.full(scalars | {name: np.float64(number) for name, number in numbers.items()})
+    return {name: float(value) for name, value in raw.items()} | scalars | numbers
+
+
 def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> TermValue:
     return TermValue(
         term.name,
@@ -216,8 +257,17 @@ def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> Term
     )
 
 
-def _assumptions(bound: dict[str, Bound], model: ModelSpec, plan: Plan) -> tuple[str, ...]:
+def _assumptions(
+    bound: dict[str, Bound], model: ModelSpec, plan: Plan, workload: Workload, timed: Workload
+) -> tuple[str, ...]:
     first = [f"not counted of the model: {model.left_out}"] if model.left_out else []
+    if timed is not workload:
+        first.append(
+            f"time is that of sequences padded to {timed.seq_len:,} tokens, the longest of a batch of "
+            f"{workload.global_batch:,} by --mean-length and --length-cv; memory holds {workload.seq_len:,}"
+        )
+    elif workload.fill < 1 and not workload.packed:
+        first.append(f"every document is padded to {workload.seq_len:,} tokens, in time and memory")
     if plan.optimizer == "muon":
         first.append(
             "optimizer muon: no run of a real model's size timed with it is published that we know of; its products "

@@ -42,6 +42,12 @@ class TermValue:
             "parts": [part.to_dict(whole) for part in self.parts],
         }
 
+    def names(self) -> Iterable[str]:
+        """Its own name and those of all its parts."""
+        yield self.name
+        for part in self.parts:
+            yield from part.names()
+
     def leaves(self) -> Iterable[TermValue]:
         """Terms without parts, in order."""
         if not self.parts:
@@ -54,7 +60,8 @@ class TermValue:
 class Prediction:
     """One plan's step: time and memory with their trees. Units in the names; mfu without recompute.
 
-    interval_basis: what the interval rests on, in a sentence; evidence: the nearest published runs.
+    interval_basis: what the interval rests on, in a sentence; evidence: the nearest published runs. held: entries
+    that memory was counted with where they are not `values`: of sequences padded to the longest of a batch.
     """
 
     model: ModelSpec
@@ -81,6 +88,11 @@ class Prediction:
     assumptions: tuple[str, ...] = ()
     interval_basis: str = ""
     evidence: tuple[Near, ...] = ()
+    held: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def behind(self, name: str) -> dict[str, float]:
+        """The entries that the entry `name` was counted with: those of memory where it is a term of it."""
+        return self.held if self.held and name in set(self.memory.names()) else self.values
 
     @property
     def reserved_bytes(self) -> float:
@@ -107,7 +119,11 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `predict --json` prints."""
+        from costmodel.host_memory import node_host_bytes
+
         gib = 2**30
+        least, most = node_host_bytes(self)
+        host = {"host_node_gib": {"least": least / gib, "most": most / gib}} if most else {}
         return {
             "model": self.model.name,
             "cluster": self.cluster.name,
@@ -135,6 +151,7 @@ class Prediction:
                 "tight": self.tight,
                 "worst_stage": self.worst_stage,
                 "components": {part.title: part.value / gib for part in self.memory.parts},
+                **host,
             },
             "terms": self.time.to_dict(),
             "memory_terms": self.memory.to_dict(),

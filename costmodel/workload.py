@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 LORA_TARGETS = ("qkv", "attention", "all")
 TASKS = ("pretrain", "sft", "lora")
+# What padded batches are rounded up to. Source: NeMo 2.5, llm/gpt/data/core.py:139, pad_seq_length_to_mult.
+PADDED_TO = 16
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Workload:
     seq_len: tokens in one sequence (of a pack, when sequences are packed). global_batch: sequences (or packs)
     in one optimizer step over all GPUs. mean_length: mean tokens of a document, 0 when each fills its
     sequence; length_cv: standard deviation of its length over the mean; packed: documents fill sequences
-    together rather than each being padded to seq_len. lora_rank, lora_targets: adapters of task lora
+    together rather than each being padded, see `as_padded`. lora_rank, lora_targets: adapters of task lora
     and whether QKV, attention or all dense layers have them.
     moe_imbalance: tokens of the busiest expert rank over the mean, 1 is balanced. moe_adjacent: a token's experts
     stand side by side, as the gate of AutoModel's benchmarks deals them out.
@@ -73,6 +76,30 @@ class Workload:
     def tokens_per_step(self) -> int:
         """Documents' own tokens in one optimizer step, without padding. [1]"""
         return round(self.fill * self.seq_len * self.global_batch)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document of one global batch: seq_len where lengths or their spread are not said. [1]
+
+        Of fine-tuning without packing; data sets of pretraining fill their sequences.
+
+        The largest of n normal lengths is expected at most mean (1 + cv sqrt(2 ln n)); those with a long tail reach
+        further. Source: S. Boucheron et al., Concentration Inequalities, 2013, sec. 2.5.
+        """
+        if self.task == "pretrain" or self.packed or not self.mean_length or not self.length_cv:
+            return self.seq_len
+        reach = self.mean_length * (1 + self.length_cv * math.sqrt(2 * math.log(self.global_batch)))
+        return min(math.ceil(reach / PADDED_TO) * PADDED_TO, self.seq_len)
+
+    def as_padded(self) -> Workload:
+        """The workload of a step whose sequences are padded to the longest of its batch.
+
+        A rank pads to the longest document of its own share of the global batch, all micro-batches alike, and the
+        others wait for the rank with the longest of all: its step is the step. Memory must hold seq_len, which some
+        batch reaches. Source: Megatron-Bridge 0.3.1, data/samplers.py:267-279 and data/datasets/sft.py:699-703;
+        NeMo 2.5, llm/gpt/data/core.py:617-627.
+        """
+        return self if self.longest == self.seq_len else replace(self, seq_len=self.longest, length_cv=0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as plan files hold them."""

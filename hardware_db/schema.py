@@ -187,6 +187,12 @@ class Cluster:
         return quantity.value if quantity else None
 
     @property
+    def host_memory(self) -> float | None:
+        """Host memory of one node, None when not on file. [byte]"""
+        quantity = self.quantities.get("host_memory")
+        return quantity.si if quantity else None
+
+    @property
     def power_per_gpu(self) -> float | None:
         """Watts of one GPU with its share of the node under load, None when not on file. [W]"""
         quantity = self.quantities.get("power_per_gpu")

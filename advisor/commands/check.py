@@ -125,17 +125,19 @@ def checked(case: Case) -> Checked:
     from advisor.cures import first_cure
     from advisor.pipeline import with_schedule
     from advisor.rules import violations
+    from advisor.rules.predicted_words import predicted_words
     from costmodel.predict import predict
 
     prediction: Prediction | None = None
-    share, reason = None, ""
+    reason = ""
     try:
         closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
         prediction = with_schedule(closed_form)
-        share = prediction.peak_memory_bytes / prediction.device_bytes
     except ValueError as error:
         reason = str(error)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    found = violations(
+        case.model, case.workload, case.cluster, case.plan, case.gpus, predicted_words(prediction)
+    )
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)
 

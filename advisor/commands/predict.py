@@ -34,14 +34,16 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from advisor.pipeline import with_schedule
     from advisor.predict_text import prediction_lines
     from advisor.rules import violations
+    from advisor.rules.predicted_words import predicted_words
     from costmodel.plan_file import provenance, save_plan_file
     from costmodel.predict import predict
 
     case = read_case(plan, options)
     closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed_form)
-    share = closed_form.peak_memory_bytes / closed_form.device_bytes
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    found = violations(
+        case.model, case.workload, case.cluster, case.plan, case.gpus, predicted_words(closed_form)
+    )
     if options["save"]:
         from dataclasses import replace
 

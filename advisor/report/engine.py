@@ -22,9 +22,11 @@ from advisor.report.rules_script import FUNCTIONS, rules_script
 from advisor.report.tables import bound_tables, layout_tables, precision_tables, values_of
 from advisor.rules.facts import knob_words
 from advisor.rules.model_words import cluster_words, model_words, workload_words
+from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, host_memory_gb
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
 from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
+from costmodel.host_memory import HOST_COPIES, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
 from costmodel.javascript_columns import Trace, literal
 from costmodel.javascript_functions import RUNTIME, translate
@@ -102,6 +104,12 @@ def _data(
         "fits_below": FITS_BELOW,
         "tight_above": TIGHT_ABOVE,
         "unsaid": UNSAID,
+        "scattered": SCATTERED,
+        "unpredicted": list(UNPREDICTED),
+        "offloads": OFFLOADS,
+        "host_copies": HOST_COPIES,
+        "host_memory_gb": host_memory_gb(cluster),
+        "gpus_per_node": cluster.gpus_per_node,
         "command": options | _workload_options(load, stack),
     }
 
@@ -214,7 +222,7 @@ def _rulebook_script(prediction: Prediction, found: Sequence[Control]) -> str:
         "used": trace.input("x.used"),
         "aligned": used_domain(domain, domain + 1),
         "layout_problem": trace.input("x.layout_problem"),
-        "memory_percent": trace.input("x.memory_percent"),
+        **{name: trace.input(f"x.{name}") for name in UNPREDICTED},
         # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
         "modules_given": trace.input("x.modules_given", truth=True),
     }

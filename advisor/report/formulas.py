@@ -47,7 +47,7 @@ def formulas_of(prediction: Prediction) -> dict[str, Any]:
         name: {
             "title": told[name]["title"],
             "unit": told[name]["unit"],
-            "value": prediction.values[name],
+            "value": prediction.behind(name)[name],
             "formula": told[name]["formula"],
             "uses": typeset[name]["uses"],
         }

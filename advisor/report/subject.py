@@ -16,6 +16,7 @@ from advisor.report.records import run_records
 from advisor.report.scaling import scaling
 from advisor.request import Request, choose_precisions
 from advisor.rules import Violation, violations
+from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
 from advisor.why import Path, Step
 from costmodel.predict import predict
@@ -85,8 +86,7 @@ def subject_of_case(
     """
     closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed)
-    share = closed.peak_memory_bytes / closed.device_bytes
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, share)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, predicted_words(closed))
     runs = tuple(run_records(prediction, records))
     recipes, note = choose_precisions("auto", case.cluster)
     request = Request(

@@ -32,23 +32,34 @@ def differing(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
 
 
 def bound_tables(prediction: Prediction, controls: Sequence[Control], stack: str | None) -> dict[str, Any]:
-    """Inputs that are not of the plan: as bound for the plan, and what each precision and length changes."""
+    """Inputs that are not of the plan: as bound for the plan, and what each precision and length changes.
+
+    longest: what the time of a step counts otherwise where sequences are padded to the longest of a batch, by
+    length and batch.
+    """
     model, load, cluster = prediction.model, prediction.workload, prediction.cluster
 
-    def numbers(precision: str, seq_len: int) -> dict[str, float]:
-        bound = bind(model, replace(load, seq_len=seq_len), cluster, precision, stack)
+    def numbers(precision: str, seq_len: int, padded_with: int = 0) -> dict[str, float]:
+        own = replace(load, seq_len=seq_len)
+        if padded_with:
+            own = replace(own, global_batch=padded_with).as_padded()
+        bound = bind(model, own, cluster, precision, stack)
         return {name: entry.value for name, entry in bound.items()}
 
-    base = numbers(prediction.plan.precision, load.seq_len)
+    own, lengths = prediction.plan.precision, values_of(controls, prediction, "seq_len")
+    base = numbers(own, load.seq_len)
+    varied = not load.packed and load.length_cv > 0
     return {
         "base": base,
         "precision": {
             precision: differing(base, numbers(precision, load.seq_len))
             for precision in values_of(controls, prediction, "precision")
         },
-        "seq_len": {
-            str(length): differing(base, numbers(prediction.plan.precision, length))
-            for length in values_of(controls, prediction, "seq_len")
+        "seq_len": {str(length): differing(base, numbers(own, length)) for length in lengths},
+        "longest": {
+            f"{length},{batch}": differing(numbers(own, length), numbers(own, length, batch))
+            for length in lengths
+            for batch in (values_of(controls, prediction, "global_batch") if varied else ())
         },
     }
 

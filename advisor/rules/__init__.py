@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.facts import HELPERS, Facts, facts, row_facts
+from advisor.rules.predicted_words import UNPREDICTED
 from costmodel.columns import Columns, plan_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -147,19 +148,17 @@ def violations(
     cluster: Cluster,
     plan: Plan,
     gpus: int = 0,
-    memory_share: float | None = None,
+    predicted: Mapping[str, Any] = UNPREDICTED,
 ) -> list[Violation]:
     """Every rule that `plan` breaks, errors first.
 
-    gpus: GPUs there are, 0 when not said. memory_share: predicted peak over the device's memory [1], where
-    it is known.
+    gpus: GPUs there are, 0 when not said. predicted: what is predicted of the plan, see `predicted_words`.
     """
     settings = getattr(plan, "settings", ())
     words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus, settings)
     # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
-    if memory_share is not None:
-        words["memory_percent"] = round(100 * memory_share)
+    words |= predicted
     found = [violation(rule, words, 0) for rule in load_rules() if np.any(rule.broken(words))]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from advisor.rules.layouts import layout_problems
 from advisor.rules.model_words import cluster_words, model_words, workload_words
-from advisor.rules.setting_words import UNSAID, setting_words
+from advisor.rules.predicted_words import UNPREDICTED
+from advisor.rules.setting_words import setting_words
 from costmodel.columns import CODED, ITEMS, MODULE_COLUMNS, Columns, default_columns
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
@@ -73,7 +74,7 @@ def knob_words(columns: Mapping[str, Any], fixed: Mapping[str, Any]) -> Facts:
         for number, value in enumerate(KNOBS[knob].choices):
             words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
     words |= fixed
-    words["memory_percent"] = UNSAID  # known of a predicted plan alone, see `violations`
+    words |= dict(UNPREDICTED)  # known of a predicted plan alone, see `violations`
     words |= _sizes(words)
     words |= _stages(words)
     words |= _memory_and_graphs(words)

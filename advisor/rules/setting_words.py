@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "reduce_scatter_with_fp32_accumulation": False,
     "sequence_parallel_input_regather": False,
     "te_rng_tracker": UNSAID,
+    "tp_overlap_fp8_buf": False,
     "use_tp_pp_dp_mapping": False,
     "variable_seq_lengths": False,
 }

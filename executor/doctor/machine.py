@@ -34,6 +34,7 @@ DISTRIBUTIONS = {
     "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "triton": ("triton",),
     "deep-ep": ("deep-ep",),
+    "nemo": ("nemo-toolkit",),
 }
 
 

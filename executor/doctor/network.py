@@ -10,6 +10,9 @@ from executor.doctor.machine import Machine
 CLASS = "/sys/class/infiniband"
 GUIDE = "NCCL user guide, environment variables and troubleshooting"
 AWS = "awsome-distributed-training, EFA cheat sheet"
+RECIPES = "awsome-distributed-training, NeMo performance recipes, EFA not detected (guide 004)"
+# Where EFA's installer puts it, which no shell's path needs to have.
+FI_INFO = ("fi_info", "/opt/amazon/efa/bin/fi_info")
 
 
 def network(machine: Machine) -> Iterator[Finding]:
@@ -30,6 +33,7 @@ def network(machine: Machine) -> Iterator[Finding]:
                 "Unset NCCL_NET, or give the container its devices (--device /dev/infiniband)",
                 GUIDE,
             )
+        yield from _no_efa(machine)
         yield from _socket_name(machine)
         return
     down = [name for name in adapters if not _active(machine, name)]
@@ -52,6 +56,9 @@ def network(machine: Machine) -> Iterator[Finding]:
     yield from _bypassed(machine, efa)
     if efa:
         yield from _plugin(machine)
+        yield from _provider(machine)
+    else:
+        yield from _no_efa(machine)
     if machine.gpus:
         yield from _direct(machine, efa)
     yield from _socket_name(machine)
@@ -92,6 +99,47 @@ def _bypassed(machine: Machine, efa: list[str]) -> Iterator[Finding]:
                 f"Unset {name}",
                 GUIDE,
             )
+
+
+def _no_efa(machine: Machine) -> Iterator[Finding]:
+    """A provider that is asked for and has no adapter."""
+    if machine.environment.get("FI_PROVIDER", "").lower() == "efa":
+        yield Finding(
+            "network provider",
+            "warn",
+            "FI_PROVIDER=efa and no EFA adapter",
+            "NCCL falls back to TCP where it looks for EFA",
+            "Start the instance with EFA interfaces and give the container /dev/infiniband, or unset FI_PROVIDER",
+            RECIPES,
+        )
+
+
+def _provider(machine: Machine) -> Iterator[Finding]:
+    """Whether libfabric finds EFA behind the adapters, as `fi_info -p efa` tells."""
+    wanted = machine.environment.get("FI_PROVIDER", "")
+    if wanted and wanted.lower() != "efa":
+        yield Finding(
+            "network provider",
+            "warn",
+            f"FI_PROVIDER={wanted} beside EFA adapters",
+            "libfabric leaves EFA out, and messages between nodes are slow",
+            "Set FI_PROVIDER=efa",
+            RECIPES,
+        )
+    tool = next((each for each in FI_INFO if machine.run((each, "--version")) is not None), "")
+    if not tool:
+        yield Finding("network provider", "ok", "EFA adapters; no fi_info here to ask libfabric for them")
+    elif "provider: efa" in (machine.run((tool, "-p", "efa")) or ""):
+        yield Finding("network provider", "ok", "fi_info finds efa")
+    else:
+        yield Finding(
+            "network provider",
+            "warn",
+            "EFA adapters, and fi_info -p efa finds no provider",
+            "NCCL falls back to TCP, whose messages are many times slower",
+            "Install the EFA software (libfabric) in the container; ls /dev/infiniband shows its devices",
+            RECIPES,
+        )
 
 
 def _plugin(machine: Machine) -> Iterator[Finding]:

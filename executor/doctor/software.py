@@ -17,6 +17,7 @@ _TESTS = {
     "<=": lambda left, right: left <= right,
     ">": lambda left, right: left > right,
     "<": lambda left, right: left < right,
+    "!=": lambda left, right: left != right,
 }
 
 
@@ -27,9 +28,9 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def holds(version: str, wanted: str) -> bool:
-    """Whether a version is within bounds such as ">=12.0 <13.0"."""
+    """Whether a version is within bounds such as ">=12.0 <13.0", or is not one such as "!=2.4.0"."""
     here = numbers(version)
-    for sign, bound in re.findall(r"(>=|<=|>|<)\s*([\d.]+)", wanted):
+    for sign, bound in re.findall(r"(>=|<=|!=|>|<)\s*([\d.]+)", wanted):
         limit = numbers(bound)
         width = max(len(here), len(limit))
         left, right = here + (0,) * (width - len(here)), limit + (0,) * (width - len(limit))
@@ -81,7 +82,7 @@ def _pairs(versions: Mapping[str, str], plan: Mapping[str, Any] | None) -> Itera
             yield Finding(
                 "versions",
                 pair["status"],
-                f"{there} with {' and '.join(beside)}",
+                f"{there} with {' and '.join(beside)}" if beside else there,
                 pair["why"],
                 pair["way_out"],
                 pair["source"],

@@ -16,6 +16,8 @@ MEMBERS = {
     "CudaGraphModule": ("", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
 }
 
+MOST_LAYERS = 10_000
+
 
 def yaml_of(text: str) -> Any:
     """The text as YAML holds it. ValueError in one line when it is none."""
@@ -87,8 +89,25 @@ def value_of(node: ast.expr) -> Any:
     try:
         found = ast.literal_eval(node)
     except ValueError:
-        return plain(ast.unparse(node))
+        repeated = _repeated(node)
+        return plain(ast.unparse(node)) if repeated is None else repeated
     return list(found) if isinstance(found, tuple) else found
+
+
+def _repeated(node: ast.expr) -> list[Any] | None:
+    """A list written as ["p2p", "a2a"] * 16, as those with a word for each layer are; None of anything else."""
+    if isinstance(node, ast.List):
+        return [value_of(each) for each in node.elts]
+    if not isinstance(node, ast.BinOp):
+        return None
+    left = _repeated(node.left)
+    if isinstance(node.op, ast.Add):
+        right = _repeated(node.right)
+        return None if left is None or right is None else left + right
+    times = node.right.value if isinstance(node.right, ast.Constant) else None
+    if left is None or not isinstance(node.op, ast.Mult) or not isinstance(times, int):
+        return None
+    return left * times if 0 <= times * len(left) <= MOST_LAYERS else None
 
 
 def flat(

@@ -14,6 +14,7 @@ from typing import Any
 from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import list_models, load_model
 from costmodel.model_spec import ModelSpec
+from executor.export.exchange_read import exchange_of
 from executor.megatron_args import RECIPES
 from executor.megatron_model import model_fields
 from executor.megatron_training import SHARDING
@@ -26,6 +27,7 @@ TOGETHER = (
     "zero_stage",
     "fsdp",
     "optimizer_instances",
+    "cp_comm_type",
     "cp_a2a_size",
     "overlap_p2p",
     "precision",
@@ -123,6 +125,8 @@ def _sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
         size = fields["expert_tensor_parallel_size"]
         experts = fields.get("num_moe_experts", True)
         found["etp"] = size or (fields.get("tensor_model_parallel_size", 1) if experts else 1)
+    if "cp_comm_type" in fields:
+        found["cp_comm_type"] = exchange_of(fields)
     sizes = fields.get("hierarchical_context_parallel_sizes")
     if sizes:
         found["cp_a2a_size"] = sizes[0]

@@ -17,6 +17,7 @@ from executor.export.core_read import (
     said_fields,
     whole_recompute,
 )
+from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.megatron_bridge_task import LORA_TARGETS
 from executor.export.target_names import table
@@ -83,7 +84,7 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else architecture_of(fields),
         workload=workload_of(said),
-        unread=() if dump else tuple(unread(said, recipe)),
+        unread=(*mixed_exchange(fields), *(() if dump else unread(said, recipe))),
     )
 
 

@@ -47,6 +47,8 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
         settings["dataset.dataset_kwargs"] = {"pad_to_max_length": True}
     else:
         settings[f"dataset.{packing}"] = None
+        if job.plan.cuda_graph:  # of one shape, see rule graph_padded
+            settings["dataset.dataset_kwargs"] = {"pad_to_max_length": True}
     return settings
 
 

@@ -75,6 +75,7 @@ LISTS = (
     "offload_modules",
     "cuda_graph_modules",
     "hierarchical_context_parallel_sizes",
+    "cp_comm_type",
 )
 
 

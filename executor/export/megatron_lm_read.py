@@ -13,6 +13,7 @@ from executor.export.configuration_text import yaml_of
 from executor.export.core_model import architecture, same_models
 from executor.export.core_read import knobs_of, other_optimizer, said_fields, whole_recompute
 from executor.export.environment import environment_knobs, read_environment
+from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, setting_flags
 from executor.export.megatron_lm_fields import OTHERS, fields_of
@@ -64,7 +65,7 @@ def reading(text: str) -> Reading:
         model=models[0] if models else "",
         architecture={} if models else architecture(fields),
         workload=_workload(given, fields),
-        unread=tuple(_unread(given) + _alike(models, fields)),
+        unread=(*_unread(given), *_alike(models, fields), *mixed_exchange(fields)),
     )
 
 

@@ -183,6 +183,7 @@ def _tuning(job: Job, module: str, imports: set[str]) -> Iterator[str]:
     if job.workload.packed:
         imports.add(f"from {LLM}.gpt.data.packed_sequence import PackedSequenceSpecs")
         yield "    recipe.data.packed_sequence_specs = run.Config(PackedSequenceSpecs)"
+    if job.workload.packed or job.plan.cuda_graph:  # of one shape, see rule graph_padded
         yield '    recipe.data.dataset_kwargs = {"pad_to_max_length": True}'
     if job.workload.task == "lora":
         imports.add(f"from {LLM}.peft import LoRA")

@@ -16,6 +16,7 @@ from executor.export.core_read import (
     said_fields,
     whole_recompute,
 )
+from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.megatron_bridge_read import PRECISION_RECIPES, workload_of
 from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, PRECISIONS, STRATEGY
@@ -48,7 +49,7 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else architecture_of(fields),
         workload=_workload(said),
-        unread=() if dump else tuple(_unread(said)),
+        unread=(*mixed_exchange(fields), *(() if dump else _unread(said))),
     )
 
 

@@ -151,7 +151,8 @@ def test_a_rule_depends_on_the_knobs_it_names_alone(model, some, other):
 @pytest.mark.parametrize(("share", "warned"), [(None, True), (0.7, False), (0.8, True)])
 def test_fixed_segments_are_told_where_memory_is_short_or_not_known(share, warned):
     plan = replace(GOOD, expandable_segments=False)
-    found = {v.id: v for v in violations(LLAMA, WORKLOAD, cluster(), plan, memory_share=share)}
+    words = {} if share is None else {"memory_percent": round(100 * share)}
+    found = {v.id: v for v in violations(LLAMA, WORKLOAD, cluster(), plan, predicted=words)}
     assert ("segments_fixed" in found) == warned
     if share is not None and warned:
         assert "80 % of the device" in found["segments_fixed"].text

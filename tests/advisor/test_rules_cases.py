@@ -1,7 +1,8 @@
 """Each rule fires on a plan that breaks it and not on one beside it: tables by topic in `rule_cases`.
 
 A case has the setting (model, model_change, on, vendor, domain, link, seq_len, task, mean_length, packed, gpus), the
-knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for it.
+knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for it. Rules
+about what is predicted have its words as `predicted`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CASES = {
 RULES = {rule.id: rule for rule in load_rules()}
 KNOWN = {
     "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "gpus", "link", "vendor",
-    "breaks", "holds", "holds_in",
+    "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
 
 
@@ -71,7 +72,8 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
     cluster = SimpleNamespace(name="stub", domain_size=case.get("domain", 8), gpu=gpu, intra=link)
     settings = knobs.get("settings", {})
     plan = PlanWithSettings(Plan(**{k: v for k, v in knobs.items() if k != "settings"}), settings)
-    return {v.id: v for v in violations(model, workload, cluster, plan, case.get("gpus", 0))}
+    words = case.get("predicted", {})
+    return {v.id: v for v in violations(model, workload, cluster, plan, case.get("gpus", 0), words)}
 
 
 @pytest.mark.parametrize("topic", TOPICS)

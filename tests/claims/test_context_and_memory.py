@@ -484,15 +484,28 @@ def test_CL082_packing_wastes_no_tokens_and_evens_out_replicas():
 
 
 def test_CL082_longer_packs_make_replicas_more_alike():
-    """A pack of n documents varies as 1 / sqrt(n) of what one document does.
+    """A pack of n documents varies as 1 / sqrt(n) of what one document does."""
 
-    Padded to the longest, replicas do not wait for each other at all: every one of them computes the maximum.
-    """
-
-    def spread(seq_len: int, packed: bool = True) -> float:
-        load = {"task": "sft", "mean_length": 250, "length_cv": 1.0, "packed": packed}
+    def spread(seq_len: int) -> float:
+        load = {"task": "sft", "mean_length": 250, "length_cv": 1.0}
         return step("llama3-8b", "dgx-h100", 8, seq_len, 128, load=load).values["document_spread"]
 
     assert spread(4096) == pytest.approx(2 / (4096 / 250) ** 0.5)
     assert spread(16384) == pytest.approx(spread(4096) / 2)
-    assert spread(4096, packed=False) == 0
+
+
+def test_CL082_without_packing_the_longest_document_of_the_batch_sets_the_pace():
+    """Each rank pads to its longest document, and all wait for the rank with the longest: more documents, more padding.
+
+    The wait is in the step of the longest, so it is no term of its own. Packs of the same documents waste less.
+    """
+
+    def tuned(batch: int, **changed: Any) -> Prediction:
+        load = {"task": "sft", "mean_length": 250, "length_cv": 1.0, "packed": False} | changed
+        return step("llama3-8b", "dgx-h100", 8, 4096, batch, load=load)
+
+    few, many, packed = tuned(32), tuned(512), tuned(512, packed=True)
+    assert 250 < few.values["s"] < many.values["s"] < 4096
+    assert few.values["fill"] > many.values["fill"] == pytest.approx(250 / many.values["s"])
+    assert packed.tokens_per_second_per_gpu > 3 * many.tokens_per_second_per_gpu
+    assert many.tokens_per_second_per_gpu > 2 * tuned(512, length_cv=0.0).tokens_per_second_per_gpu

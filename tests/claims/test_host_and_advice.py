@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.prediction import Prediction
+from executor.doctor import examine, this_machine
+from executor.logs.read import read_log
 from hardware_db import Cluster
 
 GB = 1e9
@@ -187,13 +190,34 @@ class TestStack:
 
 
 class TestEnvironment:
-    @pytest.mark.skip(
-        reason="issue 6: advisor doctor flags NeMo 2.4.0 (issue 14392) and names 2.5.0 or 25.07"
-    )
-    def test_CL106_doctor_flags_nemo_2_4_0(self): ...
+    def examined(self, folder: Path, **changed: Any) -> str:
+        """What the doctor warns of on an AWS node without GPUs."""
+        adapter = folder / "sys/class/infiniband/rdmap16s27/ports/1"
+        adapter.mkdir(parents=True, exist_ok=True)
+        (adapter / "state").write_text("4: ACTIVE")
+        machine = replace(this_machine(folder), root=folder, environment={}, **changed)
+        return " ".join(f"{each.found} {each.way_out}" for each in examine(machine) if each.status == "warn")
 
-    @pytest.mark.skip(reason="issue 6: advisor doctor asks fi_info -p efa whether the provider is there")
-    def test_CL107_doctor_looks_for_the_efa_provider(self): ...
+    def test_CL106_doctor_flags_nemo_2_4_0(self, tmp_path):
+        """And names 2.5.0 and its container, 25.07."""
+        versions = {"torch": "2.9.0", "megatron-core": "0.16.1"}
+        avoided = self.examined(tmp_path, distributions=versions | {"nemo-toolkit": "2.4.0"})
+        assert "nemo 2.4.0" in avoided
+        assert "2.5.0" in avoided
+        assert "25.07" in avoided
+        assert "nemo" not in self.examined(tmp_path, distributions=versions | {"nemo-toolkit": "2.5.0"})
+
+    @pytest.mark.parametrize(("answer", "missing"), [("provider: efa\n", False), (None, True)])
+    def test_CL107_doctor_looks_for_the_efa_provider(self, tmp_path, answer, missing):
+        """It asks fi_info -p efa, without which NCCL falls back to TCP."""
+        asked = []
+
+        def run(command: tuple[str, ...]) -> str | None:
+            asked.append(command)
+            return "fi_info: 2.1.0" if command == ("fi_info", "--version") else answer
+
+        assert ("fi_info -p efa finds no provider" in self.examined(tmp_path, run=run)) == missing
+        assert ("fi_info", "-p", "efa") in asked
 
     def test_CL107_falling_back_to_tcp_is_predicted_as_a_slow_network(self):
         """25 Gbit/s a GPU and 30 us instead of EFA's 400: FSDP over 8 nodes takes half as long again and more."""
@@ -209,8 +233,16 @@ class TestEnvironment:
         assert spent(fallen, *DATA_PARALLEL) > 5 * spent(sound, *DATA_PARALLEL)
         assert fallen.bound_by == "data-parallel communication"
 
-    @pytest.mark.skip(reason="issue 6: the parser of training logs reads train_step_timing in s: 46.84")
-    def test_CL108_the_log_parser_reads_the_step_time(self): ...
+    def test_CL108_the_log_parser_reads_the_step_time(self, tmp_path):
+        """The guide's example; its model is not said, so that there is nothing to compare it with."""
+        log = tmp_path / "nemo.log"
+        log.write_text(
+            "Training epoch 1, iteration 10/999 | lr: 4.498e-06 | global_batch_size: 512 | \n"
+            "global_step: 29 | reduced_train_loss: 11.03 | train_step_timing in s: 46.84 | \n"
+            "consumed_samples: 15360\n"
+        )
+        (one,) = read_log(log).iterations
+        assert (one.seconds, one.global_batch) == (46.84, 512)
 
     def test_CL112_an_answer_for_a_vision_model_warns_of_mock_data(self):
         tower = Encoder(num_layers=27, hidden=1152, ffn_hidden=4304, num_heads=16, tokens=1024)

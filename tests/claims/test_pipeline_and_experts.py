@@ -192,6 +192,25 @@ def test_CL030_experts_inside_the_nvlink_domain_are_half_as_fast_again(where):
     assert speedup(outside, inside) >= 1.5
 
 
+@pytest.mark.parametrize(
+    ("where", "ep", "more", "told"),
+    [
+        ("dgx-h100", 64, {}, True),
+        ("dgx-h100", 64, {"moe_dispatcher": "deepep"}, True),
+        ("dgx-h100", 8, {}, False),
+        ("dgx-h100", 64, {"overlap_moe_comm": True}, False),
+        ("gb200-nvl72", 64, {}, False),
+    ],
+)
+def test_CL030_experts_beyond_the_nvlink_domain_are_told_with_the_ways_out(where, ep, more, told):
+    """Overlapped exchange is the guides' own exception; the other way out of an all-to-all is DeepEP or HybridEP."""
+    found = {each.id: each for each in broken("qwen3-30b-a3b", where, 64, 4096, 1280, ep=ep, **more)}
+    assert ("ep_beyond_domain" in found) == told
+    if told:
+        assert "--ep 8" in found["ep_beyond_domain"].way_out
+        assert ("deepep" in found["ep_beyond_domain"].way_out) == (not more)
+
+
 @pytest.mark.parametrize("sizes", [{"tp": 1, "pp": 4, "vpp": 8}, {"tp": 2}])
 def test_CL032_expert_parallel_beats_expert_tensor_parallel(sizes):
     whole, split = (

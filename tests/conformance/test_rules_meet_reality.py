@@ -184,6 +184,7 @@ ELSEWHERE = {
     "graph_random_numbers": "the parser switches the tracker on itself",
     "graph_whole_dropless": "capture of the graph, on the GPU",
     "packed_micro_batch": "Megatron-Bridge's configuration",
+    "host_memory_over": "the host's allocator, while it runs",
     "save_in_background": "the catalogue refuses the format before there is a plan",
 }
 # Plans that our rules allow beside a violation and Megatron-LM 0.19.2 refuses all the same: known gaps.

@@ -94,14 +94,30 @@ function values(settings, columns) {
   const given = { ...data.precision[settings.precision].formats, layers_pace: blocks.layers_pace };
   const own = planInputs(columns, { ...given, global_batch: settings.global_batch });
   const inputs = { ...bound, ...blocks, ...ranks, ...own };
-  const found = { ...inputs, ...ledger(inputs) };
+  const held = { ...inputs, ...ledger(inputs) };
+  const found = timed(held, inputs, settings);
   const plan = { ...settings, num_microbatches: () => passes };
-  if (settings.pp === 1 && !settings.encoder_pp) return { found, correction: 0 };
+  if (settings.pp === 1 && !settings.encoder_pp) return { found, held, correction: 0 };
   try {
-    return { found, correction: schedule_correction({ values: found, plan, workload: settings, row }) };
+    return { found, held, correction: schedule_correction({ values: found, plan, workload: settings, row }) };
   } catch (error) {
     return { problem: error.message };
   }
+}
+
+// Entries with the time of sequences padded to the longest of a batch, as costmodel.predict.padded_in_full has it;
+// terms of memory stay as they were found.
+function timed(found, inputs, settings) {
+  const longest = data.bound.longest[[settings.seq_len, settings.global_batch].join()];
+  if (!longest || settings.pp > 1 || settings.ep > 1 || settings.cuda_graph) return found;
+  const own = { ...inputs, ...longest };
+  const all = { ...own, ...ledger(own) };
+  const keep = ([name, , parts]) => {
+    all[name] = found[name];
+    parts.forEach(keep);
+  };
+  Object.entries(data.trees).forEach(([name, tree]) => name.startsWith("memory_") && keep(tree));
+  return all;
 }
 
 function treeOf([name, title, parts], found) {
@@ -109,7 +125,7 @@ function treeOf([name, title, parts], found) {
 }
 
 function predicted(settings, columns) {
-  const { found, correction, problem } = values(settings, columns);
+  const { found, held, correction, problem } = values(settings, columns);
   if (problem) return { problem, step_time: null, memory: null };
   const stages = settings.pp > 1 ? ["first", "second", "fullest", "last"] : ["first"];
   const worst = most(stages, (stage) => found[`memory_${stage}`]);
@@ -125,7 +141,7 @@ function predicted(settings, columns) {
   return {
     problem: "",
     step_time: step,
-    tokens_per_second_per_gpu: (settings.seq_len * settings.global_batch) / step / data.gpus,
+    tokens_per_second_per_gpu: Math.round(found.fill * found.s * settings.global_batch) / step / data.gpus,
     model_tflops_per_gpu: flops / 1e12,
     mfu: flops / found.linear_peak,
     memory: peak,
@@ -136,6 +152,36 @@ function predicted(settings, columns) {
     time,
     memory_tree: treeOf(data.trees[`memory_${worst}`], found),
     values: found,
+    host: nodeHost(settings, held, stages),
+  };
+}
+
+// Host memory that offloading takes of the fullest node, at least and at most, as costmodel.host_memory counts it.
+function nodeHost({ tp, pp, cp, dp }, held, stages) {
+  if (!data.offloads.some((name) => held[name])) return [0, 0];
+  const whole = ledger({ ...held, ...Object.fromEntries(data.offloads.map((name) => [name, 0])) });
+  const copies = held.state_bytes > held.host_state_bytes ? data.host_copies / held.host_state_bytes : 0;
+  const each = stages.map((stage) => {
+    const [activations, state] = ["activations", "optimizer"].map((part) => `memory_${stage}_${part}`);
+    return whole[activations] - held[activations] + (whole[state] - held[state]) * (1 + copies);
+  });
+  const ranks = Math.min(data.gpus_per_node, data.gpus);
+  const apart = (tp * cp * dp) % data.gpus_per_node === 0 || pp === 1;
+  return [ranks * (apart ? Math.max(...each) : Math.min(...each)), ranks * Math.max(...each)];
+}
+
+// As advisor.rules.predicted_words has them.
+function predictedWords({ problem, memory, device, values: found, host }) {
+  if (problem) return Object.fromEntries(data.unpredicted.map((name) => [name, data.unsaid]));
+  const shares = data.scattered.map(([scatter, gemm]) =>
+    found[scatter] > 0 && found[gemm] > 0 ? found[scatter] / found[gemm] : 0,
+  );
+  return {
+    memory_percent: round((100 * memory) / device),
+    scatter_percent: round(100 * Math.max(...shares)),
+    host_gb: round(host[0] / 1e9),
+    host_most_gb: round(host[1] / 1e9),
+    host_memory_gb: data.host_memory_gb,
   };
 }
 
@@ -151,7 +197,7 @@ function judged(settings, columns, prediction) {
     seq_len: settings.seq_len,
     used: used_domain(data.domain, world + encoder, settings.nvl_segment),
     layout_problem: data.layouts.problems[layoutPlace(settings, columns)] ?? "",
-    memory_percent: prediction.problem ? data.unsaid : round((100 * prediction.memory) / prediction.device),
+    ...predictedWords(prediction),
     modules_given: settings.recompute_modules.length > 0,
   };
   const { broken, words } = rulebook.judge(columns, given);

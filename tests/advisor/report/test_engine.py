@@ -18,6 +18,7 @@ from advisor.pipeline import CORRECTION, with_schedule
 from advisor.report.engine import controls, engine_script
 from advisor.request import parse_pins
 from advisor.rules import violations
+from advisor.rules.predicted_words import predicted_words
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -60,6 +61,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "compressed attention": {"model": "deepseek-v4-flash", "gpus": 256, "gpu": "b200", "pp": 4, "ep": 16},
     "adapters": {"model": "llama3-70b", "gpus": 24, "gpu": "h100", "tp": 4, "task": "lora", "packed": False},
+    "padded to the longest": {
+        "model": "llama3-8b",
+        "gpus": 16,
+        "gpu": "h100",
+        "task": "sft",
+        "seq_len": 4096,
+        "mean_length": 500,
+        "length_cv": 0.8,
+        "packed": False,
+    },
     "sharded": {
         "model": "llama3-8b",
         "gpus": 64,
@@ -245,8 +256,9 @@ def test_rules_and_their_words_are_pythons(setting: Setting, tried: list[Tried])
     for each in tried:
         answer = each.answer
         shown = each.expected if not answer["problem"] else None
-        share = shown.peak_memory_bytes / shown.device_bytes if shown else None
-        found = violations(case.model, each.load, case.cluster, each.plan, case.plan.world, share)
+        found = violations(
+            case.model, each.load, case.cluster, each.plan, case.plan.world, predicted_words(shown)
+        )
         assert [
             (rule["id"], rule["severity"], rule["knobs"], rule["text"], rule["way_out"], rule["source"])
             for rule in answer["broken"]

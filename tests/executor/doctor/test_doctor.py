@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,9 @@ def test_precisions_and_fields_of_the_table_exist():
         ("13.0", ">=12.0 <13.0", False),
         ("10.0", ">=9.0 <10.0", False),
         ("0.16.1rc1", ">=0.17.1", False),
+        ("2.4.0", "!=2.4.0", False),
+        ("2.4", "!=2.4.0", False),
+        ("2.4.1", "!=2.4.0", True),
     ],
 )
 def test_bounds_of_versions(version, wanted, true):
@@ -192,6 +196,61 @@ def test_efa_needs_its_plugin(maker):
     assert found(maker.machine(), "warn") == []
     other = maker.machine(environment={"NCCL_NET_PLUGIN": "spcx"})
     assert any("NCCL_NET_PLUGIN=spcx beside EFA" in line for line in found(other, "warn"))
+
+
+def with_fi_info(machine: Machine, answer: str | None, tool: str = "fi_info") -> Machine:
+    """The machine with libfabric's tool, which finds `answer`."""
+
+    def run(command: tuple[str, ...]) -> str | None:
+        if command[0] != tool:
+            return None
+        return "fi_info: 2.1.0amzn3.0\nlibfabric: 2.1.0\n" if command[1] == "--version" else answer
+
+    return replace(machine, run=run)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tool", "said"),
+    [
+        ("provider: efa\n    fabric: efa\n    domain: rdmap16s27-rdm\n", "fi_info", "fi_info finds efa"),
+        ("provider: efa\n", "/opt/amazon/efa/bin/fi_info", "fi_info finds efa"),
+        (None, "elsewhere", "no fi_info here"),
+    ],
+)
+def test_efa_whose_provider_is_there_or_cannot_be_asked_for(maker, answer, tool, said):
+    maker.adapters("rdmap16s27")
+    maker.write("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", "")
+    machine = with_fi_info(maker.machine(), answer, tool)
+    assert any(said in line for line in found(machine, "ok"))
+    assert found(machine, "warn") == []
+
+
+@pytest.mark.parametrize("answer", [None, "provider: tcp\n"])
+def test_efa_whose_provider_is_missing_falls_back_to_tcp(maker, answer):
+    maker.adapters("rdmap16s27")
+    maker.write("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", "")
+    (line,) = found(with_fi_info(maker.machine(), answer), "warn")
+    assert "fi_info -p efa finds no provider" in line
+    assert "TCP" in line
+
+
+def test_a_provider_that_is_asked_for_otherwise(maker):
+    asked = maker.machine(environment={"FI_PROVIDER": "efa"})
+    assert any("FI_PROVIDER=efa and no EFA adapter" in line for line in found(asked, "warn"))
+    maker.adapters("rdmap16s27")
+    maker.write("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", "")
+    assert found(asked, "warn") == []
+    other = maker.machine(environment={"FI_PROVIDER": "tcp"})
+    assert any("FI_PROVIDER=tcp beside EFA" in line for line in found(other, "warn"))
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("2.4.0", True), ("2.4.0rc1", True), ("2.4.1", False), ("2.5.0", False)]
+)
+def test_the_nemo_that_the_guides_avoid(maker, version, warned):
+    lines = found(maker.machine(distributions=GOOD | {"nemo-toolkit": version}), "warn")
+    assert [line for line in lines if f"nemo {version} |" in line and "2.5.0" in line] == lines
+    assert bool(lines) == warned
 
 
 def test_gpudirect_that_is_missing(maker):

@@ -331,3 +331,11 @@ for fields, latent in json.load(sys.stdin):
     except Exception as error:
         print(str(error).replace(" ", "_"))
 """
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_graphs_of_unpacked_sequences_pad_them_all_alike(graph):
+    """Rule graph_padded: graphs hold tensors of one shape."""
+    load = Workload(4096, 128, "sft", mean_length=512, packed=False)
+    job = a_job(Plan(dp=8, cuda_graph=graph), "llama3-8b", workload=load)
+    assert ("pad_to_max_length" in text_of(megatron_bridge.export(job))) == graph

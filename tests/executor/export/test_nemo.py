@@ -205,3 +205,11 @@ def test_what_is_no_recipe_is_one_line(text):
     with pytest.raises(ValueError) as raised:
         nemo.read(text)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_graphs_of_unpacked_sequences_pad_them_all_alike(graph):
+    """Rule graph_padded: graphs hold tensors of one shape."""
+    load = Workload(4096, 128, "sft", mean_length=512, packed=False)
+    job = a_job(Plan(dp=8, cuda_graph=graph), "llama3-8b", workload=load)
+    assert ("pad_to_max_length" in text_of(nemo.export(job))) == graph

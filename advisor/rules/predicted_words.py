@@ -1,0 +1,62 @@
+"""Words of the rules that only a predicted plan has; `advisor.rules.facts` leaves them unsaid, which is below 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from advisor.rules.setting_words import UNSAID
+
+if TYPE_CHECKING:
+    from costmodel.prediction import Prediction
+    from hardware_db import Cluster
+
+GB = 1e9
+# Forward products whose output user buffers scatter in chunks: entry of the scatter, entry of the product.
+# Source: Transformer Engine's names proj_fprop and fc2_fprop, Megatron-Bridge 0.3.1 training/comm_overlap.py:204-252.
+SCATTERED = (
+    ("attention_reduce_scatter", "attention_proj_forward"),
+    ("mla_reduce_scatter", "mla_proj_forward"),
+    ("mlp_reduce_scatter", "mlp_fc2_forward"),
+)
+UNPREDICTED: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(("memory_percent", "scatter_percent", "host_gb", "host_most_gb", "host_memory_gb"), UNSAID)
+)
+
+
+def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
+    """Words of a predicted plan, those of `UNPREDICTED` where there is none.
+
+    memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product. host_gb,
+    host_most_gb: host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what
+    the node has, unsaid where it is not on file.
+    """
+    if prediction is None:
+        return UNPREDICTED
+    from costmodel.host_memory import node_host_bytes
+
+    least, most = node_host_bytes(prediction)
+    return {
+        "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
+        "scatter_percent": round(100 * longest_scatter(prediction.values)),
+        "host_gb": round(least / GB),
+        "host_most_gb": round(most / GB),
+        "host_memory_gb": host_memory_gb(prediction.cluster),
+    }
+
+
+def host_memory_gb(cluster: Cluster) -> int:
+    """Host memory of a node in whole GB, UNSAID where it is not on file."""
+    found = cluster.host_memory
+    return UNSAID if found is None else round(found / GB)
+
+
+def longest_scatter(values: Mapping[str, float]) -> float:
+    """Time of a reduce-scatter over that of the forward product that it can hide under, the largest. [1]"""
+    shares = [
+        values[scatter] / values[gemm]
+        for scatter, gemm in SCATTERED
+        if values.get(scatter, 0) > 0 and values.get(gemm, 0) > 0
+    ]
+    return max(shares, default=0.0)

@@ -1,0 +1,74 @@
+"""What offloading keeps in a node's host memory: the other side of what it takes off the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from costmodel.memory import STAGES
+from costmodel.offload import MODULE_FLAGS
+from costmodel.prediction import Prediction
+from costmodel.symbols import BY_NAME
+
+# Inputs that move something to the host; without them everything stays on the device.
+OFFLOADS = ("offload_share", "optimizer_offload", *MODULE_FLAGS)
+# Copies of parameter and gradient in FP32 that an offloaded optimizer has on the host beside both moments, where the
+# master parameters stay on the device: byte a parameter. Source: Megatron-Core 0.16.1, optimizer/cpu_offloading/
+# hybrid_optimizer.py:109 and :274 (pinned).
+HOST_COPIES = 8.0
+
+
+def node_host_bytes(prediction: Prediction) -> tuple[float, float]:
+    """Host memory that offloading takes of the fullest node: at least, and at most. [byte]
+
+    At least: where a stage's ranks fill whole nodes, those of the fullest stage, else of the emptiest everywhere. Not
+    counted is what the system, data loaders and checkpoints take.
+    """
+    plan, per_node = prediction.plan, prediction.cluster.gpus_per_node
+    each = rank_host_bytes(prediction)
+    if not each:
+        return 0.0, 0.0
+    ranks = min(per_node, plan.world)
+    stage = plan.tp * plan.cp * plan.dp
+    whole = stage % per_node == 0 or plan.pp == 1
+    most = ranks * max(each.values())
+    return (most if whole else ranks * min(each.values())), most
+
+
+def fits_host(prediction: Prediction) -> bool:
+    """Whether what is offloaded can fit the fullest node's host memory; True where that is not on file."""
+    whole = prediction.cluster.host_memory
+    return whole is None or node_host_bytes(prediction)[0] <= whole
+
+
+def rank_host_bytes(prediction: Prediction) -> dict[str, float]:
+    """Stage -> bytes that one of its ranks keeps in host memory; empty where nothing is offloaded. [byte]
+
+    What the device would hold beside the plan if nothing were offloaded: buffers that activations pass through are
+    left out, so it is the least.
+    """
+    from costmodel.predict import compiled_family
+
+    held = prediction.held or prediction.values
+    if not any(held.get(name) for name in OFFLOADS):
+        return {}
+    inputs = {name: np.float64(held[name]) for name in BY_NAME if name in held}
+    without = inputs | {name: np.float64(0.0) for name in OFFLOADS if name in inputs}
+    whole = compiled_family(prediction.features).full(without)
+    stages = STAGES if prediction.plan.pp > 1 else STAGES[:1]
+    return {stage: host_bytes(held, whole, stage) for stage in stages}
+
+
+def host_bytes(held: Mapping[str, float], whole: Mapping[str, float], stage: str) -> float:
+    """Of one rank of a stage: activations and optimizer state that left the device, and the optimizer's copies. [byte]
+
+    held: entries of the plan. whole: those of the plan without offloading.
+    """
+    activations, state = (
+        float(whole[name] - held[name])
+        for name in (f"memory_{stage}_activations", f"memory_{stage}_optimizer")
+    )
+    moved = held["host_state_bytes"]
+    copies = HOST_COPIES if held["state_bytes"] > moved else 0.0
+    return activations + state * (1 + copies / moved)
