@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from advisor.candidates import Candidate, candidate, compared, objective_value
 from advisor.request import Request
 from advisor.rules import Mask
-from advisor.space import Space, build_space, nothing_legal
+from advisor.space import build_space, nothing_legal
+from advisor.space_grid import ALL, Rows, Space
 from costmodel.binding import bind
 from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
 from costmodel.plan import Plan
@@ -78,7 +79,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Scored:
-    """One evaluated space: step time [s] and peak memory [byte] of every row, device memory [byte]."""
+    """One evaluated space: step time [s] and peak memory [byte] of every plan, device memory [byte]."""
 
     space: Space
     gpus: int
@@ -95,16 +96,17 @@ class Scored:
             return self.peak_memory
         return self.step_time * (self.gpus if objective == "cost" else 1)
 
-    def complexity(self) -> Array:
-        """Number of things that a plan asks for beyond the default. [1]"""
-        columns = {name: np.asarray(array) for name, array in self.space.columns.items()}
-        sizes = np.log2(columns["tp"] * columns["pp"] * columns["cp"] * columns["vpp"] * columns["etp"])
+    def complexity(self, rows: Rows = ALL) -> Array:
+        """Number of things that plans ask for beyond the default. [1]"""
+        sizes = np.log2(math.prod(self.space.column(name, rows) for name in ("tp", "pp", "cp", "vpp", "etp")))
         extras = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
         switches = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
-        return sizes + sum(columns[name] for name in (*extras, *switches, "overlap_moe_comm"))
+        asked = (*extras, *switches, "overlap_moe_comm")
+        return sizes + sum(self.space.column(name, rows) for name in asked)
 
     def plan(self, row: int) -> Plan:
-        return plan_from_columns(self.space.columns, row, self.space.precision)
+        columns = {name: self.space.column(name, np.array([row])) for name in self.space.grid}
+        return plan_from_columns(columns, 0, self.space.precision)
 
 
 Look = Callable[[list[Scored]], None]
@@ -171,8 +173,9 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Score
         space = build_space(replace(request, gpus=gpus), precision)
         spaces.append(space)
         if space.legal:
-            out = evaluate_plans(model, workload, cluster, precision, space.columns, stack)
-            scored.append(Scored(space, gpus, out["step_time"], out["peak_memory"], device))
+            out = evaluate_plans(model, workload, cluster, precision, space.grid, stack)
+            found = (space.of_plans(out[name]) for name in ("step_time", "peak_memory"))
+            scored.append(Scored(space, gpus, *found, device))
     if not spaces:
         raise next(iter(refused.values()))
     return spaces, scored, [f"precision {name} left out: {why}" for name, why in refused.items()]
@@ -195,8 +198,15 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
     seconds = gathered(each.step_time for each in scored)
     score = gathered(each.score(request.objective) for each in scored)
     keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
-    order = np.lexsort((row, part, gathered(each.complexity() for each in scored), *keys))
-    columns = [gathered(each.space.column(name) for each in scored)[order] for name in LAYOUT + PIPELINE]
+
+    def gathered_of(value: Callable[[Scored, Rows], Array]) -> Array:
+        return np.concatenate([value(each, fitting) for each, fitting in zip(scored, rows, strict=True)])
+
+    order = np.lexsort((row, part, gathered_of(Scored.complexity), *keys))
+    columns = [
+        gathered_of(lambda each, fitting, name=name: each.space.column(name, fitting))[order]
+        for name in LAYOUT + PIPELINE
+    ]
 
     def value(each: Candidate) -> float:
         return objective_value(request.objective, each)
@@ -227,9 +237,9 @@ def _rows_that_matter(
     scores, best = [], {}
     for each in scored:
         score = np.where(each.fits(share), each.score(request.objective), np.inf)
-        layouts = [each.space.column(name) for name in LAYOUT]
+        layouts = [each.space.layout(name) for name in LAYOUT]
         starts, _ = runs(layouts)
-        lowest = np.minimum.reduceat(score, starts)
+        lowest = np.minimum.reduceat(score, np.searchsorted(each.space.cells, starts * each.space.options))
         for *layout, value in zip(
             *(column[starts].tolist() for column in layouts), lowest.tolist(), strict=True
         ):
