@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.candidates import Candidate, candidate, compared, objective_value
+from advisor.candidates import Candidate, candidate, compared, objective_of, objective_value
+from advisor.contenders import Contenders
 from advisor.request import Request
 from advisor.rules import Mask
 from advisor.space import build_space, nothing_legal
@@ -92,9 +94,7 @@ class Scored:
 
     def score(self, objective: str) -> Array:
         """`objective_value` of every row, before its pipeline is simulated."""
-        if objective == "memory":
-            return self.peak_memory
-        return self.step_time * (self.gpus if objective == "cost" else 1)
+        return objective_of(objective, self.step_time, self.peak_memory, self.gpus)
 
     def complexity(self, rows: Rows = ALL) -> Array:
         """Number of things that plans ask for beyond the default. [1]"""
@@ -192,42 +192,50 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
     part = np.repeat(np.arange(len(scored)), [len(fitting) for fitting in rows])
     row = np.concatenate(rows)
 
-    def gathered(arrays: Iterable[Array]) -> Array:
-        return np.concatenate([array[fitting] for array, fitting in zip(arrays, rows, strict=True)])
-
-    seconds = gathered(each.step_time for each in scored)
-    score = gathered(each.score(request.objective) for each in scored)
-    keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
-
-    def gathered_of(value: Callable[[Scored, Rows], Array]) -> Array:
+    def gathered(value: Callable[[Scored, Rows], Array]) -> Array:
         return np.concatenate([value(each, fitting) for each, fitting in zip(scored, rows, strict=True)])
 
-    order = np.lexsort((row, part, gathered_of(Scored.complexity), *keys))
-    columns = [
-        gathered_of(lambda each, fitting, name=name: each.space.column(name, fitting))[order]
-        for name in LAYOUT + PIPELINE
-    ]
+    def column(name: str) -> Array:
+        return gathered(lambda each, fitting: each.space.column(name, fitting))
 
-    def value(each: Candidate) -> float:
-        return objective_value(request.objective, each)
+    seconds = gathered(lambda each, fitting: each.step_time[fitting])
+    score = gathered(lambda each, fitting: each.score(request.objective)[fitting])
+    keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
+    order = np.lexsort((row, part, gathered(Scored.complexity), *keys))
+    first = _layouts_in_order([column(name)[order] for name in LAYOUT + PIPELINE], wanted)
+    layouts = [order[members].tolist() for members in first]
+    numbers = [number for members in layouts for number in members]
+    contenders = Contenders(request, [each.space for each in scored], part, row, numbers)
+    chosen = _best_of_layouts(request, layouts, score, contenders, tell)
+    best = [candidate(request, scored[part[index]].plan(int(row[index]))) for index in chosen]
+    best.sort(key=lambda each: objective_value(request.objective, each))
+    return tuple(replace(compared(request, best[0], each), rank=rank) for rank, each in enumerate(best, 1))
 
-    best: list[Candidate] = []
-    for members in _layouts_in_order(columns, wanted):
-        tell(0.8, f"simulating pipelines, {len(best)} layouts done")
-        found: list[Candidate] = []
-        rival = sorted(map(value, best))[request.top - 1 :]
-        if rival and score[order[members[0]]] * (1 - SIMULATION_GAIN) > rival[0]:
+
+def _best_of_layouts(
+    request: Request, layouts: list[list[int]], score: Array, contenders: Contenders, tell: Progress
+) -> list[int]:
+    """The best plan of each of the best layouts, pipelines simulated, in order.
+
+    layouts: numbers of the plans of each, in order of their score. A pipeline is not simulated where its bound shows
+    that it cannot be among the plans returned.
+    """
+    best: list[tuple[float, int]] = []
+    for done, pipelines in enumerate(layouts):
+        tell(0.8, f"simulating pipelines, {done} layouts done")
+        rival = sorted(best)[request.top - 1][0] if len(best) >= request.top else math.inf
+        if score[pipelines[0]] * (1 - SIMULATION_GAIN) > rival:
             break
-        for index in order[members]:
-            if found and score[index] * (1 - SIMULATION_GAIN) > min(map(value, found)):
+        found = (math.inf, pipelines[0])
+        for number in pipelines:
+            if score[number] * (1 - SIMULATION_GAIN) > found[0]:
                 break
-            found.append(candidate(request, scored[part[index]].plan(int(row[index]))))
-        best.append(min(found, key=value))
-    best.sort(key=value)
-    return tuple(
-        replace(compared(request, best[0], each), rank=rank)
-        for rank, each in enumerate(best[: request.top], 1)
-    )
+            contender = contenders[number]
+            if contender.least(request.objective) <= min(rival, found[0]):
+                found = min(found, (contender.value(request.objective), number), key=itemgetter(0))
+        best.append(found)
+    best.sort(key=itemgetter(0))
+    return [number for value, number in best[: request.top] if value < math.inf]
 
 
 def _rows_that_matter(

@@ -102,6 +102,23 @@ def evaluate_plans(
     return results
 
 
+def plan_values(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    precision: str,
+    columns: Columns,
+    stack: str | None = None,
+) -> dict[str, Any]:
+    """Every quantity of some plans and every input, by name: an array over the plans, or a number for all of them."""
+    bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
+    scalars = {name: entry.value for name, entry in bound.items()}
+    known = scalars | {
+        name: np.float64(value) if not np.ndim(value) else value for name, value in inputs.items()
+    }
+    return known | compiled_family(family_features(model, workload, columns)).full(known)
+
+
 def predict(
     model: ModelSpec,
     workload: Workload,
