@@ -88,6 +88,6 @@ class _Some:
 
 
 def _some(request: Request, space: Space, rows: NDArray[np.intp]) -> _Some:
-    columns = {name: space.column(name, rows) for name in space.grid}
+    columns = space.some(rows)
     case = (request.model, request.workload, request.cluster, space.precision)
     return _Some(space.precision, columns, plan_values(*case, columns, request.stack))

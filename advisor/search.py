@@ -105,8 +105,11 @@ class Scored:
         return sizes + sum(self.space.column(name, rows) for name in asked)
 
     def plan(self, row: int) -> Plan:
-        columns = {name: self.space.column(name, np.array([row])) for name in self.space.grid}
-        return plan_from_columns(columns, 0, self.space.precision)
+        return self.plans(np.array([row]))[0]
+
+    def plans(self, rows: NDArray[np.intp]) -> list[Plan]:
+        columns = self.space.some(rows)
+        return [plan_from_columns(columns, index, self.space.precision) for index in range(len(rows))]
 
 
 Look = Callable[[list[Scored]], None]

@@ -68,6 +68,10 @@ class Space:
             for name, array in self.grid.items()
         }
 
+    def some(self, rows: Rows) -> Columns:
+        """Every knob's value in the legal plans of some numbers."""
+        return {name: self.column(name, rows) for name in self.grid}
+
     def column(self, name: str, rows: Rows = ALL) -> Array:
         """One knob's value in every legal plan, or in those of some numbers."""
         array, cells = self.grid[name], self.cells[rows]
