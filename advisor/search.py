@@ -1,7 +1,8 @@
 """The optimum of the declared space: evaluate every legal plan, keep what fits, rank, simulate the best.
 
 Exhaustive over `advisor.space` by the closed form; of those within SIMULATION_GAIN of the best, the first pipelines of
-the first layouts are simulated, and the quickest of them is the answer. Ties go to the simpler plan.
+the first layouts are simulated where a bound leaves them a chance, and the quickest is the answer. Ties go to the
+simpler plan.
 """
 
 from __future__ import annotations
