@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from advisor.pipeline import CORRECTION, with_schedule
 from advisor.request import Request
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import RESOURCES, Prediction
+
+Amounts = TypeVar("Amounts", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,15 @@ def candidate(request: Request, plan: Plan) -> Candidate:
 
 
 def objective_value(objective: str, found: Candidate) -> float:
+    """`objective_of` a plan with its pipeline simulated."""
+    return objective_of(objective, found.step_time, found.peak_memory, found.plan.world)
+
+
+def objective_of(objective: str, step_time: Amounts, peak_memory: Amounts, gpus: int) -> Amounts:
     """What the search minimises: seconds of a step, GPU-seconds of a step, or bytes of the worst rank."""
     if objective == "memory":
-        return found.peak_memory
-    return found.step_time * (found.plan.world if objective == "cost" else 1)
+        return peak_memory
+    return step_time * gpus if objective == "cost" else step_time
 
 
 def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:

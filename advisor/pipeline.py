@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costmodel.passes import pipeline_arguments
+from costmodel.passes import Evaluated, pipeline_arguments
 from costmodel.prediction import Prediction, TermValue
-from costmodel.simulate import Timeline, pipeline_makespan, simulate_pipeline
+from costmodel.simulate import Timeline, least_makespan, pipeline_makespan, simulate_pipeline
 
 CORRECTION, CORRECTION_TITLE = "schedule_correction", "pipeline schedule, simulated less closed form"
 
@@ -22,7 +22,7 @@ def with_schedule(prediction: Prediction) -> Prediction:
     The difference is one more term, `schedule_correction`, so that parts still sum to the step. It grows
     with stragglers as the rest of the step does. One stage has nothing to correct.
     """
-    if prediction.plan.pp == 1 and not prediction.plan.encoder_pp:
+    if not has_pipeline(prediction):
         return prediction
     correction = schedule_correction(prediction)
     term = TermValue(
@@ -48,11 +48,32 @@ def with_schedule(prediction: Prediction) -> Prediction:
     )
 
 
-def schedule_correction(prediction: Prediction) -> float:
+def has_pipeline(prediction: Evaluated) -> bool:
+    """Whether the plan has stages that wait for each other."""
+    return prediction.plan.pp > 1 or prediction.plan.encoder_pp > 0
+
+
+def schedule_correction(prediction: Evaluated) -> float:
     """The simulated pipeline less the closed form, grown by stragglers. [s]"""
+    makespan = pipeline_makespan(**pipeline_arguments(prediction))
+    return (makespan - closed_pipeline(prediction)) * stragglers(prediction)
+
+
+def least_correction(prediction: Evaluated) -> float:
+    """What `schedule_correction` is not below, without a replay. [s]"""
+    arguments = pipeline_arguments(prediction)
+    arguments.pop("overlap_p2p")
+    return (least_makespan(**arguments) - closed_pipeline(prediction)) * stragglers(prediction)
+
+
+def closed_pipeline(prediction: Evaluated) -> float:
+    """The pipeline of a step by the closed form. [s]"""
     values = prediction.values
     microbatches = prediction.plan.num_microbatches(prediction.workload.global_batch)
     slowest = values.get("slowest_with_encoder", values["slowest_stage_time"])
-    closed = microbatches * slowest + values["pipeline_bubble"] + values["pipeline_send_recv"]
-    stragglers = values["step_time"] / values["synchronous_time"]
-    return (pipeline_makespan(**pipeline_arguments(prediction)) - closed) * stragglers
+    return microbatches * slowest + values["pipeline_bubble"] + values["pipeline_send_recv"]
+
+
+def stragglers(prediction: Evaluated) -> float:
+    """What waiting for stragglers multiplies a step by. [1]"""
+    return prediction.values["step_time"] / prediction.values["synchronous_time"]

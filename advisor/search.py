@@ -1,23 +1,27 @@
 """The optimum of the declared space: evaluate every legal plan, keep what fits, rank, simulate the best.
 
 Exhaustive over `advisor.space` by the closed form; of those within SIMULATION_GAIN of the best, the first pipelines of
-the first layouts are simulated, and the quickest of them is the answer. Ties go to the simpler plan.
+the first layouts are simulated where a bound leaves them a chance, and the quickest is the answer. Ties go to the
+simpler plan.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.candidates import Candidate, candidate, compared, objective_value
+from advisor.candidates import Candidate, candidate, compared, objective_of, objective_value
+from advisor.contenders import Contenders
 from advisor.request import Request
 from advisor.rules import Mask
-from advisor.space import Space, build_space, nothing_legal
+from advisor.space import build_space, nothing_legal
+from advisor.space_grid import ALL, Rows, Space
 from costmodel.binding import bind
 from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
 from costmodel.plan import Plan
@@ -78,7 +82,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Scored:
-    """One evaluated space: step time [s] and peak memory [byte] of every row, device memory [byte]."""
+    """One evaluated space: step time [s] and peak memory [byte] of every plan, device memory [byte]."""
 
     space: Space
     gpus: int
@@ -91,20 +95,22 @@ class Scored:
 
     def score(self, objective: str) -> Array:
         """`objective_value` of every row, before its pipeline is simulated."""
-        if objective == "memory":
-            return self.peak_memory
-        return self.step_time * (self.gpus if objective == "cost" else 1)
+        return objective_of(objective, self.step_time, self.peak_memory, self.gpus)
 
-    def complexity(self) -> Array:
-        """Number of things that a plan asks for beyond the default. [1]"""
-        columns = {name: np.asarray(array) for name, array in self.space.columns.items()}
-        sizes = np.log2(columns["tp"] * columns["pp"] * columns["cp"] * columns["vpp"] * columns["etp"])
+    def complexity(self, rows: Rows = ALL) -> Array:
+        """Number of things that plans ask for beyond the default. [1]"""
+        sizes = np.log2(math.prod(self.space.column(name, rows) for name in ("tp", "pp", "cp", "vpp", "etp")))
         extras = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
         switches = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
-        return sizes + sum(columns[name] for name in (*extras, *switches, "overlap_moe_comm"))
+        asked = (*extras, *switches, "overlap_moe_comm")
+        return sizes + sum(self.space.column(name, rows) for name in asked)
 
     def plan(self, row: int) -> Plan:
-        return plan_from_columns(self.space.columns, row, self.space.precision)
+        return self.plans(np.array([row]))[0]
+
+    def plans(self, rows: NDArray[np.intp]) -> list[Plan]:
+        columns = self.space.some(rows)
+        return [plan_from_columns(columns, index, self.space.precision) for index in range(len(rows))]
 
 
 Look = Callable[[list[Scored]], None]
@@ -171,8 +177,9 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Score
         space = build_space(replace(request, gpus=gpus), precision)
         spaces.append(space)
         if space.legal:
-            out = evaluate_plans(model, workload, cluster, precision, space.columns, stack)
-            scored.append(Scored(space, gpus, out["step_time"], out["peak_memory"], device))
+            out = evaluate_plans(model, workload, cluster, precision, space.grid, stack)
+            found = (space.of_plans(out[name]) for name in ("step_time", "peak_memory"))
+            scored.append(Scored(space, gpus, *found, device))
     if not spaces:
         raise next(iter(refused.values()))
     return spaces, scored, [f"precision {name} left out: {why}" for name, why in refused.items()]
@@ -189,35 +196,50 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
     part = np.repeat(np.arange(len(scored)), [len(fitting) for fitting in rows])
     row = np.concatenate(rows)
 
-    def gathered(arrays: Iterable[Array]) -> Array:
-        return np.concatenate([array[fitting] for array, fitting in zip(arrays, rows, strict=True)])
+    def gathered(value: Callable[[Scored, Rows], Array]) -> Array:
+        return np.concatenate([value(each, fitting) for each, fitting in zip(scored, rows, strict=True)])
 
-    seconds = gathered(each.step_time for each in scored)
-    score = gathered(each.score(request.objective) for each in scored)
+    def column(name: str) -> Array:
+        return gathered(lambda each, fitting: each.space.column(name, fitting))
+
+    seconds = gathered(lambda each, fitting: each.step_time[fitting])
+    score = gathered(lambda each, fitting: each.score(request.objective)[fitting])
     keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
-    order = np.lexsort((row, part, gathered(each.complexity() for each in scored), *keys))
-    columns = [gathered(each.space.column(name) for each in scored)[order] for name in LAYOUT + PIPELINE]
+    order = np.lexsort((row, part, gathered(Scored.complexity), *keys))
+    first = _layouts_in_order([column(name)[order] for name in LAYOUT + PIPELINE], wanted)
+    layouts = [order[members].tolist() for members in first]
+    numbers = [number for members in layouts for number in members]
+    contenders = Contenders(request, [each.space for each in scored], part, row, numbers)
+    chosen = _best_of_layouts(request, layouts, score, contenders, tell)
+    best = [candidate(request, scored[part[index]].plan(int(row[index]))) for index in chosen]
+    best.sort(key=lambda each: objective_value(request.objective, each))
+    return tuple(replace(compared(request, best[0], each), rank=rank) for rank, each in enumerate(best, 1))
 
-    def value(each: Candidate) -> float:
-        return objective_value(request.objective, each)
 
-    best: list[Candidate] = []
-    for members in _layouts_in_order(columns, wanted):
-        tell(0.8, f"simulating pipelines, {len(best)} layouts done")
-        found: list[Candidate] = []
-        rival = sorted(map(value, best))[request.top - 1 :]
-        if rival and score[order[members[0]]] * (1 - SIMULATION_GAIN) > rival[0]:
+def _best_of_layouts(
+    request: Request, layouts: list[list[int]], score: Array, contenders: Contenders, tell: Progress
+) -> list[int]:
+    """The best plan of each of the best layouts, pipelines simulated, in order.
+
+    layouts: numbers of the plans of each, in order of their score. A pipeline is not simulated where its bound shows
+    that it cannot be among the plans returned.
+    """
+    best: list[tuple[float, int]] = []
+    for done, pipelines in enumerate(layouts):
+        tell(0.8, f"simulating pipelines, {done} layouts done")
+        rival = sorted(best)[request.top - 1][0] if len(best) >= request.top else math.inf
+        if score[pipelines[0]] * (1 - SIMULATION_GAIN) > rival:
             break
-        for index in order[members]:
-            if found and score[index] * (1 - SIMULATION_GAIN) > min(map(value, found)):
+        found = (math.inf, pipelines[0])
+        for number in pipelines:
+            if score[number] * (1 - SIMULATION_GAIN) > found[0]:
                 break
-            found.append(candidate(request, scored[part[index]].plan(int(row[index]))))
-        best.append(min(found, key=value))
-    best.sort(key=value)
-    return tuple(
-        replace(compared(request, best[0], each), rank=rank)
-        for rank, each in enumerate(best[: request.top], 1)
-    )
+            contender = contenders[number]
+            if contender.least(request.objective) <= min(rival, found[0]):
+                found = min(found, (contender.value(request.objective), number), key=itemgetter(0))
+        best.append(found)
+    best.sort(key=itemgetter(0))
+    return [number for value, number in best[: request.top] if value < math.inf]
 
 
 def _rows_that_matter(
@@ -227,9 +249,9 @@ def _rows_that_matter(
     scores, best = [], {}
     for each in scored:
         score = np.where(each.fits(share), each.score(request.objective), np.inf)
-        layouts = [each.space.column(name) for name in LAYOUT]
+        layouts = [each.space.layout(name) for name in LAYOUT]
         starts, _ = runs(layouts)
-        lowest = np.minimum.reduceat(score, starts)
+        lowest = np.minimum.reduceat(score, np.searchsorted(each.space.cells, starts * each.space.options))
         for *layout, value in zip(
             *(column[starts].tolist() for column in layouts), lowest.tolist(), strict=True
         ):

@@ -1,4 +1,4 @@
-"""The declared space of plans as columns: built by crossing small tables, never by a loop over plans.
+"""The declared space of plans: built by crossing small tables, never by a loop over plans.
 
 Layouts (parallel sizes and micro-batch) are crossed with the options one table at a time; after each
 step the rules of the knobs just added drop what is illegal. What is not searched is fixed, and said.
@@ -6,50 +6,24 @@ step the rules of the knobs just added drop what is illegal. What is not searche
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from advisor.request import Request
-from advisor.rules import Mask, Rule, Violation, error_masks, load_rules, violation
-from advisor.rules.facts import divisors, facts
-from advisor.space_options import SPLIT_KNOBS, Columns, Row, option_tables, pinned, pipelines
-from costmodel.columns import ITEM_PREFIX, ITEMS, Array, code, collapsed, default_columns
+from advisor.rules import load_rules
+from advisor.rules.facts import divisors
+from advisor.space_grid import Space, cross, drop_illegal, keep
+from advisor.space_options import Columns, option_tables, pinned, pipelines
+from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
 from hardware_db import Cluster
 
 MICRO_BATCHES = (1, 2, 4, 8)
-# Columns that are arrays however many rows there are.
-LAYOUT_AXES = ("tp", "pp", "cp", "dp", "ep", "etp", "micro_batch", "vpp", "of_pp", *SPLIT_KNOBS)
 # Shortest piece of a sequence that context parallelism may leave to a GPU.
 SHORTEST_SHARD = 1024
 # Up to this many data-parallel ranks gradients are summed in BF16, beyond in FP32 (tuning guide).
 BF16_REDUCTION_RANKS = 128
-
-
-@dataclass
-class Space:
-    """The legal plans of one precision.
-
-    columns: one array per knob, over the legal plans; what all plans share has one element. enumerated:
-    combinations of the declared axes that use all GPUs. rejected: rule id -> rows it dropped; examples: what it
-    says about one of them.
-    """
-
-    precision: str
-    columns: Columns
-    enumerated: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, Violation] = field(default_factory=dict)
-
-    @property
-    def legal(self) -> int:
-        """Number of legal plans. [1]"""
-        return len(self.columns["tp"])
-
-    def column(self, name: str) -> Array:
-        """One knob's value in every legal plan."""
-        return np.broadcast_to(self.columns[name], (self.legal,))
 
 
 def build_space(request: Request, precision: str) -> Space:
@@ -61,14 +35,15 @@ def build_space(request: Request, precision: str) -> Space:
     fixed = {
         name: column for name, column in _fixed(layouts, request, pins).items() if name not in decided_later
     }
-    space = Space(precision, layouts | fixed, len(layouts["tp"]))
-    waiting = _drop_illegal(space, request, list(load_rules()))
+    rows = len(layouts["tp"])
+    space = Space(precision, layouts | fixed, np.ones(rows, dtype=bool), rows)
+    waiting = drop_illegal(space, request, list(load_rules()))
     for table, finish in tables:
-        space.enumerated *= len(table)
-        space.columns = _cross(space.columns, table)
-        _keep(space.columns, finish(space.columns))
-        waiting = _drop_illegal(space, request, waiting)
+        space.cross(table)
+        space.keep(finish(space.grid))
+        waiting = drop_illegal(space, request, waiting)
     assert not waiting, f"rules that were never applied: {[rule.id for rule in waiting]}"
+    space.drop_empty_layouts()
     return space
 
 
@@ -110,11 +85,11 @@ def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
     grid = np.meshgrid(*(np.array(axes[name], dtype=float) for name in ("tp", "pp", "cp")), indexing="ij")
     columns = {name: array.ravel() for name, array in zip(("tp", "pp", "cp"), grid, strict=True)}
     columns["dp"] = gpus / (columns["tp"] * columns["pp"] * columns["cp"])
-    _keep(columns, (columns["dp"] % 1 == 0) & (columns["dp"] == pins.get("dp", columns["dp"])))
+    keep(columns, (columns["dp"] % 1 == 0) & (columns["dp"] == pins.get("dp", columns["dp"])))
     columns = _expert_sizes(columns, request, pins)
-    columns = _cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
-    columns = _cross(columns, pipelines(request.model, axes["pp"], pins))
-    _keep(columns, columns["pp"] == columns.pop("of_pp"))
+    columns = cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
+    columns = cross(columns, pipelines(request.model, axes["pp"], pins))
+    keep(columns, columns["pp"] == columns.pop("of_pp"))
     return columns
 
 
@@ -122,14 +97,14 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     """ep over divisors of the experts, etp 1 unless pinned, on their own mesh inside each stage."""
     moe = request.model.moe
     if moe is None:
-        return _cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
+        return cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
     eps = (
         [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= request.gpus]
     )
-    columns = _cross(columns, [{"ep": float(size)} for size in eps])
-    columns = _cross(columns, [{"etp": float(pins.get("etp", 1))}])
+    columns = cross(columns, [{"ep": float(size)} for size in eps])
+    columns = cross(columns, [{"etp": float(pins.get("etp", 1))}])
     ranks = columns["tp"] * columns["cp"] * columns["dp"]
-    _keep(columns, ranks % (columns["ep"] * columns["etp"]) == 0)
+    keep(columns, ranks % (columns["ep"] * columns["etp"]) == 0)
     return columns
 
 
@@ -159,49 +134,6 @@ def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
             number = code(name, value) if isinstance(value, str) else value
             fixed[name] = np.array([float(number)])
     return fixed
-
-
-def _cross(columns: Columns, table: list[Row]) -> Columns:
-    """Every row with every row of the table."""
-    rows, options = len(columns["tp"]), len(table)
-    crossed = {
-        name: np.repeat(array, options) if name in LAYOUT_AXES or len(array) > 1 else array
-        for name, array in columns.items()
-    }
-    for name in table[0]:
-        crossed[name] = np.tile(np.array([row[name] for row in table]), rows)
-    return crossed
-
-
-def _keep(columns: Columns, mask: Mask) -> None:
-    if mask.all():
-        return
-    kept = np.flatnonzero(mask)
-    for name, array in columns.items():
-        if name in LAYOUT_AXES or len(array) > 1:
-            columns[name] = array.take(kept)
-
-
-def _drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule]:
-    """Drop and count the rows that break a rule whose knobs are all decided; returns the other rules."""
-    decided = set(space.columns) | {"precision"}
-    decided |= {knob for column, (knob, _) in ITEMS.items() if column in decided}
-    ready = [rule for rule in rules if set(rule.knobs) <= decided]
-    model, workload, cluster = request.model, request.workload, request.cluster
-    columns = collapsed(space.columns)
-    words = facts(model, workload, cluster, space.precision, columns, request.gpus, request.settings)
-    masks = error_masks(words, space.legal, ready)
-    broken = sum(masks.values(), np.zeros(space.legal, dtype=int))
-    for rule in ready:
-        if rule.id in masks:
-            mask = masks[rule.id]
-            # The clearest example is a plan with this fault alone.
-            alone = mask & (broken == 1)
-            index = int(np.argmax(alone if alone.any() else mask))
-            space.rejected[rule.id] = int(mask.sum())
-            space.examples[rule.id] = violation(rule, words, index)
-    _keep(space.columns, broken == 0)
-    return [rule for rule in rules if rule not in ready]
 
 
 def nothing_legal(request: Request) -> str:

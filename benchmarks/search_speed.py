@@ -52,7 +52,7 @@ def search_rows() -> list[list[object]]:
         request = make_request(model, gpus, gpu)
         precision = request.precisions[-1]
         space = build_space(request, precision)
-        arguments = (request.model, request.workload, request.cluster, precision, space.columns)
+        arguments = (request.model, request.workload, request.cluster, precision, space.grid)
         evaluate_plans(*arguments)
         build = best_of(lambda request=request, precision=precision: build_space(request, precision))
         evaluate = best_of(lambda arguments=arguments: evaluate_plans(*arguments))

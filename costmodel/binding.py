@@ -69,6 +69,7 @@ def step_keys(model: ModelSpec, cluster: Cluster, precision: str, stack: str | N
     return parameter_keys(cluster, gemm, _software(model, cluster, stack))
 
 
+@lru_cache(maxsize=64)
 def _model_inputs(model: ModelSpec) -> dict[str, Bound]:
     numbers = (
         _dense_numbers(model) | _attention_numbers(model) | _expert_numbers(model) | _mixer_numbers(model)

@@ -2,8 +2,7 @@
 
 The compiled text is plain Python made from the sympy expressions. Scalars (model, hardware) are
 gathered in front of products, so that each array operation is done once; quantities an output does
-not need are left out; temporaries are freed after their last use to stay in the processor's cache. What
-many plans of a layout share is evaluated once for the layout.
+not need are left out; temporaries are freed after their last use to stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -12,23 +11,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from costmodel.symbols import BY_NAME
 from costmodel.term import Ledger, Term
-
-# Inputs of a plan in which the plans of one layout and pipeline differ in a search.
-_VARIANTS = (
-    "recompute_layers recompute_attention recompute_mlp recompute_norm recompute_activation recompute_moe "
-    "recompute_moe_act recompute_shared_experts recompute_mla_up_proj recompute_ops graph graph_attention graph_mlp "
-    "graph_mamba graph_router graph_experts offload_share ep_overlap delay_wgrad"
-)
-LAYOUT_INPUTS = frozenset(entry.name for entry in BY_NAME.values() if entry.group == "plan") - set(
-    _VARIANTS.split()
-)
 
 Function = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -37,20 +26,14 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 class CompiledModel:
     """What evaluation and explanation need, without sympy.
 
-    layout evaluates what follows from parallel sizes and micro-batch alone (`LAYOUT_INPUTS`),
-    outputs the few numbers that rank plans, from inputs and those; full evaluates every entry. entries holds
-    name, title, unit, printed expression and formula of each; trees the breakdowns by name.
+    search evaluates the few numbers that rank plans, full every entry: of inputs that are arrays or numbers, and
+    broadcast. entries holds name, title, unit, printed expression and formula of each; trees the breakdowns by name.
     """
 
-    layout: Function
-    outputs: Function
+    search: Function
     full: Function
     entries: dict[str, dict[str, str]]
     trees: dict[str, Term]
-
-    def search(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The numbers that rank plans, all inputs with a value for every plan or one for all."""
-        return self.outputs(inputs | self.layout(inputs))
 
 
 def compile_model(
@@ -58,14 +41,13 @@ def compile_model(
 ) -> CompiledModel:
     """Compile the ledger that `build` makes, or read it from the cache when no source file changed."""
     path = cache_folder() / f"{family}-{SOURCES}.json"
-    record = kept_record(path, {"layout", "outputs", "full", "entries", "trees"})
+    record = kept_record(path, {"search", "full", "entries", "trees"})
     if record is None:
         ledger, trees = build()
-        shared = _shared(ledger, list(outputs))
+        lines = _lines(ledger)
         record = {
-            "layout": _source(ledger, shared, free=True),
-            "outputs": _source(ledger, list(outputs), free=True, given=shared),
-            "full": _source(ledger, list(ledger.entries), free=False),
+            "search": _source(ledger, lines, list(outputs), free=True),
+            "full": _source(ledger, lines, list(ledger.entries), free=False),
             "entries": {
                 entry.name: {
                     "title": entry.title,
@@ -79,8 +61,7 @@ def compile_model(
         }
         keep_record(path, record)
     return CompiledModel(
-        layout=_function(record["layout"]),
-        outputs=_function(record["outputs"]),
+        search=_function(record["search"]),
         full=_function(record["full"]),
         entries=record["entries"],
         trees={name: tree_from_list(tree) for name, tree in record["trees"].items()},
@@ -141,31 +122,20 @@ def _function(source: str) -> Function:
     return function
 
 
-def _shared(ledger: Ledger, outputs: list[str]) -> list[str]:
-    """Entries that the outputs need, that follow from layouts alone, and that other entries use."""
-    plans: dict[str, set[str]] = {}
-    for name, entry in ledger.entries.items():
-        used = [symbol.name for symbol in entry.expr.free_symbols]
-        own = {one for one in used if one in BY_NAME and BY_NAME[one].group == "plan"}
-        plans[name] = own.union(*(plans[one] for one in used if one in plans))
-    inside = {name for name, inputs in plans.items() if inputs <= LAYOUT_INPUTS}
-    shared: set[str] = set()
-    waiting, seen = list(outputs), set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name in BY_NAME:
-            continue
-        seen.add(name)
-        if name in inside:
-            shared.add(name)
-        else:
-            waiting += [symbol.name for symbol in ledger.entries[name].expr.free_symbols]
-    return [name for name in ledger.entries if name in shared]
-
-
-def _source(ledger: Ledger, outputs: list[str], free: bool, given: Collection[str] = ()) -> str:
-    """Python text of `evaluate(v)`, which maps inputs and given entries by name to the outputs by name."""
+def _lines(ledger: Ledger) -> dict[str, str]:
+    """Python text of every entry, in the order of the ledger."""
     printer = _printer()
+    printer.arrays = {entry.name for entry in BY_NAME.values() if entry.group == "plan"}
+    lines = {}
+    for name, entry in ledger.entries.items():
+        if any(symbol.name in printer.arrays for symbol in entry.expr.free_symbols):
+            printer.arrays.add(name)
+        lines[name] = f"{name} = {printer.doprint(entry.expr)}"
+    return lines
+
+
+def _source(ledger: Ledger, lines: dict[str, str], outputs: list[str], free: bool) -> str:
+    """Python text of `evaluate(v)`, which maps inputs by name to the outputs by name."""
     needed: set[str] = set()
     inputs: set[str] = set()
     waiting = list(outputs)
@@ -174,7 +144,7 @@ def _source(ledger: Ledger, outputs: list[str], free: bool, given: Collection[st
         name = waiting.pop()
         if name in needed:
             continue
-        if name in BY_NAME or name in given:
+        if name in BY_NAME:
             inputs.add(name)
             continue
         needed.add(name)
@@ -185,18 +155,15 @@ def _source(ledger: Ledger, outputs: list[str], free: bool, given: Collection[st
     for name in order:
         for used in uses[name]:
             last_use[used] = name
-    printer.arrays = {name for name in inputs if name in given or BY_NAME[name].group == "plan"}
-    lines = ["def evaluate(v):"]
-    lines += [f"    {name} = v[{name!r}]" for name in sorted(inputs)]
+    text = ["def evaluate(v):"]
+    text += [f"    {name} = v[{name!r}]" for name in sorted(inputs)]
     for name in order:
-        if uses[name] & printer.arrays:
-            printer.arrays.add(name)
-        lines.append(f"    {name} = {printer.doprint(ledger.entries[name].expr)}")
+        text.append(f"    {lines[name]}")
         finished = sorted(used for used in uses[name] if last_use[used] == name and used not in outputs)
         if free and finished:
-            lines.append(f"    del {', '.join(finished)}")
-    lines.append("    return {" + ", ".join(f"{name!r}: {name}" for name in outputs) + "}")
-    return "\n".join(lines) + "\n"
+            text.append(f"    del {', '.join(finished)}")
+    text.append("    return {" + ", ".join(f"{name!r}: {name}" for name in outputs) + "}")
+    return "\n".join(text) + "\n"
 
 
 def scalars_first(base: Any) -> Any:

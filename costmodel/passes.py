@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from costmodel.layout import Chunk, layout_of
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
 from costmodel.prediction import Prediction
 from costmodel.symbols import BLOCKS
+from costmodel.workload import Workload
 
 Table = list[list[float]]
+
+
+class Evaluated(Protocol):
+    """A plan with every number of its step, such as a prediction is."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def values(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -21,7 +40,7 @@ class Part:
     seconds: float
 
 
-def chunk_times(prediction: Prediction) -> tuple[Table, Table]:
+def chunk_times(prediction: Evaluated) -> tuple[Table, Table]:
     """Forward and backward time of one micro-batch, by stage and chunk. [s]
 
     An encoder's stages come before the decoder's. Each chunk has its own blocks; the embedding is in the first
@@ -53,7 +72,7 @@ def chunk_times(prediction: Prediction) -> tuple[Table, Table]:
     return forward, backward
 
 
-def forward_share(prediction: Prediction) -> float:
+def forward_share(prediction: Evaluated) -> float:
     """Share of the forward pass in the blocks of the pace-setting stage. [1]"""
     values = prediction.values
     blocks = [block for block in BLOCKS if f"{block}_time" in values]
@@ -64,7 +83,7 @@ def forward_share(prediction: Prediction) -> float:
     return forward / (forward + backward)
 
 
-def pipeline_arguments(prediction: Prediction) -> dict[str, Any]:
+def pipeline_arguments(prediction: Evaluated) -> dict[str, Any]:
     """Arguments of `costmodel.simulate.simulate_pipeline` for a prediction."""
     forward, backward = chunk_times(prediction)
     return {
@@ -110,5 +129,5 @@ def stage_chunks(prediction: Prediction) -> list[tuple[Chunk, ...]]:
     )
 
 
-def _layout(prediction: Prediction) -> tuple[tuple[Chunk, ...], ...]:
+def _layout(prediction: Evaluated) -> tuple[tuple[Chunk, ...], ...]:
     return layout_of(prediction.plan, prediction.model, prediction.workload.seq_len).chunks

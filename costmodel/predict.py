@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.binding import bind, precision_recipe, step_keys
 from costmodel.bound import Bound
 from costmodel.columns import ITEMS, Array, Columns, code, plan_columns, plan_inputs
-from costmodel.compiled import LAYOUT_INPUTS, CompiledModel, compile_model
+from costmodel.compiled import CompiledModel, compile_model
 from costmodel.evidence import interval, nearest, own_interval
 from costmodel.evidence_quantile import LEVEL
 from costmodel.evidence_setting import setting_of
@@ -22,14 +20,13 @@ from costmodel.memory import STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.prediction import Prediction, TermValue, bound_by
-from costmodel.stage_inputs import runs
 from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
 from costmodel.workload import Workload
 from hardware_db import Cluster, load_calibration
 
-# Rows evaluated at once: the temporaries of a chunk stay in the processor's cache.
-CHUNK = 16384
+# Cells evaluated at once: the temporaries of a chunk stay in the processor's cache.
+CHUNK = 131072
 ZERO = np.zeros(1)
 
 
@@ -80,9 +77,12 @@ def evaluate_plans(
     columns: Columns,
     stack: str | None = None,
 ) -> dict[str, Array]:
-    """step_time [s], peak_memory [byte] and model_flops [FLOP] of every row of `columns`.
+    """step_time [s], peak_memory [byte] and model_flops [FLOP] of every plan.
 
-    The caller guarantees that global_batch is a multiple of micro_batch x dp in every row.
+    columns: an array for each knob, which broadcast. The last axis may be long; axes before it hold options that every
+    plan of the last axis takes, and what does not depend on them is worked out once for all. Results have the axes in
+    reverse: for columns of one axis, a value for each row.
+    The caller guarantees that global_batch is a multiple of micro_batch x dp in every plan.
     Raises ValueError when the family's cost is not built or the GPU lacks the precision.
     """
     found = _evaluate(model, workload, cluster, precision, columns, stack)
@@ -114,34 +114,36 @@ def _evaluate(
 ) -> dict[str, Array]:
     bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
     scalars = {name: entry.value for name, entry in bound.items()}
-    compiled = compiled_family(family_features(model, workload, columns))
-    rows = max(len(column) for column in columns.values())
     scalars |= {name: float(value) for name, value in inputs.items() if not np.ndim(value)}
     arrays = {name: value for name, value in inputs.items() if np.ndim(value)}
-    sizes = {name: arrays[name] for name in LAYOUT_INPUTS if name in arrays}
-    first, layout = runs(list(sizes.values()) or [np.zeros(rows)])
-    few = {name: array[first] for name, array in sizes.items()}
-    shared = _in_chunks(lambda part: compiled.layout(scalars | part), few, len(first))
-
-    def outputs(part: dict[str, Any]) -> dict[str, Any]:
-        run = part.pop("layout")
-        return compiled.outputs(
-            scalars | part | {name: value[run] if np.ndim(value) else value for name, value in shared.items()}
-        )
-
-    return _in_chunks(outputs, arrays | {"layout": layout}, rows)
-
-
-def _in_chunks(
-    evaluate: Callable[[dict[str, Any]], dict[str, Any]], arrays: Mapping[str, NDArray[Any]], rows: int
-) -> dict[str, Array]:
-    """Results of all rows, a chunk at a time, so that temporaries stay in the processor's cache."""
+    compiled = compiled_family(family_features(model, workload, columns))
+    *options, rows = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))
     results: dict[str, Array] = {}
-    for start in range(0, rows, CHUNK):
-        part = slice(start, start + CHUNK)
-        for name, values in evaluate({name: array[part] for name, array in arrays.items()}).items():
-            results.setdefault(name, np.empty(rows))[part] = values
+    step = max(CHUNK // math.prod(options), 1)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        some = {name: array[..., part] if array.shape[-1] > 1 else array for name, array in arrays.items()}
+        for name, values in compiled.search(scalars | some).items():
+            found = results.setdefault(name, np.empty((rows, *reversed(options))))[part]
+            found[...] = np.broadcast_to(values, found.shape[::-1]).T
     return results
+
+
+def plan_values(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    precision: str,
+    columns: Columns,
+    stack: str | None = None,
+) -> dict[str, Any]:
+    """Every quantity of some plans and every input, by name: an array over the plans, or a number for all of them."""
+    bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
+    scalars = {name: entry.value for name, entry in bound.items()}
+    known = scalars | {
+        name: np.float64(value) if not np.ndim(value) else value for name, value in inputs.items()
+    }
+    return known | compiled_family(family_features(model, workload, columns)).full(known)
 
 
 def predict(

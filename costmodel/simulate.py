@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 # chunk x pp + stage; backward passes follow after the pp x vpp x num_microbatches forward ones.
 # Long steps: rounds of pp micro-batches that are replayed, and after how many of them the pattern repeats.
 SIMULATED_ROUNDS, PERIOD = 6, 2
+# By what share repeated rounds may come out too short, see `pipeline_makespan`.
+REPEATED_SHORT = 0.01
 
 
 class Event(NamedTuple):
@@ -210,6 +212,30 @@ def pipeline_makespan(
     if not math.isclose(repeated, first[last - period] - first[last - 2 * period], rel_tol=1e-9):
         return simulate_pipeline(forward, backward, num_microbatches, send_time, overlap_p2p).makespan
     return line.makespan + skipped / PERIOD * repeated
+
+
+def least_makespan(
+    forward: Sequence[Sequence[float]],
+    backward: Sequence[Sequence[float]],
+    num_microbatches: int,
+    send_time: float = 0.0,
+) -> float:
+    """What `pipeline_makespan` is not below, without a replay. [s]
+
+    A stage works off all of its passes; before the first of them the first micro-batch goes forward through the first
+    chunks of the stages before, and after the last of them the last one goes back through those. Where rounds are
+    repeated instead of replayed, less by the share by which those may be too short.
+
+    Examples
+    --------
+    >>> least_makespan([[1.0], [1.0]], [[2.0], [2.0]], num_microbatches=4)
+    15.0
+    """
+    least, outside = 0.0, 0.0
+    for ahead, behind in zip(forward, backward, strict=True):
+        least = max(least, outside + num_microbatches * (sum(ahead) + sum(behind)))
+        outside += ahead[0] + behind[0] + 2 * send_time
+    return least * (1 - REPEATED_SHORT) if num_microbatches // len(forward) > SIMULATED_ROUNDS else least
 
 
 def _warm_up(stage: int, pp: int, vpp: int) -> int:

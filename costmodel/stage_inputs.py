@@ -6,6 +6,7 @@ Each distinct combination of sizes is worked out once, however many rows have it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,21 +50,26 @@ LAYOUTS = Texts()
 def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array]:
     """Blocks of the stages `costmodel.symbols.STAGES`, their layers and MTP heads."""
     combinations, where = distinct([c[name] for name in LAYOUT_COLUMNS])
-    records = []
-    for pp, vpp, embedding, loss, text, first, last in combinations.T:
-        layout = plan_layout(
-            model,
-            int(pp),
-            int(vpp),
-            account_embedding=bool(embedding),
-            account_loss=bool(loss),
-            text=LAYOUTS.known[int(text)],
-            first=int(first),
-            last=int(last),
-            seq_len=seq_len,
-        )
-        records.append(stage_record(model, layout, seq_len))
+    records = [_record(model, seq_len, tuple(map(int, numbers))) for numbers in combinations.T]
     return {name: _spread([record[name] for record in records], where) for name in records[0]}
+
+
+@lru_cache(maxsize=4096)
+def _record(model: ModelSpec, seq_len: int, numbers: tuple[int, ...]) -> Mapping[str, float]:
+    """The inputs of one layout; numbers: of LAYOUT_COLUMNS. Precisions and neighbours of a plan have the same ones."""
+    pp, vpp, embedding, loss, text, first, last = numbers
+    layout = plan_layout(
+        model,
+        pp,
+        vpp,
+        account_embedding=bool(embedding),
+        account_loss=bool(loss),
+        text=LAYOUTS.known[text],
+        first=first,
+        last=last,
+        seq_len=seq_len,
+    )
+    return stage_record(model, layout, seq_len)
 
 
 def stage_record(model: ModelSpec, layout: Layout, seq_len: int) -> dict[str, float]:

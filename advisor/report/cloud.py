@@ -47,8 +47,11 @@ class Cloud:
             rest = np.sort(np.random.default_rng(SEED).choice(rest, SAMPLE, replace=False))
         self.front = len(front)
         drawn = np.concatenate((front, rest))
-        plans = [scored[part[index]].plan(int(row[index])).describe() for index in drawn.tolist()]
-        columns = (seconds[drawn].tolist(), memory[drawn].tolist(), gpus[drawn].tolist(), plans)
+        plans = np.empty(len(drawn), dtype=object)
+        for number, each in enumerate(scored):
+            ours = part[drawn] == number
+            plans[ours] = [plan.describe() for plan in each.plans(row[drawn][ours])]
+        columns = (seconds[drawn].tolist(), memory[drawn].tolist(), gpus[drawn].tolist(), plans.tolist())
         self.points = dict(zip(COLUMNS, columns, strict=True))
 
 

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import schedule
-from costmodel.simulate import SIMULATED_ROUNDS, Timeline, pipeline_makespan, simulate_pipeline
+from costmodel.simulate import (
+    SIMULATED_ROUNDS,
+    Timeline,
+    least_makespan,
+    pipeline_makespan,
+    simulate_pipeline,
+)
 
 times = st.floats(0.01, 10.0)
 stages = st.integers(1, 6)
@@ -190,6 +196,22 @@ def test_long_steps_are_extrapolated_where_stages_are_equal_but_for_the_ends(
 def test_extrapolation_of_equal_stages_is_the_closed_form_for_any_count(pp, m, seconds):
     table = equal(pp, 1, seconds)
     assert pipeline_makespan(table, table, m) == pytest.approx((m + pp - 1) * 2 * seconds)
+
+
+@given(uneven_pipes(), st.integers(1, 12))
+def test_no_step_is_shorter_than_its_bound(pipe, more_rounds):
+    forward, backward, m, send, overlap = pipe
+    for count in (m, m + more_rounds * len(forward)):
+        makespan = pipeline_makespan(forward, backward, count, send, overlap)
+        assert least_makespan(forward, backward, count, send if len(forward) > 1 else 0) <= makespan * (
+            1 + 1e-12
+        )
+
+
+@given(stages, chunks, st.integers(1, SIMULATED_ROUNDS), times, times)
+def test_equal_stages_take_their_bound(pp, vpp, rounds, forward, backward):
+    tables = equal(pp, vpp, forward), equal(pp, vpp, backward)
+    assert least_makespan(*tables, pp * rounds) == pytest.approx(pipeline_makespan(*tables, pp * rounds))
 
 
 def test_extrapolation_refuses_what_the_simulator_refuses():

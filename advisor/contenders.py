@@ -1,0 +1,93 @@
+"""Plans that a search may simulate: their numbers from one evaluation, pipelines replayed only when it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from advisor.candidates import objective_of
+from advisor.pipeline import has_pipeline, least_correction, schedule_correction
+from advisor.request import Request
+from advisor.space_grid import Space
+from costmodel.columns import Columns, plan_from_columns
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.predict import plan_values
+from costmodel.workload import Workload
+
+# Sums in another order differ by less than this share.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One plan with its numbers by the closed form, by name."""
+
+    model: ModelSpec
+    workload: Workload
+    plan: Plan
+    values: dict[str, float] = field(repr=False)
+
+    def value(self, objective: str) -> float:
+        """What the search minimises, the pipeline simulated; as `advisor.candidates.objective_value` of the plan."""
+        simulated = objective != "memory" and has_pipeline(self)
+        return self._value(objective, schedule_correction(self) if simulated else 0.0)
+
+    def least(self, objective: str) -> float:
+        """What `value` is not below; cheap."""
+        bounded = objective != "memory" and has_pipeline(self)
+        return self._value(objective, least_correction(self) if bounded else 0.0) * (1 - ROUNDING)
+
+    def _value(self, objective: str, correction: float) -> float:
+        step = self.values["step_time"] + correction
+        return objective_of(objective, step, self.values["peak_memory"], self.plan.world)
+
+
+class Contenders:
+    """Plans of several spaces by number; each space's numbers come from one evaluation.
+
+    part, row: of every number, the space and its plan there. numbers: those that can be asked for.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        spaces: Sequence[Space],
+        part: NDArray[np.intp],
+        row: NDArray[np.intp],
+        numbers: Sequence[int],
+    ) -> None:
+        self.request = request
+        self._places: dict[int, tuple[_Some, int]] = {}
+        for index, space in enumerate(spaces):
+            ours = [number for number in numbers if part[number] == index]
+            if ours:
+                some = _some(request, space, row[ours])
+                self._places |= {number: (some, place) for place, number in enumerate(ours)}
+
+    def __getitem__(self, number: int) -> Contender:
+        some, place = self._places[number]
+        values = {
+            name: float(value[place] if np.ndim(value) else value) for name, value in some.values.items()
+        }
+        plan = plan_from_columns(some.columns, place, some.precision)
+        return Contender(self.request.model, self.request.workload, plan, values)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Some plans of a space: their knobs and all of their numbers, as columns."""
+
+    precision: str
+    columns: Columns
+    values: dict[str, Any]
+
+
+def _some(request: Request, space: Space, rows: NDArray[np.intp]) -> _Some:
+    columns = space.some(rows)
+    case = (request.model, request.workload, request.cluster, space.precision)
+    return _Some(space.precision, columns, plan_values(*case, columns, request.stack))
