@@ -88,7 +88,8 @@ def evaluate_plans(
     found = _evaluate(model, workload, cluster, precision, columns, stack)
     if workload.longest < workload.seq_len:
         timed = _evaluate(model, workload.as_padded(), cluster, precision, columns, stack)
-        free = ~padded_in_full(columns)
+        shape = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))
+        free = np.broadcast_to(~padded_in_full(columns), shape).T
         found |= {name: np.where(free, timed[name], found[name]) for name in ("step_time", "model_flops")}
     return found
 
@@ -137,13 +138,19 @@ def plan_values(
     columns: Columns,
     stack: str | None = None,
 ) -> dict[str, Any]:
-    """Every quantity of some plans and every input, by name: an array over the plans, or a number for all of them."""
+    """Every quantity of some plans and every input, by name: an array over the plans, or a number for all of them.
+
+    Step times are `evaluate_plans`'s, of padded sequences where those are timed; what is behind them has seq_len.
+    """
     bound, inputs = _inputs(model, workload, cluster, precision, columns, stack)
     scalars = {name: entry.value for name, entry in bound.items()}
     known = scalars | {
         name: np.float64(value) if not np.ndim(value) else value for name, value in inputs.items()
     }
-    return known | compiled_family(family_features(model, workload, columns)).full(known)
+    found = known | compiled_family(family_features(model, workload, columns)).full(known)
+    if workload.longest < workload.seq_len:
+        found["step_time"] = evaluate_plans(model, workload, cluster, precision, columns, stack)["step_time"]
+    return found
 
 
 def predict(

@@ -12,19 +12,22 @@ from advisor.search import search
 from advisor.space import build_space
 
 OBJECTIVES = ("throughput", "cost", "memory")
+PADDED = {"mean_length": 1000, "length_cv": 0.3, "packed": False}
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "gpu"),
+    ("model", "gpus", "gpu", "padded"),
     [
-        ("llama3-8b", 8, "h100"),
-        ("llama3-70b", 64, "b200"),
-        ("qwen3-30b-a3b", 16, "h100"),
-        ("nemotronh-8b", 8, "h100"),
+        ("llama3-8b", 8, "h100", False),
+        ("llama3-8b", 8, "h100", True),
+        ("llama3-70b", 64, "b200", False),
+        ("qwen3-30b-a3b", 16, "h100", False),
+        ("nemotronh-8b", 8, "h100", False),
     ],
 )
-def test_a_contender_is_worth_what_its_prediction_says_and_never_less_than_its_bound(model, gpus, gpu):
-    request = make_request(model, gpus, gpu)
+def test_a_contender_is_worth_what_its_prediction_says_and_never_less_than_its_bound(model, gpus, gpu, padded):
+    asked = {"task": "sft", "load": PADDED} if padded else {}
+    request = make_request(model, gpus, gpu, **asked)
     space = build_space(request, request.precisions[-1])
     rows = np.random.default_rng(0).choice(space.legal, 8, replace=False)
     contenders = Contenders(request, [space], np.zeros(8, dtype=int), rows, range(8))

@@ -12,11 +12,14 @@ from costmodel.columns import plan_columns, plan_from_columns
 from costmodel.predict import evaluate_plans
 
 CASES = [("tiny-gpt", 4, "h100"), ("llama3-8b", 16, "h100"), ("qwen3-30b-a3b", 8, "h100")]
+# Fine-tuning that is padded to the longest of a batch where nothing asks for the whole length.
+PADDED = {"task": "sft", "load": {"mean_length": 1000, "length_cv": 0.3, "packed": False}}
+REQUESTS = [make_request(*case) for case in CASES] + [make_request("llama3-8b", 8, "h100", **PADDED)]
 
 
-@pytest.fixture(params=CASES, ids=[case[0] for case in CASES])
+@pytest.fixture(params=REQUESTS, ids=[*(case[0] for case in CASES), "padded"])
 def built(request):
-    asked = make_request(*request.param)
+    asked = request.param
     return asked, build_space(asked, asked.precisions[-1])
 
 
