@@ -84,7 +84,7 @@ def host_term(
     apart = waiting_apart("pace")
     free = host.host_exposed(issued("pace", "forward") + issued("pace", "backward"), 1, stages["slowest"])
     halting = counts_vary(x) if "experts" in blocks else 0
-    behind = maximum(sum(apart.values()), 1e-12)
+    behind = sum(apart.values())
     # A stage that is slowest for its logits waits in its own layers, and where an MTP head begins and ends.
     heads = x.mtp_heads * MTP_KERNELS * x.host_kernel
     reached = maximum(
@@ -95,8 +95,10 @@ def host_term(
         ),
     )
     slower = maximum(reached - stages["slowest"], 0)
-    for kind, short in apart.items():
-        waits = (halting * slower + (1 - halting) * free) * short / behind
+    # Divided as the pace-setting stage waits; where only others do, all of it is the forward pass's.
+    share = apart["backward"] / maximum(behind, 1e-12)
+    for kind, part in (("forward", 1 - share), ("backward", share)):
+        waits = (halting * slower + (1 - halting) * free) * part
         ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
     waiting = x.m * (symbol("host_wait_forward") + symbol("host_wait_backward"))
     if "experts" in blocks:

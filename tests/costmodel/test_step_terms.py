@@ -6,6 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hardware_db
@@ -340,3 +341,28 @@ def test_heads_stand_on_the_stage_that_the_layout_gives_them():
     assert there.values["pace_stage_time"] - last.values["pace_stage_time"] == pytest.approx(head, rel=1e-9)
     forward, backward = chunk_times(there)
     assert forward[2][0] + backward[2][0] == pytest.approx(there.values["pace_stage_time"], rel=1e-9)
+
+
+def test_waiting_for_the_host_begins_without_a_jump():
+    """The last stage's MTP head keeps the host before the pace-setting stage waits, and is not told only from then on."""
+    plan = Plan(
+        tp=2,
+        pp=8,
+        vpp=2,
+        ep=64,
+        dp=64,
+        sequence_parallel=True,
+        precision="fp8-cs",
+        pipeline_layout="balanced",
+        moe_dispatcher="hybridep",
+        overlap_moe_comm=True,
+        cuda_graph=True,
+    )
+    gb300 = hardware_db.resolve("gb300", None)[0]
+    prediction = predict(load_model("deepseek-v3"), Workload(4096, 2048), gb300, plan)
+    slower = np.exp(np.arange(-1.0, 1.0, 1e-3))
+    held = {name: value for name, value in prediction.values.items() if name != "parameter_spread"}
+    found = compiled_family(prediction.features).search(held | {"host_kernel": held["host_kernel"] * slower})
+    slopes = np.diff(np.log(found["step_time"])) / 1e-3
+    assert 0 < slopes.max() < 1
+    assert slopes.min() > -1e-9
