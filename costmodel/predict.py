@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.binding import bind, precision_recipe, step_keys
 from costmodel.bound import Bound

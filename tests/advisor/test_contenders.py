@@ -25,7 +25,9 @@ PADDED = {"mean_length": 1000, "length_cv": 0.3, "packed": False}
         ("nemotronh-8b", 8, "h100", False),
     ],
 )
-def test_a_contender_is_worth_what_its_prediction_says_and_never_less_than_its_bound(model, gpus, gpu, padded):
+def test_a_contender_is_worth_what_its_prediction_says_and_never_less_than_its_bound(
+    model, gpus, gpu, padded
+):
     asked = {"task": "sft", "load": PADDED} if padded else {}
     request = make_request(model, gpus, gpu, **asked)
     space = build_space(request, request.precisions[-1])

@@ -116,7 +116,20 @@ def test_an_export_checked_from_its_file_is_the_plan(tmp_path):
 
 def test_an_exported_pipeline_is_predicted_as_the_plan_is(tmp_path):
     """Its pipeline simulated, not from the closed form: uneven chunks differ between the two."""
-    plan = ["--model", "deepseek-v3", "--gpus", "256", "--gpu", "h100", "--pp", "8", "--vpp", "2", "--ep", "32"]
+    plan = [
+        "--model",
+        "deepseek-v3",
+        "--gpus",
+        "256",
+        "--gpu",
+        "h100",
+        "--pp",
+        "8",
+        "--vpp",
+        "2",
+        "--ep",
+        "32",
+    ]
     plan += ["--recompute", "full", "--pipeline-layout", "balanced"]
     run(export, *plan, "--to", "megatron-lm", "-o", str(tmp_path))
     script = str(tmp_path / "train.sh")

@@ -333,7 +333,9 @@ def test_full_recompute_leaves_out_mtp_heads(recompute):
 
 def test_heads_stand_on_the_stage_that_the_layout_gives_them():
     """A head's projection and layer leave the last stage with it, its logits stay."""
-    there, last = (deepseek(pp=4, pipeline_layout=text) for text in ("Et*15|t*15|t*31m|L", "Et*15|t*15|t*31|mL"))
+    there, last = (
+        deepseek(pp=4, pipeline_layout=text) for text in ("Et*15|t*15|t*31m|L", "Et*15|t*15|t*31|mL")
+    )
     head = there.values["mtp_head_time"] + there.values["mla_time"] + there.values["experts_time"]
     assert head > there.values["mtp_projection"] > 0
     moved = last.values["last_stage_time"] - there.values["last_stage_time"]
@@ -344,7 +346,7 @@ def test_heads_stand_on_the_stage_that_the_layout_gives_them():
 
 
 def test_waiting_for_the_host_begins_without_a_jump():
-    """The last stage's MTP head keeps the host before the pace-setting stage waits, and is not told only from then on."""
+    """The last stage's MTP head keeps the host before the pace-setting stage waits, and is told from its start on."""
     plan = Plan(
         tp=2,
         pp=8,
