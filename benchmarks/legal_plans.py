@@ -9,6 +9,7 @@ from typing import Any
 
 import hardware_db
 from advisor.rules import violations
+from advisor.rules.predicted_words import UNPREDICTED
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -41,7 +42,8 @@ def draw(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
 
 def is_legal(plan: Plan, workload: Workload, model: ModelSpec) -> bool:
     """Whether no rule refuses the plan."""
-    found = violations(model, workload, _cluster(), plan, plan.world, 0.5)
+    words = dict(UNPREDICTED) | {"memory_percent": 50}
+    found = violations(model, workload, _cluster(), plan, plan.world, words)
     return all(violation.severity != "ERROR" for violation in found)
 
 

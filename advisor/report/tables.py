@@ -123,7 +123,7 @@ class _Layouts:
         self.problems: dict[str, str] = {}
         self.names: list[str] = []
         self._rows: dict[str, list[Any]] = {}
-        self._kinds: dict[tuple[tuple[str, int], ...], int] = {}
+        self._kinds: dict[tuple[tuple[tuple[str, int], ...], int], int] = {}
         self._seen: dict[tuple[str, int, int], int] = {}
 
     def row(self, layout: Layout, length: int) -> int:
@@ -142,7 +142,7 @@ class _Layouts:
         runs: list[int] = []
         for stages in zip(*layout.chunks, strict=True):
             for chunk in stages:
-                kind = self._kinds.setdefault(chunk.blocks, len(self._kinds))
+                kind = self._kinds.setdefault((chunk.blocks, chunk.mtp), len(self._kinds))
                 if runs and runs[-2] == kind:
                     runs[-1] += 1
                 else:
@@ -154,7 +154,7 @@ class _Layouts:
         return {
             "names": self.names,
             "rows": list(self._rows.values()),
-            "kinds": [[list(pair) for pair in kind] for kind in self._kinds],
+            "kinds": [{"blocks": [list(pair) for pair in blocks], "mtp": mtp} for blocks, mtp in self._kinds],
             "index": self.index,
             "problems": self.problems,
         }

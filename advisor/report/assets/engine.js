@@ -30,7 +30,7 @@ const chunksOf = memory(
     const kinds = [];
     const runs = data.layouts.rows[row][1];
     for (let i = 0; i < runs.length; i += 2)
-      for (let n = 0; n < runs[i + 1]; n++) kinds.push({ blocks: data.layouts.kinds[runs[i]] });
+      for (let n = 0; n < runs[i + 1]; n++) kinds.push(data.layouts.kinds[runs[i]]);
     return kinds;
   },
 );
