@@ -158,10 +158,12 @@ def split_heads(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """' Did you mean X?' for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" Did you mean {close[0]}?" if close else ""
+def nearest(name: str, known: list[str], cut: str = "") -> str:
+    """' Did you mean X?' for the closest known name, or nothing. cut: where names begin to be alike, if they do."""
+    stems = {each.partition(cut)[0] if cut else each: each for each in known}
+    wanted = name.partition(cut)[0] if cut else name
+    close = difflib.get_close_matches(wanted, list(stems), n=1, cutoff=0.5)
+    return f" Did you mean {stems[close[0]]}?" if close else ""
 
 
 def _table(key: str, table: type, value: Any) -> Any:

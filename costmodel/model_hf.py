@@ -54,7 +54,7 @@ def _convert(config: Any, path: Path) -> ModelSpec:
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        near = nearest(name, list(ARCHITECTURES)) if isinstance(name, str) else ""
+        near = nearest(name, list(ARCHITECTURES), "For") if isinstance(name, str) else ""
         raise ValueError(
             f"architectures {architectures!r:.80} is not supported.{near} "
             f"Supported: {', '.join(ARCHITECTURES)}. Others can be written as a model TOML."

@@ -95,7 +95,7 @@ class Evidence:
         names = {
             node.id for node in ast.walk(ast.parse(self.when, mode="eval")) if isinstance(node, ast.Name)
         }
-        found = [str(meanings[name]) for name in names - set(FUNCTIONS) - {"step", "num_steps"}]
+        found = [str(meanings[name]) for name in names - set(FUNCTIONS) - {"step", "num_lines"}]
         return any(not meaning.rpartition("; ")[2].startswith("a plan") for meaning in found)
 
 

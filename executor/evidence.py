@@ -67,7 +67,7 @@ def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
         "spike_loss": kept.spike_loss,
         "period": kept.period,
         "trend": kept.trend.change if kept.trend.sure else 0.0,
-        "num_steps": kept.num_steps,
+        "num_lines": kept.num_lines,
         "last_step": log.last_step,
         "planned": log.planned,
         "skipped_share": _share(log, "skipped"),

@@ -148,6 +148,8 @@ def test_sparse_step_counts_from_the_end(tmp_path):
     [
         ({"architectures": ["BertModel"]}, "Supported: LlamaForCausalLM, MistralForCausalLM"),
         ({"architectures": ["LlamaForCausalLm"]}, "Did you mean LlamaForCausalLM?"),
+        ({"architectures": ["Qwen3MoEForCausalLM"]}, "Did you mean Qwen3MoeForCausalLM?"),
+        ({"architectures": ["FooForCausalLM"]}, "is not supported. Supported: "),
         ({"architectures": None}, "architectures None is not supported"),
         ({"architectures": []}, "architectures [] is not supported"),
         ({"architectures": [["LlamaForCausalLM"]]}, "is not supported"),

@@ -19,7 +19,7 @@ CALM = {
     "spike_loss": 0.0,
     "period": 0,
     "trend": 0.0,
-    "num_steps": 100,
+    "num_lines": 100,
     "last_step": 100,
     "planned": 100,
     "killed_lines": 0,
@@ -187,7 +187,7 @@ def test_without_its_evidence_it_is_unseen_not_clear(name):
     measured = [each for each in rule.seen if each.measured]
     if not measured:
         pytest.skip("rests on plan and prediction alone")
-    gone = set().union(*(each.words for each in measured)) - {"step", "num_steps"}
+    gone = set().union(*(each.words for each in measured)) - {"step", "num_lines"}
     left = {fact: known for fact, known in CALM.items() if fact not in gone}
     found = diagnose(left)
     assert name not in found.clear
