@@ -54,21 +54,27 @@ def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array
     return {name: _spread([record[name] for record in records], where) for name in records[0]}
 
 
-@lru_cache(maxsize=4096)
-def _record(model: ModelSpec, seq_len: int, numbers: tuple[int, ...]) -> Mapping[str, float]:
-    """The inputs of one layout; numbers: of LAYOUT_COLUMNS. Precisions and neighbours of a plan have the same ones."""
-    pp, vpp, embedding, loss, text, first, last = numbers
-    layout = plan_layout(
+def layout_by_numbers(model: ModelSpec, seq_len: int, numbers: Sequence[int], text: str) -> Layout:
+    """The layout of LAYOUT_COLUMNS' numbers, but for that of its text, which is given. ValueError where it cannot be."""
+    pp, vpp, embedding, loss, _, first, last = numbers
+    return plan_layout(
         model,
         pp,
         vpp,
         account_embedding=bool(embedding),
         account_loss=bool(loss),
-        text=LAYOUTS.known[text],
+        text=text,
         first=first,
         last=last,
         seq_len=seq_len,
     )
+
+
+@lru_cache(maxsize=4096)
+def _record(model: ModelSpec, seq_len: int, numbers: tuple[int, ...]) -> Mapping[str, float]:
+    """The inputs of one layout; numbers: of LAYOUT_COLUMNS. Precisions and neighbours of a plan have the same ones."""
+    text = LAYOUTS.known[numbers[LAYOUT_COLUMNS.index("pipeline_layout")]]
+    layout = layout_by_numbers(model, seq_len, numbers, text)
     return stage_record(model, layout, seq_len)
 
 

@@ -11,10 +11,10 @@ from advisor.report.controls import Control
 from advisor.rules.layouts import layout_problem
 from advisor.rules.model_words import cluster_words
 from costmodel.binding import bind
-from costmodel.layout import Layout, plan_layout
+from costmodel.layout import Layout
 from costmodel.predict import recipe_formats
 from costmodel.prediction import Prediction
-from costmodel.stage_inputs import LAYOUT_COLUMNS, stage_record
+from costmodel.stage_inputs import LAYOUT_COLUMNS, layout_by_numbers, stage_record
 
 
 def values_of(controls: Sequence[Control], prediction: Prediction, name: str) -> tuple[Any, ...]:
@@ -89,24 +89,14 @@ def layout_tables(prediction: Prediction, controls: Sequence[Control]) -> dict[s
     ]
     tables = _Layouts(prediction)
     for length, key in product(values_of(controls, prediction, "seq_len"), product(*choices)):
-        pp, vpp, embedding, loss, text, first, last = key
+        pp, vpp, embedding, loss, text, *_ = key
         place = ",".join(str(int(part)) for part in (*key, length))
         if problem := layout_problem(model, texts[text], pp, vpp):
             tables.problems[place] = problem
         if pp * vpp > model.num_layers + embedding + loss + model.mtp_layers:
             continue
         try:
-            layout = plan_layout(
-                model,
-                pp,
-                vpp,
-                account_embedding=bool(embedding),
-                account_loss=bool(loss),
-                text=texts[text],
-                first=first,
-                last=last,
-                seq_len=length,
-            )
+            layout = layout_by_numbers(model, length, key, texts[text])
         except ValueError as error:
             tables.index[place] = str(error)
         else:
