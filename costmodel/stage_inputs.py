@@ -55,7 +55,7 @@ def layout_inputs(c: Columns, model: ModelSpec, seq_len: int) -> dict[str, Array
 
 
 def layout_by_numbers(model: ModelSpec, seq_len: int, numbers: Sequence[int], text: str) -> Layout:
-    """The layout of LAYOUT_COLUMNS' numbers, but for that of its text, which is given. ValueError where it cannot be."""
+    """The layout of LAYOUT_COLUMNS' numbers, with its text in place of the text's. ValueError where it cannot be."""
     pp, vpp, embedding, loss, _, first, last = numbers
     return plan_layout(
         model,
