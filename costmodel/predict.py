@@ -98,12 +98,11 @@ def evaluate_plans(
 def padded_in_full(columns: Columns) -> NDArray[np.bool_]:
     """Rows in which unpacked sequences are padded to seq_len, whatever the longest of the batch.
 
-    Stages and experts make Megatron-Bridge do so (rule padded_full_length), and CUDA graphs need it (graph_padded).
+    Stages, an encoder's among them, and experts make Megatron-Bridge do so (rule padded_full_length), and CUDA graphs
+    need it (graph_padded).
     """
-    one, off = np.ones(1), np.zeros(1)
-    return np.asarray(
-        (columns.get("pp", one) > 1) | (columns.get("ep", one) > 1) | (columns.get("cuda_graph", off) > 0)
-    )
+    least = {"pp": 1.0, "ep": 1.0, "encoder_pp": 0.0, "cuda_graph": 0.0}
+    return np.asarray(sum(columns.get(name, ZERO) > above for name, above in least.items()) > 0)
 
 
 def _evaluate(

@@ -72,6 +72,13 @@ def test_rule_and_step_agree_on_who_pads_in_full(name):
     assert (found.step_time_s == pytest.approx(whole.step_time_s)) == full
 
 
+def test_stages_of_an_encoder_pad_in_full_too():
+    """They hand on tensors of one shape as the decoder's do."""
+    plan = Plan(dp=4, encoder_pp=1)
+    assert "padded_full_length" in {each.id for each in violations(MODEL, LOAD, H100, plan)}
+    assert padded_in_full(plan_columns([plan]))[0]
+
+
 def test_the_search_counts_what_predict_counts():
     plans = list(PLANS.values())
     found = evaluate_plans(MODEL, LOAD, H100, "bf16", plan_columns(plans))

@@ -109,7 +109,7 @@ function values(settings, columns) {
 // terms of memory stay as they were found.
 function timed(found, inputs, settings) {
   const longest = data.bound.longest[[settings.seq_len, settings.global_batch].join()];
-  if (!longest || settings.pp > 1 || settings.ep > 1 || settings.cuda_graph) return found;
+  if (!longest || settings.pp > 1 || settings.ep > 1 || settings.encoder_pp || settings.cuda_graph) return found;
   const own = { ...inputs, ...longest };
   const all = { ...own, ...ledger(own) };
   const keep = ([name, , parts]) => {
