@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.request import Request
-from advisor.rules import Mask, Rule, Violation, violation
+from advisor.rules import Mask, Rule, Violation, error_masks, violation
 from advisor.rules.facts import facts
 from advisor.space_options import SPLIT_KNOBS, Columns, Row
 from costmodel.columns import ITEMS, Array, collapsed
@@ -144,15 +144,12 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
     model, workload, cluster = request.model, request.workload, request.cluster
     columns = collapsed(space.grid)
     words = facts(model, workload, cluster, space.precision, columns, request.gpus, request.settings)
-    errors = [
-        (rule, np.asarray(rule.broken(words), dtype=bool)) for rule in ready if rule.severity == "ERROR"
-    ]
-    errors = [(rule, broken) for rule, broken in errors if broken.any()]
+    masks = error_masks(words, ready)
     faults = np.zeros(space.alive.shape, dtype=np.int16)
-    for _, broken in errors:
+    for broken in masks.values():
         faults += broken
-    for rule, broken in errors:
-        mask = space.alive & broken
+    for rule in ready:
+        mask = space.alive & masks.get(rule.id, False)
         if count := int(np.count_nonzero(mask)):
             # The clearest example is a plan with this fault alone.
             alone = mask & (faults == 1)

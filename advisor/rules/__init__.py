@@ -169,15 +169,14 @@ def violation(rule: Rule, words: Facts, index: int) -> Violation:
     return Violation(rule.id, rule.severity, rule.knobs, text, way_out, rule.source, rule.cites)
 
 
-def error_masks(words: Facts, rows: int, rules: Iterable[Rule] | None = None) -> dict[str, Mask]:
-    """Rows that break each ERROR rule of `rules` (default: all), by id; rules no row breaks are left out."""
-    masks: dict[str, Mask] = {}
-    for rule in load_rules() if rules is None else rules:
-        if rule.severity == "ERROR":
-            mask = np.broadcast_to(np.asarray(rule.broken(words), dtype=bool), (rows,))
-            if mask.any():
-                masks[rule.id] = mask
-    return masks
+def error_masks(words: Facts, rules: Iterable[Rule] | None = None) -> dict[str, Mask]:
+    """Where each ERROR rule of `rules` (default: all) is broken, by id, of the axes that it depends on.
+
+    Rules that nothing breaks are left out.
+    """
+    errors = [rule for rule in (load_rules() if rules is None else rules) if rule.severity == "ERROR"]
+    masks = {rule.id: np.asarray(rule.broken(words), dtype=bool) for rule in errors}
+    return {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def legal_mask(
@@ -186,6 +185,6 @@ def legal_mask(
     """Rows of `columns` that break no ERROR rule."""
     rows = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))[0]
     legal = np.ones(rows, dtype=bool)
-    for mask in error_masks(facts(model, workload, cluster, precision, columns, gpus), rows).values():
+    for mask in error_masks(facts(model, workload, cluster, precision, columns, gpus)).values():
         legal &= ~mask
     return legal
