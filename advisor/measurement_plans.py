@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -20,6 +16,7 @@ from advisor.measurement_flags import (
     optimizer_knobs,
     recompute_knobs,
 )
+from advisor.measurement_habits import habit_of, row_release, row_task
 from advisor.measurement_rows import Row
 from advisor.measurement_sizes import parallel_sizes, stage_layout
 from costmodel.model_file import with_overrides
@@ -28,9 +25,6 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import CP_COMM_TYPES, PRECISIONS, Plan
 from costmodel.workload import Workload
 
-# "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
-CONTAINER_RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
-HABITS = Path(__file__).with_name("measurement_habits.toml")
 # Names of other frameworks -> the precision whose arithmetic and traffic they have: torchao's, and those of the
 # performance scripts of Megatron-Bridge (--compute_dtype fp8_mx) and NeMo 2 (--fp8_recipe ds).
 PRECISION_NAMES = {
@@ -39,8 +33,6 @@ PRECISION_NAMES = {
     "fp8-mx": "mxfp8",
     "fp8-ds": "fp8-delayed",
 }
-# Tasks of other frameworks.
-TASK_NAMES = {"": "pretrain", "peft": "lora"}
 
 # SQuAD in packed sequences: mean tokens of a question with its answer, and their spread over it.
 SQUAD_TOKENS, SQUAD_SPREAD = 250, 0.5
@@ -54,37 +46,6 @@ NATURAL_SPREAD = 0.54
 STEERED_IMBALANCE = 1.04
 
 
-@lru_cache(maxsize=1)
-def _habits() -> list[dict[str, Any]]:
-    """The entries in their order, each over the one that it is like."""
-    with HABITS.open("rb") as file:
-        entries = {entry["match"]: entry for entry in tomllib.load(file)["source"]}
-
-    def whole(entry: dict[str, Any]) -> dict[str, Any]:
-        return (whole(entries[entry["like"]]) if "like" in entry else {}) | entry
-
-    return [whole(entry) for entry in entries.values()]
-
-
-def habit_of(row: Row) -> dict[str, Any]:
-    """The habits of the row's source, and over them those of its recipe."""
-    where = f"{row.text('source')} | {row.text('container')}"
-    habit = next(habit for habit in _habits() if habit["match"] in where)
-    release = row_release(row, habit)
-    for recipe in habit.get("recipe", ()):
-        if _follows(row, recipe, release):
-            habit = habit | recipe | {"why": f"{habit['why']}; {recipe['why']}"}
-    return habit
-
-
-def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
-    """Whether a row of a release runs a recipe: its releases, task and models."""
-    first, last = recipe["releases"]
-    task = row_task(row)
-    named = row.text("model").startswith(tuple(recipe.get("models", ("",))))
-    return first <= release <= last and recipe.get("task", task) == task and named
-
-
 def row_model(row: Row) -> ModelSpec:
     """The row's model with its overrides. ValueError when it is not known."""
     model = with_overrides(load_model(row.text("model")), row.json("model_overrides"))
@@ -92,12 +53,6 @@ def row_model(row: Row) -> ModelSpec:
     if heads.isdigit() and int(heads) != model.mtp_layers:
         model = replace(model, mtp_layers=int(heads))
     return model
-
-
-def row_task(row: Row) -> str:
-    """The row's task; pretraining where it names none."""
-    task = row.text("task").strip().lower()
-    return TASK_NAMES.get(task, task)
 
 
 def row_precision(row: Row) -> str:
@@ -259,23 +214,6 @@ def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:
         assumed.append(f"loss not fused, as the defaults before {since}")
         return False
     return habit["fused_loss"] or compiled
-
-
-def row_release(row: Row, habit: Mapping[str, Any]) -> str:
-    """Software release "yy.mm": of the container, else the source's, else the date's; "" when none says it.
-
-    Recipes of a repository's head have at least the release that it became.
-    """
-    container = CONTAINER_RELEASE.search(row.text("container"))
-    year, _, rest = row.text("date").partition("-")
-    dated = f"{year[2:]}.{rest[:2] or '06'}" if len(year) == 4 and year.isdigit() else ""
-    release = container[0] if container else str(habit.get("release", dated))
-    return max(release, habit["head"]) if _of_head(row) and "head" in habit else release
-
-
-def _of_head(row: Row) -> bool:
-    """Whether the row ran a recipe of its repository's head, not of a release."""
-    return row.text("recipe_key").startswith("HEAD:")
 
 
 def _exchange(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> str:

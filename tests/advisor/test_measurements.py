@@ -409,6 +409,29 @@ def test_stacks():
 
 
 @pytest.mark.parametrize(
+    ("container", "date", "stack", "attention"),
+    [
+        ("Megatron-DeepSpeed (2022)", "", "deepspeed-22.06", "unfused"),
+        ("megatron-deepspeed", "2021-12", "deepspeed-21.12", "unfused"),
+        ("Megatron-DeepSpeed", "2024-05", "mcore-24.05", "fused"),
+        ("Megatron-LM 2021", "", "megatron-21.06", "unfused"),
+        ("Megatron-LM", "2022-11", "megatron-22.11", "unfused"),
+        ("Megatron-LM", "2024-11", "mcore-24.11", "fused"),
+        ("PyTorch FSDP, torch 2.3", "2024-03", "torchtitan-24.03", "fused"),
+        ("MaxText", "2025-03", "jax-25.01", "fused"),
+        ("NVIDIA NEMO 25.04", "", "nemo-25.04", "fused"),
+        ("Megatron-LM (Nemotron)", "2024-05", "mcore-24.05", "fused"),
+    ],
+)
+def test_software_is_known_by_its_name_where_nothing_is_known_of_the_source(
+    container, date, stack, attention
+):
+    row = VTRAIN | {"source": "somebody's paper", "container": container, "date": date}
+    found = case(row)
+    assert (found.stack, found.plan.attention_backend) == (stack, attention)
+
+
+@pytest.mark.parametrize(
     ("model", "task", "cp", "flags", "comm"),
     [
         ("gpt-oss-20b", "pretrain", "2", {}, "a2a"),
