@@ -16,7 +16,7 @@ from advisor.space_grid import Space
 from costmodel.columns import Columns, plan_from_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import plan_values
+from costmodel.plan_array import PlanArray, plan_values
 from costmodel.workload import Workload
 
 # Sums in another order differ by less than this share.
@@ -89,5 +89,7 @@ class _Some:
 
 def _some(request: Request, space: Space, rows: NDArray[np.intp]) -> _Some:
     columns = space.some(rows)
-    case = (request.model, request.workload, request.cluster, space.precision)
-    return _Some(space.precision, columns, plan_values(*case, columns, request.stack))
+    plans = PlanArray(
+        request.model, request.workload, request.cluster, space.precision, columns, request.stack
+    )
+    return _Some(space.precision, columns, plan_values(plans))

@@ -19,10 +19,10 @@ from costmodel import schedule
 from costmodel.amount import Amount
 from costmodel.binding import bind_amounts, precision_recipe
 from costmodel.columns import plan_columns, plan_inputs
+from costmodel.family import family_features
 from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import family_features
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Chunk, Placed, stage_chunks
 from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages

@@ -37,6 +37,18 @@ def precision_recipe(precision: str, generation: str = "", apart: bool = False) 
     return recipe | own | (recipe.get("apart", {}) if apart else {})
 
 
+def recipe_formats(precision: str) -> dict[str, Any]:
+    """What `costmodel.columns.plan_inputs` asks of a precision recipe."""
+    recipe = precision_recipe(precision)
+    return {
+        "precision_bytes": float(recipe["base"]),
+        "quantised": float(recipe["copies"]) > 1.5,
+        "block_scaled": precision == "mxfp8",
+        "casts": float(recipe["kernels"]) > 0,
+        "delayed": precision == "fp8-delayed",
+    }
+
+
 def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:

@@ -25,14 +25,15 @@ from advisor.rules.model_words import cluster_words, model_words, workload_words
 from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, host_memory_gb
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
+from costmodel.binding import recipe_formats
 from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
+from costmodel.family import family_features
 from costmodel.host_memory import HOST_COPIES, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
 from costmodel.javascript_columns import Trace, literal
 from costmodel.javascript_functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
-from costmodel.predict import family_features, recipe_formats
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE, Prediction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term

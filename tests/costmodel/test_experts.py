@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.family import compiled_family
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import compiled_family, predict
+from costmodel.predict import predict
 from costmodel.symbols import BY_NAME, INPUTS
 from costmodel.work import experts
 from costmodel.work.quantisation import quantise_grad_elements, quantise_input_elements

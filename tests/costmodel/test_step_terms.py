@@ -11,10 +11,11 @@ import pytest
 
 import hardware_db
 from costmodel.amounts import rank_amounts
+from costmodel.family import compiled_family
 from costmodel.model_registry import load_model
 from costmodel.passes import chunk_times
 from costmodel.plan import Plan
-from costmodel.predict import compiled_family, predict
+from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.timing.network import domain_time
 from costmodel.workload import Workload
