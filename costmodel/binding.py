@@ -1,7 +1,7 @@
 """Numbers for the symbols: model, workload, precision recipe, hardware and software stack.
 
 Every number comes with the file and source it was read from, so that an explanation can end there.
-This file and `costmodel.predict` are the only ones of the cost model that see `hardware_db`.
+Which files of the cost model read `hardware_db` stands in `pyproject.toml` under `[tool.importlinter]`.
 """
 
 from __future__ import annotations
