@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from advisor.comparison_sides import Side
+from advisor.comparison_record import Side
 from executor.compare import Row, compare
 
 MILLION = 1e6
