@@ -7,7 +7,7 @@ work, and are counted in 16 bits, as a dry run without Transformer Engine traces
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -83,7 +83,7 @@ def rank_amounts(
     return RankAmounts(
         stage=stage,
         num_microbatches=count,
-        flops=_flops(x, chunks, works, features, count),
+        flops=_flops(x, chunks, works, count),
         messages=_plain(messages.merged([*_messages(x, plan, chunks, works, model, count), *once])),
         saved={name: _number(size) for name, size in saved.items()},
         parameters=parameter_counts(owned),
@@ -177,7 +177,6 @@ def _flops(
     x: SimpleNamespace,
     chunks: tuple[Chunk, ...],
     works: Mapping[str, BlockWork],
-    features: Collection[str],
     count: int,
 ) -> dict[str, dict[str, float]]:
     """FLOPs by product and pass; what recompute repeats is done in the backward pass."""

@@ -13,6 +13,8 @@ from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 
+# What search needs to rank plans and to see whether they fit.
+SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")
 ZERO = np.zeros(1)
 
 
@@ -28,7 +30,7 @@ def compiled_family(features: frozenset[str]) -> CompiledModel:
 
         return build_step(features)
 
-    return compile_model(build, ("step_time", "peak_memory", "model_flops"), "-".join(sorted(features)))
+    return compile_model(build, SEARCH_OUTPUTS, "-".join(sorted(features)))
 
 
 def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> frozenset[str]:

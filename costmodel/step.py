@@ -30,8 +30,6 @@ from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
 from costmodel.work import communication
 
-# What search needs to rank plans and to see whether they fit.
-SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")
 # Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
 # Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055).
 OWN_GC, UNBOUND = 0.0017, 0.07

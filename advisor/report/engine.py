@@ -139,13 +139,13 @@ def _features(prediction: Prediction, found: Sequence[Control]) -> frozenset[str
     columns = plan_columns([prediction.plan])
     reached = {
         name: np.array([1.0])
-        for name in _varying(prediction, found)
+        for name in _varying(found)
         if name in columns and columns[name].dtype == np.float64
     }
     return family_features(prediction.model, prediction.workload, columns | reached)
 
 
-def _varying(prediction: Prediction, found: Sequence[Control]) -> set[str]:
+def _varying(found: Sequence[Control]) -> set[str]:
     """Columns that a control changes, itself or through what follows from it."""
     knobs = {control.knob for control in found}
     columns = {name for name in (*NUMERIC, *CODED, "pipeline_layout") if name in knobs}
@@ -163,7 +163,7 @@ def _columns(trace: Trace, prediction: Prediction, found: Sequence[Control]) -> 
     fixed = default_columns() | {
         name: float(column[0]) for name, column in plan_columns([prediction.plan]).items()
     }
-    varying = _varying(prediction, found)
+    varying = _varying(found)
     return {
         name: trace.input(f"c.{name}") if name in varying else np.asarray(value)
         for name, value in fixed.items()

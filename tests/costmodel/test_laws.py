@@ -147,7 +147,7 @@ def test_flops_and_parameters_are_conserved_over_ranks(tp, dp, cp, pp):
     assert gemm == pytest.approx(one.values["tokens"] * linear_weights(one) * LLAMA.num_layers)
 
 
-@pytest.mark.parametrize("name", [name for name in list_models() if load_model(name).is_dense_decoder])
+@pytest.mark.parametrize("name", [name for name in list_models() if load_model(name).family == "dense"])
 def test_one_gpu_holds_the_published_parameters(name):
     """The rank's parameters on one GPU are the model's, but for the padding of the vocabulary."""
     spec = load_model(name)
