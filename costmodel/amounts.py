@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel import schedule
+from costmodel import schedule, stack
 from costmodel.amount import Amount
 from costmodel.binding import bind_amounts, precision_recipe
 from costmodel.columns import plan_columns, plan_inputs
@@ -33,23 +33,7 @@ from costmodel.work.mla import core_width
 from costmodel.workload import Workload
 
 # Inputs of the step time that no amount of a dry run depends on.
-UNUSED = (
-    "expert_kernels",
-    "expert_bias_fused",
-    "scatter_gather",
-    "plain_norms",
-    "composed_norms",
-    "packs_attention",
-    "plain_squared_relu",
-    "native_loss",
-    "complex_rotary",
-    "separate_gate",
-    "reads_documents",
-    "documents_apart",
-    "early_zero3",
-    "partial_rings",
-    "router_wide",
-)
+UNUSED = ("expert_kernels", "router_wide", *stack.INPUTS)
 # What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
 ONCE = ("output", "dispatcher")
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.

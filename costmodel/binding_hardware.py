@@ -11,7 +11,7 @@ from typing import Any
 
 import hardware_db
 from costmodel.bound import Bound
-from costmodel.stack import Stack, default_stack, nearest_release
+from costmodel.stack import INPUTS, Stack, default_stack, nearest_release
 from costmodel.step_constants import (
     NOT_FITTED,
     PRIORS,
@@ -322,23 +322,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
     """Step constants: the user's own profile, the fit, else the prior (and then the answer says so)."""
     own, fits = tables.get("step", {}), fitted()
     bound = {
-        name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}")
-        for name in (
-            "early_stop",
-            "expert_bias_fused",
-            "scatter_gather",
-            "plain_norms",
-            "composed_norms",
-            "packs_attention",
-            "plain_squared_relu",
-            "native_loss",
-            "complex_rotary",
-            "separate_gate",
-            "reads_documents",
-            "documents_apart",
-            "early_zero3",
-            "partial_rings",
-        )
+        name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}") for name in INPUTS
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")
     guessed: list[str] = []
