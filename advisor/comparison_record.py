@@ -32,12 +32,12 @@ class Side:
 
     @property
     def step_time(self) -> float:
-        """Seconds of a step: measured, else predicted."""
+        """Of a step: measured, else predicted. [s]"""
         return float((self.measured or self.predicted)["step_time_s"])
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Measured, else predicted."""
+        """Documents' own tokens: measured, else predicted. [1/s]"""
         return float((self.measured or self.predicted)["tokens_per_second_per_gpu"])
 
     @property

@@ -33,12 +33,15 @@ class Contender:
     values: dict[str, float] = field(repr=False)
 
     def value(self, objective: str) -> float:
-        """What the search minimises, the pipeline simulated; as `advisor.candidates.objective_value` of the plan."""
+        """What the search minimises, the pipeline simulated; as `advisor.candidates.objective_value` of the plan.
+
+        [s], [GPU-s] or [byte], by the objective.
+        """
         simulated = objective != "memory" and has_pipeline(self)
         return self._value(objective, schedule_correction(self) if simulated else 0.0)
 
     def least(self, objective: str) -> float:
-        """What `value` is not below; cheap."""
+        """What `value` is not below, in its unit; cheap."""
         bounded = objective != "memory" and has_pipeline(self)
         return self._value(objective, least_correction(self) if bounded else 0.0) * (1 - ROUNDING)
 

@@ -34,7 +34,7 @@ class Measured:
 
     @property
     def step(self) -> float:
-        """Seconds of a steady step, of the run's record, the log or the traces."""
+        """Of a steady step: of the run's record, the log or the slowest trace. [s]"""
         if self.run is not None:
             return float(self.run["step_time_s"])
         if self.kept is not None:

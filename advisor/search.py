@@ -91,6 +91,7 @@ class Scored:
     device: float
 
     def fits(self, share: float = FITS_BELOW) -> Mask:
+        """Plans that take at most `share` of the device's memory."""
         return self.peak_memory <= share * self.device
 
     def score(self, objective: str) -> Array:
@@ -106,9 +107,11 @@ class Scored:
         return sizes + sum(self.space.column(name, rows) for name in asked)
 
     def plan(self, row: int) -> Plan:
+        """The plan of one row."""
         return self.plans(np.array([row]))[0]
 
     def plans(self, rows: NDArray[np.intp]) -> list[Plan]:
+        """The plans of some rows, in order."""
         columns = self.space.some(rows)
         return [plan_from_columns(columns, index, self.space.precision) for index in range(len(rows))]
 

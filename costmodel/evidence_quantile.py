@@ -20,7 +20,7 @@ LEAST_WIDTH = 0.4
 
 
 def local_quantile(distances: Numbers, errors: Numbers, weights: Numbers) -> float:
-    """The LEVEL quantile of errors with weights exp(-distance / width) times the runs' own.
+    """The LEVEL quantile of errors with weights exp(-distance / width) times the runs' own. [log]
 
     The width is the least at which the effective number of runs, (sum w)^2 / sum w^2, reaches LEAST_RUNS. Weights
     are of distances over the nearest, so that the quantile does not change when all runs are further away.

@@ -214,16 +214,16 @@ class Table:
         return total
 
     def errors(self, known_model: bool) -> Numbers:
-        """Signed errors like those that a query must expect, whose model is in the fit or not."""
+        """Signed errors like those that a query must expect, whose model is in the fit or not. [log]"""
         return self._errors[known_model][0]
 
     def scores(self, known_model: bool) -> Numbers:
-        """|error less what the runs near it share| of each run: what the interval of a query must cover."""
+        """|error less what the runs near it share| of each run: what the interval of a query must cover. [log]"""
         error, near = self._errors[known_model]
         return np.abs(error - near)
 
     def shared(self, distances: Numbers, known_model: bool) -> float:
-        """Error that the runs close by have in common, drawn to 0 where there are few."""
+        """Error that the runs close by have in common, drawn to 0 where there are few. [log]"""
         weights = self.weights * np.exp(-distances / SHARED_WIDTH)
         return float(weights @ self.errors(known_model) / (weights.sum() + SHARED_PRIOR))
 
