@@ -25,16 +25,21 @@ from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Link, Quantity
 
 NONE_KNOWN = Bound(0.0, "none in the table")
+# Rate of matrix kernels over power; the two measurements behind it: `_power_factor`. [1]
 POWER_EXPONENT = 0.6
-# Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
-NETWORK_EFFICIENCY = 0.92
-NETWORK_LATENCY = 45e-6
+# Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes. And the latency of a
+# collective of two nodes: 35 to 50 us over InfiniBand for small messages. [1] and [s]
+# Source: shared hardware notes, section 6 (between nodes).
+NETWORK_EFFICIENCY, NETWORK_LATENCY = 0.92, 45e-6
 # Pinned copies reach this share of the host link. Source: NVIDIA bandwidthTest on PCIe 5 and NVLink-C2C.
 HOST_LINK_EFFICIENCY = 0.85
-# A GPU's share of the host's memory bandwidth where the cluster's file has none: eight DDR5 channels for four.
+# A GPU's share of the host's memory bandwidth where the cluster's file has none, assumed: eight DDR5 channels for four.
+# [byte/s]
 HOST_MEMORY_BANDWIDTH = 75e9
+# Rate of attention in FP8 over BF16. Source: NVIDIA cudnn-frontend's table, forward on GB200 1420 to 2197 of 1097 to
+# 1708 TFLOP/s, backward 831 to 1687 of 885 to 1332 (shared hardware notes, section 7). [1]
 ATTENTION_FP8_GAIN = 1.25
-# Share of a link that point-to-point copies reach (NVLink P2P 0.83 of the rate).
+# Share of a link that point-to-point copies reach, NVLink's P2P. [1] Source: shared hardware notes, section 7.
 SEND_RECV_EFFICIENCY = 0.83
 
 
