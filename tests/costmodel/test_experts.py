@@ -129,6 +129,14 @@ def test_a_domain_that_holds_all_ranks_sends_nothing_over_the_network(ep):
         assert experts.dispatch_bytes_inside(numbers(ep=1, **knobs), 1) == 0
 
 
+@pytest.mark.parametrize(("ep", "inside"), [(16, 8), (64, 8), (64, 4), (8, 8)])
+def test_what_came_over_the_network_is_passed_on_inside_the_domain(ep, inside):
+    """A token goes once to every rank it is for: all of these but the one that takes it off the network, at least."""
+    x = numbers(ep=ep, topk=8, E=256, activation_bytes=2, dispatch_once=1)
+    every = experts.destinations(x, ep) * x.activation_bytes * x.s * x.he
+    assert every * (inside - 1) / inside <= experts.dispatch_bytes_inside(x, inside) < every
+
+
 def test_gathered_tokens_travel_to_every_other_rank():
     x = numbers(ep=8, dispatch_gather=1)
     assert experts.dispatch_bytes_inside(x, 8) == 4096 * 1024 * 2 * 7
