@@ -9,7 +9,6 @@ from typing import Any
 from advisor.candidates import Candidate, compared, memory_parts
 from advisor.request import Request
 from advisor.search import GIB, SearchResult, fits_at_all, search
-from costmodel.host_memory import fits_host
 from costmodel.prediction import FITS_BELOW
 from costmodel.stack import default_stack, load_stack
 
@@ -165,7 +164,7 @@ def _leaner(request: Request) -> Iterator[str]:
         fitting = [
             (best.step_time, number, best, pins)
             for number, (pins, best) in enumerate(tried)
-            if best and fits_host(best.prediction)
+            if best and best.prediction.fits_host
         ]
         if fitting:
             _, _, best, pins = min(fitting, key=lambda each: each[:2])

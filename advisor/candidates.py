@@ -37,12 +37,12 @@ class Candidate:
 
     @property
     def step_time(self) -> float:
-        """Seconds of one step."""
+        """Of one step, pipeline simulated. [s]"""
         return self.prediction.step_time_s
 
     @property
     def peak_memory(self) -> float:
-        """Bytes of the worst rank."""
+        """Of the worst rank. [byte]"""
         return self.prediction.peak_memory_bytes
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from advisor.comparison_sides import Side
+from advisor.comparison_record import Side
 from executor.compare import Row, compare
 
 MILLION = 1e6
@@ -94,7 +94,7 @@ class Comparison:
         return "s" if self.same_work else "GPU-s per million tokens"
 
     def scale(self, side: Side) -> float:
-        """What turns seconds of a step into the unit compared."""
+        """What turns seconds of a step into the unit compared. [1], or steps for a million tokens of a GPU."""
         known = side.predicted
         if self.same_work:
             return 1.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from advisor.comparison import TERM_ERROR, Comparison, Line
-from advisor.comparison_sides import Side
+from advisor.comparison_record import Side
 from advisor.options import value_text
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.sections import evidence_text

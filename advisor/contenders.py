@@ -16,7 +16,7 @@ from advisor.space_grid import Space
 from costmodel.columns import Columns, plan_from_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import plan_values
+from costmodel.plan_array import PlanArray, plan_values
 from costmodel.workload import Workload
 
 # Sums in another order differ by less than this share.
@@ -33,12 +33,15 @@ class Contender:
     values: dict[str, float] = field(repr=False)
 
     def value(self, objective: str) -> float:
-        """What the search minimises, the pipeline simulated; as `advisor.candidates.objective_value` of the plan."""
+        """What the search minimises, the pipeline simulated; as `advisor.candidates.objective_value` of the plan.
+
+        [s], [GPU-s] or [byte], by the objective.
+        """
         simulated = objective != "memory" and has_pipeline(self)
         return self._value(objective, schedule_correction(self) if simulated else 0.0)
 
     def least(self, objective: str) -> float:
-        """What `value` is not below; cheap."""
+        """What `value` is not below, in its unit; cheap."""
         bounded = objective != "memory" and has_pipeline(self)
         return self._value(objective, least_correction(self) if bounded else 0.0) * (1 - ROUNDING)
 
@@ -89,5 +92,7 @@ class _Some:
 
 def _some(request: Request, space: Space, rows: NDArray[np.intp]) -> _Some:
     columns = space.some(rows)
-    case = (request.model, request.workload, request.cluster, space.precision)
-    return _Some(space.precision, columns, plan_values(*case, columns, request.stack))
+    plans = PlanArray(
+        request.model, request.workload, request.cluster, space.precision, columns, request.stack
+    )
+    return _Some(space.precision, columns, plan_values(plans))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
 from advisor.whatif import GIB, Change, what_if
-from costmodel.host_memory import fits_host
 
 if TYPE_CHECKING:
     from advisor.case import Case
@@ -58,7 +57,7 @@ def first_cure(case: Case) -> Cure | None:
         return wider
     for knobs in ORDER:
         for change in what_if(case, knobs).changes:
-            if change.fits and fits_host(change.prediction):
+            if change.fits and change.prediction.fits_host:
                 return Cure(_changed(change), change.prediction)
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from advisor.diagnosis import Diagnosed, how_to_see
-from advisor.measured import Measured
+from advisor.measured_run import Measured
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.whatif_neighbours import label
 from costmodel.knobs import KNOBS, SETTINGS

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from advisor.measured import Measured, read_measured
+from advisor.measured import read_measured
+from advisor.measured_run import Measured
 from executor.diagnose import Diagnosis, Finding, diagnose, table
 from executor.evidence import log_facts, prediction_facts, profile_facts
 

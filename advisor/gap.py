@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from advisor.diagnosis import Diagnosed, facts_of
-from advisor.measured import Measured
+from advisor.measured_run import Measured
 from executor.compare import Row, compare, verdict
 from executor.diagnose import Rule, diagnose, load_rules
 from executor.logs.compare import log_rows, profile_rows

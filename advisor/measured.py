@@ -1,60 +1,22 @@
-"""What was measured, whatever tells it: a log, a run's folder, traces; with the plan that ran, where it is known."""
+"""Reading what was measured, whatever tells it: a log, a run's folder, traces; with the plan that ran, where known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from advisor.measured_checks import warn
+from advisor.measured_run import Measured
 from advisor.progress import Progress
 from executor.logs.read import read_log
 from executor.logs.record import Log
 from executor.logs.run_record import log_of_run
-from executor.logs.summary import Steady, steady
-from executor.profiles.profile import Profile
+from executor.logs.summary import steady
 from executor.profiles.read import is_profile, read_profile
 
 if TYPE_CHECKING:
     from advisor.case import Case
-
-GIB = 2**30
-
-
-@dataclass
-class Measured:
-    """A measurement with its prediction. log and kept are None where only traces are given.
-
-    predicted: the object of `predict --json`, None when plan or machine are unknown. case: the plan in its setting,
-    where one can be built. run: what the record of a run keeps as measured. notes: what was taken for granted;
-    warnings: what makes the comparison doubtful.
-    """
-
-    source: str
-    log: Log | None = None
-    kept: Steady | None = None
-    profiles: list[Profile] = field(default_factory=list)
-    predicted: dict[str, Any] | None = None
-    run: dict[str, Any] | None = None
-    case: Case | None = None
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def step(self) -> float:
-        """Seconds of a steady step, of the run's record, the log or the traces."""
-        if self.run is not None:
-            return float(self.run["step_time_s"])
-        if self.kept is not None:
-            return self.kept.seconds
-        return max(each.step_seconds for each in self.profiles)
-
-    @property
-    def peak(self) -> float | None:
-        """Largest peak of torch's allocator over the ranks that tell. [byte]"""
-        peaks = [each.max_allocated for each in self.log.memory if each.max_allocated] if self.log else []
-        return max(peaks) if peaks else None
 
 
 def read_measured(
@@ -84,12 +46,12 @@ def read_measured(
 
 
 def _own_prediction(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The prediction and the measurement that a run's record keeps; `advisor.comparison_sides` checks their form."""
-    from advisor.comparison_sides import read_side
+    """The prediction and the measurement that a run's record keeps; `advisor.comparison_record` checks their form."""
+    from advisor.comparison_record import run_side
 
     if not (folder / "prediction.json").is_file():
         return None, None
-    side = read_side(str(folder))
+    side = run_side(folder)
     return side.predicted, side.measured
 
 

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from advisor.measured import Measured
+from advisor.measured_run import Measured
 
 # Knobs whose difference makes another run of it.
 TELLING = (
-    *(
-        "tp",
-        "pp",
-        "vpp",
-        "cp",
-        "ep",
-        "etp",
-        "dp",
-        "micro_batch",
-        "precision",
-        "sequence_parallel",
-        "recompute",
-    ),
-    *(
-        "recompute_num_layers",
-        "zero_stage",
-        "fsdp",
-        "overlap_grad_reduce",
-        "overlap_param_gather",
-        "tp_comm_overlap",
-    ),
-    *("overlap_p2p", "cuda_graph", "moe_dispatcher", "cp_comm_type"),
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "etp",
+    "dp",
+    "micro_batch",
+    "precision",
+    "sequence_parallel",
+    "recompute",
+    "recompute_num_layers",
+    "zero_stage",
+    "fsdp",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "tp_comm_overlap",
+    "overlap_p2p",
+    "cuda_graph",
+    "moe_dispatcher",
+    "cp_comm_type",
 )
 
 

@@ -34,6 +34,7 @@ RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")
 def expert_knobs(
     row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]
 ) -> dict[str, Any]:
+    """Dispatcher, capacity and overlap of experts. sizes: of the layout; assumed: takes what the row does not say."""
     named = row.text("moe_dispatcher")
     dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
     factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
@@ -52,6 +53,7 @@ def expert_knobs(
 
 
 def optimizer_knobs(row: Row) -> dict[str, Any]:
+    """The optimizer, the formats of its state and how many copies share it."""
     flags = row.json("other_flags")
     aware = row.flag("precision_aware_optimizer", False)
     formats = {
@@ -69,6 +71,7 @@ def optimizer_knobs(row: Row) -> dict[str, Any]:
 
 
 def offload_knobs(row: Row) -> dict[str, Any]:
+    """Layers and modules that wait in host memory."""
     named = row.text("fine_grained_offload")
     modules = tuple(name for name in KNOBS["offload_modules"].choices if name in named)
     flags = row.json("other_flags")
@@ -81,6 +84,7 @@ def offload_knobs(row: Row) -> dict[str, Any]:
 
 
 def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
+    """CUDA graphs and their scope; of experts the source's habit where the row is silent."""
     text = row.text("cuda_graph")
     if not text and model.moe is not None:
         text = "+".join(habit.get("expert_graphs", ()))
@@ -94,6 +98,7 @@ def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[st
 
 
 def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
+    """Switches of kernels and of the step that a row names, or that its source always has."""
     flags = row.json("other_flags")
     values: dict[str, Any] = dict.fromkeys(habit.get("plain_kernels", ()), False)
     values |= {ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags}

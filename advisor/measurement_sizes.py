@@ -17,6 +17,10 @@ INTERLEAVED_CHUNKS = 2
 def parallel_sizes(
     row: Row, habit: Mapping[str, Any], model: ModelSpec, gpus: int, assumed: list[str]
 ) -> dict[str, int]:
+    """tp, pp, cp, vpp, ep, etp and dp of a row. assumed: takes what it does not say.
+
+    ValueError where they do not divide the GPUs.
+    """
     tp, pp, cp, vpp, ep = (row.count(name) for name in ("tp", "pp", "cp", "vp", "ep"))
     if pp == 1:
         vpp = 1

@@ -198,7 +198,7 @@ def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def choose_precisions(precision: str, cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Recipes to search, and what was assumed."""
+    """Recipes to search, and what was assumed. ValueError in one line for a recipe that is none."""
     if precision != "auto":
         wanted = tuple(dict.fromkeys(part.strip() for part in precision.split(",") if part.strip()))
         if not wanted:

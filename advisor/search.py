@@ -25,7 +25,7 @@ from advisor.space_grid import ALL, Rows, Space
 from costmodel.binding import bind
 from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
 from costmodel.plan import Plan
-from costmodel.predict import evaluate_plans
+from costmodel.plan_array import PlanArray, evaluate_plans
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.stage_inputs import runs
 
@@ -91,6 +91,7 @@ class Scored:
     device: float
 
     def fits(self, share: float = FITS_BELOW) -> Mask:
+        """Plans that take at most `share` of the device's memory."""
         return self.peak_memory <= share * self.device
 
     def score(self, objective: str) -> Array:
@@ -106,9 +107,11 @@ class Scored:
         return sizes + sum(self.space.column(name, rows) for name in asked)
 
     def plan(self, row: int) -> Plan:
+        """The plan of one row."""
         return self.plans(np.array([row]))[0]
 
     def plans(self, rows: NDArray[np.intp]) -> list[Plan]:
+        """The plans of some rows, in order."""
         columns = self.space.some(rows)
         return [plan_from_columns(columns, index, self.space.precision) for index in range(len(rows))]
 
@@ -177,7 +180,7 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Score
         space = build_space(replace(request, gpus=gpus), precision)
         spaces.append(space)
         if space.legal:
-            out = evaluate_plans(model, workload, cluster, precision, space.grid, stack)
+            out = evaluate_plans(PlanArray(model, workload, cluster, precision, space.grid, stack))
             found = (space.of_plans(out[name]) for name in ("step_time", "peak_memory"))
             scored.append(Scored(space, gpus, *found, device))
     if not spaces:

@@ -149,9 +149,7 @@ def memory_section(prediction: Prediction) -> list[str]:
 
 def host_lines(prediction: Prediction) -> list[str]:
     """Host memory of the fullest node, where something is offloaded."""
-    from costmodel.host_memory import node_host_bytes
-
-    least, most = node_host_bytes(prediction)
+    least, most = prediction.node_host_bytes
     if not most:
         return []
     amount = f"{most / GIB:,.0f}" if least == most else f"{least / GIB:,.0f} to {most / GIB:,.0f}"

@@ -81,7 +81,7 @@ class Space:
         return np.broadcast_to(array, self.alive.shape)[place[::-1]]
 
     def of_plans(self, values: Array) -> Array:
-        """Of values for every cell, as `costmodel.predict.evaluate_plans` orders them, those of the plans."""
+        """Of values for every cell, as `costmodel.plan_array.evaluate_plans` orders them, those of the plans."""
         return values.reshape(-1)[self.cells]
 
     def layout(self, name: str) -> Array:

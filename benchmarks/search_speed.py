@@ -19,7 +19,7 @@ from tabulate import tabulate
 from advisor.request import make_request
 from advisor.search import search
 from advisor.space import build_space
-from costmodel.predict import evaluate_plans
+from costmodel.plan_array import PlanArray, evaluate_plans
 from costmodel.simulate import simulate_pipeline
 
 CASES = (
@@ -52,10 +52,10 @@ def search_rows() -> list[list[object]]:
         request = make_request(model, gpus, gpu)
         precision = request.precisions[-1]
         space = build_space(request, precision)
-        arguments = (request.model, request.workload, request.cluster, precision, space.grid)
-        evaluate_plans(*arguments)
+        plans = PlanArray(request.model, request.workload, request.cluster, precision, space.grid)
+        evaluate_plans(plans)
         build = best_of(lambda request=request, precision=precision: build_space(request, precision))
-        evaluate = best_of(lambda arguments=arguments: evaluate_plans(*arguments))
+        evaluate = best_of(lambda plans=plans: evaluate_plans(plans))
         found = search(request)
         whole = best_of(lambda request=request: search(request))
         rows.append([f"{model} {gpus} x {gpu}", found.legal, build, space.legal / evaluate, whole])

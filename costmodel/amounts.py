@@ -7,7 +7,7 @@ work, and are counted in 16 bits, as a dry run without Transformer Engine traces
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from costmodel import schedule
+from costmodel import schedule, stack
 from costmodel.amount import Amount
 from costmodel.binding import bind_amounts, precision_recipe
 from costmodel.columns import plan_columns, plan_inputs
+from costmodel.family import family_features
 from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import family_features
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Chunk, Placed, stage_chunks
 from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages
@@ -33,23 +33,7 @@ from costmodel.work.mla import core_width
 from costmodel.workload import Workload
 
 # Inputs of the step time that no amount of a dry run depends on.
-UNUSED = (
-    "expert_kernels",
-    "expert_bias_fused",
-    "scatter_gather",
-    "plain_norms",
-    "composed_norms",
-    "packs_attention",
-    "plain_squared_relu",
-    "native_loss",
-    "complex_rotary",
-    "separate_gate",
-    "reads_documents",
-    "documents_apart",
-    "early_zero3",
-    "partial_rings",
-    "router_wide",
-)
+UNUSED = ("expert_kernels", "router_wide", *stack.INPUTS)
 # What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
 ONCE = ("output", "dispatcher")
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
@@ -83,7 +67,7 @@ def rank_amounts(
     return RankAmounts(
         stage=stage,
         num_microbatches=count,
-        flops=_flops(x, chunks, works, features, count),
+        flops=_flops(x, chunks, works, count),
         messages=_plain(messages.merged([*_messages(x, plan, chunks, works, model, count), *once])),
         saved={name: _number(size) for name, size in saved.items()},
         parameters=parameter_counts(owned),
@@ -177,7 +161,6 @@ def _flops(
     x: SimpleNamespace,
     chunks: tuple[Chunk, ...],
     works: Mapping[str, BlockWork],
-    features: Collection[str],
     count: int,
 ) -> dict[str, dict[str, float]]:
     """FLOPs by product and pass; what recompute repeats is done in the backward pass."""

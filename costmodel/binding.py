@@ -1,7 +1,7 @@
 """Numbers for the symbols: model, workload, precision recipe, hardware and software stack.
 
 Every number comes with the file and source it was read from, so that an explanation can end there.
-This file and `costmodel.predict` are the only ones of the cost model that see `hardware_db`.
+Which files of the cost model read `hardware_db` stands in `pyproject.toml` under `[tool.importlinter]`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,18 @@ def precision_recipe(precision: str, generation: str = "", apart: bool = False) 
     recipe: dict[str, Any] = _recipes()[precision]
     own: dict[str, Any] = recipe.get(architecture(generation), {})
     return recipe | own | (recipe.get("apart", {}) if apart else {})
+
+
+def recipe_formats(precision: str) -> dict[str, Any]:
+    """What `costmodel.columns.plan_inputs` asks of a precision recipe."""
+    recipe = precision_recipe(precision)
+    return {
+        "precision_bytes": float(recipe["base"]),
+        "quantised": float(recipe["copies"]) > 1.5,
+        "block_scaled": precision == "mxfp8",
+        "casts": float(recipe["kernels"]) > 0,
+        "delayed": precision == "fp8-delayed",
+    }
 
 
 def bind(

@@ -11,7 +11,7 @@ from typing import Any
 
 import hardware_db
 from costmodel.bound import Bound
-from costmodel.stack import Stack, default_stack, nearest_release
+from costmodel.stack import INPUTS, Stack, default_stack, nearest_release
 from costmodel.step_constants import (
     NOT_FITTED,
     PRIORS,
@@ -25,16 +25,21 @@ from costmodel.timing.network import CONSTANTS, OPERATIONS
 from hardware_db import Cluster, Link, Quantity
 
 NONE_KNOWN = Bound(0.0, "none in the table")
+# Rate of matrix kernels over power; the two measurements behind it: `_power_factor`. [1]
 POWER_EXPONENT = 0.6
-# Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes.
-NETWORK_EFFICIENCY = 0.92
-NETWORK_LATENCY = 45e-6
+# Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes. And the latency of a
+# collective of two nodes: 35 to 50 us over InfiniBand for small messages. [1] and [s]
+# Source: shared hardware notes, section 6 (between nodes).
+NETWORK_EFFICIENCY, NETWORK_LATENCY = 0.92, 45e-6
 # Pinned copies reach this share of the host link. Source: NVIDIA bandwidthTest on PCIe 5 and NVLink-C2C.
 HOST_LINK_EFFICIENCY = 0.85
-# A GPU's share of the host's memory bandwidth where the cluster's file has none: eight DDR5 channels for four.
+# A GPU's share of the host's memory bandwidth where the cluster's file has none, assumed: eight DDR5 channels for four.
+# [byte/s]
 HOST_MEMORY_BANDWIDTH = 75e9
+# Rate of attention in FP8 over BF16. Source: NVIDIA cudnn-frontend's table, forward on GB200 1420 to 2197 of 1097 to
+# 1708 TFLOP/s, backward 831 to 1687 of 885 to 1332 (shared hardware notes, section 7). [1]
 ATTENTION_FP8_GAIN = 1.25
-# Share of a link that point-to-point copies reach (NVLink P2P 0.83 of the rate).
+# Share of a link that point-to-point copies reach, NVLink's P2P. [1] Source: shared hardware notes, section 7.
 SEND_RECV_EFFICIENCY = 0.83
 
 
@@ -322,23 +327,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
     """Step constants: the user's own profile, the fit, else the prior (and then the answer says so)."""
     own, fits = tables.get("step", {}), fitted()
     bound = {
-        name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}")
-        for name in (
-            "early_stop",
-            "expert_bias_fused",
-            "scatter_gather",
-            "plain_norms",
-            "composed_norms",
-            "packs_attention",
-            "plain_squared_relu",
-            "native_loss",
-            "complex_rotary",
-            "separate_gate",
-            "reads_documents",
-            "documents_apart",
-            "early_zero3",
-            "partial_rings",
-        )
+        name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}") for name in INPUTS
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")
     guessed: list[str] = []

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.evidence_runs import Table
 from costmodel.evidence_setting import TRAITS, library, traits
 from hardware_db.evidence import Setting
-
-if TYPE_CHECKING:
-    from costmodel.evidence import Table
 
 
 def basis(table: Table, query: Setting, distances: NDArray[np.float64], known_model: bool) -> str:

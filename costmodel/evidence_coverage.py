@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.evidence import REACH, Numbers, Table, Z
-from costmodel.evidence_quantile import LEVEL, local_quantile
+from costmodel.evidence_quantile import LEVEL, Numbers, local_quantile
+from costmodel.evidence_runs import REACH, Table, Z
 from hardware_db.evidence import Evidence
 
 GROUPS: dict[str, Callable[[Evidence], str]] = {

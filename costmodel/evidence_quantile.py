@@ -19,8 +19,8 @@ LEAST_RUNS = 40.0
 LEAST_WIDTH = 0.4
 
 
-def local_quantile(distances: Numbers, errors: Numbers, weights: Numbers, level: float = LEVEL) -> float:
-    """The `level` quantile of errors with weights exp(-distance / width) times the runs' own.
+def local_quantile(distances: Numbers, errors: Numbers, weights: Numbers) -> float:
+    """The LEVEL quantile of errors with weights exp(-distance / width) times the runs' own. [log]
 
     The width is the least at which the effective number of runs, (sum w)^2 / sum w^2, reaches LEAST_RUNS. Weights
     are of distances over the nearest, so that the quantile does not change when all runs are further away.
@@ -44,7 +44,7 @@ def local_quantile(distances: Numbers, errors: Numbers, weights: Numbers, level:
     order = np.argsort(errors)
     share = np.cumsum(weights[order])
     number = _effective(weights)
-    wanted = min(1.0, level * (1 + 1 / number)) * share[-1]
+    wanted = min(1.0, LEVEL * (1 + 1 / number)) * share[-1]
     return float(errors[order][min(int(np.searchsorted(share, wanted)), len(order) - 1)])
 
 

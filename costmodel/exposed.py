@@ -180,7 +180,7 @@ def mixer_exchange_times(
 
 
 def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
-    """Seconds of dispatch and combine of one expert block in one pass, before any overlap.
+    """Time of dispatch and combine of one expert block in one pass, before any overlap. [s]
 
     Combine sends back what dispatch sent. With etp the tokens are gathered over the expert's ranks and their
     results reduce-scattered. Backward does the same the other way. Source: Megatron-Core, token_dispatcher.py.

@@ -6,7 +6,7 @@ import importlib
 import re
 from functools import lru_cache
 
-from costmodel.predict import compiled_family
+from costmodel.family import compiled_family
 from costmodel.prediction import Prediction
 
 DENSE = frozenset({"attention", "mlp"})

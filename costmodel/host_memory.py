@@ -1,14 +1,13 @@
-"""What offloading keeps in a node's host memory: the other side of what it takes off the devices."""
+"""What offloading keeps in host memory: the other side of what it takes off the devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from costmodel.memory import STAGES
+from costmodel.compiled import CompiledModel
 from costmodel.offload import MODULE_FLAGS
-from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 
 # Inputs that move something to the host; without them everything stays on the device.
@@ -19,44 +18,19 @@ OFFLOADS = ("offload_share", "optimizer_offload", *MODULE_FLAGS)
 HOST_COPIES = 8.0
 
 
-def node_host_bytes(prediction: Prediction) -> tuple[float, float]:
-    """Host memory that offloading takes of the fullest node: at least, and at most. [byte]
-
-    At least: where a stage's ranks fill whole nodes, those of the fullest stage, else of the emptiest everywhere. Not
-    counted is what the system, data loaders and checkpoints take.
-    """
-    plan, per_node = prediction.plan, prediction.cluster.gpus_per_node
-    each = rank_host_bytes(prediction)
-    if not each:
-        return 0.0, 0.0
-    ranks = min(per_node, plan.world)
-    stage = plan.tp * plan.cp * plan.dp
-    whole = stage % per_node == 0 or plan.pp == 1
-    most = ranks * max(each.values())
-    return (most if whole else ranks * min(each.values())), most
-
-
-def fits_host(prediction: Prediction) -> bool:
-    """Whether what is offloaded can fit the fullest node's host memory; True where that is not on file."""
-    whole = prediction.cluster.host_memory
-    return whole is None or node_host_bytes(prediction)[0] <= whole
-
-
-def rank_host_bytes(prediction: Prediction) -> dict[str, float]:
+def rank_host_bytes(
+    compiled: CompiledModel, held: Mapping[str, float], stages: Iterable[str]
+) -> dict[str, float]:
     """Stage -> bytes that one of its ranks keeps in host memory; empty where nothing is offloaded. [byte]
 
-    What the device would hold beside the plan if nothing were offloaded: buffers that activations pass through are
-    left out, so it is the least.
+    held: every input and entry that memory was counted with. What the device would hold beside the plan if nothing were
+    offloaded: buffers that activations pass through are left out, so it is the least.
     """
-    from costmodel.predict import compiled_family
-
-    held = prediction.held or prediction.values
     if not any(held.get(name) for name in OFFLOADS):
         return {}
     inputs = {name: np.float64(held[name]) for name in BY_NAME if name in held}
     without = inputs | {name: np.float64(0.0) for name in OFFLOADS if name in inputs}
-    whole = compiled_family(prediction.features).full(without)
-    stages = STAGES if prediction.plan.pp > 1 else STAGES[:1]
+    whole = compiled.full(without)
     return {stage: host_bytes(held, whole, stage) for stage in stages}
 
 

@@ -8,6 +8,7 @@ fullest of those between: the one with most parameters. The worst of them is com
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel import schedule
@@ -214,19 +215,37 @@ def rank_memory(
     return trees
 
 
-def _stage_memory(
-    ledger: Ledger,
-    x: SimpleNamespace,
-    blocks: Blocks,
-    features: Collection[str],
-    stage: str,
-    widest: Amount,
-    encoder: dict[str, BlockTimes],
-) -> Term:
+@dataclass(frozen=True)
+class _Stage:
+    """One pipeline stage: parameters of its rank, layers, micro-batches in flight [1], and what these keep [byte].
+
+    dense, experts, adapters: parameters; kept: of the decoder's blocks for one micro-batch; heads: of its MTP heads;
+    maps: held once; loss: logits and what stands beside them.
+    """
+
+    name: str
+    dense: Amount
+    experts: Amount
+    adapters: Amount
+    layers: Amount
+    flying: Amount
+    kept: Amount
+    heads: Amount
+    maps: Amount
+    loss: Amount
+
+
+def _activations_of(blocks: Blocks, counts: Callable[[str], Amount]) -> Amount:
+    """Saved activations of blocks for one micro-batch, by how many of each there are. [byte]"""
     import sympy
 
-    one_stage = 1 - is_more_than_one(x.pp)
-    layers = getattr(x, f"layers_{stage}")
+    return sum(counts(name) * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True) for name in blocks)
+
+
+def _stage(
+    ledger: Ledger, x: SimpleNamespace, blocks: Blocks, features: Collection[str], stage: str
+) -> _Stage:
+    """A stage with its amounts as entries of the ledger."""
     dense = ledger.define(
         f"{stage}_stage_parameters",
         parameters_of(x, blocks, stage, vocabulary=True),
@@ -241,25 +260,18 @@ def _stage_memory(
             "1",
             parameters_of,
         )
-    adapters = adapters_of(x, blocks, stage) if "lora" in features else 0
     where = {"first": 0, "second": 1, "fullest": x.fullest_stage, "last": x.pp - 1}[stage]
     flying = ledger.define(f"{stage}_stage_in_flight", schedule.in_flight(x, where), "1", schedule.in_flight)
     kept = ledger.define(
         f"{stage}_stage_kept",
-        sum(
-            decoder_count(x, name, stage) * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
-            for name in blocks
-        ),
+        _activations_of(blocks, lambda name: decoder_count(x, name, stage)),
         "byte",
         "activations of the blocks of the stage's decoder layers for one micro-batch",
     )
-    of_heads: Amount = 0
+    heads: Amount = 0
     if "mtp" in features:
-        layer = sum(
-            getattr(x, f"{name}_mtp") * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
-            for name in blocks
-        )
-        of_heads = ledger.define(
+        layer = _activations_of(blocks, lambda name: getattr(x, f"{name}_mtp"))
+        heads = ledger.define(
             f"{stage}_stage_mtp_kept",
             count(x, "mtp", stage) * (layer + activations.mtp_inputs(x)),
             "byte",
@@ -268,81 +280,112 @@ def _stage_memory(
     maps: Amount = 0
     if "experts" in blocks:
         maps = ledger.define(f"{stage}_stage_maps", held_map_bytes(x, stage), "byte", held_map_bytes)
-    per_layer = kept / maximum(layers, 1)
-    has_loss = {"first": one_stage, "last": 1}.get(stage, 0)
+    return _Stage(
+        name=stage,
+        dense=dense,
+        experts=experts,
+        adapters=adapters_of(x, blocks, stage) if "lora" in features else 0,
+        layers=getattr(x, f"layers_{stage}"),
+        flying=flying,
+        kept=kept,
+        heads=heads,
+        maps=maps,
+        loss=_loss_bytes(x, features, stage),
+    )
+
+
+def _loss_bytes(x: SimpleNamespace, features: Collection[str], stage: str) -> Amount:
+    """Logits of every head of a stage that has the loss, and what stands beside them. [byte]"""
+    has_loss = {"first": 1 - is_more_than_one(x.pp), "last": 1}.get(stage, 0)
     heads = 1 + x.mtp_heads if "mtp" in features else 1
     loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
     if "mtp" in features:
         loss += has_loss * activations.gather_buffer(x)
-    active = activation_bytes(x, kept, layers, flying, of_heads, maps)
-    workspace = workspace_bytes(x, per_layer, widest, "experts" in blocks)
-    held = active + loss + workspace
-    blocks_here = sum(count(x, name, stage) for name in blocks)
-    captured = sum(count(x, name, stage) * in_graph_pool(x, name) for name in blocks) / maximum(
+    return loss
+
+
+def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amount) -> Amount:
+    """CUDA graph pools of a stage. [byte]"""
+    blocks_here = sum(count(x, name, of.name) for name in blocks)
+    captured = sum(count(x, name, of.name) * in_graph_pool(x, name) for name in blocks) / maximum(
         blocks_here, 1
     )
-    captured_kept = sum(
-        count(x, name, stage)
-        * in_graph_pool(x, name)
-        * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True)
-        for name in blocks
+    kept = _activations_of(blocks, lambda name: count(x, name, of.name) * in_graph_pool(x, name))
+    pooled = activation_bytes(x, kept, captured * of.layers, maximum(of.flying - 1, 0)) + captured * (
+        of.loss + workspace
     )
-    pooled = activation_bytes(x, captured_kept, captured * layers, maximum(flying - 1, 0)) + captured * (
-        loss + workspace
-    )
-    static = 3 * captured * layers * activations.layer_input(x)
-    owned = ((dense, x.shard, False), (experts, x.expert_shard, True))
+    return graph_bytes(x, pooled, 3 * captured * of.layers * activations.layer_input(x))
+
+
+def _states(
+    x: SimpleNamespace, blocks: Blocks, features: Collection[str], of: _Stage
+) -> list[tuple[str, str, Amount, Callable[..., Amount]]]:
+    """Weights, what FSDP has whole, gradients and optimizer state of a stage: name, title, bytes, formula."""
+    owned = ((of.dense, x.shard, False), (of.experts, x.expert_shard, True))
     of_all = communication.state_shard(x, communication.data_parallel_ranks(x), x.shard)
     of_experts = communication.state_shard(x, x.edp, x.expert_shard)
-    states = ((dense, of_all, False), (experts, of_experts, True))
 
     def over_owners(function: Callable[..., Amount], owners: Iterable[tuple[Amount, Amount, bool]]) -> Amount:
         return sum(
-            function(x, x.trained * amount + (0 if grouped else adapters), shard)
+            function(x, x.trained * amount + (0 if grouped else of.adapters), shard)
             for amount, shard, grouped in owners
         )
 
     weights = sum(
         weight_bytes(
             x,
-            linear_weights_of(x, blocks, stage, grouped),
-            amount + (0 if grouped else adapters),
+            linear_weights_of(x, blocks, of.name, grouped),
+            amount + (0 if grouped else of.adapters),
             shard,
         )
         for amount, shard, grouped in owned
     )
-    optimizer = over_owners(optimizer_bytes, states)
+    optimizer = over_owners(optimizer_bytes, ((of.dense, of_all, False), (of.experts, of_experts, True)))
     state: Callable[..., Amount] = optimizer_bytes
     if "muon" in features:
-        under_muon = muon_state(x, blocks, stage, features, (of_all, of_experts))
+        under_muon = muon_state(x, blocks, of.name, features, (of_all, of_experts))
         optimizer, state = (1 - x.muon) * optimizer + x.muon * under_muon, muon_state_bytes
-    p = f"memory_{stage}"
-    of_blocks = parameters_of(x, blocks, stage) + experts
-    gathered = gathered_bytes(x, of_blocks / maximum(layers, 1), dense + experts, loss)
-    parts: list[tuple[str, str, Amount, Callable[..., Amount] | str]] = [
+    of_blocks = parameters_of(x, blocks, of.name) + of.experts
+    gathered = gathered_bytes(x, of_blocks / maximum(of.layers, 1), of.dense + of.experts, of.loss)
+    return [
         ("weights", "weights", weights, weight_bytes),
         ("gathered", "FSDP layers in use", gathered, gathered_bytes),
         ("gradients", "gradients", over_owners(gradient_bytes, owned), gradient_bytes),
         ("optimizer", "optimizer state", optimizer, state),
+    ]
+
+
+def _stage_memory(
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Blocks,
+    features: Collection[str],
+    stage: str,
+    widest: Amount,
+    encoder: dict[str, BlockTimes],
+) -> Term:
+    """Breakdown of the rank of one stage. widest: see `widest_gradient` [byte]; encoder: its blocks, if any."""
+    of = _stage(ledger, x, blocks, features, stage)
+    active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.maps)
+    workspace = workspace_bytes(x, of.kept / maximum(of.layers, 1), widest, "experts" in blocks)
+    held = active + of.loss + workspace
+    parts: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
+        *_states(x, blocks, features, of),
         ("activations", "activations in flight", active, activation_bytes),
-        ("logits", "logits and loss", loss, activations.logits),
+        ("logits", "logits and loss", of.loss, activations.logits),
         ("workspace", "workspace of one layer", workspace, workspace_bytes),
         ("fragmentation", "allocator fragmentation", fragmentation_bytes(x, held), fragmentation_bytes),
-        ("graphs", "CUDA graph pools", graph_bytes(x, pooled, static), graph_bytes),
-        (
-            "context",
-            "CUDA context, libraries, NCCL buffers",
-            context_bytes(x),
-            context_bytes,
-        ),
+        ("graphs", "CUDA graph pools", _graph_pools(x, blocks, of, workspace), graph_bytes),
+        ("context", "CUDA context, libraries, NCCL buffers", context_bytes(x), context_bytes),
     ]
     if "muon" in features:
-        copy = muon_gather_bytes(x, dense, experts, held)
+        copy = muon_gather_bytes(x, of.dense, of.experts, held)
         parts.append(("gather_copy", "gather after Muon's step, beyond activations", copy, muon_gather_bytes))
     if encoder and stage == "first":
         # On GPUs of its own the encoder needs less than the first stage does, which stands for it.
-        own = (1 - x.enc_own) * encoder_bytes(x, encoder, flying)
+        own = (1 - x.enc_own) * encoder_bytes(x, encoder, of.flying)
         parts.append(("encoder", "encoder in the first stage", own, encoder_bytes))
+    p = f"memory_{stage}"
     return ledger.total(
         p,
         f"peak memory, {stage} pipeline stage",

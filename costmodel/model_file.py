@@ -73,7 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def read_toml(path: Path) -> ModelSpec:
-    """A model from its TOML file; every error names the file and the key."""
+    """A model from its TOML file. ValueError in one line that names the file and the key."""
     text = read_text(path)
     try:
         mapping = tomllib.loads(text)
@@ -118,7 +118,7 @@ def with_overrides(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
     """The model with some fields changed, as `num_layers` or `moe.topk`; recipe names work too.
 
     Head size and key-value heads follow hidden size and heads when they did before and are not given.
-    A changed model drops its published counts.
+    A changed model drops its published counts. ValueError in one line for a name or a value that is none.
     """
     if not isinstance(overrides, Mapping):
         raise ValueError(
@@ -150,7 +150,7 @@ def with_overrides(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
 
 
 def split_heads(hidden: int, heads: int) -> int:
-    """Head size that divides the hidden size evenly among the heads. [1]"""
+    """Head size that divides the hidden size evenly among the heads. [1] ValueError where there is none."""
     if heads < 1 or hidden % heads:
         raise ValueError(
             f"hidden {hidden} is not a multiple of num_heads {heads}. Give head_dim, or change one."

@@ -33,7 +33,7 @@ Config = dict[str, Any]
 
 
 def read_hf_config(path: Path) -> ModelSpec:
-    """A model from a config.json; every error names the file and the key."""
+    """A model from a config.json. ValueError in one line that names the file and the key."""
     text = read_text(path)
     try:
         config = json.loads(text)

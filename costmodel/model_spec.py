@@ -216,11 +216,6 @@ class ModelSpec(Checked):
             )
         object.__setattr__(self, "family", derived)
 
-    @property
-    def is_dense_decoder(self) -> bool:
-        """True for GPT- and Llama-like decoders: attention and an MLP in every layer."""
-        return self.family == "dense"
-
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding over all tensor-parallel ranks. [1]
 

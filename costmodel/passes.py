@@ -19,16 +19,20 @@ class Evaluated(Protocol):
     """A plan with every number of its step, such as a prediction is."""
 
     @property
-    def model(self) -> ModelSpec: ...
+    def model(self) -> ModelSpec:
+        """The model that is trained."""
 
     @property
-    def workload(self) -> Workload: ...
+    def workload(self) -> Workload:
+        """What a step trains on."""
 
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> Plan:
+        """Its knobs."""
 
     @property
-    def values(self) -> dict[str, float]: ...
+    def values(self) -> dict[str, float]:
+        """Every input and every entry of the ledger, by name, in base units."""
 
 
 @dataclass(frozen=True)

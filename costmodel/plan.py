@@ -168,7 +168,7 @@ class Plan:
         return int(sharding_instances(ranks, self.fsdp, self.fsdp_shard_size, self.optimizer_instances))
 
     def num_microbatches(self, global_batch: int) -> int:
-        """Micro-batches each data-parallel rank computes in one step. [1]"""
+        """Micro-batches each data-parallel rank computes in one step. [1] ValueError where they are not whole."""
         per_pass = self.micro_batch * self.dp
         if global_batch % per_pass:
             near = max(1, round(global_batch / per_pass)) * per_pass

@@ -62,6 +62,7 @@ class Prediction:
 
     interval_basis: what the interval rests on, in a sentence; evidence: the nearest published runs. held: entries
     that memory was counted with where they are not `values`: of sequences padded to the longest of a batch.
+    host_bytes: stage -> what one of its ranks keeps in host memory, empty where nothing is offloaded. [byte]
     """
 
     model: ModelSpec
@@ -89,6 +90,7 @@ class Prediction:
     interval_basis: str = ""
     evidence: tuple[Near, ...] = ()
     held: dict[str, float] = field(default_factory=dict, repr=False)
+    host_bytes: dict[str, float] = field(default_factory=dict, repr=False)
 
     def behind(self, name: str) -> dict[str, float]:
         """The entries that the entry `name` was counted with: those of memory where it is a term of it."""
@@ -117,12 +119,31 @@ class Prediction:
         """Whether the peak is so near the device's memory that the allocator will stall."""
         return self.peak_memory_bytes > TIGHT_ABOVE * self.device_bytes
 
+    @property
+    def node_host_bytes(self) -> tuple[float, float]:
+        """Host memory that offloading takes of the fullest node: at least, and at most. [byte]
+
+        At least: where a stage's ranks fill whole nodes, those of the fullest stage, else of the emptiest everywhere.
+        Not counted is what the system, data loaders and checkpoints take.
+        """
+        if not self.host_bytes:
+            return 0.0, 0.0
+        plan, per_node = self.plan, self.cluster.gpus_per_node
+        ranks = min(per_node, plan.world)
+        whole = (plan.tp * plan.cp * plan.dp) % per_node == 0 or plan.pp == 1
+        fullest, emptiest = max(self.host_bytes.values()), min(self.host_bytes.values())
+        return ranks * (fullest if whole else emptiest), ranks * fullest
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether what is offloaded can fit the fullest node's host memory; True where that is not on file."""
+        whole = self.cluster.host_memory
+        return whole is None or self.node_host_bytes[0] <= whole
+
     def to_dict(self) -> dict[str, Any]:
         """The object that `predict --json` prints."""
-        from costmodel.host_memory import node_host_bytes
-
         gib = 2**30
-        least, most = node_host_bytes(self)
+        least, most = self.node_host_bytes
         host = {"host_node_gib": {"least": least / gib, "most": most / gib}} if most else {}
         return {
             "model": self.model.name,

@@ -16,6 +16,23 @@ RELEASE = re.compile(r"(\d\d)\.(\d\d)")
 # Widest head that cuDNN's own backward pass takes on the Blackwell of data centres; see `wide_heads_from`.
 WIDEST_FUSED_HEAD = 128
 DATACENTRE_BLACKWELL = ("blackwell", "blackwell-ultra")
+# Fields of a stack that are inputs of formulas under the same names, 0 or 1.
+INPUTS = (
+    "early_stop",
+    "expert_bias_fused",
+    "scatter_gather",
+    "plain_norms",
+    "composed_norms",
+    "packs_attention",
+    "plain_squared_relu",
+    "native_loss",
+    "complex_rotary",
+    "separate_gate",
+    "reads_documents",
+    "documents_apart",
+    "early_zero3",
+    "partial_rings",
+)
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,12 @@ from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
 from costmodel.work import communication
 
-# What search needs to rank plans and to see whether they fit.
-SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")
 # Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
 # Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055).
 OWN_GC, UNBOUND = 0.0017, 0.07
+# 2 ln 2: sqrt(2 ln n) is the largest of n normal numbers in standard deviations, with n counted in doublings.
+# Source: S. Boucheron et al., Concentration Inequalities, 2013, sec. 2.5.
+TWO_LN_2 = 1.3863
 
 NAMES = {
     "linear": "linear layers",
@@ -284,7 +285,7 @@ def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], block
         for name, times in blocks.items()
         if "attention" in times.forward
     )
-    spread = x.document_spread * (1.3863 * logarithm2(x.dp) / x.m) ** 0.5
+    spread = x.document_spread * (TWO_LN_2 * logarithm2(x.dp) / x.m) ** 0.5
     trees.append(
         ledger.term(
             "length_variance",

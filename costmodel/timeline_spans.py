@@ -59,7 +59,7 @@ class Pass:
 
     @property
     def seconds(self) -> float:
-        """Of the whole pass."""
+        """Of the whole pass. [s]"""
         return self.compute + sum(part.seconds for part in self.parts)
 
 

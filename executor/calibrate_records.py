@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.family import compiled_family
 from costmodel.model_file import from_mapping
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.predict import compiled_family, predict
+from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload

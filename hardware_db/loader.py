@@ -62,7 +62,8 @@ def load_link(name: str) -> Link:
 def load_cluster(name: str) -> Cluster:
     """A cluster by name or alias (any case), or from a user's file, which may hold gpu, links and calibration.
 
-    A file with a GPU alone is a cluster of it with the links that are usual.
+    A file with a GPU alone is a cluster of it with the links that are usual. ValueError in one line for a
+    name or a file that is none.
     """
     for cluster in shipped_clusters():
         if word(name) in words(cluster):

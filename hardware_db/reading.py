@@ -173,7 +173,10 @@ class Table:
         }
 
     def nested(self, depth: int = 0) -> dict[str, Any]:
-        """Tables within tables, a Quantity at every leaf; plain words beside them are left out."""
+        """Tables within tables, a Quantity at every leaf; plain words beside them are left out.
+
+        ValueError where they are nested too deep.
+        """
         if depth > DEEPEST:
             raise ValueError(f"{shown(str(self.path))}: tables are nested deeper than {DEEPEST} levels.")
         result: dict[str, Any] = {}

@@ -82,7 +82,10 @@ def cluster_table(record: Table) -> Table | None:
 
 
 def read_gpu(record: Table, calibrated_like: Callable[[str], str]) -> Gpu:
-    """The GPU that a file describes. calibrated_like(generation) names the tables of one that names none."""
+    """The GPU that a file describes. calibrated_like(generation) names the tables of one that names none.
+
+    ValueError in one line where it describes none, or not whole.
+    """
     table = gpu_table(record)
     if table is None:
         raise ValueError(f"{record.path} describes no GPU. Name it with --cluster, or add a table [gpu].")

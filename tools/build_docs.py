@@ -15,6 +15,8 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).resolve().parents[1]
+# Characters of a formula's line.
+WIDTH = 110
 if __name__ == "__main__":  # run as a script: the packages lie beside this folder
     sys.path.insert(0, str(ROOT))
 
@@ -151,11 +153,11 @@ def _unit(unit: str) -> str:
     return "count" if unit == "1" else unit
 
 
-def _broken(expression: str, width: int = 110) -> str:
+def _broken(expression: str) -> str:
     """The expression over several lines, broken at spaces so that a diff shows what changed."""
     lines, line = [], ""
     for word in expression.split(" "):
-        if line and len(line) + len(word) + 1 > width:
+        if line and len(line) + len(word) + 1 > WIDTH:
             lines.append(line)
             line = "    " + word
         else:

@@ -11,9 +11,10 @@ import numpy as np
 
 from advisor.measurement_plans import habit_of
 from advisor.measurements import Case, Skip, read_rows, row_case
-from costmodel.binding import bind, step_keys
-from costmodel.columns import plan_columns, plan_inputs
-from costmodel.predict import compiled_family, family_features, recipe_formats
+from costmodel.binding import step_keys
+from costmodel.columns import plan_columns
+from costmodel.family import compiled_family
+from costmodel.plan_array import PlanArray
 from costmodel.step_constants import NOT_FITTED
 
 # States of one release's code before its last: what they lack no column says, so that their times would be taken for
@@ -71,19 +72,12 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
     keys: list[dict[str, str]] = []
     families: list[frozenset[str]] = []
     for case in cases:
-        bound = bind(case.model, case.workload, case.cluster, case.plan.precision, case.stack)
-        plan = plan_columns([case.plan])
-        inputs = plan_inputs(
-            plan,
-            model=case.model,
-            workload=case.workload,
-            domain=case.cluster.domain_size,
-            **recipe_formats(case.plan.precision),
-        )
-        families.append(family_features(case.model, case.workload, plan))
-        for name, entry in bound.items():
+        knobs = plan_columns([case.plan])
+        plan = PlanArray(case.model, case.workload, case.cluster, case.plan.precision, knobs, case.stack)
+        families.append(plan.features)
+        for name, entry in plan.bound().items():
             columns[name].append(entry.value)
-        for name, array in inputs.items():
+        for name, array in plan.inputs().items():
             columns[name].append(float(np.ravel(array)[0]))
         keys.append(step_keys(case.model, case.cluster, case.plan.precision, case.stack))
     # Many runs of one model on one system say much the same.

@@ -33,9 +33,9 @@ _BLOCK = re.compile(
     r"(?P<head><!-- made: (?P<words>[^>]*?)\s*-->\n)(?P<body>.*?)(?P<end><!-- made end -->)", re.S
 )
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Symbols of these groups are read from data files; the others are the question that was asked.
 # Formulas of more lines are folded.
 LONGEST = 9
+# Symbols of these groups are read from data files; the others are the question that was asked.
 GROUPS = ("hardware", "precision", "step")
 # The two plans whose inputs are shown: a dense model on Hopper, experts on Blackwell.
 DENSE_EXAMPLE = ("llama3-8b", "dgx-h100", "fp8-cs", {"dp": 8})

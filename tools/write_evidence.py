@@ -23,8 +23,8 @@ import tomli_w
 
 from advisor.measurements import Case, Skip, read_rows, row_case
 from advisor.pipeline import with_schedule
-from costmodel.evidence import Table
 from costmodel.evidence_coverage import GROUPS, coverage_by, learn, with_shared
+from costmodel.evidence_runs import Table
 from costmodel.evidence_setting import setting_of
 from costmodel.predict import predict
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, load_evidence, load_spread, save_evidence

@@ -25,14 +25,15 @@ from advisor.rules.model_words import cluster_words, model_words, workload_words
 from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, host_memory_gb
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
+from costmodel.binding import recipe_formats
 from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
+from costmodel.family import family_features
 from costmodel.host_memory import HOST_COPIES, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
 from costmodel.javascript_columns import Trace, literal
 from costmodel.javascript_functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
-from costmodel.predict import family_features, recipe_formats
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE, Prediction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term
@@ -138,13 +139,13 @@ def _features(prediction: Prediction, found: Sequence[Control]) -> frozenset[str
     columns = plan_columns([prediction.plan])
     reached = {
         name: np.array([1.0])
-        for name in _varying(prediction, found)
+        for name in _varying(found)
         if name in columns and columns[name].dtype == np.float64
     }
     return family_features(prediction.model, prediction.workload, columns | reached)
 
 
-def _varying(prediction: Prediction, found: Sequence[Control]) -> set[str]:
+def _varying(found: Sequence[Control]) -> set[str]:
     """Columns that a control changes, itself or through what follows from it."""
     knobs = {control.knob for control in found}
     columns = {name for name in (*NUMERIC, *CODED, "pipeline_layout") if name in knobs}
@@ -162,7 +163,7 @@ def _columns(trace: Trace, prediction: Prediction, found: Sequence[Control]) -> 
     fixed = default_columns() | {
         name: float(column[0]) for name, column in plan_columns([prediction.plan]).items()
     }
-    varying = _varying(prediction, found)
+    varying = _varying(found)
     return {
         name: trace.input(f"c.{name}") if name in varying else np.asarray(value)
         for name, value in fixed.items()

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from advisor.comparison_sides import Side, read_side
+from advisor.comparison_record import Side
+from advisor.comparison_sides import read_side
 from costmodel.plan import Plan
 from costmodel.prediction import Prediction
 from executor.compare import compare

@@ -10,9 +10,8 @@ from typing import Any
 from advisor.report.controls import Control
 from advisor.rules.layouts import layout_problem
 from advisor.rules.model_words import cluster_words
-from costmodel.binding import bind
+from costmodel.binding import bind, recipe_formats
 from costmodel.layout import Layout
-from costmodel.predict import recipe_formats
 from costmodel.prediction import Prediction
 from costmodel.stage_inputs import LAYOUT_COLUMNS, layout_by_numbers, stage_record
 

@@ -34,9 +34,7 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """
     if prediction is None:
         return UNPREDICTED
-    from costmodel.host_memory import node_host_bytes
-
-    least, most = node_host_bytes(prediction)
+    least, most = prediction.node_host_bytes
     return {
         "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
         "scatter_percent": round(100 * longest_scatter(prediction.values)),

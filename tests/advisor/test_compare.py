@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from advisor.cli import advisor
 from advisor.comparison import TERM_ERROR, Comparison
+from advisor.comparison_record import Side
 from advisor.comparison_sides import read_side
 from advisor.comparison_text import answer, certainty, comparison_lines
 
@@ -151,6 +152,11 @@ def test_a_run_is_measured_beside_the_plan(folder):
     assert rows["step time"].ratio == pytest.approx(1.3)
     assert rows["step time"].verdict == "slower than the interval"
     assert "\nPredicted A beside measured B\n" in "\n".join(comparison_lines(found))
+
+
+def test_a_run_lies_within_one_standard_deviation_of_its_steps():
+    run = Side("run", {}, measured={"step_time_s": 2.0, "spread": 0.1})
+    assert run.interval == pytest.approx((1.8, 2.2))
 
 
 def test_a_run_inside_the_interval_is_within_the_uncertainty(folder):

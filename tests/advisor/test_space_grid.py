@@ -9,7 +9,7 @@ from advisor.request import make_request
 from advisor.space import build_space
 from advisor.space_grid import OPTIONS
 from costmodel.columns import plan_columns, plan_from_columns
-from costmodel.predict import evaluate_plans
+from costmodel.plan_array import PlanArray, evaluate_plans
 
 CASES = [("tiny-gpt", 4, "h100"), ("llama3-8b", 16, "h100"), ("qwen3-30b-a3b", 8, "h100")]
 # Fine-tuning that is padded to the longest of a batch where nothing asks for the whole length.
@@ -28,8 +28,8 @@ def test_the_grid_costs_what_its_plans_cost_one_by_one(built):
     case = (request.model, request.workload, request.cluster, space.precision)
     rows = np.random.default_rng(0).choice(space.legal, 50, replace=False)
     plans = [plan_from_columns(space.columns, row, space.precision) for row in rows]
-    apart = evaluate_plans(*case, plan_columns(plans), request.stack)
-    for name, values in evaluate_plans(*case, space.grid, request.stack).items():
+    apart = evaluate_plans(PlanArray(*case, plan_columns(plans), request.stack))
+    for name, values in evaluate_plans(PlanArray(*case, space.grid, request.stack)).items():
         assert space.of_plans(values)[rows] == pytest.approx(apart[name], rel=1e-9), name
 
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 import hardware_db
 from costmodel.evidence import (
-    LARGEST,
     NO_EVIDENCE,
-    SIZES,
     WIDE,
     Interval,
-    Table,
     evidence_table,
+    interval,
+    nearest,
     untuned_interval,
 )
 from costmodel.evidence_coverage import coverage_by, held, learn, with_shared
 from costmodel.evidence_quantile import local_quantile
+from costmodel.evidence_runs import LARGEST, SIZES, Table
 from costmodel.evidence_setting import bits, setting_of, traits, year
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -110,8 +110,8 @@ def test_the_interval_is_never_narrower_further_away(distances, further, known, 
 
 @given(run=shipped, less=st.floats(0, 0.5), more=st.floats(0, 0.5))
 def test_uncertain_constants_widen_the_interval(run, less, more):
-    one = evidence_table().interval(run, parameter_spread=less)
-    other = evidence_table().interval(run, parameter_spread=less + more)
+    one = interval(run, parameter_spread=less)
+    other = interval(run, parameter_spread=less + more)
     assert other.low <= one.low < 0 < one.high <= other.high
 
 
@@ -131,12 +131,12 @@ def test_the_quantile_is_one_of_the_errors_and_scales_with_them(errors, distance
 def test_a_published_run_is_no_evidence_for_itself():
     table = Table((published(0, 0.4, 0.4, gpus=16), *(published(each, gpus=64) for each in range(1, 4))))
     query = table.runs[0]
-    assert table.nearest(query)[0].run.id == "run-0"
-    assert "run-0" not in {near.run.id for near in table.nearest(query, "run-0")}
-    assert wide(table.interval(query, "run-0")) < wide(table.interval(query))
+    assert nearest(query, table=table)[0].run.id == "run-0"
+    assert "run-0" not in {near.run.id for near in nearest(query, "run-0", table=table)}
+    assert wide(interval(query, "run-0", table=table)) < wide(interval(query, table=table))
     alone = Table((query,))
-    assert alone.nearest(query, "run-0") == ()
-    assert alone.interval(query, "run-0").basis == NO_EVIDENCE
+    assert nearest(query, "run-0", table=alone) == ()
+    assert interval(query, "run-0", table=alone).basis == NO_EVIDENCE
 
 
 def test_differences_are_named_biggest_first_and_at_most_four():
@@ -156,7 +156,7 @@ def test_differences_are_named_biggest_first_and_at_most_four():
     table = Table(
         (published(), published(1, generation="blackwell", gpu="b200", cluster="dgx-b200", gpus=512))
     )
-    (first, second) = table.nearest(other)
+    (first, second) = nearest(other, table=table)
     assert first.run.id == "run-1"
     assert first.differences == (
         "mxfp8 instead of bf16",
@@ -165,30 +165,30 @@ def test_differences_are_named_biggest_first_and_at_most_four():
         "GB200 instead of B200",
     )
     assert "GB200 instead of H100-SXM" in second.differences
-    assert table.nearest(PLAIN)[0].differences == ()
+    assert nearest(PLAIN, table=table)[0].differences == ()
 
 
 def test_nearest_runs_are_of_different_settings():
     table = Table(tuple(published(index, gpus=8 if index < 5 else 64) for index in range(9)))
-    assert [near.run.id for near in table.nearest(PLAIN)] == ["run-0", "run-5"]
+    assert [near.run.id for near in nearest(PLAIN, table=table)] == ["run-0", "run-5"]
 
 
 def test_of_runs_equally_near_those_of_the_same_sizes_come_first_and_sizes_are_named():
     run = {"gpus": 16, "tp": 4, "pp": 4, "global_batch": 512}
     table = Table((published(0, **run), published(1, **run | {"tp": 2, "pp": 8})))
     query = replace(PLAIN, **run)
-    assert [table.nearest(replace(query, tp=tp, pp=16 // tp))[0].run.id for tp in (2, 4)] == [
+    assert [nearest(replace(query, tp=tp, pp=16 // tp), table=table)[0].run.id for tp in (2, 4)] == [
         "run-1",
         "run-0",
     ]
-    (near,) = table.nearest(replace(query, pp=8, dp=1, global_batch=1024))
+    (near,) = nearest(replace(query, pp=8, dp=1, global_batch=1024), table=table)
     assert near.run.id == "run-0"
     assert near.differences == ("pp 8 instead of 4", "global batch 1,024 instead of 512")
 
 
 @given(run=shipped)
 def test_the_nearest_run_of_a_published_one_has_its_sizes(run):
-    (near, *_) = evidence_table().nearest(run)
+    (near, *_) = nearest(run)
     same = [getattr(near.run, name) == getattr(run, name) for name in SIZES]
     assert near.distance == pytest.approx(0, abs=1e-9)
     assert all(same)
@@ -200,7 +200,8 @@ def test_what_nobody_published_is_said(word):
     table = planted(100)
     unknown = {"generation": "cdna4", "stack": "own-1.0", "precision": "fp32", "model": "mine"}[word]
     known, found = (
-        table.interval(each) for each in (replace(PLAIN, model="model-1"), replace(PLAIN, **{word: unknown}))
+        interval(each, table=table)
+        for each in (replace(PLAIN, model="model-1"), replace(PLAIN, **{word: unknown}))
     )
     assert unknown.partition("-")[0] in found.basis
     assert "so it is wider" in found.basis
@@ -209,28 +210,28 @@ def test_what_nobody_published_is_said(word):
 
 def test_a_machine_that_nobody_measured_is_wide():
     other = replace(PLAIN, model="llama3-70b", generation="cpu", gpu="local", cluster="local", stack="local")
-    found = evidence_table().interval(other)
+    found = interval(other)
     assert found.high > 0.35
     assert "none of them on processors, none with the stack local, so it is wider" in found.basis
 
 
 def test_without_a_table_the_interval_is_wide_and_says_so(tmp_path):
     empty = evidence_table(tmp_path / "none.csv")
-    found = empty.interval(PLAIN)
+    found = interval(PLAIN, table=empty)
     assert (found.low, found.high, found.basis) == (-WIDE, WIDE, NO_EVIDENCE)
-    assert empty.nearest(PLAIN) == ()
+    assert nearest(PLAIN, table=empty) == ()
 
 
 def test_one_absurd_run_does_not_make_an_absurd_interval():
     table = Table(tuple(published(index, 3.0, 4.0) for index in range(50)))
-    assert wide(table.interval(PLAIN)) < 2.2 * LARGEST
+    assert wide(interval(PLAIN, table=table)) < 2.2 * LARGEST
     # Each says that we predict too long a step, as its neighbours do: the step will be shorter.
-    assert -table.interval(PLAIN).low > table.interval(PLAIN).high > 0
+    assert -interval(PLAIN, table=table).low > interval(PLAIN, table=table).high > 0
 
 
 def test_the_middle_is_where_near_runs_were():
     table = with_shared([published(index, 0.2, 0.2, gpus=8) for index in range(40)])
-    near, far = (table.interval(replace(PLAIN, gpus=gpus)) for gpus in (8, 8 * 2**20))
+    near, far = (interval(replace(PLAIN, gpus=gpus), table=table) for gpus in (8, 8 * 2**20))
     assert (near.low + near.high) / 2 < -0.05
     assert abs(far.low + far.high) / 2 < 0.01
 
@@ -254,7 +255,9 @@ def test_new_runs_of_the_planted_table_are_covered():
     table = replace(table, spread=learn(table))
     fresh = planted(400, seed=9).runs
     inside = [
-        found.low <= -run.error <= found.high for run in fresh for found in [table.interval(run, "another")]
+        found.low <= -run.error <= found.high
+        for run in fresh
+        for found in [interval(run, "another", table=table)]
     ]
     assert 0.85 <= np.mean(inside) <= 0.95
 
@@ -329,7 +332,7 @@ def test_techniques_that_differ_are_named():
         )
     )
     assert table.distances(plain)[0] == 0
-    (near,) = table.nearest(tuned)
+    (near,) = nearest(tuned, table=table)
     assert near.differences == ("hybridep instead of alltoall, with graphs and overlapped dispatch",)
     assert near.distance > 0
 
@@ -340,12 +343,12 @@ UNTUNED = {"quicker": 0.5, "slower": 8.0, "runs": 17}
 def test_fine_tuning_of_experts_says_that_nobody_tuned_such_runs():
     table = Table((published(), published(1, family="moe", task="pretrain")), untuned=UNTUNED)
     lora = replace(PLAIN, task="lora")
-    assert "17 runs on real data" in table.interval(replace(lora, family="moe")).basis
-    assert "0.5 to 8 times" in table.interval(replace(lora, family="mla-moe")).basis
+    assert "17 runs on real data" in interval(replace(lora, family="moe"), table=table).basis
+    assert "0.5 to 8 times" in interval(replace(lora, family="mla-moe"), table=table).basis
     for query in (lora, replace(PLAIN, family="moe")):
-        assert "on real data" not in table.interval(query).basis
+        assert "on real data" not in interval(query, table=table).basis
     tuned = Table((*table.runs, published(2, family="moe", task="lora")), untuned=UNTUNED)
-    assert "on real data" not in tuned.interval(replace(lora, family="moe")).basis
+    assert "on real data" not in interval(replace(lora, family="moe"), table=tuned).basis
 
 
 def test_runs_that_nobody_tuned_have_the_interval_of_such_runs():
@@ -371,8 +374,7 @@ def test_a_graph_of_the_whole_step_is_told_from_graphs_of_layers():
 def test_a_block_that_hardly_any_run_has_is_as_unknown_as_a_machine():
     """Wider with compressed attention, of which no run is published, than with latent attention; and it is said."""
     known, unknown = (
-        evidence_table().interval(replace(PLAIN, family=family, model="mine"))
-        for family in ("mla-moe", "csa-moe")
+        interval(replace(PLAIN, family=family, model="mine")) for family in ("mla-moe", "csa-moe")
     )
     assert unknown.high > known.high + 0.1
     assert "hardly any with compressed attention, so it is wider" in unknown.basis

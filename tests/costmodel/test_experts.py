@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.family import compiled_family
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import compiled_family, predict
+from costmodel.predict import predict
 from costmodel.symbols import BY_NAME, INPUTS
 from costmodel.work import experts
 from costmodel.work.quantisation import quantise_grad_elements, quantise_input_elements
@@ -126,6 +127,14 @@ def test_a_domain_that_holds_all_ranks_sends_nothing_over_the_network(ep):
     for knobs in ({}, {"dispatch_once": 1}, {"dispatch_gather": 1}):
         assert experts.dispatch_bytes_outside(numbers(ep=ep, **knobs), ep) == 0
         assert experts.dispatch_bytes_inside(numbers(ep=1, **knobs), 1) == 0
+
+
+@pytest.mark.parametrize(("ep", "inside"), [(16, 8), (64, 8), (64, 4), (8, 8)])
+def test_what_came_over_the_network_is_passed_on_inside_the_domain(ep, inside):
+    """A token goes once to every rank it is for: all of these but the one that takes it off the network, at least."""
+    x = numbers(ep=ep, topk=8, E=256, activation_bytes=2, dispatch_once=1)
+    every = experts.destinations(x, ep) * x.activation_bytes * x.s * x.he
+    assert every * (inside - 1) / inside <= experts.dispatch_bytes_inside(x, inside) < every
 
 
 def test_gathered_tokens_travel_to_every_other_rank():

@@ -11,11 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.columns import plan_columns, plan_from_columns
+from costmodel.family import compiled_family
 from costmodel.memory import STAGES
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES, Plan
-from costmodel.predict import compiled_family, evaluate_plans, predict
+from costmodel.plan_array import PlanArray, evaluate_plans
+from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
@@ -85,7 +87,7 @@ def test_search_and_explanation_give_the_same_number(name, data):
     model = load_model(name)
     plan, workload = data.draw(cases(model))
     prediction = predict(model, workload, B200, plan)
-    row = evaluate_plans(model, workload, B200, plan.precision, plan_columns([Plan(), plan]))
+    row = evaluate_plans(PlanArray(model, workload, B200, plan.precision, plan_columns([Plan(), plan])))
     assert row["step_time"][1] == pytest.approx(prediction.step_time_s, rel=1e-12)
     assert row["peak_memory"][1] == pytest.approx(prediction.peak_memory_bytes, rel=1e-12)
     assert row["model_flops"][1] == pytest.approx(prediction.values["model_flops"], rel=1e-12)

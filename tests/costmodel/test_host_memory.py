@@ -15,7 +15,6 @@ from advisor.cli import advisor
 from advisor.measurements import Skip, read_rows, row_case
 from advisor.rules import violations
 from advisor.rules.predicted_words import predicted_words
-from costmodel.host_memory import fits_host, node_host_bytes, rank_host_bytes
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -42,20 +41,20 @@ def told(prediction: Prediction) -> set[str]:
 
 
 def test_nothing_offloaded_is_nothing_on_the_host():
-    assert rank_host_bytes(offloaded()) == {}
-    assert node_host_bytes(offloaded()) == (0.0, 0.0)
-    assert "host memory" not in told(offloaded())
+    assert offloaded().host_bytes == {}
+    assert offloaded().node_host_bytes == (0.0, 0.0)
+    assert told(offloaded()) == set()
 
 
 def test_an_offloaded_optimizer_has_16_bytes_a_parameter_on_its_node():
     """Both moments, and Megatron-Core's pinned FP32 copies of parameters and gradients, over the node's 8 ranks."""
-    least, most = node_host_bytes(offloaded(optimizer_offload=100))
+    least, most = offloaded(optimizer_offload=100).node_host_bytes
     assert least == most == pytest.approx(16 * PARAMETERS, rel=1e-3)
 
 
 @given(share=st.integers(1, 100))
 def test_a_share_of_the_optimizer_takes_its_share_of_the_host(share):
-    whole, part = (node_host_bytes(offloaded(optimizer_offload=each))[1] for each in (100, share))
+    whole, part = (offloaded(optimizer_offload=each).node_host_bytes[1] for each in (100, share))
     assert part == pytest.approx(whole * share / 100)
 
 
@@ -63,7 +62,7 @@ def test_what_leaves_the_device_is_on_the_host():
     usual = offloaded(seq_len=4096)
     for knobs in ({"offload_layers": 8}, {"offload_modules": ("core_attn", "attn_proj")}):
         moved = offloaded(seq_len=4096, **knobs)
-        (host,) = rank_host_bytes(moved).values()
+        (host,) = moved.host_bytes.values()
         parts = [
             next(part.value for part in each.memory.parts if part.name.endswith("_activations"))
             for each in (usual, moved)
@@ -75,10 +74,10 @@ def test_what_leaves_the_device_is_on_the_host():
 def test_stages_that_share_a_node_leave_a_range():
     """8 stages of one rank stand on one node: between 8 times the emptiest and 8 times the fullest."""
     model = load_model("llama3-70b")
-    least, most = node_host_bytes(offloaded(model, dp=1, pp=8, optimizer_offload=100))
+    least, most = offloaded(model, dp=1, pp=8, optimizer_offload=100).node_host_bytes
     assert least < 16 * 70.55e9 < most
     apart = offloaded(model, dp=8, pp=8, optimizer_offload=100)
-    assert node_host_bytes(apart)[0] == node_host_bytes(apart)[1]
+    assert apart.node_host_bytes[0] == apart.node_host_bytes[1]
 
 
 def test_405b_on_two_nodes_does_not_fit_2_tb_and_more_gpus_help():
@@ -87,9 +86,9 @@ def test_405b_on_two_nodes_does_not_fit_2_tb_and_more_gpus_help():
     knobs = {"tp": 8, "dp": 1, "sequence_parallel": True, "optimizer_offload": 100}
     over, fine = (offloaded(model, pp=pp, **knobs) for pp in (2, 8))
     assert told(over) == {"host_memory_over"}
-    assert not fits_host(over)
+    assert not over.fits_host
     assert told(fine) == set()
-    assert fits_host(fine)
+    assert fine.fits_host
     half = offloaded(model, pp=2, **knobs | {"optimizer_offload": 50})
     assert told(half) == set()
 
@@ -98,7 +97,7 @@ def test_a_cluster_without_the_number_says_so_and_gives_its_own():
     meta = offloaded(cluster=load_cluster("meta-h100"), optimizer_offload=100)
     assert meta.cluster.host_memory is None
     assert told(meta) == {"host_memory_unknown"}
-    assert fits_host(meta)
+    assert meta.fits_host
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 import sympy
 
 from costmodel import javascript_functions
+from costmodel.family import compiled_family
 from costmodel.formulas import DENSE
 from costmodel.javascript import family_javascript, ledger_javascript, script_json
 from costmodel.javascript_columns import Trace, is_traced, literal
 from costmodel.javascript_functions import expression, translate
-from costmodel.predict import compiled_family
 from costmodel.term import Ledger
 
 

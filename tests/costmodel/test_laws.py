@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 import hardware_db
 from costmodel import schedule
 from costmodel.columns import plan_columns, plan_from_columns
+from costmodel.family import compiled_family
 from costmodel.formulas import DENSE
 from costmodel.layer import block_work
 from costmodel.model_registry import list_models, load_model
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
-from costmodel.predict import compiled_family, evaluate_plans, predict
+from costmodel.plan_array import PlanArray, evaluate_plans
+from costmodel.predict import predict
 from costmodel.rates import stream
 from costmodel.workload import Workload
 
@@ -81,7 +83,7 @@ def test_parts_sum_to_the_total(case):
 def test_search_and_explanation_give_the_same_number(case):
     plan, workload = case
     prediction = predict(LLAMA, workload, B200, plan)
-    row = evaluate_plans(LLAMA, workload, B200, plan.precision, plan_columns([plan, plan]))
+    row = evaluate_plans(PlanArray(LLAMA, workload, B200, plan.precision, plan_columns([plan, plan])))
     assert row["step_time"][1] == pytest.approx(prediction.step_time_s, rel=1e-12)
     assert row["peak_memory"][0] == pytest.approx(prediction.peak_memory_bytes, rel=1e-12)
 
@@ -145,7 +147,7 @@ def test_flops_and_parameters_are_conserved_over_ranks(tp, dp, cp, pp):
     assert gemm == pytest.approx(one.values["tokens"] * linear_weights(one) * LLAMA.num_layers)
 
 
-@pytest.mark.parametrize("name", [name for name in list_models() if load_model(name).is_dense_decoder])
+@pytest.mark.parametrize("name", [name for name in list_models() if load_model(name).family == "dense"])
 def test_one_gpu_holds_the_published_parameters(name):
     """The rank's parameters on one GPU are the model's, but for the padding of the vocabulary."""
     spec = load_model(name)
@@ -374,9 +376,10 @@ def test_every_plan_of_an_array_is_evaluated_alone():
         for tp in (1, 2, 4, 8)
         for pp in (1, 2, 4, 8)
     ]
-    together = evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns(some))["step_time"]
+    together = evaluate_plans(PlanArray(LLAMA, workload, B200, "bf16", plan_columns(some)))["step_time"]
     alone = [
-        evaluate_plans(LLAMA, workload, B200, "bf16", plan_columns([plan]))["step_time"][0] for plan in some
+        evaluate_plans(PlanArray(LLAMA, workload, B200, "bf16", plan_columns([plan])))["step_time"][0]
+        for plan in some
     ]
     assert np.array_equal(together, np.array(alone))
 

@@ -71,6 +71,16 @@ def test_overlapped_dispatch_holds_a_layer_more_not_a_micro_batch():
     assert 0 < part(beside, "activations") - one <= one / load_model("qwen3-30b-a3b").num_layers * (1 + 1e-9)
 
 
+def test_overlapped_dispatch_has_its_rows_beside_the_layer_computed():
+    """Rows as sent and as received, 16 bits of h for each of topk copies, to the experts and back."""
+    model = load_model("qwen3-30b-a3b")
+    sizes = {"model": model.name, "pp": 2, "vpp": 2, "ep": 4, "dp": 4, "seq_len": 4096}
+    apart, beside = (run(**sizes, overlap_moe_comm=on) for on in (False, True))
+    assert model.moe is not None
+    rows = 2 * 4096 * model.moe.topk
+    assert part(beside, "workspace") - part(apart, "workspace") == 2 * 2 * model.hidden * rows
+
+
 def test_fsdp_beside_stages_keeps_the_stage_gathered():
     shards: dict[str, Any] = {"fsdp": True, "zero_stage": 3, "recompute": "full"}
     alone, staged = run(dp=8, **shards), run(pp=2, dp=8, **shards)

@@ -134,7 +134,7 @@ def test_folder_and_file_work_as_model_names(tmp_path):
 
 def test_dense_configs_have_their_cost_built(tmp_path):
     for config in (LLAMA3_8B, QWEN25_7B, QWEN3_8B, GEMMA_2B, GPT2, NEOX_20B):
-        assert read_hf_config(write(tmp_path, config)).is_dense_decoder
+        assert read_hf_config(write(tmp_path, config)).family == "dense"
     assert read_hf_config(write(tmp_path, MISTRAL_7B)).sliding_window is not None
 
 

@@ -103,7 +103,7 @@ def test_narayanan2021_size_name():
     assert count_parameters(spec).total == count_parameters(load_model("narayanan-gpt-39b")).total
     assert spec.padded_vocab(8) == 51_200
     assert (spec.ffn_hidden, spec.num_kv_heads, spec.gated, spec.norm) == (32768, 64, False, "LayerNorm")
-    assert spec.is_dense_decoder
+    assert spec.family == "dense"
 
 
 @UNHURRIED

@@ -128,12 +128,6 @@ def test_specs_do_not_change():
         load_model("tiny-gpt").hidden = 3
 
 
-def test_dense_is_a_family():
-    for name in list_models():
-        spec = load_model(name)
-        assert spec.is_dense_decoder == (spec.family == "dense")
-
-
 def test_sparse_layers_by_rule():
     maverick, deepseek = load_model("llama4-maverick"), load_model("deepseek-v3")
     assert maverick.layer_kinds()[:4] == ("attention + mlp", "attention + experts") * 2

@@ -29,7 +29,8 @@ from costmodel.muon import (
     weights_of,
 )
 from costmodel.plan import Plan
-from costmodel.predict import evaluate_plans, predict
+from costmodel.plan_array import PlanArray, evaluate_plans
+from costmodel.predict import predict
 from costmodel.prediction import Prediction, resource_shares
 from costmodel.rank_layers import stage_chunks
 from costmodel.rank_state import owners
@@ -211,7 +212,7 @@ def test_the_slowest_rank_has_its_share_and_at_least_one_matrix(count, each, ran
 def test_a_plan_of_both_optimizers_is_ranked_as_each_alone():
     """One compiled ledger holds for columns that have both."""
     plans = [dataclasses.replace(SPLIT, optimizer=name) for name in ("adam", "muon")]
-    together = evaluate_plans(LLAMA, WORKLOAD, H100, "bf16", plan_columns(plans))
+    together = evaluate_plans(PlanArray(LLAMA, WORKLOAD, H100, "bf16", plan_columns(plans)))
     alone = [predict(LLAMA, WORKLOAD, H100, plan) for plan in plans]
     assert together["step_time"] == pytest.approx(np.array([each.step_time_s for each in alone]))
     assert together["peak_memory"] == pytest.approx(np.array([each.peak_memory_bytes for each in alone]))

@@ -16,7 +16,8 @@ from costmodel.columns import plan_columns
 from costmodel.formulas import explain_entry
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import evaluate_plans, padded_in_full, predict
+from costmodel.plan_array import PlanArray, evaluate_plans, padded_in_full
+from costmodel.predict import predict
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 
@@ -81,7 +82,7 @@ def test_stages_of_an_encoder_pad_in_full_too():
 
 def test_the_search_counts_what_predict_counts():
     plans = list(PLANS.values())
-    found = evaluate_plans(MODEL, LOAD, H100, "bf16", plan_columns(plans))
+    found = evaluate_plans(PlanArray(MODEL, LOAD, H100, "bf16", plan_columns(plans)))
     own = [predict(MODEL, LOAD, H100, plan) for plan in plans]
     assert found["step_time"] == pytest.approx(np.array([each.step_time_s for each in own]))
     assert found["peak_memory"] == pytest.approx(np.array([each.peak_memory_bytes for each in own]))

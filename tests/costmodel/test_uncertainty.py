@@ -9,9 +9,10 @@ import pytest
 
 import hardware_db
 from costmodel.binding import step_keys
+from costmodel.family import compiled_family
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.predict import compiled_family, predict
+from costmodel.predict import predict
 from costmodel.step_constants import prior_of
 from costmodel.uncertainty import load_covariance, parameter_spread, save_covariance, sensitivities
 from costmodel.workload import Workload

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.predict import compiled_family
+from costmodel.family import compiled_family
 from costmodel.prediction import DATA_PARALLEL, PIPELINE
 from costmodel.timeline import CORRECTION, IN_PIPELINE
 from executor.compare import AS_PREDICTED, compare, phases_predicted, verdict

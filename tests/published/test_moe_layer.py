@@ -11,10 +11,11 @@ import dataclasses
 import pytest
 
 import hardware_db
+from costmodel.family import compiled_family
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec, Moe
 from costmodel.plan import Plan
-from costmodel.predict import compiled_family, predict
+from costmodel.predict import predict
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 

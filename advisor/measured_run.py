@@ -1,0 +1,48 @@
+"""A run as it was measured, with the plan and the prediction that belong to it, where they are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from executor.logs.record import Log
+from executor.logs.summary import Steady
+from executor.profiles.profile import Profile
+
+if TYPE_CHECKING:
+    from advisor.case import Case
+
+
+@dataclass
+class Measured:
+    """A measurement with its prediction. log and kept are None where only traces are given.
+
+    predicted: the object of `predict --json`, None when plan or machine are unknown. case: the plan in its setting,
+    where one can be built. run: what the record of a run keeps as measured. notes: what was taken for granted;
+    warnings: what makes the comparison doubtful.
+    """
+
+    source: str
+    log: Log | None = None
+    kept: Steady | None = None
+    profiles: list[Profile] = field(default_factory=list)
+    predicted: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
+    case: Case | None = None
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> float:
+        """Of a steady step: of the run's record, the log or the slowest trace. [s]"""
+        if self.run is not None:
+            return float(self.run["step_time_s"])
+        if self.kept is not None:
+            return self.kept.seconds
+        return max(each.step_seconds for each in self.profiles)
+
+    @property
+    def peak(self) -> float | None:
+        """Largest peak of torch's allocator over the ranks that tell. [byte]"""
+        peaks = [each.max_allocated for each in self.log.memory if each.max_allocated] if self.log else []
+        return max(peaks) if peaks else None
