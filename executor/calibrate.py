@@ -18,7 +18,7 @@ from executor.calibrate_gpu import gpu_tables
 from executor.calibrate_probes import run_probes
 from executor.calibrate_records import Observed, named, read_observed
 from executor.devices import gpu_here
-from executor.local_profile import home, measure, profile, warnings_of, write_profile
+from executor.local_profile import home, make_room, measure, profile, warnings_of, write_profile
 from executor.run_job import has_cuda
 from hardware_db import Cluster, Quantity
 
@@ -52,9 +52,9 @@ def calibrate_here(
     """Measure this machine within about `seconds`, and write its profile; None where noise is refused and found.
 
     On GPUs all the time goes into kernels and messages: tiny runs would show the host alone, records teach the rest.
-    ValueError where the GPU is not in the catalogue.
+    ValueError where the GPU is not in the catalogue, OSError before anything is measured where `out` takes no file.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_room(out)
     cluster = hardware_db.resolve(gpu_here(), None)[0] if has_cuda() else None
     kernels = KERNELS if cluster is None else 1.0
     measured = measure(
@@ -103,6 +103,7 @@ def calibrate_from(
 
     Raises ValueError when a folder is no record, or runs were on something else than the cluster.
     """
+    make_room(out)
     runs = named([read_observed(folder) for folder in records])
     for run in runs:
         if run.device and (run.device == "cpu") != (cluster.gpu.generation == "cpu"):

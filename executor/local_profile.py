@@ -19,6 +19,7 @@ from typing import Any
 
 import tomli_w
 
+from costmodel.plan_file import check_writable, write_whole
 from executor.calibrate_tables import Leaf, copy_bandwidth, peaks, tables
 from executor.calibrate_tables import warnings_of as tables_warnings
 from executor.launch import run_worker
@@ -102,12 +103,16 @@ def measure(
     return measured
 
 
-def write_profile(path: Path, document: Record) -> None:
-    """Write whole or not at all."""
+def make_room(path: Path) -> None:
+    """The profile's folder, made where it is missing; OSError unless a file can be written at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(tomli_w.dumps(document))
-    os.replace(temporary, path)
+    check_writable(path)
+
+
+def write_profile(path: Path, document: Record) -> None:
+    """Write whole or not at all. OSError where `path` is a folder, a device or a pipe."""
+    make_room(path)
+    write_whole(path, tomli_w.dumps(document))
 
 
 def _kept_warnings(path: Path) -> list[str]:

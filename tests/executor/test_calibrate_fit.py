@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 
 import numpy as np
@@ -18,7 +19,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.robust import Belief, fit, robust, robust_slope
 from costmodel.workload import Workload
-from executor.calibrate import base_document, calibrate_from, out_path, taught
+from executor.calibrate import base_document, calibrate_from, calibrate_here, out_path, taught
 from executor.calibrate_fit import CONSTANTS, learn, tell_apart
 from executor.calibrate_probes import probes, small
 from executor.calibrate_records import Modelled, Observed, observed, part_of, read_observed
@@ -292,6 +293,21 @@ def test_a_run_on_a_processor_teaches_nothing_of_a_gpu(tmp_path, modelled):
     record(tmp_path / "run", modelled[0], seconds, device="cpu")
     with pytest.raises(ValueError, match="ran on a processor"):
         calibrate_from([tmp_path / "run"], hardware_db.resolve("h100", None)[0], tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_profile_takes_the_place_of_a_file_only(tmp_path, monkeypatch, kind):
+    """A pipe or device is kept, and told before minutes of measuring, not after."""
+    monkeypatch.setattr("executor.calibrate.measure", lambda *_: pytest.fail("measured before it was told"))
+    out = tmp_path / "mine.toml"
+    os.mkfifo(out) if kind == "pipe" else out.mkdir()
+    with pytest.raises(OSError, match="not a file"):
+        calibrate_here(2, 5.0, out, print)
+    with pytest.raises(OSError, match="not a file"):
+        calibrate_from([], hardware_db.resolve("h100", None)[0], out)
+    with pytest.raises(OSError, match="not a file"):
+        write_profile(out, {})
+    assert out.is_fifo() if kind == "pipe" else out.is_dir()
 
 
 def test_where_a_profile_is_written(tmp_path, monkeypatch):
