@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.measured import Measured, read_measured
 from executor.diagnose import Diagnosis, Finding, diagnose, table
-from executor.evidence import log_facts, prediction_facts, profile_facts
+from executor.evidence import COUNTED, log_facts, prediction_facts, profile_facts
 
 if TYPE_CHECKING:
     from advisor.case import Case
@@ -43,7 +43,8 @@ class Diagnosed:
             "predicted_step_time_s": found.predicted["step_time_s"] if found.predicted else None,
             "steady": found.kept.to_dict() if found.kept else None,
             "findings": [
-                each.to_dict() | {"expected": priced.get(each.rule.id)} for each in self.diagnosis.findings
+                each.to_dict() | {"expected": priced.get(each.rule.id), "lines": examples(found, each)}
+                for each in self.diagnosis.findings
             ],
             "clear": list(self.diagnosis.clear),
             "unseen": {name: list(facts) for name, facts in self.diagnosis.unseen.items()},
@@ -100,6 +101,14 @@ def _expected(case: Case, findings: Sequence[Finding]) -> dict[str, Change]:
         if best is not None and best.share < -HELPS_ABOVE:
             found[finding.rule.id] = best
     return found
+
+
+def examples(found: Measured, finding: Finding) -> list[str]:
+    """The first line of the log of every kind that a finding counts."""
+    if found.log is None:
+        return []
+    kinds = [kind for fact in sorted(finding.words & set(COUNTED)) for kind in COUNTED[fact]]
+    return [found.log.examples[kind].strip() for kind in kinds if kind in found.log.examples]
 
 
 def how_to_see(facts: Sequence[str]) -> str:

@@ -28,7 +28,8 @@ class Measured:
 
     predicted: the object of `predict --json`, None when plan or machine are unknown. case: the plan in its setting,
     where one can be built. run: what the record of a run keeps as measured. notes: what was taken for granted;
-    warnings: what makes the comparison doubtful.
+    warnings: what makes the comparison doubtful. another: what shows that the log is of another run than the plan's,
+    so that their times do not compare.
     """
 
     source: str
@@ -40,6 +41,7 @@ class Measured:
     case: Case | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    another: list[str] = field(default_factory=list)
 
     @property
     def step(self) -> float:
@@ -49,6 +51,15 @@ class Measured:
         if self.kept is not None:
             return self.kept.seconds
         return max(each.step_seconds for each in self.profiles)
+
+    @property
+    def apart(self) -> str:
+        """One sentence where measured and predicted are two different runs, else ""."""
+        if not self.another:
+            return ""
+        told = ", ".join(self.another[:5])
+        more = f" and {len(self.another) - 5} more" if len(self.another) > 5 else ""
+        return f"The log is of another run than the plan: {told}{more}."
 
     @property
     def peak(self) -> float | None:
@@ -117,6 +128,7 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
 
 def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) -> Case | None:
     """The plan that a log dumps, on the machine of --gpu or --cluster; else the plan of the options, if any."""
+    from executor.logs.compare import last_batch
     from executor.logs.plan_text import gpus_of, plan_text
 
     target, text = plan_text(log)
@@ -139,5 +151,11 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
     from advisor.case_from import read_foreign
 
     told = options | {"gpus": options.get("gpus") or gpus_of(log) or None}
+    batch, said = last_batch(log), log.arguments.get("global_batch_size", "")
+    if batch and said.isdigit() and batch != int(said) and not options.get("global_batch"):
+        told["global_batch"] = batch  # while it ramps up
+        notes.append(
+            f"Predicted with the {batch:,} sequences of its last steps; its arguments say {int(said):,}."
+        )
     notes.append(f"The plan is the one that the log shows ({log.framework}).")
     return read_foreign(target, text, told)

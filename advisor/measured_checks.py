@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from advisor.measured import Measured
 
-# Knobs whose difference makes another run of it.
+COLD = "the only line holds the start of the run too"
+# Knobs whose difference makes another run of it, told in full; those whose times do not compare at all.
+APART = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "precision", "recompute")
 TELLING = (
     *(
         "tp",
@@ -45,18 +47,23 @@ def _warn_of_another_plan(found: Measured) -> None:
     if not target or found.case is None:
         return
     try:
-        told = Plan(**target_module(target).read(text).knobs)
+        reading = target_module(target).read(text)
+        told = Plan(**reading.knobs)
     except ValueError:
         return
     plan = found.case.plan
+    length = reading.workload.get("seq_len")
+    if length and length != found.case.workload.seq_len:
+        found.another.append(f"{length:,} tokens a sequence (plan: {found.case.workload.seq_len:,})")
     skipped = () if found.case.model.moe else ("moe_dispatcher", "ep", "etp")
-    differing = [
-        f"{name} {getattr(told, name)} (plan: {getattr(plan, name)})"
+    differing = {
+        name: f"{name} {getattr(told, name)} (plan: {getattr(plan, name)})"
         for name in TELLING
         if name not in skipped and getattr(told, name) != getattr(plan, name)
-    ]
+    }
     if differing:
-        found.warnings.append(f"the log shows another plan: {', '.join(differing)}")
+        found.another += [text for name, text in differing.items() if name in APART]
+        found.warnings.append(f"the log shows another plan: {', '.join(differing.values())}")
 
 
 def _tell_parameters(found: Measured) -> None:
@@ -83,6 +90,7 @@ def _tell_parameters(found: Measured) -> None:
         )
         return
     (tensor, stage), count = next(iter(wrong.items()))
+    found.another.append(f"{count:,} parameters on a rank (plan: {ours[stage]:,.0f})")
     found.warnings.append(
         f"the rank (tensor {tensor}, stage {stage}) holds {count:,} parameters in the log, {ours[stage]:,.0f} by the "
         "plan: another model, vocabulary or layout"
@@ -101,17 +109,24 @@ def warn(found: Measured) -> None:
             f"the log trains {told} sequences a step, the plan {predicted['workload']['global_batch']:,}: "
             "the prediction is of another step"
         )
+        found.another.append(f"{told} sequences a step (plan: {predicted['workload']['global_batch']:,})")
     if predicted and log.world and log.world != predicted["gpus"]:
+        found.another.append(f"{log.world:,} ranks (plan: {predicted['gpus']:,})")
         found.warnings.append(f"the log is of {log.world:,} ranks, the plan of {predicted['gpus']:,} GPUs")
     _warn_of_another_plan(found)
     _tell_parameters(found)
     if log.truncated:
         found.warnings.append("the log ends inside a dump: it was cut")
-    if found.kept.num_lines < 5:
-        found.warnings.append(f"only {found.kept.num_lines} steady lines: too few for a spread")
+    number = found.kept.num_lines
+    if number < 5:
+        found.warnings.append(f"only {number} steady line{'s' * (number > 1)}: too few for a spread")
+    if log.cold:
+        found.warnings.append(f"{COLD}: a steady step takes less")
     if log.restarts:
         steps = ", ".join(str(step) for step in log.restarts[:5])
-        found.warnings.append(f"the run was started again at step {steps}; the last attempt counts")
+        found.warnings.append(
+            f"the run was started again at step {steps}; of a step that ran twice the last attempt counts"
+        )
     _warn_of_counting(found)
 
 

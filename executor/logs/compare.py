@@ -112,11 +112,14 @@ def log_rows(predicted: dict[str, Any], log: Log, kept: Steady, peak: float | No
         )
     ]
     rate = float(predicted["tokens_per_second_per_gpu"])
-    measured = rate * step / kept.seconds
+    done = work_of_step(predicted, log)
+    measured = rate * done * step / kept.seconds
     rows.append(Row("tokens/s/GPU", rate, measured, "tokens/s", verdict(rate, measured)))
     # By our count of FLOP, whatever the log counts.
     flops = float(predicted["model_tflops_per_gpu"])
-    rows.append(Row("model TFLOP/s/GPU", flops, flops * step / kept.seconds, "TFLOP/s", rows[-1].verdict))
+    rows.append(
+        Row("model TFLOP/s/GPU", flops, flops * done * step / kept.seconds, "TFLOP/s", rows[-1].verdict)
+    )
     rows += timer_rows(predicted, log, kept)
     if peak:
         memory = (
@@ -124,6 +127,18 @@ def log_rows(predicted: dict[str, Any], log: Log, kept: Steady, peak: float | No
         )
         rows.append(Row("allocated memory of the worst rank", memory, peak, "byte", verdict(memory, peak)))
     return rows
+
+
+def last_batch(log: Log) -> int:
+    """Sequences of the last step that tells them, 0 when none does."""
+    return next((each.global_batch for each in reversed(log.iterations) if each.global_batch), 0)
+
+
+def work_of_step(predicted: Mapping[str, Any], log: Log) -> float:
+    """Tokens of a GPU in a step of the log over those of the predicted step, as far as the log tells. [1]"""
+    batch = last_batch(log)
+    share = batch / predicted["workload"]["global_batch"] if batch else 1.0
+    return share * (predicted["gpus"] / log.world if log.world else 1.0)
 
 
 def timer_rows(predicted: dict[str, Any], log: Log, kept: Steady) -> list[Row]:

@@ -111,7 +111,7 @@ def _without_warmup(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, 
     if told:
         rest = [each for each in timed if not each.warm]
         return (rest or timed), {"warm-up": len(told)}, told[0].seconds
-    if len(timed) < 3:
+    if len(timed) < 2:
         return timed, {}, None
     later = statistics.median(each.seconds or 0.0 for each in timed[len(timed) // 2 :])
     most = max(1, int(WARMUP_SHARE * len(timed)))

@@ -44,7 +44,7 @@ KINDS: dict[str, re.Pattern[str]] = {
         r"|does not have many workers which may be a bottleneck"
     ),
     "no overlap": re.compile(
-        r"(?:Disabling|disable[ds]?|turn(?:ing)? off|setting)\b.*(?:tp_comm_overlap|overlap_grad_reduce"
+        r"(?:Disabling|disable[ds]?|turn(?:ing)? off|setting(?=.*\bFalse\b))\b.*(?:tp_comm_overlap|overlap_grad_reduce"
         r"|overlap_param_gather|overlap_p2p_comm|communication overlap)",
         re.I,
     ),

@@ -143,11 +143,86 @@ def test_a_log_with_a_plan_file_in_either_order(ask, tmp_path):
     assert "No term can be blamed" in one[1]
 
 
-def test_another_batch_is_a_warning(ask, tmp_path):
+def test_a_batch_that_ramps_up_is_predicted_as_its_last_steps_train(ask, tmp_path):
     log = tmp_path / "train.log"
     log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP, batch=64))
-    _, text = ask("compare", str(log), "--gpu", "h100")
-    assert "the prediction is of another step" in " ".join(text.split())
+    _, text = ask("compare", str(log), "--gpu", "h100", "--json")
+    found = json.loads(text)
+    assert found["prediction"]["workload"]["global_batch"] == 64
+    assert not found["another_run"]
+    assert any("its arguments say 32" in note for note in found["notes"])
+
+
+def test_another_batch_is_another_run(ask, tmp_path):
+    """Its times do not compare, which comes first; its tokens are those of its own batch."""
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP, batch=64))
+    words = ("compare", str(log), "--gpu", "h100", "--global-batch", "32")
+    _, text = ask(*words)
+    told = " ".join(text.split())
+    assert told.startswith("The log is of another run than the plan: 64 sequences a step (plan: 32).")
+    assert "the prediction is of another step" in told
+    assert "To blame" not in told
+    _, text = ask("diagnose", *words[1:])
+    assert " ".join(text.split()).startswith("The log is of another run than the plan: 64 sequences")
+    _, text = ask(*words, "--json")
+    rows = {row["name"]: row for row in json.loads(text)["rows"]}
+    assert rows["tokens/s/GPU"]["measured"] == pytest.approx(64 * 4096 / 16)
+
+
+def test_queues_are_blamed_only_where_something_tells_them(ask, tmp_path):
+    """0 is what the plan needs, which exports set; a log of the environment tells what was."""
+    plan, log = tmp_path / "plan.toml", tmp_path / "train.log"
+    ask(
+        *(
+            "explain",
+            "--model",
+            "llama3-8b",
+            "--gpus",
+            "16",
+            "--gpu",
+            "h100",
+            "--pin",
+            "tp=2",
+            "--global-batch",
+        ),
+        *("32", "--pin", "tp_comm_overlap=true", "--pin", "sequence_parallel=true", "--save", str(plan)),
+    )
+
+    def findings(text=""):
+        log.write_text(text + megatron_log([(step, 1.1) for step in range(1, 30)]))
+        _, told = ask("diagnose", str(log), "--plan", str(plan), "--json")
+        return {each["id"]: each for each in json.loads(told)["findings"]}
+
+    assert "tp_overlap_failed" not in findings()
+    assert "= 8; 1 is needed" in findings("CUDA_DEVICE_MAX_CONNECTIONS=8\n")["tp_overlap_failed"]["evidence"]
+    assert "tp_overlap_failed" not in findings("CUDA_DEVICE_MAX_CONNECTIONS=1\n")
+
+
+def test_one_lost_step_is_one_step(ask, tmp_path):
+    """Of any framework: the share of steps, the first of them, and the line that tells of a counted kind."""
+    lines = [nemo_line(step, 3.2) for step in range(1, 101)]
+    lines[60] = lines[60].replace("reduced_train_loss: 11.03", "reduced_train_loss: nan")
+    log = tmp_path / "nemo.log"
+    log.write_text("\n".join([*lines, "Setting tp_comm_overlap to False: tp is 1"]) + "\n")
+    _, text = ask("diagnose", str(log), "--json")
+    found = {each["id"]: each for each in json.loads(text)["findings"]}
+    assert "1.0 % of the steps" in found["loss_lost"]["evidence"]
+    assert found["loss_lost"]["evidence"].endswith("the first is told at step 61.")
+    assert found["overlap_switched_off"]["evidence"] == "The log has 1 line of it."
+    assert found["overlap_switched_off"]["lines"] == ["Setting tp_comm_overlap to False: tp is 1"]
+
+
+def test_a_single_line_is_no_steady_step(ask, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log([(1, 30.0)], dump=DUMP))
+    _, text = ask("diagnose", str(log), "--gpu", "h100")
+    told = " ".join(text.split())
+    assert told.startswith("Nothing stands out")
+    assert "the only line holds the start of the run too: a steady step takes less" in told
+    assert "But the only line holds the start" in " ".join(
+        ask("compare", str(log), "--gpu", "h100")[1].split()
+    )
 
 
 def test_a_log_of_another_plan_is_told(ask, tmp_path):
@@ -158,7 +233,10 @@ def test_a_log_of_another_plan_is_told(ask, tmp_path):
     )
     log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP))
     _, text = ask("compare", str(plan), str(log))
-    assert "the log shows another plan: tp 2 (plan: 4)" in " ".join(text.split())
+    told = " ".join(text.split())
+    assert "the log shows another plan: tp 2 (plan: 4)" in told
+    assert told.startswith("The log is of another run than the plan:")
+    assert "tp 2 (plan: 4)" in told.partition(" do not compare")[0]
 
 
 def test_two_logs_are_compared_as_runs(ask, tmp_path):
@@ -295,7 +373,14 @@ def test_no_rule_waits_for_a_fact_that_nothing_gives(tmp_path, predicted):
     detector = "MnRtt/Rnk: 3021.11ms/4 | MxRtt/Rnk: 3444.20ms/11 | MnClk/Rnk: 1305.00MHz/11 | MxClk/Rnk: 1980.00MHz/0"
     names = ("batch-generator", "params-all-gather", "forward-recv", "save-checkpoint")
     memory = memory_line(0, 60, 1.0, 2.0, 3.0) + " | total device memory used: 4000.00"
-    lines = [megatron_line(60, 1.0), *timers(dict.fromkeys(names, (0.1, 0.2))), detector, memory]
+    queues = "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    lines = [
+        megatron_line(60, 1.0, nan=1),
+        queues,
+        *timers(dict.fromkeys(names, (0.1, 0.2))),
+        detector,
+        memory,
+    ]
     text = log.read_text() + "\n".join([*lines, megatron_line(61, 1.0)])
     log.write_text(text)
     traces = []
@@ -393,7 +478,8 @@ def test_a_run_that_was_killed_says_so(ask, tmp_path):
 def test_a_run_quicker_than_predicted_is_of_another_plan(ask, tmp_path):
     path = tmp_path / "train.log"
     path.write_text(megatron_log([(step, 1.0) for step in range(1, 40)]))
-    code, text = ask("diagnose", str(path), "--model", "8b", "--gpus", "8", "--gpu", "h100")
+    size = ("--gpus", "16", "--global-batch", "32")
+    code, text = ask("diagnose", str(path), "--model", "8b", "--gpu", "h100", *size)
     assert code == 0
     words = " ".join(text.split())
     assert words.startswith(

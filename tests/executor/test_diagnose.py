@@ -25,6 +25,7 @@ CALM = {
     "killed_lines": 0,
     "skipped_share": 0.0,
     "nan_share": 0.0,
+    "first_lost": 12,
     "misspelt": "",
     "socket_lines": 0,
     "fast_network_lines": 16,
@@ -158,6 +159,13 @@ PLANTED = {
 def fired(facts):
     """Names of the rules that fire."""
     return {finding.rule.id for finding in diagnose(facts).findings}
+
+
+def test_of_a_run_quicker_than_predicted_nothing_is_inferred():
+    """Seconds predicted for another run say nothing of this one; what was measured still does."""
+    quick = CALM | {"step": 1.5, "pp": 4, "p_pp": 1.0, "tp": 1, "p_cp": 0.5, "cp": 2}
+    assert fired(quick) == {"quicker_than_predicted"}
+    assert fired(quick | {"exposed_pp": 0.3}) == {"quicker_than_predicted", "pipeline_waits"}
 
 
 def test_a_calm_run_has_no_findings():
