@@ -26,8 +26,6 @@ Record = dict[str, Any]
 SHIPPED = Path(hardware_db.__file__).parent
 # Share of the time for kernels and messages; probes have the rest.
 KERNELS = 0.3
-# A constant that the runs leave as uncertain as this share of its belief is not written: they did not teach it.
-TAUGHT = 0.9
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def calibrate_from(
             )
     outcome = tell_apart(learn(runs, cluster, stack), runs, cluster, stack)
     warnings = [f"{run.name}: ranks waited for cores that other work held" for run in runs if run.busy]
-    if not outcome.learned:
+    if not any(each.taught for each in outcome.learned):
         warnings.append("these runs teach no constant: the profile is what it was")
     document = taught(base_document(cluster), outcome, runs)
     document["warnings"] = [*document.get("warnings", []), *warnings]
@@ -124,7 +122,7 @@ def calibrate_from(
 def taught(document: Record, outcome: Outcome, runs: Sequence[Observed]) -> Record:
     """The document with the constants that runs taught in their places."""
     for each in outcome.learned:
-        if each.error > TAUGHT * each.constant.width:
+        if not each.taught:
             continue
         for *path, name in each.constant.places:
             table = document.setdefault("calibration", {})

@@ -51,7 +51,7 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     path = profile_path(processes)
     if path.is_file() and not again:
         tell(f"using the profile of this machine, {path}")
-        return path, _kept_warnings(path)
+        return path, kept_warnings(path, "--recalibrate")
     tell(
         f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo; "
         "`advisor calibrate` takes longer and is nearer"
@@ -115,13 +115,16 @@ def write_profile(path: Path, document: Record) -> None:
     write_whole(path, tomli_w.dumps(document))
 
 
-def _kept_warnings(path: Path) -> list[str]:
-    """What was uncertain when an older profile was measured; a broken file is told by its loader."""
+def kept_warnings(path: Path, again: str) -> list[str]:
+    """What was uncertain when a profile was measured before; a broken file is told by its loader.
+
+    again: what measures it again.
+    """
     try:
         kept = tomllib.loads(path.read_text()).get("warnings", [])
     except (OSError, ValueError):
         return []
-    return [f"{warning} (when the profile was measured; --recalibrate measures again)" for warning in kept]
+    return [f"{warning} (when the profile was measured; {again} measures again)" for warning in kept]
 
 
 def machine(measured: Record, processes: int, leaf: Leaf) -> Record:
