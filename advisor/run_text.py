@@ -16,12 +16,13 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     from advisor.render import gib, heading, seconds, table, wrap
 
     measured = result.measured
-    ratio = measured["step_time_s"] / predicted["step_time_s"]
+    ratio, interval = measured["step_time_s"] / predicted["step_time_s"], predicted["interval"]
     lines = [
         "",
         wrap(
             f"step {seconds(measured['step_time_s'])} measured, {seconds(predicted['step_time_s'])} predicted: "
-            f"measured is {ratio:.2f} of predicted"
+            f"{ratio:.2f} times as long, {result.rows[0].verdict} of {seconds(interval['low'])} to "
+            f"{seconds(interval['high'])}"
         ),
         wrap(
             f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
@@ -68,7 +69,9 @@ def state_lines(result: RunResult) -> list[str]:
             of_kind = [each for each in here if each.kind == kind]
             wrong = [each for each in of_kind if not each.equal]
             one = (wrong or of_kind)[0]
-            verdict = f"{len(wrong)} of {ranks} ranks differ" if wrong else f"equal on {ranks} ranks"
+            verdict = (
+                f"{len(wrong)} of {ranks} differ" if wrong else f"equal on {ranks} rank{'s' * (ranks > 1)}"
+            )
             rows.append([str(stage), kind, f"{one.predicted:,}", f"{one.measured:,}", verdict])
     return table(["stage", "kind", "counted", "held", "verdict"], rows, "llrrl")
 
