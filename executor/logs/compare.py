@@ -2,8 +2,9 @@
 
 Megatron's timers nest: all-grads-sync lies inside forward-backward, params-all-gather inside optimizer; gathers that
 overlap are launched and waited for in the next forward pass instead (core/pipeline_parallel/schedules.py and
-core/optimizer of megatron-core 0.19.2; step_with_ready_grads in core/optimizer/distrib_optimizer.py of 0.16.1). forward-compute and
-backward-compute, of log level 2, wait for the device at every micro-batch, so that they slow the run a little.
+core/optimizer of megatron-core 0.19.2; step_with_ready_grads in core/optimizer/distrib_optimizer.py of 0.16.1).
+forward-compute and backward-compute, of log level 2, wait for the device at every micro-batch, so that they slow the
+run a little.
 """
 
 from __future__ import annotations
