@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executor.export.environment import CONNECTIONS
 from executor.logs.compare import exposed_by_dimension, predicted_parts
-from executor.logs.record import Log
+from executor.logs.record import Iteration, Log
 from executor.logs.summary import Steady, median_of, timer_medians
 from executor.profiles.profile import Profile
 
@@ -74,12 +75,11 @@ def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
         "skipped_share": _share(log, "skipped"),
         "nan_share": _lost_share(log),
         "first_lost": next(
-            (each.step for each in log.iterations if each.nan or each.skipped or each.loss_is_lost), None
+            (each.step for each in _trained(log) if each.nan or each.skipped or each.loss_is_lost), None
         ),
         "measured_tflops": median_of(log, "tflops", kept),
         "power": median_of(log, "power", kept),
-        "save_lines": len(log.marks.get("checkpoint", [])),
-        "disturbed_lines": sum(number for why, number in kept.left_out.items() if why.startswith("after")),
+        "save_delay": kept.delays.get("checkpoint", 0.0) / max(1, sum(each.span for each in log.iterations)),
         "misspelt": ", ".join(
             f"{name} (meant: {MISSPELT[name]})" for name in log.variables if name in MISSPELT
         ),
@@ -93,7 +93,13 @@ def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
 def _share(log: Log, name: str) -> float:
     """Skipped or lost steps over all steps. [1]"""
     steps = sum(each.span for each in log.iterations)
-    return sum(getattr(each, name) for each in log.iterations) / steps if steps else 0.0
+    return sum(getattr(each, name) for each in _trained(log)) / steps if steps else 0.0
+
+
+def _trained(log: Log) -> list[Iteration]:
+    """Lines from the first on that updates weights: before it a dynamic loss scale is found, which skips by design."""
+    begun = itertools.dropwhile(lambda each: each.skipped >= each.span, log.iterations)
+    return list(begun) or log.iterations
 
 
 def _lost_share(log: Log) -> float:

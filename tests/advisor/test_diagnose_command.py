@@ -238,6 +238,35 @@ def test_one_lost_step_is_one_step(ask, tmp_path):
     assert found["overlap_switched_off"]["lines"] == ["Setting tp_comm_overlap to False: tp is 1"]
 
 
+def test_checkpoints_cost_what_the_lines_after_them_take(ask, tmp_path):
+    """Lines that are left out of the step time are not left out of the diagnosis."""
+    lines = []
+    for step in range(1, 61):
+        lines.append(megatron_line(step, 11.2 if step % 10 == 1 and step > 1 else 3.2))
+        lines += [f"  successfully saved checkpoint from iteration {step:7d} to /x"] * (step % 10 == 0)
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+    _, text = ask("diagnose", str(log), "--json")
+    record = json.loads(text)
+    found = {each["id"]: each for each in record["findings"]}
+    assert record["step_time_s"] == 3.2
+    extra = 5 * 8.0 / 60
+    assert found["checkpoints"]["ceiling_share"] == pytest.approx(extra / (3.2 + extra), rel=1e-3)
+
+
+def test_a_loss_scale_that_is_searched_at_the_start_is_no_fault(ask, tmp_path):
+    def findings(skipped):
+        log = tmp_path / "train.log"
+        steps = range(1, 61)
+        log.write_text("\n".join(megatron_line(step, 3.2, skipped=int(step in skipped)) for step in steps))
+        _, text = ask("diagnose", str(log), "--json")
+        return {each["id"]: each["evidence"] for each in json.loads(text)["findings"]}
+
+    assert "loss_lost" not in findings(range(1, 9))
+    assert "the first is told at step 30" in findings([*range(1, 9), 30])["loss_lost"]
+    assert "100.0 % were skipped" in findings(range(1, 61))["loss_lost"]
+
+
 def test_a_single_line_is_no_steady_step(ask, tmp_path):
     log = tmp_path / "train.log"
     log.write_text(megatron_log([(1, 30.0)], dump=DUMP))

@@ -45,6 +45,7 @@ CALM = {
     "timer_data": 0.001,
     "timer_transfers": 0.05,
     "timer_save": 0.0,
+    "save_delay": 0.0,
     "compute_low": 1.6,
     "compute_high": 1.62,
     "allocated": 60 * 2**30,

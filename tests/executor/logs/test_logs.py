@@ -346,5 +346,9 @@ def test_usual_lines_are_no_trouble(write):
         "loss scale: 1.0",
         "building GPT model ...",
         "Saving nanobatch",
+        "NCCL timeout for process groups: 1800 s",
+        "Setting tp_comm_overlap: True",
+        "Setting args.overlap_p2p_comm and args.align_param_gather to False since non-interleaved schedule does not "
+        "support overlapping p2p communication and aligned param AG",
     ]
     assert not write("\n".join([*lines, megatron_log(STEPS)])).counted

@@ -48,6 +48,7 @@ def test_steps_after_a_checkpoint_are_left_out_only_when_slow():
     values[10], values[20] = 5.0, 2.01
     found = steady(log_of(values, checkpoint=[10, 20]))
     assert found.left_out == {"warm-up": 1, "after checkpoint": 1}
+    assert found.delays == {"checkpoint": 3.0}
     assert not found.spikes
 
 
