@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.measured import Measured, read_measured
 from executor.diagnose import Diagnosis, Finding, diagnose, table
-from executor.evidence import COUNTED, log_facts, prediction_facts, profile_facts
+from executor.evidence import COUNTED, log_facts, prediction_facts, profile_facts, run_facts
 
 if TYPE_CHECKING:
     from advisor.case import Case
@@ -72,6 +72,7 @@ def facts_of(found: Measured) -> dict[str, Any]:
     facts |= profile_facts(found.profiles, found.predicted["knobs"] if found.predicted else None)
     if found.log is not None and found.kept is not None:
         facts |= log_facts(found.log, found.kept)
+        facts |= run_facts(found.run) if found.run is not None else {}
     elif "profile_step" in facts:
         facts["step"] = facts["profile_step"]
     return facts

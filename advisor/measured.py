@@ -79,7 +79,7 @@ def read_measured(
     found = Measured(source)
     if path.is_dir():
         found.log = log_of_run(path)
-        found.predicted, found.run = _own_prediction(path)
+        _read_prediction(found, path)
     elif is_profile(path):
         found.profiles += read_profile(path)
     else:
@@ -94,14 +94,14 @@ def read_measured(
     return found
 
 
-def _own_prediction(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The prediction and the measurement that a run's record keeps; `advisor.comparison_sides` checks their form."""
+def _read_prediction(found: Measured, folder: Path) -> None:
+    """Prediction, measurement and warnings that a run's record keeps; `advisor.comparison_sides` checks their form."""
     from advisor.comparison_sides import read_side
 
-    if not (folder / "prediction.json").is_file():
-        return None, None
-    side = read_side(str(folder))
-    return side.predicted, side.measured
+    if (folder / "prediction.json").is_file():
+        side = read_side(str(folder))
+        found.predicted, found.run = side.predicted, side.measured
+        found.warnings += side.warnings
 
 
 def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_plan: bool) -> None:

@@ -198,6 +198,16 @@ def profile_facts(profiles: Sequence[Profile], knobs: Mapping[str, Any] | None =
     return facts
 
 
+def run_facts(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record of a run tells beyond its steps: its own step time, waiting for cores and for other ranks."""
+    step = float(measured["step_time_s"])
+    return {
+        "step": step,
+        "queued_share": measured["queued_s"] / step if "queued_s" in measured else None,
+        "waiting": measured.get("phases", {}).get("communication"),
+    }
+
+
 def prediction_facts(predicted: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds of the predicted step by part, its interval, memory, and the plan's knobs by name."""
     parts = predicted_parts(dict(predicted))
@@ -206,6 +216,7 @@ def prediction_facts(predicted: Mapping[str, Any]) -> dict[str, Any]:
     inside = ("linear", "attention", "element-wise", "quantisation", "recompute", "tp", "cp", "ep", "host")
     facts |= {
         "p_compute": sum(parts[name] for name in inside),
+        "p_messages": sum(parts[name] for name in ("tp", "cp", "ep", "dp", "pp")),
         "p_step": float(predicted["step_time_s"]),
         "p_low": float(predicted["interval"]["low"]),
         "p_high": float(predicted["interval"]["high"]),

@@ -388,6 +388,35 @@ def test_the_record_of_a_run(ask, tmp_path):
     assert found["step_time_s"] == 0.5
 
 
+def test_a_record_tells_what_its_ranks_waited_for(ask, predicted, tmp_path):
+    """Waiting for cores and for other ranks are findings of their own; one step time and the record's warnings."""
+    folder, seconds = tmp_path / "run", [1.5, 1.6, 1.7, 1.8]
+    folder.mkdir()
+    steps = [{"step": number, "warmup": False, "seconds": each} for number, each in enumerate(seconds)]
+    (folder / "steps.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n")
+    (folder / "prediction.json").write_text(json.dumps(predicted))
+    measured = {
+        "step_time_s": 1.6,  # the lower of the two in the middle, whose phases are told
+        "spread": 0.07,
+        "num_steps": 4,
+        "tokens_per_second_per_gpu": 5000.0,
+        "phases": {"forward": 0.3, "backward": 0.5, "communication": 0.7, "optimizer": 0.02},
+        "queued_s": 0.48,
+        "peak_memory_bytes": [],
+    }
+    comparison = {"measured": measured, "warnings": ["ranks waited for a core 30% of a step"]}
+    (folder / "comparison.json").write_text(json.dumps(comparison))
+    _, text = ask("diagnose", str(folder), "--json")
+    found = json.loads(text)
+    ids = {each["id"]: each for each in found["findings"]}
+    assert ids["cores_shared"]["ceiling_share"] == pytest.approx(0.3)
+    assert "30.0 % of the step of 1.6 s" in ids["cores_shared"]["evidence"]
+    assert "take 700 ms of a step of 1.6 s" in ids["ranks_wait"]["evidence"]
+    assert "The step takes 1.6 s" in ids["slower_than_predicted"]["evidence"]
+    assert "ranks waited for a core 30% of a step" in found["warnings"]
+    assert "warning: ranks waited for a core 30%" in ask("compare", str(folder))[1]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -455,6 +484,7 @@ def test_no_rule_waits_for_a_fact_that_nothing_gives(tmp_path, predicted):
         traces[-1].write_text(json.dumps({"traceEvents": events}))
     found = read_measured(str(log), [str(each) for each in traces], None, {"gpu": "h100"})
     assert found.case is not None
+    found.run = {"step_time_s": 1.0, "queued_s": 0.1, "phases": {"communication": 0.2}}
     missing = set(table()["facts"]) - {name for name, known in facts_of(found).items() if known is not None}
     assert not missing
 
