@@ -21,12 +21,14 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
         "",
         wrap(
             f"step {seconds(measured['step_time_s'])} measured, {seconds(predicted['step_time_s'])} predicted: "
-            f"{ratio:.2f} times as long, {result.rows[0].verdict} of {seconds(interval['low'])} to "
-            f"{seconds(interval['high'])}"
+            f"{ratio:.2f} times as long"
+        ),
+        wrap(
+            f"predicted between {seconds(interval['low'])} and {seconds(interval['high'])}: {result.rows[0].verdict}"
         ),
         wrap(
             f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
-            f"measured steps after the warm-up; steps scatter by {measured['spread']:.0%}"
+            f"steps after the warm-up; steps scatter by {measured['spread']:.0%}"
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
