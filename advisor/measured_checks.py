@@ -55,7 +55,9 @@ def _warn_of_another_plan(found: Measured) -> None:
     length = reading.workload.get("seq_len")
     if length and length != found.case.workload.seq_len:
         found.another.append(f"{length:,} tokens a sequence (plan: {found.case.workload.seq_len:,})")
-    skipped = () if found.case.model.moe else ("moe_dispatcher", "ep", "etp")
+    skipped = set() if found.case.model.moe else {"moe_dispatcher", "ep", "etp"}
+    # Configurations without ranks name no dp: the number of ranks tells, where the log has it.
+    skipped |= {"dp"} - set(reading.knobs)
     differing = {
         name: f"{name} {getattr(told, name)} (plan: {getattr(plan, name)})"
         for name in TELLING

@@ -531,6 +531,16 @@ def test_megatron_bridge_with_its_yaml(ask, tmp_path):
     knobs = found["prediction"]["knobs"]
     assert (knobs["tp"], knobs["pp"], knobs["dp"], knobs["overlap_grad_reduce"]) == (2, 1, 4, True)
     assert found["prediction"]["workload"]["global_batch"] == 128
+    plan = tmp_path / "plan.toml"
+    pins = [
+        word for pin in ("tp=2", "pp=1", "cp=1", "precision=bf16", "micro_batch=1") for word in ("--pin", pin)
+    ]
+    ask(
+        *("explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--global-batch", "128", *pins),
+        *("--save", str(plan)),
+    )
+    _, text = ask("compare", str(plan), str(path), "--json")
+    assert json.loads(text)["another_run"] == []  # the YAML names no data-parallel size
 
 
 def test_parameters_of_ranks_are_checked_to_the_digit(ask, tmp_path):
