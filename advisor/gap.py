@@ -116,7 +116,7 @@ class Gap:
     @cached_property
     def blame(self) -> Blame | None:
         """The term that goes furthest in the direction of the gap; None when nothing tells terms of the same run."""
-        if self.measured.another:
+        if self.measured.another or self.measured.unmarked:
             return None
         terms = [row for row in self.traced or self.rows if row.unit == "s" and row.name not in WHOLE]
         if not terms or not self.seconds:

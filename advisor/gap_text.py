@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from advisor.diagnose_text import measured_lines
 from advisor.gap import Gap
-from advisor.measured_checks import COLD
+from advisor.measured_checks import COLD, UNMARKED
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from executor.compare import Row
 
@@ -41,10 +41,11 @@ def answer(found: Gap) -> str:
             f"{apart} Its {seconds(measured)} a step and the {seconds(predicted)} predicted do not compare; "
             "name the plan that ran."
         )
-    cold = f" But {COLD}." if found.measured.log is not None and found.measured.log.cold else ""
+    cold = found.measured.log is not None and found.measured.log.cold
+    doubt = f" But {COLD if cold else UNMARKED}." if cold or found.measured.unmarked else ""
     return (
         f"{seconds(measured)} a step measured, {percent(share)} {way} than the {seconds(predicted)} predicted: "
-        f"{found.verdict} of {seconds(interval['low'])} to {seconds(interval['high'])}.{cold}"
+        f"{found.verdict} of {seconds(interval['low'])} to {seconds(interval['high'])}.{doubt}"
     )
 
 

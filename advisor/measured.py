@@ -53,6 +53,11 @@ class Measured:
         return max(each.step_seconds for each in self.profiles)
 
     @property
+    def unmarked(self) -> bool:
+        """Whether nothing tells how many steps a trace holds."""
+        return any(not each.steps for each in self.profiles)
+
+    @property
     def apart(self) -> str:
         """One sentence where measured and predicted are two different runs, else ""."""
         if not self.another:
@@ -89,9 +94,20 @@ def read_measured(
         found.profiles += read_profile(trace)
     if found.log is not None:
         found.kept = steady(found.log)
+        _count_steps(found)
     _predict(found, plan, options, need_plan)
     warn(found)
     return found
+
+
+def _count_steps(found: Measured) -> None:
+    """Steps of traces that mark none, by the step time of the log."""
+    for profile in found.profiles:
+        if not profile.steps:
+            profile.steps = max(1, round(profile.window / found.step))
+            found.notes.append(
+                f"{profile.path} marks no steps: by the step time of the log its window holds {profile.steps}."
+            )
 
 
 def _read_prediction(found: Measured, folder: Path) -> None:

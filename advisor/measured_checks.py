@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from advisor.measured import Measured
 
 COLD = "the only line holds the start of the run too"
+# Beyond this ratio the steps of a trace and of a log are not those of one run. [1]
+OTHER_STEP = 1.5
+UNMARKED = "the trace marks no steps, so its whole window is taken as one"
 # Knobs whose difference makes another run of it, told in full; those whose times do not compare at all.
 APART = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "precision", "recompute")
 TELLING = (
@@ -102,8 +105,11 @@ def _tell_parameters(found: Measured) -> None:
 def warn(found: Measured) -> None:
     """What makes measured and predicted two different things."""
     log, predicted = found.log, found.predicted
+    if found.unmarked:
+        found.warnings.append(f"{UNMARKED}; torch.profiler marks them by prof.step()")
     if log is None or found.kept is None:
         return
+    _warn_of_another_trace(found)
     batches = {each.global_batch for each in log.iterations[-10:] if each.global_batch}
     if predicted and batches and batches != {predicted["workload"]["global_batch"]}:
         told = ", ".join(f"{batch:,}" for batch in sorted(batches))
@@ -130,6 +136,18 @@ def warn(found: Measured) -> None:
             f"the run was started again at step {steps}; of a step that ran twice the last attempt counts"
         )
     _warn_of_counting(found)
+
+
+def _warn_of_another_trace(found: Measured) -> None:
+    """A trace whose step is not the log's: profiling slows a step, but hardly by half."""
+    from advisor.render import seconds
+
+    for each in found.profiles:
+        if not 1 / OTHER_STEP < each.step_seconds / found.step < OTHER_STEP:
+            found.warnings.append(
+                f"a step of {each.path} takes {seconds(each.step_seconds)}, one of the log {seconds(found.step)}: "
+                "likely not the same run"
+            )
 
 
 def _warn_of_counting(found: Measured) -> None:

@@ -367,6 +367,33 @@ def test_a_trace_alone_and_beside_a_log(ask, tmp_path, predicted):
     assert first["ceiling_share"] == pytest.approx(0.25, abs=0.01)
 
 
+def test_a_trace_without_marks_is_counted_by_its_log(ask, tmp_path, predicted):
+    """Alone its window is taken as one step, which is said; beside a log its steps are known."""
+    step = predicted["step_time_s"]
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": at * step * 1e6, "dur": step * 9e5, "args": {}}
+        for at in range(3)
+    ]
+    trace, plan = tmp_path / "trace.json", tmp_path / "plan.toml"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    ask(
+        *("explain", "--model", "llama3-8b", "--gpus", "16", "--gpu", "h100", "--global-batch", "32"),
+        *("--save", str(plan)),
+    )
+    alone = json.loads(ask("compare", str(plan), str(trace), "--json")[1])
+    assert "But the trace marks no steps" in alone["text"]
+    assert alone["blame"] is None
+    words = ("compare", str(log_as_predicted(predicted, tmp_path)), "--gpu", "h100", "--trace", str(trace))
+    beside = json.loads(ask(*words, "--json")[1])
+    kernels = {row["name"]: row["measured"] for row in beside["trace_rows"]}
+    assert kernels["linear kernels"] == pytest.approx(0.9 * step)
+    assert any("its window holds 3" in note for note in beside["notes"])
+    assert not any("not the same run" in text for text in beside["warnings"])
+    trace.write_text(json.dumps({"traceEvents": [events[2] | {"dur": step * 3e5}]}))
+    found = json.loads(ask(*words, "--json")[1])
+    assert any("likely not the same run" in text for text in found["warnings"])
+
+
 def test_the_record_of_a_run(ask, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
