@@ -142,6 +142,19 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         )
 
 
+def _case_of_options(log: Log, options: dict[str, Any], notes: list[str]) -> Case:
+    """The plan of the options, with the batch and the ranks that the log tells where they say none."""
+    from advisor.case import read_case
+    from executor.logs.compare import last_batch
+
+    told = {"global_batch": last_batch(log), "gpus": log.world}
+    taken = {name: value for name, value in told.items() if value and not options.get(name)}
+    words = {"global_batch": "sequences a step", "gpus": "ranks"}
+    if taken:
+        notes.append(f"By the log: {', '.join(f'{value:,} {words[name]}' for name, value in taken.items())}.")
+    return read_case(None, options | taken)
+
+
 def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) -> Case | None:
     """The plan that a log dumps, on the machine of --gpu or --cluster; else the plan of the options, if any."""
     from executor.logs.compare import last_batch
@@ -151,9 +164,7 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
     machine = options.get("gpu") or options.get("cluster")
     if not target:
         if options.get("model") and machine:
-            from advisor.case import read_case
-
-            return read_case(None, options)
+            return _case_of_options(log, options, notes)
         return None
     if not machine:
         if need:

@@ -178,6 +178,19 @@ def test_a_batch_that_ramps_up_is_predicted_as_its_last_steps_train(ask, tmp_pat
     assert any("its arguments say 32" in note for note in found["notes"])
 
 
+def test_options_leave_batch_and_ranks_to_the_log(ask, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log([(step, 2.0) for step in range(1, 30)], batch=64))
+    _, text = ask("compare", str(log), "--model", "8b", "--gpu", "h100", "--json")
+    found = json.loads(text)
+    assert found["prediction"]["workload"]["global_batch"] == 64
+    assert found["prediction"]["gpus"] == 16
+    assert not found["another_run"]
+    assert "By the log: 64 sequences a step, 16 ranks." in found["notes"]
+    _, text = ask("compare", str(log), "--model", "8b", "--gpu", "h100", "--gpus", "8", "--json")
+    assert json.loads(text)["another_run"] == ["16 ranks (plan: 8)"]
+
+
 def test_another_batch_is_another_run(ask, tmp_path):
     """Its times do not compare, which comes first; its tokens are those of its own batch."""
     log = tmp_path / "train.log"
