@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from advisor.render import heading, table
+from advisor.render import heading, seconds, table, wrap
 
 if TYPE_CHECKING:
     from executor.calibrate import Calibration
+
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -38,11 +40,13 @@ def calibration_lines(found: Calibration) -> list[str]:
                 f"each told without itself: within {apart:.0%} (median); nine of ten expected within {width:.0%}, "
                 "the interval of predictions on this profile"
             )
-        if found.outcome.learned:
+        rows = learned(found)
+        if rows:
             lines.append(heading("Learned from runs"))
-            lines += table(
-                ["constant", "before", "after", "uncertainty", "runs", "meaning"], learned(found), "lrrrrl"
-            )
+            lines += table(["constant", "before", "after", "uncertainty", "runs", "meaning"], rows, "lrrrrl")
+        open_ = [each.constant.name for each in found.outcome.learned if not each.taught]
+        if open_:
+            lines.append(wrap(f"  as uncertain as before, so not written: {', '.join(open_)}", "", "  "))
     measured = [
         [key, shown(entry["value"], entry["unit"]), f"{entry['residual']:.0%}"]
         for key, entry in leaves(found.document.get("calibration", {}))
@@ -57,11 +61,13 @@ def calibration_lines(found: Calibration) -> list[str]:
 
 def shown(value: float, unit: str) -> str:
     """A number with its unit, if it has one."""
+    if unit in TIMES:
+        return seconds(value * TIMES[unit])
     return f"{value:.4g}" if unit == "1" else f"{value:.4g} {unit}"
 
 
 def learned(found: Calibration) -> list[list[str]]:
-    """Rows of the constants that runs moved."""
+    """Rows of the constants that runs taught, as they are written."""
     from executor.calibrate_fit import meaning
 
     assert found.outcome is not None
@@ -75,6 +81,7 @@ def learned(found: Calibration) -> list[list[str]]:
             meaning(each.constant),
         ]
         for each in found.outcome.learned
+        if each.taught
     ]
 
 
@@ -94,6 +101,7 @@ def to_json(found: Calibration) -> dict[str, Any]:
                 "after": each.after,
                 "log_error": each.error,
                 "runs": each.runs,
+                "written": each.taught,
             }
             for each in (outcome.learned if outcome else ())
         ],

@@ -118,21 +118,30 @@ class Comparison:
         lines = [Line("step time, predicted" if runs else "step time", "s", *steps)]
         if runs:
             lines.append(Line("step time, measured", "s", *(_of(side, "step_time_s") for side in (a, b))))
+        said = ", predicted" if runs else ""
         for name, key, unit in (
             ("tokens/s/GPU", "tokens_per_second_per_gpu", "tokens/s"),
             ("model TFLOP/s/GPU", "model_tflops_per_gpu", "TFLOP/s"),
             ("MFU", "mfu", "1"),
         ):
-            lines.append(Line(name, unit, a.predicted[key], b.predicted[key]))
-        lines.append(Line("memory of the worst rank", "GiB", *(_memory(each)[0] for each in (a, b))))
+            lines.append(Line(name + said, unit, a.predicted[key], b.predicted[key]))
+            if runs:
+                lines.append(Line(f"{name}, measured", unit, *(_rate(side, key) for side in (a, b))))
+        worst = f"memory of the worst rank{said}"
+        lines.append(Line(worst, "GiB", *(_memory(each)[0] for each in (a, b))))
+        if any(side.measured and side.measured["peak_memory_bytes"] for side in (a, b)):
+            lines.append(Line("peak of the worst rank, measured", "GiB", *(_peak(side) for side in (a, b))))
         lines.append(Line("memory of the device", "GiB", *(_memory(each)[1] for each in (a, b))))
+        # Of what was measured, where it was.
         hours = [1e9 / side.tokens_per_second_per_gpu / 3600 for side in (a, b)]
-        lines.append(Line("GPU-hours per billion tokens", "h", *hours))
+        known = ["measured" if side.measured else "predicted" for side in (a, b)]
+        of = f", {' and '.join(dict.fromkeys(known))}" if runs else ""
+        lines.append(Line(f"GPU-hours per billion tokens{of}", "h", *hours))
         if a.price or b.price:
             paid = [
                 hour * side.price if side.price else None for hour, side in zip(hours, (a, b), strict=True)
             ]
-            lines.append(Line("cost per billion tokens", "USD", *paid))
+            lines.append(Line(f"cost per billion tokens{of}", "USD", *paid))
         return tuple(lines)
 
     @cached_property
@@ -218,6 +227,20 @@ class Comparison:
 
 def _of(side: Side, key: str) -> float | None:
     return side.measured[key] if side.measured else None
+
+
+def _rate(side: Side, key: str) -> float | None:
+    """A predicted rate at the measured throughput: FLOP of a token are the prediction's."""
+    if not side.measured:
+        return None
+    gain = side.measured["tokens_per_second_per_gpu"] / side.predicted["tokens_per_second_per_gpu"]
+    return float(side.predicted[key] * gain)
+
+
+def _peak(side: Side) -> float | None:
+    """Largest measured peak. [GiB]"""
+    peaks = side.measured["peak_memory_bytes"] if side.measured else []
+    return max(peaks) / 2**30 if peaks else None
 
 
 def _memory(side: Side) -> tuple[float, float]:

@@ -21,6 +21,7 @@ def read_side(path: str, options: dict[str, Any] | None = None) -> Side:
 def _log(path: str, options: dict[str, Any]) -> Side:
     """A log with the plan that it shows, measured as the record of a run is."""
     from advisor.measured import read_measured
+    from executor.logs.compare import work_of_step
 
     found = read_measured(path, (), None, options, need_plan=True)
     assert found.predicted is not None
@@ -28,6 +29,7 @@ def _log(path: str, options: dict[str, Any]) -> Side:
     assert found.kept is not None
     losses = [each.loss for each in found.log.iterations if each.loss is not None and not each.loss_is_lost]
     rate = found.predicted["tokens_per_second_per_gpu"] * found.predicted["step_time_s"]
+    rate *= work_of_step(found.predicted, found.log)
     measured = {
         "step_time_s": found.step,
         "step_time_min_s": found.kept.low,

@@ -30,6 +30,15 @@ def comparison_lines(found: Comparison) -> list[str]:
         lines += [wrap(f"warning: {name}: {text}", "  ", "    ") for text in side.warnings]
     lines += _pairs("What differs beside the knobs", found.setting)
     lines += _pairs("Knobs that differ", found.knobs)
+    if (
+        found.a.measured
+        and found.b.measured
+        and not any(line.delta for line in (*found.terms, *found.memory))
+    ):
+        same = (
+            "One prediction stands for both: no term differs. `advisor diagnose` tells what slows either run."
+        )
+        return [*lines, "", wrap(same)]
     title = "Time of one step" if found.same_work else "Seconds of one GPU for a million tokens"
     if found.a.measured or found.b.measured:
         title += ", predicted"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from advisor.diagnosis import Diagnosed, how_to_see
+from advisor.diagnosis import Diagnosed, examples, how_to_see
 from advisor.measured_run import Measured
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.whatif_neighbours import label
 from costmodel.knobs import KNOBS, SETTINGS
 from executor.diagnose import Finding
+
+# Letters of a log's line that are quoted.
+LONGEST = 200
 
 
 def diagnosis_lines(found: Diagnosed, everything: bool = False) -> list[str]:
@@ -29,6 +32,10 @@ def diagnosis_lines(found: Diagnosed, everything: bool = False) -> list[str]:
 def answer(found: Diagnosed) -> str:
     """One line: what costs most, and at most how much; or that nothing stands out."""
     findings = found.diagnosis.findings
+    if found.measured.apart and not (findings and findings[0].rule.severity == "fault"):
+        return (
+            f"{found.measured.apart} What follows from the prediction does not hold: name the plan that ran."
+        )
     judged = len(findings) + len(found.diagnosis.clear)
     total = judged + len(found.diagnosis.unseen)
     if not findings:
@@ -57,6 +64,7 @@ def _finding(found: Diagnosed, number: int, finding: Finding) -> list[str]:
     lines = [heading(f"{number}. {rule.title} ({ceiling})")]
     kind = "Evidence" if finding.measured or rule.severity == "rest" else "Inferred, not measured"
     lines.append(wrap(f"{kind}: {finding.evidence}", "  ", "    "))
+    lines += [wrap(f"Line: {line[:LONGEST]}", "  ", "    ") for line in examples(found.measured, finding)[:3]]
     lines.append(wrap(f"Cause: {rule.cause}", "  ", "    "))
     lines.append(wrap(f"Do: {rule.do}", "  ", "    "))
     knobs = [name for name in rule.knobs if name in KNOBS or name in SETTINGS]
@@ -91,10 +99,10 @@ def measured_lines(found: Measured) -> list[str]:
         rows.append(
             [
                 "read",
-                f"{log.framework}, {len(log.iterations):,} lines of steps, the last at {log.last_step:,}",
+                f"{log.framework}, {_lines(len(log.iterations))} of steps, the last at {log.last_step:,}",
             ]
         )
-        rows.append(["step time", f"{seconds(found.step)}, median of {kept.num_lines:,} steady lines"])
+        rows.append(["step time", f"{seconds(found.step)}, median of {_lines(kept.num_lines, 'steady ')}"])
         rows.append(
             ["spread", f"{percent(kept.scatter)}; 90 % from {seconds(kept.low)} to {seconds(kept.high)}"]
         )
@@ -127,6 +135,10 @@ def measured_lines(found: Measured) -> list[str]:
         )
         rows[-1][1] += shares
     return table(["", ""], rows, "ll")[1:]
+
+
+def _lines(number: int, kind: str = "") -> str:
+    return f"{number:,} {kind}line{'s' * (number != 1)}"
 
 
 def _unseen(found: Diagnosed, everything: bool) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from advisor.measured import read_measured
 from advisor.measured_run import Measured
 from executor.diagnose import Diagnosis, Finding, diagnose, table
-from executor.evidence import log_facts, prediction_facts, profile_facts
+from executor.evidence import COUNTED, log_facts, prediction_facts, profile_facts, run_facts
 
 if TYPE_CHECKING:
     from advisor.case import Case
@@ -44,7 +44,8 @@ class Diagnosed:
             "predicted_step_time_s": found.predicted["step_time_s"] if found.predicted else None,
             "steady": found.kept.to_dict() if found.kept else None,
             "findings": [
-                each.to_dict() | {"expected": priced.get(each.rule.id)} for each in self.diagnosis.findings
+                each.to_dict() | {"expected": priced.get(each.rule.id), "lines": examples(found, each)}
+                for each in self.diagnosis.findings
             ],
             "clear": list(self.diagnosis.clear),
             "unseen": {name: list(facts) for name, facts in self.diagnosis.unseen.items()},
@@ -72,6 +73,7 @@ def facts_of(found: Measured) -> dict[str, Any]:
     facts |= profile_facts(found.profiles, found.predicted["knobs"] if found.predicted else None)
     if found.log is not None and found.kept is not None:
         facts |= log_facts(found.log, found.kept)
+        facts |= run_facts(found.run) if found.run is not None else {}
     elif "profile_step" in facts:
         facts["step"] = facts["profile_step"]
     return facts
@@ -101,6 +103,14 @@ def _expected(case: Case, findings: Sequence[Finding]) -> dict[str, Change]:
         if best is not None and best.share < -HELPS_ABOVE:
             found[finding.rule.id] = best
     return found
+
+
+def examples(found: Measured, finding: Finding) -> list[str]:
+    """The first line of the log of every kind that a finding counts."""
+    if found.log is None:
+        return []
+    kinds = [kind for fact in sorted(finding.words & set(COUNTED)) for kind in COUNTED[fact]]
+    return [found.log.examples[kind].strip() for kind in kinds if kind in found.log.examples]
 
 
 def how_to_see(facts: Sequence[str]) -> str:

@@ -115,7 +115,9 @@ class Gap:
 
     @cached_property
     def blame(self) -> Blame | None:
-        """The term that goes furthest in the direction of the gap; None when nothing tells terms."""
+        """The term that goes furthest in the direction of the gap; None when nothing tells terms of the same run."""
+        if self.measured.another or self.measured.unmarked:
+            return None
         terms = [row for row in self.traced or self.rows if row.unit == "s" and row.name not in WHOLE]
         if not terms or not self.seconds:
             return None
@@ -146,6 +148,7 @@ class Gap:
             "source": found.source,
             "framework": found.log.framework if found.log else None,
             "verdict": self.verdict,
+            "another_run": found.another,
             "gap_s": self.seconds,
             "gap_share": self.seconds / float(self.predicted["step_time_s"]),
             "rows": [row.to_dict() | {"delta": row.measured - row.predicted} for row in self.rows],

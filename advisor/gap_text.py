@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from advisor.diagnose_text import measured_lines
 from advisor.gap import Gap
+from advisor.measured_checks import COLD, UNMARKED
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from executor.compare import Row
 
@@ -29,14 +30,22 @@ def gap_lines(found: Gap) -> list[str]:
 
 
 def answer(found: Gap) -> str:
-    """One line: both times, the sign, and where that lies."""
+    """One line: both times, the sign, and where that lies; before them, where the two are not of one run."""
     predicted, measured = float(found.predicted["step_time_s"]), found.measured.step
     interval = found.predicted["interval"]
     share = abs(found.seconds) / predicted
     way = "longer" if found.seconds > 0 else "less"
+    apart = found.measured.apart
+    if apart:
+        return (
+            f"{apart} Its {seconds(measured)} a step and the {seconds(predicted)} predicted do not compare; "
+            "name the plan that ran."
+        )
+    cold = found.measured.log is not None and found.measured.log.cold
+    doubt = f" But {COLD if cold else UNMARKED}." if cold or found.measured.unmarked else ""
     return (
         f"{seconds(measured)} a step measured, {percent(share)} {way} than the {seconds(predicted)} predicted: "
-        f"{found.verdict} of {seconds(interval['low'])} to {seconds(interval['high'])}."
+        f"{found.verdict} of {seconds(interval['low'])} to {seconds(interval['high'])}.{doubt}"
     )
 
 
@@ -45,7 +54,8 @@ def blame_texts(found: Gap) -> list[str]:
     blame = found.blame
     if blame is None:
         if (
-            found.measured.log is not None
+            not found.measured.another
+            and found.measured.log is not None
             and not found.traced
             and not any(row.unit == "s" for row in found.rows[1:])
         ):

@@ -30,7 +30,7 @@ def read_measured(
     found = Measured(source)
     if path.is_dir():
         found.log = log_of_run(path)
-        found.predicted, found.run = _own_prediction(path)
+        _read_prediction(found, path)
     elif is_profile(path):
         found.profiles += read_profile(path)
     else:
@@ -40,19 +40,30 @@ def read_measured(
         found.profiles += read_profile(trace)
     if found.log is not None:
         found.kept = steady(found.log)
+        _count_steps(found)
     _predict(found, plan, options, need_plan)
     warn(found)
     return found
 
 
-def _own_prediction(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The prediction and the measurement that a run's record keeps; `advisor.comparison_record` checks their form."""
+def _count_steps(found: Measured) -> None:
+    """Steps of traces that mark none, by the step time of the log."""
+    for profile in found.profiles:
+        if not profile.steps:
+            profile.steps = max(1, round(profile.window / found.step))
+            found.notes.append(
+                f"{profile.path} marks no steps: by the step time of the log its window holds {profile.steps}."
+            )
+
+
+def _read_prediction(found: Measured, folder: Path) -> None:
+    """Prediction, measurement and warnings that a run's record keeps; `advisor.comparison_record` checks their form."""
     from advisor.comparison_record import run_side
 
-    if not (folder / "prediction.json").is_file():
-        return None, None
-    side = run_side(folder)
-    return side.predicted, side.measured
+    if (folder / "prediction.json").is_file():
+        side = run_side(folder)
+        found.predicted, found.run = side.predicted, side.measured
+        found.warnings += side.warnings
 
 
 def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_plan: bool) -> None:
@@ -77,17 +88,29 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         )
 
 
+def _case_of_options(log: Log, options: dict[str, Any], notes: list[str]) -> Case:
+    """The plan of the options, with the batch and the ranks that the log tells where they say none."""
+    from advisor.case import read_case
+    from executor.logs.compare import last_batch
+
+    told = {"global_batch": last_batch(log), "gpus": log.world}
+    taken = {name: value for name, value in told.items() if value and not options.get(name)}
+    words = {"global_batch": "sequences a step", "gpus": "ranks"}
+    if taken:
+        notes.append(f"By the log: {', '.join(f'{value:,} {words[name]}' for name, value in taken.items())}.")
+    return read_case(None, options | taken)
+
+
 def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) -> Case | None:
     """The plan that a log dumps, on the machine of --gpu or --cluster; else the plan of the options, if any."""
+    from executor.logs.compare import last_batch
     from executor.logs.plan_text import gpus_of, plan_text
 
     target, text = plan_text(log)
     machine = options.get("gpu") or options.get("cluster")
     if not target:
         if options.get("model") and machine:
-            from advisor.case import read_case
-
-            return read_case(None, options)
+            return _case_of_options(log, options, notes)
         return None
     if not machine:
         if need:
@@ -101,5 +124,11 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
     from advisor.case_from import read_foreign
 
     told = options | {"gpus": options.get("gpus") or gpus_of(log) or None}
+    batch, said = last_batch(log), log.arguments.get("global_batch_size", "")
+    if batch and said.isdigit() and batch != int(said) and not options.get("global_batch"):
+        told["global_batch"] = batch  # while it ramps up
+        notes.append(
+            f"Predicted with the {batch:,} sequences of its last steps; its arguments say {int(said):,}."
+        )
     notes.append(f"The plan is the one that the log shows ({log.framework}).")
     return read_foreign(target, text, told)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from advisor.measured_run import Measured
 
-# Knobs whose difference makes another run of it.
+COLD = "the only line holds the start of the run too"
+# Beyond this ratio the steps of a trace and of a log are not those of one run. [1]
+OTHER_STEP = 1.5
+UNMARKED = "the trace marks no steps, so its whole window is taken as one"
+# Knobs whose difference makes another run of it, told in full; those whose times do not compare at all.
+APART = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "precision", "recompute")
 TELLING = (
     "tp",
     "pp",
@@ -41,18 +46,25 @@ def _warn_of_another_plan(found: Measured) -> None:
     if not target or found.case is None:
         return
     try:
-        told = Plan(**target_module(target).read(text).knobs)
+        reading = target_module(target).read(text)
+        told = Plan(**reading.knobs)
     except ValueError:
         return
     plan = found.case.plan
-    skipped = () if found.case.model.moe else ("moe_dispatcher", "ep", "etp")
-    differing = [
-        f"{name} {getattr(told, name)} (plan: {getattr(plan, name)})"
+    length = reading.workload.get("seq_len")
+    if length and length != found.case.workload.seq_len:
+        found.another.append(f"{length:,} tokens a sequence (plan: {found.case.workload.seq_len:,})")
+    skipped = set() if found.case.model.moe else {"moe_dispatcher", "ep", "etp"}
+    # Configurations without ranks name no dp: the number of ranks tells, where the log has it.
+    skipped |= {"dp"} - set(reading.knobs)
+    differing = {
+        name: f"{name} {getattr(told, name)} (plan: {getattr(plan, name)})"
         for name in TELLING
         if name not in skipped and getattr(told, name) != getattr(plan, name)
-    ]
+    }
     if differing:
-        found.warnings.append(f"the log shows another plan: {', '.join(differing)}")
+        found.another += [text for name, text in differing.items() if name in APART]
+        found.warnings.append(f"the log shows another plan: {', '.join(differing.values())}")
 
 
 def _tell_parameters(found: Measured) -> None:
@@ -79,6 +91,7 @@ def _tell_parameters(found: Measured) -> None:
         )
         return
     (tensor, stage), count = next(iter(wrong.items()))
+    found.another.append(f"{count:,} parameters on a rank (plan: {ours[stage]:,.0f})")
     found.warnings.append(
         f"the rank (tensor {tensor}, stage {stage}) holds {count:,} parameters in the log, {ours[stage]:,.0f} by the "
         "plan: another model, vocabulary or layout"
@@ -88,8 +101,11 @@ def _tell_parameters(found: Measured) -> None:
 def warn(found: Measured) -> None:
     """What makes measured and predicted two different things."""
     log, predicted = found.log, found.predicted
+    if found.unmarked:
+        found.warnings.append(f"{UNMARKED}; torch.profiler marks them by prof.step()")
     if log is None or found.kept is None:
         return
+    _warn_of_another_trace(found)
     batches = {each.global_batch for each in log.iterations[-10:] if each.global_batch}
     if predicted and batches and batches != {predicted["workload"]["global_batch"]}:
         told = ", ".join(f"{batch:,}" for batch in sorted(batches))
@@ -97,18 +113,37 @@ def warn(found: Measured) -> None:
             f"the log trains {told} sequences a step, the plan {predicted['workload']['global_batch']:,}: "
             "the prediction is of another step"
         )
+        found.another.append(f"{told} sequences a step (plan: {predicted['workload']['global_batch']:,})")
     if predicted and log.world and log.world != predicted["gpus"]:
+        found.another.append(f"{log.world:,} ranks (plan: {predicted['gpus']:,})")
         found.warnings.append(f"the log is of {log.world:,} ranks, the plan of {predicted['gpus']:,} GPUs")
     _warn_of_another_plan(found)
     _tell_parameters(found)
     if log.truncated:
         found.warnings.append("the log ends inside a dump: it was cut")
-    if found.kept.num_lines < 5:
-        found.warnings.append(f"only {found.kept.num_lines} steady lines: too few for a spread")
+    number = found.kept.num_lines
+    if number < 5:
+        found.warnings.append(f"only {number} steady line{'s' * (number > 1)}: too few for a spread")
+    if log.cold:
+        found.warnings.append(f"{COLD}: a steady step takes less")
     if log.restarts:
         steps = ", ".join(str(step) for step in log.restarts[:5])
-        found.warnings.append(f"the run was started again at step {steps}; the last attempt counts")
+        found.warnings.append(
+            f"the run was started again at step {steps}; of a step that ran twice the last attempt counts"
+        )
     _warn_of_counting(found)
+
+
+def _warn_of_another_trace(found: Measured) -> None:
+    """A trace whose step is not the log's: profiling slows a step, but hardly by half."""
+    from advisor.render import seconds
+
+    for each in found.profiles:
+        if not 1 / OTHER_STEP < each.step_seconds / found.step < OTHER_STEP:
+            found.warnings.append(
+                f"a step of {each.path} takes {seconds(each.step_seconds)}, one of the log {seconds(found.step)}: "
+                "likely not the same run"
+            )
 
 
 def _warn_of_counting(found: Measured) -> None:

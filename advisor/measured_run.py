@@ -19,7 +19,8 @@ class Measured:
 
     predicted: the object of `predict --json`, None when plan or machine are unknown. case: the plan in its setting,
     where one can be built. run: what the record of a run keeps as measured. notes: what was taken for granted;
-    warnings: what makes the comparison doubtful.
+    warnings: what makes the comparison doubtful. another: what shows that the log is of another run than the plan's,
+    so that their times do not compare.
     """
 
     source: str
@@ -31,6 +32,7 @@ class Measured:
     case: Case | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    another: list[str] = field(default_factory=list)
 
     @property
     def step(self) -> float:
@@ -40,6 +42,20 @@ class Measured:
         if self.kept is not None:
             return self.kept.seconds
         return max(each.step_seconds for each in self.profiles)
+
+    @property
+    def unmarked(self) -> bool:
+        """Whether nothing tells how many steps a trace holds."""
+        return any(not each.steps for each in self.profiles)
+
+    @property
+    def apart(self) -> str:
+        """One sentence where measured and predicted are two different runs, else ""."""
+        if not self.another:
+            return ""
+        told = ", ".join(self.another[:5])
+        more = f" and {len(self.another) - 5} more" if len(self.another) > 5 else ""
+        return f"The log is of another run than the plan: {told}{more}."
 
     @property
     def peak(self) -> float | None:

@@ -40,6 +40,8 @@ def find(given: str) -> Path:
 
     if given.endswith(".toml") or "/" in given:
         path = Path(given).expanduser()
+        if path.is_dir():
+            raise ValueError(f"--profile {given} is a folder. Name the TOML in it, or a profile by its name.")
         if not path.is_file():
             raise ValueError(f"--profile {given} does not exist. Try `advisor calibrate -o {given}`.")
         return path

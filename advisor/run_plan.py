@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -145,10 +146,12 @@ def machine(
     """The machine to predict for: a file that is named, the GPUs found, or this machine, measured now or before."""
     import hardware_db
     from executor.devices import gpu_here
-    from executor.local_profile import local_profile
+    from executor.local_profile import kept_warnings, local_profile
 
     if options["profile"]:
-        return hardware_db.load_cluster(options["profile"]), []
+        return hardware_db.load_cluster(options["profile"]), kept_warnings(
+            Path(options["profile"]), "`advisor calibrate`"
+        )
     if here.cuda:
         named = options["gpu"] if options["gpu"] != "local" else gpu_here()
         return hardware_db.resolve(named, None)[0], []

@@ -16,16 +16,19 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     from advisor.render import gib, heading, seconds, table, wrap
 
     measured = result.measured
-    ratio = measured["step_time_s"] / predicted["step_time_s"]
+    ratio, interval = measured["step_time_s"] / predicted["step_time_s"], predicted["interval"]
     lines = [
         "",
         wrap(
             f"step {seconds(measured['step_time_s'])} measured, {seconds(predicted['step_time_s'])} predicted: "
-            f"measured is {ratio:.2f} of predicted"
+            f"{ratio:.2f} times as long"
+        ),
+        wrap(
+            f"predicted between {seconds(interval['low'])} and {seconds(interval['high'])}: {result.rows[0].verdict}"
         ),
         wrap(
             f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
-            f"measured steps after the warm-up; steps scatter by {measured['spread']:.0%}"
+            f"steps after the warm-up; steps scatter by {measured['spread']:.0%}"
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
@@ -68,7 +71,9 @@ def state_lines(result: RunResult) -> list[str]:
             of_kind = [each for each in here if each.kind == kind]
             wrong = [each for each in of_kind if not each.equal]
             one = (wrong or of_kind)[0]
-            verdict = f"{len(wrong)} of {ranks} ranks differ" if wrong else f"equal on {ranks} ranks"
+            verdict = (
+                f"{len(wrong)} of {ranks} differ" if wrong else f"equal on {ranks} rank{'s' * (ranks > 1)}"
+            )
             rows.append([str(stage), kind, f"{one.predicted:,}", f"{one.measured:,}", verdict])
     return table(["stage", "kind", "counted", "held", "verdict"], rows, "llrrl")
 

@@ -18,7 +18,7 @@ from executor.calibrate_gpu import gpu_tables
 from executor.calibrate_probes import run_probes
 from executor.calibrate_records import Observed, named, read_observed
 from executor.devices import gpu_here
-from executor.local_profile import home, measure, profile, warnings_of, write_profile
+from executor.local_profile import home, make_room, measure, profile, warnings_of, write_profile
 from executor.run_job import has_cuda
 from hardware_db import Cluster, Quantity
 
@@ -26,8 +26,6 @@ Record = dict[str, Any]
 SHIPPED = Path(hardware_db.__file__).parent
 # Share of the time for kernels and messages; probes have the rest.
 KERNELS = 0.3
-# A constant that the runs leave as uncertain as this share of its belief is not written: they did not teach it.
-TAUGHT = 0.9
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ def calibrate_here(
     """Measure this machine within about `seconds`, and write its profile; None where noise is refused and found.
 
     On GPUs all the time goes into kernels and messages: tiny runs would show the host alone, records teach the rest.
-    ValueError where the GPU is not in the catalogue.
+    ValueError where the GPU is not in the catalogue, OSError before anything is measured where `out` takes no file.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_room(out)
     cluster = hardware_db.resolve(gpu_here(), None)[0] if has_cuda() else None
     kernels = KERNELS if cluster is None else 1.0
     measured = measure(
@@ -103,6 +101,7 @@ def calibrate_from(
 
     Raises ValueError when a folder is no record, or runs were on something else than the cluster.
     """
+    make_room(out)
     runs = named([read_observed(folder) for folder in records])
     for run in runs:
         if run.device and (run.device == "cpu") != (cluster.gpu.generation == "cpu"):
@@ -112,7 +111,7 @@ def calibrate_from(
             )
     outcome = tell_apart(learn(runs, cluster, stack), runs, cluster, stack)
     warnings = [f"{run.name}: ranks waited for cores that other work held" for run in runs if run.busy]
-    if not outcome.learned:
+    if not any(each.taught for each in outcome.learned):
         warnings.append("these runs teach no constant: the profile is what it was")
     document = taught(base_document(cluster), outcome, runs)
     document["warnings"] = [*document.get("warnings", []), *warnings]
@@ -123,7 +122,7 @@ def calibrate_from(
 def taught(document: Record, outcome: Outcome, runs: Sequence[Observed]) -> Record:
     """The document with the constants that runs taught in their places."""
     for each in outcome.learned:
-        if each.error > TAUGHT * each.constant.width:
+        if not each.taught:
             continue
         for *path, name in each.constant.places:
             table = document.setdefault("calibration", {})

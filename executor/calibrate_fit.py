@@ -116,6 +116,10 @@ CONSTANTS = (
 )
 
 
+# A constant that the runs leave as uncertain as this share of its belief is not written: they did not teach it.
+TAUGHT = 0.9
+
+
 @dataclass(frozen=True)
 class Learned:
     """One constant before and after, in base units; error: standard error of its logarithm; runs: that move it."""
@@ -125,6 +129,11 @@ class Learned:
     after: float
     error: float
     runs: int
+
+    @property
+    def taught(self) -> bool:
+        """Whether the runs narrowed it: one that stays as open as its belief is not written."""
+        return self.error <= TAUGHT * self.constant.width
 
 
 @dataclass(frozen=True)

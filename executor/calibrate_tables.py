@@ -253,10 +253,13 @@ def warnings_of(
             f"other work ran while measuring (load {measured['load']:.1f} on {cores} cores): times may be too long"
         )
     if measured.get("queued", 0.0) > noisy:
-        found.append(
-            f"{shown(measured['queued'])} of the time went into waiting for a core: that is taken out, "
-            "slower caches are not"
+        # The clock knows the queueing of its own thread, not that of the threads which that one waits for.
+        rest = (
+            "that is taken out, slower caches are not"
+            if measured.get("threads", 1) == 1
+            else "threads that waited for one another may make times several times too long"
         )
+        found.append(f"{shown(measured['queued'])} of the time went into waiting for a core: {rest}")
     spread = statistics.median(entry["spread"] for entry in measured["gemm"])
     if spread > noisy:
         found.append(f"repeats of one matmul differ by {shown(spread)}: measure again on a quiet machine")

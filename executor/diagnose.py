@@ -81,22 +81,20 @@ class Evidence:
     def words(self) -> set[str]:
         """Names of facts in the three."""
         fields = [name for _, name, _, _ in string.Formatter().parse(self.shows) if name]
-        found = set(fields)
-        for text in filter(None, (self.when, self.ceiling)):
-            found |= {
-                node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)
-            }
-        return found - set(FUNCTIONS)
+        return (set(fields) | names_in(self.when) | names_in(self.ceiling)) - set(FUNCTIONS)
 
     @property
     def measured(self) -> bool:
         """Whether the condition rests on a measurement beyond the step time, not on plan and prediction alone."""
         meanings = table()["facts"]
-        names = {
-            node.id for node in ast.walk(ast.parse(self.when, mode="eval")) if isinstance(node, ast.Name)
-        }
-        found = [str(meanings[name]) for name in names - set(FUNCTIONS) - {"step", "num_lines"}]
+        names = names_in(self.when) - set(FUNCTIONS) - {"step", "num_lines"}
+        found = [str(meanings[name]) for name in names]
         return any(not meaning.rpartition("; ")[2].startswith("a plan") for meaning in found)
+
+    @property
+    def inferred(self) -> bool:
+        """Whether predicted seconds alone speak for it."""
+        return not self.measured and any(name.startswith("p_") for name in names_in(self.when))
 
 
 @dataclass(frozen=True)
@@ -117,13 +115,14 @@ class Rule:
 class Finding:
     """A rule that fired. ceiling: the share of the step that its cure can bring at most [1]; None: not time.
 
-    measured: False when only plan and prediction speak for it.
+    measured: False when only plan and prediction speak for it. words: names of the facts that its evidence rests on.
     """
 
     rule: Rule
     evidence: str
     ceiling: float | None
     measured: bool = True
+    words: frozenset[str] = frozenset()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--json`."""
@@ -193,13 +192,19 @@ def compiled(text: str) -> CodeType:
     return compile(tree, "diagnoses.toml", "eval")
 
 
+def names_in(text: str) -> set[str]:
+    """Names in an expression of the file; none in an empty one."""
+    tree = ast.parse(text or "0", mode="eval")
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
 def value(text: str, facts: Facts) -> Any:
     """What an expression of the file gives. Unseen when it needs an absent fact."""
     return eval(compiled(text), {"__builtins__": {}}, facts)
 
 
 class Words(string.Formatter):
-    """Numbers in sentences: {x:%} a share, {x:s} a time, {x:gib} memory, {x:x} a ratio."""
+    """Numbers in sentences: {x:%} a share, {x:s} a time, {x:gib} memory, {x:x} a ratio, {x:lines} lines of a log."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """One number with its unit."""
@@ -212,14 +217,22 @@ class Words(string.Formatter):
             return f"{value / 1e-6:.3g} us"
         if format_spec == "gib":
             return f"{value / 2**30:.1f} GiB"
+        if format_spec == "lines":
+            return f"{value} line" if value == 1 else f"{value} lines"
         if format_spec == "x":
             return f"{value:.2f}"
         return str(super().format_field(value, format_spec))
 
 
 def diagnose(facts: Mapping[str, Any]) -> Diagnosis:
-    """Every rule against the facts."""
+    """Every rule against the facts.
+
+    A run quicker than the prediction's interval is not the run predicted: then nothing is inferred from predicted
+    seconds alone.
+    """
     known = Facts(facts)
+    step, low = facts.get("step"), facts.get("p_low")
+    another = step is not None and low is not None and step < low
     findings: list[Finding] = []
     unseen: dict[str, tuple[str, ...]] = {}
     clear: list[str] = []
@@ -227,6 +240,8 @@ def diagnose(facts: Mapping[str, Any]) -> Diagnosis:
         missing: list[str] = []
         judged, fired = not any(evidence.measured for evidence in rule.seen), None
         for evidence in rule.seen:
+            if another and evidence.inferred and rule.severity != "rest":
+                continue
             try:
                 holds = value(evidence.when, known)
                 judged = judged or evidence.measured
@@ -238,7 +253,7 @@ def diagnose(facts: Mapping[str, Any]) -> Diagnosis:
                 missing.append(str(lack.args[0]))
                 continue
             share = None if ceiling is None else min(max(ceiling, 0.0), 1.0)
-            fired = Finding(rule, text, share, evidence.measured)
+            fired = Finding(rule, text, share, evidence.measured, frozenset(evidence.words))
             break
         if fired:
             findings.append(fired)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from executor.export.environment import CONNECTIONS
 from executor.logs.compare import exposed_by_dimension, predicted_parts
-from executor.logs.record import Log
+from executor.logs.record import Iteration, Log
 from executor.logs.summary import Steady, median_of, timer_medians
 from executor.profiles.profile import Profile
 
@@ -60,7 +62,7 @@ MISSPELT = {"NVTE_FLASH_ATT": "NVTE_FLASH_ATTN", "NVTE_FUSED_ATT": "NVTE_FUSED_A
 def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
     """What the steps, timers, memory and other lines of a log tell."""
     facts: dict[str, Any] = {
-        "step": kept.seconds,
+        "step": None if log.cold else kept.seconds,
         "scatter": kept.scatter,
         "low_step": kept.low,
         "spikes": len(kept.spikes),
@@ -71,23 +73,42 @@ def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
         "last_step": log.last_step,
         "planned": log.planned,
         "skipped_share": _share(log, "skipped"),
-        "nan_share": max(_share(log, "nan"), float(any(each.loss_is_lost for each in log.iterations))),
+        "nan_share": _lost_share(log),
+        "first_lost": next(
+            (each.step for each in _trained(log) if each.nan or each.skipped or each.loss_is_lost), None
+        ),
         "measured_tflops": median_of(log, "tflops", kept),
         "power": median_of(log, "power", kept),
-        "save_lines": len(log.marks.get("checkpoint", [])),
-        "disturbed_lines": sum(number for why, number in kept.left_out.items() if why.startswith("after")),
+        "save_delay": kept.delays.get("checkpoint", 0.0) / max(1, sum(each.span for each in log.iterations)),
         "misspelt": ", ".join(
             f"{name} (meant: {MISSPELT[name]})" for name in log.variables if name in MISSPELT
         ),
     }
     facts |= {fact: sum(log.counted[kind] for kind in kinds) for fact, kinds in COUNTED.items()}
+    if log.variables.get(CONNECTIONS, "").isdigit():
+        facts["max_connections"] = int(log.variables[CONNECTIONS])
     return facts | _timer_facts(log, kept) | _memory_facts(log) | _straggler_facts(log)
 
 
 def _share(log: Log, name: str) -> float:
     """Skipped or lost steps over all steps. [1]"""
     steps = sum(each.span for each in log.iterations)
-    return sum(getattr(each, name) for each in log.iterations) / steps if steps else 0.0
+    return sum(getattr(each, name) for each in _trained(log)) / steps if steps else 0.0
+
+
+def _trained(log: Log) -> list[Iteration]:
+    """Lines from the first on that updates weights: before it a dynamic loss scale is found, which skips by design."""
+    begun = itertools.dropwhile(lambda each: each.skipped >= each.span, log.iterations)
+    return list(begun) or log.iterations
+
+
+def _lost_share(log: Log) -> float:
+    """Steps whose loss is no number over all steps: as the log counts them, else lines that print none. [1]"""
+    steps = sum(each.span for each in log.iterations)
+    lost = sum(
+        max(each.nan, each.span if each.loss_is_lost and not each.nan else 0) for each in log.iterations
+    )
+    return lost / steps if steps else 0.0
 
 
 def _timer_facts(log: Log, kept: Steady) -> dict[str, Any]:
@@ -177,6 +198,16 @@ def profile_facts(profiles: Sequence[Profile], knobs: Mapping[str, Any] | None =
     return facts
 
 
+def run_facts(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record of a run tells beyond its steps: its own step time, waiting for cores and for other ranks."""
+    step = float(measured["step_time_s"])
+    return {
+        "step": step,
+        "queued_share": measured["queued_s"] / step if "queued_s" in measured else None,
+        "waiting": measured.get("phases", {}).get("communication"),
+    }
+
+
 def prediction_facts(predicted: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds of the predicted step by part, its interval, memory, and the plan's knobs by name."""
     parts = predicted_parts(dict(predicted))
@@ -185,6 +216,7 @@ def prediction_facts(predicted: Mapping[str, Any]) -> dict[str, Any]:
     inside = ("linear", "attention", "element-wise", "quantisation", "recompute", "tp", "cp", "ep", "host")
     facts |= {
         "p_compute": sum(parts[name] for name in inside),
+        "p_messages": sum(parts[name] for name in ("tp", "cp", "ep", "dp", "pp")),
         "p_step": float(predicted["step_time_s"]),
         "p_low": float(predicted["interval"]["low"]),
         "p_high": float(predicted["interval"]["high"]),
@@ -197,4 +229,6 @@ def prediction_facts(predicted: Mapping[str, Any]) -> dict[str, Any]:
     }
     precision = str(predicted["knobs"].get("precision", ""))
     facts["quantised"] = precision.startswith(("fp8", "mxfp8", "nvfp4"))
-    return facts | {name: value for name, value in predicted["knobs"].items() if name != "settings"}
+    facts |= {name: value for name, value in predicted["knobs"].items() if name != "settings"}
+    # 0 is what the plan needs: what a run had is for its environment to tell.
+    return facts | {"max_connections": facts.get("max_connections") or None}

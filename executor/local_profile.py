@@ -19,6 +19,7 @@ from typing import Any
 
 import tomli_w
 
+from costmodel.plan_file import check_writable, write_whole
 from executor.calibrate_tables import Leaf, copy_bandwidth, peaks, tables
 from executor.calibrate_tables import warnings_of as tables_warnings
 from executor.launch import run_worker
@@ -50,7 +51,7 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     path = profile_path(processes)
     if path.is_file() and not again:
         tell(f"using the profile of this machine, {path}")
-        return path, _kept_warnings(path)
+        return path, kept_warnings(path, "--recalibrate")
     tell(
         f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo; "
         "`advisor calibrate` takes longer and is nearer"
@@ -102,21 +103,28 @@ def measure(
     return measured
 
 
-def write_profile(path: Path, document: Record) -> None:
-    """Write whole or not at all."""
+def make_room(path: Path) -> None:
+    """The profile's folder, made where it is missing; OSError unless a file can be written at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(tomli_w.dumps(document))
-    os.replace(temporary, path)
+    check_writable(path)
 
 
-def _kept_warnings(path: Path) -> list[str]:
-    """What was uncertain when an older profile was measured; a broken file is told by its loader."""
+def write_profile(path: Path, document: Record) -> None:
+    """Write whole or not at all. OSError where `path` is a folder, a device or a pipe."""
+    make_room(path)
+    write_whole(path, tomli_w.dumps(document))
+
+
+def kept_warnings(path: Path, again: str) -> list[str]:
+    """What was uncertain when a profile was measured before; a broken file is told by its loader.
+
+    again: what measures it again.
+    """
     try:
         kept = tomllib.loads(path.read_text()).get("warnings", [])
     except (OSError, ValueError):
         return []
-    return [f"{warning} (when the profile was measured; --recalibrate measures again)" for warning in kept]
+    return [f"{warning} (when the profile was measured; {again} measures again)" for warning in kept]
 
 
 def machine(measured: Record, processes: int, leaf: Leaf) -> Record:

@@ -63,7 +63,7 @@ def environment() -> dict[str, Any]:
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """Steps of a record; a last line that a kill cut short is left out."""
+    """Steps of a record; lines that are no step are left out, as the last one that a kill cut short."""
     try:
         lines = (folder / "steps.jsonl").read_text().splitlines()
     except FileNotFoundError:
@@ -71,9 +71,11 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     steps = []
     for line in lines:
         try:
-            steps.append(json.loads(line))
+            step = json.loads(line)
         except json.JSONDecodeError:
-            break
+            continue
+        if isinstance(step, dict) and {"step", "seconds", "warmup"} <= set(step):
+            steps.append(step)
     return steps
 
 

@@ -97,13 +97,7 @@ def resume(
 
     Weights start anew, as nothing but the measurement was kept. Raises ValueError where the record cannot go on.
     """
-    try:
-        job = json.loads((out / "job.json").read_text())
-    except (OSError, ValueError):
-        raise ValueError(
-            f"{out} is no record of a run: it has no job.json. Try a folder under runs/."
-        ) from None
-    done = read_steps(out)
+    job, done = read_job(out), read_steps(out)
     missing = job["wanted"] - sum(not step["warmup"] for step in done)
     if missing <= 0:
         raise ValueError(f"{out} is complete: {job['wanted']} steps are measured. Try `advisor run` anew.")
@@ -114,6 +108,28 @@ def resume(
     write_json(out / "job.json", job)
     progress(f"going on after {len(done)} steps: {missing} to measure, {job['warmup']} to warm up")
     return train(out, job, progress, limit, nodes)
+
+
+def read_job(out: Path) -> dict[str, Any]:
+    """The job of a record that can go on: whole, with its plan's prediction. ValueError in one line."""
+    try:
+        job: dict[str, Any] = json.loads((out / "job.json").read_text())
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{out} is no record of a run: it has no job.json. Try a folder under runs/."
+        ) from None
+    try:
+        plan_of(job)
+        Workload(**job["workload"])
+        for name in ("wanted", "warmup", "model", "megatron", "variables"):
+            _ = job[name]
+        for name in ("prediction.json", "requested.json"):
+            json.loads((out / name).read_text())
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{out} cannot go on: its record is not whole ({error}). Run the plan again."
+        ) from None
+    return job
 
 
 def train(

@@ -107,7 +107,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     warnings = []
     if spread > 0.10:
         warnings.append(
-            f"steps scatter by {spread:.0%}: other work shared the machine; trust the minimum more"
+            f"steps scatter by {spread:.0%}: other work on the machine, or too short a warm-up; trust the minimum more"
         )
     queued = measured["queued_s"] / statistics.median(seconds)
     if queued > QUEUED:

@@ -58,8 +58,10 @@ def examined(plan_file: str | None) -> list[Finding]:
 
 
 def planned(case: Case) -> dict[str, Any]:
-    """A plan's knobs as checks read them."""
-    return case.plan.to_dict() | {"world": case.plan.world}
+    """A plan's knobs as checks read them, and its ranks on one node of its cluster."""
+    one_machine = case.cluster.gpu.generation == "cpu"  # whose processes may outnumber its cores
+    ranks = case.plan.world if one_machine else min(case.plan.world, case.cluster.gpus_per_node)
+    return case.plan.to_dict() | {"ranks_here": ranks}
 
 
 def plan_findings(case: Case, environment: Any) -> list[Finding]:

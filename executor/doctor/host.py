@@ -19,7 +19,7 @@ DISK_FAIL, DISK_WARN = 16 << 20, 1 << 30
 
 def host(machine: Machine, plan: Mapping[str, Any] | None) -> Iterator[Finding]:
     """Everything that is no device and no software."""
-    ranks = max(1, len(machine.gpus)) if plan is None or machine.gpus else int(plan.get("world", 1))
+    ranks = max(1, len(machine.gpus)) if plan is None or machine.gpus else int(plan.get("ranks_here", 1))
     yield from _memory(machine, ranks)
     yield from _shared(machine)
     yield from _limits(machine)

@@ -145,9 +145,11 @@ def flat_lines(text: str) -> tuple[dict[str, Any], str, bool]:
         elif before in ("--recipe", "--recipe_name") or word.startswith("--recipe="):
             recipe = value or word
     if not said:
-        raise ValueError(
-            "this is no configuration as YAML, no override lines and no Python file. Check the file."
+        started = next(
+            (word.rpartition("/")[2] for word in words if word.endswith((".py", ".yaml", ".yml"))), ""
         )
+        way = f"It starts {started}: give that file." if started else "Check the file."
+        raise ValueError(f"this is no configuration as YAML, no override lines and no Python file. {way}")
     return said, recipe, False
 
 

@@ -1,8 +1,10 @@
 """Predicted beside what a log or a trace measured: terms that do not overlap, summing to the step.
 
-Megatron's timers nest: all-grads-sync lies inside forward-backward, params-all-gather inside optimizer
-(core/pipeline_parallel/schedules.py and core/optimizer of megatron-core 0.19.2). forward-compute and
-backward-compute, of log level 2, wait for the device at every micro-batch, so that they slow the run a little.
+Megatron's timers nest: all-grads-sync lies inside forward-backward, params-all-gather inside optimizer; gathers that
+overlap are launched and waited for in the next forward pass instead (core/pipeline_parallel/schedules.py and
+core/optimizer of megatron-core 0.19.2; step_with_ready_grads in core/optimizer/distrib_optimizer.py of 0.16.1).
+forward-compute and backward-compute, of log level 2, wait for the device at every micro-batch, so that they slow the
+run a little.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from executor.logs.record import Log
 from executor.logs.run_record import RUN
 from executor.logs.summary import Steady, timer_medians
 from executor.profiles.profile import Profile
+from executor.term_phases import GAPS
 
 # Leaves of the time tree by what a trace can tell apart. `backward_linear` is both gradients.
 LINEAR = ("linear", "experts")
@@ -112,11 +115,14 @@ def log_rows(predicted: dict[str, Any], log: Log, kept: Steady, peak: float | No
         )
     ]
     rate = float(predicted["tokens_per_second_per_gpu"])
-    measured = rate * step / kept.seconds
+    done = work_of_step(predicted, log)
+    measured = rate * done * step / kept.seconds
     rows.append(Row("tokens/s/GPU", rate, measured, "tokens/s", verdict(rate, measured)))
     # By our count of FLOP, whatever the log counts.
     flops = float(predicted["model_tflops_per_gpu"])
-    rows.append(Row("model TFLOP/s/GPU", flops, flops * step / kept.seconds, "TFLOP/s", rows[-1].verdict))
+    rows.append(
+        Row("model TFLOP/s/GPU", flops, flops * done * step / kept.seconds, "TFLOP/s", rows[-1].verdict)
+    )
     rows += timer_rows(predicted, log, kept)
     if peak:
         memory = (
@@ -124,6 +130,18 @@ def log_rows(predicted: dict[str, Any], log: Log, kept: Steady, peak: float | No
         )
         rows.append(Row("allocated memory of the worst rank", memory, peak, "byte", verdict(memory, peak)))
     return rows
+
+
+def last_batch(log: Log) -> int:
+    """Sequences of the last step that tells them, 0 when none does."""
+    return next((each.global_batch for each in reversed(log.iterations) if each.global_batch), 0)
+
+
+def work_of_step(predicted: Mapping[str, Any], log: Log) -> float:
+    """Tokens of a GPU in a step of the log over those of the predicted step, as far as the log tells. [1]"""
+    batch = last_batch(log)
+    share = batch / predicted["workload"]["global_batch"] if batch else 1.0
+    return share * (predicted["gpus"] / log.world if log.world else 1.0)
 
 
 def timer_rows(predicted: dict[str, Any], log: Log, kept: Steady) -> list[Row]:
@@ -134,8 +152,9 @@ def timer_rows(predicted: dict[str, Any], log: Log, kept: Steady) -> list[Row]:
     parts, told = predicted_parts(predicted), leaves(predicted["terms"])
     gather = told.get("dp_gather", 0.0)
     grads = parts["dp"] - gather
-    optimizer = parts["optimizer"] + gather
-    whole = sum(
+    waits = bool(predicted["knobs"].get("overlap_param_gather"))  # of the gather, in the forward pass
+    optimizer = parts["optimizer"] + (0.0 if waits else gather)
+    whole = (gather if waits else 0.0) + sum(
         parts[name]
         for name in (
             "linear",
@@ -154,6 +173,7 @@ def timer_rows(predicted: dict[str, Any], log: Log, kept: Steady) -> list[Row]:
     pairs: list[tuple[str, float, float]] = []
     if "forward-compute" in slow and "backward-compute" in slow:
         forward, backward = _passes(told, parts)
+        forward += gather if waits else 0.0
         pairs += [
             ("forward compute", forward, slow["forward-compute"]),
             ("backward compute", backward, slow["backward-compute"]),
@@ -168,7 +188,8 @@ def timer_rows(predicted: dict[str, Any], log: Log, kept: Steady) -> list[Row]:
         name, expected, got = pairs[-1]
         pairs[-1] = (name, expected + grads, got)
     if "optimizer" in slow:
-        pairs.append(("optimizer and parameter gather", optimizer, slow["optimizer"]))
+        title = "optimizer" if waits else "optimizer and parameter gather"
+        pairs.append((title, optimizer, slow["optimizer"]))
     seen = sum(value for _, _, value in pairs)
     others = float(predicted["step_time_s"]) - sum(value for _, value, _ in pairs)
     pairs.append(("everything else", others, max(0.0, kept.seconds - seen)))
@@ -177,13 +198,12 @@ def timer_rows(predicted: dict[str, Any], log: Log, kept: Steady) -> list[Row]:
 
 def _passes(told: dict[str, float], parts: dict[str, float]) -> tuple[float, float]:
     """Forward and backward with what they wait for inside a layer; embedding and logits a third and two thirds."""
-    share = 13.5 / (13.5 + 17.0)  # kernels of a layer, as executor.compare
     forward = sum(value for name, value in told.items() if name.startswith("forward_"))
     backward = sum(value for name, value in told.items() if name.startswith("backward_")) + parts["recompute"]
     vocabulary = told.get("vocabulary", 0.0)
     return (
-        forward + vocabulary / 3 + parts["host"] * share,
-        backward + vocabulary * 2 / 3 + parts["host"] * (1 - share),
+        forward + vocabulary / 3 + parts["host"] * GAPS["forward"],
+        backward + vocabulary * 2 / 3 + parts["host"] * GAPS["backward"],
     )
 
 

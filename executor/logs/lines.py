@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
@@ -38,7 +39,7 @@ def lines(path: Path) -> Iterator[str]:
             yield from _lines(stream, path)
     except EOFError:  # of a packed log that is still written: what was whole is read
         return
-    except gzip.BadGzipFile as error:
+    except (gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is no whole gzip file: {error}. Unpack it first.") from None
 
 

@@ -99,6 +99,11 @@ class Log:
         """Of the line read last; 0 before the first."""
         return self.iterations[-1].step if self.iterations else 0
 
+    @property
+    def cold(self) -> bool:
+        """Whether its only line holds the start of the run too: compilation, set-up, first messages."""
+        return len(self.iterations) == 1 and not self.iterations[0].warm
+
     def mark(self, kind: str, step: int | None = None) -> None:
         """Note that `kind` (checkpoint, evaluation) happened after the step read last."""
         self.marks.setdefault(kind, []).append(self.last_step if step is None else step)

@@ -34,7 +34,8 @@ class Trend:
 class Steady:
     """Steady steps of a log. seconds: their median [s]; scatter: robust standard deviation over median [1].
 
-    left_out: why and how many lines were not counted. spikes: steps far above the median; period: steps between
+    left_out: why and how many lines were not counted. delays: by what came before them (checkpoint, evaluation,
+    restart), what lines left out take beyond the median [s]. spikes: steps far above the median; period: steps between
     them, 0 when irregular; spike_loss: share of the steady time that spikes add.
     """
 
@@ -54,6 +55,7 @@ class Steady:
     period: int = 0
     spike_loss: float = 0.0
     warmup_seconds: float | None = None
+    delays: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -69,7 +71,9 @@ def steady(log: Log) -> Steady:
             "NeMo prints it with TimingCallback; Megatron always does."
         )
     timed, ramp = _last_batch(timed)
-    kept, left_out, warm = _without_disturbed(log, *_without_warmup(timed))
+    timed, left_out, warm = _without_warmup(timed)
+    kept, disturbed, delays = _without_disturbed(log, timed)
+    left_out |= disturbed
     left_out |= ramp
     values = [each.seconds or 0.0 for each in kept]
     median = statistics.median(values)
@@ -95,6 +99,7 @@ def steady(log: Log) -> Steady:
         period=_period(spikes, kept),
         spike_loss=max(0.0, statistics.fmean(values) / statistics.fmean(rest) - 1) if spikes else 0.0,
         warmup_seconds=warm,
+        delays=delays,
     )
 
 
@@ -111,7 +116,7 @@ def _without_warmup(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, 
     if told:
         rest = [each for each in timed if not each.warm]
         return (rest or timed), {"warm-up": len(told)}, told[0].seconds
-    if len(timed) < 3:
+    if len(timed) < 2:
         return timed, {}, None
     later = statistics.median(each.seconds or 0.0 for each in timed[len(timed) // 2 :])
     most = max(1, int(WARMUP_SHARE * len(timed)))
@@ -124,21 +129,24 @@ def _without_warmup(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, 
 
 
 def _without_disturbed(
-    log: Log, timed: list[Iteration], left_out: dict[str, int], warm: float | None
-) -> tuple[list[Iteration], dict[str, int], float | None]:
-    """Without slow lines that follow a checkpoint, an evaluation or a restart."""
+    log: Log, timed: list[Iteration]
+) -> tuple[list[Iteration], dict[str, int], dict[str, float]]:
+    """Without slow lines that follow a checkpoint, an evaluation or a restart; their number and delay [s] by kind."""
     median = statistics.median(each.seconds or 0.0 for each in timed)
     after = {step: kind for kind, steps in log.marks.items() for step in steps}
     after |= {step - 1: "restart" for step in log.restarts}
-    kept = []
+    kept: list[Iteration] = []
+    left_out: dict[str, int] = {}
+    delays: dict[str, float] = {}
     for each in timed:
         # A mark made at step k disturbs the line that ends after k, when that line starts there.
         kind = next((after[step] for step in range(each.step - each.span, each.step) if step in after), "")
         if kind and (each.seconds or 0.0) > DISTURBED * median:
-            left_out = left_out | {f"after {kind}": left_out.get(f"after {kind}", 0) + 1}
+            left_out[f"after {kind}"] = left_out.get(f"after {kind}", 0) + 1
+            delays[kind] = delays.get(kind, 0.0) + ((each.seconds or 0.0) - median) * each.span
         else:
             kept.append(each)
-    return (kept or timed), left_out, warm
+    return (kept or timed), left_out, delays
 
 
 def _trend(steps: Sequence[int], values: Sequence[float], scatter: float) -> Trend:

@@ -24,7 +24,9 @@ KINDS: dict[str, re.Pattern[str]] = {
     "nccl no gpu direct": re.compile(
         r"GPU Direct RDMA Disabled|NET/\S+/\d+(?!/GDRDMA)(?=\(|\s|$).*\bGDR 0\b"
     ),
-    "nccl timeout": re.compile(r"Watchdog caught collective operation timeout|NCCL.*(?:timed out|timeout)"),
+    "nccl timeout": re.compile(
+        r"Watchdog caught collective operation timeout|NCCL.*(?:timed out|operation timeout)"
+    ),
     "nvls": re.compile(r"NCCL INFO .*NVLS multicast support is available|NCCL INFO .*nvls channels"),
     "out of memory": re.compile(
         r"CUDA out of memory|OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|oom-kill", re.I
@@ -44,7 +46,9 @@ KINDS: dict[str, re.Pattern[str]] = {
         r"|does not have many workers which may be a bottleneck"
     ),
     "no overlap": re.compile(
-        r"(?:Disabling|disable[ds]?|turn(?:ing)? off|setting)\b.*(?:tp_comm_overlap|overlap_grad_reduce"
+        # Megatron-LM says so of every run of one chunk, whose stages have nothing to overlap with.
+        r"(?!.*non-interleaved schedule does not support)"
+        r"(?:Disabling|disable[ds]?|turn(?:ing)? off|setting(?=.*\bFalse\b))\b.*(?:tp_comm_overlap|overlap_grad_reduce"
         r"|overlap_param_gather|overlap_p2p_comm|communication overlap)",
         re.I,
     ),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from executor.logs.lines import GZIP
 from executor.profiles.intervals import Interval
 from executor.profiles.profile import Activity, Profile, profile
 
@@ -34,20 +36,20 @@ def read_chrome(path: Path) -> list[Profile]:
             f"{path} is JSON, but no trace: it has no traceEvents. Give what torch.profiler exports "
             "(prof.export_chrome_trace)."
         )
-    whole = [event for event in events if event.get("ph") == "X" and "ts" in event and "dur" in event]
-    about = record.get("distributedInfo") or {} if isinstance(record, dict) else {}
-    rank = int(about.get("rank", 0))
+    whole = [event for event in events if _is_whole(event)]
+    about = record.get("distributedInfo") if isinstance(record, dict) else None
+    rank = int(_number(about.get("rank"))) if isinstance(about, dict) else 0
     steps = _steps(whole)
     devices: dict[str, list[Activity]] = defaultdict(list)
     launches = {
-        event["args"]["correlation"]: float(event["ts"])
+        _args(event)["correlation"]: float(event["ts"])
         for event in whole
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in _args(event)
     }
     for event in whole:
         if event.get("cat") in ("kernel", *COPIES):
             activity = _activity(event, launches)
-            devices[str(event.get("args", {}).get("device", 0))].append(activity)
+            devices[str(_args(event).get("device", 0))].append(activity)
     if devices:
         return [
             profile(found, path=str(path), device=f"cuda:{name}", rank=rank, steps=steps)
@@ -56,15 +58,38 @@ def read_chrome(path: Path) -> list[Profile]:
     return [profile(_operators(whole), path=str(path), device="cpu", rank=rank, steps=steps)]
 
 
+def _is_whole(event: Any) -> bool:
+    """Whether it is a complete event with a start and a duration."""
+    numbers = (int, float)
+    return (
+        isinstance(event, dict)
+        and event.get("ph") == "X"
+        and isinstance(event.get("ts"), numbers)
+        and isinstance(event.get("dur"), numbers)
+    )
+
+
+def _args(event: dict[str, Any]) -> dict[str, Any]:
+    found = event.get("args")
+    return found if isinstance(found, dict) else {}
+
+
+def _number(told: Any) -> float:
+    """A number as it stands, 0 for anything else."""
+    return float(told) if isinstance(told, int | float) else 0.0
+
+
 def _load(path: Path) -> Any:
     if path.stat().st_size > LARGEST:
         raise ValueError(
             f"{path} is larger than 4 GiB. Profile fewer steps: two or three after the warm-up tell all."
         )
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
+            packed = file.read(2) == GZIP
+        with gzip.open(path, "rt") if packed else path.open(encoding="utf-8") as file:
             return json.load(file)
-    except (UnicodeDecodeError, json.JSONDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         kind = str(error).splitlines()[0]
         raise ValueError(
             f"{path} is not the whole JSON of a trace: {kind}. Was the job killed while it wrote? Export it again."
@@ -87,7 +112,7 @@ def _steps(events: list[dict[str, Any]]) -> list[Interval]:
 
 
 def _activity(event: dict[str, Any], launches: dict[Any, float]) -> Activity:
-    told = event.get("args", {})
+    told = _args(event)
     start = float(event["ts"])
     group = str(told.get("Process Group Description") or told.get("Process Group Name") or "")
     launched = launches.get(told.get("correlation"))
@@ -103,8 +128,8 @@ def _activity(event: dict[str, Any], launches: dict[Any, float]) -> Activity:
         stream=f"stream {told.get('stream', '')}",
         kind=kind,
         group=group,
-        size=int(told.get("Group size", 0) or 0),
-        moved=float(told.get("In msg nelems", 0) or 0) * size,
+        size=int(_number(told.get("Group size"))),
+        moved=_number(told.get("In msg nelems")) * size,
         lead=None if launched is None else (start - launched) * MICRO,
     )
 

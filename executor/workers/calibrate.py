@@ -51,6 +51,7 @@ def main(out: Path, seconds: float) -> None:
     results |= {
         "load": load,
         "queued": meter.queued_share,
+        "threads": 1 if cuda else torch.get_num_threads(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "ranks": ranks,

@@ -128,7 +128,10 @@ class Stopwatch:
 
     @contextmanager
     def communication(self, group: str = "world", name: str = "") -> Iterator[None]:
-        """Time a collective or a wait of a group; nested ones count once. name: of the call."""
+        """Time a collective or a wait of a group; nested ones count once. name: of the call.
+
+        Group "" is one rank, which sends nothing: its time stays with the phase.
+        """
         if self._communicating:
             yield
             return
@@ -137,7 +140,8 @@ class Stopwatch:
             yield
         finally:
             self._communicating = False
-            self._waits.append((self._here(), group, name, start, self.clock.mark()))
+            if group:
+                self._waits.append((self._here(), group, name, start, self.clock.mark()))
 
     def _here(self) -> str:
         return self._phases[-1] if self._phases else ""
@@ -161,7 +165,8 @@ class Stopwatch:
         @contextmanager
         def grouped(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
             with coalescing(group, *args, **kwargs) as made:
-                self._groups[id(made)] = (made, group_name(group))
+                alone = group is not None and group.size() == 1
+                self._groups[id(made)] = (made, "" if alone else group_name(group))
                 yield made
 
         for module in (dist, dist.distributed_c10d):
@@ -183,7 +188,8 @@ class Stopwatch:
             pending = result if isinstance(result, list) else [result] if result is not None else []
             for each in pending:
                 self._groups[id(each)] = (each, group)
-            self.launched[(name, group, self._here(), bool(pending))] += 1
+            if group:
+                self.launched[(name, group, self._here(), bool(pending))] += 1
             return result
 
         # Batched sends tell their functions by name.
@@ -207,10 +213,13 @@ class Stopwatch:
 
 
 def _group_of(args: tuple[Any, ...], kwargs: dict[str, Any], between_stages: bool = False) -> str:
-    """Name of the group of a call to torch.distributed; it stands in different places."""
+    """Name of the group of a call to torch.distributed, which stands in different places; "" of one rank alone."""
     if args and isinstance(args[0], list) and args[0] and isinstance(args[0][0], dist.P2POp):
         return group_name(args[0][0].group, between_stages=True)
     found = kwargs.get("group")
     if found is None:
         found = next((each for each in args if isinstance(each, dist.ProcessGroup)), None)
+    ranks = found.size() if found is not None else dist.get_world_size() if dist.is_initialized() else 0
+    if ranks == 1 and not between_stages:
+        return ""
     return group_name(found, between_stages)

@@ -170,6 +170,26 @@ def test_two_runs_are_compared_by_what_was_measured(folder):
     found = compared(folder, "run", "close_run")
     assert found.verdict.by == pytest.approx(1.3 / 1.05 - 1)
     assert "measured" in answer(found)
+    text = "\n".join(comparison_lines(found))
+    assert "One prediction stands for both" in " ".join(text.split())
+    assert "Time of one step" not in text
+
+
+def test_side_by_side_says_what_was_measured_and_what_predicted(folder):
+    """Throughput under a verdict of measured runs is the measured one; no row of a run is without its kind."""
+    for pair in (("run", "close_run"), ("small", "run")):
+        found = compared(folder, *pair)
+        lines = {line.name: line for line in found.numbers}
+        assert lines["tokens/s/GPU, measured"].b == found.b.tokens_per_second_per_gpu
+        assert lines["tokens/s/GPU, predicted"].b == found.b.predicted["tokens_per_second_per_gpu"]
+        slower = found.b.step_time / found.b.predicted["step_time_s"]
+        assert lines["MFU, measured"].b == pytest.approx(found.b.predicted["mfu"] / slower)
+        assert all(
+            "predicted" in name or "measured" in name for name in lines if name != "memory of the device"
+        )
+    assert lines["tokens/s/GPU, measured"].a is None
+    plans = compared(folder, "small", "small_recompute").numbers
+    assert not any("measured" in line.name or "predicted" in line.name for line in plans)
 
 
 def test_a_killed_run_still_reads(folder):

@@ -57,7 +57,9 @@ def log_as_predicted(predicted, tmp_path, *, name="train.log", extra=None, times
     backward = (
         sum(value for key, value in told.items() if key.startswith("backward_")) + told["vocabulary"] * 2 / 3
     )
-    forward += told["launch_gaps"] * 13.5 / 30.5
+    forward += (
+        told["launch_gaps"] * 13.5 / 30.5 + told["dp_gather"]
+    )  # which overlaps, and is waited for there
     backward += told["launch_gaps"] * 17 / 30.5
     pipeline = sum(
         told[name]
@@ -67,7 +69,7 @@ def log_as_predicted(predicted, tmp_path, *, name="train.log", extra=None, times
         "forward-compute": forward + extra.get("forward-compute", 0),
         "backward-compute": backward,
         "all-grads-sync": told["dp_gradients"] + extra.get("all-grads-sync", 0),
-        "optimizer": told["optimizer_step"] + told["dp_gather"] + extra.get("optimizer", 0),
+        "optimizer": told["optimizer_step"] + extra.get("optimizer", 0),
     }
     whole = sum(seconds.values()) - seconds["optimizer"] + pipeline
     seconds["forward-backward"] = whole
@@ -99,7 +101,7 @@ def test_a_run_as_predicted_has_no_gap_and_no_findings(ask, predicted, tmp_path)
     ("timer", "row", "rule"),
     [
         ("all-grads-sync", "gradient reduction, exposed", "dp_overlap_failed"),
-        ("optimizer", "optimizer and parameter gather", "optimizer_slow"),
+        ("optimizer", "optimizer", "optimizer_slow"),
         ("forward-compute", "forward compute", "compute_slow"),
     ],
 )
@@ -118,6 +120,29 @@ def test_a_planted_loss_is_blamed(ask, predicted, tmp_path, timer, row, rule):
     findings = json.loads(text)["findings"]
     assert findings[0]["id"] == rule
     assert findings[0]["ceiling_share"] >= 0.9 * found["blame"]["ceiling_share"]
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_gather_stands_in_the_timer_that_waits_for_it(predicted, overlaps):
+    """Overlapped it is waited for in the next forward pass, else inside the optimizer's timer."""
+    from executor.logs.compare import timer_rows
+    from executor.logs.record import Iteration, Log, Timer
+    from executor.logs.summary import steady
+
+    told, slow = (
+        leaves(predicted["terms"]),
+        ("forward-backward", "forward-compute", "backward-compute", "optimizer"),
+    )
+    log = Log("x", iterations=[Iteration(step, 1.0) for step in range(1, 12)])
+    log.timers = {name: [Timer(step, None, 0.1) for step in range(1, 12)] for name in slow}
+    asked = predicted | {"knobs": predicted["knobs"] | {"overlap_param_gather": overlaps}}
+    rows = {row.name: row.predicted for row in timer_rows(asked, log, steady(log))}
+    other = {row.name: row.predicted for row in timer_rows(predicted, log, steady(log))}
+    name = "optimizer" if overlaps else "optimizer and parameter gather"
+    assert rows[name] == pytest.approx(told["optimizer_step"] + (0 if overlaps else told["dp_gather"]))
+    moved = 0 if overlaps else told["dp_gather"]
+    assert other["forward compute"] - rows["forward compute"] == pytest.approx(moved)
+    assert sum(rows.values()) == pytest.approx(predicted["step_time_s"])
 
 
 def test_the_terms_sum_to_the_step_on_both_sides(ask, predicted, tmp_path):
@@ -143,11 +168,128 @@ def test_a_log_with_a_plan_file_in_either_order(ask, tmp_path):
     assert "No term can be blamed" in one[1]
 
 
-def test_another_batch_is_a_warning(ask, tmp_path):
+def test_a_batch_that_ramps_up_is_predicted_as_its_last_steps_train(ask, tmp_path):
     log = tmp_path / "train.log"
     log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP, batch=64))
-    _, text = ask("compare", str(log), "--gpu", "h100")
-    assert "the prediction is of another step" in " ".join(text.split())
+    _, text = ask("compare", str(log), "--gpu", "h100", "--json")
+    found = json.loads(text)
+    assert found["prediction"]["workload"]["global_batch"] == 64
+    assert not found["another_run"]
+    assert any("its arguments say 32" in note for note in found["notes"])
+
+
+def test_options_leave_batch_and_ranks_to_the_log(ask, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log([(step, 2.0) for step in range(1, 30)], batch=64))
+    _, text = ask("compare", str(log), "--model", "8b", "--gpu", "h100", "--json")
+    found = json.loads(text)
+    assert found["prediction"]["workload"]["global_batch"] == 64
+    assert found["prediction"]["gpus"] == 16
+    assert not found["another_run"]
+    assert "By the log: 64 sequences a step, 16 ranks." in found["notes"]
+    _, text = ask("compare", str(log), "--model", "8b", "--gpu", "h100", "--gpus", "8", "--json")
+    assert json.loads(text)["another_run"] == ["16 ranks (plan: 8)"]
+
+
+def test_another_batch_is_another_run(ask, tmp_path):
+    """Its times do not compare, which comes first; its tokens are those of its own batch."""
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP, batch=64))
+    words = ("compare", str(log), "--gpu", "h100", "--global-batch", "32")
+    _, text = ask(*words)
+    told = " ".join(text.split())
+    assert told.startswith("The log is of another run than the plan: 64 sequences a step (plan: 32).")
+    assert "the prediction is of another step" in told
+    assert "To blame" not in told
+    _, text = ask("diagnose", *words[1:])
+    assert " ".join(text.split()).startswith("The log is of another run than the plan: 64 sequences")
+    _, text = ask(*words, "--json")
+    rows = {row["name"]: row for row in json.loads(text)["rows"]}
+    assert rows["tokens/s/GPU"]["measured"] == pytest.approx(64 * 4096 / 16)
+
+
+def test_queues_are_blamed_only_where_something_tells_them(ask, tmp_path):
+    """0 is what the plan needs, which exports set; a log of the environment tells what was."""
+    plan, log = tmp_path / "plan.toml", tmp_path / "train.log"
+    ask(
+        *(
+            "explain",
+            "--model",
+            "llama3-8b",
+            "--gpus",
+            "16",
+            "--gpu",
+            "h100",
+            "--pin",
+            "tp=2",
+            "--global-batch",
+        ),
+        *("32", "--pin", "tp_comm_overlap=true", "--pin", "sequence_parallel=true", "--save", str(plan)),
+    )
+
+    def findings(text=""):
+        log.write_text(text + megatron_log([(step, 1.1) for step in range(1, 30)]))
+        _, told = ask("diagnose", str(log), "--plan", str(plan), "--json")
+        return {each["id"]: each for each in json.loads(told)["findings"]}
+
+    assert "tp_overlap_failed" not in findings()
+    assert "= 8; 1 is needed" in findings("CUDA_DEVICE_MAX_CONNECTIONS=8\n")["tp_overlap_failed"]["evidence"]
+    assert "tp_overlap_failed" not in findings("CUDA_DEVICE_MAX_CONNECTIONS=1\n")
+
+
+def test_one_lost_step_is_one_step(ask, tmp_path):
+    """Of any framework: the share of steps, the first of them, and the line that tells of a counted kind."""
+    lines = [nemo_line(step, 3.2) for step in range(1, 101)]
+    lines[60] = lines[60].replace("reduced_train_loss: 11.03", "reduced_train_loss: nan")
+    log = tmp_path / "nemo.log"
+    log.write_text("\n".join([*lines, "Setting tp_comm_overlap to False: tp is 1"]) + "\n")
+    _, text = ask("diagnose", str(log), "--json")
+    found = {each["id"]: each for each in json.loads(text)["findings"]}
+    assert "1.0 % of the steps" in found["loss_lost"]["evidence"]
+    assert found["loss_lost"]["evidence"].endswith("the first is told at step 61.")
+    assert found["overlap_switched_off"]["evidence"] == "The log has 1 line of it."
+    assert found["overlap_switched_off"]["lines"] == ["Setting tp_comm_overlap to False: tp is 1"]
+
+
+def test_checkpoints_cost_what_the_lines_after_them_take(ask, tmp_path):
+    """Lines that are left out of the step time are not left out of the diagnosis."""
+    lines = []
+    for step in range(1, 61):
+        lines.append(megatron_line(step, 11.2 if step % 10 == 1 and step > 1 else 3.2))
+        lines += [f"  successfully saved checkpoint from iteration {step:7d} to /x"] * (step % 10 == 0)
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+    _, text = ask("diagnose", str(log), "--json")
+    record = json.loads(text)
+    found = {each["id"]: each for each in record["findings"]}
+    assert record["step_time_s"] == 3.2
+    extra = 5 * 8.0 / 60
+    assert found["checkpoints"]["ceiling_share"] == pytest.approx(extra / (3.2 + extra), rel=1e-3)
+
+
+def test_a_loss_scale_that_is_searched_at_the_start_is_no_fault(ask, tmp_path):
+    def findings(skipped):
+        log = tmp_path / "train.log"
+        steps = range(1, 61)
+        log.write_text("\n".join(megatron_line(step, 3.2, skipped=int(step in skipped)) for step in steps))
+        _, text = ask("diagnose", str(log), "--json")
+        return {each["id"]: each["evidence"] for each in json.loads(text)["findings"]}
+
+    assert "loss_lost" not in findings(range(1, 9))
+    assert "the first is told at step 30" in findings([*range(1, 9), 30])["loss_lost"]
+    assert "100.0 % were skipped" in findings(range(1, 61))["loss_lost"]
+
+
+def test_a_single_line_is_no_steady_step(ask, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log([(1, 30.0)], dump=DUMP))
+    _, text = ask("diagnose", str(log), "--gpu", "h100")
+    told = " ".join(text.split())
+    assert told.startswith("Nothing stands out")
+    assert "the only line holds the start of the run too: a steady step takes less" in told
+    assert "But the only line holds the start" in " ".join(
+        ask("compare", str(log), "--gpu", "h100")[1].split()
+    )
 
 
 def test_a_log_of_another_plan_is_told(ask, tmp_path):
@@ -158,7 +300,10 @@ def test_a_log_of_another_plan_is_told(ask, tmp_path):
     )
     log.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP))
     _, text = ask("compare", str(plan), str(log))
-    assert "the log shows another plan: tp 2 (plan: 4)" in " ".join(text.split())
+    told = " ".join(text.split())
+    assert "the log shows another plan: tp 2 (plan: 4)" in told
+    assert told.startswith("The log is of another run than the plan:")
+    assert "tp 2 (plan: 4)" in told.partition(" do not compare")[0]
 
 
 def test_two_logs_are_compared_as_runs(ask, tmp_path):
@@ -235,6 +380,33 @@ def test_a_trace_alone_and_beside_a_log(ask, tmp_path, predicted):
     assert first["ceiling_share"] == pytest.approx(0.25, abs=0.01)
 
 
+def test_a_trace_without_marks_is_counted_by_its_log(ask, tmp_path, predicted):
+    """Alone its window is taken as one step, which is said; beside a log its steps are known."""
+    step = predicted["step_time_s"]
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": at * step * 1e6, "dur": step * 9e5, "args": {}}
+        for at in range(3)
+    ]
+    trace, plan = tmp_path / "trace.json", tmp_path / "plan.toml"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    ask(
+        *("explain", "--model", "llama3-8b", "--gpus", "16", "--gpu", "h100", "--global-batch", "32"),
+        *("--save", str(plan)),
+    )
+    alone = json.loads(ask("compare", str(plan), str(trace), "--json")[1])
+    assert "But the trace marks no steps" in alone["text"]
+    assert alone["blame"] is None
+    words = ("compare", str(log_as_predicted(predicted, tmp_path)), "--gpu", "h100", "--trace", str(trace))
+    beside = json.loads(ask(*words, "--json")[1])
+    kernels = {row["name"]: row["measured"] for row in beside["trace_rows"]}
+    assert kernels["linear kernels"] == pytest.approx(0.9 * step)
+    assert any("its window holds 3" in note for note in beside["notes"])
+    assert not any("not the same run" in text for text in beside["warnings"])
+    trace.write_text(json.dumps({"traceEvents": [events[2] | {"dur": step * 3e5}]}))
+    found = json.loads(ask(*words, "--json")[1])
+    assert any("likely not the same run" in text for text in found["warnings"])
+
+
 def test_the_record_of_a_run(ask, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -254,6 +426,35 @@ def test_the_record_of_a_run(ask, tmp_path):
     assert code == 0
     assert found["framework"] == "advisor run"
     assert found["step_time_s"] == 0.5
+
+
+def test_a_record_tells_what_its_ranks_waited_for(ask, predicted, tmp_path):
+    """Waiting for cores and for other ranks are findings of their own; one step time and the record's warnings."""
+    folder, seconds = tmp_path / "run", [1.5, 1.6, 1.7, 1.8]
+    folder.mkdir()
+    steps = [{"step": number, "warmup": False, "seconds": each} for number, each in enumerate(seconds)]
+    (folder / "steps.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n")
+    (folder / "prediction.json").write_text(json.dumps(predicted))
+    measured = {
+        "step_time_s": 1.6,  # the lower of the two in the middle, whose phases are told
+        "spread": 0.07,
+        "num_steps": 4,
+        "tokens_per_second_per_gpu": 5000.0,
+        "phases": {"forward": 0.3, "backward": 0.5, "communication": 0.7, "optimizer": 0.02},
+        "queued_s": 0.48,
+        "peak_memory_bytes": [],
+    }
+    comparison = {"measured": measured, "warnings": ["ranks waited for a core 30% of a step"]}
+    (folder / "comparison.json").write_text(json.dumps(comparison))
+    _, text = ask("diagnose", str(folder), "--json")
+    found = json.loads(text)
+    ids = {each["id"]: each for each in found["findings"]}
+    assert ids["cores_shared"]["ceiling_share"] == pytest.approx(0.3)
+    assert "30.0 % of the step of 1.6 s" in ids["cores_shared"]["evidence"]
+    assert "take 700 ms of a step of 1.6 s" in ids["ranks_wait"]["evidence"]
+    assert "The step takes 1.6 s" in ids["slower_than_predicted"]["evidence"]
+    assert "ranks waited for a core 30% of a step" in found["warnings"]
+    assert "warning: ranks waited for a core 30%" in ask("compare", str(folder))[1]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +496,14 @@ def test_no_rule_waits_for_a_fact_that_nothing_gives(tmp_path, predicted):
     detector = "MnRtt/Rnk: 3021.11ms/4 | MxRtt/Rnk: 3444.20ms/11 | MnClk/Rnk: 1305.00MHz/11 | MxClk/Rnk: 1980.00MHz/0"
     names = ("batch-generator", "params-all-gather", "forward-recv", "save-checkpoint")
     memory = memory_line(0, 60, 1.0, 2.0, 3.0) + " | total device memory used: 4000.00"
-    lines = [megatron_line(60, 1.0), *timers(dict.fromkeys(names, (0.1, 0.2))), detector, memory]
+    queues = "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    lines = [
+        megatron_line(60, 1.0, nan=1),
+        queues,
+        *timers(dict.fromkeys(names, (0.1, 0.2))),
+        detector,
+        memory,
+    ]
     text = log.read_text() + "\n".join([*lines, megatron_line(61, 1.0)])
     log.write_text(text)
     traces = []
@@ -316,6 +524,7 @@ def test_no_rule_waits_for_a_fact_that_nothing_gives(tmp_path, predicted):
         traces[-1].write_text(json.dumps({"traceEvents": events}))
     found = read_measured(str(log), [str(each) for each in traces], None, {"gpu": "h100"})
     assert found.case is not None
+    found.run = {"step_time_s": 1.0, "queued_s": 0.1, "phases": {"communication": 0.2}}
     missing = set(table()["facts"]) - {name for name, known in facts_of(found).items() if known is not None}
     assert not missing
 
@@ -362,6 +571,16 @@ def test_megatron_bridge_with_its_yaml(ask, tmp_path):
     knobs = found["prediction"]["knobs"]
     assert (knobs["tp"], knobs["pp"], knobs["dp"], knobs["overlap_grad_reduce"]) == (2, 1, 4, True)
     assert found["prediction"]["workload"]["global_batch"] == 128
+    plan = tmp_path / "plan.toml"
+    pins = [
+        word for pin in ("tp=2", "pp=1", "cp=1", "precision=bf16", "micro_batch=1") for word in ("--pin", pin)
+    ]
+    ask(
+        *("explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--global-batch", "128", *pins),
+        *("--save", str(plan)),
+    )
+    _, text = ask("compare", str(plan), str(path), "--json")
+    assert json.loads(text)["another_run"] == []  # the YAML names no data-parallel size
 
 
 def test_parameters_of_ranks_are_checked_to_the_digit(ask, tmp_path):
@@ -393,7 +612,8 @@ def test_a_run_that_was_killed_says_so(ask, tmp_path):
 def test_a_run_quicker_than_predicted_is_of_another_plan(ask, tmp_path):
     path = tmp_path / "train.log"
     path.write_text(megatron_log([(step, 1.0) for step in range(1, 40)]))
-    code, text = ask("diagnose", str(path), "--model", "8b", "--gpus", "8", "--gpu", "h100")
+    size = ("--gpus", "16", "--global-batch", "32")
+    code, text = ask("diagnose", str(path), "--model", "8b", "--gpu", "h100", *size)
     assert code == 0
     words = " ".join(text.split())
     assert words.startswith(

@@ -96,3 +96,18 @@ def test_a_run_asks_the_doctor_before_it_starts(home, monkeypatch):
     assert "every attention backend is switched off" in str(done.exception)
     # Nothing was measured and no record begun.
     assert list(home.iterdir()) == []
+
+
+def test_a_host_carries_the_ranks_of_one_node(plan_file):
+    """Sixteen GPUs are two nodes: eight ranks load libraries here. One machine's processes are all here."""
+    from dataclasses import replace
+
+    import hardware_db
+    from advisor.case import read_case
+    from advisor.commands.doctor import planned
+
+    case = read_case(str(plan_file), {})
+    assert planned(case)["ranks_here"] == 8
+    cpu = replace(case.cluster, gpu=replace(case.cluster.gpu, generation="cpu"))
+    assert planned(replace(case, cluster=cpu))["ranks_here"] == 16
+    assert hardware_db.resolve("h100", None)[0].gpus_per_node == 8

@@ -74,6 +74,7 @@ def test_a_plan_file_is_predicted_with_a_profile(slow, tmp_path):
     [
         (["--profile", "slwo"], "Did you mean slow"),
         (["--profile", "./no.toml"], "does not exist"),
+        (["--profile", "/"], "/ is a folder"),
         (["--gpu", "b200", "--profile", "slow"], "disagree"),
         (["--cluster", "dgx-b200", "--profile", "slow"], "disagree"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 
 import numpy as np
@@ -18,8 +19,15 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.robust import Belief, fit, robust, robust_slope
 from costmodel.workload import Workload
-from executor.calibrate import base_document, calibrate_from, out_path, taught
-from executor.calibrate_fit import CONSTANTS, learn, tell_apart
+from executor.calibrate import (
+    Calibration,
+    base_document,
+    calibrate_from,
+    calibrate_here,
+    out_path,
+    taught,
+)
+from executor.calibrate_fit import CONSTANTS, Learned, Outcome, learn, tell_apart
 from executor.calibrate_probes import probes, small
 from executor.calibrate_records import Modelled, Observed, observed, part_of, read_observed
 from executor.local_profile import profile, write_profile
@@ -292,6 +300,42 @@ def test_a_run_on_a_processor_teaches_nothing_of_a_gpu(tmp_path, modelled):
     record(tmp_path / "run", modelled[0], seconds, device="cpu")
     with pytest.raises(ValueError, match="ran on a processor"):
         calibrate_from([tmp_path / "run"], hardware_db.resolve("h100", None)[0], tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_profile_takes_the_place_of_a_file_only(tmp_path, monkeypatch, kind):
+    """A pipe or device is kept, and told before minutes of measuring, not after."""
+    monkeypatch.setattr("executor.calibrate.measure", lambda *_: pytest.fail("measured before it was told"))
+    out = tmp_path / "mine.toml"
+    os.mkfifo(out) if kind == "pipe" else out.mkdir()
+    with pytest.raises(OSError, match="not a file"):
+        calibrate_here(2, 5.0, out, print)
+    with pytest.raises(OSError, match="not a file"):
+        calibrate_from([], hardware_db.resolve("h100", None)[0], out)
+    with pytest.raises(OSError, match="not a file"):
+        write_profile(out, {})
+    assert out.is_fifo() if kind == "pipe" else out.is_dir()
+
+
+def test_only_what_is_written_is_told_as_learned(tmp_path, cluster):
+    """A constant that stays as open as its belief is in no profile: the page and the JSON say so."""
+    from advisor.calibrate_text import calibration_lines, shown, to_json
+
+    taught_one = Learned(NAMES["gemm_rate"], 1.0, 0.8, 0.05, 3)
+    open_one = Learned(NAMES["stream"], 0.5, 0.6, 0.39, 3)
+    outcome = Outcome((taught_one, open_one), {"a": 0.3}, {"a": 0.0})
+    document = taught(base_document(cluster), outcome, [])
+    assert document["calibration"]["step"]["gemm_rate"]["value"] == pytest.approx(0.8)
+    found = Calibration(tmp_path / "mine.toml", document, outcome, (), ())
+    lines = calibration_lines(found)
+    assert any(line.split()[:1] == ["gemm_rate"] for line in lines)
+    assert not any(line.split()[:1] == ["stream"] for line in lines)
+    assert "  as uncertain as before, so not written: stream" in lines
+    assert {each["name"]: each["written"] for each in to_json(found)["learned"]} == {
+        "gemm_rate": True,
+        "stream": False,
+    }
+    assert shown(13980.0, "us") == "13.98 ms"
 
 
 def test_where_a_profile_is_written(tmp_path, monkeypatch):

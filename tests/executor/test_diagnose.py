@@ -25,6 +25,7 @@ CALM = {
     "killed_lines": 0,
     "skipped_share": 0.0,
     "nan_share": 0.0,
+    "first_lost": 12,
     "misspelt": "",
     "socket_lines": 0,
     "fast_network_lines": 16,
@@ -44,6 +45,7 @@ CALM = {
     "timer_data": 0.001,
     "timer_transfers": 0.05,
     "timer_save": 0.0,
+    "save_delay": 0.0,
     "compute_low": 1.6,
     "compute_high": 1.62,
     "allocated": 60 * 2**30,
@@ -71,6 +73,9 @@ CALM = {
     "exposed_pp": 0.03,
     "exposed_unknown": 0.0,
     "device_imbalance": 1.01,
+    "queued_share": 0.02,
+    "waiting": 0.15,
+    "p_messages": 0.14,
     "p_step": 1.98,
     "p_low": 1.8,
     "p_high": 2.2,
@@ -116,6 +121,8 @@ PLANTED = {
     "misspelt_variable": {"misspelt": "NVTE_FLASH_ATT (meant: NVTE_FLASH_ATTN)"},
     "tcp_fallback": {"socket_lines": 32, "fast_network_lines": 0, "exposed_share": 0.4},
     "host_bound": {"gap_share": 0.2, "lead": 8e-6},
+    "cores_shared": {"queued_share": 0.3},
+    "ranks_wait": {"waiting": 0.6},
     "jitter": {"scatter": 0.06, "low_step": 1.8},
     "garbage_collection": {"period": 10, "spikes": 9, "spike_loss": 0.02},
     "irregular_spikes": {"spikes": 9, "spike_loss": 0.02},
@@ -158,6 +165,13 @@ PLANTED = {
 def fired(facts):
     """Names of the rules that fire."""
     return {finding.rule.id for finding in diagnose(facts).findings}
+
+
+def test_of_a_run_quicker_than_predicted_nothing_is_inferred():
+    """Seconds predicted for another run say nothing of this one; what was measured still does."""
+    quick = CALM | {"step": 1.5, "pp": 4, "p_pp": 1.0, "tp": 1, "p_cp": 0.5, "cp": 2}
+    assert fired(quick) == {"quicker_than_predicted"}
+    assert fired(quick | {"exposed_pp": 0.3}) == {"quicker_than_predicted", "pipeline_waits"}
 
 
 def test_a_calm_run_has_no_findings():

@@ -58,6 +58,9 @@ def test_load_and_scatter_are_told():
     found = warnings_of(loaded)
     assert "load 1000.0" in found[0]
     assert "40%" in found[1]
+    queued = planted() | {"queued": 0.48}
+    assert warnings_of(queued | {"threads": 1})[0].endswith("that is taken out, slower caches are not")
+    assert warnings_of(queued | {"threads": 2})[0].endswith("may make times several times too long")
 
 
 def test_a_profile_is_measured_once(tmp_path, monkeypatch):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.workload import Workload
 from executor.record import environment, new_record, read_memory, read_steps, write_json
-from executor.run import summarise
+from executor.run import resume, summarise
 
 
 def step(number: int, seconds: float = 1.0, loss: float | None = 5.0, warmup: bool = False) -> dict:
@@ -33,6 +34,22 @@ def test_a_cut_line_is_left_out(tmp_path_factory, num_steps, data):
     (folder / "steps.jsonl").write_text(text[:cut])
     whole = (text[:cut] + "\n").count("}}\n")
     assert read_steps(folder) == [step(number) for number in range(whole)]
+
+
+def test_a_torn_line_hides_none_of_those_after_it(tmp_path):
+    lines = [json.dumps(step(0)), "garbage", "3", '{"x": 1}', json.dumps(step(1))]
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_steps(tmp_path) == [step(0), step(1)]
+
+
+@pytest.mark.parametrize("job", ["{}", "[3]", '{"wanted": 3, "plan": {"tp": 2}, "workload": {}}', "", None])
+def test_a_record_that_is_not_whole_cannot_go_on(tmp_path, job):
+    """One line before anything runs, whatever is missing."""
+    if job is not None:
+        (tmp_path / "job.json").write_text(job)
+    with pytest.raises(ValueError, match=r"is no record of a run|its record is not whole") as refused:
+        resume(tmp_path, print)
+    assert "\n" not in str(refused.value)
 
 
 def test_no_steps_yet(tmp_path):

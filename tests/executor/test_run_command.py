@@ -112,3 +112,16 @@ def test_devices_are_asked_without_torch():
     code = "import sys; from executor.run import has_cuda; has_cuda(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False"
+
+
+def test_a_named_profile_tells_what_was_uncertain_when_it_was_measured(tmp_path):
+    from planted_machine import planted
+
+    from advisor.run_plan import machine
+    from executor.local_profile import profile, write_profile
+    from executor.resolve import Here
+
+    path = tmp_path / "mine.toml"
+    write_profile(path, profile(planted(), 2) | {"warnings": ["other work ran"]})
+    _, warnings = machine(2, {"profile": str(path)}, Here(), print)
+    assert warnings == ["other work ran (when the profile was measured; `advisor calibrate` measures again)"]

@@ -80,6 +80,35 @@ def test_a_wait_belongs_to_the_group_of_its_launch(watch):
     assert watch.read()[1] == {"pp": 4, "world": 4}
 
 
+def test_a_group_of_one_rank_sends_nothing(watch, monkeypatch):
+    """Its collectives take the host's time, which counts to the phase that calls them."""
+    import torch.distributed as dist
+
+    class Group:
+        """As many ranks as asked for."""
+
+        group_desc = "TENSOR_MODEL_PARALLEL_GROUP"
+
+        def __init__(self, ranks: int) -> None:
+            self.size = lambda: ranks
+
+    monkeypatch.setattr(dist, "ProcessGroup", Group)
+    work = object()
+
+    def call(*_: object, **__: object) -> object:
+        watch.clock.now += 1
+        return work
+
+    for ranks in (1, 2):
+        with watch.phase("forward"):
+            watch._timed("all_reduce", call)(None, group=Group(ranks))
+            watch._waited(lambda each: watch._waited(call)(object()))(work)  # as a manager of several works
+    phases, groups = watch.read()
+    assert groups == {"tp": 2}
+    assert phases["forward"] == 2
+    assert dict(watch.launched) == {("all_reduce", "tp", "forward", True): 1}
+
+
 def test_launches_are_counted_by_operation_phase_and_whether_they_wait(watch):
     with watch.phase("backward"):
         watch._timed("all_reduce", lambda: object())()

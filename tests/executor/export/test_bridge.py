@@ -339,3 +339,10 @@ def test_graphs_of_unpacked_sequences_pad_them_all_alike(graph):
     load = Workload(4096, 128, "sft", mean_length=512, packed=False)
     job = a_job(Plan(dp=8, cuda_graph=graph), "llama3-8b", workload=load)
     assert ("pad_to_max_length" in text_of(megatron_bridge.export(job))) == graph
+
+
+def test_a_launch_script_names_the_file_that_has_the_configuration():
+    """`train.sh` of an export starts the file that says it all."""
+    script = 'set -euo pipefail\ntorchrun --nproc-per-node=8 train_megatron_bridge.py "$@"\n'
+    with pytest.raises(ValueError, match=r"It starts train_megatron_bridge\.py: give that file"):
+        megatron_bridge.read(script)

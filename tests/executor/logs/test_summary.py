@@ -32,6 +32,11 @@ def test_the_warm_up_is_left_out_and_told():
     assert (found.seconds, found.first, found.warmup_seconds) == (2.0, 4, 30.0)
 
 
+def test_of_two_lines_the_second_counts():
+    found = steady(log_of([30.0, 3.4]))
+    assert (found.seconds, found.left_out) == (3.4, {"warm-up": 1})
+
+
 def test_a_slow_half_is_no_warm_up():
     found = steady(log_of([3.0] * 20 + [2.0] * 20))
     assert found.left_out["warm-up"] <= 12
@@ -43,6 +48,7 @@ def test_steps_after_a_checkpoint_are_left_out_only_when_slow():
     values[10], values[20] = 5.0, 2.01
     found = steady(log_of(values, checkpoint=[10, 20]))
     assert found.left_out == {"warm-up": 1, "after checkpoint": 1}
+    assert found.delays == {"checkpoint": 3.0}
     assert not found.spikes
 
 

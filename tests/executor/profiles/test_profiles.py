@@ -299,6 +299,32 @@ def test_groups_serve_a_dimension(group, kind, knobs, dimension):
     assert dimension_of(group, kind, knobs) == dimension
 
 
+WHOLE = gzip.compress(json.dumps([number**2 % 9973 for number in range(20_000)]).encode())
+TORN = WHOLE[:9000] + bytes(400) + WHOLE[9400:]
+
+
+def test_odd_fields_are_left_out(tmp_path):
+    """Arguments that are none, a rank that is no number, a packed trace without .gz in its name."""
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 10, "args": None},
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclKernel_AllReduce",
+            "ts": 10,
+            "dur": 10,
+            "args": {"Group size": "x"},
+        },
+        {"ph": "X", "cat": "cuda_runtime", "name": "l", "ts": 0, "dur": 1, "args": [1]},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(json.dumps({"distributedInfo": 3, "traceEvents": events}).encode()))
+    (found,) = read_profile(path)
+    assert (found.rank, found.kernels) == (0, 2)
+    assert found.computing == pytest.approx(10e-6)
+    assert found.exposed == pytest.approx(10e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -306,7 +332,10 @@ def test_groups_serve_a_dimension(group, kind, knobs, dimension):
         ("a.json", b'{"traceEvents": [{"ph": "X"', "not the whole JSON"),
         ("a.json", b'{"loss": 3}', "no trace"),
         ("a.json", b'{"traceEvents": []}', "no kernel"),
+        ("a.json", b'{"traceEvents": [3, {"ph": "X", "cat": "kernel", "ts": 1, "dur": "a"}]}', "no trace"),
+        ("a.json", b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": "a"}]}', "no kernel"),
         ("a.json.gz", b"\x1f\x8b\x00broken", "not the whole JSON"),
+        ("a.json.gz", TORN, "not the whole JSON"),
         ("a.nsys-rep", b"NVIDIA", "nsys export"),
         ("a.sqlite", b"SQLite format 3\x00garbage", "cannot be read as SQLite"),
     ],
