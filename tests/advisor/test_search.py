@@ -170,6 +170,13 @@ def test_what_would_fit_does_fit(too_large):
         assert search(larger).plans
 
 
+@pytest.mark.parametrize(("mean_length", "offered"), [(0, True), (32768, True), (40000, False)])
+def test_sequences_shorter_than_a_mean_document_are_no_way_out(mean_length, offered):
+    documents = Workload(65536, 4, "sft", mean_length=mean_length)
+    request = replace(ask(load_model("llama3-70b"), 16, pins={"tp": 8, "pp": 2}), workload=documents)
+    assert ("--seq-len 32768" in what_would_fit(search(request))) == offered
+
+
 def test_leaner_knobs_that_fit_come_before_more_gpus():
     request = make_request("405b", 64, "h100", precision="bf16", global_batch=128)
     ways = what_would_fit(search(request))
