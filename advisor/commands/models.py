@@ -35,7 +35,11 @@ def command(name: str | None, as_json: bool) -> None:
             json.dumps({"models": [summary(spec) for spec in specs]}, indent=2) if as_json else table(specs)
         )
         return
-    spec = load_model(name)
+    try:
+        spec = load_model(name)
+    except ValueError as error:
+        # The name is an argument here; the rest of the message holds.
+        raise ValueError(str(error).removeprefix("--model ")) from None
     click.echo(json.dumps(details(spec), indent=2) if as_json else page(spec))
 
 
