@@ -200,10 +200,16 @@ def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
 def choose_precisions(precision: str, cluster: Cluster) -> tuple[tuple[str, ...], str]:
     """Recipes to search, and what was assumed."""
     if precision != "auto":
-        wanted = tuple(dict.fromkeys(part.strip() for part in precision.split(",") if part.strip()))
-        if not wanted:
+        names = [part.strip() for part in precision.split(",") if part.strip()]
+        if not names:
             raise ValueError(f"--precision {precision!r} names no recipe. Try --precision auto.")
-        return wanted, ""
+        known, _ = _auto_precisions(cluster)
+        wanted = (known if name == "auto" else (parse_knob("precision", name),) for name in names)
+        return tuple(dict.fromkeys(recipe for recipes in wanted for recipe in recipes)), ""
+    return _auto_precisions(cluster)
+
+
+def _auto_precisions(cluster: Cluster) -> tuple[tuple[str, ...], str]:
     gpu = cluster.gpu
     if gpu.generation == "cpu" or (gpu.peak("bf16") is None and gpu.peak("fp16") is None):
         return ("fp32",), f"precision fp32: {gpu.title} has no 16-bit matrix units"

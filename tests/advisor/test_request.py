@@ -84,6 +84,15 @@ def test_named_precisions_are_kept_in_order_without_a_note():
     assert choose_precisions("fp8-cs, bf16,fp8-cs", H100) == (("fp8-cs", "bf16"), "")
 
 
+def test_precisions_are_read_in_any_spelling_and_beside_auto():
+    assert choose_precisions("FP8_CS,fp8_mx", H100)[0] == ("fp8-cs", "mxfp8")
+    assert choose_precisions("nvfp4,auto", H100)[0] == ("nvfp4", "bf16", "fp8-cs")
+    with pytest.raises(
+        ValueError, match=r"'FP8' is not one of .* Did you mean fp8-delayed, fp8-cs, fp8-sc\?"
+    ):
+        choose_precisions("FP8", H100)
+
+
 def test_pinned_precision_is_the_only_one_searched():
     assert make_request("8b", 8, "h100", pins=["precision=bf16"]).precisions == ("bf16",)
 

@@ -204,10 +204,18 @@ def test_no_legal_plan_is_an_error_with_rule_and_way_out():
 
 
 def test_precision_that_the_gpu_lacks_is_refused_or_left_out():
-    with pytest.raises(ValueError, match="nvfp4"):
+    takes = r"nvfp4 needs arithmetic .* It takes bf16, fp16, fp8-delayed, fp8-cs, fp8-sc"
+    with pytest.raises(ValueError, match=takes):
         search(ask(LLAMA_8B, 8, 8192, 32, precisions=("nvfp4",)))
     both = search(ask(LLAMA_8B, 8, 8192, 32, precisions=("nvfp4", "bf16")))
     assert {each.plan.precision for each in both.plans} == {"bf16"}
+
+
+def test_a_gpu_without_peaks_is_told_what_its_file_lacks():
+    lean = {name: number for name, number in H100.gpu.quantities.items() if not name.startswith("peak_")}
+    cluster = replace(H100, gpu=replace(H100.gpu, quantities=lean))
+    with pytest.raises(ValueError, match=r"fp32 needs arithmetic .* Give its file a peak_bf16"):
+        search(ask(LLAMA_8B, 8, 8192, 32, cluster=cluster, precisions=("fp32",)))
 
 
 @pytest.fixture(scope="module")

@@ -208,7 +208,10 @@ def test_completion_prints_what_a_shell_reads(tmp_path, shell):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("completion tcsh", "'tcsh' is not a shell that completes advisor's words. Known are bash, zsh, fish."),
+        (
+            "completion tcsh",
+            "'tcsh' is not a shell that completes advisor's words. Known are bash, zsh, fish.",
+        ),
         ("completion BASH", "advisor's words. Did you mean bash?"),
         ("completion", "no shell named; known are bash, zsh, fish. Try advisor completion bash."),
         ("models nosuch", "Error: 'nosuch' is not a known model or file."),
