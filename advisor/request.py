@@ -156,7 +156,7 @@ def make_request(
     notes = [note] if note else []
     if seq_len is None:
         seq_len = usual_seq_len(spec)
-        notes.append(f"sequence length {seq_len}, as {spec.name} is usually trained")
+        notes.append(f"sequence length {seq_len}, {_why_that_long(spec, seq_len)}")
     if global_batch is None:
         Workload(seq_len, 1, task)
         on_cpu = place.gpu.generation == "cpu"
@@ -221,6 +221,15 @@ def usual_seq_len(model: ModelSpec) -> int:
     """Sequence length at which the model is usually trained. [token]"""
     by_name = next((size for start, size in USUAL_SEQ_LEN.items() if model.name.startswith(start)), 0)
     return model.learned_positions or model.seq_len or by_name or DEFAULT_SEQ_LEN
+
+
+def _why_that_long(model: ModelSpec, seq_len: int) -> str:
+    from costmodel.model_registry import list_models
+
+    said = model.learned_positions or model.seq_len or model.name in list_models()
+    if said or seq_len != DEFAULT_SEQ_LEN:
+        return f"as {model.name} is usually trained"
+    return f"as nothing tells how {model.name} is trained"
 
 
 def default_global_batch(gpus: int, seq_len: int, task: str) -> int:
