@@ -26,8 +26,9 @@ MOMENTS: dict[str, Any] = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 LAYOUT = ("tp", "pp", "cp", "dp", "ep")
 # Share of the step from which a gain outside the search is told.
 WORTH_TELLING = 0.02
-# Largest growth of the cluster that is tried to make a model fit.
+# Largest growth of the cluster, and shortest sequences, that are tried to make a model fit.
 MOST_GPUS_FACTOR = 64
+SHORTEST = 512
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             break
         factor *= 2
     shorter = request.workload.seq_len // 2
-    while shorter >= 512 and shorter % 2 == 0:
+    # A sequence holds at least a mean document.
+    while shorter >= max(SHORTEST, request.workload.mean_length) and shorter % 2 == 0:
         if _fits(replace(request, workload=replace(request.workload, seq_len=shorter))):
             ways.append(f"--seq-len {shorter}")
             break

@@ -51,7 +51,7 @@ def _words(parameter: click.Parameter, command: str) -> Words | None:
 
     name = parameter.name or ""
     if isinstance(parameter, click.Argument):
-        return {"models": _models, "hardware": _hardware, "knobs": _knobs}.get(command)
+        return {"models": _models, "hardware": _hardware, "knobs": _knobs, "completion": _shells}.get(command)
     fixed = {
         "task": ("pretrain", "sft", "lora"),
         "objective": ("throughput", "cost", "memory"),
@@ -104,6 +104,12 @@ def _stacks(incomplete: str = "") -> list[str]:
     from costmodel.stack import families
 
     return [f"{name}-{release}" for name, family in families().items() for release in family["releases"]]
+
+
+def _shells(incomplete: str = "") -> tuple[str, ...]:
+    from advisor.commands.completion import SHELLS
+
+    return SHELLS
 
 
 def _knobs(incomplete: str = "") -> list[str]:

@@ -156,7 +156,7 @@ def make_request(
     notes = [note] if note else []
     if seq_len is None:
         seq_len = usual_seq_len(spec)
-        notes.append(f"sequence length {seq_len}, as {spec.name} is usually trained")
+        notes.append(f"sequence length {seq_len}, {_why_that_long(spec, seq_len)}")
     if global_batch is None:
         Workload(seq_len, 1, task)
         on_cpu = place.gpu.generation == "cpu"
@@ -200,10 +200,16 @@ def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
 def choose_precisions(precision: str, cluster: Cluster) -> tuple[tuple[str, ...], str]:
     """Recipes to search, and what was assumed. ValueError in one line for a recipe that is none."""
     if precision != "auto":
-        wanted = tuple(dict.fromkeys(part.strip() for part in precision.split(",") if part.strip()))
-        if not wanted:
+        names = [part.strip() for part in precision.split(",") if part.strip()]
+        if not names:
             raise ValueError(f"--precision {precision!r} names no recipe. Try --precision auto.")
-        return wanted, ""
+        known, _ = _auto_precisions(cluster)
+        wanted = (known if name == "auto" else (parse_knob("precision", name),) for name in names)
+        return tuple(dict.fromkeys(recipe for recipes in wanted for recipe in recipes)), ""
+    return _auto_precisions(cluster)
+
+
+def _auto_precisions(cluster: Cluster) -> tuple[tuple[str, ...], str]:
     gpu = cluster.gpu
     if gpu.generation == "cpu" or (gpu.peak("bf16") is None and gpu.peak("fp16") is None):
         return ("fp32",), f"precision fp32: {gpu.title} has no 16-bit matrix units"
@@ -215,6 +221,15 @@ def usual_seq_len(model: ModelSpec) -> int:
     """Sequence length at which the model is usually trained. [token]"""
     by_name = next((size for start, size in USUAL_SEQ_LEN.items() if model.name.startswith(start)), 0)
     return model.learned_positions or model.seq_len or by_name or DEFAULT_SEQ_LEN
+
+
+def _why_that_long(model: ModelSpec, seq_len: int) -> str:
+    from costmodel.model_registry import list_models
+
+    said = model.learned_positions or model.seq_len or model.name in list_models()
+    if said or seq_len != DEFAULT_SEQ_LEN:
+        return f"as {model.name} is usually trained"
+    return f"as nothing tells how {model.name} is trained"
 
 
 def default_global_batch(gpus: int, seq_len: int, task: str) -> int:

@@ -36,6 +36,8 @@ LADDERS: dict[str, tuple[float, ...]] = {
     "encoder_tp": (0, 1, 2, 4, 8),
     "encoder_pp": (0, 1),
 }
+# Lists that mean everything when empty, so that a first item takes the others away.
+WHOLE_WHEN_EMPTY = {"cuda_graph_scope": "all"}
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,14 @@ def named(neighbour: Neighbour) -> dict[str, Any]:
 
 
 def label(neighbour: Neighbour) -> str:
-    """`tp 4 -> 2`, `sequence_parallel off`, `recompute_modules +mlp`."""
+    """`tp 4 -> 2`, `sequence_parallel off`, `recompute_modules +mlp`, `cuda_graph_scope all -> attn`."""
     name, before, after = neighbour.knob, neighbour.before, neighbour.after
     if isinstance(after, bool):
         return f"{name} {value_text(after)}"
+    if name in WHOLE_WHEN_EMPTY and not (before and after):
+        return f"{name} " + " -> ".join(
+            "+".join(items) or WHOLE_WHEN_EMPTY[name] for items in (before, after)
+        )
     if isinstance(after, tuple):
         added, gone = set(after) - set(before), set(before) - set(after)
         return f"{name} " + "".join([*(f"+{item}" for item in added), *(f"-{item}" for item in gone)])

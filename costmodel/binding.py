@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from costmodel.binding_hardware import cluster_stack, hardware_inputs
+from costmodel.binding_hardware import cluster_stack, hardware_inputs, has_formats
 from costmodel.bound import Bound
 from costmodel.layout import mtp_blocks, total_blocks
 from costmodel.model_spec import ModelSpec
@@ -53,10 +53,22 @@ def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
+    if not has_formats(cluster, precision_recipe(precision), precision):
+        raise ValueError(_no_precision(cluster, precision))
     software = _software(model, cluster, stack)
     return bind_amounts(
         model, workload, precision, cluster.gpu.generation, software.fp4_apart
     ) | hardware_inputs(cluster, precision_recipe(precision), precision, software)
+
+
+def _no_precision(cluster: Cluster, precision: str) -> str:
+    """What is asked, what the GPU lacks, and the recipes that it takes."""
+    title = cluster.gpu.title
+    usable = [name for name, recipe in _recipes().items() if has_formats(cluster, recipe, name)]
+    way_out = f"It takes {', '.join(usable)}" if usable else "Give its file a peak_bf16"
+    return (
+        f"--precision {precision} needs arithmetic that {title} lacks, or has no peak of on file. {way_out}."
+    )
 
 
 def _software(model: ModelSpec, cluster: Cluster, stack: str | None) -> Stack:

@@ -22,11 +22,13 @@ from costmodel.step_constants import (
     usual_key,
 )
 from costmodel.timing.network import CONSTANTS, OPERATIONS
-from hardware_db import Cluster, Link, Quantity
+from hardware_db import Cluster, Gpu, Link, Quantity
 
 NONE_KNOWN = Bound(0.0, "none in the table")
 # Rate of matrix kernels over power; the two measurements behind it: `_power_factor`. [1]
 POWER_EXPONENT = 0.6
+# GPUs of a generation are less far apart (H20's peak is 6.7 times below H100's); a slip of the unit is 8 times or more.
+FAR_FROM_KIN = 7.0
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes. And the latency of a
 # collective of two nodes: 35 to 50 us over InfiniBand for small messages. [1] and [s]
 # Source: shared hardware notes, section 6 (between nodes).
@@ -48,18 +50,15 @@ def hardware_inputs(
 ) -> dict[str, Bound]:
     """Inputs of the groups "hardware" and "step" for one cluster, precision and software stack.
 
-    Raises ValueError when the GPU has no such number format.
+    The GPU must have the number formats of the precision, see `has_formats`.
     """
     tables = hardware_db.load_calibration(cluster.gpu)
     gemm = str(recipe["gemm"])
-    if gemm not in tables.get("gemm", {}) and gemm != "bf16":
-        raise ValueError(_no_precision(cluster, precision))
-    base = "fp32" if recipe["base"] == 4 else ("fp16" if precision == "fp16" else "bf16")
+    base, linear = _formats(recipe, precision)
     table_of_base = "fp32" if base == "fp32" else "bf16"
-    peak_of_linear = {"fp8-block": "fp8", "mxfp8": "fp8", "bf16": base}.get(gemm, gemm)
     bound = {
-        "linear_peak": _peak(cluster, peak_of_linear, precision),
-        "gpu_peak": _peak(cluster, base, precision),
+        "linear_peak": _quantity(cluster, f"peak_{linear}"),
+        "gpu_peak": _quantity(cluster, f"peak_{base}"),
         "gpu_sms": _quantity(cluster, "sm_count"),
         "gpu_memory": _quantity(cluster, "hbm_capacity_usable"),
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
@@ -87,6 +86,20 @@ def hardware_inputs(
     return bound
 
 
+def has_formats(cluster: Cluster, recipe: Mapping[str, Any], precision: str) -> bool:
+    """Whether the GPU has kernels, and peaks on file, of the number formats of a precision recipe."""
+    gemm = recipe["gemm"]
+    kernels = gemm == "bf16" or gemm in hardware_db.load_calibration(cluster.gpu).get("gemm", {})
+    return kernels and all(cluster.gpu.peak(dtype) for dtype in _formats(recipe, precision))
+
+
+def _formats(recipe: Mapping[str, Any], precision: str) -> tuple[str, str]:
+    """Number formats of what is not quantised, and of the linear layers, as peaks are named."""
+    base = "fp32" if recipe["base"] == 4 else ("fp16" if precision == "fp16" else "bf16")
+    gemm = str(recipe["gemm"])
+    return base, {"fp8-block": "fp8", "mxfp8": "fp8", "bf16": base}.get(gemm, gemm)
+
+
 def cluster_stack(cluster: Cluster) -> str:
     """Software release assumed for a cluster when none is named."""
     return "local" if cluster.gpu.generation == "cpu" else default_stack()
@@ -108,20 +121,21 @@ def _quantity(cluster: Cluster, key: str) -> Bound:
     return Bound(
         quantity.si,
         f"gpu {gpu.name}, {key}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}",
+        _unlike_its_kin(cluster.gpu, key),
     )
 
 
-def _peak(cluster: Cluster, dtype: str, precision: str) -> Bound:
-    gpu = cluster.gpu
-    if not gpu.peak(dtype):
-        raise ValueError(_no_precision(cluster, precision))
-    return _quantity(cluster, f"peak_{dtype}")
-
-
-def _no_precision(cluster: Cluster, precision: str) -> str:
-    gpu = cluster.gpu
-    usable = "bf16" if gpu.peak("bf16") else "fp32"
-    return f"--precision {precision} needs arithmetic that {gpu.title} lacks. Try --precision {usable}."
+def _unlike_its_kin(gpu: Gpu, key: str) -> str:
+    """A line where a quantity is far from that of the GPU whose tables are used, as with a slip of the unit."""
+    if gpu.own_calibration or gpu.calibrated_like == gpu.name:
+        return ""
+    own, kin = gpu.quantities[key], hardware_db.load_gpu(gpu.calibrated_like).quantities.get(key)
+    if kin is None or 1 / FAR_FROM_KIN < own.si / kin.si < FAR_FROM_KIN:
+        return ""
+    return (
+        f"{gpu.title}: {key} {own.value:g} {own.unit} is {own.si / kin.si:.3g} times the {kin.value:g} {kin.unit} of "
+        f"{gpu.calibrated_like}, like which it is calibrated: check value and unit"
+    )
 
 
 def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:

@@ -84,6 +84,19 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     return ParameterCount(total, total - idle, embedding, output, mtp, parts, per_layer)
 
 
+def encoder_parameters(spec: ModelSpec) -> int:
+    """Attention and MLPs of the encoder in front, as its time and memory count them; 0 without one. [1]
+
+    Not of it: the embedding of its patches, and what projects its tokens to the decoder.
+    """
+    own = spec.encoder
+    if own is None:
+        return 0
+    head = own.hidden / own.num_heads
+    layer = attention_parameters(own.hidden, own.num_heads, own.num_heads, head)
+    return own.num_layers * round(float(layer + mlp_parameters(own.hidden, own.ffn_hidden, own.gated)))
+
+
 def _attention(spec: ModelSpec, norm_weights: int) -> int:
     if spec.compressed_attention is not None:
         csa = spec.compressed_attention

@@ -12,6 +12,7 @@ from costmodel.columns import plan_columns
 from costmodel.compiled import CompiledModel
 from costmodel.evidence import interval, nearest, own_interval
 from costmodel.evidence_quantile import LEVEL
+from costmodel.evidence_release import before_its_time
 from costmodel.evidence_setting import setting_of
 from costmodel.family import compiled_family
 from costmodel.host_memory import rank_host_bytes
@@ -87,7 +88,7 @@ def predict(
         sources=sources,
         features=features,
         bound_by=bound_by(time),
-        assumptions=_assumptions(bound, model, plan, workload, timed.workload),
+        assumptions=_assumptions(bound, model, plan, workload, timed.workload, before_its_time(setting)),
         interval_basis=spread.basis,
         evidence=nearest(setting, published_id),
         held=held,
@@ -114,9 +115,10 @@ def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> Term
 
 
 def _assumptions(
-    bound: dict[str, Bound], model: ModelSpec, plan: Plan, workload: Workload, timed: Workload
+    bound: dict[str, Bound], model: ModelSpec, plan: Plan, workload: Workload, timed: Workload, early: str
 ) -> tuple[str, ...]:
     first = [f"not counted of the model: {model.left_out}"] if model.left_out else []
+    first += [early] if early else []
     if timed is not workload:
         first.append(
             f"time is that of sequences padded to {timed.seq_len:,} tokens, the longest of a batch of "

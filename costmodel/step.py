@@ -89,7 +89,8 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     if encoder:
         stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
     spared = x.mtp_pace * spared_by_heads(x, totals) if "mtp" in features else 0
-    trees = compute_trees(ledger, x, blocks, stages, spared)
+    ends = ("encoder, " if encoder else "") + "embedding, logits and loss on the slowest stage"
+    trees = compute_trees(ledger, x, blocks, stages, spared, ends)
     trees.append(host_term(ledger, x, blocks, totals, stages))
     trees += pipeline_terms(ledger, x, stages)
     forward, backward = (
@@ -182,11 +183,17 @@ def write_totals(ledger: Ledger, x: SimpleNamespace, times: BlockTimes) -> dict[
 
 
 def compute_trees(
-    ledger: Ledger, x: SimpleNamespace, blocks: Blocks, stages: Mapping[str, Amount], spared: Amount
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Blocks,
+    stages: Mapping[str, Amount],
+    spared: Amount,
+    ends: str,
 ) -> list[Term]:
     """Compute of the pace-setting stage over all micro-batches, by kind; parts sum to m x its time.
 
-    spared: recompute that MTP heads of that stage do without, one micro-batch [s].
+    spared: recompute that MTP heads of that stage do without, one micro-batch [s]. ends: what the slowest stage
+    has beyond it, in words.
     """
 
     def over_blocks(kind: str, direction: str) -> Amount:
@@ -220,7 +227,7 @@ def compute_trees(
         ledger.term("launch_gaps", "gaps between kernels", gaps, "s", host.launch_gaps),
         ledger.term(
             "vocabulary",
-            "embedding, logits and loss on the slowest stage",
+            ends,
             x.m * (stages["slowest"] - stages["pace"] + x.mtp_pace * stages["projection"]),
             "s",
             stage_times,

@@ -49,6 +49,12 @@ def load_gpu(name: str) -> Gpu:
     raise ValueError(_unknown("GPU", name, (text for gpu in shipped_gpus() for text in words(gpu)), "--gpu"))
 
 
+def _gpu_in_file(name: str) -> Gpu:
+    """A GPU as a user's file names it: also by the cluster that its name means, as h100 does."""
+    named = _named_cluster(name)
+    return named.gpu if named else load_gpu(name)
+
+
 def load_link(name: str) -> Link:
     """A link by name. ValueError when there is none."""
     for link in shipped_links():
@@ -167,7 +173,7 @@ def _user_gpu(record: Table) -> Gpu:
     table = gpu_table(record)
     if table is not None and "calibrated_like" in table.entries:
         try:
-            return replace(found, calibrated_like=load_gpu(found.calibrated_like).calibrated_like)
+            return replace(found, calibrated_like=_gpu_in_file(found.calibrated_like).calibrated_like)
         except ValueError as error:
             raise table.error("calibrated_like", str(error)) from None
     return found
@@ -176,7 +182,7 @@ def _user_gpu(record: Table) -> Gpu:
 def _user_cluster(record: Table) -> Cluster:
     """The cluster of a user's file, or one around its GPU."""
     if cluster_table(record) is not None:
-        return read_cluster(record, load_gpu, load_link, _user_gpu, _usual)
+        return read_cluster(record, _gpu_in_file, load_link, _user_gpu, _usual)
     gpu = _user_gpu(record)
     return around(gpu, _usual(gpu), record.path)
 

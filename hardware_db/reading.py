@@ -17,7 +17,22 @@ from hardware_db.units import BASE, LARGEST, UNITS_OF, to_base
 
 LARGEST_FILE = 2**20  # bytes; a data file is a few KiB
 DEEPEST = 8  # levels of fitted tables; ours have four
-EXAMPLE = '{ value = 8.0, unit = "TB/s", kind = "datasheet", source = "where", read_on = 2026-11-21 }'
+# A value and unit to show for each base unit, where one is missing.
+EXAMPLES = {
+    "byte/s": (8.0, "TB/s"),
+    "byte": (80, "GiB"),
+    "FLOP/s": (990, "TFLOP/s"),
+    "s": (2, "us"),
+    "1": (132, "1"),
+}
+
+
+def example(base: str | None) -> str:
+    """A quantity of a base unit as a file writes it."""
+    value, unit = EXAMPLES.get(base or "", EXAMPLES["byte/s"])
+    return (
+        f'{{ value = {value}, unit = "{unit}", kind = "datasheet", source = "where", read_on = 2026-11-21 }}'
+    )
 
 
 def shown(text: str) -> str:
@@ -141,9 +156,9 @@ class Table:
         """One quantity; `base` is the base unit that it must have."""
         record = self.entries.get(name)
         if record is None:
-            raise self.error(name, f"missing. Write {name} = {EXAMPLE}.")
+            raise self.error(name, f"missing. Write {name} = {example(base)}.")
         if not isinstance(record, Mapping) or "value" not in record or "unit" not in record:
-            raise self.error(name, f"a quantity needs value and unit, as in {EXAMPLE}.")
+            raise self.error(name, f"a quantity needs value and unit, as in {example(base)}.")
         table = Table(self.path, self.key(name), record)
         unit = record["unit"]
         if not isinstance(unit, str) or unit not in BASE:

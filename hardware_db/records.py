@@ -47,6 +47,8 @@ CLUSTER_WORDS = (
     "note",
     "prices",
 )
+# Words that no file of a GPU has.
+CLUSTER_ONLY = {"gpus_per_node", "domain_size", *ROLES}
 BUNDLE_WORDS = ("gpu", "cluster", "links", "calibration")
 
 
@@ -89,9 +91,11 @@ def read_gpu(record: Table, calibrated_like: Callable[[str], str]) -> Gpu:
     table = gpu_table(record)
     if table is None:
         raise ValueError(f"{record.path} describes no GPU. Name it with --cluster, or add a table [gpu].")
+    if CLUSTER_ONLY & set(table.entries):
+        raise table.error("gpu", 'missing: the file describes a cluster. Name its GPU, as gpu = "h100-sxm".')
     table.check_words(GPU_WORDS, GPU_KEYS)
     for key in GPU_NEEDS:
-        table.quantity(key)
+        table.quantity(key, GPU_KEYS[key])
     name = table.text("name", record.path.stem)
     generation = table.one_of("generation", GENERATIONS, "unknown")
     own = record.table("calibration").nested() if is_bundle(record) else {}
@@ -116,7 +120,7 @@ def read_link(table: Table, name: str) -> Link:
     """The link that a table describes."""
     table.check_words(LINK_WORDS, LINK_KEYS)
     for key in LINK_NEEDS:
-        table.quantity(key)
+        table.quantity(key, LINK_KEYS[key])
     quantities = table.quantities(LINK_KEYS, above_zero=("bandwidth", "num_links"))
     name = table.text("name", name)
     return Link(
@@ -164,8 +168,11 @@ def read_cluster(
 
     links = {role: found_link(role) for role in ROLES}
     name = table.text("name", record.path.stem)
-    title = table.text("title", name) + "".join(f"; links as {like} (assumed)" for like in assumed)
-    gpus_per_node, domain_size = _sizes(table, None if "gpus_per_node" in table.entries else usual(found_gpu))
+    like = None if "gpus_per_node" in table.entries else usual(found_gpu)
+    gpus_per_node, domain_size = _sizes(table, like)
+    title = table.text("title", name) + "".join(f"; links as {kin} (assumed)" for kin in assumed)
+    if like is not None:
+        title += f"; {gpus_per_node} GPUs a node as {like.name} (assumed)"
     prices = table.table("prices")
     return Cluster(
         name=name,

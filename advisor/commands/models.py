@@ -11,7 +11,7 @@ from advisor import render
 from costmodel.model_file import to_mapping
 from costmodel.model_registry import list_aliases, list_models, load_model
 from costmodel.model_spec import ModelSpec
-from costmodel.parameter_counts import count_parameters
+from costmodel.parameter_counts import count_parameters, encoder_parameters
 
 _LONG_TEXTS = ("source", "vocab_source", "params_published_source", "note")
 
@@ -35,7 +35,11 @@ def command(name: str | None, as_json: bool) -> None:
             json.dumps({"models": [summary(spec) for spec in specs]}, indent=2) if as_json else table(specs)
         )
         return
-    spec = load_model(name)
+    try:
+        spec = load_model(name)
+    except ValueError as error:
+        # The name is an argument here; the rest of the message holds.
+        raise ValueError(str(error).removeprefix("--model ")) from None
     click.echo(json.dumps(details(spec), indent=2) if as_json else page(spec))
 
 
@@ -66,6 +70,7 @@ def details(spec: ModelSpec) -> dict[str, Any]:
             "parts": count.parts,
             "per_layer": count.per_layer,
             "multi_token_prediction": count.mtp,
+            "encoder": encoder_parameters(spec),
         }
     return {
         "model": to_mapping(spec),
@@ -150,6 +155,8 @@ def _headline(spec: ModelSpec) -> str:
         words.append(f"{_short(count.active)} active per token")
     if count.mtp:
         words.append(f"{_short(count.mtp)} more for multi-token prediction")
+    if spec.encoder is not None:
+        words.append(f"{_short(encoder_parameters(spec))} more in the encoder")
     if spec.params_printed:
         words.append(f"published {spec.params_printed}")
     return f"{spec.name}: {spec.family}, {', '.join(words)}."

@@ -67,3 +67,15 @@ def test_size_name_and_file(tmp_path):
 def test_unknown_name_is_a_value_error():
     with pytest.raises(ValueError, match="Did you mean llama3-70b"):
         run("lama3-70b")
+
+
+def test_an_encoder_is_counted_beside_its_decoder(tmp_path):
+    path = tmp_path / "vision.toml"
+    path.write_text(
+        "num_layers = 28\nhidden = 3584\nffn_hidden = 18944\nnum_heads = 28\nnum_kv_heads = 4\nvocab = 152064\n"
+        "[encoder]\nnum_layers = 32\nhidden = 1280\nffn_hidden = 3420\nnum_heads = 16\ntokens = 1024\ngated = true\n"
+    )
+    encoder = 32 * (4 * 1280**2 + 3 * 1280 * 3420)
+    assert json.loads(run(str(path), "--json"))["parameters"]["encoder"] == encoder
+    assert "7.62B parameters, 630.0M more in the encoder." in run(str(path)).splitlines()[0]
+    assert json.loads(run("8b", "--json"))["parameters"]["encoder"] == 0

@@ -60,6 +60,22 @@ def test_longer_sequences_keep_the_tokens_of_a_step():
     assert default_global_batch(8, 131072, "pretrain") * 131072 == 128 * 8192
 
 
+def test_a_length_that_nothing_tells_is_not_called_usual(tmp_path):
+    path = tmp_path / "mine.toml"
+    sizes = "num_layers = 4\nhidden = 256\nffn_hidden = 512\nnum_heads = 4\nvocab = 1000\n"
+    path.write_text(sizes)
+    assert (
+        "sequence length 4096, as nothing tells how mine is trained"
+        in make_request(str(path), 8, "h100").notes
+    )
+    path.write_text(sizes + "seq_len = 4096\n")
+    assert "sequence length 4096, as mine is usually trained" in make_request(str(path), 8, "h100").notes
+    assert (
+        "sequence length 4096, as qwen3-30b-a3b is usually trained"
+        in make_request("qwen3-30b-a3b", 8, "h100").notes
+    )
+
+
 def test_the_position_table_is_the_usual_length():
     assert usual_seq_len(load_model("gpt3-175b")) == 2048
     assert usual_seq_len(load_model("llama3-8b")) == 8192
@@ -82,6 +98,15 @@ def test_auto_precision_is_what_the_generation_is_recommended(gpu, recipes):
 
 def test_named_precisions_are_kept_in_order_without_a_note():
     assert choose_precisions("fp8-cs, bf16,fp8-cs", H100) == (("fp8-cs", "bf16"), "")
+
+
+def test_precisions_are_read_in_any_spelling_and_beside_auto():
+    assert choose_precisions("FP8_CS,fp8_mx", H100)[0] == ("fp8-cs", "mxfp8")
+    assert choose_precisions("nvfp4,auto", H100)[0] == ("nvfp4", "bf16", "fp8-cs")
+    with pytest.raises(
+        ValueError, match=r"'FP8' is not one of .* Did you mean fp8-delayed, fp8-cs, fp8-sc\?"
+    ):
+        choose_precisions("FP8", H100)
 
 
 def test_pinned_precision_is_the_only_one_searched():

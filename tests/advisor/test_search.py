@@ -170,6 +170,13 @@ def test_what_would_fit_does_fit(too_large):
         assert search(larger).plans
 
 
+@pytest.mark.parametrize(("mean_length", "offered"), [(0, True), (32768, True), (40000, False)])
+def test_sequences_shorter_than_a_mean_document_are_no_way_out(mean_length, offered):
+    documents = Workload(65536, 4, "sft", mean_length=mean_length)
+    request = replace(ask(load_model("llama3-70b"), 16, pins={"tp": 8, "pp": 2}), workload=documents)
+    assert ("--seq-len 32768" in what_would_fit(search(request))) == offered
+
+
 def test_leaner_knobs_that_fit_come_before_more_gpus():
     request = make_request("405b", 64, "h100", precision="bf16", global_batch=128)
     ways = what_would_fit(search(request))
@@ -197,10 +204,18 @@ def test_no_legal_plan_is_an_error_with_rule_and_way_out():
 
 
 def test_precision_that_the_gpu_lacks_is_refused_or_left_out():
-    with pytest.raises(ValueError, match="nvfp4"):
+    takes = r"nvfp4 needs arithmetic .* It takes bf16, fp16, fp8-delayed, fp8-cs, fp8-sc"
+    with pytest.raises(ValueError, match=takes):
         search(ask(LLAMA_8B, 8, 8192, 32, precisions=("nvfp4",)))
     both = search(ask(LLAMA_8B, 8, 8192, 32, precisions=("nvfp4", "bf16")))
     assert {each.plan.precision for each in both.plans} == {"bf16"}
+
+
+def test_a_gpu_without_peaks_is_told_what_its_file_lacks():
+    lean = {name: number for name, number in H100.gpu.quantities.items() if not name.startswith("peak_")}
+    cluster = replace(H100, gpu=replace(H100.gpu, quantities=lean))
+    with pytest.raises(ValueError, match=r"fp32 needs arithmetic .* Give its file a peak_bf16"):
+        search(ask(LLAMA_8B, 8, 8192, 32, cluster=cluster, precisions=("fp32",)))
 
 
 @pytest.fixture(scope="module")

@@ -188,6 +188,7 @@ def completed(words: str, folder) -> list[str]:
         ("advisor explain --pin sequence_parallel=", ["sequence_parallel=on", "sequence_parallel=off"]),
         ("advisor explain --objective m", ["memory"]),
         ("advisor knobs cp_comm", ["cp_comm_type"]),
+        ("advisor completion z", ["zsh"]),
         ("advisor hardware gb200-nvl7", ["gb200-nvl72"]),
         ("advisor predict --micro-b", ["--micro-batch"]),
     ],
@@ -202,3 +203,22 @@ def test_completion_prints_what_a_shell_reads(tmp_path, shell):
     assert "_ADVISOR_COMPLETE" in script
     if shell == "bash":
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "completion tcsh",
+            "'tcsh' is not a shell that completes advisor's words. Known are bash, zsh, fish.",
+        ),
+        ("completion BASH", "advisor's words. Did you mean bash?"),
+        ("completion", "no shell named; known are bash, zsh, fish. Try advisor completion bash."),
+        ("models nosuch", "Error: 'nosuch' is not a known model or file."),
+    ],
+)
+def test_words_that_are_no_option_are_refused_as_given(tmp_path, words, says):
+    refused = start(words, tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert says in refused.stderr
+    assert refused.stderr.count("\n") == 1

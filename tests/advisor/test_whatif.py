@@ -12,6 +12,7 @@ from advisor.cli import advisor
 from advisor.pipeline import with_schedule
 from advisor.rules import violations
 from advisor.whatif import HELPS_ABOVE, WhatIf, what_if
+from advisor.whatif_neighbours import Neighbour, label
 from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -148,6 +149,19 @@ def test_layers_that_divide_only_with_both_ends_counted_take_both():
     assert [violation["id"] for violation in document["base"]["violations"]] == ["pp_layers"]
     assert document["best"]["follows"] == {"account_embedding": True}
     assert document["no_legal_neighbour"] == ["tp"]
+
+
+@pytest.mark.parametrize(
+    ("knob", "before", "after", "said"),
+    [
+        ("cuda_graph_scope", (), ("attn",), "cuda_graph_scope all -> attn"),
+        ("cuda_graph_scope", ("attn",), (), "cuda_graph_scope attn -> all"),
+        ("cuda_graph_scope", ("attn",), ("attn", "mlp"), "cuda_graph_scope +mlp"),
+        ("recompute_modules", (), ("mlp",), "recompute_modules +mlp"),
+    ],
+)
+def test_an_empty_list_that_means_everything_is_said_so(knob, before, after, said):
+    assert label(Neighbour(knob, before, after, Plan())) == said
 
 
 def test_text_answers_first_and_tells_what_does_not_move():

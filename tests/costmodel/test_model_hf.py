@@ -25,6 +25,22 @@ from hf_configs import (
     QWEN35_27B,
     QWEN35_35B,
 )
+from hf_configs_newer import (
+    GEMMA2_27B,
+    GEMMA3_27B,
+    GLM4_9B,
+    LLAMA4_SCOUT,
+    MINIMAX_M2,
+    NEMOTRON4_15B,
+    NEMOTRON_H_8B,
+    OLMO2_32B,
+    OLMOE,
+    PHI4,
+    QWEN3_VL_235B,
+    QWEN25_VL_7B,
+    SMOLLM3_3B,
+    STARCODER2_15B,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +53,22 @@ from costmodel.workload import Workload
 from hardware_db import load_cluster
 
 UNHURRIED = settings(deadline=None)
+MAVERICK = {"num_local_experts": 128, "interleave_moe_layer_step": 2, "moe_layers": list(range(1, 48, 2))}
+# Keys of NVIDIA-Nemotron-3-Super-120B-A12B, whose sizes are those of our file.
+SUPER = load_model("nemotron3-super-120b-a12b")
+NEMOTRON3_SUPER = {
+    "hybrid_override_pattern": SUPER.layer_pattern,
+    "intermediate_size": SUPER.ffn_hidden,
+    "moe_intermediate_size": 2688,
+    "moe_latent_size": 1024,
+    "moe_shared_expert_intermediate_size": 5376,
+    "mtp_hybrid_override_pattern": "*E",
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "num_hidden_layers": 88,
+    "num_key_value_heads": 2,
+    "num_nextn_predict_layers": 1,
+}
 
 
 def write(folder, config):
@@ -65,6 +97,93 @@ def test_totals_of_published_checkpoints(tmp_path, config, total):
 
 
 @pytest.mark.parametrize(
+    ("config", "total", "norms"),
+    [
+        (PHI4, 14_659_507_200, 0),
+        (SMOLLM3_3B, 3_075_098_624, 0),
+        (STARCODER2_15B, 15_957_889_024, 0),
+        (QWEN3_VL_235B, 235_093_634_560, 0),
+        (QWEN25_VL_7B, 7_615_616_512, 0),
+        (GEMMA2_27B, 27_227_128_320, 46 * 2 * 4608),
+        (GEMMA3_27B, 27_009_346_304, 62 * 2 * 5376),
+        (GLM4_9B, 9_400_279_040, 40 * 2 * 4096),
+        (OLMO2_32B, 32_234_279_936, 64 * (40 + 8 - 2) * 128),
+        (OLMOE, 6_919_161_856, 16 * (16 + 16 - 2) * 128),
+        # Here the bias of the router is a buffer.
+        (MINIMAX_M2, 228_689_748_992, 62 * ((48 + 8 - 2) * 128 - 256)),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
+)
+def test_totals_of_the_transformers_library(tmp_path, config, total, norms):
+    """Parameters of the language model as transformers 5.24 builds it without memory; what we leave out is said."""
+    spec = read_hf_config(write(tmp_path, config))
+    assert count_parameters(spec).total == total - norms
+    assert ("norms" in spec.left_out) == bool(norms)
+
+
+@pytest.mark.parametrize(
+    ("config", "full"),
+    [(GEMMA2_27B, 23), (GEMMA3_27B, 10), (OLMO2_32B | {"architectures": ["Olmo3ForCausalLM"]}, 16)],
+)
+def test_layers_with_windows(tmp_path, config, full):
+    spec = read_hf_config(write(tmp_path, config))
+    assert spec.num_layers // spec.sliding_window.full_attention_interval == full
+
+
+def test_windows_of_the_last_layers_alone_are_refused(tmp_path):
+    windows = QWEN25_7B | {"use_sliding_window": True, "sliding_window": 4096}
+    assert read_hf_config(write(tmp_path, windows | {"max_window_layers": 28})).sliding_window is None
+    assert read_hf_config(write(tmp_path, windows | {"max_window_layers": 0})).sliding_window.window == 4096
+    with pytest.raises(ValueError, match="max_window_layers 21 with use_sliding_window"):
+        read_hf_config(write(tmp_path, windows | {"max_window_layers": 21}))
+
+
+def test_a_file_may_name_its_type_alone(tmp_path):
+    named = {key: value for key, value in QWEN3_30B.items() if key != "architectures"}
+    spec = read_hf_config(write(tmp_path, named | {"model_type": "qwen3_moe"}))
+    assert count_parameters(spec).total == 30_532_122_624
+    assert spec.source == "config.json (Qwen3MoeForCausalLM)"
+    with pytest.raises(ValueError, match="architectures None is not supported"):
+        read_hf_config(write(tmp_path, named | {"model_type": "bert"}))
+
+
+def test_a_vision_model_ties_its_tables_as_its_language_model_does(tmp_path):
+    assert read_hf_config(write(tmp_path, GEMMA3_27B)).tied_embeddings
+    assert not read_hf_config(write(tmp_path, GEMMA3_27B | {"tie_word_embeddings": False})).tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "says"),
+    [
+        (NEMOTRON_H_8B, {"hybrid_override_pattern": None}, "hybrid_override_pattern is missing"),
+        (NEMOTRON_H_8B, {"hybrid_override_pattern": "MXM"}, "is no text of the letters M"),
+        (
+            NEMOTRON_H_8B,
+            {"layers_block_type": ["mamba", "conv"]},
+            "layers_block_type ['mamba', 'conv'] is no",
+        ),
+        (SMOLLM3_3B, {"no_rope_layers": [0] * 36}, "no_rope_layers is no list with 0 at every 4th layer"),
+        (
+            LLAMA4_SCOUT | LLAMA4_SCOUT["text_config"] | {"architectures": ["Llama4ForCausalLM"]},
+            {"moe_layers": [1, 2]},
+            "moe_layers is not every 1th layer",
+        ),
+    ],
+)
+def test_what_a_newer_file_says_wrong_is_named(tmp_path, config, change, says):
+    with pytest.raises(ValueError) as error:
+        read_hf_config(write(tmp_path, config | change))
+    assert says in str(error.value)
+
+
+def test_layers_listed_by_name_are_a_pattern(tmp_path):
+    names = {"M": "mamba", "-": "mlp", "*": "attention"}
+    listed = {"layers_block_type": [names[letter] for letter in NEMOTRON_H_8B["hybrid_override_pattern"]]}
+    same = NEMOTRON_H_8B | listed | {"hybrid_override_pattern": None}
+    assert read_hf_config(write(tmp_path, same)) == read_hf_config(write(tmp_path, NEMOTRON_H_8B))
+
+
+@pytest.mark.parametrize(
     ("config", "name"),
     [
         (LLAMA3_8B, "llama3-8b"),
@@ -75,6 +194,11 @@ def test_totals_of_published_checkpoints(tmp_path, config, total):
         (MOONLIGHT, "moonlight-16b-a3b"),
         (QWEN3_NEXT | {"mtp_num_hidden_layers": 1}, "qwen3-next-80b-a3b"),
         (GPT_OSS_20B, "gpt-oss-20b"),
+        (LLAMA4_SCOUT, "llama4-scout"),
+        (LLAMA4_SCOUT | {"text_config": LLAMA4_SCOUT["text_config"] | MAVERICK}, "llama4-maverick"),
+        (NEMOTRON4_15B, "nemotron4-15b"),
+        (NEMOTRON_H_8B, "nemotronh-8b"),
+        (NEMOTRON_H_8B | NEMOTRON3_SUPER, "nemotron3-super-120b-a12b"),
     ],
 )
 def test_same_model_as_our_file(tmp_path, config, name):

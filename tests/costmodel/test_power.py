@@ -1,4 +1,4 @@
-"""GPUs that borrow the kernel tables of another: their rates under a power limit of their own."""
+"""GPUs that borrow the kernel tables of another: their rates under a power limit of their own, slips of their units."""
 
 from __future__ import annotations
 
@@ -60,3 +60,21 @@ def test_on_the_gpus_that_it_was_written_for_a_power_limit_reaches_it():
     assert slow["attention_forward_fraction"].value == pytest.approx(
         full["attention_forward_fraction"].value * 0.7**POWER_EXPONENT
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "unit", "said"),
+    [
+        ("hbm_bandwidth", "TB/s", ""),
+        ("hbm_bandwidth", "Gbit/s", "is 0.000125 times the 8 TB/s of b200"),
+        ("peak_bf16", "GFLOP/s", "is 0.001 times the 2250 TFLOP/s of b200"),
+    ],
+)
+def test_a_slip_of_the_unit_is_told(key, unit, said):
+    cluster = load_cluster("b200-700w")
+    slip = replace(cluster.gpu.quantities[key], unit=unit)
+    gpu = replace(cluster.gpu, quantities={**cluster.gpu.quantities, key: slip})
+    inputs = hardware_inputs(replace(cluster, gpu=gpu), precision_recipe("bf16"), "bf16", load_stack("nemo"))
+    told = [bound.note for bound in inputs.values() if "check value and unit" in bound.note]
+    assert bool(told) == bool(said)
+    assert all(said in note for note in told)

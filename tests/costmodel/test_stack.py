@@ -179,3 +179,27 @@ def test_casts_to_nvfp4_read_twice_until_one_kernel_wrote_rows_and_columns():
     apart, together = traffic("nvfp4", "nemo-26.02"), traffic("nvfp4", "nemo-26.04")
     assert [before - after for before, after in zip(apart, together, strict=True)] == pytest.approx([2, 2, 1])
     assert traffic("mxfp8", "nemo-26.02") == traffic("mxfp8", "nemo-26.04")
+
+
+@pytest.mark.parametrize(
+    ("stack", "precision", "told"),
+    [
+        (
+            "nemo-24.05",
+            "nvfp4",
+            "stack nemo-24.05: the first published run of nemo in nvfp4 is of nemo-26.02",
+        ),
+        ("nemo-25.04", "mxfp8", "the first published run of nemo in mxfp8 is of nemo-25.07"),
+        ("nemo-26.02", "nvfp4", ""),
+        (None, "mxfp8", ""),
+        ("nemo-23.05", "bf16", ""),
+        ("local", "fp8-cs", ""),
+    ],
+)
+def test_a_release_older_than_every_run_of_a_format_is_told(stack, precision, told):
+    cluster = hardware_db.load_cluster("dgx-b200")
+    plan = Plan(dp=8, precision=precision)
+    found = predict(load_model("llama3-8b"), Workload(8192, 64), cluster, plan, stack)
+    lines = [line for line in found.assumptions if "check that your release has the format" in line]
+    assert len(lines) == bool(told)
+    assert all(told in line for line in lines)

@@ -244,6 +244,8 @@ def test_an_encoder_has_stages_of_its_own_in_front():
     model = replace(load_model("llama3-8b"), name="vision", encoder=encoder)
     plan = Plan(pp=2, dp=2, encoder_pp=1, encoder_tp=1)
     prediction = with_schedule(predict(model, Workload(4096, 16), H100, plan))
+    titles = {term.name: term.title for term in prediction.time.parts}
+    assert titles["vocabulary"].startswith("encoder, embedding, ")
     line = simulate(prediction)
     assert line.stages == 3
     assert line.names[0] == "encoder stage 0"

@@ -135,6 +135,52 @@ def test_broken_files_say_file_key_and_rule(tmp_path, change, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [("hbm_capacity_usable", '80, unit = "GiB"'), ("sm_count", '132, unit = "1"'), ("hbm_bandwidth", "TB/s")],
+)
+def test_what_is_missing_is_shown_in_its_own_unit(tmp_path, key, shown):
+    path = tmp_path / "lean.toml"
+    path.write_text("\n".join(line for line in GOOD.splitlines() if not line.startswith(key)))
+    with pytest.raises(ValueError, match=f"{key}: missing") as caught:
+        hardware_db.resolve(str(path), None)
+    assert f"Write {key} = {{ value = " in str(caught.value)
+    assert shown in str(caught.value)
+
+
+CLUSTER = """
+name = "pair-nodes"
+gpu = "h100-sxm"
+gpus_per_node = 2
+intra = "nvlink4"
+inter = "ib-hdr-200"
+host_link = "pcie5-x16"
+"""
+
+
+def test_a_file_names_a_gpu_as_the_option_does(tmp_path):
+    path = tmp_path / "pairs.toml"
+    path.write_text(CLUSTER.replace("h100-sxm", "h100"))
+    assert hardware_db.load_cluster(str(path)).gpu.name == "h100-sxm"
+    path.write_text(GOOD.replace('calibrated_like = "h100-sxm"', 'calibrated_like = "H100"'))
+    assert hardware_db.resolve(str(path), None)[0].gpu.calibrated_like == "h100-sxm"
+
+
+def test_a_cluster_without_its_gpu_is_not_read_as_a_gpu(tmp_path):
+    path = tmp_path / "pairs.toml"
+    path.write_text(CLUSTER.replace('gpu = "h100-sxm"', ""))
+    with pytest.raises(ValueError, match="key gpu: missing: the file describes a cluster"):
+        hardware_db.load_cluster(str(path))
+
+
+def test_gpus_of_a_node_that_a_file_leaves_out_are_said(tmp_path):
+    path = tmp_path / "pairs.toml"
+    path.write_text(CLUSTER)
+    assert "assumed" not in hardware_db.load_cluster(str(path)).title
+    path.write_text(CLUSTER.replace("gpus_per_node = 2", ""))
+    assert hardware_db.load_cluster(str(path)).title.endswith("; 8 GPUs a node as dgx-h100 (assumed)")
+
+
 def test_hostile_paths(tmp_path):
     binary = tmp_path / "binary.toml"
     binary.write_bytes(bytes(range(256)))

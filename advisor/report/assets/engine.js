@@ -105,7 +105,7 @@ function values(settings, columns) {
   }
 }
 
-// Entries with the time of sequences padded to the longest of a batch, as costmodel.predict.padded_in_full has it;
+// Entries with the time of sequences padded to the longest of a batch, as costmodel.plan_array.padded_in_full has it;
 // terms of memory stay as they were found.
 function timed(found, inputs, settings) {
   const longest = data.bound.longest[[settings.seq_len, settings.global_batch].join()];

@@ -1,0 +1,169 @@
+"""Dense models of Hugging Face: one function a class, from its configuration to the fields of a model.
+
+References: configuration and modelling classes of huggingface/transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from costmodel.model_hf_values import (
+    Config,
+    bias_of_linears,
+    count,
+    count_or_zero,
+    every_nth,
+    flag,
+    nope_interval,
+    read_activation,
+    split,
+)
+
+# Norms that our layers have no place for; a few thousand weights a layer, and the time to read and write its tokens.
+NORMS_BEHIND = "norms behind attention and MLP"
+NORMS_OF_ALL_HEADS = "norms of Q and K over all heads at once, taken a head at a time"
+
+
+def llama(config: Config) -> Config:
+    """Llama and its near relatives: gated MLP, RMSNorm, rotary positions, grouped-query attention."""
+    heads, hidden = count(config, "num_attention_heads"), count(config, "hidden_size")
+    explicit = config.get("head_dim") is not None
+    return {
+        "num_layers": count(config, "num_hidden_layers"),
+        "hidden": hidden,
+        "ffn_hidden": count(config, "intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": count(config, "num_key_value_heads", heads),
+        "head_dim": count(config, "head_dim") if explicit else split(hidden, heads),
+        "gated": True,
+        "activation": read_activation(config, "hidden_act", "silu"),
+        "norm": "RMSNorm",
+        "vocab": count(config, "vocab_size"),
+        "tied_embeddings": flag(config, "tie_word_embeddings"),
+        "qkv_bias": flag(config, "attention_bias"),
+        "linear_bias": bias_of_linears(config),
+    }
+
+
+def mistral(config: Config) -> Config:
+    config = {"sliding_window": 4096, "num_key_value_heads": 8} | config
+    window = config["sliding_window"]
+    table = {} if window is None else {"sliding_window": {"window": count(config, "sliding_window")}}
+    return llama(config) | table
+
+
+def qwen2(config: Config) -> Config:
+    values = llama(config) | {"qkv_bias": True}
+    if not flag(config, "use_sliding_window"):
+        return values
+    # Layers from max_window_layers on have windows.
+    first = count_or_zero({"max_window_layers": 28} | config, "max_window_layers")
+    if first == 0:
+        values["sliding_window"] = {"window": count(config, "sliding_window", 4096)}
+    elif first < values["num_layers"]:
+        raise ValueError(
+            f"max_window_layers {first} with use_sliding_window puts windows on the last layers alone, which is not "
+            "supported. Write the model as a TOML, or set use_sliding_window to false."
+        )
+    return values
+
+
+def qwen3(config: Config) -> Config:
+    return qwen2(config) | {"qkv_bias": False, "qk_norm": True}
+
+
+def gemma(config: Config) -> Config:
+    values = llama({"head_dim": 256, "tie_word_embeddings": True} | config)
+    # Gemma's released files say "gelu" in hidden_act and mean the tanh one in hidden_activation: same cost.
+    return values | {"activation": "gelu"}
+
+
+def gpt2(config: Config) -> Config:
+    heads, hidden = count(config, "n_head", 12), count(config, "n_embd", 768)
+    return {
+        "num_layers": count(config, "n_layer", 12),
+        "hidden": hidden,
+        "ffn_hidden": count(config, "n_inner", 4 * hidden),
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": split(hidden, heads),
+        "gated": False,
+        "activation": read_activation(config, "activation_function", "gelu_new"),
+        "norm": "LayerNorm",
+        "vocab": count(config, "vocab_size", 50257),
+        "tied_embeddings": flag(config, "tie_word_embeddings", True),
+        "qkv_bias": True,
+        "linear_bias": True,
+        "learned_positions": count(config, "n_positions", 1024),
+    }
+
+
+def gpt_neox(config: Config) -> Config:
+    values = llama({"attention_bias": True, "mlp_bias": True} | config)
+    bias = {"qkv_bias": True, "linear_bias": True}
+    activation = read_activation(config, "hidden_act", "gelu")
+    return values | bias | {"gated": False, "activation": activation, "norm": "LayerNorm"}
+
+
+def _windowed(values: Config, config: Config, default: int, interval: int) -> Config:
+    """Windows on all layers but every interval-th one."""
+    every_nth(config, "full_attention", interval)
+    window = {"window": count(config, "sliding_window", default), "full_attention_interval": interval}
+    return values | {"sliding_window": window}
+
+
+def gemma2(config: Config) -> Config:
+    """Gemma 2: windows on every other layer, norms on both sides of each block, capped scores and logits."""
+    values = _windowed(gemma(config), config, 4096, 2)
+    return values | {"left_out": f"{NORMS_BEHIND}, caps of scores and logits"}
+
+
+def gemma3(config: Config) -> Config:
+    """Gemma 3: windows on five of six layers, norms of Q and K, norms on both sides of each block."""
+    defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}
+    values = gemma(defaults | config) | {"qk_norm": True, "left_out": NORMS_BEHIND}
+    return _windowed(values, config, 4096, count(config, "sliding_window_pattern", 6))
+
+
+def phi3(config: Config) -> Config:
+    """Phi-3 and Phi-4: Llama with one matrix for Q, K and V, and for gate and up; the same sizes and work."""
+    return mistral({"sliding_window": None, "num_key_value_heads": None} | config)
+
+
+def olmo2(config: Config) -> Config:
+    return llama(config) | {"qk_norm": True, "left_out": NORMS_OF_ALL_HEADS}
+
+
+def olmo3(config: Config) -> Config:
+    return _windowed(olmo2(config), config, 4096, 4)
+
+
+def smollm3(config: Config) -> Config:
+    """SmolLM3: Llama without rotary embedding on every fourth layer."""
+    values = llama({"tie_word_embeddings": True, "num_key_value_heads": 4} | config)
+    return values | {"nope_layer_interval": nope_interval(config)}
+
+
+def glm(config: Config) -> Config:
+    """GLM-4 of the transformers library: Llama with biases of Q, K and V."""
+    values = llama(
+        {"head_dim": 128, "attention_bias": True, "mlp_bias": flag(config, "attention_bias", True)} | config
+    )
+    return values | {"linear_bias": False}
+
+
+def glm4(config: Config) -> Config:
+    return glm(config) | {"left_out": NORMS_BEHIND}
+
+
+def nemotron(config: Config) -> Config:
+    """Nemotron-4: an ungated MLP with squared ReLU, and LayerNorm."""
+    activation = read_activation(config, "hidden_act", "relu2")
+    own = {"gated": False, "activation": activation, "norm": "LayerNorm"}
+    return llama(config | {"hidden_act": "relu2"}) | own
+
+
+def starcoder2(config: Config) -> Config:
+    bias = flag(config, "use_bias", True)
+    values = phi3({"tie_word_embeddings": True, "num_key_value_heads": 2} | config)
+    activation = read_activation(config, "hidden_act", "gelu_pytorch_tanh")
+    own = {"gated": False, "activation": activation, "norm": "LayerNorm"}
+    return values | own | {"qkv_bias": bias, "linear_bias": bias}

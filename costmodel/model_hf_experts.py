@@ -1,0 +1,183 @@
+"""Mixtures of experts of Hugging Face, and models of gated delta nets: one function a class, as in `model_hf_dense`."""
+
+from __future__ import annotations
+
+from costmodel.model_hf_dense import llama, mistral, olmo2, qwen2, qwen3
+from costmodel.model_hf_values import Config, count, count_or_zero, every_nth, flag, nope_interval
+
+
+def qwen_experts(config: Config) -> Config:
+    if config.get("mlp_only_layers"):
+        raise ValueError("mlp_only_layers is not supported when it lists layers. Write the model as a TOML.")
+    step = count(config, "decoder_sparse_step", 1)
+    return {
+        "num_experts": count(config, "num_experts"),
+        "topk": count(config, "num_experts_per_tok"),
+        "expert_ffn": count(config, "moe_intermediate_size"),
+        # Sparse where (i + 1) is a multiple of the step.
+        "dense_first_layers": step - 1,
+        "layer_interval": step,
+    }
+
+
+def shared_expert(config: Config) -> Config:
+    return {
+        "shared_expert_ffn": count(config, "shared_expert_intermediate_size"),
+        "shared_expert_gate": True,
+    }
+
+
+def qwen2_moe(config: Config) -> Config:
+    return qwen2(config) | {"moe": qwen_experts(config) | shared_expert(config)}
+
+
+def qwen3_moe(config: Config) -> Config:
+    return qwen3(config) | {"moe": qwen_experts(config)}
+
+
+def mixtral(config: Config) -> Config:
+    values = mistral({"sliding_window": None} | config)
+    moe = {
+        "num_experts": count(config, "num_local_experts", 8),
+        "topk": count(config, "num_experts_per_tok", 2),
+        "expert_ffn": values["ffn_hidden"],
+    }
+    return values | {"moe": moe}
+
+
+# Node-limited routing: our names for DeepSeek's.
+ROUTER_GROUPS = {"router_groups": "n_group", "router_group_topk": "topk_group"}
+
+
+def small_experts(config: Config) -> Config:
+    """Many small experts beside shared ones, behind dense layers: DeepSeek, and GLM-4.5 after it."""
+    width = count(config, "moe_intermediate_size")
+    return {
+        "num_experts": count(config, "n_routed_experts"),
+        "topk": count(config, "num_experts_per_tok"),
+        "expert_ffn": width,
+        "shared_expert_ffn": width * count_or_zero(config, "n_shared_experts"),
+        "dense_first_layers": count_or_zero(config, "first_k_dense_replace"),
+    }
+
+
+def router_groups(config: Config) -> Config:
+    return {name: count(config, key, 1) for name, key in ROUTER_GROUPS.items()}
+
+
+def deepseek(config: Config) -> Config:
+    """DeepSeek-V2 and V3 (also Moonlight and Kimi K2, which use the V3 class)."""
+    v_head_dim = count(config, "v_head_dim", 128)
+    mla = {
+        "kv_lora_rank": count(config, "kv_lora_rank"),
+        "qk_head_dim": count(config, "qk_nope_head_dim"),
+        "qk_pos_emb_head_dim": count(config, "qk_rope_head_dim"),
+        "v_head_dim": v_head_dim,
+    }
+    if config.get("q_lora_rank") is not None:
+        mla["q_lora_rank"] = count(config, "q_lora_rank")
+    sigmoid = config.get("scoring_func") == "sigmoid" or config.get("topk_method") == "noaux_tc"
+    moe = small_experts(config) | {
+        "layer_interval": count(config, "moe_layer_freq", 1),
+        "router_score": "sigmoid" if sigmoid else "softmax",
+        "expert_bias": config.get("topk_method") == "noaux_tc",
+    }
+    if config.get("topk_method") != "greedy":
+        moe |= router_groups(config)
+    mtp = count_or_zero(config, "num_nextn_predict_layers")
+    values = llama({"head_dim": v_head_dim} | config)
+    return values | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla, "moe": moe, "mtp_layers": mtp}
+
+
+def gated_delta(config: Config) -> Config:
+    """Qwen3-Next and Qwen3.5: gated delta nets, and gated attention with norms of Q and K every few layers."""
+    step = count(config, "full_attention_interval", 4)
+    every_nth(config, "full_attention", step)
+    table = {
+        "full_attention_interval": step,
+        "num_key_heads": count(config, "linear_num_key_heads", 16),
+        "num_value_heads": count(config, "linear_num_value_heads", 32),
+        "key_head_dim": count(config, "linear_key_head_dim", 128),
+        "value_head_dim": count(config, "linear_value_head_dim", 128),
+        "conv_kernel": count(config, "linear_conv_kernel_dim", 4),
+    }
+    # A class without dense layers has no width for them.
+    width = count(config, "intermediate_size", config.get("moe_intermediate_size"))
+    values = llama({"head_dim": 256} | config | {"intermediate_size": width})
+    mtp = count_or_zero(config, "mtp_num_hidden_layers")
+    return values | {"qk_norm": True, "attention_output_gate": True, "gated_delta": table, "mtp_layers": mtp}
+
+
+def gated_delta_moe(config: Config) -> Config:
+    return gated_delta(config) | {"moe": qwen_experts(config) | shared_expert(config)}
+
+
+def glm4_moe(config: Config) -> Config:
+    """GLM-4.5: grouped-query attention, and experts as in DeepSeek-V3."""
+    moe = small_experts(config) | {"router_score": "sigmoid", "expert_bias": True} | router_groups(config)
+    # Of attention's linear layers those of Q, K and V have biases.
+    values = llama({"mlp_bias": flag(config, "attention_bias")} | config) | {"linear_bias": False}
+    mtp = count_or_zero(config, "num_nextn_predict_layers")
+    return values | {"qk_norm": flag(config, "use_qk_norm"), "moe": moe, "mtp_layers": mtp}
+
+
+def gpt_oss(config: Config) -> Config:
+    """GPT-OSS: windows at every other layer, attention sinks, clamped gates, biases in every linear layer."""
+    every_nth(config, "full_attention", 2)
+    moe = {
+        "num_experts": count(config, "num_local_experts"),
+        "topk": count(config, "num_experts_per_tok"),
+        "expert_ffn": count(config, "intermediate_size"),
+        "load_balancing": "none",
+    }
+    window = {"window": count(config, "sliding_window", 128), "full_attention_interval": 2}
+    values = llama({"attention_bias": True, "head_dim": 64} | config | {"mlp_bias": True})
+    return values | {"activation": "quick_gelu", "attention_sink": True, "moe": moe, "sliding_window": window}
+
+
+def olmoe(config: Config) -> Config:
+    moe = {
+        "num_experts": count(config, "num_experts", 64),
+        "topk": count(config, "num_experts_per_tok", 8),
+        "expert_ffn": count(config, "intermediate_size"),
+    }
+    return olmo2(config) | {"moe": moe}
+
+
+def minimax_m2(config: Config) -> Config:
+    """MiniMax-M2: grouped-query attention, experts in every layer, none shared, picked by sigmoids and a bias."""
+    moe = {
+        "num_experts": count(config, "num_local_experts"),
+        "topk": count(config, "num_experts_per_tok"),
+        "expert_ffn": count(config, "intermediate_size"),
+        "router_score": "sigmoid",
+        "expert_bias": True,
+    }
+    return olmo2({"head_dim": 128} | config) | {"moe": moe}
+
+
+def llama4(config: Config) -> Config:
+    """Llama 4: chunked attention but on every fourth layer, a shared expert as wide as the others."""
+    step = count(config, "interleave_moe_layer_step", 1)
+    layers = count(config, "num_hidden_layers")
+    listed = config.get("moe_layers")
+    if listed is not None and listed != list(range(step - 1, layers, step)):
+        raise ValueError(
+            f"moe_layers is not every {step}th layer, as interleave_moe_layer_step says. Write the model as a TOML."
+        )
+    width = count(config, "intermediate_size", 8192)
+    moe = {
+        "num_experts": count(config, "num_local_experts"),
+        "topk": count(config, "num_experts_per_tok", 1),
+        "expert_ffn": width,
+        "shared_expert_ffn": width,
+        "dense_first_layers": step - 1,
+        "layer_interval": step,
+        "router_score": "sigmoid",
+    }
+    dense = count(config, "intermediate_size_mlp", 16384)
+    values = llama({"head_dim": 128} | config | {"intermediate_size": dense})
+    chunk = (
+        0 if config.get("attention_chunk_size", 8192) is None else count(config, "attention_chunk_size", 8192)
+    )
+    return values | {"moe": moe, "attention_chunk": chunk, "nope_layer_interval": nope_interval(config)}

@@ -1,0 +1,107 @@
+"""Values out of a Hugging Face `config.json`: every one checked, every error one line that names its key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodel.model_checks import largest_count
+from costmodel.model_file import split_heads
+
+Config = dict[str, Any]
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "relu2": "squared_relu",
+}
+
+# Keys whose largest value is that of a field of ours, not the general one.
+_COUNTS_OF_OWN = {"num_hidden_layers": "num_layers", "n_layer": "num_layers", "vocab_size": "vocab"}
+
+
+def count(config: Config, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ValueError(f"{key} is missing. Give it in the file.")
+    largest = largest_count(_COUNTS_OF_OWN.get(key, ""))
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= largest:
+        raise ValueError(
+            f"{key} {shown(value)} is not a whole number from 1 to {largest}. Correct it in the file."
+        )
+    return value
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def count_or_zero(config: Config, key: str) -> int:
+    value = config.get(key)
+    return 0 if value is None or (value == 0 and isinstance(value, int)) else count(config, key)
+
+
+def flag(config: Config, key: str, default: bool = False) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} {value!r:.60} is not true or false. Correct it in the file.")
+    return value
+
+
+def read_activation(config: Config, key: str, default: str) -> str:
+    value = config.get(key) or default
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        raise ValueError(f"{key} {value!r:.60} is not known. Known: {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[value]
+
+
+def every_nth(config: Config, kind: str, step: int) -> None:
+    """Whether layers of `kind` are every step-th one, from the step-th on, where the file lists its layers."""
+    listed = config.get("layer_types")
+    if listed is None:
+        return
+    if not isinstance(listed, list) or any(
+        (layer == kind) != (place % step == 0) for place, layer in enumerate(listed, 1)
+    ):
+        raise ValueError(
+            f"layer_types is no list with {kind} at every {step}th layer. Write the model as a TOML."
+        )
+
+
+def split(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise ValueError(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads} and head_dim is absent. "
+            "Give head_dim, or correct one of the two."
+        )
+    return split_heads(hidden, heads)
+
+
+def bias_of_linears(config: Config) -> bool:
+    attention, mlp = flag(config, "attention_bias"), flag(config, "mlp_bias")
+    if attention != mlp:
+        raise ValueError(
+            f"attention_bias {str(attention).lower()} with mlp_bias {str(mlp).lower()} is not supported: "
+            "both or neither. Write the model as a TOML with qkv_bias and linear_bias."
+        )
+    return mlp
+
+
+def nope_interval(config: Config) -> int:
+    """Every how many layers one has no rotary embedding: no_rope_layers lists 0 there, 1 elsewhere. [1]"""
+    interval = count(config, "no_rope_layer_interval", 4)
+    listed = config.get("no_rope_layers")
+    if listed and (
+        not isinstance(listed, list)
+        or any((rotary == 0) != (place % interval == 0) for place, rotary in enumerate(listed, 1))
+    ):
+        raise ValueError(
+            f"no_rope_layers is no list with 0 at every {interval}th layer. Write the model as a TOML."
+        )
+    return interval
