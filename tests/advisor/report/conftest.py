@@ -145,7 +145,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
     (run / "prediction.json").write_text(json.dumps(said))
     phases = {"forward": 0.3, "backward": 0.6, "communication": 0.1, "optimizer": 0.05}
     steps = [
-        {"seconds": second, "warmup": second > 2, "loss": 1.0, "phases": phases} for second in (3.0, 1.1, 1.2)
+        {"step": number, "seconds": second, "warmup": second > 2, "loss": 1.0, "phases": phases}
+        for number, second in enumerate((3.0, 1.1, 1.2))
     ]
     (run / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     path = folder / "plan.html"
