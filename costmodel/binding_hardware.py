@@ -38,9 +38,6 @@ HOST_LINK_EFFICIENCY = 0.85
 # A GPU's share of the host's memory bandwidth where the cluster's file has none, assumed: eight DDR5 channels for four.
 # [byte/s]
 HOST_MEMORY_BANDWIDTH = 75e9
-# Rate of attention in FP8 over BF16. Source: NVIDIA cudnn-frontend's table, forward on GB200 1420 to 2197 of 1097 to
-# 1708 TFLOP/s, backward 831 to 1687 of 885 to 1332 (shared hardware notes, section 7). [1]
-ATTENTION_FP8_GAIN = 1.25
 # Share of a link that point-to-point copies reach, NVLink's P2P. [1] Source: shared hardware notes, section 7.
 SEND_RECV_EFFICIENCY = 0.83
 
@@ -223,6 +220,24 @@ def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str, stack: S
     return bound
 
 
+def attention_fp8_gains(cluster: Cluster, precision: str, mla: bool) -> dict[str, Bound]:
+    """What FP8 gains the attention core, by pass: of the precision's format and the heads' shape. [1]
+
+    Kernels of another shape stand in where a GPU has none of these; 1 without any table.
+    """
+    measured = hardware_db.load_calibration(cluster.gpu).get("attention", {})
+    dtype = "mxfp8" if precision == "mxfp8" and "mxfp8" in measured else "fp8"
+    by_heads = measured.get(dtype, {})
+    heads = "mla" if mla and "mla" in by_heads else "plain"
+    none = Bound(1.0, f"no table of FP8 attention on {cluster.gpu.name}: as in 16 bits")
+    return {
+        f"attention_{name}_fp8_gain": _leaf({"attention": measured}, cluster, "attention", dtype, heads, name)
+        if name in by_heads.get(heads, {})
+        else none
+        for name in ("forward", "backward")
+    }
+
+
 def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound]:
     """Constants of the collectives: fitted curves, else the intra-domain link's data sheet."""
     measured = tables.get("collective", {})
@@ -274,7 +289,7 @@ def _network(link: Link) -> Bound:
 
 
 def _host(cluster: Cluster) -> dict[str, Bound]:
-    """Links to the host, its memory, and what a GPU's generation decides about queues and FP8 attention."""
+    """Links to the host, its memory, and what a GPU's generation decides about queues."""
     generation, link = cluster.gpu.generation, cluster.host_link
     quantity = cluster.quantities.get("host_memory_bandwidth")
     share = quantity.si / cluster.gpus_per_node if quantity else HOST_MEMORY_BANDWIDTH
@@ -285,7 +300,6 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
         ),
         "host_memory": Bound(share, "host memory bandwidth, a GPU's share"),
         "queued": Bound(float(queued), f"{generation}: one hardware queue orders kernels before Blackwell"),
-        "attention_fp8_gain": Bound(ATTENTION_FP8_GAIN, "NVIDIA cudnn-frontend, FP8 over BF16 attention"),
     }
 
 

@@ -165,7 +165,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
             factor * flops,
             2 * keys / ring,
             width,
-            peak=x.gpu_peak * (1 + x.fp8_attention * (x.attention_fp8_gain - 1)),
+            peak=x.gpu_peak * (1 + x.fp8_attention * (getattr(x, f"attention_{name}_fp8_gain") - 1)),
             fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale * x.release_scale,
             half_seq=getattr(x, f"attention_{name}_half"),
             half_dim=x.attention_half_dim,

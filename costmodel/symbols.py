@@ -213,7 +213,8 @@ INPUTS: tuple[Input, ...] = tuple(
         pass_host | s | host time of one micro-batch's embedding, logits and loss, not hidden; 0 on GPUs
         layer_update_host | s | host time of the optimizer for one layer's tensors, not hidden; 0 on GPUs
         queued | 1 | 1 where overlap of TP communication needs one hardware queue (before Blackwell)
-        attention_fp8_gain | 1 | rate of FP8 attention over 16-bit
+        attention_forward_fp8_gain | 1 | rate of FP8 attention's forward kernel over the 16-bit one
+        attention_backward_fp8_gain | 1 | rate of FP8 attention's backward kernel over the 16-bit one
         host_link | byte/s | bandwidth between a GPU and its host, one direction
         host_memory | byte/s | memory bandwidth of the host, a GPU's share
         send_recv_latency | s | point-to-point inside a domain, fixed time

@@ -58,6 +58,10 @@ FLASH2_LIKE = {
 }
 
 
+# Models of the table -> what their heads are: plain ones of 128, or MLA's, wider for queries than for values.
+HEADS = {"llama3.1": "plain", "dsv3": "mla"}
+
+
 def fit_rates(
     s: np.ndarray,
     d: np.ndarray,
@@ -123,7 +127,7 @@ def read_tails(path: Path) -> dict[str, float]:
 
 
 def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
-    """[attention.bf16.PASS] of every GPU, and [attention.flash2.PASS] of those where that kernel was measured."""
+    """[attention.bf16.PASS] of every GPU; [attention.flash2.PASS] and FP8 gains of those where they were measured."""
     rows: dict[tuple[str, str], list[tuple[float, float, float, float]]] = defaultdict(list)
     tails = read_tails(folder.parent / "quantities.csv")
     with (folder / "kernels" / "attention_cudnn.csv").open() as file:
@@ -188,6 +192,47 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
         tables[gpu] = {"bf16": assumed_attention(forward, forward_half, backward, backward_half)}
     for gpu, table in flash2_tables(folder.parent / "quantities.csv", report).items():
         tables[gpu]["flash2"] = table
+    for gpu, gains in fp8_gains(folder / "kernels" / "attention_cudnn.csv", report).items():
+        tables[gpu] |= gains
+    return tables
+
+
+def fp8_gains(path: Path, report: list[str]) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
+    """[attention.FORMAT.HEADS.PASS] of every GPU whose FP8 kernels were measured: their rate over 16 bits. [1]
+
+    Geometric mean over lengths, causal, without window, not deterministic.
+    """
+    rates: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            plain = row["mask"] == "top_left" and row["deterministic"] == "False" and not row["window"]
+            if plain and row["model"] in HEADS:
+                key = (row["gpu"], HEADS[row["model"]], row["pass"], row["seqlen"])
+                rates[key][row["dtype"]] = float(row["tflops"])
+    logs: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for (gpu, heads, name, _), by_format in rates.items():
+        for dtype in ("fp8", "mxfp8"):
+            if {dtype, "bfloat16"} <= set(by_format):
+                ratio = by_format[dtype] / by_format["bfloat16"]
+                logs[gpu, dtype, heads, {"fwd": "forward", "bwd": "backward"}[name]].append(np.log(ratio))
+    report += [
+        "",
+        "## Attention (cuDNN, causal, FP8 over 16 bits)",
+        "",
+        "| GPU | format | heads | pass | points | gain | least | most |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    tables: dict[str, dict[str, dict[str, dict[str, object]]]] = defaultdict(dict)
+    for (measured, dtype, heads, name), found in sorted(logs.items()):
+        gain, low, high = np.exp([np.mean(found), min(found), max(found)])
+        report.append(
+            f"| {measured} | {dtype} | {heads} | {name} | {len(found)} | {gain:.2f} | {low:.2f} | {high:.2f} |"
+        )
+        for gpu, like in ATTENTION_LIKE.items():
+            if like == measured:
+                kind = "measured" if gpu.split("-")[0].upper() == like else "assumed"
+                entry = leaf(float(gain), "1", kind, f"{CUDNN}, on {like}", num_points=len(found))
+                tables[gpu].setdefault(dtype, {}).setdefault(heads, {})[name] = entry
     return tables
 
 
