@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from costmodel.binding_hardware import attention_fp8_gains, cluster_stack, hardware_inputs, has_formats
+from costmodel.binding_hardware import cluster_stack, hardware_inputs, has_formats
 from costmodel.bound import Bound
 from costmodel.layout import mtp_blocks, total_blocks
 from costmodel.model_spec import ModelSpec
@@ -56,10 +56,9 @@ def bind(
     if not has_formats(cluster, precision_recipe(precision), precision):
         raise ValueError(_no_precision(cluster, precision))
     software = _software(model, cluster, stack)
-    return bind_amounts(model, workload, precision, cluster.gpu.generation, software.fp4_apart) | (
-        hardware_inputs(cluster, precision_recipe(precision), precision, software)
-        | attention_fp8_gains(cluster, precision, mla=model.mla is not None)
-    )
+    amounts = bind_amounts(model, workload, precision, cluster.gpu.generation, software.fp4_apart)
+    recipe = precision_recipe(precision)
+    return amounts | hardware_inputs(cluster, recipe, precision, software, mla=model.mla is not None)
 
 
 def _no_precision(cluster: Cluster, precision: str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import hardware_db
+from costmodel.binding_attention import attention_inputs, fp8_attention_gains
+from costmodel.binding_tables import bound_of, leaf, leaf_if_known, limited, power_factor
 from costmodel.bound import Bound
 from costmodel.stack import INPUTS, Stack, default_stack, nearest_release
 from costmodel.step_constants import (
@@ -22,11 +24,8 @@ from costmodel.step_constants import (
     usual_key,
 )
 from costmodel.timing.network import CONSTANTS, OPERATIONS
-from hardware_db import Cluster, Gpu, Link, Quantity
+from hardware_db import Cluster, Gpu, Link
 
-NONE_KNOWN = Bound(0.0, "none in the table")
-# Rate of matrix kernels over power; the two measurements behind it: `_power_factor`. [1]
-POWER_EXPONENT = 0.6
 # GPUs of a generation are less far apart (H20's peak is 6.7 times below H100's); a slip of the unit is 8 times or more.
 FAR_FROM_KIN = 7.0
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes. And the latency of a
@@ -43,11 +42,11 @@ SEND_RECV_EFFICIENCY = 0.83
 
 
 def hardware_inputs(
-    cluster: Cluster, recipe: Mapping[str, Any], precision: str, software: Stack
+    cluster: Cluster, recipe: Mapping[str, Any], precision: str, software: Stack, mla: bool = False
 ) -> dict[str, Bound]:
     """Inputs of the groups "hardware" and "step" for one cluster, precision and software stack.
 
-    The GPU must have the number formats of the precision, see `has_formats`.
+    The GPU must have the number formats of the precision, see `has_formats`. mla: attention has the heads of MLA.
     """
     tables = hardware_db.load_calibration(cluster.gpu)
     gemm = str(recipe["gemm"])
@@ -61,20 +60,21 @@ def hardware_inputs(
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
     }
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
-    bound |= _attention(tables, cluster, table_of_base, software)
+    bound |= attention_inputs(tables, cluster, table_of_base, software, mla)
+    bound |= fp8_attention_gains(tables, cluster, precision, mla)
     for symbol, name in (
         ("elementwise_fraction", "elementwise"),
         ("norm_fraction", "norm"),
         ("norm_backward_fraction", "norm_backward"),
         ("stream_fraction", "stream"),
     ):
-        bound[symbol] = _leaf(tables, cluster, "memory", name)
+        bound[symbol] = leaf(tables, cluster, "memory", name)
     # What was not measured by itself runs as other element-wise kernels.
     for name in ("contiguous", "permute"):
         known = name in tables.get("memory", {})
-        bound[f"{name}_fraction"] = _leaf(tables, cluster, "memory", name if known else "elementwise")
-    bound["kernel_launch"] = _leaf(tables, cluster, "host", "kernel_launch")
-    bound["graph_launch"] = _leaf(tables, cluster, "host", "graph_launch")
+        bound[f"{name}_fraction"] = leaf(tables, cluster, "memory", name if known else "elementwise")
+    bound["kernel_launch"] = leaf(tables, cluster, "host", "kernel_launch")
+    bound["graph_launch"] = leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]
     for symbol, name in (("pass_host", "pass"), ("layer_update_host", "layer_update")):
         bound[symbol] = _exposed_host(tables, cluster, name)
@@ -102,15 +102,6 @@ def cluster_stack(cluster: Cluster) -> str:
     return "local" if cluster.gpu.generation == "cpu" else default_stack()
 
 
-def _bound(quantity: Quantity, where: str) -> Bound:
-    assumed = f"{where} is assumed: {quantity.note}" if quantity.kind == "assumed" and quantity.note else ""
-    return Bound(
-        quantity.si,
-        f"{where}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}",
-        assumed,
-    )
-
-
 def _quantity(cluster: Cluster, key: str) -> Bound:
     gpu = cluster.gpu
     gpu.get(key)  # one clear line when the file lacks it
@@ -135,107 +126,22 @@ def _unlike_its_kin(gpu: Gpu, key: str) -> str:
     )
 
 
-def _leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
-    table: Any = tables
-    for step in path:
-        table = table.get(step, {}) if isinstance(table, Mapping) else {}
-    if not isinstance(table, Quantity):
-        raise ValueError(
-            f"gpu {cluster.gpu.name}: no constant [{'.'.join(path)}] in its calibration. "
-            "Name a sibling with `calibrated_like`, or measure one with `advisor run --recalibrate`."
-        )
-    return _bound(table, f"{cluster.gpu.name}, {'.'.join(path)}")
-
-
-def _leaf_if_known(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
-    """A constant of tables that not every GPU's have; 0 without it."""
-    table: Any = tables
-    for step in path:
-        table = table.get(step, {})
-    return _leaf(tables, cluster, *path) if table else NONE_KNOWN
-
-
 def _exposed_host(tables: Mapping[str, Any], cluster: Cluster, name: str) -> Bound:
     """Host time that computes in turn with the kernels: on a processor, whose profile measured it, else none. [s]"""
     if name in tables.get("host", {}):
-        return _leaf(tables, cluster, "host", name)
+        return leaf(tables, cluster, "host", name)
     return Bound(0.0, "a GPU's host runs ahead of it: costmodel.timing.host")
-
-
-def _power_factor(cluster: Cluster) -> float:
-    """Rate of matrix kernels under a lower power limit than that of the GPU whose tables are used. [1]
-
-    (P / P_tables)^0.6: identical MI silicon gains 19 % from 750 to 1000 W, DGX B200 loses 20 % from 1000
-    to 700 W. Source: shared hardware notes, section 5 (power throttling).
-    """
-    gpu = cluster.gpu
-    if gpu.own_calibration or gpu.calibrated_like == gpu.name or "power" not in gpu.quantities:
-        return 1.0
-    return float(
-        min(1.0, gpu.get("power") / hardware_db.load_gpu(gpu.calibrated_like).get("power")) ** POWER_EXPONENT
-    )
-
-
-def _attention_power(table: str, cluster: Cluster) -> float:
-    """Rate of an attention kernel under a lower power limit. [1]
-
-    FlashAttention-2 is written for Ampere's instructions and leaves the tensor units of later GPUs idle most of the
-    time (35 % of an H100's rate), so that a limit which slows products does not reach it.
-    Source: J. Shah et al., arXiv:2407.08608, sec. 1.
-    """
-    idle = table == "flash2" and cluster.gpu.generation != "ampere"
-    return 1.0 if idle else _power_factor(cluster)
-
-
-def _limited(bound: Bound, factor: float, cluster: Cluster) -> Bound:
-    if factor == 1.0:
-        return bound
-    gpu = cluster.gpu
-    note = f"{gpu.title}: matrix kernels run at {factor:.2f} of {gpu.calibrated_like}, for its power limit"
-    return Bound(bound.value * factor, f"{bound.source}; x {factor:.3f} for its power limit", note)
 
 
 def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) -> dict[str, Bound]:
     names = {"fraction": "fraction", "wave": "wave_weight", "launch": "launch"}
-    bound = {
-        f"{prefix}_{short}": _leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()
-    }
+    bound = {f"{prefix}_{short}": leaf(tables, cluster, "gemm", dtype, name) for short, name in names.items()}
     # Profiles measured on a user's machine take it into their fraction.
-    bound[f"{prefix}_fill"] = _leaf_if_known(tables, cluster, "gemm", dtype, "fill")
-    bound[f"{prefix}_fraction"] = _limited(bound[f"{prefix}_fraction"], _power_factor(cluster), cluster)
+    bound[f"{prefix}_fill"] = leaf_if_known(tables, cluster, "gemm", dtype, "fill")
+    bound[f"{prefix}_fraction"] = limited(bound[f"{prefix}_fraction"], power_factor(cluster), cluster)
     if prefix == "gemm":
-        bound["gemm_bandwidth_fraction"] = _leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")
+        bound["gemm_bandwidth_fraction"] = leaf(tables, cluster, "gemm", dtype, "bandwidth_fraction")
     return bound
-
-
-def _attention(tables: Mapping[str, Any], cluster: Cluster, dtype: str, stack: Stack) -> dict[str, Bound]:
-    """The table of the stack's own kernel where the GPU has one, else that of the format: cuDNN's."""
-    table = stack.attention if stack.attention in tables.get("attention", {}) else dtype
-    bound = {"attention_half_dim": _leaf(tables, cluster, "attention", table, "half_dim")}
-    for name in ("forward", "backward"):
-        bound[f"attention_{name}_tail"] = _leaf_if_known(tables, cluster, "attention", table, name, "tail")
-        fraction = _leaf(tables, cluster, "attention", table, name, "fraction")
-        bound[f"attention_{name}_fraction"] = _limited(fraction, _attention_power(table, cluster), cluster)
-        bound[f"attention_{name}_half"] = _leaf(tables, cluster, "attention", table, name, "half_seq")
-    return bound
-
-
-def attention_fp8_gains(cluster: Cluster, precision: str, mla: bool) -> dict[str, Bound]:
-    """What FP8 gains the attention core, by pass: of the precision's format and the heads' shape. [1]
-
-    Kernels of another shape stand in where a GPU has none of these; 1 without any table.
-    """
-    measured = hardware_db.load_calibration(cluster.gpu).get("attention", {})
-    dtype = "mxfp8" if precision == "mxfp8" and "mxfp8" in measured else "fp8"
-    by_heads = measured.get(dtype, {})
-    heads = "mla" if mla and "mla" in by_heads else "plain"
-    none = Bound(1.0, f"no table of FP8 attention on {cluster.gpu.name}: as in 16 bits")
-    return {
-        f"attention_{name}_fp8_gain": _leaf({"attention": measured}, cluster, "attention", dtype, heads, name)
-        if name in by_heads.get(heads, {})
-        else none
-        for name in ("forward", "backward")
-    }
 
 
 def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound]:
@@ -247,19 +153,19 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
         table = measured.get(operation, {})
         for name in CONSTANTS:
             if name in table:
-                bound[f"{operation}_{name}"] = _bound(
+                bound[f"{operation}_{name}"] = bound_of(
                     table[name], f"{cluster.gpu.name}, collective.{operation}.{name}"
                 )
         if not table:
             bound |= _link_constants(operation, link.bandwidth, link.latency, f"link {link.name}")
     own = measured.get("send_recv", {})
     bound["send_recv_latency"] = (
-        _bound(own["latency"], f"{cluster.gpu.name}, collective.send_recv")
+        bound_of(own["latency"], f"{cluster.gpu.name}, collective.send_recv")
         if own
         else Bound(max(link.latency, 8e-6), f"link {link.name}: latency")
     )
     bound["send_recv_bandwidth"] = (
-        _bound(own["bandwidth"], f"{cluster.gpu.name}, collective.send_recv")
+        bound_of(own["bandwidth"], f"{cluster.gpu.name}, collective.send_recv")
         if own
         else Bound(
             link.bandwidth * SEND_RECV_EFFICIENCY, f"link {link.name}: {SEND_RECV_EFFICIENCY} of its rate"
@@ -365,7 +271,7 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
         if name == "release_rate":
             bound[symbol] = _release_rate(stack, architecture(cluster.gpu.generation))
         elif name in own:
-            bound[symbol] = _bound(own[name], f"{cluster.gpu.name}, step.{name}")
+            bound[symbol] = bound_of(own[name], f"{cluster.gpu.name}, step.{name}")
         elif where in fits.get(name, {}):
             record = fits[name][where]
             bound[symbol] = Bound(

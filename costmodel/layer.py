@@ -22,7 +22,7 @@ from costmodel.work.csa import attended_entries, csa, csa_flops_forward
 from costmodel.work.experts import counts_vary, experts
 from costmodel.work.linear import tokens
 from costmodel.work.messages import context_columns, mixer_exchange_bytes
-from costmodel.work.mla import core_width, mla
+from costmodel.work.mla import core_backward_factor, core_width, mla
 from costmodel.work.mlp import mlp
 
 Parts = dict[str, Amount]
@@ -126,6 +126,15 @@ def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts
     }
 
 
+def half_length(x: SimpleNamespace, name: str) -> Amount:
+    """`half_seq` of a mean attention block: of windows and of whole sequences. [1]
+
+    It stands for keys that a query costs beside those it meets, and such keys add up over blocks.
+    """
+    whole, window = getattr(x, f"attention_{name}_half"), getattr(x, f"attention_{name}_half_window")
+    return (1 - x.window_share) * whole + x.window_share * window
+
+
 def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) -> Parts:
     """Forward and backward time of the attention core, fused or not (compressed attention always is)."""
     width = core_width(x) if block == "mla" else x.d  # mean head dimension of queries and values
@@ -144,7 +153,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         "1",
         "steps of the context-parallel ring",
     )
-    passes = {"forward": 1.0, "backward": 2.5}
+    passes = {"forward": 1.0, "backward": core_backward_factor(x) if block == "mla" else 2.5}
     # Heads are shared between tensor-parallel ranks, queries (or heads) between context-parallel ones.
     waves = ledger.define(
         f"{label}_query_waves",
@@ -167,8 +176,10 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
             width,
             peak=x.gpu_peak * (1 + x.fp8_attention * (getattr(x, f"attention_{name}_fp8_gain") - 1)),
             fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale * x.release_scale,
-            half_seq=getattr(x, f"attention_{name}_half"),
-            half_dim=x.attention_half_dim,
+            half_seq=half_length(x, name),
+            half_dim=getattr(x, f"attention_{name}_half_dim"),
+            # Kernels of compressed attention are made for their one wide head.
+            wide=0 if block == "csa" else getattr(x, f"attention_{name}_wide"),
             launch=x.attention_launch * ring,
             waves=waves,
             tail=getattr(x, f"attention_{name}_tail"),

@@ -221,7 +221,12 @@ INPUTS: tuple[Input, ...] = tuple(
         send_recv_bandwidth | byte/s | point-to-point inside a domain
         network_bandwidth | byte/s | bus bandwidth of one GPU's network cards
         network_latency | s | time of a collective over the network for each doubling of the domains
-        attention_half_dim | 1 | head dimension at which exponentials take as long as matrix products
+        attention_forward_half_window | 1 | twice the keys of half that rate under a sliding window, forward
+        attention_backward_half_window | 1 | the same, backward
+        attention_forward_half_dim | 1 | head dimension at which exponentials take as long as matrix products, forward
+        attention_backward_half_dim | 1 | the same of the backward kernel
+        attention_forward_wide | 1 | exponent of the fall of the forward kernel's rate for heads wider than 128
+        attention_backward_wide | 1 | the same of the backward kernel
         fragmentation | 1 | share of activation memory lost to allocator fragmentation
         graph_pool | 1 | memory of CUDA graph pools over the activations they hold fast
         context_bytes | byte | memory of CUDA context, libraries and NCCL buffers

@@ -15,38 +15,26 @@ from pathlib import Path
 
 import numpy as np
 from fit_collectives import leaf
+from fit_heads import ATTENTION_LIKE, B200_SMS, CUDNN, PEAKS, fp8_gains, size_tables, wide_of, window_tables
 from scipy.optimize import least_squares, minimize_scalar
 
 from costmodel.timing import kernels
 
-CUDNN = "NVIDIA cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training (MIT)"
 START = "shared hardware notes, section 8, starting factors"
-# Attention measured on one GPU and assumed on its siblings.
-ATTENTION_LIKE = {
-    "h100-sxm": "H200",
-    "h200-sxm": "H200",
-    "b200": "GB200",
-    "gb200": "GB200",
-    "b300": "GB300",
-    "gb300": "GB300",
-}
 ATTENTION_ASSUMED = {
     "a100-sxm-80": (0.66, 350.0, 0.58, 350.0),
     "l40s": (0.34, 300.0, 0.30, 300.0),
     "rtx-pro-6000": (0.6, 400.0, 0.5, 400.0),
 }
-# cuDNN's tables have plain causal runs at head dimension 128 alone; at 64 its rate is 0.70 to 0.75 of that:
-# (1 + half / 128) / (1 + half / 64) = 0.725.
-CUDNN_HALF_DIM = (1 - 0.725) / (0.725 / 64 - 1 / 128)
-CUDNN_DIMS = "shared hardware notes, section 7: head dimension 64 reaches 0.70 to 0.75 of 128"
 # Efficiency of scaled dot products on a B200 by number of heads, one sequence of 4096 tokens, of a simulator's own
 # calibration. What its thread blocks leave idle at the end is taken from it, no rate.
 TAILS = "SimuMax, configs/system, B200: efficiency by heads at 4096 tokens (quantities Q172)"
 TAIL_ROW, TAIL_TOKENS = "Q172", 4096
-WITH_TAIL, B200_SMS = ("b200", "gb200", "b300", "gb300"), 148
+WITH_TAIL = ("b200", "gb200", "b300", "gb300")
 HOPPER_PEAK, GB200_PEAK, A100_PEAK = 989.5, 2500.0, 312.0  # [TFLOP/s]
 FLASH2 = "FlashAttention-3 paper, arXiv:2407.08608, figures 5 and 6"
 FLASH2_H200 = "Azure ND_H200_v5 results: FlashAttention-2, head dimension 128, 8192 tokens, 329.3 TFLOP/s"
+FLASH2_H200_RATE = 329.3
 FLASH2_GB200 = "Azure ND_GB200_v6 results: FlashAttention-2, head dimension 128, 8192 tokens, 373.9 TFLOP/s"
 # Forward and backward together, causal, head dimension 128: 99 TFLOP/s at 512 tokens, 189 at 16384.
 FLASH2_A100 = "shared hardware notes, section 7: A100 FA2 fwd+bwd hd128 causal 99-189"
@@ -56,10 +44,6 @@ FLASH2_LIKE = {
     **dict.fromkeys(("h100-sxm", "h200-sxm"), "hopper"),
     **dict.fromkeys(("b200", "gb200", "b300", "gb300"), "blackwell"),
 }
-
-
-# Models of the table -> what their heads are: plain ones of 128, or MLA's, wider for queries than for values.
-HEADS = {"llama3.1": "plain", "dsv3": "mla"}
 
 
 def fit_rates(
@@ -147,13 +131,12 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
                         float(row["batch"]) * float(row["q_heads"]),
                     )
                 )
-    peaks = {"H200": 989.5, "GB200": 2500.0, "GB300": 2500.0}
     report += [
         "",
         "## Attention (cuDNN, causal, 16-bit)",
         "",
-        f"Head dimension 128; half head dimension {CUDNN_HALF_DIM:.0f} ({CUDNN_DIMS}). On Blackwell the last thread "
-        f"blocks take as long as {tails['fwd']:.2f} waves forward and {tails['bwd']:.2f} backward ({TAILS}).",
+        f"Head dimension 128. On Blackwell the last thread blocks take as long as {tails['fwd']:.2f} waves forward and "
+        f"{tails['bwd']:.2f} backward ({TAILS}).",
         "",
         "| GPU | pass | points | fraction | half sequence | mean abs log error |",
         "|---|---|---|---|---|---|",
@@ -163,7 +146,7 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
         seq, dim, rate, heads = np.array(points).T
         tail = tails[name] if gpu.lower() in WITH_TAIL else 0.0
         waves = kernels.query_waves(seq, heads, B200_SMS)
-        fraction, half_seq, _, error = fit_rates(seq, dim, rate, peaks[gpu], waves, tail)
+        fraction, half_seq, _, error = fit_rates(seq, dim, rate, PEAKS[gpu], waves, tail)
         fitted[gpu, name] = (fraction, half_seq, error, len(points))
         report.append(f"| {gpu} | {name} | {len(points)} | {fraction:.3f} | {half_seq:.0f} | {error:.3f} |")
     tables: dict[str, dict[str, dict[str, object]]] = {}
@@ -171,7 +154,7 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
         own = gpu.split("-")[0].upper() == like
         kind = "measured" if own else "assumed"
         note = "" if own else f"measured on {like}, assumed the same fraction of this GPU's peak"
-        table: dict[str, object] = {"half_dim": leaf(CUDNN_HALF_DIM, "1", "derived", CUDNN_DIMS)}
+        table: dict[str, dict[str, object]] = {}
         for name, short in (("forward", "fwd"), ("backward", "bwd")):
             fraction, half_seq, error, count = fitted[like, short]
             extra: dict[str, object] = {
@@ -192,58 +175,27 @@ def attention_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dic
         tables[gpu] = {"bf16": assumed_attention(forward, forward_half, backward, backward_half)}
     for gpu, table in flash2_tables(folder.parent / "quantities.csv", report).items():
         tables[gpu]["flash2"] = table
+    for gpu, sizes in size_tables(folder, report).items():
+        for name, leaves in sizes.items():
+            tables[gpu]["bf16"][name] |= leaves  # type: ignore[operator]
+    for gpu, windows in window_tables(folder, tables, report).items():
+        for name, window in windows.items():
+            tables[gpu]["bf16"][name]["half_window"] = window  # type: ignore[index]
     for gpu, gains in fp8_gains(folder / "kernels" / "attention_cudnn.csv", report).items():
         tables[gpu] |= gains
     return tables
 
 
-def fp8_gains(path: Path, report: list[str]) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    """[attention.FORMAT.HEADS.PASS] of every GPU whose FP8 kernels were measured: their rate over 16 bits. [1]
-
-    Geometric mean over lengths, causal, without window, not deterministic.
-    """
-    rates: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    with path.open() as file:
-        for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            plain = row["mask"] == "top_left" and row["deterministic"] == "False" and not row["window"]
-            if plain and row["model"] in HEADS:
-                key = (row["gpu"], HEADS[row["model"]], row["pass"], row["seqlen"])
-                rates[key][row["dtype"]] = float(row["tflops"])
-    logs: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for (gpu, heads, name, _), by_format in rates.items():
-        for dtype in ("fp8", "mxfp8"):
-            if {dtype, "bfloat16"} <= set(by_format):
-                ratio = by_format[dtype] / by_format["bfloat16"]
-                logs[gpu, dtype, heads, {"fwd": "forward", "bwd": "backward"}[name]].append(np.log(ratio))
-    report += [
-        "",
-        "## Attention (cuDNN, causal, FP8 over 16 bits)",
-        "",
-        "| GPU | format | heads | pass | points | gain | least | most |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    tables: dict[str, dict[str, dict[str, dict[str, object]]]] = defaultdict(dict)
-    for (measured, dtype, heads, name), found in sorted(logs.items()):
-        gain, low, high = np.exp([np.mean(found), min(found), max(found)])
-        report.append(
-            f"| {measured} | {dtype} | {heads} | {name} | {len(found)} | {gain:.2f} | {low:.2f} | {high:.2f} |"
-        )
-        for gpu, like in ATTENTION_LIKE.items():
-            if like == measured:
-                kind = "measured" if gpu.split("-")[0].upper() == like else "assumed"
-                entry = leaf(float(gain), "1", kind, f"{CUDNN}, on {like}", num_points=len(found))
-                tables[gpu].setdefault(dtype, {}).setdefault(heads, {})[name] = entry
-    return tables
-
-
 def flash2_tables(path: Path, report: list[str]) -> dict[str, dict[str, object]]:
     """[attention.flash2] of the GPUs on which FlashAttention-2 was measured, and of their siblings."""
-    forward_half, backward, backward_half, half_dim = fit_flash2(read_flash2(path), report)
+    measured = read_flash2(path)
+    forward_half, backward, backward_half, half_dim = fit_flash2(measured, report)
+    wide = wide_of(measured["fwd hd256 FA2 (causal figure)"][8192] / FLASH2_H200_RATE, 256)
 
     def fraction_of(rate: float, peak: float) -> float:
         return rate * (1 + forward_half / 8192) / peak
 
-    hopper, blackwell = fraction_of(329.3, HOPPER_PEAK), fraction_of(373.9, GB200_PEAK)
+    hopper, blackwell = fraction_of(FLASH2_H200_RATE, HOPPER_PEAK), fraction_of(373.9, GB200_PEAK)
     (short, low), (long, high) = FLASH2_A100_RATES
     half = short * long * (high - low) / (low * long - high * short)
     both = high * (1 + half / long) / A100_PEAK
@@ -272,7 +224,7 @@ def flash2_tables(path: Path, report: list[str]) -> dict[str, dict[str, object]]
         for name, passes in of.items()
         for which, each in (("fwd", passes.forward), ("bwd", passes.backward))
     ]
-    return {gpu: passes_table(of[like], half_dim) for gpu, like in FLASH2_LIKE.items()}
+    return {gpu: passes_table(of[like], half_dim, wide) for gpu, like in FLASH2_LIKE.items()}
 
 
 def read_flash2(path: Path) -> dict[str, dict[float, float]]:
@@ -325,13 +277,14 @@ class Passes:
     note: str
 
 
-def passes_table(passes: Passes, half_dim: float) -> dict[str, object]:
+def passes_table(passes: Passes, half_dim: float, wide: float) -> dict[str, object]:
     """One GPU's table as the TOML files hold it."""
     found: dict[str, object] = {"half_dim": leaf(half_dim, "1", "assumed", FLASH2, note=passes.note)}
     for name, (fraction, half, source) in (("forward", passes.forward), ("backward", passes.backward)):
         found[name] = {
             "fraction": leaf(fraction, "1", "assumed", source, note=passes.note),
             "half_seq": leaf(half, "1", "assumed", source),
+            "wide": leaf(wide, "1", "assumed", f"{FLASH2}, heads of 256 on H100, over {FLASH2_H200}"),
         }
     return found
 

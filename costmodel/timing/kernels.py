@@ -5,7 +5,7 @@ Constants are fitted from measured tables by `tools/fit_tables.py` (docs/kernel-
 
 from __future__ import annotations
 
-from costmodel.amount import Amount, ceiling, maximum
+from costmodel.amount import Amount, ceiling, maximum, minimum
 
 # Output tile of one thread block of large GEMM kernels, rows and columns.
 TILE_ROWS, TILE_COLUMNS = 128, 256
@@ -74,6 +74,7 @@ def attention_time(
     half_seq: Amount,
     half_dim: Amount,
     launch: Amount,
+    wide: Amount = 0,
     waves: Amount = 1,
     tail: Amount = 0,
 ) -> Amount:
@@ -92,21 +93,25 @@ def attention_time(
         long as the matrix products. [1]
     launch
         Fixed time. [s]
+    wide
+        Exponent with which the rate falls for heads wider than 128, whose tiles no longer fit. [1]
     waves, tail
         Thread blocks over SMs (`query_waves`), and waves in whose time the SMs that are done wait for the last blocks,
         which under a causal mask are not alike. [1]
 
     Notes
     -----
-    rate = peak fraction s / (s + half_seq) x (1 + half_dim / 128) / (1 + half_dim / d) / (1 + tail / waves). The
-    second factor is the softmax: its exponentials do not shrink with the head dimension.
+    rate = peak fraction s / (s + half_seq) x (1 + half_dim / 128) / (1 + half_dim / min(d, 128))
+    x (128 / max(d, 128))^wide / (1 + tail / waves). The second factor is the softmax: its exponentials do not shrink
+    with the head dimension.
 
     References
     ----------
     T. Dao, arXiv:2307.08691; J. Shah et al., FlashAttention-3, arXiv:2407.08608, sec. 3.1; tables of
     NVIDIA cudnn-frontend.
     """
-    shape = (1 + half_seq / seq_len) * (1 + half_dim / head_dim) / (1 + half_dim / 128) * (1 + tail / waves)
+    softmax = (1 + half_dim / minimum(head_dim, 128)) / (1 + half_dim / 128)
+    shape = (1 + half_seq / seq_len) * softmax * (maximum(head_dim, 128) / 128) ** wide * (1 + tail / waves)
     return launch + flops * shape / (peak * fraction)
 
 

@@ -31,6 +31,16 @@ def core_width(x: SimpleNamespace) -> Amount:
     return (x.d_nope + x.d_rope + x.d_v) / 2
 
 
+def core_backward_factor(x: SimpleNamespace) -> Amount:
+    """FLOPs of the core's backward pass over those of its forward pass. [1]
+
+    Five products, three as wide as queries and two as values: 2.5 where these are alike. Source: as cudnn-frontend's
+    benchmark counts them.
+    """
+    query = x.d_nope + x.d_rope
+    return (3 * query + 2 * x.d_v) / (query + x.d_v)
+
+
 def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     """Multi-head latent attention. Source: DeepSeek-AI, arXiv:2405.04434; Megatron-Core, MLASelfAttention.
 

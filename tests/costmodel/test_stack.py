@@ -130,7 +130,8 @@ def test_flash_attention_2_has_tables_of_its_own_where_it_was_measured():
     assert "attention.flash2" in on_h100("torchtitan").sources["attention_forward_fraction"]
     assert flash["attention_forward_fraction"] < 0.6 * cudnn["attention_forward_fraction"]
     assert flash["attention_forward_half"] < cudnn["attention_forward_half"]
-    assert flash["attention_half_dim"] < cudnn["attention_half_dim"]
+    for name in ("forward", "backward"):
+        assert flash[f"attention_{name}_half_dim"] < cudnn[f"attention_{name}_half_dim"]
 
 
 def test_a_gpu_without_that_table_takes_the_formats():

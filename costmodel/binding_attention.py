@@ -1,0 +1,66 @@
+"""Constants of fused attention kernels as inputs: by pass, of the stack's kernel and the model's heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from costmodel.binding_tables import leaf, leaf_if_known, limited, power_factor
+from costmodel.bound import Bound
+from costmodel.stack import Stack
+from hardware_db import Cluster
+
+
+def attention_inputs(
+    tables: Mapping[str, Any], cluster: Cluster, dtype: str, stack: Stack, mla: bool
+) -> dict[str, Bound]:
+    """The table of the stack's own kernel where the GPU has one, else that of the format: cuDNN's."""
+    kernels = tables.get("attention", {})
+    table = stack.attention if stack.attention in kernels else dtype
+    bound: dict[str, Bound] = {}
+    for name in ("forward", "backward"):
+        measured = kernels.get(table, {}).get(name, {})
+        own = (name,) if "half_dim" in measured else ()
+        window = "half_window" if "half_window" in measured else "half_seq"
+        wide = "wide_mla" if mla and "wide_mla" in measured else "wide"
+        fraction = leaf(tables, cluster, "attention", table, name, "fraction")
+        bound |= {
+            f"attention_{name}_fraction": limited(fraction, _attention_power(table, cluster), cluster),
+            f"attention_{name}_half": leaf(tables, cluster, "attention", table, name, "half_seq"),
+            f"attention_{name}_half_window": leaf(tables, cluster, "attention", table, name, window),
+            f"attention_{name}_half_dim": leaf(tables, cluster, "attention", table, *own, "half_dim"),
+            f"attention_{name}_wide": leaf_if_known(tables, cluster, "attention", table, name, wide),
+            f"attention_{name}_tail": leaf_if_known(tables, cluster, "attention", table, name, "tail"),
+        }
+    return bound
+
+
+def fp8_attention_gains(
+    tables: Mapping[str, Any], cluster: Cluster, precision: str, mla: bool
+) -> dict[str, Bound]:
+    """What FP8 gains the attention core, by pass: of the precision's format and the heads' shape. [1]
+
+    Kernels of another shape stand in where a GPU has none of these; 1 without any table.
+    """
+    measured = tables.get("attention", {})
+    dtype = "mxfp8" if precision == "mxfp8" and "mxfp8" in measured else "fp8"
+    by_heads = measured.get(dtype, {})
+    heads = "mla" if mla and "mla" in by_heads else "plain"
+    none = Bound(1.0, f"no table of FP8 attention on {cluster.gpu.name}: as in 16 bits")
+    return {
+        f"attention_{name}_fp8_gain": leaf(tables, cluster, "attention", dtype, heads, name)
+        if name in by_heads.get(heads, {})
+        else none
+        for name in ("forward", "backward")
+    }
+
+
+def _attention_power(table: str, cluster: Cluster) -> float:
+    """Rate of an attention kernel under a lower power limit. [1]
+
+    FlashAttention-2 is written for Ampere's instructions and leaves the tensor units of later GPUs idle most of the
+    time (35 % of an H100's rate), so that a limit which slows products does not reach it.
+    Source: J. Shah et al., arXiv:2407.08608, sec. 1.
+    """
+    idle = table == "flash2" and cluster.gpu.generation != "ampere"
+    return 1.0 if idle else power_factor(cluster)

@@ -1,0 +1,68 @@
+"""Constants of a GPU's calibration tables as inputs: their source, what of them is assumed, and its power limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import hardware_db
+from costmodel.bound import Bound
+from hardware_db import Cluster, Quantity
+
+NONE_KNOWN = Bound(0.0, "none in the table")
+# Rate of matrix kernels over power; the two measurements behind it: `power_factor`. [1]
+POWER_EXPONENT = 0.6
+
+
+def bound_of(quantity: Quantity, where: str) -> Bound:
+    """A quantity in SI units, with where it comes from, and a note where it is assumed."""
+    assumed = f"{where} is assumed: {quantity.note}" if quantity.kind == "assumed" and quantity.note else ""
+    return Bound(
+        quantity.si,
+        f"{where}: {quantity.value:g} {quantity.unit}, {quantity.kind}, {quantity.source}",
+        assumed,
+    )
+
+
+def leaf(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
+    """A constant of the calibration tables. ValueError in one line where they lack it."""
+    table: Any = tables
+    for step in path:
+        table = table.get(step, {}) if isinstance(table, Mapping) else {}
+    if not isinstance(table, Quantity):
+        raise ValueError(
+            f"gpu {cluster.gpu.name}: no constant [{'.'.join(path)}] in its calibration. "
+            "Name a sibling with `calibrated_like`, or measure one with `advisor run --recalibrate`."
+        )
+    return bound_of(table, f"{cluster.gpu.name}, {'.'.join(path)}")
+
+
+def leaf_if_known(tables: Mapping[str, Any], cluster: Cluster, *path: str) -> Bound:
+    """A constant of tables that not every GPU's have; 0 without it."""
+    table: Any = tables
+    for step in path:
+        table = table.get(step, {})
+    return leaf(tables, cluster, *path) if table else NONE_KNOWN
+
+
+def power_factor(cluster: Cluster) -> float:
+    """Rate of matrix kernels under a lower power limit than that of the GPU whose tables are used. [1]
+
+    (P / P_tables)^0.6: identical MI silicon gains 19 % from 750 to 1000 W, DGX B200 loses 20 % from 1000
+    to 700 W. Source: shared hardware notes, section 5 (power throttling).
+    """
+    gpu = cluster.gpu
+    if gpu.own_calibration or gpu.calibrated_like == gpu.name or "power" not in gpu.quantities:
+        return 1.0
+    return float(
+        min(1.0, gpu.get("power") / hardware_db.load_gpu(gpu.calibrated_like).get("power")) ** POWER_EXPONENT
+    )
+
+
+def limited(bound: Bound, factor: float, cluster: Cluster) -> Bound:
+    """A rate under a power limit, which is said."""
+    if factor == 1.0:
+        return bound
+    gpu = cluster.gpu
+    note = f"{gpu.title}: matrix kernels run at {factor:.2f} of {gpu.calibrated_like}, for its power limit"
+    return Bound(bound.value * factor, f"{bound.source}; x {factor:.3f} for its power limit", note)
