@@ -240,7 +240,7 @@ class Table:
         parts = {
             "errors of the nearest runs": self.spread["scale"] * local,
             "distance of the nearest runs": self.spread["growth"] * float(near[np.isfinite(near)].mean()),
-            "constants of the fit": Z * parameter_spread,
+            "constants of the fit and the speed of hosts": Z * parameter_spread,
         }
         return math.sqrt(sum(part**2 for part in parts.values())), parts
 

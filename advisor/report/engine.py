@@ -22,7 +22,7 @@ from advisor.report.rules_script import FUNCTIONS, rules_script
 from advisor.report.tables import bound_tables, layout_tables, precision_tables, values_of
 from advisor.rules.facts import knob_words
 from advisor.rules.model_words import cluster_words, model_words, workload_words
-from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, host_memory_gb
+from advisor.rules.predicted_words import HOST_TERMS, SCATTERED, UNPREDICTED, host_memory_gb
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
 from costmodel.binding import recipe_formats
@@ -106,6 +106,7 @@ def _data(
         "tight_above": TIGHT_ABOVE,
         "unsaid": UNSAID,
         "scattered": SCATTERED,
+        "host_terms": HOST_TERMS,
         "unpredicted": list(UNPREDICTED),
         "offloads": OFFLOADS,
         "host_copies": HOST_COPIES,

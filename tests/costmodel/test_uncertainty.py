@@ -14,7 +14,13 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.step_constants import prior_of
-from costmodel.uncertainty import load_covariance, parameter_spread, save_covariance, sensitivities
+from costmodel.uncertainty import (
+    HOST_SCATTER,
+    load_covariance,
+    parameter_spread,
+    save_covariance,
+    sensitivities,
+)
 from costmodel.workload import Workload
 
 LLAMA = load_model("llama3-8b")
@@ -109,3 +115,15 @@ def test_a_covariance_is_read_as_it_was_written(tmp_path):
     assert places == {"a/b": 0, "c/d": 1}
     assert read == pytest.approx(written)
     assert load_covariance(tmp_path / "none.csv")[0] == {}
+
+
+def test_a_step_that_waits_for_the_host_is_as_uncertain_as_hosts_are():
+    """Nodes of one kind issue kernels at speeds apart by HOST_SCATTER; a step of large kernels feels nothing of it."""
+    cluster = hardware_db.load_cluster("dgx-h100")
+    tiny = predict(load_model("gpt-h512-l12-a8"), Workload(1024, 32), cluster, Plan(dp=8, micro_batch=4))
+    large = predict(LLAMA, Workload(8192, 64), cluster, Plan(dp=8))
+    waits = tiny.values["host_bound"] / tiny.step_time_s
+    assert waits > 0.2
+    assert tiny.values["parameter_spread"] > waits * HOST_SCATTER
+    assert large.values["host_bound"] == 0
+    assert large.values["parameter_spread"] < 0.03

@@ -176,9 +176,11 @@ function predictedWords({ problem, memory, device, values: found, host }) {
   const shares = data.scattered.map(([scatter, gemm]) =>
     found[scatter] > 0 && found[gemm] > 0 ? found[scatter] / found[gemm] : 0,
   );
+  const hostTime = data.host_terms.reduce((sum, name) => sum + (found[name] ?? 0), 0);
   return {
     memory_percent: round((100 * memory) / device),
     scatter_percent: round(100 * Math.max(...shares)),
+    host_percent: round((100 * hostTime) / found.step_time),
     host_gb: round(host[0] / 1e9),
     host_most_gb: round(host[1] / 1e9),
     host_memory_gb: data.host_memory_gb,
