@@ -40,7 +40,7 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
     if explanation.cost is not None:
         lines.append(cost_line(explanation.cost))
     changed = knobs_to_set(prediction) | dict(prediction.plan.settings)
-    lines += [heading("Set these"), *knob_table(changed)]
+    lines += [heading("Set these"), *knob_table(changed, explanation.request.stack)]
     lines += violation_section(explanation.found, "Worth knowing")
     for alternative in explanation.alternatives:
         lines += _alternative(alternative)
