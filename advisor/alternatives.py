@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.candidates import Candidate, compared, memory_parts
+from advisor.options import value_text
 from advisor.render import gib
 from advisor.request import Request
 from advisor.search import GIB, SearchResult, fits_at_all, search
@@ -208,4 +209,4 @@ def _amount(objective: str, amount: float) -> str:
 
 
 def _text(value: Any) -> str:
-    return "+".join(value) if isinstance(value, tuple) else str(value).lower()
+    return "+".join(value) if isinstance(value, tuple) else value_text(value)
