@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.candidates import Candidate, compared, memory_parts
+from advisor.options import value_text
+from advisor.render import gib
 from advisor.request import Request
 from advisor.search import GIB, SearchResult, fits_at_all, search
 from costmodel.prediction import FITS_BELOW
@@ -105,14 +107,30 @@ def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
 
 
 def shortfall(least_bad: Candidate) -> str:
-    """By how much the plan that needs least memory misses, and its largest component."""
+    """What the plan that needs least memory needs of the device and of its host, and the largest component."""
     prediction = least_bad.prediction
-    allowed = FITS_BELOW * prediction.device_bytes
-    name, size = max(memory_parts(prediction).items(), key=lambda item: item[1])
-    return (
-        f"{least_bad.plan.describe()} needs least, {least_bad.peak_memory / GIB:.1f} GiB of "
-        f"{allowed / GIB:.1f} GiB a plan may use; the largest part is {name} with {size / GIB:.1f} GiB"
-    )
+    needs = []
+    if not prediction.fits:
+        allowed = FITS_BELOW * prediction.device_bytes
+        name, size = max(memory_parts(prediction).items(), key=lambda item: item[1])
+        needs.append(
+            f"{least_bad.peak_memory / GIB:.1f} GiB of {allowed / GIB:.1f} GiB a plan may use; "
+            f"the largest part is {name} with {size / GIB:.1f} GiB"
+        )
+    if (whole := prediction.cluster.host_memory) is not None and not prediction.fits_host:
+        taken = prediction.node_host_bytes[0]
+        needs.append(f"{taken / GIB:,.0f} GiB of the {whole / GIB:,.0f} GiB of host memory that a node has")
+    return f"{least_bad.plan.describe()} needs least, {', and '.join(needs)}"
+
+
+def missing(least_bad: Candidate) -> str:
+    """By how much it misses, in a few words: of a GPU's memory, of a node's host memory."""
+    prediction = least_bad.prediction
+    over = least_bad.peak_memory - FITS_BELOW * prediction.device_bytes
+    words = [] if prediction.fits else [f"{gib(over)} a GPU"]
+    if (whole := prediction.cluster.host_memory) is not None and not prediction.fits_host:
+        words.append(f"{gib(prediction.node_host_bytes[0] - whole)} of host memory a node")
+    return " and ".join(words)
 
 
 def what_would_fit(result: SearchResult) -> tuple[str, ...]:
@@ -163,11 +181,7 @@ def _leaner(request: Request) -> Iterator[str]:
             if all(request.pins.get(name, value) == value for name, value in pins.items())
         ]
         tried = [(pins, _best(replace(request, pins={**request.pins, **pins}, top=1))) for pins in free]
-        fitting = [
-            (best.step_time, number, best, pins)
-            for number, (pins, best) in enumerate(tried)
-            if best and best.prediction.fits_host
-        ]
+        fitting = [(best.step_time, number, best, pins) for number, (pins, best) in enumerate(tried) if best]
         if fitting:
             _, _, best, pins = min(fitting, key=lambda each: each[:2])
             pinned = " ".join(f"--pin {name}={_text(value)}" for name, value in pins.items())
@@ -195,4 +209,4 @@ def _amount(objective: str, amount: float) -> str:
 
 
 def _text(value: Any) -> str:
-    return "+".join(value) if isinstance(value, tuple) else str(value).lower()
+    return "+".join(value) if isinstance(value, tuple) else value_text(value)

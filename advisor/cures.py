@@ -57,7 +57,7 @@ def first_cure(case: Case) -> Cure | None:
         return wider
     for knobs in ORDER:
         for change in what_if(case, knobs).changes:
-            if change.fits and change.prediction.fits_host:
+            if change.fits:
                 return Cure(_changed(change), change.prediction)
     return None
 

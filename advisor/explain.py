@@ -9,7 +9,6 @@ from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
 from advisor.candidates import Candidate
-from advisor.options import split_pairs
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import predicted_words
@@ -90,7 +89,7 @@ def explain(
 
     questions: texts of --why-not, each KNOB=VALUE, several joined by commas. look: as `search`.
     """
-    asked = [parse_pins(split_pairs(text)) for text in questions]
+    asked = [parse_pins([text]) for text in questions]
     result = search(request, progress, look)
     if not result.plans:
         return Explanation(request, result, None, remedies=what_would_fit(result))

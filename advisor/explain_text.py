@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from advisor.alternatives import WhyNot, shortfall
+from advisor.alternatives import WhyNot, missing, shortfall
 from advisor.candidates import Candidate
 from advisor.explain import Explanation
 from advisor.options import value_text
@@ -21,7 +21,6 @@ from advisor.sections import (
     violation_section,
 )
 from advisor.space import declared_space
-from costmodel.prediction import FITS_BELOW
 
 
 def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:
@@ -41,7 +40,7 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
     if explanation.cost is not None:
         lines.append(cost_line(explanation.cost))
     changed = knobs_to_set(prediction) | dict(prediction.plan.settings)
-    lines += [heading("Set these"), *knob_table(changed)]
+    lines += [heading("Set these"), *knob_table(changed, explanation.request.stack)]
     lines += violation_section(explanation.found, "Worth knowing")
     for alternative in explanation.alternatives:
         lines += _alternative(alternative)
@@ -123,9 +122,8 @@ def _nothing_fits(explanation: Explanation) -> list[str]:
     """The least bad plan, by how much it misses, and what would make it fit."""
     shown = explanation.shown
     prediction = shown.prediction
-    over = prediction.peak_memory_bytes - FITS_BELOW * prediction.device_bytes
     lines = [
-        bold(f"Nothing fits: the leanest plan misses by {gib(over)} a GPU."),
+        bold(wrap(f"Nothing fits: the leanest plan misses by {missing(shown)}.")),
         wrap(setting(prediction)),
         "",
         wrap(f"{shortfall(shown)}.", "  "),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from advisor.options import split_pairs
 from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error, parse_knob
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -183,9 +184,9 @@ def make_request(
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
-    """Knob or setting -> value of "tp=4" texts. ValueError in one line for anything else."""
+    """Knob or setting -> value of "tp=4" texts, or of "tp=4,pp=2". ValueError in one line for anything else."""
     pins: dict[str, Any] = {}
-    for text in texts:
+    for text in (pair for joined in texts for pair in split_pairs(joined)):
         name, equals, value = text.partition("=")
         key = name.strip().lower().replace("-", "_")
         if not equals:

@@ -25,7 +25,7 @@ from advisor.space_grid import ALL, Rows, Space
 from costmodel.binding import bind
 from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
 from costmodel.plan import Plan
-from costmodel.plan_array import PlanArray, evaluate_plans
+from costmodel.plan_array import PlanArray, evaluate_plans, host_share
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.stage_inputs import runs
 
@@ -49,7 +49,7 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reason that dropped plans: rule id or "memory", number of plans, and one example in words."""
+    """A reason that dropped plans: rule id, "memory" or "host memory", number of plans, and one example in words."""
 
     reason: str
     count: int
@@ -82,17 +82,31 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Scored:
-    """One evaluated space: step time [s] and peak memory [byte] of every plan, device memory [byte]."""
+    """One evaluated space: step time [s] and peak memory [byte] of every plan, device memory [byte].
+
+    host: `costmodel.plan_array.host_share` of every plan, None where no plan is held back by its host.
+    """
 
     space: Space
     gpus: int
     step_time: Array
     peak_memory: Array
     device: float
+    host: Array | None = None
 
     def fits(self, share: float = FITS_BELOW) -> Mask:
+        """Plans that take at most `share` of the device's memory, and no more of the host's than there is."""
+        fits = self.fits_device(share)
+        return fits if self.host is None else fits & (self.host <= 1)
+
+    def fits_device(self, share: float = FITS_BELOW) -> Mask:
         """Plans that take at most `share` of the device's memory."""
         return self.peak_memory <= share * self.device
+
+    def need(self) -> Array:
+        """Of the memory that a plan may use, device's or host's, what it takes of the scarcer; fits up to 1. [1]"""
+        device = self.peak_memory / (FITS_BELOW * self.device)
+        return device if self.host is None else np.maximum(device, self.host)
 
     def score(self, objective: str) -> Array:
         """`objective_value` of every row, before its pipeline is simulated."""
@@ -135,8 +149,11 @@ def search(request: Request, progress: Progress | None = None, look: Look | None
         raise ValueError(nothing_legal(request))
     feasible = sum(int(part.fits().sum()) for part in scored)
     rejected = _rule_rejections(spaces)
-    if feasible < legal:
-        rejected.append(_memory_rejection(scored, legal - feasible))
+    on_device = sum(int(part.fits_device().sum()) for part in scored)
+    if on_device < legal:
+        rejected.append(_memory_rejection(scored, legal - on_device))
+    if feasible < on_device:
+        rejected.append(_host_rejection(request, scored, on_device - feasible))
     if tight := feasible - sum(int(part.fits(TIGHT_ABOVE).sum()) for part in scored):
         share = f"above {100 * TIGHT_ABOVE:.0f} % of the device's memory, where the allocator stalls"
         rejected.append(Rejection("tight memory", tight, share))
@@ -180,9 +197,10 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Score
         space = build_space(replace(request, gpus=gpus), precision)
         spaces.append(space)
         if space.legal:
-            out = evaluate_plans(PlanArray(model, workload, cluster, precision, space.grid, stack))
+            plans = PlanArray(model, workload, cluster, precision, space.grid, stack)
+            out, host = evaluate_plans(plans), host_share(plans)
             found = (space.of_plans(out[name]) for name in ("step_time", "peak_memory"))
-            scored.append(Scored(space, gpus, *found, device))
+            scored.append(Scored(space, gpus, *found, device, None if host is None else space.of_plans(host)))
     if not spaces:
         raise next(iter(refused.values()))
     return spaces, scored, [f"precision {name} left out: {why}" for name, why in refused.items()]
@@ -288,9 +306,9 @@ def _layouts_in_order(columns: list[Array], wanted: int) -> list[list[int]]:
 
 
 def _least_bad(request: Request, scored: list[Scored]) -> Candidate:
-    """The legal plan with the smallest peak, the faster of equals."""
-    part = min(scored, key=lambda each: float(each.peak_memory.min()))
-    row = int(np.lexsort((part.complexity(), part.step_time, part.peak_memory))[0])
+    """The legal plan that needs least of the memory there is, the faster of equals."""
+    part = min(scored, key=lambda each: float(each.need().min()))
+    row = int(np.lexsort((part.complexity(), part.step_time, part.peak_memory, part.need()))[0])
     return candidate(request, part.plan(row))
 
 
@@ -304,14 +322,30 @@ def _rule_rejections(spaces: list[Space]) -> list[Rejection]:
 
 
 def _memory_rejection(scored: list[Scored], count: int) -> Rejection:
-    """How many plans do not fit, and the fastest of them."""
-    part = min(
-        (each for each in scored if not each.fits().all()),
-        key=lambda each: float(each.step_time[~each.fits()].min()),
-    )
-    row = int(np.argmin(np.where(part.fits(), np.inf, part.step_time)))
+    """How many plans do not fit their device, and the fastest of them."""
+    part, row = _fastest(scored, lambda each: ~each.fits_device())
     example = (
         f"{part.plan(row).describe()} needs {part.peak_memory[row] / GIB:.1f} GiB of the "
         f"{FITS_BELOW * part.device / GIB:.1f} GiB that a plan may use"
     )
     return Rejection("memory", count, example)
+
+
+def _host_rejection(request: Request, scored: list[Scored], count: int) -> Rejection:
+    """How many plans fit their device but not their node's host memory, and the fastest of them."""
+    part, row = _fastest(scored, lambda each: each.fits_device() & ~each.fits())
+    assert part.host is not None
+    assert request.cluster.host_memory is not None
+    whole = request.cluster.host_memory / GIB
+    example = (
+        f"{part.plan(row).describe()} keeps {part.host[row] * whole:,.0f} GiB in the host memory of a node, "
+        f"which has {whole:,.0f}"
+    )
+    return Rejection("host memory", count, example)
+
+
+def _fastest(scored: list[Scored], of: Callable[[Scored], Mask]) -> tuple[Scored, int]:
+    """The space and number of the fastest plan that a mask of each space leaves, of which there is one."""
+    times = [np.where(of(each), each.step_time, np.inf) for each in scored]
+    part = min(range(len(scored)), key=lambda number: float(times[number].min()))
+    return scored[part], int(np.argmin(times[part]))

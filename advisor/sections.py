@@ -10,13 +10,18 @@ from advisor.options import value_text
 from advisor.render import bar, count, gib, heading, percent, seconds, table, tree, wrap
 from costmodel.graph_parts import captured_parts
 from costmodel.knobs import CATALOGUE, KNOBS
+from costmodel.knobs.names import FRAMEWORKS
 from costmodel.plan import Plan
+from costmodel.stack import default_stack, load_stack
 
 if TYPE_CHECKING:
     from advisor.rules import Violation
     from costmodel.prediction import Prediction
 
 GIB = 2**30
+# Framework whose names are shown where a stack's own are not on file.
+OTHERWISE = "megatron_bridge"
+DERIVED = "follows from the others"
 METER = 40  # columns of the bar of memory
 # Sizes are told in the headline; the rest of the non-default knobs in the table under it.
 SEVERITY_WORDS = {
@@ -108,19 +113,30 @@ def _differs(plan: Plan, name: str, default: Any) -> bool:
     return bool(list(value) != list(default) if isinstance(value, tuple) else value != default)
 
 
-def knob_table(changed: Mapping[str, Any]) -> list[str]:
-    """Every knob and setting to set, with its name in Megatron-Bridge."""
-    rows = [
-        (
-            name,
-            value_text(value),
-            CATALOGUE[name].megatron_bridge.replace("(derived)", "follows from the others"),
-        )
-        for name, value in changed.items()
-    ]
-    if not rows:
+def knob_table(changed: Mapping[str, Any], stack: str | None = None) -> list[str]:
+    """Every knob and setting to set, with its name in the stack's own configuration."""
+    if not changed:
         return ["  every knob at its default"]
-    return table(["knob", "value", "in Megatron-Bridge"], rows)
+    title, note = names_shown(stack)
+    rows = [(name, value_text(value), name_there(name, stack)) for name, value in changed.items()]
+    lines = table(["knob", "value", f"in {title}"], rows)
+    return [*lines, wrap(note, "  ", "  ")] if note else lines
+
+
+def names_shown(stack: str | None) -> tuple[str, str]:
+    """The framework whose names of knobs are shown for a stack, and a note where they are not the stack's own."""
+    shown = load_stack(stack or default_stack())
+    framework = FRAMEWORKS[shown.names or OTHERWISE]
+    own = f"Names are {framework}'s: those of {shown.title} are not on file."
+    return framework, "" if shown.names else own
+
+
+def name_there(name: str, stack: str | None) -> str:
+    """A knob's or setting's name in the configuration of a stack, or that none is on file."""
+    shown = load_stack(stack or default_stack()).names or OTHERWISE
+    text: str = getattr(CATALOGUE[name], shown)
+    derived = CATALOGUE[name].megatron_bridge == "(derived)"
+    return text.replace("(derived)", DERIVED) or (DERIVED if derived else "no name on file")
 
 
 def time_section(prediction: Prediction) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from advisor.options import value_text
 from advisor.request import Request
 from advisor.rules import load_rules
 from advisor.rules.facts import divisors
@@ -137,15 +138,18 @@ def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
 
 
 def nothing_legal(request: Request) -> str:
-    """One line for a request without a legal plan: the rules that leave none, and GPUs or batches that do."""
+    """One line for a request without a legal plan: what leaves none, and GPUs or batches that do."""
     # Without interleaving each fault shows once.
     plain = request if "vpp" in request.pins else replace(request, pins={**request.pins, "vpp": 1})
-    examples = build_space(plain, request.precisions[0]).examples
-    # The first rule about each size says enough.
-    first = {found.knobs[0]: found.text for found in reversed(examples.values()) if found.knobs}
-    reasons = "; ".join(reversed(first.values())) or "no parallel sizes multiply up to it"
-    pins = "".join(f" --pin {name}={value}" for name, value in request.pins.items())
-    batch = max(1, round(request.workload.global_batch / request.gpus)) * request.gpus
+    space = build_space(plain, request.precisions[0])
+    # A rule that every plan breaks says all; else the first rule about each size.
+    examples = [found for rule, found in space.examples.items() if not space.fatal or rule in space.fatal]
+    first = {found.knobs[0]: found.text for found in reversed(examples) if found.knobs}
+    texts = [*_no_layout(request), *reversed(first.values())]
+    reasons = "; ".join(texts) or "no parallel sizes multiply up to it"
+    pins = "".join(f" --pin {name}={value_text(value)}" for name, value in request.pins.items())
+    share = request.gpus * request.pins.get("micro_batch", 1)
+    batch = max(1, round(request.workload.global_batch / share)) * share
     ways = [f"--gpus {usable}"] if (usable := nearest_usable(request)) else []
     if _has_legal(replace(request, workload=replace(request.workload, global_batch=batch))):
         ways.append(f"--global-batch {batch}")
@@ -154,6 +158,20 @@ def nothing_legal(request: Request) -> str:
         f"--gpus {request.gpus} with --global-batch {request.workload.global_batch}{pins} leaves no legal plan "
         f"of {request.model.name}: {reasons}. {way_out}"
     )
+
+
+def _no_layout(request: Request) -> list[str]:
+    """What keeps the pinned sizes from being a layout at all, before any rule; nothing where some are."""
+    pins, model, gpus = request.pins, request.model, request.gpus
+    texts = []
+    if model.moe is not None and gpus % (experts := pins.get("ep", 1) * pins.get("etp", 1)):
+        texts.append(f"ep x etp = {experts} does not divide {gpus} GPUs")
+    stages = [pins["pp"]] if "pp" in pins else [size for size in divisors(gpus) if size > 1]
+    split = any(row["of_pp"] > 0 for row in pipelines(model, stages, request.knob_pins)) if stages else True
+    if not split and pins.get("vpp", 1) > 1:
+        chunks = f"pp x vpp = {min(stages)} x {pins['vpp']}"
+        texts.append(f"{model.num_layers} layers do not make {chunks} chunks")
+    return texts
 
 
 def nearest_usable(request: Request) -> int:

@@ -35,7 +35,7 @@ class Space:
     grid: one array per knob, which broadcast: layouts along the last axis, each table of options on an axis before
     those of earlier tables. alive: the legal cells. Plans are numbered layout by layout, and of one layout with the
     later tables' options fastest. enumerated: combinations of the declared axes that use all GPUs. rejected: rule
-    id -> plans it dropped; examples: what it says about one of them.
+    id -> plans it dropped; fatal: rules that every plan broke that was there; examples: what a rule says about one.
     """
 
     precision: str
@@ -43,6 +43,7 @@ class Space:
     alive: Mask
     enumerated: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    fatal: set[str] = field(default_factory=set)
     examples: dict[str, Violation] = field(default_factory=dict)
 
     @property
@@ -155,6 +156,7 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
             alone = mask & (faults == 1)
             cell = _first(alone if alone.any() else mask)
             space.rejected[rule.id] = count
+            space.fatal |= {rule.id} if count == np.count_nonzero(space.alive) else set()
             space.examples[rule.id] = violation(
                 rule, {name: _at(word, cell) for name, word in words.items()}, 0
             )

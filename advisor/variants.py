@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.candidates import resource_seconds
+from advisor.host_fault import host_fault
 from advisor.pipeline import with_schedule
 from advisor.render import gib, seconds
 from advisor.rules import violations
@@ -82,6 +83,8 @@ class Variants:
             closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack)
         except ValueError as error:
             return Variant(label, plan, None, str(error))
+        if fault := host_fault(closed_form):
+            return Variant(label, plan, None, fault.text)
         return Variant(label, plan, with_schedule(closed_form) if closed_form.fits else closed_form)
 
     def resized(self, **sizes: int) -> Plan | None:

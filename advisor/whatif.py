@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from advisor.candidates import memory_parts
+from advisor.host_fault import host_fault
 from advisor.pipeline import with_schedule
 from advisor.rules import Violation, violations
+from advisor.rules.predicted_words import predicted_words
 from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
 from costmodel.predict import predict
@@ -170,7 +172,8 @@ def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:
 def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], None] | None = None) -> WhatIf:
     """Predict every neighbour of the case's plan along the named knobs. ValueError as `predict`."""
     base = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus)
+    words = predicted_words(base)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words)
     known = {violation.id for violation in found}
     changes: list[Change] = []
     forbidden: list[Forbidden] = []
@@ -200,6 +203,8 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
         other = with_schedule(predict(case.model, case.workload, case.cluster, each.plan, case.stack))
     except ValueError as error:
         return Forbidden(each, str(error))
+    if fault := host_fault(other):
+        return Forbidden(each, fault.text, fault.id)
     notes = tuple(
         violation
         for violation in found

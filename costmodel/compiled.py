@@ -26,27 +26,36 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 class CompiledModel:
     """What evaluation and explanation need, without sympy.
 
-    search evaluates the few numbers that rank plans, full every entry: of inputs that are arrays or numbers, and
-    broadcast. entries holds name, title, unit, printed expression and formula of each; trees the breakdowns by name.
+    search evaluates the few numbers that rank plans, host those that `costmodel.host_memory` compares, full every
+    entry: of inputs that are arrays or numbers, and broadcast. entries holds name, title, unit, printed expression and
+    formula of each; trees the breakdowns by name.
     """
 
     search: Function
+    host: Function
     full: Function
     entries: dict[str, dict[str, str]]
     trees: dict[str, Term]
 
 
 def compile_model(
-    build: Callable[[], tuple[Ledger, dict[str, Term]]], outputs: Iterable[str], family: str
+    build: Callable[[], tuple[Ledger, dict[str, Term]]],
+    outputs: Iterable[str],
+    host: Iterable[str],
+    family: str,
 ) -> CompiledModel:
-    """Compile the ledger that `build` makes, or read it from the cache when no source file changed."""
+    """Compile the ledger that `build` makes, or read it from the cache when no source file changed.
+
+    outputs, host: entries that `CompiledModel.search` and `CompiledModel.host` give.
+    """
     path = cache_folder() / f"{family}-{SOURCES}.json"
-    record = kept_record(path, {"search", "full", "entries", "trees"})
+    record = kept_record(path, {"search", "host", "full", "entries", "trees"})
     if record is None:
         ledger, trees = build()
         lines = _lines(ledger)
         record = {
             "search": _source(ledger, lines, list(outputs), free=True),
+            "host": _source(ledger, lines, list(host), free=True),
             "full": _source(ledger, lines, list(ledger.entries), free=False),
             "entries": {
                 entry.name: {
@@ -62,6 +71,7 @@ def compile_model(
         keep_record(path, record)
     return CompiledModel(
         search=_function(record["search"]),
+        host=_function(record["host"]),
         full=_function(record["full"]),
         entries=record["entries"],
         trees={name: tree_from_list(tree) for name, tree in record["trees"].items()},

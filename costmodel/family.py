@@ -10,11 +10,14 @@ import numpy as np
 from costmodel.columns import ITEMS, Columns, code
 from costmodel.compiled import CompiledModel, compile_model
 from costmodel.layout import total_blocks
+from costmodel.memory import STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 
 # What search needs to rank plans and to see whether they fit.
 SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")
+# What leaves the device where something is offloaded, by stage.
+HOST_OUTPUTS = tuple(f"memory_{stage}_{part}" for stage in STAGES for part in ("activations", "optimizer"))
 ZERO = np.zeros(1)
 
 
@@ -30,7 +33,7 @@ def compiled_family(features: frozenset[str]) -> CompiledModel:
 
         return build_step(features)
 
-    return compile_model(build, SEARCH_OUTPUTS, "-".join(sorted(features)))
+    return compile_model(build, SEARCH_OUTPUTS, HOST_OUTPUTS, "-".join(sorted(features)))
 
 
 def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> frozenset[str]:

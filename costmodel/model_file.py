@@ -86,7 +86,10 @@ def read_toml(path: Path) -> ModelSpec:
 
 
 def from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:
-    """A model from plain values, with k = a and d = h / a where absent. Unknown keys are refused."""
+    """A model from plain values, with k = a and d = h / a where absent. Unknown keys are refused.
+
+    Latents have norms unless qk_norm says otherwise, as those of every published model have.
+    """
     values = dict(mapping)
     for key, table in TABLES.items():
         if values.get(key) is not None:
@@ -94,6 +97,8 @@ def from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:
     _refuse_unknown(values, [field.name for field in fields(ModelSpec)], "")
     heads, hidden = values.get("num_heads"), values.get("hidden")
     values.setdefault("num_kv_heads", heads)
+    if values.get("mla") is not None and values.get("qk_norm") is None:
+        values["qk_norm"] = True
     if "head_dim" not in values and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         values["head_dim"] = split_heads(hidden, heads)
     _require(ModelSpec, values, "", skip=("head_dim", "num_kv_heads"))

@@ -150,7 +150,8 @@ class ModelSpec(Checked):
     num_layers; hidden [h]; ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k];
     head_dim [d]: need not be h / a. gated: three MLP matrices. vocab: true tokens.
     vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source, else None.
-    qk_norm: norm over each head of Q and K (with MLA: over the latents). linear_bias: output, MLP and router.
+    qk_norm: norm over each head of Q and K; with MLA over the latents, and on unless a file or mapping says false.
+    linear_bias: output, MLP and router.
     learned_positions: length of the position table, 0 = rotary or none. seq_len: the source's training length
     [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention, - mlp, E experts), '' uniform.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:

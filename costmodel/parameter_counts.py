@@ -123,6 +123,7 @@ def _attention(spec: ModelSpec, norm_weights: int) -> int:
                 qk_head_dim=mla.qk_head_dim,
                 qk_pos_emb_head_dim=mla.qk_pos_emb_head_dim,
                 v_head_dim=mla.v_head_dim,
+                latent_norm=norm_weights if spec.qk_norm else 0,
             )
         )
     return int(

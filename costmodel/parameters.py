@@ -96,8 +96,9 @@ def mla_parameters(
     qk_head_dim: Amount,
     qk_pos_emb_head_dim: Amount,
     v_head_dim: Amount,
+    latent_norm: Amount = 1,
 ) -> Amount:
-    """Parameters of multi-head latent attention, with an RMSNorm on each latent. [1]
+    """Parameters of multi-head latent attention. [1]
 
     Parameters
     ----------
@@ -109,15 +110,17 @@ def mla_parameters(
         Width of the shared key-value latent. [1]
     qk_head_dim, qk_pos_emb_head_dim, v_head_dim
         Per head: part of query and key without position, part with rotary position, value. [1]
+    latent_norm
+        Vectors of the norm on each latent: 1 for RMSNorm, 0 without (Megatron-Core without qk_layernorm). [1]
 
     References
     ----------
-    DeepSeek-AI, DeepSeek-V2, sec. 2.1, arXiv:2405.04434.
+    DeepSeek-AI, DeepSeek-V2, sec. 2.1, arXiv:2405.04434; Megatron-Core 0.16.1, gpt_layer_specs.py:231-242.
     """
     query_width = a * (qk_head_dim + qk_pos_emb_head_dim)
-    query = q_lora_rank * (h + query_width + 1) if q_lora_rank else h * query_width
+    query = q_lora_rank * (h + query_width + latent_norm) if q_lora_rank else h * query_width
     down = h * (kv_lora_rank + qk_pos_emb_head_dim)
-    up = kv_lora_rank * (a * (qk_head_dim + v_head_dim) + 1)
+    up = kv_lora_rank * (a * (qk_head_dim + v_head_dim) + latent_norm)
     return query + down + up + a * v_head_dim * h
 
 

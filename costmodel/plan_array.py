@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from costmodel.binding import bind, recipe_formats
 from costmodel.bound import Bound
 from costmodel.columns import Array, Columns, plan_inputs
-from costmodel.compiled import CompiledModel
+from costmodel.compiled import CompiledModel, Function
 from costmodel.family import ZERO, compiled_family, family_features
+from costmodel.host_memory import fullest_node, offloads
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 from hardware_db import Cluster
@@ -79,9 +80,9 @@ def evaluate_plans(plans: PlanArray) -> dict[str, Array]:
     The caller guarantees that global_batch is a multiple of micro_batch x dp in every plan.
     Raises ValueError when the family's cost is not built or the GPU lacks the precision.
     """
-    found = _evaluate(plans)
+    found = _evaluate(plans, plans.compiled.search)
     if plans.workload.longest < plans.workload.seq_len:
-        timed = _evaluate(plans.padded())
+        timed = _evaluate(plans.padded(), plans.compiled.search)
         free = np.broadcast_to(~padded_in_full(plans.columns), plans.shape).T
         found |= {name: np.where(free, timed[name], found[name]) for name in ("step_time", "model_flops")}
     return found
@@ -97,19 +98,32 @@ def padded_in_full(columns: Columns) -> NDArray[np.bool_]:
     return np.asarray(sum(columns.get(name, ZERO) > above for name, above in least.items()) > 0)
 
 
-def _evaluate(plans: PlanArray) -> dict[str, Array]:
+def host_share(plans: PlanArray) -> Array | None:
+    """The least that offloading takes of the fullest node's host memory, over what that node has, of every plan. [1]
+
+    In the order of `evaluate_plans`; None where no plan offloads or the node's memory is not on file.
+    """
+    whole, per_node = plans.cluster.host_memory, plans.cluster.gpus_per_node
+    if whole is None or not offloads(plans.inputs()):
+        return None
+    compiled = plans.compiled
+    found = _evaluate(plans, lambda inputs: {"taken": fullest_node(compiled, inputs, per_node)})
+    return found["taken"] / whole
+
+
+def _evaluate(plans: PlanArray, function: Function) -> dict[str, Array]:
+    """What a function of all inputs gives of every plan, a chunk of layouts at a time."""
     scalars = {name: entry.value for name, entry in plans.bound().items()}
     inputs = plans.inputs()
     scalars |= {name: float(value) for name, value in inputs.items() if not np.ndim(value)}
     arrays = {name: value for name, value in inputs.items() if np.ndim(value)}
-    compiled = plans.compiled
     *options, rows = plans.shape
     results: dict[str, Array] = {}
     step = max(CHUNK // math.prod(options), 1)
     for start in range(0, rows, step):
         part = slice(start, start + step)
         some = {name: array[..., part] if array.shape[-1] > 1 else array for name, array in arrays.items()}
-        for name, values in compiled.search(scalars | some).items():
+        for name, values in function(scalars | some).items():
             found = results.setdefault(name, np.empty((rows, *reversed(options))))[part]
             found[...] = np.broadcast_to(values, found.shape[::-1]).T
     return results

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodel.evidence import Near
+from costmodel.host_memory import node_bytes
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.term import formula_source
@@ -123,16 +124,15 @@ class Prediction:
     def node_host_bytes(self) -> tuple[float, float]:
         """Host memory that offloading takes of the fullest node: at least, and at most. [byte]
 
-        At least: where a stage's ranks fill whole nodes, those of the fullest stage, else of the emptiest everywhere.
-        Not counted is what the system, data loaders and checkpoints take.
+        See `costmodel.host_memory.node_bytes`. Not counted is what the system, data loaders and checkpoints take.
         """
         if not self.host_bytes:
             return 0.0, 0.0
-        plan, per_node = self.plan, self.cluster.gpus_per_node
-        ranks = min(per_node, plan.world)
-        whole = (plan.tp * plan.cp * plan.dp) % per_node == 0 or plan.pp == 1
+        plan = self.plan
         fullest, emptiest = max(self.host_bytes.values()), min(self.host_bytes.values())
-        return ranks * (fullest if whole else emptiest), ranks * fullest
+        ranks = plan.tp * plan.cp * plan.dp
+        least, most = node_bytes(fullest, emptiest, ranks, plan.pp, self.cluster.gpus_per_node)
+        return float(least), float(most)
 
     @property
     def fits_host(self) -> bool:

@@ -54,6 +54,8 @@ class Stack:
     early_zero3: sharded parameters move at the rate of one network card a node.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
+    title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
+    lists them; "" where they are not on file.
     """
 
     family: str
@@ -77,6 +79,8 @@ class Stack:
     documents_apart: bool = False
     early_zero3: bool = False
     partial_rings: bool = False
+    title: str = ""
+    names: str = ""
 
     @property
     def name(self) -> str:
@@ -151,6 +155,8 @@ def load_stack(text: str) -> Stack:
         family["early_stop"],
         expert_bias_fused=age is not None and age >= known("expert_bias_fused_from", "99.12"),
         **{flag: family.get(flag, False) for flag in flags},
+        title=family["title"],
+        names=family.get("names", ""),
         native_loss=native,
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),

@@ -98,7 +98,8 @@ def _mla(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]
     for name in ("q_up", "kv_down", "kv_up"):
         found += _linear(layers[name], replicated=layers[name].split == "none")
     latents = (("q_norm", x.q_lora), ("kv_norm", x.kv_lora))
-    return found + [Tensor(f"{name}.weight", int(width), reduced=True) for name, width in latents if width]
+    normed = [(name, width) for name, width in latents if width and x.qk_norms]
+    return found + [tensor for name, width in normed for tensor in _norm(x, name, width)]
 
 
 def _mlp(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tensor]:

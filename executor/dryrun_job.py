@@ -42,10 +42,6 @@ def make_job(
             f"--stage {stage} is not one of 0 to {plan.pp - 1} of --pp {plan.pp}. Try --stage 0."
         )
     fields, notes = traced_fields(core_fields(plan, model, workload))
-    if model_class(model) == "MambaModel":
-        fields.pop(
-            "mtp_num_layers", None
-        )  # it has none, and would reduce an embedding that heads do not share
     return {
         "plan": plan.to_dict(),
         "workload": workload.to_dict(),

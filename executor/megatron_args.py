@@ -26,6 +26,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }
 FUSABLE = ("silu", "gelu", "quick_gelu")
+FUSABLE_OF_EXPERTS = ("silu", "quick_gelu")
 
 
 def core_fields(plan: Plan, model: ModelSpec, workload: Workload | None = None) -> dict[str, Any]:
@@ -181,22 +182,36 @@ def expert_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     return fields
 
 
+def fuses_activation(plan: Plan, model: ModelSpec) -> bool:
+    """Whether Megatron-Core has a fused kernel for the activation function; without one it refuses the switch.
+
+    Source: Megatron-Core 0.16.1, transformer_config.py:1485-1504; moe/experts.py:689-710 (TEGroupedMLP).
+    """
+    if model.moe is not None and plan.moe_grouped_gemm:
+        return model.gated and model.activation in FUSABLE_OF_EXPERTS
+    gelu_alone = model.activation == "gelu" and not model.gated and not model.linear_bias
+    return model.activation in FUSABLE and not gelu_alone
+
+
+def fuses_residual(plan: Plan, model: ModelSpec) -> bool:
+    """Whether bias, dropout and residual may be one kernel: not where experts of a grouped GEMM have biases.
+
+    Source: Megatron-Core 0.16.1, moe/experts.py:529-531 (TEGroupedMLP).
+    """
+    return not (model.moe is not None and model.linear_bias and plan.moe_grouped_gemm)
+
+
 def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     """Fusions, dropout and CUDA graphs."""
     rate = 0.1 if plan.dropout else 0.0
-    gelu_alone = model.activation == "gelu" and not model.gated and not model.linear_bias
-    # Megatron-Core refuses fused activation functions that it has no kernel for.
-    fusable = model.activation in FUSABLE and not gelu_alone
-    # ... and the fused residual where experts of a grouped GEMM have biases (experts.py, TEGroupedMLP).
-    biased_experts = model.moe is not None and model.linear_bias and plan.moe_grouped_gemm
     fields: dict[str, Any] = {
         "hidden_dropout": rate,
         "attention_dropout": rate,
         "attention_backend": "auto" if plan.attention_backend == "fused" else plan.attention_backend,
         "cross_entropy_loss_fusion": plan.fused_cross_entropy,
         "gradient_accumulation_fusion": plan.gradient_accumulation_fusion,
-        "bias_activation_fusion": plan.bias_activation_fusion and fusable,
-        "bias_dropout_fusion": plan.bias_dropout_fusion and not biased_experts,
+        "bias_activation_fusion": plan.bias_activation_fusion and fuses_activation(plan, model),
+        "bias_dropout_fusion": plan.bias_dropout_fusion and fuses_residual(plan, model),
         "apply_rope_fusion": plan.rope_fusion,
         "masked_softmax_fusion": True,
     }

@@ -63,7 +63,9 @@ def model_fields(model: ModelSpec) -> dict[str, Any]:
     }
     if model.activation == "quick_gelu" and model.gated:
         fields |= CLAMPED_SWIGLU
-    if model.mtp_layers:
+    if (
+        model.mtp_layers and model.mamba is None
+    ):  # MambaModel has no heads, and would share an embedding for them
         fields["mtp_num_layers"] = model.mtp_layers
     if model.moe is not None:
         fields |= expert_fields(model, model.moe)
@@ -153,8 +155,19 @@ def layer_frequency(model: ModelSpec, moe: Moe) -> int | list[int]:
     return [int(place >= 0 and place % moe.layer_interval == 0) for place in layers]
 
 
-def not_expressed(model: ModelSpec) -> tuple[str, ...]:
-    """What the configuration classes of 0.16.1 cannot say of the model, a line each."""
+def mtp_segments(model: ModelSpec) -> str:
+    """MTP heads of a hybrid as segments behind its layers' pattern, of Megatron-Core from 0.17 on: /*E/*E.
+
+    Source: Megatron-Core 0.17.1, models/mamba/mamba_model.py, hybrid_layer_pattern.
+    """
+    return "".join(f"/{model.mtp_pattern or model.layer_pattern[-1]}" for _ in range(model.mtp_layers or 0))
+
+
+def not_expressed(model: ModelSpec, hybrid_heads: bool = False) -> tuple[str, ...]:
+    """What the configuration classes of 0.16.1 cannot say of the model, a line each.
+
+    hybrid_heads: of a later release, which has `mtp_segments`.
+    """
     notes = []
     if model.attention_chunk:
         notes.append(f"attention in chunks of {model.attention_chunk} tokens: Megatron-Core attends fully")
@@ -162,6 +175,6 @@ def not_expressed(model: ModelSpec) -> tuple[str, ...]:
         notes.append("compressed sparse attention: no such layer in Megatron-Core 0.16")
     if model.encoder is not None:
         notes.append("the encoder in front of the decoder is a model of its own")
-    if model.mamba is not None and model.mtp_layers:
-        notes.append("multi-token prediction: MambaModel of Megatron-Core 0.16 has none")
+    if model.mamba is not None and model.mtp_layers and not hybrid_heads:
+        notes.append("multi-token prediction: MambaModel has none up to Megatron-Core 0.16, left out")
     return tuple(notes)

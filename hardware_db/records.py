@@ -210,14 +210,18 @@ def _own_links(record: Table) -> dict[str, Table]:
 
 
 def _sizes(table: Table, usual: Cluster | None) -> tuple[int, int]:
-    """GPUs of a node and of a scale-up domain."""
+    """GPUs of a node and of a scale-up domain: whole domains in a node, or whole nodes in a domain.
+
+    A node's GPUs are wired alike, so that no domain takes some of them and leaves the others (NVL72: 18 trays of 4).
+    """
     gpus_per_node = table.count("gpus_per_node", usual.gpus_per_node if usual else 8)
-    domain_size = table.count("domain_size", usual.domain_size if usual else gpus_per_node)
-    if domain_size < gpus_per_node and gpus_per_node % domain_size:
+    spans = usual is not None and usual.domain_size > usual.gpus_per_node
+    domain_size = table.count("domain_size", usual.domain_size if usual and spans else gpus_per_node)
+    if max(gpus_per_node, domain_size) % min(gpus_per_node, domain_size):
         raise table.error(
             "domain_size",
-            f"{gpus_per_node} GPUs a node are not whole domains of {domain_size}. "
-            f"Give a divisor of {gpus_per_node}, or more when a domain spans nodes.",
+            f"a domain of {domain_size} GPUs and a node of {gpus_per_node} are not whole parts of one another. "
+            f"Give a divisor of {gpus_per_node}, or a multiple of it where a domain spans nodes.",
         )
     return gpus_per_node, domain_size
 

@@ -9,8 +9,16 @@ from advisor.options import value_text
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, folded, join, section, table, tag
 from advisor.report.subject import Subject
-from advisor.sections import SEVERITY_WORDS, cost_line, evidence_text, fit_text, knobs_to_set, setting
-from costmodel.knobs import KNOBS
+from advisor.sections import (
+    SEVERITY_WORDS,
+    cost_line,
+    evidence_text,
+    fit_text,
+    knobs_to_set,
+    name_there,
+    names_shown,
+    setting,
+)
 from costmodel.prediction import TIGHT_ABOVE, Prediction
 
 
@@ -151,7 +159,10 @@ def why(subject: Subject) -> Markup:
         *_why_not(subject),
         *_runners_up(subject),
         *_worth_knowing(subject),
-        folded("Knobs to set, with their names in Megatron-Bridge", _knobs(subject.prediction)),
+        folded(
+            f"Knobs to set, with their names in {names_shown(subject.stack)[0]}",
+            _knobs(subject.prediction, subject.stack),
+        ),
     )
 
 
@@ -218,13 +229,11 @@ def _worth_knowing(subject: Subject) -> Iterator[Markup]:
         yield tag("ul", *rows)
 
 
-def _knobs(prediction: Prediction) -> Markup:
+def _knobs(prediction: Prediction, stack: str | None) -> Markup:
     rows = [
-        (
-            tag("code", name),
-            value_text(value),
-            KNOBS[name].megatron_bridge.replace("(derived)", "follows from the others"),
-        )
+        (tag("code", name), value_text(value), name_there(name, stack))
         for name, value in knobs_to_set(prediction).items()
     ]
-    return table(["knob", "value", "in Megatron-Bridge"], rows, "Knobs that are not at their default")
+    title, note = names_shown(stack)
+    shown = table(["knob", "value", f"in {title}"], rows, "Knobs that are not at their default")
+    return join([shown, tag("p", note)]) if note else shown

@@ -15,6 +15,7 @@ FRAMEWORKS = {
     "megatron_bridge": "Megatron-Bridge",
     "megatron_lm": "Megatron-LM",
     "mcore": "Megatron-Core",
+    "torchtitan": "torchtitan",
     "env": "environment",
 }
 

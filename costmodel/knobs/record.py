@@ -19,10 +19,10 @@ class Knob:
     kind is int, float, bool, choice, text or list; low and high bound a number; choices a choice or the
     items of a list. home is knob (a field of Plan), setting, workload or model: where its value stands.
     `changes` names the terms that it moves, `effect` says by how much somewhere. nemo, megatron_bridge,
-    megatron_lm, mcore (Megatron-Core's field) and env (environment variable) hold names separated by commas,
-    remarks in brackets. aliases are further names; related ones find the record but count otherwise; names of
-    `inverse` are true when it is false. `words` are the frameworks' words for values of ours. `cites` are
-    the rows of the published list of tuning knobs that it covers.
+    megatron_lm, mcore (Megatron-Core's field), torchtitan (0.3.0, config/configs.py) and env (environment variable)
+    hold names separated by commas, remarks in brackets. aliases are further names; related ones find the record but
+    count otherwise; names of `inverse` are true when it is false. `words` are the frameworks' words for values of ours.
+    `cites` are the rows of the published list of tuning knobs that it covers.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Knob:
     megatron_bridge: str = ""
     megatron_lm: str = ""
     mcore: str = ""
+    torchtitan: str = ""
     env: str = ""
     aliases: tuple[str, ...] = ()
     related: tuple[str, ...] = ()

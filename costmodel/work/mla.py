@@ -24,6 +24,8 @@ from costmodel.work.linear import Linear, tokens
 
 # Kernels beyond those of grouped-query attention: down projections, latent norms, splits and concatenations.
 LATENT_KERNELS = (9.0, 14.0)
+# Of these, of the norm of one latent: backward its data and its weight gradient.
+LATENT_NORM_KERNELS = (1.0, 2.0)
 
 
 def core_width(x: SimpleNamespace) -> Amount:
@@ -46,7 +48,8 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
 
     Down projections are held whole by every rank and see the tokens of sequence parallelism; the latents are
     then gathered, and up projections make queries (d_nope + d_rope), keys and values of each head.
-    mla_up_proj recomputes queries, keys and values from the latents.
+    mla_up_proj recomputes queries, keys and values from the latents. Latents have norms, whose inputs are saved beside
+    their outputs, where queries and keys are normalised (Megatron-Core's qk_layernorm, gpt_layer_specs.py).
     """
     heads, rows, own = x.a / x.tp, tokens(x), residual_tokens(x)
     query = x.d_nope + x.d_rope
@@ -55,10 +58,10 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             Linear("q_down", x.q_lora, x.h, own, "none", adapter="qkv"),
             Linear("q_up", heads * query, x.q_lora, rows, "column", adapter="qkv"),
         )
-        gathered = x.q_lora
+        gathered, norms = x.q_lora, 2
     else:
         queries = (Linear("q_up", heads * query, x.h, rows, "column", adapter="qkv"),)
-        gathered = x.h
+        gathered, norms = x.h, 1
     latents = x.q_lora + x.kv_lora + x.d_rope
     copies = x.activation_bytes * rows * heads * (query + x.d_nope + x.d_v)
     kept = (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn)
@@ -66,6 +69,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         sum(kernels)
         for kernels in zip(split_kernels(x), rotary_kernels(x, LATENT_ROTARY_KERNELS), strict=True)
     ]
+    bare = [(1 - x.qk_norms) * norms * kernels for kernels in LATENT_NORM_KERNELS]
     return BlockWork(
         name="mla",
         linears=(
@@ -75,7 +79,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             Linear("proj", x.h, heads * x.d_v, rows, "row", adapter="proj"),
         ),
         streams=(
-            norm(x, own * (x.q_lora + x.kv_lora)),
+            norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora)),
             residual(x),
             rotary(x, heads * x.d_rope, LATENT_ROTARY_PASSES),
             Stream("heads", 2 * copies, 2 * copies),
@@ -86,13 +90,13 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         reduced=x.activation_bytes * rows * x.h,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, apart=1)
         | {
-            "latents": 2 * x.activation_bytes * own * latents,
+            "latents": (1 + x.qk_norms) * x.activation_bytes * own * latents,
             "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),
             "attention output": saved_core_output(x, x.d_v),
             "attention scores": saved_scores(x),
         },
-        vectors=x.norm_vectors * x.h + x.q_lora + x.kv_lora,
-        kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] + 3 * x.unfused + split[0],
-        kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] + 4 * x.unfused + split[1],
+        vectors=x.norm_vectors * (x.h + x.qk_norms * (x.q_lora + x.kv_lora)),
+        kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] - bare[0] + 3 * x.unfused + split[0],
+        kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] - bare[1] + 4 * x.unfused + split[1],
         loops=document_loops(x, LATENT_DOCUMENT_KERNELS),
     )

@@ -37,7 +37,7 @@ def same_models(fields: Mapping[str, Any]) -> list[str]:
         model = load_model(name)
         ours = model_fields(model)
         if all(ours.get(field) == _given(fields, field, model) for field in TELLING):
-            found.append((_unlike(fields, model), name))
+            found.append((unlike(fields, model), name))
     return [name for _, name in sorted(found)]
 
 
@@ -51,12 +51,13 @@ def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
     return fields.get(field)
 
 
-def _unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
+def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
     """How much else differs: vocabulary, biases, embeddings. [1]"""
     vocab = fields.get("vocab_size")
     ours = model_fields(model)
-    soft = ("normalization", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "mtp_num_layers")
-    differing = sum((fields.get(field) or None) != (ours.get(field) or None) for field in soft)
+    soft = ("normalization", "add_bias_linear", "add_qkv_bias", "qk_layernorm")
+    differing = (fields.get("mtp_num_layers") or 0) != model.mtp_layers
+    differing += sum((fields.get(field) or None) != (ours.get(field) or None) for field in soft)
     tied = fields.get("share_embeddings_and_output_weights")
     differing += tied is not None and tied != model.tied_embeddings
     return 4 * (vocab is not None and vocab not in (model.vocab, model.vocab_padded)) + differing

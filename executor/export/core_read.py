@@ -14,6 +14,7 @@ from typing import Any
 from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import list_models, load_model
 from costmodel.model_spec import ModelSpec
+from executor.export.core_model import unlike
 from executor.export.exchange_read import exchange_of
 from executor.megatron_args import RECIPES
 from executor.megatron_model import model_fields
@@ -72,6 +73,17 @@ FURTHER = (
     "init_model_with_meta_device",
     "average_in_collective",
     "check_for_nan_in_grad",
+    "enable_cuda_graph",
+    "external_cuda_graph",
+)
+# Models that have every field of `model_fields` together.
+OF_EVERY_FIELD = (
+    "gpt3-175b",
+    "deepseek-v3",
+    "gpt-oss-20b",
+    "qwen3-next-80b-a3b",
+    "nemotronh-8b",
+    "llama4-scout",
 )
 FORMATS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -244,16 +256,21 @@ def _kernels(fields: Mapping[str, Any]) -> dict[str, Any]:
         found["attention_backend"] = _parsed("attention_backend", str(fields["attention_backend"]))
     if "hidden_dropout" in fields:
         found["dropout"] = bool(fields["hidden_dropout"])
-    implementation = fields.get("cuda_graph_impl")
-    if implementation is None and fields.get("enable_cuda_graph"):
-        implementation = "local"  # the older switch
-    if implementation is None and fields.get("external_cuda_graph"):
-        implementation = "transformer_engine"
-    if implementation and implementation != "none":
+    if implementation := _graphs(fields):
         found |= {"cuda_graph": True, "cuda_graph_scope": _scopes(fields, implementation)}
     elif "cuda_graph_impl" in fields or "enable_cuda_graph" in fields:
         found["cuda_graph"] = False
     return found
+
+
+def _graphs(fields: Mapping[str, Any]) -> str:
+    """What implements CUDA graphs, "" without; two switches say it before Megatron-Core 0.15."""
+    implementation = fields.get("cuda_graph_impl")
+    if implementation is None and fields.get("enable_cuda_graph"):
+        implementation = "local"
+    if implementation is None and fields.get("external_cuda_graph"):
+        implementation = "transformer_engine"
+    return "" if implementation in (None, "none") else str(implementation)
 
 
 def _scopes(fields: Mapping[str, Any], implementation: str) -> tuple[str, ...]:
@@ -298,13 +315,13 @@ def _settings(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             value = fields.get(field)
             if value is None or value == record.default or record.error(value):
                 continue
-            if name == "te_rng_tracker" and fields.get("cuda_graph_impl", "none") != "none":
+            if name == "te_rng_tracker" and _graphs(fields):
                 continue  # graphs need it
             yield name, value
 
 
 def model_of(fields: Mapping[str, Any]) -> str:
-    """The name of our model that has these sizes, "" when none has or several do."""
+    """The name of our model that has these sizes, "" when none has; of several the likeliest, with its vocabulary."""
     known = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
     known += ("num_moe_experts", "moe_ffn_hidden_size", "kv_lora_rank", "mamba_state_dim")
     if "num_layers" not in fields or "hidden_size" not in fields:
@@ -316,18 +333,10 @@ def model_of(fields: Mapping[str, Any]) -> str:
         model = load_model(name)
         ours = model_fields(model)
         if all(ours.get(field) == value for field, value in said.items()):
-            found.append((model.vocab != vocab and model.vocab_padded != vocab, name))
-    best = [name for wrong, name in sorted(found) if wrong == min(found)[0]]
-    return best[0] if len(best) == 1 or (best and not min(found)[0]) else ""
-
-
-def whole_recompute(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
-    """Full recompute of as many layers as a stage has is recompute of all."""
-    layers = knobs.get("recompute_num_layers", 0)
-    chunks = knobs.get("pp", 1) * knobs.get("vpp", 1)
-    if knobs.get("recompute") == "full" and layers >= -(-model.num_layers // chunks) * knobs.get("vpp", 1):
-        return knobs | {"recompute_num_layers": 0}
-    return knobs
+            wrong = vocab not in (model.vocab, model.vocab_padded)
+            found.append((wrong, unlike(fields, model), name))
+    alike = [name for wrong, _, name in sorted(found) if wrong == min(found)[0]]
+    return alike[0] if len(alike) == 1 or (alike and not min(found)[0]) else ""
 
 
 def architecture_of(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,6 +374,6 @@ def said_fields() -> frozenset[str]:
         for part in record.mcore.split(",")
         if "." in part
     }
-    for name in ("gpt3-175b", "deepseek-v3", "gpt-oss-20b", "qwen3-next-80b-a3b", "nemotronh-8b"):
+    for name in OF_EVERY_FIELD:
         named |= set(model_fields(load_model(name)))
     return frozenset(named | set(FURTHER))

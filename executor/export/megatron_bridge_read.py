@@ -15,11 +15,11 @@ from executor.export.core_read import (
     model_of,
     other_optimizer,
     said_fields,
-    whole_recompute,
 )
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.megatron_bridge_task import LORA_TARGETS
+from executor.export.model_read import of_model
 from executor.export.target_names import table
 
 FULL = {"bf16": True}
@@ -77,13 +77,16 @@ def reading(text: str) -> Reading:
     if said.get("dist.use_sharp"):
         knobs["sharp"] = True
     model = model_of_recipe(recipe) or model_of(fields)
+    workload = workload_of(said)
+    if workload.get("task") and knobs.get("cp", 1) > 1:
+        knobs.get("settings", {}).pop("calculate_per_token_loss", None)  # fine-tuning with cp needs it
     if model:
-        knobs = whole_recompute(knobs, load_model(model))
+        knobs = of_model(knobs, load_model(model))
     return Reading(
         knobs=knobs,
         model=model,
         architecture={} if model else architecture_of(fields),
-        workload=workload_of(said),
+        workload=workload,
         unread=(*mixed_exchange(fields), *(() if dump else unread(said, recipe))),
     )
 
@@ -181,13 +184,17 @@ def workload_of(said: Mapping[str, Any]) -> dict[str, Any]:
 def model_of_recipe(recipe: str) -> str:
     """Our model that a recipe of Bridge trains, "" when it is none of ours."""
     module, _, function = recipe.rpartition(":")
-    for name, record in table("megatron_bridge_recipes")["recipes"].items():
-        stem = record["stem"].partition(":")[2]
-        if function.startswith((f"{stem}_pretrain", f"{stem}_sft", f"{stem}_peft", f"{stem}_finetune")):
-            return str(name)
-        if module.rpartition(".")[2] == stem:
-            return str(name)
-    return ""
+    stems = {
+        str(name): record["stem"].partition(":")[2]
+        for name, record in table("megatron_bridge_recipes")["recipes"].items()
+    }
+    tasks = ("pretrain", "sft", "peft", "finetune")
+    # Some modules have recipes of several models: the function tells first.
+    ours = [
+        name for name, stem in stems.items() if function.startswith(tuple(f"{stem}_{task}" for task in tasks))
+    ]
+    ours += [name for name, stem in stems.items() if module.rpartition(".")[2] == stem]
+    return ours[0] if ours else ""
 
 
 def unread(said: Mapping[str, Any], recipe: str) -> Iterator[str]:

@@ -45,6 +45,6 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
     ]
     if plan.recompute == "selective" and lost:
         yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
-    yield from not_expressed(model)
+    yield from not_expressed(model, names.has("model", "hybrid_layer_pattern"))
     if not job.workload.packed and job.workload.mean_length:
         yield "documents are padded: their lengths are those of your data set"

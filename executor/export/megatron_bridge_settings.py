@@ -22,7 +22,7 @@ from executor.export.megatron_bridge_task import benchmark_settings, task_settin
 from executor.export.target_names import Names, recipe_names
 from executor.export.unsaid import graph_word, setting_notes, setting_value
 from executor.megatron_args import core_fields
-from executor.megatron_model import model_arguments, model_fields
+from executor.megatron_model import model_arguments, model_fields, mtp_segments
 from executor.megatron_training import ddp_fields, optimizer_fields
 
 # Recipes of mixed precision that say what each precision of ours means; fp32 has none.
@@ -169,7 +169,11 @@ def _shape_arguments(job: Job, names: Names) -> dict[str, Any]:
     pattern = arguments.pop("hybrid_override_pattern", None)
     if pattern:
         newer = names.has("model", "hybrid_layer_pattern")
-        arguments["hybrid_layer_pattern" if newer else "hybrid_override_pattern"] = pattern
+        staged = {
+            "hybrid_layer_pattern": pattern + mtp_segments(model),
+            "mtp_num_layers": model.mtp_layers or None,
+        }
+        arguments |= staged if newer else {"hybrid_override_pattern": pattern}
     arguments["vocab_size"] = model.vocab_padded or model.vocab
     arguments["should_pad_vocab"] = True
     if model.vocab_divisible_by:

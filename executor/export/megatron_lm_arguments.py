@@ -16,7 +16,7 @@ from executor.export.exported import Job
 from executor.export.megatron_lm_names import Version, flag_of, names
 from executor.export.unsaid import refuse_hybrid_stages, setting_notes, setting_value
 from executor.megatron_args import core_fields
-from executor.megatron_model import not_expressed, position_embedding
+from executor.megatron_model import mtp_segments, not_expressed, position_embedding
 from executor.megatron_training import ddp_fields, optimizer_fields
 
 Arguments = dict[str, Any]
@@ -85,7 +85,7 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
     writer.fields(fields)
     _batch(writer)
     _host(writer)
-    writer.notes += not_expressed(job.model)
+    writer.notes += not_expressed(job.model, writer.version.hybrid_stages)
     return writer.arguments, writer.notes
 
 
@@ -102,8 +102,9 @@ def _training_fields(job: Job) -> Arguments:
 def _model(writer: Writer, fields: Arguments) -> None:
     """Activation, heads, experts' layers, positions: what the flags say otherwise than the fields."""
     model = writer.job.model
-    _activation(writer, fields.pop("activation_func"), bool(fields.pop("gated_linear_unit")))
-    if fields.pop("bias_activation_fusion") is False:
+    exact = _activation(writer, fields.pop("activation_func"), bool(fields.pop("gated_linear_unit")))
+    fused = fields.pop("bias_activation_fusion") or (writer.job.plan.bias_activation_fusion and not exact)
+    if not fused:
         writer.put("--no-bias-swiglu-fusion" if "--swiglu" in writer.arguments else "--no-bias-gelu-fusion")
     groups = fields.pop("num_query_groups")
     if model.mla is None and groups != model.num_heads:
@@ -122,17 +123,26 @@ def _model(writer: Writer, fields: Arguments) -> None:
     writer.put("--make-vocab-size-divisible-by", model.vocab_divisible_by)
 
 
-def _activation(writer: Writer, name: str, gated: bool) -> None:
+def _activation(writer: Writer, name: str, gated: bool) -> bool:
+    """The flag of the activation function; False where the nearest that has one stands in for it.
+
+    A gate stays a gate, which is a third of the MLP's weights.
+    """
     flags = {
         ("silu", True): "--swiglu",
         ("squared_relu", False): "--squared-relu",
         ("quick_gelu", True): "--quick-geglu",
     }
+    if (name, gated) == ("gelu", False):
+        return True
     if (name, gated) in flags:
         writer.put(flags[name, gated])
-    elif (name, gated) != ("gelu", False):
-        gate = "gated " if gated else ""
-        writer.notes.append(f"activation {gate}{name}: Megatron-LM has no argument for it and takes gelu")
+        return True
+    if gated:
+        writer.put("--swiglu")
+    words, instead = f"activation {'gated ' * gated}{name}", "--swiglu" if gated else "gelu"
+    writer.notes.append(f"{words}: Megatron-LM has no argument for it, {instead} stands in")
+    return False
 
 
 def frequency(value: int | list[int]) -> str | int:
@@ -161,9 +171,10 @@ def _pipeline(writer: Writer, fields: Arguments) -> None:
     if not version.hybrid_stages:
         refuse_hybrid_stages(plan, model, f"Megatron-LM {version.name}", "--target-version 0.17")
     pattern = _staged(writer) if version.hybrid_stages else model.layer_pattern
-    if model.mtp_layers and version.hybrid_stages:
-        heads = model.mtp_pattern or model.layer_pattern[-1]
-        pattern += "".join(f"/{heads}" for _ in range(model.mtp_layers))
+    if version.hybrid_stages:
+        pattern += mtp_segments(model)
+        if model.mtp_layers:
+            writer.put("--mtp-num-layers", model.mtp_layers)
     writer.put(version.hybrid_pattern, pattern)
     if version.hybrid_switch:
         writer.put(version.hybrid_switch)

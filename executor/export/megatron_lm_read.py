@@ -11,15 +11,15 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from executor.export.configuration_text import yaml_of
 from executor.export.core_model import architecture, same_models
-from executor.export.core_read import knobs_of, other_optimizer, said_fields, whole_recompute
+from executor.export.core_read import knobs_of, other_optimizer, said_fields
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, setting_flags
 from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
+from executor.export.model_read import of_model
 from executor.export.shell_words import read_flags
-from executor.megatron_model import model_fields
 
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
 ASIDE = re.compile(
@@ -55,10 +55,8 @@ def reading(text: str) -> Reading:
     knobs |= around | _arguments_alone(given, fields) | _launcher(text, given)
     models = same_models(fields)
     if models:
-        model = load_model(models[0])
-        knobs = whole_recompute(knobs, model)
-        own = model_fields(model)
-        settings = {name: value for name, value in settings.items() if not _of_model(name, value, own)}
+        knobs = of_model(knobs | {"settings": settings}, load_model(models[0]))
+        settings = knobs.pop("settings", {})
     told = {name: value for name, value in knobs.items() if _plain(name) != value}
     return Reading(
         knobs=told | ({"settings": settings} if settings else {}),
@@ -67,12 +65,6 @@ def reading(text: str) -> Reading:
         workload=_workload(given, fields),
         unread=(*_unread(given), *_alike(models, fields), *mixed_exchange(fields)),
     )
-
-
-def _of_model(name: str, value: Any, own: Mapping[str, Any]) -> bool:
-    """Whether a setting only repeats what the model has anyway."""
-    field = SETTINGS[name].mcore.rpartition(".")[2]
-    return field in own and own[field] == value
 
 
 def _plain(name: str) -> Any:

@@ -14,11 +14,11 @@ from executor.export.core_read import (
     knobs_of,
     model_of,
     said_fields,
-    whole_recompute,
 )
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.megatron_bridge_read import PRECISION_RECIPES, workload_of
+from executor.export.model_read import of_model
 from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, PRECISIONS, STRATEGY
 from executor.export.target_names import names_of, releases, table
 
@@ -43,7 +43,7 @@ def reading(text: str) -> Reading:
         knobs["sharp"] = True
     model = model_of_module(module, said) or model_of(fields)
     if model:
-        knobs = whole_recompute(knobs, load_model(model))
+        knobs = of_model(knobs, load_model(model))
     return Reading(
         knobs=knobs,
         model=model,

@@ -175,6 +175,8 @@ def model_settings(job: Job, names: Names, known: bool) -> dict[str, Any]:
     # An enumeration that the older configurations do not take by name; cuDNN's attention is the default.
     if job.plan.attention_backend == "fused":
         settings.pop(f"{CONFIG}.attention_backend", None)
+    if not names.has(CONFIG, "cuda_graph_impl"):
+        settings.pop(f"{CONFIG}.cuda_graph_impl", None)  # two switches say it, see graph_settings
     backend = f"{CONFIG}.moe_flex_dispatcher_backend"
     if backend in settings and not names.has(CONFIG, "moe_flex_dispatcher_backend"):
         settings.pop(backend)

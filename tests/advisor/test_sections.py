@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from advisor.predict_text import prediction_lines
 from advisor.progress import Progress
 from advisor.rules import Violation
@@ -20,10 +22,12 @@ from advisor.sections import (
 )
 from costmodel.evidence import Near
 from costmodel.evidence_setting import setting_of
+from costmodel.knobs.names import FRAMEWORKS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction, TermValue
+from costmodel.stack import families, load_stack
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 from hardware_db.evidence import Evidence
@@ -186,3 +190,29 @@ def test_cost_and_throughput_count_the_tokens_of_documents_not_their_padding():
     assert "padding (87.8 % of what is computed) not counted" in " ".join(" ".join(numbers(padded)).split())
     assert "tokens, padding not counted" in cost_line(training_cost(padded, 1e9))
     assert "padding" not in " ".join(numbers(full)) + cost_line(training_cost(full, 1e9))
+
+
+@pytest.mark.parametrize(
+    ("stack", "title", "name"),
+    [
+        (None, "Megatron-Bridge", "model.tensor_model_parallel_size"),
+        ("nemo-25.04", "Megatron-Bridge", "model.tensor_model_parallel_size"),
+        ("mcore-26.03", "Megatron-LM", "--tensor-model-parallel-size"),
+        ("torchtitan", "torchtitan", "parallelism.tensor_parallel_degree"),
+    ],
+)
+def test_knobs_to_set_have_the_names_of_the_stack(stack, title, name):
+    lines = knob_table({"tp": 4, "fp8_param_gather": True}, stack)
+    assert f"in {title}" in lines[0]
+    assert name in lines[1]
+    assert "not on file" not in "".join(lines)
+
+
+def test_names_of_another_framework_say_so():
+    lines = knob_table({"tp": 4, "dp": 2}, "deepspeed")
+    assert "in Megatron-Bridge" in lines[0]
+    assert lines[-1] == "  Names are Megatron-Bridge's: those of Megatron-DeepSpeed are not on file."
+
+
+def test_every_stack_names_a_framework_that_the_catalogue_has():
+    assert {load_stack(name).names for name in families()} <= {"", *FRAMEWORKS}

@@ -158,6 +158,23 @@ host_link = "pcie5-x16"
 """
 
 
+@pytest.mark.parametrize(("node", "domain"), [(2, 3), (4, 6), (8, 3), (6, 4)])
+def test_a_domain_and_a_node_are_whole_parts_of_one_another(tmp_path, node, domain):
+    """A domain of 3 over nodes of 2 would take one GPU of a node and leave the other; it was accepted."""
+    path = tmp_path / "odd.toml"
+    path.write_text(CLUSTER.replace("gpus_per_node = 2", f"gpus_per_node = {node}\ndomain_size = {domain}"))
+    with pytest.raises(ValueError, match="are not whole parts of one another") as caught:
+        hardware_db.load_cluster(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("node", "domain"), [(2, 1), (2, 2), (2, 6), (8, 4), (4, 72)])
+def test_domains_of_whole_nodes_and_nodes_of_whole_domains(tmp_path, node, domain):
+    path = tmp_path / "even.toml"
+    path.write_text(CLUSTER.replace("gpus_per_node = 2", f"gpus_per_node = {node}\ndomain_size = {domain}"))
+    assert hardware_db.load_cluster(str(path)).domain_size == domain
+
+
 def test_a_file_names_a_gpu_as_the_option_does(tmp_path):
     path = tmp_path / "pairs.toml"
     path.write_text(CLUSTER.replace("h100-sxm", "h100"))

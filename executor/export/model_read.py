@@ -1,0 +1,47 @@
+"""Knobs read back in the light of their model: what a framework says only because the model leaves no choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodel.knobs import SETTINGS
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from executor.megatron_args import fuses_activation, fuses_residual
+from executor.megatron_model import model_fields
+
+
+def of_model(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
+    """The knobs of a plan of `model`, without what follows from the model."""
+    return _without_settings(_without_kernels(whole_recompute(knobs, model), model), model)
+
+
+def whole_recompute(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
+    """Full recompute of as many layers as a stage has is recompute of all."""
+    layers = knobs.get("recompute_num_layers", 0)
+    chunks = knobs.get("pp", 1) * knobs.get("vpp", 1)
+    if knobs.get("recompute") == "full" and layers >= -(-model.num_layers // chunks) * knobs.get("vpp", 1):
+        return knobs | {"recompute_num_layers": 0}
+    return knobs
+
+
+def _without_kernels(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
+    """Fusions that are off because the model has no such kernel are not asked to be off."""
+    plan = Plan(moe_grouped_gemm=knobs.get("moe_grouped_gemm", Plan().moe_grouped_gemm))
+    has = {
+        "bias_activation_fusion": fuses_activation(plan, model),
+        "bias_dropout_fusion": fuses_residual(plan, model),
+    }
+    return {name: value for name, value in knobs.items() if has.get(name, True)}
+
+
+def _without_settings(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
+    """Settings that only repeat what the model has anyway are none of the plan's."""
+    own = model_fields(model)
+    kept = {
+        name: value
+        for name, value in knobs.get("settings", {}).items()
+        if own.get(SETTINGS[name].mcore.rpartition(".")[2]) != value
+    }
+    others = {name: value for name, value in knobs.items() if name != "settings"}
+    return others | ({"settings": kept} if kept else {})

@@ -1,0 +1,56 @@
+"""A search without a legal plan names what leaves none, and only that."""
+
+from __future__ import annotations
+
+import pytest
+
+from advisor.request import make_request, parse_pins
+from advisor.search import search
+
+
+def refused(model: str, gpus: int, **pins: object) -> str:
+    request = make_request(model=model, gpus=gpus, gpu="h100", pins=pins)
+    with pytest.raises(ValueError, match="leaves no legal plan") as caught:
+        search(request)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("model", "pins", "reason"),
+    [
+        ("llama3-70b", {"ep": 4}, "ep = 4, etp = 1: the model has no experts"),
+        ("mixtral-8x7b", {"ep": 3}, "ep x etp = 3 does not divide 64 GPUs"),
+        ("mixtral-8x7b", {"ep": 16}, "8 experts do not divide over ep = 16"),
+        ("llama3-70b", {"pp": 16, "vpp": 7}, "80 layers do not make pp x vpp = 16 x 7 chunks"),
+    ],
+)
+def test_the_reason_is_the_one_that_every_plan_has(model, pins, reason):
+    """Any rule that one plan broke was told too, such as a batch that other sizes divide."""
+    text = refused(model, 64, **pins)
+    assert f"of {model}: {reason}. " in text
+
+
+def test_chunks_that_no_stages_have():
+    text = refused("llama3-70b", 64, vpp=80)
+    assert "80 layers do not make pp x vpp = 2 x 80 chunks" in text
+    assert "global batch" not in text.partition(": ")[2]
+
+
+def test_a_batch_that_the_pinned_micro_batch_divides_is_the_way_out():
+    text = refused("llama3-8b", 8, micro_batch=3)
+    assert text.endswith("Try --global-batch 120.")
+
+
+def test_pins_are_said_as_they_are_given():
+    assert "--pin sequence_parallel=on --pin tp=1" in refused("llama3-8b", 8, sequence_parallel=True, tp=1)
+
+
+def test_one_pin_may_hold_several():
+    """`--why-not` took them so, `--pin` called the rest a part of the number."""
+    assert parse_pins(["tp=2,pp=4", "recompute_modules=mlp,layernorm"]) == {
+        "tp": 2,
+        "pp": 4,
+        "recompute_modules": ("mlp", "layernorm"),
+    }

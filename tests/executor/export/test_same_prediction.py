@@ -1,0 +1,110 @@
+"""A plan that was exported and read back has the same time and memory, for every model of the catalogue."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+import hardware_db
+from advisor.case_from import read_foreign
+from costmodel.graph_parts import captured_parts
+from costmodel.model_registry import list_models, load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
+from costmodel.workload import Workload
+from executor.export.bundle import TARGETS, bundle
+from executor.export.exported import Exported, Job
+
+CLUSTER = hardware_db.load_cluster("dgx-h100")
+GPUS = 16
+
+
+def plans_of(name: str) -> dict[str, Plan]:
+    """A plain plan, one with stages of the balancer's split and graphs, and one with experts over ranks."""
+    staged = {"tp": 2, "pp": 2, "dp": 4, "sequence_parallel": True, "cuda_graph": True}
+    model = load_model(name)
+    found = {"plain": Plan(dp=GPUS)}
+    if not model.layer_pattern:
+        found["staged"] = Plan(**staged, pipeline_layout="balanced")
+    if model.moe is not None:
+        found["experts"] = Plan(dp=GPUS, ep=4, moe_dispatcher="deepep", recompute="full")
+    return found
+
+
+def read_back(job: Job, target: str) -> tuple[Exported, Prediction]:
+    exported = bundle(job, target, slurm=False).exported
+    text = next((text for name, text in exported.files.items() if name.endswith(".py")), "")
+    options = {"gpus": GPUS, "cluster": CLUSTER.name}
+    case = read_foreign(target, text or shlex.join(exported.command), options)
+    return exported, predict(case.model, case.workload, case.cluster, case.plan)
+
+
+def told_apart(job: Job, target: str, exported: Exported) -> bool:
+    """Whether the target says something otherwise that a note of the export names, and time depends on."""
+    said = " ".join(exported.notes)
+    one_word = target == "nemo" and len(captured_parts(job.plan, job.model)) > 1 and job.plan.cuda_graph
+    if one_word:
+        assert "takes one word" in said
+    hybrid_heads = target == "nemo" and job.model.mamba is not None and job.model.mtp_layers > 0
+    if hybrid_heads:
+        assert "multi-token prediction" in said
+    return one_word or hybrid_heads
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", list_models())
+def test_what_is_read_back_takes_as_long_and_as_much(name, target):
+    model, workload = load_model(name), Workload(2048, 64)
+    for plan in plans_of(name).values():
+        job = Job(plan, workload, model, CLUSTER)
+        try:
+            exported, back = read_back(job, target)
+        except ValueError as refused:
+            if "does not build" not in str(refused):
+                raise
+            continue
+        if told_apart(job, target, exported):
+            continue
+        before = predict(model, workload, CLUSTER, plan)
+        assert back.step_time_s == pytest.approx(before.step_time_s, rel=1e-9)
+        assert back.peak_memory_bytes == pytest.approx(before.peak_memory_bytes, rel=1e-9)
+
+
+@pytest.mark.parametrize("version", ["0.4.2", "0.6.2"])
+def test_bridge_takes_heads_of_hybrids_in_its_pattern_or_from_the_recipe(version):
+    """Megatron-Core 0.17 and later have them; they were noted as missing, and read back without."""
+    model = load_model("nemotron3.5-lightning-30b-a3b")
+    job = Job(Plan(dp=GPUS), Workload(2048, 64), model, CLUSTER, version=version)
+    exported, back = read_back(job, "megatron-bridge")
+    assert not [note for note in exported.notes if "multi-token" in note]
+    assert back.model.name == model.name
+    assert back.model.mtp_layers == 2
+
+
+def test_older_hybrids_are_told_of_no_heads():
+    job = Job(
+        Plan(dp=GPUS), Workload(2048, 64), load_model("nemotron3-super-120b-a12b"), CLUSTER, version="0.16"
+    )
+    exported, _ = read_back(job, "megatron-lm")
+    assert "--mtp-num-layers" not in exported.command
+    assert [note for note in exported.notes if "multi-token" in note]
+
+
+def test_a_gate_without_an_argument_stays_a_gate():
+    """Grok's gated GELU was written as GELU without its gate: a third of the experts' weights fewer."""
+    job = Job(Plan(dp=GPUS), Workload(2048, 64), load_model("grok1-314b"), CLUSTER)
+    exported, back = read_back(job, "megatron-lm")
+    assert "--swiglu" in exported.command
+    assert back.model.gated
+    assert any("--swiglu stands in" in note for note in exported.notes)
+
+
+def test_nemo_before_implementations_reads_its_two_switches():
+    plan = Plan(tp=2, dp=8, sequence_parallel=True, cuda_graph=True)
+    job = Job(plan, Workload(2048, 64), load_model("llama3-8b"), CLUSTER, version="2.3.0")
+    exported, back = read_back(job, "nemo")
+    assert not [note for note in exported.notes if "cuda_graph_impl" in note]
+    assert back.plan.cuda_graph
+    assert back.plan.settings == ()
