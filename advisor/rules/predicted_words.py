@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from advisor.rules.setting_words import UNSAID
+from costmodel.prediction import resource_shares
 
 if TYPE_CHECKING:
     from costmodel.prediction import Prediction
@@ -20,8 +21,18 @@ SCATTERED = (
     ("mla_reduce_scatter", "mla_proj_forward"),
     ("mlp_reduce_scatter", "mlp_fc2_forward"),
 )
+# Word -> what the step waits for, by its name in `costmodel.prediction.RESOURCES`.
+WAITS = {
+    "host_percent": "host and launch",
+    "tp_percent": "tensor-parallel communication",
+    "cp_percent": "context-parallel communication",
+    "ep_percent": "expert dispatch",
+    "dp_percent": "data-parallel communication",
+}
 UNPREDICTED: Mapping[str, Any] = MappingProxyType(
-    dict.fromkeys(("memory_percent", "scatter_percent", "host_gb", "host_most_gb", "host_memory_gb"), UNSAID)
+    dict.fromkeys(
+        ("memory_percent", "scatter_percent", "host_gb", "host_most_gb", "host_memory_gb", *WAITS), UNSAID
+    )
 )
 
 
@@ -30,18 +41,19 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
 
     memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product. host_gb,
     host_most_gb: host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what
-    the node has, unsaid where it is not on file.
+    the node has, unsaid where it is not on file. Words of `WAITS`: share of the step that waits for each.
     """
     if prediction is None:
         return UNPREDICTED
     least, most = prediction.node_host_bytes
+    shares = resource_shares(prediction.time)
     return {
         "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
         "scatter_percent": round(100 * longest_scatter(prediction.values)),
         "host_gb": round(least / GB),
         "host_most_gb": round(most / GB),
         "host_memory_gb": host_memory_gb(prediction.cluster),
-    }
+    } | {word: round(100 * shares[name]) for word, name in WAITS.items()}
 
 
 def host_memory_gb(cluster: Cluster) -> int:
