@@ -7,9 +7,11 @@ python tools/guide_docs.py --check    exit 1 when it differs
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from method_docs import test_names
 from advisor.rules import TOPICS, topic_rules
 from costmodel.knobs import CATALOGUE
 from costmodel.knobs.names import find
+from executor.diagnose import load_rules as load_diagnoses
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "guides.toml"
@@ -41,14 +44,17 @@ def guide_page(data: dict[str, Any]) -> str:
     topics = data["topic"]
     parts = [_MADE, "# From the tuning guides to the knobs, and back\n"]
     parts.append(
-        "What the official guides advise, in our words: which knobs follow it, which rules watch over it, and which "
-        "tests hold it against the model. *But* says where a guide slips. "
+        "What the official guides advise, in our words: which knobs follow it, which rules of `advisor check` watch "
+        "over it, which symptoms `advisor diagnose` knows it by, and which tests hold it against the model. *But* says "
+        "where a guide slips, or what of it is not ours; *in part* marks a claim that the model does not meet in full "
+        "([why](#what-the-model-does-not-meet)). "
         "[By name in a guide's index](#names-in-the-guides-indexes) · [by knob](#from-a-knob) · "
         "[by rule](#from-a-rule)\n"
     )
     parts.append("\n".join(f"* **{name}**: {title}" for name, title in data["guides"].items()) + "\n")
     for topic in topics:
         parts += _topic(topic)
+    parts += ["## What the model does not meet\n", _unmet(topics)]
     parts += ["## Names in the guides' indexes\n", _index_names()]
     parts += ["## From a knob\n", _back(topics, "knobs", _knob)]
     parts += ["## From a rule\n", _back(topics, "rules", _rule)]
@@ -65,10 +71,15 @@ def _topic(topic: dict[str, Any]) -> list[str]:
                 says,
                 ", ".join(map(_knob, advice["knobs"])),
                 ", ".join(map(_rule, advice.get("rules", ()))),
+                ", ".join(map(_symptom, advice.get("symptoms", ()))),
                 ", ".join(map(_claim, advice.get("claims", ()))),
             )
         )
-    return [f"## {topic['title']}\n", f"{where}\n", _table(("advice", "knobs", "rules", "tests"), rows)]
+    return [
+        f"## {topic['title']}\n",
+        f"{where}\n",
+        _table(("advice", "knobs", "rules", "symptoms", "tests"), rows),
+    ]
 
 
 def _knob(name: str) -> str:
@@ -89,6 +100,45 @@ def _rule(name: str) -> str:
     return f"[`{name}`](../advisor/rules/{topics[name]}.toml)"
 
 
+def _symptom(name: str) -> str:
+    if name not in {rule.id for rule in load_diagnoses()}:
+        raise ValueError(f"docs/guides.toml names {name!r}, which is no symptom of executor/diagnoses.toml")
+    return f"[`{name}`](diagnose.md#symptoms)"
+
+
+@lru_cache(maxsize=1)
+def unmet_claims() -> dict[str, list[str]]:
+    """Claim -> why some test named for it is expected to fail, or is not run."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests" / "claims").glob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                reasons = [reason for each in node.decorator_list for reason in _reasons(each)]
+                for word in node.name.split("_") if reasons else ():
+                    if word.startswith("CL") and word[2:].isdigit():
+                        found.setdefault(word, []).extend(reasons)
+    return found
+
+
+def _reasons(decorator: ast.expr) -> list[str]:
+    """Reasons of the marks xfail and skip in a decorator, those of single parameters too."""
+    return [
+        str(ast.literal_eval(keyword.value))
+        for node in ast.walk(decorator)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("xfail", "skip")
+        for keyword in node.keywords
+        if keyword.arg == "reason"
+    ]
+
+
+def _unmet(topics: Iterable[dict[str, Any]]) -> str:
+    ours = {name for topic in topics for advice in topic["advice"] for name in advice.get("claims", ())}
+    rows = [(_claim(name), "; ".join(why)) for name, why in sorted(unmet_claims().items()) if name in ours]
+    return _table(("claim", "what the model has, and why"), rows)
+
+
 def claim_files() -> dict[str, list[str]]:
     """Claim -> files of its tests."""
     files: dict[str, list[str]] = {}
@@ -104,7 +154,7 @@ def _claim(name: str) -> str:
     files = claim_files()
     if name not in files:
         raise ValueError(f"docs/guides.toml names {name}, which no test is named for")
-    return f"[{name}](../tests/claims/{files[name][0]})"
+    return f"[{name}](../tests/claims/{files[name][0]})" + (" in part" if name in unmet_claims() else "")
 
 
 def index_names(path: Path = NAMES) -> dict[str, list[str]]:

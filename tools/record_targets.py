@@ -81,6 +81,8 @@ NEMO_CLASSES = {
     "peft": ("nemo.collections.llm.peft.lora.LoRA",),
     "overlap": ("nemo.lightning.pytorch.callbacks.megatron_comm_overlap.MegatronCommOverlapCallback",),
     "garbage": ("nemo.lightning.pytorch.callbacks.garbage_collection.GarbageCollectionCallback",),
+    "nsys": ("nemo.lightning.pytorch.callbacks.nsys.NsysCallback",),
+    "snapshot": ("nemo.lightning.pytorch.callbacks.memory_profiler.MemoryProfileCallback",),
     "environment": ("nemo.lightning.run.plugins.PerfEnvPlugin",),
 }
 BRIDGE_PRECISIONS = "megatron.bridge.training.mixed_precision"

@@ -22,7 +22,7 @@ from advisor.report.rules_script import FUNCTIONS, rules_script
 from advisor.report.tables import bound_tables, layout_tables, precision_tables, values_of
 from advisor.rules.facts import knob_words
 from advisor.rules.model_words import cluster_words, model_words, workload_words
-from advisor.rules.predicted_words import HOST_TERMS, SCATTERED, UNPREDICTED, host_memory_gb
+from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, WAITS, host_memory_gb
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
 from costmodel.binding import recipe_formats
@@ -34,7 +34,7 @@ from costmodel.javascript_columns import Trace, literal
 from costmodel.javascript_functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
-from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE, Prediction
+from costmodel.prediction import FITS_BELOW, RESOURCES, TIGHT_ABOVE, Prediction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term
 
@@ -106,8 +106,8 @@ def _data(
         "tight_above": TIGHT_ABOVE,
         "unsaid": UNSAID,
         "scattered": SCATTERED,
-        "host_terms": HOST_TERMS,
         "unpredicted": list(UNPREDICTED),
+        "waits": {word: RESOURCES[name] for word, name in WAITS.items()},
         "offloads": OFFLOADS,
         "host_copies": HOST_COPIES,
         "host_memory_gb": host_memory_gb(cluster),

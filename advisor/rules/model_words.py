@@ -70,6 +70,7 @@ def workload_words(workload: Workload) -> dict[str, Any]:
     finetune = workload.task != "pretrain"
     return {
         "seq_len": workload.seq_len,
+        "mean_length": workload.mean_length,
         "global_batch": workload.global_batch,
         "finetune": np.bool_(finetune),
         "lora": np.bool_(workload.task == "lora"),
@@ -92,6 +93,7 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "blackwell": np.bool_(generation.startswith("blackwell")),
         "consumer": np.bool_(generation in ("ada", "blackwell-consumer")),
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
+        "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
         "rocm": np.bool_(cluster.gpu.vendor == "AMD"),
         "precision": precision,
         "fp8": np.bool_(precision.startswith(("fp8", "mxfp8"))),

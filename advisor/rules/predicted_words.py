@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from advisor.rules.setting_words import UNSAID
-from costmodel.prediction import RESOURCES
+from costmodel.prediction import resource_shares
 
 if TYPE_CHECKING:
     from costmodel.prediction import Prediction
@@ -21,41 +21,45 @@ SCATTERED = (
     ("mla_reduce_scatter", "mla_proj_forward"),
     ("mlp_reduce_scatter", "mlp_fc2_forward"),
 )
-# Entries of a step in which the GPU waits for the host.
-HOST_TERMS = RESOURCES["host and launch"]
-WORDS = ("memory_percent", "scatter_percent", "host_percent", "host_gb", "host_most_gb", "host_memory_gb")
-UNPREDICTED: Mapping[str, Any] = MappingProxyType(dict.fromkeys(WORDS, UNSAID))
+# Word -> what the step waits for, by its name in `costmodel.prediction.RESOURCES`.
+WAITS = {
+    "host_percent": "host and launch",
+    "tp_percent": "tensor-parallel communication",
+    "cp_percent": "context-parallel communication",
+    "ep_percent": "expert dispatch",
+    "dp_percent": "data-parallel communication",
+}
+UNPREDICTED: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(
+        ("memory_percent", "scatter_percent", "host_gb", "host_most_gb", "host_memory_gb", *WAITS), UNSAID
+    )
+)
 
 
 def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """Words of a predicted plan, those of `UNPREDICTED` where there is none.
 
-    memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product. host_percent:
-    of the step, waiting for the host. host_gb, host_most_gb: host memory that offloading takes of the fullest node, at
-    least and at most; host_memory_gb: what the node has, unsaid where it is not on file.
+    memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product. host_gb,
+    host_most_gb: host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what
+    the node has, unsaid where it is not on file. Words of `WAITS`: share of the step that waits for each.
     """
     if prediction is None:
         return UNPREDICTED
     least, most = prediction.node_host_bytes
+    shares = resource_shares(prediction.time)
     return {
         "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
         "scatter_percent": round(100 * longest_scatter(prediction.values)),
-        "host_percent": round(100 * host_share(prediction.values)),
         "host_gb": round(least / GB),
         "host_most_gb": round(most / GB),
         "host_memory_gb": host_memory_gb(prediction.cluster),
-    }
+    } | {word: round(100 * shares[name]) for word, name in WAITS.items()}
 
 
 def host_memory_gb(cluster: Cluster) -> int:
     """Host memory of a node in whole GB, UNSAID where it is not on file."""
     found = cluster.host_memory
     return UNSAID if found is None else round(found / GB)
-
-
-def host_share(values: Mapping[str, float]) -> float:
-    """Share of the step in which the GPU waits for the host. [1]"""
-    return sum(values.get(name, 0.0) for name in HOST_TERMS) / values["step_time"]
 
 
 def longest_scatter(values: Mapping[str, float]) -> float:

@@ -68,17 +68,19 @@ def _pairs(versions: Mapping[str, str], plan: Mapping[str, Any] | None) -> Itera
         given = pair.get("if", {})
         if not all(name in versions and holds(versions[name], wanted) for name, wanted in given.items()):
             continue
-        if not _planned(pair.get("plan", {}), plan):
+        asked = pair.get("plan", {})
+        fields = next((each for each in listed(asked) if _planned(each, plan)), None)
+        if fields is None:
             continue
         for name, wanted in pair["needs"].items():
             # What is not there is the business of its own check, unless a plan asks for it.
             if name in versions and holds(versions[name], wanted):
                 continue
-            if name not in versions and not pair.get("plan"):
+            if name not in versions and not asked:
                 continue
             there = f"{name} {versions[name]}" if name in versions else f"no {name}"
             beside = [f"{each} {versions[each]}" for each in given]
-            beside += [f"{field}={_value(plan, field)}" for field in pair.get("plan", {})]
+            beside += [f"{field}={_value(plan, field)}" for field in fields]
             yield Finding(
                 "versions",
                 pair["status"],
@@ -87,6 +89,11 @@ def _pairs(versions: Mapping[str, str], plan: Mapping[str, Any] | None) -> Itera
                 pair["way_out"],
                 pair["source"],
             )
+
+
+def listed(asked: Mapping[str, Any] | list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What a pair asks of a plan, one or several ways."""
+    return asked if isinstance(asked, list) else [asked]
 
 
 def _planned(wanted: Mapping[str, Any], plan: Mapping[str, Any] | None) -> bool:

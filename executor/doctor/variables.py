@@ -13,6 +13,7 @@ from typing import Any
 from costmodel.knobs import CATALOGUE
 from executor.doctor.finding import Finding
 from executor.doctor.machine import Machine
+from executor.doctor.software import holds
 
 # A variable with one of these beginnings is meant for a library that we know.
 BEGINNINGS = (
@@ -97,7 +98,7 @@ def _values(machine: Machine) -> Iterator[Finding]:
     spoken: set[str] = set()
     # Rules with more conditions first: they say more of the same variables.
     for rule in sorted(_table()["rule"], key=lambda rule: -len(rule["when"])):
-        if rule.get("gpu") and not machine.gpus:
+        if not _there(rule.get("gpu"), machine):
             continue
         names = rule["when"]
         values = {name: machine.environment.get(name) for name in names}
@@ -109,6 +110,13 @@ def _values(machine: Machine) -> Iterator[Finding]:
             spoken |= set(names)
             said = " with ".join(f"{name}={value}" for name, value in values.items())
             yield Finding("environment", rule["status"], said, rule["why"], rule["way_out"], rule["source"])
+
+
+def _there(needed: bool | str | None, machine: Machine) -> bool:
+    """Whether the machine has a GPU where a rule is about any, or one of the compute capability that it is about."""
+    if not needed:
+        return True
+    return any(needed is True or holds(gpu.get("compute_cap", ""), str(needed)) for gpu in machine.gpus)
 
 
 def _allocators(environment: Mapping[str, str]) -> Iterator[Finding]:

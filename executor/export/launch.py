@@ -10,22 +10,29 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
+from costmodel.knobs import SETTINGS
+from costmodel.plan import Plan
 from executor.export.environment import environment, environment_lines
 from executor.export.exported import Exported, Job
+from executor.export.unsaid import setting_value
 
 SCRIPT = "train.sh"
 # Every process finds the NUMA node of its GPU; where the machine does not tell (-1), it stays unbound.
 BIND = """\
-# Each process comes back here, to be bound to the cores and memory next to its GPU.
-if [[ "${1:-}" == bound ]]; then
-    shift
     bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "$LOCAL_RANK" | tr 'A-Z' 'a-z' || true)
     numa=$(cat "/sys/bus/pci/devices/${bus#0000}/numa_node" 2>/dev/null || echo -1)
     if [[ "$numa" -ge 0 ]] && command -v numactl >/dev/null; then
         exec numactl --cpunodebind="$numa" --membind="$numa" "$@"
     fi
-    exec "$@"
-fi
+"""
+# Frameworks mark the steps, and nothing records them but Nsight Systems around the process.
+# Source: Megatron-LM megatron/training/arguments.py, --profile, whose example this is.
+TRACE = """\
+    # Ranks that are traced run under Nsight Systems, which records the steps that the run marks.
+    if [[ ",{ranks}," == *",$RANK,"* ]]; then
+        set -- nsys profile -s none -t nvtx,cuda -o "trace-rank$RANK" --force-overwrite true \\
+            --capture-range=cudaProfilerApi --capture-range-end=stop "$@"
+    fi
 """
 
 
@@ -49,8 +56,7 @@ def train_script(job: Job, exported: Exported, inputs: Mapping[str, tuple[str, s
     """
     nodes, per_node = nodes_of(job)
     lines = ["#!/usr/bin/env bash", *_head(job, exported), "set -euo pipefail", ""]
-    if job.plan.cpu_binding:
-        lines += [*BIND.splitlines(), ""]
+    lines += _each_process(job.plan)
     if exported.files:
         lines += [
             'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)  # files of the export stand beside it',
@@ -62,6 +68,38 @@ def train_script(job: Job, exported: Exported, inputs: Mapping[str, tuple[str, s
     lines += _rendezvous(nodes)
     lines += ["", *argument_block(exported), ""]
     return "\n".join([*lines, *_torchrun(job, exported, nodes, per_node)]) + "\n"
+
+
+def traced_ranks(plan: Plan) -> list[int]:
+    """Ranks that Nsight Systems traces, none unless the plan's settings ask for it."""
+    given = dict(plan.settings)
+    if not given.get("use_nsys_profiler"):
+        return []
+    ranks: list[int] = setting_value(
+        "profile_ranks", given.get("profile_ranks", SETTINGS["profile_ranks"].default)
+    )
+    return ranks
+
+
+def _each_process(plan: Plan) -> list[str]:
+    """What each process does before it trains: trace itself, bind itself."""
+    ranks = traced_ranks(plan)
+    todo = [
+        *(["to be traced"] if ranks else []),
+        *(["to be bound to the cores and memory next to its GPU"] * plan.cpu_binding),
+    ]
+    if not todo:
+        return []
+    lines = [
+        f"# Each process comes back here, {' and '.join(todo)}.",
+        'if [[ "${1:-}" == bound ]]; then',
+        "    shift",
+    ]
+    if ranks:
+        lines += TRACE.format(ranks=",".join(map(str, ranks))).splitlines()
+    if plan.cpu_binding:
+        lines += BIND.splitlines()
+    return [*lines, '    exec "$@"', "fi", ""]
 
 
 def _head(job: Job, exported: Exported) -> list[str]:
@@ -117,7 +155,7 @@ def _torchrun(job: Job, exported: Exported, nodes: int, per_node: int) -> list[s
         words += ['--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"']
     name = exported.command[0]
     script = quoted(f"${{HERE}}/{name}" if name in exported.files else name)
-    bound = 'bash "${BASH_SOURCE[0]}" bound ' if job.plan.cpu_binding else ""
+    bound = 'bash "${BASH_SOURCE[0]}" bound ' if _each_process(job.plan) else ""
     words += ["--no-python", f'{bound}python -u {script} "${{ARGS[@]}}" "$@"']
     return [" \\\n    ".join(words)]
 

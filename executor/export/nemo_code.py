@@ -6,7 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from executor.export.exported import Job
-from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, STRATEGY, Recipe, arguments_of
+from executor.export.nemo_settings import (
+    CONFIG,
+    GARBAGE,
+    NSYS,
+    OVERLAP,
+    SNAPSHOT,
+    STRATEGY,
+    Recipe,
+    arguments_of,
+)
 from executor.export.python_text import assignment, literal, options_of, sorted_imports
 from executor.export.target_names import Names
 
@@ -211,11 +220,22 @@ def _callbacks(settings: Mapping[str, Any], imports: set[str]) -> Iterator[str]:
         if dotted.startswith(f"{OVERLAP}."):
             yield f"    overlap.{dotted.removeprefix(OVERLAP + '.')} = {value!r}"
     held = ["run.Config(TimingCallback)", "overlap"]
-    if f"{GARBAGE}.gc_interval_train" in settings:
-        imports.add(f"from {CALLBACKS}.garbage_collection import GarbageCollectionCallback")
-        train, other = settings[f"{GARBAGE}.gc_interval_train"], settings[f"{GARBAGE}.gc_interval_val"]
-        yield f"    garbage = run.Config(GarbageCollectionCallback, gc_interval_train={train}, gc_interval_val={other})"
-        held.append("garbage")
+    for name, module, place in (
+        ("garbage", "garbage_collection", GARBAGE),
+        ("trace", "nsys", NSYS),
+        ("snapshot", "memory_profiler", SNAPSHOT),
+    ):
+        fields = {
+            dotted.removeprefix(f"{place}."): value
+            for dotted, value in settings.items()
+            if dotted.startswith(f"{place}.")
+        }
+        if fields:
+            kind = place.removeprefix("callbacks.")
+            imports.add(f"from {CALLBACKS}.{module} import {kind}")
+            said = "".join(f", {field}={literal(field, value, imports)}" for field, value in fields.items())
+            yield f"    {name} = run.Config({kind}{said})"
+            held.append(name)
     yield f"    recipe.trainer.callbacks = [{', '.join(held)}]"
 
 

@@ -40,6 +40,12 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         yield "attention without cuDNN or flash kernels: switch them off in the environment (NVTE_UNFUSED_ATTN)"
     if job.workload.task != "pretrain" and job.workload.packed and plan.micro_batch > 1:
         yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: NeMo takes one"
+    if (
+        job.workload.task != "pretrain"
+    ):  # source: NeMo performance recipes on AWS, Fine-Tuning, Checkpoint Issues
+        yield (
+            "set NEMO_HOME to a folder on a file system that all nodes share: base weights and data are read there"
+        )
     lost = [
         module
         for module in plan.recompute_modules

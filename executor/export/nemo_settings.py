@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from costmodel.knobs import SETTINGS
@@ -46,6 +47,8 @@ STRATEGY = "trainer.strategy"
 CONFIG = "model.config"
 OVERLAP = "callbacks.MegatronCommOverlapCallback"
 GARBAGE = "callbacks.GarbageCollectionCallback"
+NSYS = "callbacks.NsysCallback"
+SNAPSHOT = "callbacks.MemoryProfileCallback"
 # Part of the recipe -> section of the recorded names.
 SECTIONS = {
     f"{STRATEGY}.ddp": f"{STRATEGY}.ddp",
@@ -58,8 +61,19 @@ SECTIONS = {
     "peft": "peft",
     OVERLAP: "overlap",
     GARBAGE: "garbage",
+    NSYS: "nsys",
+    SNAPSHOT: "snapshot",
 }
 BATCH_INTERVAL = 100
+# Settings that make up the two profiling callbacks.
+PROFILING = (
+    "use_nsys_profiler",
+    "profile_step_start",
+    "profile_step_end",
+    "profile_ranks",
+    "record_memory_history",
+    "memory_snapshot_path",
+)
 OFF: dict[str, Any] = {
     f"{STRATEGY}.num_layers_in_first_pipeline_stage": None,
     f"{STRATEGY}.num_layers_in_last_pipeline_stage": None,
@@ -116,7 +130,9 @@ def recipe(job: Job, names: Names) -> Recipe:
         wanted.pop(f"{CONFIG}.moe_router_force_load_balancing", None)
     notes: list[str] = []
     settings = dict(_held(wanted, names, notes))
-    said = {"manual_gc_interval", *(name for name, _, _ in others)}
+    profiled = profiling_settings(job.plan)
+    settings |= profiled
+    said = {"manual_gc_interval", *(PROFILING if profiled else ()), *(name for name, _, _ in others)}
     notes += setting_notes(job.plan, "nemo", f"NeMo {names.release}", said)
     return Recipe(module, shape, settings, notes + list(remarks(job, names, shape)))
 
@@ -227,6 +243,23 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     if plan.manual_gc:
         interval = dict(plan.settings).get("manual_gc_interval") or BATCH_INTERVAL
         settings |= {f"{GARBAGE}.gc_interval_train": interval, f"{GARBAGE}.gc_interval_val": interval}
+    return settings
+
+
+def profiling_settings(plan: Plan) -> dict[str, Any]:
+    """The callbacks that NsysPlugin and MemoryProfilePlugin add, where the plan's settings ask for them.
+
+    Both have been in every release since 2.3; a snapshot is a file of each rank in the folder of memory_snapshot_path.
+    """
+    given = {name: dict(plan.settings).get(name, SETTINGS[name].default) for name in PROFILING}
+    ranks = setting_value("profile_ranks", given["profile_ranks"])
+    settings: dict[str, Any] = {}
+    if given["use_nsys_profiler"]:
+        steps = {"start_step": given["profile_step_start"], "end_step": given["profile_step_end"]}
+        settings |= {f"{NSYS}.{name}": value for name, value in (steps | {"ranks": ranks}).items()}
+    if given["record_memory_history"]:
+        folder = str(PurePosixPath(given["memory_snapshot_path"]).parent)
+        settings |= {f"{SNAPSHOT}.dir": folder, f"{SNAPSHOT}.ranks": ranks}
     return settings
 
 

@@ -1,8 +1,8 @@
 """Each rule fires on a plan that breaks it and not on one beside it: tables by topic in `rule_cases`.
 
-A case has the setting (model, model_change, on, vendor, domain, link, seq_len, task, mean_length, packed, gpus), the
-knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for it. Rules
-about what is predicted have its words as `predicted`.
+A case has the setting (model, model_change, on, vendor, domain, link, host_link, seq_len, task, mean_length, packed,
+gpus), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for
+it. Rules about what is predicted have its words as `predicted`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CASES = {
 }
 RULES = {rule.id: rule for rule in load_rules()}
 KNOWN = {
-    "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "gpus", "link", "vendor",
-    "breaks", "holds", "holds_in", "predicted",
+    "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "gpus", "link", "host_link",
+    "vendor", "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
 
 
@@ -69,7 +69,10 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
         generation=generation, title=generation.upper(), vendor=case.get("vendor", "NVIDIA")
     )
     link = SimpleNamespace(name=case.get("link", "nvlink4"))
-    cluster = SimpleNamespace(name="stub", domain_size=case.get("domain", 8), gpu=gpu, intra=link)
+    host = SimpleNamespace(name=case.get("host_link", "pcie5-x16"))
+    cluster = SimpleNamespace(
+        name="stub", domain_size=case.get("domain", 8), gpu=gpu, intra=link, host_link=host
+    )
     settings = knobs.get("settings", {})
     plan = PlanWithSettings(Plan(**{k: v for k, v in knobs.items() if k != "settings"}), settings)
     words = case.get("predicted", {})

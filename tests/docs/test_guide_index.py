@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from guide_docs import anchor, claim_files, guide_page, index_names, load_guides, main
+from guide_docs import anchor, claim_files, guide_page, index_names, load_guides, main, unmet_claims
 
 from advisor.rules import load_rules
 from costmodel.knobs import CATALOGUE
 from costmodel.knobs.names import find
+from executor.diagnose import load_rules as load_symptoms
 
 DATA = load_guides()
 ADVICE = [advice for topic in DATA["topic"] for advice in topic["advice"]]
@@ -55,6 +56,25 @@ def test_every_rule_that_names_a_guide_as_its_source_is_advice():
     assert guided - named("rules") == set()
 
 
+def test_every_symptom_is_advice():
+    """Each quotes the guide that it is from."""
+    symptoms = {rule.id: rule.guide for rule in load_symptoms()}
+    assert all(re.match(r"00[0-4] ", guide) for guide in symptoms.values())
+    assert set(symptoms) - named("symptoms") == set()
+
+
+def test_a_claim_that_the_model_does_not_meet_is_marked_with_the_reason():
+    """A claim whose test is expected to fail must not look like one that holds."""
+    page = guide_page(DATA)
+    assert {"CL015", "CL057"} <= set(unmet_claims())
+    assert "CL014" not in unmet_claims()
+    for name, reasons in unmet_claims().items():
+        if name in named("claims"):
+            assert all(reason.replace("|", "\\|") in page for reason in reasons)
+            assert not re.search(rf"\[{name}\]\([^)]*\)(?! in part)", page)
+    assert not re.search(r"\[CL014\]\([^)]*\) in part", page)
+
+
 def test_every_knob_that_a_rule_of_an_advice_watches_is_in_the_catalogue():
     rules = {rule.id: rule for rule in load_rules()}
     assert all(knob in CATALOGUE for name in named("rules") for knob in rules[name].knobs)
@@ -73,6 +93,7 @@ def test_topics_stand_in_guides_that_are_listed():
         ({"knobs": ["no_such_knob"]}, "no_such_knob"),
         ({"rules": ["no_such_rule"]}, "no_such_rule"),
         ({"claims": ["CL999"]}, "CL999"),
+        ({"symptoms": ["no_such_symptom"]}, "no_such_symptom"),
     ],
 )
 def test_a_name_that_is_none_is_told(change, said):

@@ -171,19 +171,23 @@ function nodeHost({ tp, pp, cp, dp }, held, stages) {
 }
 
 // As advisor.rules.predicted_words has them.
-function predictedWords({ problem, memory, device, values: found, host }) {
+function predictedWords({ problem, step_time, memory, device, values: found, host }) {
   if (problem) return Object.fromEntries(data.unpredicted.map((name) => [name, data.unsaid]));
   const shares = data.scattered.map(([scatter, gemm]) =>
     found[scatter] > 0 && found[gemm] > 0 ? found[scatter] / found[gemm] : 0,
   );
-  const hostTime = data.host_terms.reduce((sum, name) => sum + (found[name] ?? 0), 0);
   return {
     memory_percent: round((100 * memory) / device),
     scatter_percent: round(100 * Math.max(...shares)),
-    host_percent: round((100 * hostTime) / found.step_time),
     host_gb: round(host[0] / 1e9),
     host_most_gb: round(host[1] / 1e9),
     host_memory_gb: data.host_memory_gb,
+    ...Object.fromEntries(
+      Object.entries(data.waits).map(([word, leaves]) => [
+        word,
+        round((100 * leaves.reduce((sum, leaf) => sum + (found[leaf] ?? 0), 0)) / step_time),
+      ]),
+    ),
   };
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from executor.doctor import Machine, examine, this_machine, worst
 from executor.doctor.machine import BASIC, MORE
-from executor.doctor.software import holds, pairs
+from executor.doctor.software import holds, listed, pairs
 from executor.doctor.variables import known_names, slip_of
 
 SMI = (Path(__file__).parent / "data" / "nvidia_smi_h200.csv").read_text()
@@ -154,9 +154,10 @@ def test_precisions_and_fields_of_the_table_exist():
 
     fields = {field.name for field in dataclasses.fields(Plan)}
     for pair in pairs():
-        assert set(pair.get("plan", {})) <= fields
-        for precision in pair.get("plan", {}).get("precision", []):
-            assert precision in KNOBS["precision"].choices
+        for asked in listed(pair.get("plan", {})):
+            assert set(asked) <= fields
+            for precision in asked.get("precision", []):
+                assert precision in KNOBS["precision"].choices
         assert pair["source"]
 
 
@@ -320,6 +321,31 @@ def test_values_that_cost(maker, given, status, said):
     lines = found(maker.machine(environment=given), status)
     assert len(lines) == 1
     assert said in lines[0]
+
+
+@pytest.mark.parametrize(("capability", "warned"), [("9.0", True), ("10.0", True), ("8.0", False)])
+def test_the_attention_that_recipes_on_aws_switch_off(maker, capability, warned):
+    """Guide 004 exports NVTE_FUSED_ATTN=0, which costs on Hopper and Blackwell."""
+    first = SMI.splitlines()[0]
+    assert ", 9.0, " in first
+    machine = maker.machine(
+        smi=first.replace(", 9.0, ", f", {capability}, ") + "\n", environment={"NVTE_FUSED_ATTN": "0"}
+    )
+    assert any("cuDNN's attention is off" in line for line in found(machine, "warn")) == warned
+    assert not any(
+        "cuDNN" in line for line in found(maker.machine(environment={"NVTE_FUSED_ATTN": "0"}), "warn")
+    )
+
+
+@pytest.mark.parametrize(
+    "offload", [{"offload_layers": 8}, {"offload_modules": ["core_attn"]}, {"optimizer_offload": 50}]
+)
+def test_offloading_beside_an_old_nccl(maker, offload):
+    old = GOOD | {"nvidia-nccl-cu12": "2.25.1"}
+    machine = maker.machine(smi=SMI.splitlines()[0] + "\n", distributions=old)
+    none = {"offload_layers": 0, "offload_modules": [], "optimizer_offload": 0}
+    assert any("NCCL_NET_GDR_LEVEL=PHB" in line for line in found(machine, "warn", none | offload))
+    assert not any("GDR" in line for line in found(machine, "warn", none))
 
 
 def test_threads_of_ranks_beyond_the_cores(maker):

@@ -66,7 +66,7 @@ def test_settings_of_the_plan_win_and_experts_get_theirs():
 
 
 def test_offloading_on_grace_keeps_the_network_off_its_path():
-    for offload in ({"offload_layers": 8}, {"offload_modules": ("core_attn",)}):
+    for offload in ({"offload_layers": 8}, {"offload_modules": ("core_attn",)}, {"optimizer_offload": 50}):
         assert variables(Plan(dp=8, **offload), "gb200-nvl72")["NCCL_NET_GDR_C2C"] == "1"
         assert "NCCL_NET_GDR_C2C" not in variables(Plan(dp=8, **offload))
     assert "NCCL_NET_GDR_C2C" not in variables(Plan(dp=8), "gb200-nvl72")
@@ -98,8 +98,9 @@ def run_script(folder: Path, plan: Plan, environment: dict[str, str]) -> subproc
     (folder / "train.sh").write_text(bundle(job_of(plan), "megatron-lm", slurm=False).files["train.sh"])
     programs = {
         "torchrun": 'echo "ENV $CUDA_DEVICE_MAX_CONNECTIONS"; for word in "$@"; do echo "WORD $word"; done\n'
-        'while [[ "$1" != --no-python ]]; do shift; done; shift; LOCAL_RANK=0 "$@"\n',
+        'while [[ "$1" != --no-python ]]; do shift; done; shift; RANK=8 LOCAL_RANK=0 "$@"\n',
         "python": 'echo "PYTHON $#"\n',
+        "nsys": 'while [[ "$1" == -* || "$1" != python ]]; do echo "NSYS $1"; shift; done; "$@"\n',
         "nvidia-smi": "echo 00000000:0F:00.0\n",
     }
     for name, body in programs.items():
@@ -123,6 +124,27 @@ def test_the_launch_script_runs(tmp_path):
     assert words[words.index("--data-path") + 1] == "/data/my text"
     assert words[-2:] == ["--rotary-base", "500000"]
     assert "PYTHON" in done.stdout  # through the binding of the script itself
+
+
+@pytest.mark.parametrize("binding", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "traced"),
+    [
+        ({"use_nsys_profiler": True, "profile_ranks": "0,8"}, True),
+        ({"use_nsys_profiler": True}, False),
+        ({"use_nsys_profiler": False, "profile_ranks": "8"}, False),
+        ({}, False),
+    ],
+)
+def test_traced_ranks_run_under_nsight_systems(tmp_path, settings, traced, binding):
+    """--profile alone marks steps, and no file comes of it: the profiler has to stand around the process."""
+    given = {"DATA_PATH": "/data", "TOKENIZER_MODEL": "t", "NODE_RANK": "1", "MASTER_ADDR": "node0"}
+    plan = Plan(tp=8, dp=2, sequence_parallel=True, cpu_binding=binding, settings=settings)
+    done = run_script(tmp_path, plan, given)
+    assert done.returncode == 0, done.stderr
+    assert "PYTHON" in done.stdout
+    assert ("NSYS --capture-range=cudaProfilerApi" in done.stdout) == traced
+    assert ("NSYS trace-rank8" in done.stdout) == traced
 
 
 @pytest.mark.parametrize("missing", ["DATA_PATH", "TOKENIZER_MODEL", "MASTER_ADDR", "NODE_RANK"])

@@ -213,3 +213,39 @@ def test_graphs_of_unpacked_sequences_pad_them_all_alike(graph):
     load = Workload(4096, 128, "sft", mean_length=512, packed=False)
     job = a_job(Plan(dp=8, cuda_graph=graph), "llama3-8b", workload=load)
     assert ("pad_to_max_length" in text_of(nemo.export(job))) == graph
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_profiling_is_callbacks_of_the_release(release):
+    """NsysPlugin and MemoryProfilePlugin add these; they had been left out of the file."""
+    asked = {
+        "use_nsys_profiler": True,
+        "profile_ranks": "0,3",
+        "profile_step_start": 20,
+        "profile_step_end": 22,
+    }
+    asked |= {"record_memory_history": True, "memory_snapshot_path": "/shared/snapshots/one.pickle"}
+    plan = Plan(tp=4, pp=4, vpp=5, dp=4, sequence_parallel=True, settings=asked)
+    exported = nemo.export(a_job(plan, version=release))
+    names = names_in(release)
+    for place, section in (
+        ("callbacks.NsysCallback", "nsys"),
+        ("callbacks.MemoryProfileCallback", "snapshot"),
+    ):
+        fields = {dotted.rpartition(".")[2] for dotted in exported.settings if dotted.startswith(place)}
+        assert fields
+        assert all(names.has(section, field) for field in fields)
+    text = text_of(exported)
+    assert "run.Config(NsysCallback, start_step=20, end_step=22, ranks=[0, 3])" in text
+    assert 'run.Config(MemoryProfileCallback, dir="/shared/snapshots", ranks=[0, 3])' in text
+    assert "overlap, garbage, trace, snapshot]" in text
+    assert not undefined(ast.parse(text))
+    assert not [
+        note for note in exported.notes if "nsys" in note or "profile" in note or "record_memory" in note
+    ]
+
+
+def test_fine_tuning_says_where_base_weights_are_read():
+    tuning = a_job(workload=Workload(4096, 32, "sft"))
+    assert any("NEMO_HOME" in note for note in nemo.export(tuning).notes)
+    assert not any("NEMO_HOME" in note for note in nemo.export(a_job()).notes)
