@@ -36,6 +36,7 @@ def encoder_symbols(x: SimpleNamespace) -> SimpleNamespace:
         "sinks": 0,
         "qk_norms": 0,
         "rotary": 0,
+        **dict.fromkeys(("lora_qkv", "lora_proj", "lora_mlp"), 0),
         **dict.fromkeys(("cp", "cp_a2a_size"), 1),
         **dict.fromkeys(("cp_all_gather", "cp_straddle", "tp_overlap"), 0),
     }
