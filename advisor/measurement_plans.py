@@ -24,6 +24,7 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import CP_COMM_TYPES, PRECISIONS, Plan
 from costmodel.workload import Workload
+from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 
 # Names of other frameworks -> the precision whose arithmetic and traffic they have: torchao's, and those of the
 # performance scripts of Megatron-Bridge (--compute_dtype fp8_mx) and NeMo 2 (--fp8_recipe ds).
@@ -77,9 +78,9 @@ def row_workload(row: Row, model: ModelSpec, seq_len: int, global_batch: int) ->
         {"mean_length": min(SQUAD_TOKENS, seq_len), "length_cv": SQUAD_SPREAD} if packs_squad(row) else {}
     )
     peft = row.json("other_flags").get("peft")
-    targets = set(peft.get("target_modules") or ()) if isinstance(peft, dict) else {"linear_qkv"}
+    targets = (peft.get("target_modules") or DEFAULT_TARGETS) if isinstance(peft, dict) else ("linear_qkv",)
     rank = int(peft.get("dim") or 16) if isinstance(peft, dict) else 16
-    reach = "all" if any("fc" in name for name in targets) else "attention" if len(targets) > 1 else "qkv"
+    reach = reach_of(targets)
     if task == "sft":
         return Workload(seq_len, global_batch, task, **load, **packed)
     return Workload(seq_len, global_batch, task, lora_rank=rank, lora_targets=reach, **load, **packed)

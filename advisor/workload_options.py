@@ -31,7 +31,9 @@ def workload_options(function: Function) -> Function:
                 "--lora-rank", type=int, metavar="R", help="Rank of the adapters of --task lora [16]."
             ),
             click.option(
-                "--lora-targets", metavar="NAME", help="Layers with adapters: qkv, attention, all [all]."
+                "--lora-targets",
+                metavar="NAME",
+                help="Layers with adapters: qkv, attention, all: experts and mixers too [all].",
             ),
             click.option(
                 "--moe-imbalance",

@@ -46,6 +46,7 @@ def recipe_formats(precision: str) -> dict[str, Any]:
         "block_scaled": precision == "mxfp8",
         "casts": float(recipe["kernels"]) > 0,
         "delayed": precision == "fp8-delayed",
+        "remainders": precision in ("bf16", "fp8-delayed"),
     }
 
 

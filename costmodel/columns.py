@@ -106,13 +106,14 @@ def plan_inputs(
     block_scaled: bool = False,
     casts: bool = False,
     delayed: bool = False,
+    remainders: bool = True,
 ) -> dict[str, Array]:
     """Input symbols of the group "plan": arrays over the rows, single numbers where all rows agree.
 
     domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
     whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
     MXFP8, gathered in 16 bits; casts: whether linear layers leave the model's own format; delayed: whether their
-    scales are those of earlier steps.
+    scales are those of earlier steps; remainders: see `_formats`.
     Raises ValueError when a pipeline layout does not fit.
     """
     c: Columns = collapsed(
@@ -129,6 +130,7 @@ def plan_inputs(
         block_scaled=block_scaled,
         casts=casts,
         delayed=delayed,
+        remainders=remainders,
     )
 
 
@@ -143,6 +145,7 @@ def knob_inputs(
     block_scaled: bool,
     casts: bool,
     delayed: bool,
+    remainders: bool,
 ) -> dict[str, Array]:
     """The inputs that follow from knobs without rank arithmetic, as `plan_inputs`; stage_layers: of the pace-setter.
 
@@ -151,7 +154,7 @@ def knob_inputs(
     inputs = _sizes(c, global_batch) | _sharding(c)
     inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
     inputs |= _recompute(c, stage_layers) | graph_inputs(c) | _offload(c, stage_layers)
-    inputs |= _formats(c, precision_bytes, quantised, block_scaled)
+    inputs |= _formats(c, precision_bytes, quantised, block_scaled, remainders)
     inputs["projection_copy"] = np.multiply(delayed, 1.0)
     inputs["fp8_output"] = np.multiply(block_scaled, c["fp8_output"])
     inputs["expert_mlp_fused"] = np.multiply(block_scaled, c["expert_mlp_fusion"] * c["moe_grouped_gemm"])
@@ -331,15 +334,21 @@ def _offload(c: Columns, stage_layers: Array) -> dict[str, Array]:
     }
 
 
-def _formats(c: Columns, precision_bytes: float, quantised: bool, block_scaled: bool) -> dict[str, Array]:
+def _formats(
+    c: Columns, precision_bytes: float, quantised: bool, block_scaled: bool, remainders: bool
+) -> dict[str, Array]:
     """Bytes of gradients, gathered parameters and optimizer state.
 
     The precision-aware optimizer keeps moments in their own formats, and of a 32-bit master parameter the 16
-    bits that BF16 lacks. Source: Megatron-Core, optimizer_config.py; TE FusedAdam, store_param_remainders.
+    bits that BF16 lacks: `remainders`, not with recipes that scale anew (all but delayed scaling), with which
+    Megatron-Core keeps the master parameters itself, unless the host updates a part of them. Source: Megatron-Core
+    0.16.1 to 0.19.2, optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8, and distrib_optimizer.py;
+    TE FusedAdam, store_param_remainders.
     """
     sizes = {name: np.array([DTYPE_BYTES[kind] for kind in KNOBS[name].choices]) for name in OPTIMIZER_DTYPES}
     size = {name: np.choose(c[name].astype(int), sizes[name]) for name in OPTIMIZER_DTYPES}
     halves = (c["param_remainders"] > 0) & (size["main_params_dtype"] == 4) & (precision_bytes == 2)
+    halves = halves & (np.greater(remainders, 0) | (c["optimizer_offload"] > 0))
     master = np.where(halves, 2.0, size["main_params_dtype"])
     aware = master + size["exp_avg_dtype"] + size["exp_avg_sq_dtype"]
     # Gradients have the format of the parameters unless they are kept in FP32.

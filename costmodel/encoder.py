@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount
 from costmodel.layer import BlockTimes, block_times
 from costmodel.term import Ledger
-from costmodel.work import parameters
+from costmodel.work import activations, parameters
 
 BLOCKS = ("attention", "mlp")
 
@@ -36,6 +36,7 @@ def encoder_symbols(x: SimpleNamespace) -> SimpleNamespace:
         "sinks": 0,
         "qk_norms": 0,
         "rotary": 0,
+        **dict.fromkeys(("lora_qkv", "lora_proj", "lora_mlp"), 0),
         **dict.fromkeys(("cp", "cp_a2a_size"), 1),
         **dict.fromkeys(("cp_all_gather", "cp_straddle", "tp_overlap"), 0),
     }
@@ -49,24 +50,35 @@ def encoder_blocks(ledger: Ledger, x: SimpleNamespace) -> dict[str, BlockTimes]:
 
 
 def encoder_time(ledger: Ledger, x: SimpleNamespace, blocks: dict[str, BlockTimes]) -> Amount:
-    """Time of all encoder layers for one micro-batch, forward and backward. [s]"""
+    """Time of all encoder layers for one micro-batch, forward and backward; frozen it has no backward pass. [s]
+
+    Adapters (task lora) are the decoder's. Source: Megatron-Bridge 0.6.2, peft/lora.py, VLMLoRA, freeze_vision_model.
+    """
     one = sum(
-        sum(times.forward.values()) + sum(times.backward.values()) + times.again for times in blocks.values()
+        sum(times.forward.values()) + x.trained * (sum(times.backward.values()) + times.again)
+        for times in blocks.values()
     )
     return ledger.define("encoder_time", x.enc_layers * one, "s", encoder_time)
 
 
 def encoder_flops(x: SimpleNamespace) -> Amount:
-    """Model FLOPs of the encoder for one sequence: 6 a weight and token, and 3 x its attention. [FLOP]"""
+    """Model FLOPs of the encoder for one sequence: 6 a weight and token, 3 x its attention; frozen a third. [FLOP]"""
     weights = (4 + (2 + x.enc_gates) * x.enc_f / x.enc_h) * x.enc_h**2
     core = 4 * x.enc_tokens * x.enc_h
-    return x.enc_layers * x.enc_tokens * (6 * weights + 3 * core)
+    return x.enc_layers * x.enc_tokens * (1 + 2 * x.trained) * (2 * weights + core)
 
 
-def encoder_bytes(x: SimpleNamespace, blocks: dict[str, BlockTimes], in_flight: Amount) -> Amount:
-    """Memory of one encoder rank beyond the context: weights, gradients, sharded optimizer, activations. [byte]"""
+def encoder_weights(x: SimpleNamespace, blocks: dict[str, BlockTimes]) -> tuple[Amount, Amount]:
+    """Weights of an encoder rank's linear layers, and all of its parameters. [1]"""
     layers = x.enc_layers / x.enc_pp
-    weights = layers * sum(parameters.block_parameters(times.work) for times in blocks.values())
-    state = x.weight_bytes + x.grad_bytes + x.state_bytes / x.shard
-    kept = layers * sum(times.work.saved_bytes() for times in blocks.values())
-    return weights * state + in_flight * kept
+    linear = sum(times.work.weights(grouped=False) for times in blocks.values())
+    return layers * linear, layers * sum(parameters.block_parameters(times.work) for times in blocks.values())
+
+
+def encoder_kept(x: SimpleNamespace, blocks: dict[str, BlockTimes]) -> Amount:
+    """What an encoder rank keeps of one micro-batch for its backward pass; of recomputed layers their inputs. [byte]"""
+    saved = sum(times.work.saved_bytes() for times in blocks.values())
+    inputs = activations.layer_input(encoder_symbols(x))
+    return (
+        x.trained * x.enc_layers / x.enc_pp * (x.recompute_layers * inputs + (1 - x.recompute_layers) * saved)
+    )

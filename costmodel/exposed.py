@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, is_more_than_one
+from costmodel.rates import stream
 from costmodel.term import Ledger
 from costmodel.timing import overlap
 from costmodel.timing.network import (
@@ -16,8 +17,9 @@ from costmodel.timing.network import (
     send_recv_time,
 )
 from costmodel.work import communication, experts
+from costmodel.work.adapters import adapted
 from costmodel.work.block import BlockWork
-from costmodel.work.linear import heads_are_shared
+from costmodel.work.linear import Linear, heads_are_shared
 
 Times = dict[str, dict[str, Amount]]
 
@@ -29,18 +31,21 @@ def tensor_parallel_times(
 
     Forward: the block gathers its input and reduces its output. Backward: the row-parallel layer gathers
     the output gradient (exposed), the column-parallel layer gathers its input again under the data gradient
-    and reduce-scatters the input gradient under the weight gradient, always in Megatron-Core
-    (CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell). With tp_overlap every collective is pipelined with its
-    GEMM in chunks, which takes SMs from the GEMM. Without sequence parallelism both become one all-reduce.
+    (unless its weights are frozen) and reduce-scatters the input gradient under the weight gradient, always in
+    Megatron-Core (CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell). With tp_overlap every collective is pipelined
+    with its GEMM in chunks, which takes SMs from the GEMM. Without sequence parallelism both become one all-reduce.
     QKV outputs of ranks that share key/value heads are gathered whole, with nothing beside.
     Source: arXiv:2205.05198, sec. 4.2; Megatron-Core, LinearWithGradAccumulationAndAsyncCommunication.
     """
     p = block.name
     inside = communication.ranks_in_domain(x, x.tp, 1)
+    first = next(linear for linear in reversed(block.linears) if linear.split == "column")
     gathered = ledger.define(f"{p}_tp_gathered", block.gathered, "byte", "input of the block, over tp")
+    # What an adapter reads too is gathered in 16 bits, and frozen weights need it no second time.
+    wide = 1 + gathered_plain(x, first) * (x.activation_bytes / x.operand_bytes - 1)
     reduced = ledger.define(f"{p}_tp_reduced", block.reduced, "byte", communication.tensor_parallel_bytes)
     gather = ledger.define(
-        f"{p}_all_gather", all_gather_time(x, gathered, x.tp, inside), "s", all_gather_time
+        f"{p}_all_gather", all_gather_time(x, wide * gathered, x.tp, inside), "s", all_gather_time
     )
     scatter = ledger.define(
         f"{p}_reduce_scatter", reduce_scatter_time(x, reduced, x.tp, inside), "s", reduce_scatter_time
@@ -49,7 +54,6 @@ def tensor_parallel_times(
     ordered = 1 - x.queued * x.many_queues
     pipelined = x.tp_overlap * ordered
     chunks = 1 + pipelined * (x.overlap_chunks - 1)
-    column = next(linear.name for linear in reversed(block.linears) if linear.split == "column")
     row = next(linear.name for linear in block.linears if linear.split == "row")
 
     def beside(collective: Amount, gemm: Amount) -> Amount:
@@ -58,7 +62,10 @@ def tensor_parallel_times(
         started = 2 * (chunks - 1) * x.linear_launch
         return overlap.pipelined_exposed(collective, gemm, chunks) + taken + started
 
-    forward = beside(gather, gemms[column]["forward"]) + beside(scatter, gemms[row]["forward"])
+    # Transformer Engine pipelines no gather of a norm's output that it also returns, to an adapter.
+    alone = adapted(x, first.adapter)
+    forward = (1 - alone) * beside(gather, gemms[first.name]["forward"]) + alone * gather
+    forward += beside(scatter, gemms[row]["forward"])
     # Backward the output's gradient is gathered and the input's reduced: other sizes where latents are gathered.
     formats = x.operand_bytes / x.activation_bytes
     regather = ledger.define(
@@ -75,10 +82,13 @@ def tensor_parallel_times(
     )
     rereduce = all_reduce_time(x, gathered / formats, x.tp, inside)
     backward = beside(regather, gemms[row]["dgrad"])
-    for collective, gemm in ((gather, gemms[column]["dgrad"]), (rescatter, gemms[column]["wgrad"])):
+    for collective, gemm in (
+        (x.trained * gather, gemms[first.name]["dgrad"]),
+        (rescatter, gemms[first.name]["wgrad"]),
+    ):
         backward += overlap.exposed(collective, ordered * gemm)
         backward += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
-    without = overlap.exposed(rereduce, ordered * gemms[column]["wgrad"])
+    without = overlap.exposed(rereduce, ordered * gemms[first.name]["wgrad"])
     shared = heads_are_shared(x) if block.joined != 0 else 0  # nothing is sent otherwise, not even a latency
     join = {"forward": all_gather_time, "backward": reduce_scatter_time}
     joined = {name: shared * seconds(x, block.joined, x.tp, inside) for name, seconds in join.items()}
@@ -95,6 +105,53 @@ def tensor_parallel_times(
             "s",
             overlap.exposed,
         ),
+    }
+
+
+def gathered_plain(x: SimpleNamespace, layer: Linear) -> Amount:
+    """1 where the input of a column-parallel layer is gathered in 16 bits, once for the layer and its adapter. [1]
+
+    Source: Transformer Engine 2.8, module/layernorm_linear.py, return_layernorm_output_gathered, which
+    Megatron-Bridge's peft/utils.py sets unless user buffers overlap the gather.
+    """
+    return x.sp * is_more_than_one(x.tp) * (1 - x.tp_overlap) * adapted(x, layer.adapter)
+
+
+def adapter_messages(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> dict[str, Amount]:
+    """Tensor-parallel communication of a block's adapters, forward and backward: nothing hides it. [s]
+
+    Beside a column-parallel layer A's r outputs are gathered, and their gradient is reduced; the input's gradient is
+    reduced with the layer's own under sequence parallelism, else by itself. Where user buffers overlap the layer's
+    gather, the adapter gathers its input anew. Beside a row-parallel layer A's partial sums are reduced and B's outputs
+    gathered, joined in a copy; under sequence parallelism each rank takes its tokens of them, and the gradient is
+    gathered again. Source: Megatron-Bridge 0.3.1 to 0.6.2, peft/utils.py, ParallelLinearAdapter.forward;
+    Megatron-Core 0.16.1, tensor_parallel/mappings.py.
+    """
+    inside = communication.ranks_in_domain(x, x.tp, 1)
+    several = is_more_than_one(x.tp)
+    forward: Amount = 0
+    backward: Amount = 0
+    for layer in block.linears:
+        if not layer.adapter or layer.grouped:
+            continue
+        on = several * adapted(x, layer.adapter)
+        narrow = x.activation_bytes * layer.rows * x.lora_rank
+        inputs, outputs = (x.activation_bytes * layer.rows * side for side in (layer.inner, layer.columns))
+        backward += on * all_reduce_time(x, narrow, x.tp, inside)
+        if layer.split == "column":
+            again = on * x.sp * x.tp_overlap
+            forward += on * all_gather_time(x, narrow, x.tp, inside)
+            forward += again * all_gather_time(x, inputs, x.tp, inside)
+            backward += again * reduce_scatter_time(x, inputs, x.tp, inside)
+            backward += on * (1 - x.sp) * all_reduce_time(x, inputs, x.tp, inside)
+        else:
+            whole = on * all_gather_time(x, outputs, x.tp, inside)
+            joined = on * stream(x, 2 * outputs, x.elementwise_fraction)
+            forward += on * all_reduce_time(x, narrow, x.tp, inside) + whole + joined
+            backward += x.sp * whole if layer.split == "row" else 0
+    return {
+        name: ledger.define(f"{block.name}_adapters_tp_{name}", seconds, "s", adapter_messages)
+        for name, seconds in (("forward", forward), ("backward", backward))
     }
 
 

@@ -12,11 +12,19 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount
 from costmodel.block_kernels import Issued, block_kernels, norm_again
-from costmodel.exposed import Times, context_parallel_times, mixer_exchange_times, tensor_parallel_times
+from costmodel.exposed import (
+    Times,
+    adapter_messages,
+    context_parallel_times,
+    gathered_plain,
+    mixer_exchange_times,
+    tensor_parallel_times,
+)
 from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, communication, mixers, quantisation
+from costmodel.work.adapters import adapter_of, between
 from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
 from costmodel.work.experts import counts_vary, experts
@@ -49,7 +57,14 @@ class BlockTimes:
 
 
 def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> BlockWork:
-    """Amounts of the block of that name."""
+    """Amounts of the block of that name, with what its adapters keep between their products."""
+    work = _plain_work(x, name, features)
+    if "lora" not in features:
+        return work
+    return replace(work, saved=dict(work.saved) | {"adapters": between(x, work)})
+
+
+def _plain_work(x: SimpleNamespace, name: str, features: Collection[str]) -> BlockWork:
     if name == "attention":
         return attention.attention(x)
     if name == "mla":
@@ -73,7 +88,9 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
         p = f"{block.name}_{layer.name}"
         weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / x.m
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
-        inputs = quantisation.operand_traffic(x, x.quantise_input_bytes, layer.split == "column")
+        column = layer.split == "column"
+        plain = gathered_plain(x, layer) if column else 0
+        inputs = quantisation.operand_traffic(x, x.quantise_input_bytes, column, plain)
         grads = quantisation.operand_traffic(x, x.quantise_grad_bytes, layer.split == "row")
         cast_forward = inputs * quantisation.quantise_input_elements(layer) + weights
         cast_backward = grads * quantisation.quantise_grad_elements(layer)
@@ -101,25 +118,24 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
 def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts:
     """GEMMs of a block's low-rank adapters, in the model's format: K x r and r x N beside each adapted layer.
 
-    Backward has data and weight gradients of both. Source: E. Hu et al., arXiv:2106.09685.
+    Backward has data and weight gradients of both. The result is scaled (2 e an element) and added to the layer's own
+    output (3 e); backward the gradient is scaled and the input's gradient added to the layer's.
+    Source: E. Hu et al., arXiv:2106.09685; `costmodel.work.adapters`.
     """
     forward: Amount = 0
     backward: Amount = 0
     for layer in block.linears:
         if layer.adapter:
-            on = getattr(x, f"lora_{layer.adapter}")
-            down = (layer.rows, x.lora_rank, layer.inner)
-            up = (layer.rows, layer.columns, x.lora_rank)
-            for rows, columns, inner in (down, up):
-                forward += on * model_gemm(x, rows, columns, inner)
-                backward += on * model_gemm(x, rows, inner, columns)
-                backward += on * model_gemm(x, columns, inner, rows, accumulate=True)
-            # The result is added to the layer's own output.
-            added = on * stream(
-                x, 3 * x.activation_bytes * layer.rows * layer.columns, x.elementwise_fraction
-            )
-            forward += added
-            backward += added
+            one = adapter_of(x, layer)
+            for rows, columns, inner in (one.down, one.up):
+                forward += one.on * model_gemm(x, rows, columns, inner)
+                backward += one.on * model_gemm(x, rows, inner, columns)
+                backward += one.on * model_gemm(x, columns, inner, rows, accumulate=True)
+            rows, _, inner = one.down
+            moved = (5 * one.out, 2 * one.out + 3 * rows * inner)
+            added = [one.on * stream(x, x.activation_bytes * size, x.elementwise_fraction) for size in moved]
+            forward += added[0]
+            backward += added[1]
     return {
         "forward": ledger.define(f"{block.name}_adapters_forward", forward, "s", adapter_times),
         "backward": ledger.define(f"{block.name}_adapters_backward", backward, "s", adapter_times),
@@ -285,9 +301,12 @@ def block_times(
     if any(layer.split == "row" for layer in work.linears):
         tensor = tensor_parallel_times(ledger, x, work, gemms)
         forward["tensor_parallel"], backward["tensor_parallel"] = tensor["forward"], tensor["backward"]
-    if "lora" in features:
+    if "lora" in features and any(layer.adapter for layer in work.linears):
         adapters = adapter_times(ledger, x, work)
-        forward["adapters"], backward["adapters"] = adapters["forward"], adapters["backward"]
+        messages = adapter_messages(ledger, x, work)
+        for times, way in ((forward, "forward"), (backward, "backward")):
+            times["adapters"] = adapters[way]
+            times["tensor_parallel"] = times.get("tensor_parallel", 0) + messages[way]
     return BlockTimes(
         work,
         forward,
@@ -346,7 +365,7 @@ def _again(
     if name == "mlp":
         named += x.recompute_ops * x.gates / 2 * linears("fc1")
         whole = linears("fc1", "fc2") + small["activation"]["forward"] + forward.get("tensor_parallel", 0)
-        named += x.recompute_mlp * whole
+        named += x.recompute_mlp * (whole + forward.get("adapters", 0))
         named += x.recompute_activation * (1 - x.recompute_mlp) * small["activation"]["forward"]
     if name == "experts":
         apart = x.recompute_moe_act * (small["activation"]["forward"] + small["clamp"]["forward"])

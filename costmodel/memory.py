@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.block_kernels import graphed
-from costmodel.encoder import encoder_bytes
+from costmodel.encoder import encoder_kept, encoder_weights
 from costmodel.layer import BlockTimes
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
@@ -47,8 +47,7 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
     """
     quantised = (1 - x.bf16_share) * linear_weights
     copies = (x.quantised_copy_bytes - x.param_gather * x.weight_bytes + x.gather_copy_bytes) * quantised
-    whole = x.weight_bytes * all_weights + copies
-    return whole * (1 - x.params_sharded + x.params_sharded / shard)
+    return (x.weight_bytes * all_weights + copies) * (1 - x.params_sharded + x.params_sharded / shard)
 
 
 def gathered_bytes(x: SimpleNamespace, layer_weights: Amount, stage_weights: Amount, loss: Amount) -> Amount:
@@ -65,8 +64,7 @@ def gathered_bytes(x: SimpleNamespace, layer_weights: Amount, stage_weights: Amo
     gradients = x.grads_sharded * layer_weights * (x.weight_bytes + x.grad_bytes)
     layers = once * (2 * layer_weights + parameters.embedding_parameters(x)) + maximum(gradients - loss, 0)
     stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)
-    several = is_more_than_one(x.pp)
-    return several * stage + (1 - several) * layers
+    return layers + is_more_than_one(x.pp) * (stage - layers)
 
 
 def gradient_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
@@ -97,8 +95,8 @@ def activation_bytes(
     Source of what recompute leaves out: Megatron-Core 0.16.1, multi_token_prediction.py, _checkpointed_forward with
     method block, which is what is exported.
     """
-    inputs = x.recompute_layers * layers * activations.layer_input(x)
-    stage = inputs + (1 - x.recompute_layers) * kept + heads
+    inputs = layers * activations.layer_input(x)
+    stage = x.recompute_layers * inputs + (1 - x.recompute_layers) * kept + heads
     held = in_flight + x.ep_overlap / maximum(layers, 1)
     buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share)
     return maximum(held * (1 - x.offload_share), buffers) * stage + maps
@@ -355,6 +353,14 @@ def _states(
     ]
 
 
+def encoder_bytes(x: SimpleNamespace, encoder: dict[str, BlockTimes], in_flight: Amount) -> Amount:
+    """Memory of an encoder in the first stage: its weights, gradients, optimizer state and activations. [byte]"""
+    linear_weights, held = encoder_weights(x, encoder)
+    ranks = communication.state_shard(x, communication.data_parallel_ranks(x), x.shard)
+    state = gradient_bytes(x, x.trained * held, x.shard) + optimizer_bytes(x, x.trained * held, ranks)
+    return weight_bytes(x, linear_weights, held, x.shard) + state + in_flight * encoder_kept(x, encoder)
+
+
 def _stage_memory(
     ledger: Ledger,
     x: SimpleNamespace,
@@ -381,8 +387,9 @@ def _stage_memory(
     if "muon" in features:
         copy = muon_gather_bytes(x, of.dense, of.experts, held)
         parts.append(("gather_copy", "gather after Muon's step, beyond activations", copy, muon_gather_bytes))
-    if encoder and stage == "first":
-        # On GPUs of its own the encoder needs less than the first stage does, which stands for it.
+    if (
+        encoder and stage == "first"
+    ):  # On GPUs of its own it needs less than the first stage, which stands for it.
         own = (1 - x.enc_own) * encoder_bytes(x, encoder, of.flying)
         parts.append(("encoder", "encoder in the first stage", own, encoder_bytes))
     p = f"memory_{stage}"

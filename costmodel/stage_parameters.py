@@ -9,6 +9,7 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.layer import BlockTimes
 from costmodel.muon import Held, muon_state_bytes, weights_of
 from costmodel.work import parameters
+from costmodel.work.adapters import adapter_parameters
 from costmodel.work.linear import padded_vocabulary
 
 # Stages without embedding and output layer.
@@ -62,9 +63,7 @@ def decoder_count(x: SimpleNamespace, block: str, stage: str) -> Amount:
 
 def adapters_of(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
     """Parameters of a stage's adapters on one rank. [1]"""
-    return sum(
-        count(x, name, stage) * parameters.adapter_parameters(x, times.work) for name, times in blocks.items()
-    )
+    return sum(count(x, name, stage) * adapter_parameters(x, times.work) for name, times in blocks.items())
 
 
 def linear_weights_of(x: SimpleNamespace, blocks: Blocks, stage: str, grouped: bool) -> Amount:

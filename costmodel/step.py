@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, logarithm2, maximum, minimum
 from costmodel.data_parallel import Owner, data_parallel_terms, written
-from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time
+from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time, encoder_weights
 from costmodel.exposed import dispatch_times, overlapped_dispatch
 from costmodel.host_waits import block_gaps, host_term
 from costmodel.layer import BlockTimes, block_times, block_tokens
@@ -102,7 +102,7 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     source = "compute of the pace-setting stage for one micro-batch, with its wait for the host"
     forward = ledger.define("pace_forward", forward + symbol("host_wait_forward"), "s", source)
     backward = ledger.define("pace_backward", backward + symbol("host_wait_backward"), "s", source)
-    owners = [written(ledger, owner) for owner in parameter_owners(x, blocks, features)]
+    owners = [written(ledger, owner) for owner in parameter_owners(x, blocks, features, encoder)]
     muon = x.muon if "muon" in features else 0
     trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace, muon=muon)
     trees.append(shared_embedding_term(ledger, x))
@@ -235,8 +235,13 @@ def compute_trees(
     ]
 
 
-def parameter_owners(x: SimpleNamespace, blocks: Blocks, features: Collection[str]) -> list[Owner]:
-    """Who holds which parameters together: dp x cp ranks those outside the experts, edp ranks the experts."""
+def parameter_owners(
+    x: SimpleNamespace, blocks: Blocks, features: Collection[str], encoder: dict[str, BlockTimes]
+) -> list[Owner]:
+    """Who holds which parameters together: dp x cp ranks those outside the experts, edp ranks the experts.
+
+    An encoder's are the first stage's, or those of its own ranks.
+    """
     layers = maximum(x.layers_pace, 1)
 
     def trained(stage: str) -> Amount:
@@ -244,7 +249,10 @@ def parameter_owners(x: SimpleNamespace, blocks: Blocks, features: Collection[st
         return own + (adapters_of(x, blocks, stage) if "lora" in features else 0)
 
     pace = parameters_of(x, blocks, "pace")
-    most = maximum(trained("first"), trained("last"))
+    own = x.trained * encoder_weights(x, encoder)[1] if encoder else 0
+    most = maximum(trained("first") + (1 - x.enc_own) * own, trained("last"))
+    if encoder:
+        most = maximum(most, x.enc_own * own)
     if "mtp" in features:  # A stage between them can hold the heads, with a copy of the embedding.
         most = maximum(most, trained("fullest"))
     owners = [

@@ -157,7 +157,7 @@ INPUTS: tuple[Input, ...] = tuple(
         lora_rank | 1 | rank of the adapters, 0 without
         lora_qkv | 1 | 1 when QKV projections have adapters
         lora_proj | 1 | 1 when attention output projections do
-        lora_mlp | 1 | 1 when MLPs do
+        lora_mlp | 1 | 1 when MLPs, experts, Mamba and gated delta layers do
         imbalance | 1 | tokens of the busiest expert rank over the mean
         adjacent | 1 | 1 when a token's experts stand side by side
         """,

@@ -74,6 +74,7 @@ def workload_words(workload: Workload) -> dict[str, Any]:
         "global_batch": workload.global_batch,
         "finetune": np.bool_(finetune),
         "lora": np.bool_(workload.task == "lora"),
+        "lora_rank": workload.lora_rank,
         # Documents of one length fill their sequence: packing is a choice only where they are shorter.
         "packed": np.bool_(finetune and workload.packed and workload.mean_length > 0),
         "padded": np.bool_(finetune and not workload.packed),

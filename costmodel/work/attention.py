@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.work.adapters import kept_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     COMPOSED_NORM_SAVED,
@@ -20,7 +21,7 @@ from costmodel.work.elementwise import (
     rotary_loops,
     split_kernels,
 )
-from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, tokens
+from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, same_format, tokens
 
 # Launches that put one of the 2 cp chunks of a packed document in order around an all-to-all of context parallelism: a
 # range of indices between bounds on the device, nine kernels in front of the attention core and five behind it, and two
@@ -117,21 +118,19 @@ def saved_scores(x: SimpleNamespace) -> Amount:
     return x.unfused * (1 - x.recompute_attention) * (2 + 3 * x.dropout) * score_elements(x)
 
 
-def same_format(x: SimpleNamespace) -> Amount:
-    """1 when linear inputs are kept in the activations' own format, else 0. [1]
-
-    saved_bytes is activation_bytes (2 and 2, 4 and 4) or smaller (1 against 2).
-    """
-    return maximum(0, 1 - ceiling(x.activation_bytes - x.saved_bytes))
-
-
 def saved_norm(
-    x: SimpleNamespace, offload_input: Amount, offload_output: Amount, *, inside: Amount = 0, apart: int = 0
+    x: SimpleNamespace,
+    offload_input: Amount,
+    offload_output: Amount,
+    output: Amount,
+    *,
+    inside: Amount = 0,
+    apart: int = 0,
 ) -> dict[str, Amount]:
     """Input of a block's norm (the residual stream, kept always), its output, and the dropout mask. [byte]
 
-    The output is the input of the linear layers, in the format the weight gradient reads; none of it when
-    everything but products is computed again, or what the norm stands `inside` of. Recompute of norms alone frees it
+    output: what the linear layers behind it keep as their input [byte]; none of it when everything but products is
+    computed again, or what the norm stands `inside` of. Recompute of norms alone frees it
     where the norm is a module of its own (`apart`: in front of MLA and of experts): elsewhere Transformer Engine's
     linear layer holds the norm, and Megatron-Core recomputes nothing. What waits in host memory is left out.
     A composed norm keeps its input in FP32 and what it has scaled too.
@@ -143,9 +142,7 @@ def saved_norm(
         * (1 - inside)
         * (1 - x.recompute_ops)
         * (1 - offload_output)
-        * x.saved_bytes
-        * residual_tokens(x)
-        * x.h,
+        * output,
         "norm parts": composes_norm(x)
         * (1 - inside)
         * (1 - x.recompute_ops)
@@ -175,11 +172,11 @@ def second_output(x: SimpleNamespace) -> Amount:
 def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     """Output of the attention core with its log-sum-exp, and the projection's input. [byte]
 
-    The fused backward pass reads the 16-bit output; a projection with delayed scaling keeps its own copy in 8 bits,
-    with other recipes it quantises the output anew (save_original_input). A gate keeps a copy too. width: head
+    The fused backward pass reads the 16-bit output; a trained projection with delayed scaling keeps its own copy in
+    8 bits, with other recipes it quantises the output anew (save_original_input). A gate keeps a copy too. width: head
     dimension of the values. Source: Megatron-Core, attention.py and multi_latent_attention.py.
     """
-    quantised = x.projection_copy * (1 - x.recompute_ops) * (1 - same_format(x))
+    quantised = x.trained * x.projection_copy * (1 - x.recompute_ops) * (1 - same_format(x))
     copy = quantised * x.saved_bytes + (x.output_gate + second_output(x)) * x.activation_bytes
     output = (x.activation_bytes + copy) * tokens(x) * x.a * width / x.tp
     return (1 - x.offload_attn_proj) * output + 4 * tokens(x) * x.a / x.tp
@@ -227,7 +224,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
         gathered=x.operand_bytes * rows * x.h,
         reduced=x.activation_bytes * rows * x.h,
         joined=shared * x.activation_bytes * rows * columns,
-        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, kept_norm(x, "qkv"))
         | {
             "queries, keys, values": (1 - x.offload_core_attn) * x.activation_bytes * rows * x.d * kept,
             "attention output": saved_core_output(x, x.d),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, minimum
+from costmodel.work.adapters import kept_input
 from costmodel.work.attention import saved_core_output, saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import MIXER_KERNELS, norm, residual, residual_tokens, rotary
@@ -67,13 +68,15 @@ def csa(x: SimpleNamespace) -> BlockWork:
         ),
         gathered=x.operand_bytes * rows * (x.q_lora + x.d),
         reduced=e * rows * x.out_groups * x.out_lora,
-        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, apart=1)
+        saved=saved_norm(
+            x, x.offload_attn_norm, x.offload_qkv_linear, kept_input(x, "qkv") * own * x.h, apart=1
+        )
         | {
             "residual streams": 2 * (x.residual_streams - 1) * e * own * x.h,
             "latents": 2 * e * own * (x.q_lora + 2.5 * x.d),
             "queries": (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn) * e * rows * heads * x.d,
             "attention output": saved_core_output(x, x.d),
-            "output latent": x.saved_bytes * own * x.out_groups * x.out_lora,
+            "output latent": kept_input(x, "proj") * own * x.out_groups * x.out_lora,
         },
         vectors=x.norm_vectors * x.h + x.q_lora + x.d + heads,
         kernels_forward=MIXER_KERNELS[0] + SPARSE_KERNELS[0],

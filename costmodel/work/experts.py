@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from types import SimpleNamespace
+from typing import Any
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.work.adapters import adapted, kept_input
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import activation, norm, residual, residual_tokens, split_kernels
@@ -260,9 +262,9 @@ def clamp(x: SimpleNamespace) -> Stream:
 
 
 def saved_expert_input(x: SimpleNamespace) -> Amount:
-    """Rows as they came to the experts, kept for FC1's weight gradient. [byte]"""
+    """Rows as they came to the experts, kept for FC1's weight gradient or its adapter. [byte]"""
     here = kept_by_experts(x) * (1 - x.offload_expert_fc1)
-    return here * x.saved_bytes * expert_rows(x) * x.he
+    return here * kept_input(x, "mlp") * expert_rows(x) * x.he
 
 
 def kept_by_experts(x: SimpleNamespace) -> Amount:
@@ -295,10 +297,11 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             strict=True,
         )
     ]
+    experts_own: dict[str, Any] = {"grouped": True, "adapter": "mlp"}
     linears = [
         Linear("router", x.E, x.h, own, "none", quantised=False),
-        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, grouped=True, cast_grad=apart),
-        Linear("fc2", x.he, width, per_group, "none", local, grouped=True, cast_input=apart),
+        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, cast_grad=apart, **experts_own),
+        Linear("fc2", x.he, width, per_group, "none", local, cast_input=apart, **experts_own),
     ]
     streams = [
         norm(x),
@@ -311,7 +314,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         expert_bias_stream(x),
         joined_gradients(x, features),
     ]
-    saved = saved_norm(x, x.offload_mlp_norm, 0, apart=1) | {
+    saved = saved_norm(x, x.offload_mlp_norm, 0, x.saved_bytes * own * x.h, apart=1) | {
         "router scores": kept * ROUTER_BYTES * own * x.E,
         "dispatched rows": saved_expert_input(x),
         "expert fc1 output": kept_by_experts(x)
@@ -324,7 +327,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         "expert fc2 input": kept_by_experts(x)
         * x.fc2_copies
         * (1 - x.recompute_moe_act)
-        * x.saved_bytes
+        * kept_input(x, "mlp")
         * received
         * width,
     }
@@ -338,12 +341,15 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     if "shared" in features:
         rows, shared = tokens(x), x.fs / x.tp
         linears += [
-            Linear("shared_fc1", (1 + x.gates) * shared, x.h, rows, "column"),
-            Linear("shared_fc2", x.h, shared, rows, "row"),
+            Linear("shared_fc1", (1 + x.gates) * shared, x.h, rows, "column", adapter="mlp"),
+            Linear("shared_fc2", x.h, shared, rows, "row", adapter="mlp"),
         ]
         streams += [activation(x, "shared_activation", rows, shared), shared_gate_stream(x)]
-        kept_shared = kept * (1 - x.recompute_shared_experts) * rows * shared
-        saved["shared experts"] = kept_shared * ((1 + x.gates) * x.activation_bytes + x.saved_bytes)
+        kept_shared = kept * (1 - x.recompute_shared_experts) * rows
+        # The norm's output is this rank's tokens: an adapter keeps what it gathers beside it.
+        joined = x.sp * is_more_than_one(x.tp) * adapted(x, "mlp") * x.activation_bytes * x.h
+        inside = shared * ((1 + x.gates) * x.activation_bytes + kept_input(x, "mlp"))
+        saved["shared experts"] = kept_shared * (inside + joined)
         kernels += 4
         messages = rows * x.h
     return BlockWork(

@@ -66,6 +66,14 @@ def gemm_flops(rows: Amount, columns: Amount, inner: Amount) -> Amount:
     return 2 * rows * columns * inner
 
 
+def same_format(x: SimpleNamespace) -> Amount:
+    """1 when linear inputs are kept in the activations' own format, else 0. [1]
+
+    saved_bytes is activation_bytes (2 and 2, 4 and 4) or smaller (1 against 2).
+    """
+    return maximum(0, 1 - ceiling(x.activation_bytes - x.saved_bytes))
+
+
 def padded_vocabulary(x: SimpleNamespace) -> Amount:
     """Vocabulary padded to a multiple of V_multiple x tp. [1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.work.adapters import kept_input, kept_norm
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import norm, residual, split_kernels
@@ -89,8 +90,8 @@ def _mixer(
     return BlockWork(
         name=name,
         linears=(
-            Linear("in_proj", wide, x.h, rows, "column"),
-            Linear("out_proj", x.h, inner, rows, "row"),
+            Linear("in_proj", wide, x.h, rows, "column", adapter="mlp"),
+            Linear("out_proj", x.h, inner, rows, "row", adapter="mlp"),
         ),
         streams=(
             norm(x),
@@ -104,9 +105,9 @@ def _mixer(
         ),
         gathered=x.operand_bytes * rows * x.h,
         reduced=e * rows * x.h,
-        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear)
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, kept_norm(x, "mlp"))
         | (_saved_delta(x, rows, convolved, inner) if name == "delta" else _saved_mamba(x, rows, wide, inner))
-        | {"out_proj input": x.saved_bytes * rows * inner},
+        | {"out_proj input": kept_input(x, "mlp") * rows * inner},
         vectors=x.norm_vectors * x.h
         + x.conv * convolved
         + per_head / x.tp

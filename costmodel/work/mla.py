@@ -6,6 +6,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.work.adapters import kept_input
 from costmodel.work.attention import document_loops, saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
@@ -88,7 +89,9 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         ),
         gathered=x.operand_bytes * rows * (gathered + x.kv_lora + x.d_rope),
         reduced=x.activation_bytes * rows * x.h,
-        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, apart=1)
+        saved=saved_norm(
+            x, x.offload_attn_norm, x.offload_qkv_linear, kept_input(x, "qkv") * own * x.h, apart=1
+        )
         | {
             "latents": (1 + x.qk_norms) * x.activation_bytes * own * latents,
             "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from costmodel.work.adapters import kept_input, kept_norm
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import (
@@ -27,8 +28,6 @@ def mlp(x: SimpleNamespace) -> BlockWork:
     `costmodel.work.attention.attention`.
     """
     rows, width = tokens(x), x.f / x.tp
-    # Frozen weights without adapters need no input for a weight gradient.
-    needed = x.trained + (1 - x.trained) * x.lora_mlp
     kept = (1 - x.recompute_mlp) * rows * width
     split = [
         ACTIVATION_KERNELS * x.activation_split + plain_squared_relu(x) * apart + kernels
@@ -43,10 +42,16 @@ def mlp(x: SimpleNamespace) -> BlockWork:
         streams=(norm(x), residual(x), activation(x, "activation", rows, width)),
         gathered=x.operand_bytes * rows * x.h,
         reduced=x.activation_bytes * rows * x.h,
-        saved=saved_norm(x, 1 - (1 - x.offload_mlp_norm) * (1 - x.recompute_ops), 0, inside=x.recompute_mlp)
+        saved=saved_norm(
+            x,
+            1 - (1 - x.offload_mlp_norm) * (1 - x.recompute_ops),
+            0,
+            kept_norm(x, "mlp"),
+            inside=x.recompute_mlp,
+        )
         | {
             "fc1 output": kept * (1 + x.gates * (1 - x.recompute_ops)) * x.activation_bytes,
-            "fc2 input": kept * (1 - x.recompute_activation) * (1 - x.recompute_ops) * x.saved_bytes * needed,
+            "fc2 input": kept * (1 - x.recompute_activation) * (1 - x.recompute_ops) * kept_input(x, "mlp"),
         },
         vectors=x.biases * ((1 + x.gates) * width + x.h) + x.norm_vectors * x.h,
         kernels_forward=MLP_KERNELS[0] + split[0],

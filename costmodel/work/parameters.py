@@ -1,4 +1,4 @@
-"""Parameters that one rank holds outside the blocks: embedding, output layer, MTP projections, adapters.
+"""Parameters that one rank holds outside the blocks: embedding, output layer, MTP projections.
 
 Those of a block stand with its other amounts; `costmodel.parameter_counts` counts whole models.
 """
@@ -24,20 +24,6 @@ def block_parameters(block: BlockWork) -> Amount:
 def expert_parameters(block: BlockWork) -> Amount:
     """Parameters of the local experts of a block. [1] Source: Megatron-Core, experts.py."""
     return block.weights(grouped=True) + block.expert_vectors
-
-
-def adapter_parameters(x: SimpleNamespace, block: BlockWork) -> Amount:
-    """Parameters of a block's low-rank adapters on one rank: r (K + N) for each adapted linear layer. [1]
-
-    The factor on the side that tensor parallelism does not split is replicated. Source: E. Hu et al.,
-    arXiv:2106.09685; Megatron-Bridge, peft/lora.py.
-    """
-    sizes = [
-        getattr(x, f"lora_{linear.adapter}") * (linear.columns + linear.inner)
-        for linear in block.linears
-        if linear.adapter
-    ]
-    return x.lora_rank * sum(sizes)
 
 
 def embedding_parameters(x: SimpleNamespace) -> Amount:

@@ -13,12 +13,13 @@ from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.work.linear import Linear
 
 
-def operand_traffic(x: SimpleNamespace, whole: Amount, gathered: bool) -> Amount:
+def operand_traffic(x: SimpleNamespace, whole: Amount, gathered: bool, plain: Amount = 0) -> Amount:
     """HBM bytes to quantise one element of an operand, as this rank's products read it. [byte]
 
     whole: quantised on this rank, for both directions at once. What sequence parallelism gathers is quantised before
     that, each rank its share, and where products need it transposed that is done behind, instead of a second copy
     written at once. Frozen weights have no gradients for which an operand would be needed the other way round.
+    plain: 1 where it is gathered in 16 bits, for an adapter reads it too, and quantised behind.
     Source: Transformer Engine 2.8, pytorch/distributed.py, gather_along_first_dim; module/linear.py, set_usage.
     """
     other = maximum(0, x.quantised_copy_bytes - x.operand_bytes)
@@ -26,7 +27,7 @@ def operand_traffic(x: SimpleNamespace, whole: Amount, gathered: bool) -> Amount
     if not gathered:
         return whole
     behind = x.trained * x.sp * is_more_than_one(x.tp) * x.transpose_bytes
-    return (whole - behind / 2) / (1 + x.sp * (x.tp - 1)) + behind
+    return plain * whole + (1 - plain) * ((whole - behind / 2) / (1 + x.sp * (x.tp - 1)) + behind)
 
 
 def quantise_input_elements(linear: Linear) -> Amount:

@@ -37,9 +37,9 @@ def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
 def embedding_bytes(x: SimpleNamespace) -> Amount:
     """HBM bytes of the embedding lookup forward and its scatter-add backward. [byte]
 
-    Forward reads and writes one row a token; backward reads the gradient and adds FP32 rows.
+    Forward reads and writes one row a token; backward reads the gradient and adds FP32 rows, unless it is frozen.
     """
-    return tokens(x) * x.h * (3 * x.activation_bytes + 8)
+    return tokens(x) * x.h * (2 * x.activation_bytes + x.trained * (x.activation_bytes + 8))
 
 
 def mtp_projection(x: SimpleNamespace) -> Linear:

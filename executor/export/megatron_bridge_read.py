@@ -18,7 +18,7 @@ from executor.export.core_read import (
 )
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
-from executor.export.megatron_bridge_task import LORA_TARGETS
+from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 from executor.export.model_read import of_model
 from executor.export.target_names import table
 
@@ -167,8 +167,7 @@ def workload_of(said: Mapping[str, Any]) -> dict[str, Any]:
     dataset = str(said.get("dataset._target_", ""))
     tuned = any(word in dataset for word in ("Finetuning", "SFT", "HFDataset", "squad"))
     if said.get("peft._target_") or said.get("peft.dim"):
-        targets = set(said.get("peft.target_modules") or LORA_TARGETS["all"])
-        reach = "all" if any("fc" in name for name in targets) else "attention" if len(targets) > 1 else "qkv"
+        reach = reach_of(said.get("peft.target_modules") or DEFAULT_TARGETS)
         found |= {"task": "lora", "lora_rank": said.get("peft.dim", 32), "lora_targets": reach}
     elif tuned:
         found["task"] = "sft"

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 from executor.export.exported import Job
 from executor.export.target_names import Names
 
-LORA_TARGETS = {
-    "qkv": ["linear_qkv"],
-    "attention": ["linear_qkv", "linear_proj"],
-    "all": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
-}
+# Megatron-Core's names of layers that have adapters. Source: Megatron-Core 0.16.1, attention.py,
+# multi_latent_attention.py (one query projection where there is no latent), mamba_mixer.py, gated_delta_net.py.
+QUERIES_KEYS_VALUES = ("linear_qkv",)
+LATENT_QUERIES = {True: ("linear_q_down_proj", "linear_q_up_proj"), False: ("linear_q_proj",)}
+LATENT_KEYS_VALUES = ("linear_kv_down_proj", "linear_kv_up_proj")
+MLPS, MIXERS = ("linear_fc1", "linear_fc2"), ("in_proj", "out_proj")
+INTO_ATTENTION = {*QUERIES_KEYS_VALUES, *LATENT_QUERIES[True], *LATENT_QUERIES[False], *LATENT_KEYS_VALUES}
+# What the targets adapt where nothing is said. Source: Megatron-Bridge 0.6.2, peft/lora.py.
+DEFAULT_TARGETS = (*QUERIES_KEYS_VALUES, "linear_proj", *MLPS)
 
 
-def adapter_settings(workload: Workload) -> dict[str, Any]:
+def target_modules(model: ModelSpec, reach: str) -> list[str]:
+    """Modules that have adapters where `lora_targets` says so; MLPs are those of experts and shared experts too."""
+    names = QUERIES_KEYS_VALUES
+    if model.mla is not None:
+        names = LATENT_QUERIES[bool(model.mla.q_lora_rank)] + LATENT_KEYS_VALUES
+    if reach != "qkv":
+        names += ("linear_proj",)
+    if reach == "all":
+        names += MLPS
+        names += MIXERS if model.mamba is not None or model.gated_delta is not None else ()
+    return list(names)
+
+
+def reach_of(targets: Collection[str]) -> str:
+    """`lora_targets` that adapts modules of these names."""
+    if {*MLPS, *MIXERS} & set(targets):
+        return "all"
+    return "qkv" if set(targets) <= INTO_ATTENTION else "attention"
+
+
+def adapter_settings(workload: Workload, model: ModelSpec) -> dict[str, Any]:
     """Low-rank adapters, in the words of both targets."""
     return {
         "peft.dim": workload.lora_rank,
         "peft.alpha": 2 * workload.lora_rank,
-        "peft.target_modules": LORA_TARGETS[workload.lora_targets],
+        "peft.target_modules": target_modules(model, workload.lora_targets),
     }
 
 
@@ -34,7 +60,7 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
         # ConfigContainer.validate: ranks of one sequence hold unequal numbers of tokens that count.
         settings |= {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}
     if workload.task == "lora":
-        settings |= adapter_settings(workload)
+        settings |= adapter_settings(workload, job.model)
     if names.has("finetuning", "enable_offline_packing"):
         settings["dataset.enable_offline_packing"] = workload.packed
         packing = "offline_packing_specs"

@@ -314,7 +314,7 @@ def task_settings(job: Job) -> dict[str, Any]:
         settings[size] = workload.seq_len
         settings |= packed_batch(job, (size, "data.seq_length", f"{CONFIG}.seq_length"), "data")
     if workload.task == "lora":
-        settings |= adapter_settings(workload)
+        settings |= adapter_settings(workload, job.model)
     return settings
 
 

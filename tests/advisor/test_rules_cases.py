@@ -29,7 +29,8 @@ CASES = {
 }
 RULES = {rule.id: rule for rule in load_rules()}
 KNOWN = {
-    "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "gpus", "link", "host_link",
+    "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "lora_rank", "gpus", "link",
+    "host_link",
     "vendor", "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
 
@@ -63,6 +64,7 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
         case.get("task", "pretrain"),
         mean_length=case.get("mean_length", 0),
         packed=case.get("packed", True),
+        lora_rank=case.get("lora_rank", 16),
     )
     generation = case.get("on", "hopper")
     gpu = SimpleNamespace(

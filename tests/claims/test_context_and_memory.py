@@ -408,7 +408,9 @@ class TestStates:
         assert held(blackwell, "weights") == pytest.approx(1.06 * parameters, rel=0.05)
 
     def tuned(self, task: str, where: str = "dgx-h100", **changed: Any) -> Prediction:
-        return step("llama3-70b", where, 8, 4096, 32, load={"task": task}, tp=2, pp=4, vpp=20, **changed)
+        """Adapters on QKV alone, as in the recipe (llama3_70b_lora_config_h100)."""
+        load = {"task": task, "lora_targets": "qkv"}
+        return step("llama3-70b", where, 8, 4096, 32, load=load, tp=2, pp=4, vpp=20, **changed)
 
     def test_CL081_mxfp8_without_the_gradient_buffer_holds_2_bytes_more_a_parameter(self):
         """Of each parameter that is quantised; the vocabulary and the norms are not."""

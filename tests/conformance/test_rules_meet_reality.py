@@ -184,6 +184,7 @@ ELSEWHERE = {
     "graph_random_numbers": "the parser switches the tracker on itself",
     "graph_whole_dropless": "capture of the graph, on the GPU",
     "packed_micro_batch": "Megatron-Bridge's configuration",
+    "lora_rank_split": "Megatron-Bridge builds adapters, Megatron-LM has none",
     "host_memory_over": "the host's allocator, while it runs",
     "save_in_background": "the catalogue refuses the format before there is a plan",
 }

@@ -113,6 +113,8 @@ WHERE = {
     "param_remainders": "aware",
     "overlap_optimizer_offload": "host optimizer",
     "reuse_grad_buf": "mxfp8",
+    # With scales that are made anew and moments in FP32 it changes nothing.
+    "precision_aware_optimizer": "host optimizer",
     "encoder_tp": "vision apart",
     "encoder_pp": "vision",
     "recompute_num_layers": "recompute",
