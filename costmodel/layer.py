@@ -20,7 +20,7 @@ from costmodel.exposed import (
     mixer_exchange_times,
     tensor_parallel_times,
 )
-from costmodel.rates import linear_gemm, model_gemm, model_gemm_fraction, stream
+from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, communication, mixers, quantisation
@@ -140,15 +140,6 @@ def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts
         "forward": ledger.define(f"{block.name}_adapters_forward", forward, "s", adapter_times),
         "backward": ledger.define(f"{block.name}_adapters_backward", backward, "s", adapter_times),
     }
-
-
-def half_length(x: SimpleNamespace, name: str) -> Amount:
-    """`half_seq` of a mean attention block: of windows and of whole sequences. [1]
-
-    It stands for keys that a query costs beside those it meets, and such keys add up over blocks.
-    """
-    whole, window = getattr(x, f"attention_{name}_half"), getattr(x, f"attention_{name}_half_window")
-    return (1 - x.window_share) * whole + x.window_share * window
 
 
 def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) -> Parts:

@@ -154,3 +154,12 @@ def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     kernels_rate = x.elementwise_scale * x.release_scale
     bandwidth = x.hbm_bandwidth * kernels_rate * (1 - VBOOST_MEMORY * x.vboost)
     return kernels.stream_time(num_bytes, bandwidth=bandwidth, fraction=fraction)
+
+
+def half_length(x: SimpleNamespace, name: str) -> Amount:
+    """`half_seq` of a mean attention block: of windows and of whole sequences. [1]
+
+    It stands for keys that a query costs beside those it meets, and such keys add up over blocks.
+    """
+    whole, window = getattr(x, f"attention_{name}_half"), getattr(x, f"attention_{name}_half_window")
+    return (1 - x.window_share) * whole + x.window_share * window
