@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from advisor.case import Case
     from costmodel.prediction import Prediction
 
-# Knobs in the order in which they are tried, the fastest change of a group first: what costs little, other
-# sizes, what costs much, and tp last, whose messages every layer waits for. With experts ep comes before all
-# (Megatron-Bridge skills, recipe recommender: "increase EP first, not TP").
+# Knobs in the order in which they are tried, the fastest change of a group first: what costs nothing, what costs
+# little, other sizes, what costs much, and tp last, whose messages every layer waits for (NeMo performance tuning
+# guide, Techniques for Reducing Memory). With experts ep comes before all (Megatron-Bridge skills, recipe recommender:
+# "increase EP first, not TP").
 ORDER = (
-    ("expandable_segments",),
+    ("expandable_segments", "avoid_record_streams", "nvls"),
+    ("precision_aware_optimizer", "fp8_param_gather"),
     ("recompute_modules",),
     ("micro_batch",),
     ("zero_stage", "fsdp"),

@@ -63,8 +63,7 @@ def declared_space() -> tuple[str, ...]:
         "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones, "
         "by all-to-all elsewhere",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
-        "data-parallel ranks and in FP32 from there on; optimizer adam; precision_aware_optimizer off; dropout off; "
-        "no token dropped",
+        "data-parallel ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
         "not searched, pin them: offload, pipeline_layout texts, etp, optimizer_instances, fsdp_shard_size, "
         "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused "
         "attention; CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is told where they run",

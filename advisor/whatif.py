@@ -16,6 +16,8 @@ from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.stack import default_stack, load_stack
+from executor.megatron_args import foreign_modules
 
 if TYPE_CHECKING:
     from advisor.case import Case
@@ -25,6 +27,8 @@ GIB = 2**30
 HELPS_ABOVE = 0.001
 # Below these a knob moves nothing: seconds as a share of the step, and bytes.
 STILL_SECONDS, STILL_BYTES = 1e-9, 1024.0
+# Families of stacks that train with Megatron-Core.
+MEGATRON = ("nemo", "mcore", "megatron", "local")
 # Knobs that change what is computed, not only how fast: a gain from one of them needs a look at the loss.
 NUMERICS = (
     "precision",
@@ -32,7 +36,6 @@ NUMERICS = (
     "moe_capacity_factor",
     "grad_reduce_in_fp32",
     "optimizer",
-    "precision_aware_optimizer",
     "main_params_dtype",
     "main_grads_dtype",
     "exp_avg_dtype",
@@ -195,6 +198,8 @@ def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], N
 def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Change | Forbidden:
     if each.problem:
         return Forbidden(each, each.problem)
+    if foreign := _foreign(case, each):
+        return Forbidden(each, f"Megatron-Core has no recompute module {foreign} for {case.model.name}")
     found = violations(case.model, case.workload, case.cluster, each.plan, case.gpus)
     for violation in found:
         if violation.severity == "ERROR":
@@ -214,6 +219,14 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
     memory = other.peak_memory_bytes - base.peak_memory_bytes
     moved, drove = _moves(base, other, delta)
     return Change(each, other, delta, memory, delta / base.step_time_s, moved, drove, notes)
+
+
+def _foreign(case: Case, each: Neighbour) -> str:
+    """The recompute module that a change adds and that the framework does not have, "" where there is none."""
+    if each.knob != "recompute_modules" or load_stack(case.stack or default_stack()).family not in MEGATRON:
+        return ""
+    added = set(each.plan.recompute_modules) - set(case.plan.recompute_modules)
+    return next(iter(foreign_modules(sorted(added), case.model)), "")
 
 
 def _moves(base: Prediction, other: Prediction, delta: float) -> tuple[Move | None, Move | None]:

@@ -7,6 +7,7 @@ Megatron-Core 0.16.1, transformer_config.py and model_parallel_config.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from costmodel.graph_parts import captured_parts
@@ -27,6 +28,11 @@ RECIPES: dict[str, dict[str, str]] = {
 }
 FUSABLE = ("silu", "gelu", "quick_gelu")
 FUSABLE_OF_EXPERTS = ("silu", "quick_gelu")
+
+
+def foreign_modules(modules: Iterable[str], model: ModelSpec) -> list[str]:
+    """Recompute modules that Megatron-Core does not have: torchtitan's ops, activation functions outside experts."""
+    return [module for module in modules if module == "ops" or (module == "activation" and not model.moe)]
 
 
 def core_fields(plan: Plan, model: ModelSpec, workload: Workload | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from executor.export.exported import Job
 from executor.export.target_names import Names
 from executor.export.unsaid import graph_word_note, overlap_note
+from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed
 
 
@@ -38,11 +39,7 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
         yield from graph_word_note(plan, model, f"release {names.release}")
     if job.workload.task != "pretrain" and job.workload.packed and plan.micro_batch > 1:
         yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: Megatron-Bridge takes one"
-    lost = [
-        module
-        for module in plan.recompute_modules
-        if module == "ops" or (module == "activation" and not model.moe)
-    ]
+    lost = foreign_modules(plan.recompute_modules, model)
     if plan.recompute == "selective" and lost:
         yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
     yield from not_expressed(model, names.has("model", "hybrid_layer_pattern"))

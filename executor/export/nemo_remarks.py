@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from executor.export.exported import Job
 from executor.export.target_names import Names
 from executor.export.unsaid import graph_word_note, overlap_note
+from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed
 
 
@@ -46,11 +47,7 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         yield (
             "set NEMO_HOME to a folder on a file system that all nodes share: base weights and data are read there"
         )
-    lost = [
-        module
-        for module in plan.recompute_modules
-        if module == "ops" or (module == "activation" and not model.moe)
-    ]
+    lost = foreign_modules(plan.recompute_modules, model)
     if plan.recompute == "selective" and lost:
         yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
     yield from not_expressed(model)

@@ -145,6 +145,39 @@ def test_a_plan_that_does_not_fit_gets_a_first_change_that_does():
     assert cured["first_cure"] is None
 
 
+LLAMA = [
+    *("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100"),
+    *("--global-batch", "32", "--precision", "bf16"),
+]
+SHORT = [*("--task", "sft", "--seq-len", "4096", "--no-packed", "--mean-length", "600", "--length-cv", "0.5")]
+
+
+@pytest.mark.parametrize(
+    ("plan", "cure"),
+    [
+        (SHORT, {"precision_aware_optimizer": True}),
+        (
+            [*SHORT, "--precision-aware-optimizer", "--no-avoid-record-streams"],
+            {"avoid_record_streams": True},
+        ),
+    ],
+)
+def test_what_costs_nothing_cures_first(plan, cure):
+    """The guides' settings that free memory without time, before any recompute."""
+    assert json.loads(run(*LLAMA, *plan, "--json").output)["first_cure"]["changes"] == cure
+
+
+def test_no_cure_is_a_module_that_megatron_does_not_have():
+    """Llama 3 8B on 64 GPUs: ops, which torchtitan has alone, was the first change told."""
+    large = ["--model", "llama3-8b", "--gpus", "64", "--gpu", "h100", "--global-batch", "256"]
+    large += ["--precision", "bf16", "--seq-len", "8192"]
+    named = [
+        json.loads(run(*large, *stack, "--json").output)["first_cure"]["changes"].get("recompute_modules")
+        for stack in ([], ["--stack", "torchtitan"])
+    ]
+    assert named == [["mlp"], ["ops"]]
+
+
 def test_a_cure_is_told_as_options_that_make_it():
     large = [
         *("--model", "llama3-70b", "--gpus", "64", "--gpu", "h100", "--tp", "4", "--pp", "4", "--vpp", "5"),
