@@ -183,6 +183,7 @@ def _expert_numbers(model: ModelSpec) -> dict[str, float]:
         "fc1_copies": 2.0 if model.gated and model.activation == "quick_gelu" else 1.0,
         "fc2_copies": 2.0 if not model.gated and model.activation == "squared_relu" else 1.0,
         "expert_bias": float(moe.expert_bias) if moe else 0.0,
+        "biased_experts": float(moe is not None and model.linear_bias),
         # Megatron-Core asks for it (a warning) from 32 experts on.
         "router_wide": float(moe is not None and (moe.router_dtype == "fp32" or moe.num_experts >= 32)),
         "router_groups": moe.router_groups if moe else 1,

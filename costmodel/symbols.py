@@ -110,6 +110,7 @@ INPUTS: tuple[Input, ...] = tuple(
         fc1_copies | 1 | outputs of the experts' FC1 that stay: 2 when they are clamped first
         fc2_copies | 1 | inputs of the experts' FC2 that stay: 2 when the probabilities multiply them apart
         expert_bias | 1 | 1 when the router balances loads by a bias an expert
+        biased_experts | 1 | 1 when the linear layers of experts have biases
         router_wide | 1 | 1 when the router works in FP32: stated, or 32 experts or more
         shared_gate | 1 | 1 when the shared experts are gated by a scalar
         q_lora | 1 | MLA: width of the query latent, 0 when queries are projected directly

@@ -80,26 +80,32 @@ def composes_norm(x: SimpleNamespace) -> Amount:
     return x.composed_norms * x.residual_split
 
 
-def splits_residual(x: SimpleNamespace) -> Amount:
-    """1 where a bias or dropout stands apart from the residual addition; a bare addition is one kernel anyway. [1]"""
-    return x.residual_split * (1 - (1 - x.dropout) * (1 - x.biases))
+def splits_residual(x: SimpleNamespace, bias: Amount = 1) -> Amount:
+    """1 where a bias or dropout stands apart from the residual addition; a bare addition is one kernel anyway. [1]
+
+    bias: 1 where a block with biases leaves its last one to the residual. Experts of a grouped GEMM add their own, and
+    with them Megatron-Core refuses the fused kernel to the whole model. Source: Megatron-Core 0.16.1, moe/experts.py,
+    TEGroupedMLP.
+    """
+    apart = 1 - (1 - x.residual_split) * (1 - x.biased_experts * x.grouped)
+    return apart * (1 - (1 - x.dropout) * (1 - x.biases * bias))
 
 
-def split_kernels(x: SimpleNamespace) -> tuple[Amount, Amount]:
-    """Kernels more of a block whose norm and residual are not fused, forward and backward. [1]"""
-    residual = RESIDUAL_KERNELS * splits_residual(x)
+def split_kernels(x: SimpleNamespace, bias: Amount = 1) -> tuple[Amount, Amount]:
+    """Kernels more of a block whose norm and residual are not fused, forward and backward; bias: as above. [1]"""
+    residual = RESIDUAL_KERNELS * splits_residual(x, bias)
     forward, backward = (composes_norm(x) * number for number in COMPOSED_NORM_KERNELS)
     return residual + forward, residual + backward
 
 
-def residual(x: SimpleNamespace) -> Stream:
+def residual(x: SimpleNamespace, bias: Amount = 1) -> Stream:
     """The residual addition behind a block: read two, write one; a byte of mask an element with dropout.
 
     Backward adds two gradients; dropout reads mask and gradient. Not fused, bias and dropout read and write the sum
     again.
     """
     elements = residual_tokens(x) * x.h
-    again = 2 * x.activation_bytes * splits_residual(x)
+    again = 2 * x.activation_bytes * splits_residual(x, bias)
     forward = elements * (3 * x.activation_bytes + x.dropout + again)
     backward = elements * (3 * x.activation_bytes + x.dropout * (2 * x.activation_bytes + 1) + again)
     return Stream("residual", forward, backward, "contiguous")

@@ -290,7 +290,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     eager = [
         split + x.biases * local * bias + is_clamped(x) * clamps + rows_are_padded(x) * pads
         for split, bias, clamps, pads in zip(
-            split_kernels(x),
+            split_kernels(x, bias=1 - x.grouped),
             (bias_forward, bias_backward * (1 + x.trained) / 2),
             CLAMP_KERNELS,
             PADDING_KERNELS,
@@ -305,7 +305,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     ]
     streams = [
         norm(x),
-        residual(x),
+        residual(x, bias=1 - x.grouped),
         router_stream(x),
         permute(x),
         padding(x),
