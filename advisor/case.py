@@ -10,7 +10,7 @@ import click
 
 from advisor.options import given_knobs, plan_from_options
 from advisor.profiles import profile_option
-from advisor.workload_options import given_workload, workload_options
+from advisor.workload_options import given_workload, task_option, workload_options
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file
@@ -47,7 +47,7 @@ def setting_options(function: Function) -> Function:
             click.option("--cluster", metavar="NAME", help="A cluster instead of --gpu, such as dgx-h100."),
             click.option("--seq-len", type=int, metavar="TOKENS", help="Tokens of one sequence."),
             click.option("--global-batch", type=int, metavar="N", help="Sequences in one optimizer step."),
-            click.option("--task", metavar="NAME", help="pretrain, sft or lora [default pretrain]."),
+            task_option(None, "pretrain, sft or lora [default pretrain]."),
             click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06."),
         ]
     ):

@@ -1,14 +1,50 @@
-"""Command-line options of the workload beyond its length and batch: documents, adapters, expert loads."""
+"""Command-line options of the workload beyond its length and batch: task, documents, adapters, expert loads."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
+from costmodel.workload import TASKS
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAMES = ("mean_length", "length_cv", "packed", "lora_rank", "lora_targets", "moe_imbalance", "moe_adjacent")
+
+_TOKENS = re.compile(r"([0-9.,_]+(?:e[+-]?\d+)?)([kmbt]?)", re.IGNORECASE)
+_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def tokens_option(help_text: str) -> Callable[[Function], Function]:
+    """Decorator: --tokens, the length of a training run, as a number or as people say it: 15T."""
+    return click.option("--tokens", metavar="N", callback=_tokens, help=help_text)
+
+
+def _tokens(context: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
+    if given is None:
+        return None
+    found = _TOKENS.fullmatch(given.strip())
+    try:
+        number = float(found[1].replace(",", "").replace("_", "")) if found else float(given)
+    except ValueError:
+        raise ValueError(f"--tokens {given!r} is not a number of tokens. Try --tokens 1e12, or 1T.") from None
+    return number * (_SUFFIXES[found[2].lower()] if found else 1.0)
+
+
+def task_option(default: str | None, help_text: str) -> Callable[[Function], Function]:
+    """Decorator: --task, in any case: LoRA is lora."""
+    return click.option(
+        "--task",
+        default=default,
+        show_default=default is not None,
+        metavar="NAME",
+        callback=lambda context, parameter, given: (
+            given.lower() if given and given.lower() in TASKS else given
+        ),
+        help=help_text,
+    )
 
 
 def workload_options(function: Function) -> Function:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from advisor.profiles import profile_option
-from advisor.workload_options import given_workload, workload_options
+from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
 
 
 @click.command(name="explain")
@@ -21,7 +21,7 @@ from advisor.workload_options import given_workload, workload_options
 @click.option("--seq-len", type=int, metavar="TOKENS", help="Tokens of one sequence [the model's usual].")
 @click.option("--global-batch", type=int, metavar="N", help="Sequences a step [scaled with the GPUs].")
 @click.option("--precision", default="auto", show_default=True, help="Recipes to search, at commas.")
-@click.option("--task", default="pretrain", show_default=True, help="pretrain, sft or lora.")
+@task_option("pretrain", "pretrain, sft or lora.")
 @click.option("--objective", default="throughput", show_default=True, help="throughput, cost or memory.")
 @click.option(
     "--pin",
@@ -35,7 +35,7 @@ from advisor.workload_options import given_workload, workload_options
     metavar="KNOB=VALUE",
     help="What that would cost, or what forbids it; repeatable.",
 )
-@click.option("--tokens", type=float, metavar="T", help="Tokens to train on, for GPU-hours, $ and kWh.")
+@tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh.")
 @click.option("--top", type=int, default=5, show_default=True, metavar="K", help="Plans to tell about.")
 @click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06 [the newest known].")
 @workload_options
@@ -54,7 +54,7 @@ def command(context: click.Context, **options: Any) -> None:
 
     \b
     advisor explain --model 70b --gpus 64 --gpu b200
-    advisor explain --model 70b --gpus 64 --gpu b200 --why-not tp=8 --tokens 15e12
+    advisor explain --model 70b --gpus 64 --gpu b200 --why-not tp=8 --tokens 15T
     """
     from advisor.progress import Progress
     from advisor.request import make_request

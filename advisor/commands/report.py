@@ -10,14 +10,13 @@ import click
 
 from advisor.case import read_case, setting_options
 from advisor.options import knob_options
+from advisor.workload_options import tokens_option
 
 
 @click.command(name="report")
 @click.argument("plan", required=False)
 @click.option("-o", "--output", required=True, metavar="FILE", help="The page, such as plan.html.")
-@click.option(
-    "--tokens", type=float, metavar="T", help="Tokens to train on, for GPU-hours, $ and kWh [1e12]."
-)
+@tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh [1T].")
 @click.option(
     "--record",
     "records",
