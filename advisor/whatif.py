@@ -27,8 +27,6 @@ GIB = 2**30
 HELPS_ABOVE = 0.001
 # Below these a knob moves nothing: seconds as a share of the step, and bytes.
 STILL_SECONDS, STILL_BYTES = 1e-9, 1024.0
-# Families of stacks that train with Megatron-Core.
-MEGATRON = ("nemo", "mcore", "megatron", "local")
 # Knobs that change what is computed, not only how fast: a gain from one of them needs a look at the loss.
 NUMERICS = (
     "precision",
@@ -223,7 +221,7 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
 
 def _foreign(case: Case, each: Neighbour) -> str:
     """The recompute module that a change adds and that the framework does not have, "" where there is none."""
-    if each.knob != "recompute_modules" or load_stack(case.stack or default_stack()).family not in MEGATRON:
+    if each.knob != "recompute_modules" or not load_stack(case.stack or default_stack()).megatron_core:
         return ""
     added = set(each.plan.recompute_modules) - set(case.plan.recompute_modules)
     return next(iter(foreign_modules(sorted(added), case.model)), "")

@@ -13,7 +13,7 @@ from costmodel.workload import TASKS
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAMES = ("mean_length", "length_cv", "packed", "lora_rank", "lora_targets", "moe_imbalance", "moe_adjacent")
 
-_TOKENS = re.compile(r"([0-9.,_]+(?:e[+-]?\d+)?)([kmbt]?)", re.IGNORECASE)
+_TOKENS = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?(?:e[+-]?\d+)?)([kmbt]?)", re.IGNORECASE)
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 

@@ -53,6 +53,7 @@ class Stack:
     documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
+    megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
     lists them; "" where they are not on file.
@@ -79,6 +80,7 @@ class Stack:
     documents_apart: bool = False
     early_zero3: bool = False
     partial_rings: bool = False
+    megatron_core: bool = False
     title: str = ""
     names: str = ""
 
@@ -147,6 +149,7 @@ def load_stack(text: str) -> Stack:
         "separate_gate",
         "reads_documents",
         "partial_rings",
+        "megatron_core",
     )
     return Stack(
         name,

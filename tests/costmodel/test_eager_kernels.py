@@ -233,6 +233,17 @@ def test_a_bare_residual_addition_is_one_kernel_either_way():
     assert gpt[1]["mlp_kernels_forward"] - gpt[0]["mlp_kernels_forward"] == pytest.approx(2)
 
 
+def test_experts_with_biases_take_the_fused_residual_from_the_whole_model():
+    """TEGroupedMLP refuses it: attention adds its bias apart (4 bytes an element more than 6), experts their own."""
+    oss = [run("gpt-oss-20b", ep=8, dp=8, bias_dropout_fusion=fused) for fused in (True, False)]
+    assert oss[0].step_time_s == oss[1].step_time_s
+    grouped = oss[0].values
+    attention, experts = (grouped[f"{block}_residual_forward"] for block in ("attention", "experts"))
+    assert attention == pytest.approx(experts * 10 / 6)
+    apart = run("gpt-oss-20b", ep=8, dp=8, moe_grouped_gemm=False).values
+    assert apart["attention_residual_forward"] == apart["experts_residual_forward"] == experts
+
+
 def test_the_host_launches_adapters():
     """Four kernels forward and eight backward for each adapted product: two of attention, two of the MLP."""
 
