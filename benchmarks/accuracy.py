@@ -2,7 +2,7 @@
 
 Errors in sample and left out of the fit, ranking truth, published recipes against our best plan (from
 docs/recipe-gap.csv, see benchmarks/recipe_gap.py), memory, the worst rows with what is known of each, and a plot
-(docs/accuracy.svg, needs matplotlib). Reasons stand in worst_reasons.toml and gap_reasons.toml beside this file.
+(docs/accuracy.svg). Needs the `bench` extra. Reasons stand in worst_reasons.toml and gap_reasons.toml beside this file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import accuracy_sections as sections  # noqa: E402
+from accuracy_ceiling import ceiling_section  # noqa: E402
 from accuracy_pairs import gap_section, ranking_section  # noqa: E402
 from accuracy_plot import write_plot  # noqa: E402
 from memory_accuracy import memory_section  # noqa: E402
@@ -59,6 +60,7 @@ def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
         *sections.group_sections(report),
         *sections.worst_section(report, reasons("worst_reasons.toml"), WORST),
         *ranking_section(reports, cases),
+        *ceiling_section(report, cases),
         *gap_section(gaps, reasons("gap_reasons.toml"), WORST),
         "",
         *memory_section(report, recipe_lines()),

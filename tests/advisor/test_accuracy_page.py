@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from advisor.measurements import Case, Row, row_case
@@ -100,6 +102,48 @@ def test_ranking_and_gaps(rows, report):
     assert "**discovery**: planted" in text
     assert "| dense | 1 | 1.20 | 0 | 0 | 0 | 1 | 0 |" in text
     assert "Not computed" in gap_section([], {}, 10)[-1]
+
+
+def planted_runs(errors):
+    """Runs of one work on 1, 2, 4 ... tensor ranks, predicted alike, measured as the errors say."""
+    from advisor.ranking import Timed
+
+    shared = {"source": "s", "subject": "m", "size": (8, 64), "precision": "bf16", "software": "25.02"}
+    return [
+        Timed(str(at), plan=at, measured=math.exp(error), predicted=1 + at * 1e-6, **shared)
+        for at, error in enumerate(errors)
+    ]
+
+
+def test_a_regression_ranks_what_its_features_tell_and_nothing_else():
+    pytest.importorskip("sklearn")
+    from accuracy_ceiling import REGRESSIONS, corrected
+
+    from advisor.ranking import pairs, share_right
+
+    draw = np.random.default_rng(3)
+    features = np.column_stack([np.repeat(np.arange(6.0), 4), draw.normal(size=24), np.ones(24)])
+    told = 0.2 * features[:, 0] + 0.01 * draw.normal(size=24)
+    for fit in REGRESSIONS.values():
+        assert share_right(pairs(corrected(planted_runs(told), features, fit)))["share"] > 0.85
+        noise = corrected(planted_runs(0.2 * draw.normal(size=24)), features, fit)
+        assert share_right(pairs(noise))["share"] < 0.75
+
+
+def test_a_run_does_not_tell_its_own_error():
+    from accuracy_ceiling import left_out
+
+    def mean(_x, y):
+        return lambda at: np.full(len(at), y.mean())
+
+    assert left_out(np.zeros((3, 1)), np.array([3.0, 0.0, 0.0]), mean).tolist() == [0.0, 1.5, 1.5]
+
+
+def test_sources_with_few_pairs_have_no_ceiling(rows, report):
+    from accuracy_ceiling import ceiling_section
+
+    cases = {case.id: case for row in rows if isinstance(case := row_case(row), Case)}
+    assert ceiling_section(report, cases) == []
 
 
 def test_plots_are_the_same_twice(report, tmp_path):
