@@ -167,6 +167,8 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         fused_cross_entropy=_fused_loss(row, habit, assumed),
         dropout=not modern or (habit["family"] == "nemo" and model.learned_positions > 0),
         nccl_ub=row.flag("nccl_ub", False),
+        # PerfEnvPlugin of Megatron-Bridge switches it on with registered buffers.
+        nvls=row.flag("nccl_ub", False),
         expandable_segments=habit.get("expandable_segments", True),
     )
     return plan, assumed

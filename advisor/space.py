@@ -18,6 +18,7 @@ from advisor.rules.facts import divisors
 from advisor.space_grid import Space, cross, drop_illegal, keep
 from advisor.space_options import Columns, option_tables, pinned, pipelines
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
+from costmodel.model_spec import ModelSpec
 from hardware_db import Cluster
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -115,6 +116,12 @@ def _dispatcher(cluster: Cluster) -> str:
     return "hybridep" if cluster.domain_size > 8 else "deepep"
 
 
+def _attention(model: ModelSpec) -> str:
+    """Fused, but for heads that no fused kernel takes: see the rule head_size."""
+    latents = model.mla is not None or model.compressed_attention is not None
+    return "unfused" if not latents and model.head_dim % 8 else "fused"
+
+
 def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
     """Columns of the knobs that are not searched: best value, default, or the pin."""
     shards = layouts["dp"] * layouts["cp"]
@@ -125,6 +132,7 @@ def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
         "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,
         "overlap_param_gather": np.array([float(pins.get("zero_stage", 1) > 0)]),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
+        "attention_backend": np.array([float(code("attention_backend", _attention(request.model)))]),
     }
     for name, value in pins.items():
         if name in ITEM_PREFIX:

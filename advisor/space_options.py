@@ -1,7 +1,7 @@
 """The options of the declared space: small tables of knob values that are crossed with the layouts.
 
 Each table comes with what to keep of the product: a knob that would do nothing (cp_comm_type without cp,
-...) has one value there, unless it is pinned.
+...) has one value there, unless it is pinned; on GPUs of AMD so have user buffers and graphs, unchecked there.
 """
 
 from __future__ import annotations
@@ -44,13 +44,16 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     A knob that would do nothing (cp_comm_type without cp, ...) keeps one value there, unless it is pinned.
     """
     fp8 = precision.startswith(("fp8", "mxfp8"))
+    nvidia = (
+        request.cluster.gpu.vendor != "AMD"
+    )  # whose user buffers and graphs are checked, see rocm_unchecked
     experts = request.model.moe is not None
     tables: list[tuple[list[Row], Finish]] = [
         (_sharding(pins), _useful_sharding),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
-        (_switch("tp_comm_overlap"), lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
+        (_switch("tp_comm_overlap")[: 1 + nvidia], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
-        (_switch("cuda_graph"), _graphs_without_fsdp),
+        (_switch("cuda_graph")[: 1 + nvidia], _graphs_without_fsdp),
     ]
     # With FSDP frameworks switch graphs off again, also pinned ones.
     stays = () if "fsdp" in pins else (_graphs_without_fsdp,)

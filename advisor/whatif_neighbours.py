@@ -195,6 +195,9 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     if knob == "zero_stage":
         overlap = {"overlap_param_gather": False} if value == 0 else {}
         return {"fsdp": value >= 2, **overlap} | ({} if value == 3 else {"fsdp_shard_size": 0})
+    if knob == "nccl_ub" and value:
+        # In vain without the switch inside a domain; growing segments are refused (rules user_buffers_*).
+        return {"nvls": True, "expandable_segments": False}
     if knob == "sequence_parallel" and not value:
         return {"tp_comm_overlap": False}
     if knob == "tp_comm_overlap" and value and plan.tp > 1:

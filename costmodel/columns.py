@@ -236,12 +236,12 @@ def _expert_inputs(c: Columns) -> dict[str, Array]:
 
 
 def _overlaps(c: Columns) -> dict[str, Array]:
-    """Overlaps and what they run beside. Experts' exchange beside compute is launched with 32 hardware queues.
+    """Overlaps and what they run beside. FSDP, and experts' exchange beside compute, are launched with several queues.
 
-    Source: PerfEnvPlugin of NeMo and Megatron-Bridge; see `executor.export.environment`.
+    Source: `executor.export.environment`, which sets CUDA_DEVICE_MAX_CONNECTIONS where a plan does not.
     """
     splits = c["tp_overlap_splits"]
-    beside_experts = (c["max_connections"] == 0) & (c["overlap_moe_comm"] > 0) & (c["fsdp"] == 0)
+    needs_queues = (c["max_connections"] == 0) & ((c["overlap_moe_comm"] > 0) | (c["fsdp"] > 0))
     return {
         "tp_overlap": c["tp_comm_overlap"] * c["sequence_parallel"],
         "overlap_chunks": np.where(splits > 0, np.maximum(splits, 1.0), c["tp"]),
@@ -250,7 +250,7 @@ def _overlaps(c: Columns) -> dict[str, Array]:
         "overlap_gather": c["overlap_param_gather"],
         "overlap_p2p": c["overlap_p2p"],
         "one_queue": (c["max_connections"] == 1) * 1.0,
-        "many_queues": ((c["max_connections"] > 1) | beside_experts) * 1.0,
+        "many_queues": ((c["max_connections"] > 1) | needs_queues) * 1.0,
         "norm_margin": c["layernorm_sm_margin"],
         "bucket": np.where(c["bucket_size"] > 0, c["bucket_size"], np.maximum(40e6, 1e6 * c["dp"] * c["cp"])),
         "sharp": c["sharp"],
@@ -271,7 +271,6 @@ def _flags(c: Columns) -> dict[str, Array]:
     }
     on = {
         "vboost": "vboost",
-        "segments": "expandable_segments",
         "defer_wgrad": "defer_embedding_wgrad",
         "fp8_attention": "fp8_attention",
         "fused_loss": "fused_cross_entropy",
@@ -281,7 +280,7 @@ def _flags(c: Columns) -> dict[str, Array]:
     return (
         {name: 1.0 - c[knob] for name, knob in off.items()}
         | {name: c[knob] for name, knob in on.items()}
-        | {"unfused": unfused * 1.0}
+        | {"unfused": unfused * 1.0, "segments": c["expandable_segments"] * (1.0 - c["nccl_ub"])}
     )
 
 

@@ -60,14 +60,16 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
     """Compute time lost for each second of data-parallel communication under it. [1]
 
     In proportion to the SMs that the collective takes, over a ring's 16. Registered buffers need few where the group
-    stays inside NVLink or has no NVLink (inside = 1 of its ranks share a domain); over both it takes as many as
-    without, 6 where the network's switches reduce. Source: Megatron-Core, DistributedDataParallelConfig.nccl_ub.
+    stays inside NVLink, whose switches then reduce (NCCL_NVLS_ENABLE=1), or has no NVLink (inside = 1 of its ranks
+    share a domain); over both it takes as many as without, 6 where the network's switches reduce. Source:
+    Megatron-Core, DistributedDataParallelConfig.nccl_ub.
     """
     leaves = minimum(1, maximum(0, ranks / inside - 1) * 1e9)
     several = is_more_than_one(inside)
     both = RING_SMS + (SHARP_SMS - RING_SMS) * x.sharp * leaves
     network = NETWORK_SMS[not gathers] * (1 - x.sharp) + NETWORK_SHARP_SMS * x.sharp
-    registered = (1 - leaves) * NVLINK_SMS[not gathers] + leaves * (several * both + (1 - several) * network)
+    switched = x.nvls * NVLINK_SMS[not gathers] + (1 - x.nvls) * RING_SMS
+    registered = (1 - leaves) * switched + leaves * (several * both + (1 - several) * network)
     sms = (1 - x.user_buffers) * both + x.user_buffers * registered
     return x.overlap_slowdown * sms / RING_SMS
 

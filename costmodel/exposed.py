@@ -32,7 +32,8 @@ def tensor_parallel_times(
     Forward: the block gathers its input and reduces its output. Backward: the row-parallel layer gathers
     the output gradient (exposed), the column-parallel layer gathers its input again under the data gradient
     (unless its weights are frozen) and reduce-scatters the input gradient under the weight gradient, always in
-    Megatron-Core (CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell). With tp_overlap every collective is pipelined
+    Megatron-Core (CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell); DTensor reduces it before the weight gradient, with
+    nothing beside. With tp_overlap every collective is pipelined
     with its GEMM in chunks, which takes SMs from the GEMM. Without sequence parallelism both become one all-reduce.
     QKV outputs of ranks that share key/value heads are gathered whole, with nothing beside.
     Source: arXiv:2205.05198, sec. 4.2; Megatron-Core, LinearWithGradAccumulationAndAsyncCommunication.
@@ -81,14 +82,18 @@ def tensor_parallel_times(
         reduce_scatter_time,
     )
     rereduce = all_reduce_time(x, gathered / formats, x.tp, inside)
-    backward = beside(regather, gemms[row]["dgrad"])
+    bulk: Amount = 0
     for collective, gemm in (
         (x.trained * gather, gemms[first.name]["dgrad"]),
         (rescatter, gemms[first.name]["wgrad"]),
     ):
-        backward += overlap.exposed(collective, ordered * gemm)
-        backward += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
-    without = overlap.exposed(rereduce, ordered * gemms[first.name]["wgrad"])
+        bulk += overlap.exposed(collective, ordered * gemm)
+        bulk += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
+    # DTensor keeps what was gathered; recompute of ops drops it, recompute of the layer gathers it in its forward pass.
+    dropped = (1 - x.recompute_layers) * x.recompute_ops * x.trained
+    waiting = dropped * gather + beside(rescatter, gemms[first.name]["dgrad"])
+    backward = beside(regather, gemms[row]["dgrad"]) + (1 - x.dtensor) * bulk + x.dtensor * waiting
+    without = overlap.exposed(rereduce, ordered * (1 - x.dtensor) * gemms[first.name]["wgrad"])
     shared = heads_are_shared(x) if block.joined != 0 else 0  # nothing is sent otherwise, not even a latency
     join = {"forward": all_gather_time, "backward": reduce_scatter_time}
     joined = {name: shared * seconds(x, block.joined, x.tp, inside) for name, seconds in join.items()}

@@ -72,7 +72,7 @@ bucket | 1 | elements of a gradient bucket
 sharp | 1 | 1 when switches reduce (SHARP)
 user_buffers | 1 | 1 with registered buffers in data-parallel collectives
 one_queue | 1 | 1 with CUDA_DEVICE_MAX_CONNECTIONS=1 set by hand
-many_queues | 1 | 1 with more than one set by hand, or for overlapped experts
+many_queues | 1 | 1 with more than one set by hand, under FSDP or for overlapped experts
 norm_margin | 1 | streaming multiprocessors that norms leave to communication
 vboost | 1 | 1 with clock boost
 own_gc | 1 | 1 when each rank collects garbage when it likes
@@ -80,7 +80,7 @@ unbound | 1 | 1 when ranks are not bound to cores
 overlap_chunks | 1 | chunks of a pipelined tensor-parallel collective
 overlap_sms | 1 | streaming multiprocessors that it takes
 nvls | 1 | 1 with NVLink SHARP
-segments | 1 | 1 with expandable segments
+segments | 1 | 1 with expandable segments, which registered buffers refuse before PyTorch 2.11
 stream_records | 1 | 1 when tensors of collectives are recorded on streams
 rope_split | 1 | 1 when rotary embedding is not fused
 activation_split | 1 | 1 when bias and activation function are not fused

@@ -32,6 +32,8 @@ INPUTS = (
     "documents_apart",
     "early_zero3",
     "partial_rings",
+    "dtensor",
+    "megatron_core",
 )
 
 
@@ -53,6 +55,7 @@ class Stack:
     documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
+    dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
     megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
@@ -80,6 +83,7 @@ class Stack:
     documents_apart: bool = False
     early_zero3: bool = False
     partial_rings: bool = False
+    dtensor: bool = False
     megatron_core: bool = False
     title: str = ""
     names: str = ""
@@ -149,6 +153,7 @@ def load_stack(text: str) -> Stack:
         "separate_gate",
         "reads_documents",
         "partial_rings",
+        "dtensor",
         "megatron_core",
     )
     return Stack(

@@ -213,7 +213,7 @@ INPUTS: tuple[Input, ...] = tuple(
         host_kernel | s | host time to issue one kernel, eager
         pass_host | s | host time of one micro-batch's embedding, logits and loss, not hidden; 0 on GPUs
         layer_update_host | s | host time of the optimizer for one layer's tensors, not hidden; 0 on GPUs
-        queued | 1 | 1 where overlap of TP communication needs one hardware queue (before Blackwell)
+        queued | 1 | 1 where overlap of TP communication needs one hardware queue (Megatron-Core before Blackwell)
         attention_forward_fp8_gain | 1 | rate of FP8 attention's forward kernel over the 16-bit one
         attention_backward_fp8_gain | 1 | rate of FP8 attention's backward kernel over the 16-bit one
         host_link | byte/s | bandwidth between a GPU and its host, one direction
@@ -251,6 +251,8 @@ INPUTS: tuple[Input, ...] = tuple(
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
+        dtensor | 1 | 1 when collectives of tensor parallelism wait where they stand, as PyTorch's DTensor has them
+        megatron_core | 1 | 1 when the framework trains with Megatron-Core or its Megatron-LM
         reads_documents | 1 | 1 when the host reads lengths of packed documents for rotary embedding that is not fused
         documents_apart | 1 | 1 when rotary embedding that is not fused turns one packed document after the other
         partial_rings | 1 | 1 when a ring over some of a domain's GPUs leaves it at one GPU's share of the network cards

@@ -76,12 +76,13 @@ def kept_input(x: SimpleNamespace, name: str) -> Amount:
 def kept_norm(x: SimpleNamespace, name: str) -> Amount:
     """What stays of a norm's output in front of column-parallel layers of that name. [byte]
 
-    Of weights that are trained this rank's tokens under sequence parallelism, gathered again in the backward pass. An
-    adapter keeps what was gathered (Megatron-Bridge 0.6 can gather again: sequence_parallel_input_regather), and the
-    layer its own tokens beside it, though no gradient needs them, unless both are one tensor.
+    Of weights that are trained this rank's tokens under sequence parallelism, gathered again in the backward pass;
+    DTensor keeps what was gathered. So does an adapter (Megatron-Bridge 0.6 can gather again:
+    sequence_parallel_input_regather), and the layer its own tokens beside it, though no gradient needs them, unless
+    both are one tensor.
     Source: Transformer Engine 2.8, module/layernorm_linear.py; Megatron-Bridge, return_layernorm_output_gathered.
     """
-    own = x.saved_bytes * residual_tokens(x)
+    own = x.saved_bytes * ((1 - x.dtensor) * residual_tokens(x) + x.dtensor * tokens(x))
     one = same_format(x) * (1 - x.sp * is_more_than_one(x.tp))
     beside = x.activation_bytes * tokens(x) + (1 - one) * own
     return (x.trained * own + adapted(x, name) * beside) * x.h

@@ -87,7 +87,7 @@ def splits_residual(x: SimpleNamespace, bias: Amount = 1) -> Amount:
     with them Megatron-Core refuses the fused kernel to the whole model. Source: Megatron-Core 0.16.1, moe/experts.py,
     TEGroupedMLP.
     """
-    apart = 1 - (1 - x.residual_split) * (1 - x.biased_experts * x.grouped)
+    apart = 1 - (1 - x.residual_split) * (1 - x.biased_experts * x.grouped * x.megatron_core)
     return apart * (1 - (1 - x.dropout) * (1 - x.biases * bias))
 
 

@@ -254,3 +254,18 @@ def test_hybrids_have_even_stages_of_one_chunk_and_overlap_no_experts():
 def test_ranks_of_models_with_sinks_exchange_heads():
     legal = plans(ask(load_model("gpt-oss-20b"), 8, batch=16))
     assert {plan.cp_comm_type for plan in legal if plan.cp > 1} == {"a2a"}
+
+
+def test_what_is_nvidias_is_searched_on_nvidias_gpus_alone():
+    amd = cluster()
+    amd.gpu.vendor = "AMD"
+    switches = {(plan.cuda_graph, plan.tp_comm_overlap) for plan in plans(ask(cluster=amd))}
+    assert switches == {(False, False)}
+    assert {plan.cuda_graph for plan in plans(ask(cluster=amd, pins={"cuda_graph": True}))} == {True}
+    assert {plan.cuda_graph for plan in plans(ask())} == {False, True}
+
+
+def test_heads_without_a_fused_kernel_are_searched_unfused():
+    odd = replace(TINY, head_dim=60)
+    assert {plan.attention_backend for plan in plans(ask(model=odd))} == {"unfused"}
+    assert {plan.attention_backend for plan in plans(ask())} == {"fused"}

@@ -221,3 +221,12 @@ def test_a_result_without_movers_says_that_none_helps(tmp_path):
     result = what_if(case, ["moe_grouped_gemm"])
     assert isinstance(result, WhatIf)
     assert answer(result) == "No single change that fits makes this plan faster."
+
+
+def test_registered_buffers_come_with_what_they_need(tmp_path):
+    """The switch inside a domain, and fixed segments: priced and told, with nothing left that its rules call vain."""
+    case = case_of(tmp_path, [*SMALL[:6], "--global-batch", "128", "--fsdp", "--zero-stage", "3"])
+    (change,) = what_if(case, ["nccl_ub"]).changes
+    assert change.neighbour.follows == {"nvls": True, "expandable_segments": False}
+    assert change.delta_time < 0 < change.delta_memory
+    assert not {note.id for note in change.notes} & {"user_buffers_switch", "user_buffers_segments"}

@@ -176,6 +176,19 @@ def test_CL050_more_than_one_connection_undoes_the_overlap_of_tensor_parallel_on
     assert spent(one, *TENSOR_PARALLEL) < spent(many, *TENSOR_PARALLEL) / 2
 
 
+def test_fsdp_before_blackwell_has_the_queues_that_are_exported_for_it():
+    """CUDA_DEVICE_MAX_CONNECTIONS is unset for FSDP, so that its TP communication has no order to overlap in."""
+
+    def sharded(where: str, **more: Any) -> Prediction:
+        return llama_70b(where, 64, 128, tp=2, fsdp=True, zero_stage=3, **more)
+
+    unset, many = sharded("dgx-h200"), sharded("dgx-h200", max_connections=8)
+    assert unset.step_time_s == many.step_time_s
+    in_order = spent(llama_70b("dgx-h200", 64, 128, tp=2, max_connections=1), *TENSOR_PARALLEL)
+    assert spent(unset, *TENSOR_PARALLEL) > 1.5 * in_order
+    assert sharded("dgx-b200").step_time_s == sharded("dgx-b200", max_connections=1).step_time_s
+
+
 def test_CL050_connections_do_not_matter_on_blackwell():
     assert tp4("dgx-b200", max_connections=1).step_time_s == tp4("dgx-b200", max_connections=8).step_time_s
 
@@ -361,8 +374,8 @@ def test_CL085_sharp_takes_6_sms_of_16_and_half_of_the_traffic():
     ],
 )
 def test_CL085_registered_buffers_take_the_sms_of_megatron_cores_table(ranks, inside, sharp, gather, scatter):
-    """Rows NVL, NVL+IB without and with SHARP, IB without and with, of AG / RS."""
-    x = llama_8b(64, nccl_ub=True, sharp=sharp)
+    """Rows NVL (with the switch's reductions), NVL+IB without and with SHARP, IB without and with, of AG / RS."""
+    x = llama_8b(64, nccl_ub=True, nvls=True, sharp=sharp)
     assert sms(x, gathers=True, ranks=ranks, inside=inside) == pytest.approx(gather)
     assert sms(x, gathers=False, ranks=ranks, inside=inside) == pytest.approx(scatter)
 
@@ -372,8 +385,21 @@ def test_CL085_registered_buffers_save_sms_between_nodes_only_with_sharp_or_with
     for knobs, gains in (({}, False), ({"sharp": True}, False), ({"tp": 8}, True)):
         without, registered = (llama_8b(64, nccl_ub=ub, **knobs) for ub in (False, True))
         assert (spent(registered, *DATA_PARALLEL) < spent(without, *DATA_PARALLEL)) == gains
-    alone, registered = (step("llama3-8b", "gb200-nvl72", 64, 8192, 64, nccl_ub=ub) for ub in (False, True))
+    alone, switched_off, registered = (
+        step("llama3-8b", "gb200-nvl72", 64, 8192, 64, nccl_ub=ub, nvls=nvls)
+        for ub, nvls in ((False, False), (True, False), (True, True))
+    )
     assert spent(registered, *DATA_PARALLEL) < spent(alone, *DATA_PARALLEL) / 2
+    # Rule user_buffers_switch: NCCL_NVLS_ENABLE=0 leaves registered buffers in vain inside a domain.
+    assert spent(switched_off, *DATA_PARALLEL) == pytest.approx(spent(alone, *DATA_PARALLEL))
+
+
+def test_registered_buffers_cannot_be_in_growing_segments():
+    fixed, grows, registered = (
+        llama_8b(64, **knobs) for knobs in ({"expandable_segments": False}, {}, {"nccl_ub": True})
+    )
+    assert registered.peak_memory_bytes == pytest.approx(fixed.peak_memory_bytes)
+    assert grows.peak_memory_bytes < fixed.peak_memory_bytes
 
 
 def test_CL086_more_data_parallel_ranks_for_one_batch_cost_throughput_and_expose_communication():

@@ -70,6 +70,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
         "gb200-nvl72",
         Plan(pp=4, vpp=4, dp=64, ep=64, precision="mxfp8", pipeline_layout="balanced"),
     ),
+    "registered": ("dense", "gb200-nvl72", Plan(dp=64, nvls=True)),
     "tensor parallel experts": (
         "experts",
         "gb200-nvl72",
@@ -99,7 +100,7 @@ WHERE = {
     "zero_stage": "flat",
     "bucket_size": "flat",
     "overlap_param_gather": "flat",
-    "nccl_ub": "experts",
+    "nccl_ub": "registered",
     "sharp": "flat",
     "nvl_segment": "experts",
     "fsdp_implementation": "fsdp",

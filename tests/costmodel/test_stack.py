@@ -204,3 +204,42 @@ def test_a_release_older_than_every_run_of_a_format_is_told(stack, precision, to
     lines = [line for line in found.assumptions if "check that your release has the format" in line]
     assert len(lines) == bool(told)
     assert all(told in line for line in lines)
+
+
+def test_dtensor_waits_for_each_collective_where_megatron_core_has_a_product_beside_it():
+    """Backward: the output gradient's gather and the input gradient's scatter; under recompute of ops a gather more."""
+    ops = {"recompute": "selective", "recompute_modules": ("ops",)}
+
+    def waits(stack: str, **knobs) -> float:
+        shard = {"tp": 8, "sequence_parallel": True, "tp_comm_overlap": False}
+        values = on_h100(stack, **shard | knobs).values
+        spent = values["mlp_tp_exposed_backward"]
+        return spent / values["mlp_all_gather"]
+
+    values = on_h100("torchtitan", tp=8, sequence_parallel=True, tp_comm_overlap=False).values
+    scatter = values["mlp_reduce_scatter_backward"] / values["mlp_all_gather"]
+    gather = values["mlp_all_gather_backward"] / values["mlp_all_gather"]
+    assert waits("torchtitan") == pytest.approx(gather + scatter)
+    assert waits("torchtitan", **ops) == pytest.approx(gather + scatter + 1)
+    assert waits("torchtitan", recompute="full") == pytest.approx(gather + scatter)
+    assert waits("nemo") < gather + 0.5 * scatter
+    # Asynchronous tensor parallelism pipelines both with their own products; what ops drop waits all the same.
+    assert waits("torchtitan", tp_comm_overlap=True) < 0.7 * waits("torchtitan")
+    assert waits("torchtitan", tp_comm_overlap=True, **ops) > 1
+
+
+def test_queues_order_the_kernels_of_megatron_alone():
+    shard = {"tp": 8, "sequence_parallel": True, "tp_comm_overlap": True}
+    for stack, same in (("torchtitan", True), ("nemo", False)):
+        one, many = (on_h100(stack, max_connections=number, **shard).step_time_s for number in (1, 8))
+        assert (one == many) == same
+
+
+def test_dtensor_keeps_what_its_products_gathered():
+    """Two inputs of 8,192 tokens and 4,096 columns in a layer of 32, in BF16: seven of eight parts more with TP8."""
+    shard = {"tp": 8, "sequence_parallel": True}
+    own, gathered = (
+        on_h100(stack, **shard).values["memory_first_activations"] for stack in ("nemo", "torchtitan")
+    )
+    more = 2 * 32 * 2 * 8192 * 4096 * 7 / 8
+    assert gathered - own == pytest.approx(more, rel=0.15)
