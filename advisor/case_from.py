@@ -99,13 +99,15 @@ def _workload(
 
     said = dict(found.workload)
     said |= {name: options[name] for name in ("seq_len", "global_batch", "task") if options.get(name)}
+    if "mean_length" in said:
+        said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     if "seq_len" not in said:
         said["seq_len"] = usual_seq_len(model)
         notes.append(f"--seq-len {said['seq_len']}: the usual length of the model, as none was said.")
     if "global_batch" not in said:
         said["global_batch"] = plan.micro_batch * plan.dp
         notes.append(f"--global-batch {said['global_batch']}: one micro-batch a rank, as none was said.")
-    return Workload(**said, **given_workload(options))
+    return Workload(**said | given_workload(options))
 
 
 def _case(

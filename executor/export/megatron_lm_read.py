@@ -168,6 +168,9 @@ def _workload(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict
             found[name] = fields[field]
     if {"--sft", "--finetune"} & set(given):
         found["task"] = "sft"
+    if "--sft" in given and "seq_len" in found:
+        # Its data set packs; documents that fill their pack, as no text says how long they are.
+        found["mean_length"] = found["seq_len"]
     return found
 
 

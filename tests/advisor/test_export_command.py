@@ -80,6 +80,8 @@ def test_a_plan_that_breaks_a_rule_is_refused():
         ["--to", "megatronlm"],
         ["--to", "megatron-lm", "--target-version", "x"],
         ["--to", "megatron-lm", "--task", "lora"],
+        ["--to", "megatron-lm", "--task", "sft", "--no-packed", "--mean-length", "800"],
+        ["--to", "megatron-lm", "--task", "sft", "--micro-batch", "2"],
     ],
 )
 def test_bad_input_is_one_line(arguments, capsys, monkeypatch):
