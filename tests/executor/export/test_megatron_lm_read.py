@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from costmodel.stack import load_stack
 from executor.export import megatron_lm
 from executor.export.megatron_lm_names import flag_of
 from executor.export.megatron_lm_read import _unread
@@ -43,3 +46,26 @@ def test_recompute_of_activations_is_read_and_not_called_unknown():
     found = megatron_lm.read(LLAMA + "--recompute-activations")
     assert found.knobs["recompute"] == "selective"
     assert not found.unread
+
+
+@pytest.mark.parametrize(
+    ("said", "native"),
+    [("", True), (" --cross-entropy-fusion-impl native", True), (" --cross-entropy-fusion-impl te", False)],
+)
+def test_a_script_belongs_to_the_newest_release_that_has_its_loss(said, native):
+    stack = load_stack(megatron_lm.read(f"{LLAMA} --cross-entropy-loss-fusion{said}").stack)
+    assert (stack.names, stack.native_loss) == ("megatron_lm", native)
+
+
+def test_models_that_only_the_vocabulary_tells_apart_are_named():
+    sizes = LLAMA.replace("--num-layers 32 --hidden-size 4096", "--num-layers 80 --hidden-size 8192")
+    sizes = sizes.replace("14336", "28672").replace("--num-attention-heads 32", "--num-attention-heads 64")
+    found = megatron_lm.read(sizes.replace("--vocab-size 128256 ", ""))
+    assert set(found.alike) == {"llama2-70b", "llama3-70b"}
+    assert found.model == found.alike[0]
+    assert not megatron_lm.read(sizes).alike
+
+
+def test_its_fine_tuning_packs():
+    assert megatron_lm.read(f"{LLAMA} --sft").workload["mean_length"] == 4096
+    assert "mean_length" not in megatron_lm.read(f"{LLAMA} --finetune").workload
