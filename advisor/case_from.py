@@ -12,6 +12,7 @@ from advisor.workload_options import given_workload
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile
+from costmodel.stack import load_stack
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
 
     found: Reading = target_module(target).read(text)
     notes = [_unread(found)] if found.unread else []
+    notes += [f"Read otherwise than it is said: {'; '.join(found.otherwise)}."] if found.otherwise else []
     model = _model(found, options, notes)
     plan = _plan(found, options, notes)
     workload = _workload(found, model, plan, options, notes)
-    return _case(model, workload, plan, options, notes)
+    return _case(model, workload, plan, options | {"stack": _stack(found, options, notes)}, notes)
 
 
 def _text(target: str, given: str | None) -> str:
@@ -71,6 +73,11 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
         return load_model(options["model"])
     if found.model:
         notes.append(f"{found.model}: the model of our catalogue that has these sizes.")
+        if found.alike:
+            notes.append(
+                f"The vocabulary is not said: {' or '.join(found.alike)}, and {found.model} is taken; "
+                "--model names another."
+            )
         return load_model(found.model)
     shape = dict(found.architecture)
     if not shape.get("vocab"):
@@ -92,6 +99,22 @@ def _plan(found: Reading, options: dict[str, Any], notes: list[str]) -> Plan:
     return plan_from_options(knobs, gpus, base)
 
 
+def _stack(found: Reading, options: dict[str, Any], notes: list[str]) -> str:
+    """The release that --stack names, else the one that the text's settings belong to."""
+    if not options.get("stack") and found.stack:
+        notes.append(stack_note(found.stack))
+    return options.get("stack") or found.stack
+
+
+def stack_note(stack: str) -> str:
+    """The release that is taken for Megatron-LM's, as no text of it names one."""
+    own = load_stack(stack).native_loss
+    which = (
+        "whose fused loss keeps FP32 logits" if own else "of those that take Transformer Engine's fused loss"
+    )
+    return f"{stack}: the newest Megatron-LM on file, {which}; --stack names another."
+
+
 def _workload(
     found: Reading, model: ModelSpec, plan: Plan, options: dict[str, Any], notes: list[str]
 ) -> Workload:
@@ -99,13 +122,15 @@ def _workload(
 
     said = dict(found.workload)
     said |= {name: options[name] for name in ("seq_len", "global_batch", "task") if options.get(name)}
+    if "mean_length" in said:
+        said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     if "seq_len" not in said:
         said["seq_len"] = usual_seq_len(model)
         notes.append(f"--seq-len {said['seq_len']}: the usual length of the model, as none was said.")
     if "global_batch" not in said:
         said["global_batch"] = plan.micro_batch * plan.dp
         notes.append(f"--global-batch {said['global_batch']}: one micro-batch a rank, as none was said.")
-    return Workload(**said, **given_workload(options))
+    return Workload(**said | given_workload(options))
 
 
 def _case(

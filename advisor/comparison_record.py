@@ -14,7 +14,8 @@ class Side:
     """What `compare` knows of A or B.
 
     predicted: the object of `predict --json`; measured: as `executor.run.summarise` gives it, None for a plan.
-    errors: ERROR rules that it breaks, in words. price [USD/h] of one GPU, None when none is on file.
+    errors: ERROR rules that it breaks, in words. price [USD/h] of one GPU, None when none is on file. notes: what was
+    taken for granted of a log.
     """
 
     path: str
@@ -24,6 +25,7 @@ class Side:
     price: float | None = None
     stack: str = ""
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -78,6 +80,7 @@ class Side:
             "prediction": self.predicted,
             "measured": self.measured,
             "warnings": list(self.warnings),
+            "notes": list(self.notes),
         }
 
 

@@ -43,7 +43,8 @@ def _log(path: str, options: dict[str, Any]) -> Side:
     }
     price = found.case.cluster.price_per_gpu_hour if found.case else None
     stack = (found.case.stack or "") if found.case else ""
-    return Side(path, found.predicted, measured, price=price, stack=stack, warnings=tuple(found.warnings))
+    told = {"warnings": tuple(found.warnings), "notes": tuple(found.notes)}
+    return Side(path, found.predicted, measured, price=price, stack=stack, **told)
 
 
 def _plan(path: str) -> Side:

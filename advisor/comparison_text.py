@@ -28,6 +28,7 @@ def comparison_lines(found: Comparison) -> list[str]:
         lines += [heading(_measured_title(found)), *_measured(found.measured)]
     for name, side in (("A", found.a), ("B", found.b)):
         lines += [wrap(f"warning: {name}: {text}", "  ", "    ") for text in side.warnings]
+        lines += [wrap(f"{name}: {text}", "  ", "    ") for text in side.notes]
     lines += _pairs("What differs beside the knobs", found.setting)
     lines += _pairs("Knobs that differ", found.knobs)
     if (

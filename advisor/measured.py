@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,8 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         from costmodel.predict import predict
 
         case = found.case
+        if plan is not None and case.stack is None and found.log is not None:
+            case = found.case = _on_the_stack_of(found.log, case, found.notes)
         prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
         found.predicted = with_schedule(prediction).to_dict()
         found.notes += [note for note in case.notes if not note.startswith(("Not read", "No plan named"))]
@@ -86,6 +89,21 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         raise ValueError(
             f"{found.source} does not show the plan that ran. Give it: `advisor compare PLAN {found.source}`."
         )
+
+
+def _on_the_stack_of(log: Log, case: Case, notes: list[str]) -> Case:
+    """The case of a plan that names no software, on the release that the log's own dump belongs to."""
+    from advisor.case_from import stack_note
+    from executor.export.bundle import target_module
+    from executor.logs.plan_text import plan_text
+
+    target, text = plan_text(log)
+    try:
+        stack = target_module(target).read(text).stack if target else ""
+    except ValueError:
+        return case  # a dump that cannot be read shows no software either
+    notes += [stack_note(stack)] if stack else []
+    return replace(case, stack=stack) if stack else case
 
 
 def _case_of_options(log: Log, options: dict[str, Any], notes: list[str]) -> Case:

@@ -178,6 +178,23 @@ def load_stack(text: str) -> Stack:
     )
 
 
+@lru_cache(maxsize=8)
+def newest_stack(names: str, native_loss: bool) -> str:
+    """The newest release whose configuration has these `names`, and whose fused loss is of that kind.
+
+    native_loss: Megatron-Core's own rather than Transformer Engine's.
+    """
+    stacks = [
+        load_stack(f"{family}-{release}")
+        for family, record in families().items()
+        if record.get("names") == names
+        for release in record["releases"]
+    ]
+    return max(
+        (each for each in stacks if each.native_loss == native_loss), key=lambda each: months(each.release)
+    ).name
+
+
 def months(release: str) -> int:
     """Months from year 0 to a release "yy.mm". [1]"""
     year, month = release.split(".")

@@ -39,7 +39,8 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
 
     PLAN is a plan file; any option changes it. Gives the configuration in the target's own names, the
     environment with a reason for every variable, the launch line with CPU binding, and with --slurm the job
-    script. What the target cannot say is noted. A plan that breaks an ERROR rule is refused with exit code 1.
+    script. What the target cannot say is noted. A plan that breaks an ERROR rule is refused with exit code 1, and so
+    is one that fits as it was predicted and does not with the target's fused loss.
 
     \b
     advisor export plan.toml --to megatron-lm
@@ -47,17 +48,18 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     """
     target = _known(target)
     case = read_case(plan, options)
-    refused, warnings = _verdict(case)
+    version, benchmark = options["target_version"], options["benchmark"]
+    refused, warnings, note = _verdict(case, target, version)
     if refused:
         for line in refused:
             click.echo(line, err=True)
         context.exit(1)
+    from advisor.target_loss import native_loss
     from executor.export.bundle import bundle
     from executor.export.exported import Job
 
-    version, benchmark = options["target_version"], options["benchmark"]
-    job = Job(case.plan, case.workload, case.model, case.cluster, benchmark, version)
-    made = bundle(job, target, options["slurm"])
+    job = Job(case.plan, case.workload, case.model, case.cluster, benchmark, version, native_loss(case))
+    made = bundle(job, target, options["slurm"], note)
     for line in warnings:
         click.echo(line, err=True)
     if options["output"]:
@@ -81,9 +83,10 @@ def _known(target: str) -> str:
     return target
 
 
-def _verdict(case: Case) -> tuple[list[str], list[str]]:
-    """Lines that refuse the plan, and lines that warn of it."""
+def _verdict(case: Case, target: str, version: str) -> tuple[list[str], list[str], str]:
+    """Lines that refuse the plan, lines that warn of it, and a note on memory that the target changes."""
     from advisor.commands.check import checked
+    from advisor.target_loss import other_loss
 
     found = checked(case)
     errors = [each for each in found.violations if each.severity == "ERROR"]
@@ -91,7 +94,10 @@ def _verdict(case: Case) -> tuple[list[str], list[str]]:
         lines = [
             f"Error: the plan breaks {len(errors)} rule{'s' * (len(errors) != 1)}, so it is not exported."
         ]
-        return [*lines, *(f"  {each.line()}" for each in errors)], []
+        return [*lines, *(f"  {each.line()}" for each in errors)], [], ""
+    other = other_loss(case, found.prediction, target, version)
+    if other.refused:
+        return [other.refused], [], ""
     warnings = []
     if not found.fits:
         hint = f" Try {found.cure.options()}." if found.cure else ""
@@ -99,7 +105,7 @@ def _verdict(case: Case) -> tuple[list[str], list[str]]:
     if found.violations:
         count = len(found.violations)
         warnings.append(f"{count} thing{'s' * (count != 1)} worth knowing: `advisor check` tells.")
-    return [], warnings
+    return [], warnings, other.note
 
 
 def _write(made: Bundle, folder: Path, force: bool) -> None:

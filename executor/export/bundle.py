@@ -46,10 +46,12 @@ def target_module(name: str) -> ModuleType:
     return importlib.import_module(f"executor.export.{name.replace('-', '_')}")
 
 
-def bundle(job: Job, target: str, slurm: bool) -> Bundle:
-    """The job for a target. ValueError in one line when it cannot be expressed there."""
+def bundle(job: Job, target: str, slurm: bool, note: str = "") -> Bundle:
+    """The job for a target, with a note of the caller's. ValueError in one line when it cannot be expressed there."""
     module = target_module(target)
     exported: Exported = module.export(job)
+    if note:
+        exported = replace(exported, notes=(note, *exported.notes))
     inputs = module.inputs(job) if hasattr(module, "inputs") else {}
     files = {SCRIPT: train_script(job, exported, inputs), **exported.files}
     start = f"bash {SCRIPT}"

@@ -75,6 +75,7 @@ FURTHER = (
     "check_for_nan_in_grad",
     "enable_cuda_graph",
     "external_cuda_graph",
+    "use_layer_wise_distributed_optimizer",
 )
 # Models that have every field of `model_fields` together.
 OF_EVERY_FIELD = (

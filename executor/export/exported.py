@@ -17,7 +17,8 @@ class Job:
     """A plan with all that its export needs.
 
     benchmark: also settings for benchmarks only (forced routing balance, mock data, no NaN checks). version: of the
-    target, "" for the newest known.
+    target, "" for the newest known. native_loss: the fused loss that was priced is Megatron-Core's own, not
+    Transformer Engine's.
     """
 
     plan: Plan
@@ -26,6 +27,7 @@ class Job:
     cluster: Cluster
     benchmark: bool = False
     version: str = ""
+    native_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Reading:
 
     knobs: values of `Plan` by name, without those left at the target's default of the same meaning. model: the
     name in our registry, "" when only its shape is given, which `architecture` then holds. workload: seq_len,
-    global_batch and the like. unread: what has no counterpart here, a line each.
+    global_batch and the like. unread: what has no counterpart here, a line each. otherwise: what is read otherwise
+    than it is said, or holds for some releases alone, a line each. alike: models that the text may mean, the one
+    read first, where it leaves open which. stack: software release that its settings belong to, "" for the newest.
     """
 
     knobs: Mapping[str, Any]
@@ -59,3 +63,6 @@ class Reading:
     architecture: Mapping[str, Any] = field(default_factory=dict)
     workload: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+    stack: str = ""

@@ -87,7 +87,8 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else architecture_of(fields),
         workload=workload,
-        unread=(*mixed_exchange(fields), *(() if dump else unread(said, recipe))),
+        unread=() if dump else tuple(unread(said, recipe)),
+        otherwise=(*mixed_exchange(fields), *other_optimizer(said.get("optimizer.optimizer"))),
     )
 
 
@@ -200,7 +201,6 @@ def unread(said: Mapping[str, Any], recipe: str) -> Iterator[str]:
     """What was said and has no counterpart in a plan; what is off or the user's own is no loss."""
     if recipe and not model_of_recipe(recipe):
         yield f"recipe {recipe}: no model of ours"
-    yield from other_optimizer(said.get("optimizer.optimizer"))
     for dotted, value in said.items():
         section, _, field = dotted.partition(".")
         known = field in said_fields() or field in direct_fields()

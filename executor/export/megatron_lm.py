@@ -76,10 +76,33 @@ def _refuse(job: Job) -> None:
             f"{job.model.name} has compressed sparse attention, which Megatron-LM does not build up to 0.19. "
             "`advisor predict` knows its cost."
         )
+    if job.workload.task == "sft":
+        _refuse_padding(job)
     _refuse_by_parser(job)
     if job.plan.encoder_pp:
         raise ValueError(
             f"--encoder-pp {job.plan.encoder_pp}: Megatron-LM has no stages for encoders any more. Try --encoder-pp 0."
+        )
+
+
+def _refuse_padding(job: Job) -> None:
+    """Fine-tuning that its data set, which packs, cannot do.
+
+    Source: megatron/training/datasets/sft_dataset.py of the wheels of 0.17.1 to 0.19.2; the assertion
+    "micro-batch-size must be 1 for packing" of 0.17.1, megatron/training/utils.py, and that on the shape of cu_seqlens
+    of 0.18.2, core/utils.py. 0.19.2, core/utils.py: flatten_batch_for_packed_sequences joins a micro-batch's packs.
+    """
+    workload, size = job.workload, job.plan.micro_batch
+    if not workload.packed:
+        raise ValueError(
+            "--task sft --no-packed: Megatron-LM's --sft always packs conversations. "
+            "Try --packed --micro-batch 1, or --to megatron-bridge."
+        )
+    if size > 1:
+        raise ValueError(
+            f"--task sft with --micro-batch {size}: Megatron-LM before 0.19 takes one pack a micro-batch, and 0.19 "
+            f"joins the {size} to one. The same is --micro-batch 1 --seq-len {workload.seq_len * size} "
+            f"--global-batch {workload.global_batch // size}."
         )
 
 

@@ -64,11 +64,8 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
     """Flag to value (True for a switch, a list for several words), and what could not be said, a line each."""
     writer = Writer(job, version)
     fields = core_fields(job.plan, job.model, job.workload) | _training_fields(job)
-    if fields.pop("cross_entropy_fusion_impl", "native") == "te":
-        writer.notes.append(
-            "Megatron-LM refuses Transformer Engine's fused loss: its own keeps an FP32 copy of the logits, which the "
-            "predicted memory does not hold"
-        )
+    if job.native_loss or not version.te_loss:
+        fields.pop("cross_entropy_fusion_impl", None)  # left out, it is Megatron-Core's own
     for name in BENCHMARK:
         asked = fields.pop(name, False) or dict(job.plan.settings).get(name)
         if asked and not job.benchmark:

@@ -16,7 +16,8 @@ from executor.export.core_read import direct_fields
 from executor.export.megatron_lm_names import names
 from executor.megatron_args import FUSABLE
 
-# Flags whose field has another name, beside those of the table; older spellings among them.
+# Flags whose field has another name ("" for none of the same meaning), beside those of the table; older spellings
+# among them. What a reader asks for and no table has stands here too, or it would be told as unread.
 OTHERS = {
     "--use-custom-fsdp": "use_megatron_fsdp",
     "--num-layers-per-virtual-pipeline-stage": "",
@@ -24,6 +25,7 @@ OTHERS = {
     "--accumulate-allreduce-grads-in-fp32": "",
     "--grad-reduce-in-bf16": "",
     "--group-query-attention": "",
+    "--recompute-activations": "",
     "--norm-epsilon": "layernorm_epsilon",
     "--apply-layernorm-1p": "layernorm_zero_centered_gamma",
     "--cuda-graph-scope": "cuda_graph_modules",

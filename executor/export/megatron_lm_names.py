@@ -19,10 +19,12 @@ class Version:
 
     hybrid_pattern: flag of the layers of a hybrid; hybrid_switch: another that it needs; hybrid_stages: whether
     the pattern tells stages. graph_modules: flag of the captured parts; graph_whole: whether a graph of the whole
-    step is a scope or an implementation. lacks: flags of ours that it does not have.
+    step is a scope or an implementation. te_loss: whether it takes Transformer Engine's fused loss. lacks: flags of
+    ours that it does not have.
     """
 
     name: str
+    te_loss: bool
     hybrid_pattern: str
     hybrid_switch: str
     hybrid_stages: bool

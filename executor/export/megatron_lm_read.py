@@ -9,6 +9,7 @@ from typing import Any
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.stack import newest_stack
 from executor.export.configuration_text import yaml_of
 from executor.export.core_model import architecture, same_models
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
@@ -63,7 +64,10 @@ def reading(text: str) -> Reading:
         model=models[0] if models else "",
         architecture={} if models else architecture(fields),
         workload=_workload(given, fields),
-        unread=(*_unread(given), *_alike(models, fields), *mixed_exchange(fields)),
+        unread=tuple(_unread(given)),
+        otherwise=(*mixed_exchange(fields), *_optimizer(given)),
+        alike=tuple(models) if len(models) > 1 and not fields.get("vocab_size") else (),
+        stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
     )
 
 
@@ -168,21 +172,17 @@ def _workload(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict
             found[name] = fields[field]
     if {"--sft", "--finetune"} & set(given):
         found["task"] = "sft"
+    if "--sft" in given and "seq_len" in found:
+        # Its data set packs; documents that fill their pack, as no text says how long they are.
+        found["mean_length"] = found["seq_len"]
     return found
-
-
-def _alike(models: list[str], fields: Mapping[str, Any]) -> list[str]:
-    """Other models of these sizes, where no vocabulary tells them apart."""
-    if len(models) < 2 or fields.get("vocab_size"):
-        return []
-    return [f"the vocabulary, which is not said ({' or '.join(models)})"]
 
 
 def _unread(given: Mapping[str, list[str]]) -> list[str]:
     """Flags that mean nothing here."""
     known = said_fields() | {*names()["flags"].values()} | {*names()["off"].values()} | set(OTHERS)
     said = {flag for setting in SETTINGS.values() for flag in setting_flags(setting.megatron_lm)}
-    found = [
+    return [
         " ".join([flag, *values])
         for flag, values in given.items()
         if flag not in known
@@ -190,7 +190,6 @@ def _unread(given: Mapping[str, list[str]]) -> list[str]:
         and flag.lstrip("-").replace("-", "_") not in known
         and not ASIDE.match(flag)
     ]
-    return [*found, *_optimizer(given)]
 
 
 def _optimizer(given: Mapping[str, list[str]]) -> Iterator[str]:

@@ -49,7 +49,8 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else architecture_of(fields),
         workload=_workload(said),
-        unread=(*mixed_exchange(fields), *(() if dump else _unread(said))),
+        unread=() if dump else tuple(_unread(said)),
+        otherwise=tuple(mixed_exchange(fields)),
     )
 
 

@@ -66,8 +66,14 @@ def plan_text(log: Log) -> tuple[str, str]:
     if log.configuration:
         return "megatron-bridge", "\n".join(_override(line) for line in log.configuration)
     if "hidden_size" in log.arguments or "num_layers" in log.arguments:
-        return "megatron-lm", _command_line(log.arguments)
+        return "megatron-lm", _command_line(_with_vocabulary(log))
     return "", ""
+
+
+def _with_vocabulary(log: Log) -> dict[str, str]:
+    """The dump, with the tokenizer's vocabulary where the run was not told one: a line of its own counts it."""
+    untold = log.arguments.get("vocab_size", "None") == "None"
+    return log.arguments | ({"vocab_size": str(log.vocab)} if log.vocab and untold else {})
 
 
 def gpus_of(log: Log) -> int:

@@ -69,8 +69,8 @@ class Log:
     Megatron-LM's arguments; configuration: lines of a YAML dump or summary of Megatron-Bridge, as overrides.
     marks: steps at which something other than training happened, by kind. counted: lines that mean trouble or
     tell the network, by kind, with the first of each in `examples`. stragglers: reports of Megatron's
-    detector. world: ranks, planned: steps that the run was to take, 0 when the log does
-    not say.
+    detector. world: ranks, planned: steps that the run was to take, vocab: tokens of the tokenizer before they are
+    padded, 0 when the log does not say.
     """
 
     path: str
@@ -90,6 +90,7 @@ class Log:
     variables: dict[str, str] = field(default_factory=dict)
     world: int = 0
     planned: int = 0
+    vocab: int = 0
     restarts: list[int] = field(default_factory=list)
     lines: int = 0
     truncated: bool = False

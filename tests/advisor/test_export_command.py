@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -80,6 +81,8 @@ def test_a_plan_that_breaks_a_rule_is_refused():
         ["--to", "megatronlm"],
         ["--to", "megatron-lm", "--target-version", "x"],
         ["--to", "megatron-lm", "--task", "lora"],
+        ["--to", "megatron-lm", "--task", "sft", "--no-packed", "--mean-length", "800"],
+        ["--to", "megatron-lm", "--task", "sft", "--micro-batch", "2"],
     ],
 )
 def test_bad_input_is_one_line(arguments, capsys, monkeypatch):
@@ -107,7 +110,8 @@ def test_an_export_checked_from_its_file_is_the_plan(tmp_path):
     )
     found = run(check, "--from", "megatron-lm", str(tmp_path / "train.sh"), "--gpu", "h100", "--json")
     record = json.loads(found.stdout)
-    straight = json.loads(run(check, *PLAN, "--seq-len", "8192", "--global-batch", "128", "--json").stdout)
+    asked = [*PLAN, "--seq-len", "8192", "--global-batch", "128", "--stack", "mcore-26.05"]
+    straight = json.loads(run(check, *asked, "--json").stdout)
     assert record["model"] == "llama3-8b"
     # Said by the environment of the script rather than left to it.
     assert record["plan"] == straight["plan"] | {"max_connections": 1}
@@ -134,7 +138,7 @@ def test_an_exported_pipeline_is_predicted_as_the_plan_is(tmp_path):
     run(export, *plan, "--to", "megatron-lm", "-o", str(tmp_path))
     script = str(tmp_path / "train.sh")
     found = run(check, "--from", "megatron-lm", script, "--gpu", "h100", "--gpus", "256", "--json")
-    straight = json.loads(run(predict, *plan, "--json").stdout)
+    straight = json.loads(run(predict, *plan, "--stack", "mcore-26.05", "--json").stdout)
     read = json.loads(found.stdout)["prediction"]
     assert any(part["name"] == "schedule_correction" for part in straight["terms"]["parts"])
     assert read["step_time_s"] == pytest.approx(straight["step_time_s"], rel=1e-9)
@@ -156,3 +160,90 @@ def test_what_cannot_be_read_is_one_line(arguments):
     found = run(check, "--from", "megatron-lm", *arguments)
     assert isinstance(found.exception, ValueError)
     assert "\n" not in str(found.exception)
+
+
+# Fits by 3 % of the device with Transformer Engine's fused loss, and not with Megatron-LM's own.
+TIGHT = [
+    "--model",
+    "llama3-8b",
+    "--gpus",
+    "16",
+    "--gpu",
+    "h100",
+    "--seq-len",
+    "8192",
+    "--global-batch",
+    "128",
+]
+TIGHT += ["--precision", "fp8-cs", "--fp8-param-gather", "--no-grad-reduce-in-fp32"]
+
+
+def test_a_plan_that_does_not_fit_with_the_targets_loss_is_refused(tmp_path):
+    found = run(export, *TIGHT, "--to", "megatron-lm", "-o", str(tmp_path / "run"))
+    assert found.exit_code == 1
+    assert not (tmp_path / "run").exists()
+    (line,) = found.stderr.splitlines()
+    assert "73.9 -> 77.9 GiB of 79.6 GiB, which does not fit" in line
+    assert "--target-version 0.17" in line
+    cure = line.partition("Try ")[2].partition(", or")[0].split()
+    assert run(export, *TIGHT, *cure, "--to", "megatron-lm").exit_code == 0
+
+
+def test_the_memory_of_the_targets_loss_is_noted():
+    found = run(export, *TIGHT, "--recompute", "full", "--to", "megatron-lm")
+    assert found.exit_code == 0
+    assert re.search(r"# Note: .* keeps FP32 logits: memory [\d.]+ -> [\d.]+ GiB of 79\.6 GiB", found.stdout)
+
+
+@pytest.mark.parametrize(
+    ("more", "flag"),
+    [
+        (["--target-version", "0.17"], "--cross-entropy-fusion-impl te"),
+        (["--no-fused-cross-entropy"], ""),
+        (["--stack", "mcore-26.05"], "--cross-entropy-loss-fusion"),
+    ],
+    ids=str,
+)
+def test_what_has_the_loss_that_was_priced_is_written_without_a_word(more, flag):
+    found = run(export, *TIGHT, *more, "--to", "megatron-lm")
+    assert found.exit_code == 0
+    assert flag in found.stdout
+    assert "fused loss" not in found.stdout
+    assert "fused loss" not in found.stderr
+    assert ("-impl te" in found.stdout) == ("te" in flag.split())
+
+
+@pytest.mark.parametrize(
+    ("version", "stack", "memory"), [("0.17", "mcore-26.03", "73.9 GiB"), ("0.19", "mcore-26.05", "77.9 GiB")]
+)
+def test_a_script_is_priced_with_the_loss_of_the_megatron_lm_that_runs_it(version, stack, memory):
+    """An export read back said "fits" of what runs out of memory."""
+    priced = ["--stack", stack, "--to", "megatron-lm", "--target-version", version]
+    script = run(export, *TIGHT, *priced)
+    found = run(check, "--from", "megatron-lm", script.stdout, "--gpu", "h100")
+    told = " ".join(found.stdout.split())
+    assert memory in told
+    assert f"{stack}: the newest Megatron-LM on file" in told
+    assert found.exit_code == (version == "0.19")
+    named = run(check, "--from", "megatron-lm", script.stdout, "--gpu", "h100", "--stack", "nemo-26.06")
+    assert "73.9 GiB" in named.stdout
+    assert "mcore" not in named.stdout
+
+
+def test_a_script_that_packs_takes_one_pack_a_micro_batch():
+    words = ARGUMENTS.replace("--micro-batch-size 1", "--micro-batch-size 4")
+    found = run(check, "--from", "megatron-lm", f"{words} --sft", "--gpu", "h100", "--gpus", "8")
+    assert found.exit_code == 1
+    assert "packed_micro_batch" in found.stdout
+    for other in ("", " --finetune"):
+        found = run(check, "--from", "megatron-lm", words + other, "--gpu", "h100", "--gpus", "8")
+        assert "packed_micro_batch" not in found.stdout
+    shorter = run(check, "--from", "megatron-lm", f"{words} --sft", "--gpu", "h100", "--seq-len", "4096")
+    assert "packed_micro_batch" in shorter.stdout
+
+
+def test_what_is_read_is_not_told_as_unread():
+    words = f"{ARGUMENTS} --recompute-activations"
+    found = run(check, "--from", "megatron-lm", words, "--gpu", "h100", "--gpus", "8")
+    assert "recompute core_attn" in found.stdout
+    assert "Not read" not in found.stdout

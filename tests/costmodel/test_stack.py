@@ -12,7 +12,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
-from costmodel.stack import default_stack, families, load_stack, months, nearest_release
+from costmodel.stack import default_stack, families, load_stack, months, nearest_release, newest_stack
 from costmodel.step_constants import maturity
 from costmodel.workload import Workload
 
@@ -59,6 +59,14 @@ def test_the_default_is_the_newest_of_the_first_family():
     name, family = next(iter(families().items()))
     assert default_stack() == f"{name}-{family['newest']}"
     assert on_h100(None).step_time_s == on_h100(default_stack()).step_time_s
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_newest_of_a_framework_is_the_newest_with_that_loss(native):
+    found = load_stack(newest_stack("megatron_lm", native))
+    assert (found.names, found.native_loss) == ("megatron_lm", native)
+    others = [load_stack(f"mcore-{release}") for release in families()["mcore"]["releases"]]
+    assert found.release == max(each.release for each in others if each.native_loss == native)
 
 
 def test_every_family_is_whole():

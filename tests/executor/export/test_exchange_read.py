@@ -47,7 +47,7 @@ every_writer = pytest.mark.parametrize("write", WRITERS, ids=lambda write: write
 
 
 def told(reading: Reading) -> list[str]:
-    return [line for line in reading.unread if "cp_comm_type" in line]
+    return [line for line in reading.otherwise if "cp_comm_type" in line]
 
 
 @every_writer

@@ -102,6 +102,49 @@ def test_flags_that_versions_lack_are_those_that_their_parsers_lack(parser):
         assert set(version_of(name)[0].lacks) == lacked - known - {"--optimizer-cuda-graph"}
 
 
+@pytest.mark.parametrize("version", [each for each in versions() if each.name != "0.16"], ids=str)
+def test_transformer_engines_loss_is_written_where_the_parser_takes_it(parser, version):
+    from export_sweep import parser_job
+
+    release = parser.WHEELS[version.name]
+    try:
+        parser.wheel_folder(release)
+    except parser.NoParser as reason:
+        pytest.skip(str(reason))
+    job = job_of("llama3-8b", Plan(dp=8), version=version.name)
+    flags = megatron_lm.export(job).settings
+    assert flags.get("--cross-entropy-fusion-impl") == ("te" if version.te_loss else None)
+    assert flags["--cross-entropy-loss-fusion"]
+    assert "--cross-entropy-fusion-impl" not in megatron_lm.export(replace(job, native_loss=True)).settings
+    given = parser_job(job)
+    told = given | {"arguments": [*given["arguments"], "--cross-entropy-fusion-impl", "te"]}
+    taken, with_te = parser.parse_all([given, told], release)
+    assert not taken["refused"]
+    assert ("cross entropy" in with_te["refused"]) != version.te_loss
+
+
+@pytest.mark.parametrize(
+    ("plan", "workload", "way_out"),
+    [
+        (Plan(dp=8, micro_batch=4), {"packed": False, "mean_length": 800}, "--packed --micro-batch 1"),
+        (Plan(dp=8), {"packed": False}, "--to megatron-bridge"),
+        (
+            Plan(dp=8, micro_batch=4),
+            {"mean_length": 800},
+            "--micro-batch 1 --seq-len 16384 --global-batch 16",
+        ),
+    ],
+    ids=str,
+)
+def test_its_fine_tuning_packs_and_takes_one_pack(plan, workload, way_out):
+    job = job_of("llama3-8b", plan)
+    tuned = replace(job, workload=Workload(4096, 64, "sft", **workload))
+    with pytest.raises(ValueError, match=way_out) as refused:
+        megatron_lm.export(tuned)
+    assert "\n" not in str(refused.value)
+    megatron_lm.export(replace(tuned, workload=replace(tuned.workload, task="pretrain")))
+
+
 def test_a_flag_that_the_version_lacks_is_noted_and_left_out():
     plan = Plan(dp=8, ep=8, settings={"flash_attention_version": "3"})
     old = megatron_lm.export(job_of("qwen3-30b-a3b", plan, version="0.17"))
@@ -167,11 +210,11 @@ def test_the_parser_takes_muon(parser, name):
 def test_what_is_not_modelled_of_an_optimizer_is_told():
     text = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --bf16 --optimizer "
     for dealt in ("muon --use-distributed-optimizer", "dist_muon"):
-        assert any("pads buckets" in line for line in megatron_lm.read(text + dealt).unread)
-    assert not megatron_lm.read(text + f"muon --use-distributed-optimizer {LEGACY_LAYOUT}").unread
+        assert any("pads buckets" in line for line in megatron_lm.read(text + dealt).otherwise)
+    assert not megatron_lm.read(text + f"muon --use-distributed-optimizer {LEGACY_LAYOUT}").otherwise
     other = megatron_lm.read(text + "adaptive_muon")
     assert other.knobs.get("optimizer", "adam") == "adam"
-    assert any("optimizer adaptive_muon" in line for line in other.unread)
+    assert any("optimizer adaptive_muon" in line for line in other.otherwise)
 
 
 @pytest.mark.parametrize(

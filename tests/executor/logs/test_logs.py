@@ -242,6 +242,15 @@ def test_the_dump_of_the_real_parser_is_the_plan(write, name, plan, model):
     assert found.workload["seq_len"] == 4096
 
 
+@pytest.mark.parametrize("told", ["None", "32000"])
+def test_the_tokenizers_vocabulary_is_taken_where_the_dump_has_none(write, told):
+    text = megatron_log([(1, 1.0)], dump="llama3-8b-tp2-pp2-vpp2-dp4")
+    text = re.sub(r"(?m)^(  vocab_size \.+ ).*$", rf"\g<1>{told}", text)
+    log = write(text + " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n")
+    assert log.vocab == 50257
+    assert f"--vocab-size '{50257 if told == 'None' else told}'" in plan_text(log)[1]
+
+
 def test_the_summary_and_the_yaml_of_megatron_bridge(write):
     summary = [
         "=" * 70,

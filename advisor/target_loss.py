@@ -1,0 +1,60 @@
+"""A plan priced with Transformer Engine's fused loss, for a Megatron-LM that has only its own: what memory it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from advisor.render import gib
+from costmodel.predict import predict
+from costmodel.stack import default_stack, load_stack, newest_stack
+
+if TYPE_CHECKING:
+    from advisor.case import Case
+    from costmodel.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class OtherLoss:
+    """What the target's own fused loss makes of a plan. note: for the export; refused: one line, "" where it fits."""
+
+    note: str = ""
+    refused: str = ""
+
+
+def native_loss(case: Case) -> bool:
+    """Whether the fused loss that is priced is Megatron-Core's own."""
+    return load_stack(case.stack or default_stack()).native_loss
+
+
+def other_loss(case: Case, priced: Prediction | None, target: str, version: str) -> OtherLoss:
+    """Memory of the plan in the release that it is exported for, where that has another loss than was priced."""
+    if target != "megatron-lm" or not case.plan.fused_cross_entropy or native_loss(case):
+        return OtherLoss()
+    from executor.export.megatron_lm_names import version_of, versions
+
+    known, _ = version_of(version)
+    if known.te_loss:
+        return OtherLoss()
+    said = f"Megatron-LM {known.name} refuses Transformer Engine's fused loss, and its own keeps FP32 logits"
+    if priced is None:
+        return OtherLoss(f"{said}, which the plan does not hold")
+    there = replace(case, stack=newest_stack("megatron_lm", native_loss=True))
+    found = predict(there.model, there.workload, there.cluster, there.plan, there.stack)
+    before = gib(priced.peak_memory_bytes).removesuffix(" GiB")
+    memory = f"{before} -> {gib(found.peak_memory_bytes)} of {gib(found.device_bytes)}"
+    if found.fits or not priced.fits:
+        return OtherLoss(f"{said}: memory {memory}, priced as {there.stack}")
+    older = next(each.name for each in reversed(versions()) if each.te_loss)
+    return OtherLoss(
+        refused=f"Error: {said}: {memory}, which does not fit. "
+        f"Try {_cure(there)}--target-version {older}, which takes Transformer Engine's."
+    )
+
+
+def _cure(case: Case) -> str:
+    """The first change that makes it fit, with the word that joins it to the next way out; "" where none does."""
+    from advisor.cures import first_cure
+
+    cure = first_cure(case)
+    return f"{cure.options()}, or " if cure else ""

@@ -1,0 +1,71 @@
+"""Scripts of Megatron-LM read: what is acted upon is never told as unread, and what they leave open is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from costmodel.stack import load_stack
+from executor.export import megatron_lm
+from executor.export.megatron_lm_names import flag_of
+from executor.export.megatron_lm_read import _unread
+
+FOLDER = Path(megatron_lm.__file__).parent
+LLAMA = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope "
+    "--untie-embeddings-and-output-weights --vocab-size 128256 --seq-length 4096 --global-batch-size 64 --bf16 "
+)
+# Readers of flags, and of the fields that flags are turned into.
+FLAGS = ("megatron_lm_read", "megatron_lm_fields", "environment")
+FIELDS = (*FLAGS, "core_read", "core_model", "exchange_read", "model_read")
+FIELD = re.compile(
+    r'fields\.(?:get|pop|setdefault)\(\s*"([a-z0-9_]+)"|fields\["([a-z0-9_]+)"\]|"([a-z0-9_]+)" (?:not )?in fields'
+)
+
+
+def source(name: str) -> str:
+    return (FOLDER / f"{name}.py").read_text()
+
+
+def looked_up() -> set[str]:
+    """Every flag that a reader asks for, by its name or by its field's."""
+    flags = {flag for name in FLAGS for flag in re.findall(r'"(--[a-z][\w-]*\w)"', source(name))}
+    fields = {field for name in FIELDS for words in FIELD.findall(source(name)) for field in words if field}
+    return flags | {flag_of(field) for field in fields}
+
+
+def test_every_flag_that_a_reader_asks_for_is_known():
+    assert len(looked_up()) > 100
+    assert [flag for flag in sorted(looked_up()) if list(_unread({flag: []}))] == []
+
+
+def test_recompute_of_activations_is_read_and_not_called_unknown():
+    found = megatron_lm.read(LLAMA + "--recompute-activations")
+    assert found.knobs["recompute"] == "selective"
+    assert not found.unread
+
+
+@pytest.mark.parametrize(
+    ("said", "native"),
+    [("", True), (" --cross-entropy-fusion-impl native", True), (" --cross-entropy-fusion-impl te", False)],
+)
+def test_a_script_belongs_to_the_newest_release_that_has_its_loss(said, native):
+    stack = load_stack(megatron_lm.read(f"{LLAMA} --cross-entropy-loss-fusion{said}").stack)
+    assert (stack.names, stack.native_loss) == ("megatron_lm", native)
+
+
+def test_models_that_only_the_vocabulary_tells_apart_are_named():
+    sizes = LLAMA.replace("--num-layers 32 --hidden-size 4096", "--num-layers 80 --hidden-size 8192")
+    sizes = sizes.replace("14336", "28672").replace("--num-attention-heads 32", "--num-attention-heads 64")
+    found = megatron_lm.read(sizes.replace("--vocab-size 128256 ", ""))
+    assert set(found.alike) == {"llama2-70b", "llama3-70b"}
+    assert found.model == found.alike[0]
+    assert not megatron_lm.read(sizes).alike
+
+
+def test_its_fine_tuning_packs():
+    assert megatron_lm.read(f"{LLAMA} --sft").workload["mean_length"] == 4096
+    assert "mean_length" not in megatron_lm.read(f"{LLAMA} --finetune").workload
