@@ -87,9 +87,9 @@ def explain(
 ) -> Explanation:
     """Search, then gather what makes the answer believable. ValueError in one line as `search`.
 
-    questions: texts of --why-not, each KNOB=VALUE, several joined by commas. look: as `search`.
+    questions: texts of --why-not, each NAME=VALUE, several joined by commas. look: as `search`.
     """
-    asked = [parse_pins([text]) for text in questions]
+    asked = [parse_pins([text], "--why-not") for text in questions]
     result = search(request, progress, look)
     if not result.plans:
         return Explanation(request, result, None, remedies=what_would_fit(result))

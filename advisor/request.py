@@ -183,18 +183,19 @@ def make_request(
     )
 
 
-def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
-    """Knob or setting -> value of "tp=4" texts, or of "tp=4,pp=2". ValueError in one line for anything else."""
+def parse_pins(texts: Iterable[str], option: str = "--pin") -> dict[str, Any]:
+    """Knob or setting -> value of "tp=4" texts, or of "tp=4,pp=2", under any name that --set takes.
+
+    option: where they were given, for the error. ValueError in one line for anything else.
+    """
+    from costmodel.knobs.names import parse_pair
+
     pins: dict[str, Any] = {}
     for text in (pair for joined in texts for pair in split_pairs(joined)):
-        name, equals, value = text.partition("=")
-        key = name.strip().lower().replace("-", "_")
-        if not equals:
-            raise ValueError(f"--pin {text!r} is not KNOB=VALUE. Try --pin tp=4.")
-        value = SETTINGS[key].parse(value) if key in SETTINGS else parse_knob(key, value)
-        if key in pins and pins[key] != value:
-            raise ValueError(f"--pin gives {key} twice: {pins[key]} and {value}. Keep one.")
-        pins[key] = value
+        knob, value = parse_pair(text, option)
+        if pins.get(knob.name, value) != value:
+            raise ValueError(f"{option} gives {knob.name} twice: {pins[knob.name]} and {value}. Keep one.")
+        pins[knob.name] = value
     return pins
 
 

@@ -16,6 +16,7 @@ from advisor.request import (
     parse_pins,
     usual_seq_len,
 )
+from costmodel.knobs import CATALOGUE
 from costmodel.model_registry import load_model
 from costmodel.workload import Workload
 from hardware_db import resolve
@@ -118,6 +119,39 @@ def test_pins_are_read_as_their_knobs():
     assert found == {"tp": 4, "cuda_graph": True, "recompute_modules": ("mlp", "layernorm")}
 
 
+@pytest.mark.parametrize(
+    ("text", "pins"),
+    [
+        ("tensor_model_parallel_size=2", {"tp": 2}),
+        ("model.tensor_model_parallel_size=2", {"tp": 2}),
+        ("ddp.nccl_ub=true", {"nccl_ub": True}),
+        ("--no-overlap-p2p=true", {"overlap_p2p": False}),
+        ("ddp.nccl_ub=true,model.cp_comm_type=a2a", {"nccl_ub": True, "cp_comm_type": "a2a"}),
+    ],
+)
+def test_pins_go_by_any_name_that_set_takes(text, pins):
+    """The names of frameworks are what the section *Set these* prints."""
+    assert parse_pins([text]) == pins
+
+
+@pytest.mark.parametrize(
+    "knob", [knob for knob in CATALOGUE.values() if knob.home in ("knob", "setting")], ids=lambda knob: knob.name
+)
+def test_our_own_name_of_a_knob_pins_that_knob(knob):
+    values = {"bool": "on", "choice": knob.choices[-1:], "list": knob.choices[-1:], "text": "some"}
+    value = values.get(knob.kind, str(knob.high))
+    pin = value if isinstance(value, str) else value[0]
+    assert parse_pins([f"{knob.name}={pin}"]) == {knob.name: knob.parse(pin)}
+
+
+def test_pins_of_one_knob_under_two_names_are_one_or_refused():
+    assert parse_pins(["tp=2", "tensor_model_parallel_size=2"]) == {"tp": 2}
+    with pytest.raises(ValueError, match="--why-not gives tp twice: 2 and 4. Keep one."):
+        parse_pins(["tp=2", "tensor_model_parallel_size=4"], "--why-not")
+    with pytest.raises(ValueError, match="--pin seq_length: .* stands with the workload. Use --seq-len"):
+        parse_pins(["seq_length=4096"])
+
+
 def test_pinned_settings_are_carried_by_every_plan():
     pins = parse_pins(["tp=2", "moe-paged-stash=true", "moe_expert_rank_capacity_factor=1.5"])
     request = ask(pins=pins)
@@ -179,7 +213,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(changes, words):
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["tp"], "KNOB=VALUE"),
+        (["tp"], "NAME=VALUE"),
         (["tpp=4"], "Did you mean"),
         (["tp=four"], "whole number"),
         (["tp=4", "tp=8"], "twice"),
