@@ -114,6 +114,41 @@ def test_pinned_precision_is_the_only_one_searched():
     assert make_request("8b", 8, "h100", pins=["precision=bf16"]).precisions == ("bf16",)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16,mxfp8"])
+def test_a_precision_and_a_pin_of_another_are_refused_as_two_pins_are(precision):
+    with pytest.raises(ValueError, match=f"--precision {precision} contradicts --pin precision=fp8-cs. Leave"):
+        make_request("8b", 8, "h100", precision=precision, pins=["precision=fp8-cs"])
+    with pytest.raises(ValueError, match="contradicts"):
+        ask(pins={"precision": "fp8-cs"})
+    assert make_request("8b", 8, "h100", precision="fp8-cs,bf16", pins=["precision=bf16"]).precisions == ("bf16",)
+
+
+@pytest.mark.parametrize(
+    ("pins", "says"),
+    [
+        (
+            ["recompute=none", "recompute_num_layers=4"],
+            "--pin recompute=none contradicts --pin recompute_num_layers=4, which is of recompute=full. "
+            "Leave one out, or --pin recompute=full.",
+        ),
+        (
+            ["recompute=full", "recompute_modules=core_attn+mlp"],
+            "--pin recompute=full contradicts --pin recompute_modules=core_attn+mlp, which is of "
+            "recompute=selective. Leave one out, or --pin recompute=selective.",
+        ),
+        (
+            ["recompute_modules=mlp", "recompute_num_layers=4"],
+            "--pin recompute_modules=mlp, which is of recompute=selective, contradicts "
+            "--pin recompute_num_layers=4, which is of recompute=full. Leave one out.",
+        ),
+    ],
+)
+def test_pins_of_two_kinds_of_recompute_are_refused(pins, says):
+    with pytest.raises(ValueError) as refusal:
+        ask(pins=parse_pins(pins))
+    assert str(refusal.value) == says
+
+
 def test_pins_are_read_as_their_knobs():
     found = parse_pins(["tp=4", "--cuda-graph=on".removeprefix("--"), "recompute-modules=mlp+layernorm"])
     assert found == {"tp": 4, "cuda_graph": True, "recompute_modules": ("mlp", "layernorm")}
