@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import split_pairs, value_text
+from advisor.workload_options import check_acting
 from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error, parse_knob
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -195,11 +196,13 @@ def make_request(
     recipes, recipe_note = choose_precisions(precision, place)
     if "precision" in fixed and (precision == "auto" or fixed["precision"] in recipes):
         recipes, recipe_note = (fixed["precision"],), ""
+    workload = Workload(seq_len, global_batch, task, **(load or {}))
+    check_acting(load or {}, workload, spec)
     return Request(
         model=spec,
         gpus=gpus,
         cluster=place,
-        workload=Workload(seq_len, global_batch, task, **(load or {})),
+        workload=workload,
         objective=objective,
         precisions=recipes,
         pins=fixed,
