@@ -107,7 +107,9 @@ def check_acting(given: Mapping[str, Any], workload: Workload, model: ModelSpec)
         words = f"is of experts, and {model.name} has none. Leave it out."
         idle |= dict.fromkeys(("moe_imbalance", "moe_adjacent"), words)
     if not workload.mean_length:
-        idle["length_cv"] = "spreads lengths around --mean-length, which is not given. Add it, or leave this out."
+        idle["length_cv"] = (
+            "spreads lengths around --mean-length, which is not given. Add it, or leave this out."
+        )
     for name, words in idle.items():
         # Balanced experts and one length are true of every model and task.
         harmless = not name.startswith("lora") and getattr(workload, name) == getattr(Workload, name)

@@ -116,11 +116,15 @@ def test_pinned_precision_is_the_only_one_searched():
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16,mxfp8"])
 def test_a_precision_and_a_pin_of_another_are_refused_as_two_pins_are(precision):
-    with pytest.raises(ValueError, match=f"--precision {precision} contradicts --pin precision=fp8-cs. Leave"):
+    with pytest.raises(
+        ValueError, match=f"--precision {precision} contradicts --pin precision=fp8-cs. Leave"
+    ):
         make_request("8b", 8, "h100", precision=precision, pins=["precision=fp8-cs"])
     with pytest.raises(ValueError, match="contradicts"):
         ask(pins={"precision": "fp8-cs"})
-    assert make_request("8b", 8, "h100", precision="fp8-cs,bf16", pins=["precision=bf16"]).precisions == ("bf16",)
+    assert make_request("8b", 8, "h100", precision="fp8-cs,bf16", pins=["precision=bf16"]).precisions == (
+        "bf16",
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,9 @@ def test_pins_go_by_any_name_that_set_takes(text, pins):
 
 
 @pytest.mark.parametrize(
-    "knob", [knob for knob in CATALOGUE.values() if knob.home in ("knob", "setting")], ids=lambda knob: knob.name
+    "knob",
+    [knob for knob in CATALOGUE.values() if knob.home in ("knob", "setting")],
+    ids=lambda knob: knob.name,
 )
 def test_our_own_name_of_a_knob_pins_that_knob(knob):
     values = {"bool": "on", "choice": knob.choices[-1:], "list": knob.choices[-1:], "text": "some"}
@@ -181,9 +187,9 @@ def test_our_own_name_of_a_knob_pins_that_knob(knob):
 
 def test_pins_of_one_knob_under_two_names_are_one_or_refused():
     assert parse_pins(["tp=2", "tensor_model_parallel_size=2"]) == {"tp": 2}
-    with pytest.raises(ValueError, match="--why-not gives tp twice: 2 and 4. Keep one."):
+    with pytest.raises(ValueError, match="--why-not gives tp twice: 2 and 4"):
         parse_pins(["tp=2", "tensor_model_parallel_size=4"], "--why-not")
-    with pytest.raises(ValueError, match="--pin seq_length: .* stands with the workload. Use --seq-len"):
+    with pytest.raises(ValueError, match=r"--pin seq_length: .* stands with the workload. Use --seq-len"):
         parse_pins(["seq_length=4096"])
 
 

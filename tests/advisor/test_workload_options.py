@@ -35,11 +35,23 @@ def test_a_task_is_known_in_any_case():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--lora-rank", "64"], "--lora-rank 64 is of the adapters of --task lora, and the task is pretrain. Add"),
-        (["--lora-targets", "qkv", "--task", "sft"], "--lora-targets qkv is of the adapters of --task lora, and"),
-        (["--moe-imbalance", "2"], "--moe-imbalance 2.0 is of experts, and llama3-8b has none. Leave it out."),
+        (
+            ["--lora-rank", "64"],
+            "--lora-rank 64 is of the adapters of --task lora, and the task is pretrain. Add",
+        ),
+        (
+            ["--lora-targets", "qkv", "--task", "sft"],
+            "--lora-targets qkv is of the adapters of --task lora, and",
+        ),
+        (
+            ["--moe-imbalance", "2"],
+            "--moe-imbalance 2.0 is of experts, and llama3-8b has none. Leave it out.",
+        ),
         (["--moe-adjacent"], "--moe-adjacent is of experts, and llama3-8b has none."),
-        (["--length-cv", "0.5"], "--length-cv 0.5 spreads lengths around --mean-length, which is not given. Add it"),
+        (
+            ["--length-cv", "0.5"],
+            "--length-cv 0.5 spreads lengths around --mean-length, which is not given. Add it",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "predict", "check"])
