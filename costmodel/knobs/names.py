@@ -87,7 +87,9 @@ def parse_pair(pair: str, option: str = "--set") -> tuple[Knob, Any]:
     found = find(name)
     same = [knob for knob in found if not _counts_otherwise(knob, name)]
     if len(same) > 1:
-        raise ValueError(f"{option} {name} means {' or '.join(knob.name for knob in same)}. Name one of them.")
+        raise ValueError(
+            f"{option} {name} means {' or '.join(knob.name for knob in same)}. Name one of them."
+        )
     if not same:
         ways = " or ".join(f"{knob.name} ({_values(knob)})" for knob in found)
         raise ValueError(f"{option} {name} has other values than ours. Set {ways} instead.")
