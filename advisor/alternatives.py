@@ -8,9 +8,11 @@ from typing import Any
 
 from advisor.candidates import Candidate, compared, memory_parts
 from advisor.options import value_text
-from advisor.render import gib
+from advisor.outside import Tried, option, tried_in, why_untried
+from advisor.render import gib, seconds
 from advisor.request import Request
 from advisor.search import GIB, SearchResult, fits_at_all, search
+from advisor.space import build_space
 from costmodel.prediction import FITS_BELOW
 from costmodel.stack import default_stack, load_stack
 
@@ -28,6 +30,9 @@ MOMENTS: dict[str, Any] = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 LAYOUT = ("tp", "pp", "cp", "dp", "ep")
 # Share of the step from which a gain outside the search is told.
 WORTH_TELLING = 0.02
+# A smaller share than this is told as no difference: it prints as 0.0 %.
+EVEN_WITHIN = 0.0005
+BETTER = {"throughput": "faster", "cost": "cheaper", "memory": "leaner"}
 # Largest growth of the cluster, and shortest sequences, that are tried to make a model fit.
 MOST_GPUS_FACTOR = 64
 SHORTEST = 512
@@ -38,16 +43,22 @@ class WhyNot:
     """The best plan with some knobs pinned, against the best without.
 
     candidate is None when no such plan holds; reason then says which rule forbids it or what does not fit.
-    With a candidate, reason says by how much it loses (lost_by of the candidate) and to what.
+    With a candidate, reason says by how much it loses (lost_by of the candidate) and to what. Where it wins,
+    not_taken says why the search did not take it, and to_take what to type for it; reason holds both too.
     """
 
     pins: Mapping[str, Any]
     candidate: Candidate | None
     reason: str
+    not_taken: str = ""
+    to_take: str = ""
 
 
-def why_not(request: Request, pins: Mapping[str, Any], best: Candidate) -> WhyNot:
-    """Best plan under `pins` (on top of the request's own), compared with `best`."""
+def why_not(request: Request, pins: Mapping[str, Any], best: Candidate, tried: Tried | None = None) -> WhyNot:
+    """Best plan under `pins` (on top of the request's own), compared with `best`.
+
+    tried: what the search that gave `best` tried; None builds its spaces anew.
+    """
     words = ", ".join(f"{name}={_text(value)}" for name, value in pins.items())
     try:
         recipes = (pins["precision"],) if "precision" in pins else request.precisions
@@ -61,14 +72,45 @@ def why_not(request: Request, pins: Mapping[str, Any], best: Candidate) -> WhyNo
     other = compared(request, best, found.best)
     if other.plan == best.plan:
         return WhyNot(pins, other, f"{words} is what the best plan has")
-    if other.lost_by <= 0:
+    if abs(other.lost_by) < EVEN_WITHIN:
         return WhyNot(pins, other, f"{words} is as good ({other.plan.describe()})")
+    if other.lost_by < 0:
+        if tried is None:
+            tried = tried_in(build_space(request, precision) for precision in request.precisions)
+        return _better(request, pins, words, best, other, tried)
     amount = _amount(request.objective, other.lost_amount)
     reason = (
         f"{words} is {100 * other.lost_by:.1f} % worse at best ({other.plan.describe()}), "
         f"most of it {other.lost_to_term}{amount}"
     )
     return WhyNot(pins, other, reason)
+
+
+def _better(
+    request: Request, pins: Mapping[str, Any], words: str, best: Candidate, other: Candidate, tried: Tried
+) -> WhyNot:
+    """What a plan gains that the search did not take, why it did not, and how to take it."""
+    objective = request.objective
+    amounts = [
+        gib(each.peak_memory) if objective == "memory" else seconds(each.step_time) for each in (other, best)
+    ]
+    if objective == "cost":
+        amounts = [
+            f"{text} on {each.plan.world} GPUs" for text, each in zip(amounts, (other, best), strict=True)
+        ]
+    why = why_untried(request, tried, pins)
+    if not why and other.prediction.tight and not best.prediction.tight:
+        why = "its memory is so full that the allocator stalls: such plans count only where nothing else fits"
+    elif not why:
+        why = "it tries these values, but not together or not in the pipelines that it simulates"
+    take = " ".join(option(name, value) for name, value in pins.items())
+    replaced = [f"--pin {name}={_text(request.pins[name])}" for name in pins if name in request.pins]
+    instead = f" instead of {' '.join(replaced)}" if replaced else ""
+    reason = (
+        f"{words} is {-100 * other.lost_by:.1f} % {BETTER[objective]}, {amounts[0]} against {amounts[1]} "
+        f"({other.plan.describe()}). The search does not take it: {why}. To have it: {take}{instead}"
+    )
+    return WhyNot(pins, other, reason, why, take)
 
 
 def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
@@ -103,7 +145,10 @@ def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
         f"release run so. It bounds what the experts of a rank take at {bound:g} times the mean, so it is not "
         f"searched. To have it: {pinned}"
     )
-    return WhyNot({"cuda_graph_scope": "full_iteration"}, found, reason)
+    not_taken = "it bounds what the experts of a rank take"
+    return WhyNot(
+        {"cuda_graph_scope": "full_iteration"}, compared(request, best, found), reason, not_taken, pinned
+    )
 
 
 def shortfall(least_bad: Candidate) -> str:

@@ -10,7 +10,7 @@ import click
 
 from advisor.options import given_knobs, plan_from_options
 from advisor.profiles import profile_option
-from advisor.workload_options import given_workload, task_option, workload_options
+from advisor.workload_options import check_acting, given_workload, task_option, workload_options
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file
@@ -66,7 +66,9 @@ def read_case(path: str | None, options: dict[str, Any]) -> Case:
         path = str(last_plan_path())
         notes.append("No plan named: the one that `advisor explain` gave last.")
     record = load_plan_file(path) if path is not None else None
-    return _from_file(record, options, notes) if record is not None else _from_options(options, notes)
+    case = _from_file(record, options, notes) if record is not None else _from_options(options, notes)
+    check_acting(given_workload(options), case.workload, case.model)
+    return case
 
 
 def _from_file(record: PlanFile, options: dict[str, Any], notes: list[str]) -> Case:

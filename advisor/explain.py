@@ -9,17 +9,21 @@ from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
 from advisor.candidates import Candidate
+from advisor.outside import Gain, gains_outside, tried_in
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import predicted_words
-from advisor.search import Look, Progress, SearchResult, search
+from advisor.search import Look, Progress, Scored, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything `advisor explain` tells. best is None when nothing fits; remedies then say what would."""
+    """Everything `advisor explain` tells. best is None when nothing fits; remedies then say what would.
+
+    outside: what the search does not try and what would gain on the best plan.
+    """
 
     request: Request
     result: SearchResult
@@ -27,6 +31,7 @@ class Explanation:
     steps: tuple[Step, ...] = ()
     alternatives: tuple[WhyNot, ...] = ()
     remedies: tuple[str, ...] = ()
+    outside: tuple[Gain, ...] = ()
 
     @property
     def shown(self) -> Candidate:
@@ -71,6 +76,7 @@ class Explanation:
                 "feasible": result.feasible,
                 "seconds": result.seconds,
             },
+            "not_searched": [gain.to_dict() for gain in self.outside],
             "why": [step.to_dict() for step in self.steps],
             "why_not": [_why_not_dict(alternative) for alternative in self.alternatives],
             "violations": [violation.to_dict() for violation in self.found],
@@ -87,10 +93,17 @@ def explain(
 ) -> Explanation:
     """Search, then gather what makes the answer believable. ValueError in one line as `search`.
 
-    questions: texts of --why-not, each KNOB=VALUE, several joined by commas. look: as `search`.
+    questions: texts of --why-not, each NAME=VALUE, several joined by commas. look: as `search`.
     """
-    asked = [parse_pins([text]) for text in questions]
-    result = search(request, progress, look)
+    asked = [parse_pins([text], "--why-not") for text in questions]
+    tried: dict[str, frozenset[Any]] = {}
+
+    def seen(scored: list[Scored]) -> None:
+        tried.update(tried_in(each.space for each in scored))
+        if look is not None:
+            look(scored)
+
+    result = search(request, progress, seen)
     if not result.plans:
         return Explanation(request, result, None, remedies=what_would_fit(result))
     best = result.plans[0]
@@ -101,9 +114,10 @@ def explain(
         best,
         steps=tuple(path.steps()),
         alternatives=(
-            *(why_not(request, pins, best) for pins in asked),
+            *(why_not(request, pins, best, tried) for pins in asked),
             *filter(None, [whole_step_graph(request, best)]),
         ),
+        outside=gains_outside(request, best, tried),
     )
 
 
@@ -123,5 +137,7 @@ def _why_not_dict(found: WhyNot) -> dict[str, Any]:
             name: list(value) if isinstance(value, tuple) else value for name, value in found.pins.items()
         },
         "reason": found.reason,
+        "not_taken": found.not_taken or None,
+        "to_take": found.to_take or None,
         "plan": _plan_dict(found.candidate) if found.candidate else None,
     }

@@ -6,6 +6,7 @@ from advisor.alternatives import WhyNot, missing, shortfall
 from advisor.candidates import Candidate
 from advisor.explain import Explanation
 from advisor.options import value_text
+from advisor.outside import outside_lines
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.sections import (
     assumption_section,
@@ -111,7 +112,8 @@ def _space(explanation: Explanation) -> list[str]:
             "  ",
         ),
     ]
-    lines += [wrap(text[0].upper() + text[1:] + ".", "  - ", "    ") for text in declared_space()]
+    told = (*declared_space(), *outside_lines(explanation.outside))
+    lines += [wrap(text[0].upper() + text[1:] + ".", "  - ", "    ") for text in told]
     if result.rejected:
         rows = [(each.reason, f"{each.count:,}", each.example) for each in result.rejected[:5]]
         lines += ["", *table(["dropped by", "plans", "for example"], rows, "lrl")]

@@ -95,7 +95,7 @@ def given_knobs(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_pairs(text: str) -> list[str]:
-    """The KNOB=VALUE texts of one argument: "tp=4,recompute_modules=mlp,layernorm" holds two.
+    """The NAME=VALUE texts of one argument: "tp=4,recompute_modules=mlp,layernorm" holds two.
 
     A piece without '=' continues the value before it.
     """

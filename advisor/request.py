@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from advisor.options import split_pairs
+from advisor.options import split_pairs, value_text
+from advisor.workload_options import check_acting
 from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error, parse_knob
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -36,6 +37,8 @@ CPU_SEQUENCES = 8
 # 2048 on 1024); fine-tuning 32, then half a GPU. Longer sequences than 8192 keep the tokens of a step.
 SEQUENCES = {"pretrain": (128, 2.0), "sft": (32, 0.5), "lora": (32, 0.5)}
 LONG_SEQUENCE = 8192
+# Knobs that one kind of recompute alone takes.
+RECOMPUTE_OF = {"recompute_modules": "selective", "recompute_num_layers": "full"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,15 @@ class Request:
                 problem = knob_error(name, value) if name in KNOBS else f"{name!r} is not a knob."
             if problem:
                 raise ValueError(problem)
+        if "precision" in self.pins and self.precisions != (self.pins["precision"],):
+            raise ValueError(
+                f"--precision {','.join(self.precisions)} contradicts --pin precision={self.pins['precision']}. "
+                "Leave one out."
+            )
         if {"fsdp", "zero_stage"} <= set(self.pins):
             # A plan refuses the two that do not go together.
             Plan(fsdp=self.pins["fsdp"], zero_stage=self.pins["zero_stage"])
+        self._check_recompute()
         sizes = {name: self.pins[name] for name in ("tp", "pp", "cp", "dp") if name in self.pins}
         product = math.prod(sizes.values())
         if self.gpus % product:
@@ -107,6 +116,23 @@ class Request:
                 f"--gpus {self.gpus} does not fit {given}: {self.gpus} is not a multiple of "
                 f"{' x '.join(sizes)} = {product}. Try --gpus {fitting}{other}."
             )
+
+    def _check_recompute(self) -> None:
+        """Refuse pins of what a kind of recompute takes beside another kind: a plan could not hold both."""
+        given = {name: value for name, value in self.pins.items() if name in RECOMPUTE_OF and value}
+        for name, value in given.items():
+            kind = RECOMPUTE_OF[name]
+            if self.pins.get("recompute", kind) != kind:
+                raise ValueError(
+                    f"--pin recompute={self.pins['recompute']} contradicts --pin {name}={value_text(value)}, "
+                    f"which is of recompute={kind}. Leave one out, or --pin recompute={kind}."
+                )
+        if len(given) > 1:
+            words = [
+                f"--pin {name}={value_text(value)}, which is of recompute={RECOMPUTE_OF[name]}"
+                for name, value in given.items()
+            ]
+            raise ValueError(f"{', contradicts '.join(words)}. Leave one out.")
 
     def _divisible(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """Pinned sizes that, changed alone, let all of them divide the GPUs, and tp the heads; largest first."""
@@ -167,12 +193,16 @@ def make_request(
             + ("small, for a processor" if on_cpu else "scaled with the GPUs as published recipes do")
         )
     fixed = dict(pins) if isinstance(pins, Mapping) else parse_pins(pins)
-    recipes, recipe_note = choose_precisions(fixed.get("precision", precision), place)
+    recipes, recipe_note = choose_precisions(precision, place)
+    if "precision" in fixed and (precision == "auto" or fixed["precision"] in recipes):
+        recipes, recipe_note = (fixed["precision"],), ""
+    workload = Workload(seq_len, global_batch, task, **(load or {}))
+    check_acting(load or {}, workload, spec)
     return Request(
         model=spec,
         gpus=gpus,
         cluster=place,
-        workload=Workload(seq_len, global_batch, task, **(load or {})),
+        workload=workload,
         objective=objective,
         precisions=recipes,
         pins=fixed,
@@ -183,18 +213,19 @@ def make_request(
     )
 
 
-def parse_pins(texts: Iterable[str]) -> dict[str, Any]:
-    """Knob or setting -> value of "tp=4" texts, or of "tp=4,pp=2". ValueError in one line for anything else."""
+def parse_pins(texts: Iterable[str], option: str = "--pin") -> dict[str, Any]:
+    """Knob or setting -> value of "tp=4" texts, or of "tp=4,pp=2", under any name that --set takes.
+
+    option: where they were given, for the error. ValueError in one line for anything else.
+    """
+    from costmodel.knobs.names import parse_pair
+
     pins: dict[str, Any] = {}
     for text in (pair for joined in texts for pair in split_pairs(joined)):
-        name, equals, value = text.partition("=")
-        key = name.strip().lower().replace("-", "_")
-        if not equals:
-            raise ValueError(f"--pin {text!r} is not KNOB=VALUE. Try --pin tp=4.")
-        value = SETTINGS[key].parse(value) if key in SETTINGS else parse_knob(key, value)
-        if key in pins and pins[key] != value:
-            raise ValueError(f"--pin gives {key} twice: {pins[key]} and {value}. Keep one.")
-        pins[key] = value
+        knob, value = parse_pair(text, option)
+        if pins.get(knob.name, value) != value:
+            raise ValueError(f"{option} gives {knob.name} twice: {pins[knob.name]} and {value}. Keep one.")
+        pins[knob.name] = value
     return pins
 
 

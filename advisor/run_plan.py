@@ -94,7 +94,7 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
         cluster=options["profile"] or (cluster.name if here.cuda else str(_path(processes, options))),
         seq_len=seq_len,
         global_batch=global_batch,
-        precision="bf16" if here.cuda else "fp32",
+        precision=pins.get("precision", "bf16" if here.cuda else "fp32"),
         pins=pins,
         stack=None if here.cuda else "local",
     )

@@ -65,9 +65,9 @@ def declared_space() -> tuple[str, ...]:
         "by all-to-all elsewhere",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
-        "not searched, pin them: offload, pipeline_layout texts, etp, optimizer_instances, fsdp_shard_size, "
-        "zero_stage 0 and 2 (whose unsharded gradient bucket is not priced), precision_aware_optimizer, unfused "
-        "attention; CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is told where they run",
+        "not searched, pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout texts, etp, "
+        "fsdp_shard_size and precision_aware_optimizer; zero_stage 0 and 2 (whose unsharded gradient bucket is not "
+        "priced); CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is told where they run",
     )
 
 

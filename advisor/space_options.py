@@ -55,8 +55,9 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
         (_switch("cuda_graph")[: 1 + nvidia], _graphs_without_fsdp),
     ]
-    # With FSDP frameworks switch graphs off again, also pinned ones.
-    stays = () if "fsdp" in pins else (_graphs_without_fsdp,)
+    # With FSDP frameworks switch graphs off again, also pinned ones: kept only where both are asked for.
+    both = "fsdp" in pins or pins.get("zero_stage", 0) > 1
+    stays = () if both else (_graphs_without_fsdp,)
     if experts:
         tables.append((_overlapped_dispatch(), lambda c: (c["overlap_moe_comm"] == 0) | (c["ep"] > 1)))
     ready = [

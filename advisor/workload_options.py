@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from costmodel.workload import TASKS
+from costmodel.model_spec import ModelSpec
+from costmodel.workload import TASKS, Workload
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAMES = ("mean_length", "length_cv", "packed", "lora_rank", "lora_targets", "moe_imbalance", "moe_adjacent")
@@ -91,3 +92,28 @@ def workload_options(function: Function) -> Function:
 def given_workload(options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Workload` that a user named."""
     return {name: options[name] for name in NAMES if options.get(name) is not None}
+
+
+def check_acting(given: Mapping[str, Any], workload: Workload, model: ModelSpec) -> None:
+    """Refuse options that change nothing of this task and model: whoever names one expects that it does.
+
+    given: the fields of `workload` that a user named. ValueError in one line.
+    """
+    idle: dict[str, str] = {}
+    if workload.task != "lora":
+        words = f"is of the adapters of --task lora, and the task is {workload.task}. Add --task lora, or leave it out."
+        idle |= dict.fromkeys(("lora_rank", "lora_targets"), words)
+    if model.moe is None:
+        words = f"is of experts, and {model.name} has none. Leave it out."
+        idle |= dict.fromkeys(("moe_imbalance", "moe_adjacent"), words)
+    if not workload.mean_length:
+        idle["length_cv"] = (
+            "spreads lengths around --mean-length, which is not given. Add it, or leave this out."
+        )
+    for name, words in idle.items():
+        # Balanced experts and one length are true of every model and task.
+        harmless = not name.startswith("lora") and getattr(workload, name) == getattr(Workload, name)
+        if name in given and not harmless:
+            option = "--" + name.replace("_", "-")
+            shown = "" if isinstance(given[name], bool) else f" {given[name]}"
+            raise ValueError(f"{option}{shown} {words}")

@@ -26,13 +26,13 @@ from advisor.workload_options import given_workload, task_option, tokens_option,
 @click.option(
     "--pin",
     multiple=True,
-    metavar="KNOB=VALUE",
-    help="Only plans with this value of a knob, or with this setting; repeatable.",
+    metavar="NAME=VALUE",
+    help="Only plans with this value of a knob or setting, under any name, ours or a framework's; repeatable.",
 )
 @click.option(
     "--why-not",
     multiple=True,
-    metavar="KNOB=VALUE",
+    metavar="NAME=VALUE",
     help="What that would cost, or what forbids it; repeatable.",
 )
 @tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh.")

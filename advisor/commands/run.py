@@ -44,7 +44,7 @@ TRACE_SPANS = 20_000
 @click.option(
     "--global-batch", type=int, default=None, metavar="N", help=f"Sequences a step [{LOCAL_GLOBAL_BATCH}]."
 )
-@click.option("--pin", multiple=True, metavar="KNOB=VALUE", help="Only plans with this value; repeatable.")
+@click.option("--pin", multiple=True, metavar="NAME=VALUE", help="Only plans with this value; repeatable.")
 @click.option(
     "--steps", type=click.IntRange(1, 10000), default=10, show_default=True, help="Steps to measure."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from advisor.outside import outside_lines
 from advisor.placement import placement_lines
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, chart, section, table, tag
@@ -72,7 +73,8 @@ def _space(subject: Subject) -> Iterator[Markup]:
         f"{result.enumerated:,} combinations, {result.legal:,} of them legal and evaluated, {result.feasible:,} fit. "
         "No sampling: the best plan is the optimum of the model over this space.",
     )
-    yield tag("ul", *(tag("li", f"{line[0].upper()}{line[1:]}.") for line in declared_space()))
+    told = (*declared_space(), *outside_lines(subject.explanation.outside))
+    yield tag("ul", *(tag("li", f"{line[0].upper()}{line[1:]}.") for line in told))
     if result.rejected:
         rows = [(each.reason, f"{each.count:,}", each.example) for each in result.rejected]
         yield table(["dropped by", "plans", "for example"], rows, "What dropped plans", "lrl")

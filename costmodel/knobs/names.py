@@ -76,21 +76,26 @@ def _nearest(wanted: str, last: dict[str, list[str]]) -> str:
     return f"Did you mean {', '.join(suggestions)}?" if suggestions else "`advisor knobs` lists them all."
 
 
-def parse_pair(pair: str) -> tuple[Knob, Any]:
-    """The record and the value of one NAME=VALUE, under any name. ValueError in one line."""
+def parse_pair(pair: str, option: str = "--set") -> tuple[Knob, Any]:
+    """The record and the value of one NAME=VALUE, under any name. ValueError in one line.
+
+    option: where it was given, for the error.
+    """
     name, separator, text = pair.partition("=")
     if not separator or not name.strip():
-        raise ValueError(f"--set {pair!r} is not NAME=VALUE. Try --set tp=4.")
+        raise ValueError(f"{option} {pair!r} is not NAME=VALUE. Try {option} tp=4.")
     found = find(name)
     same = [knob for knob in found if not _counts_otherwise(knob, name)]
     if len(same) > 1:
-        raise ValueError(f"--set {name} means {' or '.join(knob.name for knob in same)}. Name one of them.")
+        raise ValueError(
+            f"{option} {name} means {' or '.join(knob.name for knob in same)}. Name one of them."
+        )
     if not same:
         ways = " or ".join(f"{knob.name} ({_values(knob)})" for knob in found)
-        raise ValueError(f"--set {name} has other values than ours. Set {ways} instead.")
+        raise ValueError(f"{option} {name} has other values than ours. Set {ways} instead.")
     knob = same[0]
     if knob.home not in ("knob", "setting"):
-        raise ValueError(f"--set {name}: {knob.name} stands with the {knob.home}. {_way_out(knob)}")
+        raise ValueError(f"{option} {name}: {knob.name} stands with the {knob.home}. {_way_out(knob)}")
     value = knob.parse(text)
     return knob, (not value if knob.kind == "bool" and _is_inverse(knob, name) else value)
 

@@ -226,7 +226,7 @@ def test_pins_are_honoured_and_bad_ones_refused():
     setting = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--precision", "bf16"]
     done = run(*setting, "--pin", "tp=2", "--pin", "pp=2")
     assert done.output.startswith("TP2 PP2")
-    for pin, says in (("tp", "KNOB=VALUE"), ("tpp=2", "not a knob"), ("tp=0", "whole number")):
+    for pin, says in (("tp", "NAME=VALUE"), ("tpp=2", "not a knob"), ("tp=0", "whole number")):
         with pytest.raises(ValueError, match=says):
             run(*setting, "--pin", pin)
         with pytest.raises(ValueError, match=says):

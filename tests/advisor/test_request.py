@@ -16,6 +16,7 @@ from advisor.request import (
     parse_pins,
     usual_seq_len,
 )
+from costmodel.knobs import CATALOGUE
 from costmodel.model_registry import load_model
 from costmodel.workload import Workload
 from hardware_db import resolve
@@ -113,9 +114,83 @@ def test_pinned_precision_is_the_only_one_searched():
     assert make_request("8b", 8, "h100", pins=["precision=bf16"]).precisions == ("bf16",)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16,mxfp8"])
+def test_a_precision_and_a_pin_of_another_are_refused_as_two_pins_are(precision):
+    with pytest.raises(
+        ValueError, match=f"--precision {precision} contradicts --pin precision=fp8-cs. Leave"
+    ):
+        make_request("8b", 8, "h100", precision=precision, pins=["precision=fp8-cs"])
+    with pytest.raises(ValueError, match="contradicts"):
+        ask(pins={"precision": "fp8-cs"})
+    assert make_request("8b", 8, "h100", precision="fp8-cs,bf16", pins=["precision=bf16"]).precisions == (
+        "bf16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("pins", "says"),
+    [
+        (
+            ["recompute=none", "recompute_num_layers=4"],
+            "--pin recompute=none contradicts --pin recompute_num_layers=4, which is of recompute=full. "
+            "Leave one out, or --pin recompute=full.",
+        ),
+        (
+            ["recompute=full", "recompute_modules=core_attn+mlp"],
+            "--pin recompute=full contradicts --pin recompute_modules=core_attn+mlp, which is of "
+            "recompute=selective. Leave one out, or --pin recompute=selective.",
+        ),
+        (
+            ["recompute_modules=mlp", "recompute_num_layers=4"],
+            "--pin recompute_modules=mlp, which is of recompute=selective, contradicts "
+            "--pin recompute_num_layers=4, which is of recompute=full. Leave one out.",
+        ),
+    ],
+)
+def test_pins_of_two_kinds_of_recompute_are_refused(pins, says):
+    with pytest.raises(ValueError) as refusal:
+        ask(pins=parse_pins(pins))
+    assert str(refusal.value) == says
+
+
 def test_pins_are_read_as_their_knobs():
     found = parse_pins(["tp=4", "--cuda-graph=on".removeprefix("--"), "recompute-modules=mlp+layernorm"])
     assert found == {"tp": 4, "cuda_graph": True, "recompute_modules": ("mlp", "layernorm")}
+
+
+@pytest.mark.parametrize(
+    ("text", "pins"),
+    [
+        ("tensor_model_parallel_size=2", {"tp": 2}),
+        ("model.tensor_model_parallel_size=2", {"tp": 2}),
+        ("ddp.nccl_ub=true", {"nccl_ub": True}),
+        ("--no-overlap-p2p=true", {"overlap_p2p": False}),
+        ("ddp.nccl_ub=true,model.cp_comm_type=a2a", {"nccl_ub": True, "cp_comm_type": "a2a"}),
+    ],
+)
+def test_pins_go_by_any_name_that_set_takes(text, pins):
+    """The names of frameworks are what the section *Set these* prints."""
+    assert parse_pins([text]) == pins
+
+
+@pytest.mark.parametrize(
+    "knob",
+    [knob for knob in CATALOGUE.values() if knob.home in ("knob", "setting")],
+    ids=lambda knob: knob.name,
+)
+def test_our_own_name_of_a_knob_pins_that_knob(knob):
+    values = {"bool": "on", "choice": knob.choices[-1:], "list": knob.choices[-1:], "text": "some"}
+    value = values.get(knob.kind, str(knob.high))
+    pin = value if isinstance(value, str) else value[0]
+    assert parse_pins([f"{knob.name}={pin}"]) == {knob.name: knob.parse(pin)}
+
+
+def test_pins_of_one_knob_under_two_names_are_one_or_refused():
+    assert parse_pins(["tp=2", "tensor_model_parallel_size=2"]) == {"tp": 2}
+    with pytest.raises(ValueError, match="--why-not gives tp twice: 2 and 4"):
+        parse_pins(["tp=2", "tensor_model_parallel_size=4"], "--why-not")
+    with pytest.raises(ValueError, match=r"--pin seq_length: .* stands with the workload. Use --seq-len"):
+        parse_pins(["seq_length=4096"])
 
 
 def test_pinned_settings_are_carried_by_every_plan():
@@ -179,7 +254,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(changes, words):
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["tp"], "KNOB=VALUE"),
+        (["tp"], "NAME=VALUE"),
         (["tpp=4"], "Did you mean"),
         (["tp=four"], "whole number"),
         (["tp=4", "tp=8"], "twice"),

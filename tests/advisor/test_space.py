@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from math import ceil
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 from advisor.request import Request
 from advisor.rules import legal_mask, violations
 from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
-from costmodel.columns import NUMERIC, plan_from_columns
+from advisor.space_grid import Space
+from costmodel.columns import ITEM_PREFIX, ITEMS, NUMERIC, code, plan_from_columns
+from costmodel.knobs import KNOBS
+from costmodel.knobs.record import Knob
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -156,6 +160,69 @@ def test_pins_hold_in_every_plan(pins):
     request = ask(gpus=8, batch=48, pins=pins)
     for plan in plans(request)[:500]:
         assert {name: getattr(plan, name) for name in pins} == pins
+
+
+def values_of(knob: Knob) -> list[Any]:
+    """Values that a person might pin, the default among them."""
+    if knob.kind == "bool":
+        return [True, False]
+    if knob.kind == "choice":
+        return list(knob.choices)
+    if knob.kind == "list":
+        return [knob.choices[:1], knob.choices[-2:], ()]
+    if knob.kind == "text":
+        return ["balanced", ""]
+    whole = knob.kind == "int"
+    return [value if whole else float(value) for value in (2, 0, 1) if knob.low <= value <= knob.high][:2]
+
+
+def held(space: Space, name: str, value: Any) -> bool:
+    """Whether every plan of a space has a value."""
+    if name in ITEM_PREFIX:
+        items = {column: item for column, (knob, item) in ITEMS.items() if knob == name}
+        return all((space.column(column) == (item in value)).all() for column, item in items.items())
+    number = code(name, value) if isinstance(value, str) else value
+    return bool((space.column(name) == number).all())
+
+
+# With a dense layer and three of experts.
+EXPERTS = replace(load_model("moonlight-16b-a3b"), num_layers=4)
+
+
+@pytest.mark.parametrize("model", [TINY, EXPERTS], ids=["dense", "experts"])
+def test_of_two_pins_none_is_dropped_in_silence(model, monkeypatch):
+    """Every plan has both values, or the request is refused, or no plan is left, which the search refuses.
+
+    Of every two knobs, one of them searched; pins of the others are columns of their own, and are tried all at once.
+    Rules are left out: they refuse in words, and would hide here what the space drops.
+    """
+    monkeypatch.setattr("advisor.space.drop_illegal", lambda space, request, rules: [])
+    whole = build_space(ask(model, 4, batch=16), "bf16").columns
+    searched = {name for name, column in whole.items() if len(column) > 1}
+    searched |= {"recompute_modules", "recompute_num_layers", "zero_stage", "etp", "cp_a2a_size"}
+    knobs = {name: values_of(knob) for name, knob in KNOBS.items() if name != "precision"}
+    rest = [name for name in knobs if name not in searched]
+    cases = [{name: knobs[name][-1] for name in rest}, {name: knobs[name][0] for name in rest}]
+    for names in itertools.combinations(knobs, 2):
+        if searched.intersection(names):
+            cases += [
+                dict(zip(names, pair, strict=True))
+                for pair in itertools.product(*(knobs[name] for name in names))
+            ]
+    dropped = []
+    for pins in cases:
+        try:
+            space = build_space(ask(model, 4, batch=16, pins=pins), "bf16")
+        except ValueError:
+            continue
+        dropped += [pins for name, value in pins.items() if not held(space, name, value)]
+    assert dropped == []
+
+
+@pytest.mark.parametrize("stage", [{"zero_stage": 3}, {"zero_stage": 2}, {"fsdp": True}])
+def test_graphs_stay_beside_fsdp_where_both_are_pinned(stage):
+    """`--pin zero_stage=3 --pin cuda_graph=on` left no plan, and blamed the parallel sizes."""
+    assert plans(ask(pins=stage | {"cuda_graph": True}))
 
 
 @pytest.mark.parametrize(

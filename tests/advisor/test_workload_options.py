@@ -30,3 +30,50 @@ def test_tokens_of_no_number_are_refused_with_a_way_out(said):
 def test_a_task_is_known_in_any_case():
     asked = [json.loads(answer("predict", *CASE, "--task", said).output) for said in ("LoRA", "lora")]
     assert asked[0]["step_time_s"] == asked[1]["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            ["--lora-rank", "64"],
+            "--lora-rank 64 is of the adapters of --task lora, and the task is pretrain. Add",
+        ),
+        (
+            ["--lora-targets", "qkv", "--task", "sft"],
+            "--lora-targets qkv is of the adapters of --task lora, and",
+        ),
+        (
+            ["--moe-imbalance", "2"],
+            "--moe-imbalance 2.0 is of experts, and llama3-8b has none. Leave it out.",
+        ),
+        (["--moe-adjacent"], "--moe-adjacent is of experts, and llama3-8b has none."),
+        (
+            ["--length-cv", "0.5"],
+            "--length-cv 0.5 spreads lengths around --mean-length, which is not given. Add it",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "predict", "check"])
+def test_what_would_change_nothing_is_refused(command, given, says):
+    """They ran, and gave the same numbers as without."""
+    with pytest.raises(ValueError) as refusal:
+        answer(command, *CASE, *given)
+    assert str(refusal.value).startswith(says)
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_acts_or_is_true_anyway_is_taken():
+    for given in (
+        ["--task", "lora", "--lora-rank", "64"],
+        ["--moe-imbalance", "1", "--moe-spread", "--length-cv", "0"],
+        ["--mean-length", "2048", "--length-cv", "0.5"],
+    ):
+        assert json.loads(answer("predict", *CASE, *given).output)["step_time_s"] > 0
+
+
+def test_what_a_plan_file_holds_for_another_task_is_no_option_that_was_given(tmp_path):
+    path = str(tmp_path / "lora.toml")
+    answer("predict", *CASE, "--task", "lora", "--lora-rank", "64", "--save", path)
+    assert json.loads(answer("predict", path, "--task", "sft").output)["step_time_s"] > 0
+    assert json.loads(answer("predict", path, "--lora-rank", "32").output)["step_time_s"] > 0

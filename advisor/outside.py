@@ -1,0 +1,221 @@
+"""What the search does not try: the catalogue less the values of its spaces, and what of that would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from advisor.candidates import Candidate, candidate, compared, objective_of
+from advisor.options import value_text
+from advisor.rules import error_masks
+from advisor.rules.facts import facts
+from advisor.whatif import HELPS_ABOVE, NUMERICS, STILL_SECONDS
+from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
+from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
+from costmodel.knobs import KNOBS
+from costmodel.plan_array import PlanArray, evaluate_plans, host_share
+from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
+from costmodel.stack import default_stack, load_stack
+from costmodel.stage_inputs import LAYOUTS
+from executor.megatron_args import foreign_modules
+
+if TYPE_CHECKING:
+    from advisor.request import Request
+    from advisor.space_grid import Space
+
+# Values of each knob that plans of a search have.
+Tried = Mapping[str, frozenset[Any]]
+# Knobs whose other values lack a cost in the model, so that their gain is not believed.
+UNPRICED = {"zero_stage": "a bucket of unsharded gradients is not priced"}
+# So many values of a knob are told.
+MOST_TOLD = 8
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A value that the search did not try, and what it gains on the best plan: share by the objective, below 0."""
+
+    knob: str
+    value: Any
+    share: float
+
+    @property
+    def numerics(self) -> bool:
+        """Whether it changes what is computed."""
+        return self.knob in NUMERICS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        value = list(self.value) if isinstance(self.value, tuple) else self.value
+        return {
+            "knob": self.knob,
+            "value": value,
+            "delta_share": self.share,
+            "changes_numerics": self.numerics,
+            "to_take": option(self.knob, self.value),
+        }
+
+
+def option(knob: str, value: Any) -> str:
+    """What to type for a value: a pin, of a recipe --precision, which a pin of another would contradict."""
+    return f"--precision {value}" if knob == "precision" else f"--pin {knob}={value_text(value)}"
+
+
+def tried_in(spaces: Iterable[Space]) -> dict[str, frozenset[Any]]:
+    """Values of each knob in the plans of some spaces."""
+    found: dict[str, set[Any]] = {"precision": set()}
+    for space in spaces:
+        found["precision"].add(space.precision)
+        for name, array in space.grid.items():
+            if name not in ITEMS:
+                found.setdefault(name, set()).update(_value(name, number) for number in np.unique(array))
+        for knob in ITEM_PREFIX:
+            items = {item: space.grid[column] for column, (of, item) in ITEMS.items() if of == knob}
+            rows = np.unique(
+                np.stack([array.ravel() for array in np.broadcast_arrays(*items.values())]), axis=1
+            )
+            found.setdefault(knob, set()).update(
+                tuple(item for item, on in zip(items, row, strict=True) if on) for row in rows.T
+            )
+    return {name: frozenset(values) for name, values in found.items()}
+
+
+def _value(name: str, number: float) -> Any:
+    if name in CODED:
+        return KNOBS[name].choices[int(number)]
+    if name == "pipeline_layout":
+        return LAYOUTS.known[int(number)]
+    return {"bool": bool, "int": int}.get(KNOBS[name].kind, float)(number)
+
+
+def untried(tried: Tried, values: Mapping[str, Any]) -> list[str]:
+    """Knobs of `values` that no plan tried has so. What is no knob changes no prediction."""
+    return [
+        name for name, value in values.items() if name in KNOBS and _plain(name, value) not in tried[name]
+    ]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as `tried_in` has it: items in the order of the catalogue."""
+    if name in ITEM_PREFIX:
+        return tuple(item for item in KNOBS[name].choices if item in value)
+    return value
+
+
+def why_untried(request: Request, tried: Tried, values: Mapping[str, Any]) -> str:
+    """Why the search has no such plan, in sentences; "" where each of the values was tried."""
+    told = []
+    for name in untried(tried, values):
+        if name in request.pins:
+            told.append(f"--pin {name}={value_text(request.pins[name])} keeps it from that")
+        elif name == "precision":
+            told.append(f"it tries {', '.join(request.precisions)}, other recipes only when they are named")
+        else:
+            price = UNPRICED.get(name) or (f"what it hurts: {KNOBS[name].hurts}" if KNOBS[name].hurts else "")
+            told.append(f"it tries {name} {_told(tried[name])} alone" + (f" ({price})" if price else ""))
+    return "; ".join(told)
+
+
+def _told(values: Iterable[Any]) -> str:
+    ordered = sorted(values)
+    words = ", ".join(value_text(value) if value != "" else "even" for value in ordered[:MOST_TOLD])
+    return words + " and others" * (len(ordered) > MOST_TOLD)
+
+
+def gains_outside(request: Request, best: Candidate, tried: Tried) -> tuple[Gain, ...]:
+    """The best untried value beside the best plan of every knob that gains by one, largest gain first.
+
+    Of plans that hold to the rules and fit; `advisor whatif` tells of the others too.
+    """
+    found: dict[str, Gain] = {}
+    for each in _worth_predicting(request, best, list(_neighbours(request, best, tried))):
+        share = compared(request, best, candidate(request, each.plan)).lost_by
+        if share < min(-HELPS_ABOVE, found[each.knob].share if each.knob in found else 0.0):
+            found[each.knob] = Gain(each.knob, each.after, share)
+    return tuple(sorted(found.values(), key=lambda gain: gain.share))
+
+
+def outside_lines(gains: Iterable[Gain]) -> Iterator[str]:
+    """What of the knobs that are not searched gains on the plan, in one line for people, or none."""
+    words: dict[bool, list[str]] = {False: [], True: []}
+    for gain in gains:
+        words[gain.numerics].append(f"{gain.knob}={value_text(gain.value)} ({100 * gain.share:+.1f} %)")
+    parts = [", ".join(words[False])] * bool(words[False])
+    parts += [f"with other numerics {', '.join(words[True])}"] * bool(words[True])
+    if parts:
+        yield f"not searched, and better on this plan when pinned: {'; '.join(parts)}"
+
+
+def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Neighbour]:
+    """Plans beside the best one that the search did not try, by one knob that nobody pinned."""
+    for name, knob in KNOBS.items():
+        if name in request.pins or name in UNPRICED:
+            continue
+        if not any(untried(tried, {name: value}) for value in values_beside(best.prediction, knob)):
+            continue
+        for each in neighbours(best.prediction, name):
+            kept = not request.pins.keys() & each.follows.keys()
+            if (
+                kept
+                and not each.problem
+                and untried(tried, {name: each.after})
+                and not _foreign(request, each)
+            ):
+                yield each
+
+
+def _foreign(request: Request, each: Neighbour) -> bool:
+    """Whether it recomputes what the framework cannot."""
+    if each.knob != "recompute_modules" or not load_stack(request.stack or default_stack()).megatron_core:
+        return False
+    return bool(foreign_modules(sorted(set(each.after) - set(each.before)), request.model))
+
+
+def _worth_predicting(request: Request, best: Candidate, beside: list[Neighbour]) -> Iterator[Neighbour]:
+    """Those that hold to the rules, fit, and gain by the closed form, which takes many at once."""
+    base = _scores(request, [Neighbour("", None, None, best.plan)])[0]
+    for precision in dict.fromkeys(each.plan.precision for each in beside):
+        some = [each for each in beside if each.plan.precision == precision]
+        columns = plan_columns([each.plan for each in some])
+        words = facts(
+            request.model,
+            request.workload,
+            request.cluster,
+            precision,
+            columns,
+            request.gpus,
+            request.settings,
+        )
+        broken = np.zeros(len(some), dtype=bool)
+        for mask in error_masks(words).values():
+            broken |= mask
+        legal = [each for each, fault in zip(some, broken, strict=True) if not fault]
+        scores = _scores(request, legal, best.prediction.tight)
+        # Of a pipeline the closed form only says that something is gained, the simulation how much.
+        least = HELPS_ABOVE if best.plan.pp == 1 else STILL_SECONDS
+        yield from (each for each, score in zip(legal, scores, strict=True) if score < (1 - least) * base)
+
+
+def _scores(request: Request, some: list[Neighbour], tight: bool = True) -> list[float]:
+    """The objective of plans of one precision, by the closed form; infinite where a plan does not fit.
+
+    tight: whether plans count that fill the memory so far that the allocator stalls.
+    """
+    if not some:
+        return []
+    model, workload, cluster, stack = request.model, request.workload, request.cluster, request.stack
+    plans = [each.plan for each in some]
+    array = PlanArray(model, workload, cluster, plans[0].precision, plan_columns(plans), stack)
+    try:
+        out, host = evaluate_plans(array), host_share(array)
+        device = array.bound()["gpu_memory"].value
+    except ValueError:  # the GPU lacks the recipe
+        return [np.inf] * len(plans)
+    fits = out["peak_memory"] <= (FITS_BELOW if tight else TIGHT_ABOVE) * device
+    if host is not None:
+        fits &= host <= 1
+    score = objective_of(request.objective, out["step_time"], out["peak_memory"], plans[0].world)
+    return np.where(fits, score, np.inf).tolist()

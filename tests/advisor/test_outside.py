@@ -1,0 +1,151 @@
+"""What the search does not try: why, what it would gain, and that what is told to type gives it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.alternatives import EVEN_WITHIN, why_not
+from advisor.case import Case
+from advisor.cli import advisor
+from advisor.explain import Explanation, explain
+from advisor.explain_text import explanation_lines
+from advisor.outside import UNPRICED, outside_lines, tried_in, untried
+from advisor.request import Request, make_request, parse_pins
+from advisor.search import search
+from advisor.space import build_space
+from advisor.whatif import HELPS_ABOVE, what_if
+from costmodel.knobs import KNOBS
+from costmodel.plan_file import PlanFile
+
+QUESTIONS = ("precision=fp8-delayed", "nccl_ub=true", "vboost=true", "zero_stage=2")
+SETTING = ["--model", "8b", "--gpus", "8", "--gpu", "h100"]
+
+
+def ask(*pins: str, model: str = "llama3-8b", gpus: int = 8, **more) -> Request:
+    return make_request(model, gpus, "h100", pins=pins, **more)
+
+
+@pytest.fixture(scope="module")
+def told() -> Explanation:
+    return explain(ask(), QUESTIONS)
+
+
+def test_what_is_faster_is_not_called_as_good(told):
+    """The answer to all of these was 'is as good'."""
+    for alternative, why, take in zip(
+        told.alternatives,
+        (
+            "it tries bf16, fp8-cs, other recipes only when they are named",
+            "it tries nccl_ub off alone (what it hurts: memory cannot be in expandable segments)",
+            "it tries vboost off alone (what it hurts: memory-bound ones; needs sudo nvidia-smi boost-slider)",
+            "it tries zero_stage 1, 3 alone (a bucket of unsharded gradients is not priced)",
+        ),
+        ("--precision fp8-delayed", "--pin nccl_ub=on", "--pin vboost=on", "--pin zero_stage=2"),
+        strict=True,
+    ):
+        found = re.search(r"is (.*) % faster, (.*) s against (.*) s \(DP8", alternative.reason)
+        share, its, ours = map(float, found.groups())
+        assert share == pytest.approx(100 * (1 - its / ours), abs=0.1)
+        assert share > 0.5
+        assert f"The search does not take it: {why}. To have it: {take}" in alternative.reason
+        assert (alternative.not_taken, alternative.to_take) == (why, take)
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_what_it_says_to_type_gives_that_plan(told, number):
+    alternative = told.alternatives[number]
+    flag, text = alternative.to_take.split()
+    request = ask(text) if flag == "--pin" else ask(precision=text)
+    assert search(request).plans[0].step_time == alternative.candidate.step_time
+
+
+def test_json_has_the_gain_the_reason_and_what_to_type():
+    asked = ["explain", *SETTING, "--json", "--why-not", "ddp.nccl_ub=true", "--why-not", "tp=2"]
+    record = json.loads(CliRunner().invoke(advisor, asked, catch_exceptions=False).output)
+    better, worse = record["why_not"]
+    assert better["pins"] == {"nccl_ub": True}
+    assert better["plan"]["lost_by"] < -0.01
+    assert "nccl_ub off alone" in better["not_taken"]
+    assert better["to_take"] == "--pin nccl_ub=on"
+    assert worse["plan"]["lost_by"] > 0
+    assert (worse["not_taken"], worse["to_take"]) == (None, None)
+    gains = {gain["knob"]: gain for gain in record["not_searched"]}
+    assert gains["nccl_ub"]["delta_share"] < -0.01
+    assert gains["nccl_ub"]["to_take"] == "--pin nccl_ub=on"
+    assert gains["precision"]["changes_numerics"]
+
+
+def test_a_pin_of_the_users_own_is_why():
+    request = ask("tp=2", precision="bf16")
+    answer = why_not(request, {"tp": 1}, search(request).plans[0])
+    assert "--pin tp=2 keeps it from that. To have it: --pin tp=1 instead of --pin tp=2" in answer.reason
+
+
+def test_what_moves_nothing_is_as_good(told):
+    answer = why_not(told.request, parse_pins(["layernorm_sm_margin=17"]), told.best)
+    assert abs(answer.candidate.lost_by) < EVEN_WITHIN
+    assert "is as good" in answer.reason
+    assert answer.to_take == ""
+
+
+def test_less_memory_is_leaner():
+    request = ask(precision="bf16", objective="memory", global_batch=32)
+    answer = why_not(request, {"optimizer_offload": 100}, search(request).plans[0])
+    assert "% leaner" in answer.reason
+    assert "GiB against" in answer.reason
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-cs"])
+def test_tried_is_what_plans_of_the_space_have(precision):
+    space = build_space(ask(), precision)
+    tried = tried_in([space])
+    assert set(tried) == set(KNOBS)
+    assert tried["precision"] == {precision}
+    assert tried["micro_batch"] == {1, 2, 4, 8}
+    assert tried["nccl_ub"] == {False}
+    assert {(), ("mlp",), ("mlp", "layernorm")} <= tried["recompute_modules"]
+    assert untried(tried, {"recompute_modules": ("layernorm", "mlp"), "tp": 4, "cuda_graph": True}) == []
+    assert untried(tried, {"recompute_modules": ("core_attn",), "tp": 16, "moe_paged_stash": True}) == [
+        "recompute_modules",
+        "tp",
+    ]
+
+
+def test_gains_are_what_whatif_finds_beside_what_was_searched(told):
+    """Derived, not listed: of a plan, with a pipeline, whose gains only the simulation knows."""
+    for answer in (told, explain(ask("pp=4", "vpp=1", model="llama3-70b", gpus=64))):
+        request, plan = answer.request, answer.best.plan
+        file = PlanFile("", request.workload, "", request.gpus, plan)
+        case = Case(request.model, request.workload, request.cluster, request.gpus, plan, None, (), file)
+        tried = tried_in(build_space(request, each) for each in request.precisions)
+        names = [name for name in KNOBS if name not in request.pins and name not in UNPRICED]
+        expected: dict[str, float] = {}
+        for change in what_if(case, names).movers:
+            name, value = change.neighbour.knob, change.neighbour.after
+            holds = change.fits and not change.prediction.tight and change.share < -HELPS_ABOVE
+            if holds and untried(tried, {name: value}):
+                expected[name] = min(change.share, expected.get(name, 0.0))
+        assert expected
+        assert {gain.knob: pytest.approx(gain.share) for gain in answer.outside} == expected
+
+
+def test_gains_stand_with_the_space_in_one_line(told):
+    (line,) = outside_lines(told.outside)
+    own, other = line.removeprefix("not searched, and better on this plan when pinned: ").split(
+        "; with other numerics "
+    )
+    shares = {gain.knob: f"({100 * gain.share:+.1f} %)" for gain in told.outside}
+    assert own == f"nccl_ub=on {shares['nccl_ub']}, vboost=on {shares['vboost']}"
+    assert other == f"precision=fp8-delayed {shares['precision']}"
+    text = " ".join("\n".join(explanation_lines(told)).split())
+    assert f"- N{line[1:]}." in text
+    assert list(outside_lines([])) == []
+
+
+def test_what_is_pinned_is_no_gain_and_can_be_had():
+    again = explain(ask("nccl_ub=on", "vboost=on"))
+    assert not {"nccl_ub", "vboost"} & {gain.knob for gain in again.outside}
