@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.options import value_text
 from advisor.rules import error_masks
 from advisor.rules.facts import facts
-from advisor.whatif import HELPS_ABOVE, NUMERICS, STILL_SECONDS
+from advisor.whatif import HELPS_ABOVE, NUMERICS
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
 from costmodel.knobs import KNOBS
@@ -30,17 +30,21 @@ if TYPE_CHECKING:
 Tried = Mapping[str, frozenset[Any]]
 # Knobs whose other values lack a cost in the model, so that their gain is not believed.
 UNPRICED = {"zero_stage": "a bucket of unsharded gradients is not priced"}
-# So many values of a knob are told.
+# So many values of a knob are told, and so many knobs that gain.
 MOST_TOLD = 8
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A value that the search did not try, and what it gains on the best plan: share by the objective, below 0."""
+    """A value that the search did not try, and what it gains on the best plan: share by the objective, below 0.
+
+    follows: other knobs that change with it, by name.
+    """
 
     knob: str
     value: Any
     share: float
+    follows: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def numerics(self) -> bool:
@@ -55,8 +59,17 @@ class Gain:
             "value": value,
             "delta_share": self.share,
             "changes_numerics": self.numerics,
-            "to_take": option(self.knob, self.value),
+            "to_take": " ".join(option(name, told) for name, told in self._together().items()),
         }
+
+    def words(self) -> str:
+        """`nccl_ub=on with nvls=on and expandable_segments=off (-1.7 %)`."""
+        first, *others = [f"{name}={value_text(value)}" for name, value in self._together().items()]
+        beside = f" with {' and '.join(others)}" if others else ""
+        return f"{first}{beside} ({100 * self.share:+.1f} %)"
+
+    def _together(self) -> dict[str, Any]:
+        return {self.knob: self.value, **self.follows}
 
 
 def option(knob: str, value: Any) -> str:
@@ -128,21 +141,30 @@ def _told(values: Iterable[Any]) -> str:
 def gains_outside(request: Request, best: Candidate, tried: Tried) -> tuple[Gain, ...]:
     """The best untried value beside the best plan of every knob that gains by one, largest gain first.
 
-    Of plans that hold to the rules and fit; `advisor whatif` tells of the others too.
+    Of plans that hold to the rules and fit; `advisor whatif` tells of the others too. The closed form, which takes
+    many at once, names the value of each knob and the knobs; those are predicted whole.
     """
-    found: dict[str, Gain] = {}
-    for each in _worth_predicting(request, best, list(_neighbours(request, best, tried))):
-        share = compared(request, best, candidate(request, each.plan)).lost_by
-        if share < min(-HELPS_ABOVE, found[each.knob].share if each.knob in found else 0.0):
-            found[each.knob] = Gain(each.knob, each.after, share)
-    return tuple(sorted(found.values(), key=lambda gain: gain.share))
+    closed = sorted(_scored(request, best, list(_neighbours(request, best, tried))), key=lambda pair: pair[0])
+    chosen: dict[str, Neighbour] = {}
+    for _, each in closed:
+        chosen.setdefault(each.knob, each)
+    gains = [
+        Gain(
+            each.knob,
+            each.after,
+            compared(request, best, candidate(request, each.plan)).lost_by,
+            each.follows,
+        )
+        for each in list(chosen.values())[:MOST_TOLD]
+    ]
+    return tuple(sorted((gain for gain in gains if gain.share < -HELPS_ABOVE), key=lambda gain: gain.share))
 
 
 def outside_lines(gains: Iterable[Gain]) -> Iterator[str]:
     """What of the knobs that are not searched gains on the plan, in one line for people, or none."""
     words: dict[bool, list[str]] = {False: [], True: []}
     for gain in gains:
-        words[gain.numerics].append(f"{gain.knob}={value_text(gain.value)} ({100 * gain.share:+.1f} %)")
+        words[gain.numerics].append(gain.words())
     parts = [", ".join(words[False])] * bool(words[False])
     parts += [f"with other numerics {', '.join(words[True])}"] * bool(words[True])
     if parts:
@@ -174,8 +196,8 @@ def _foreign(request: Request, each: Neighbour) -> bool:
     return bool(foreign_modules(sorted(set(each.after) - set(each.before)), request.model))
 
 
-def _worth_predicting(request: Request, best: Candidate, beside: list[Neighbour]) -> Iterator[Neighbour]:
-    """Those that hold to the rules, fit, and gain by the closed form, which takes many at once."""
+def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Iterator[tuple[float, Neighbour]]:
+    """Those that hold to the rules, fit, and gain by the closed form, with the objective of each."""
     base = _scores(request, [Neighbour("", None, None, best.plan)])[0]
     for precision in dict.fromkeys(each.plan.precision for each in beside):
         some = [each for each in beside if each.plan.precision == precision]
@@ -194,9 +216,8 @@ def _worth_predicting(request: Request, best: Candidate, beside: list[Neighbour]
             broken |= mask
         legal = [each for each, fault in zip(some, broken, strict=True) if not fault]
         scores = _scores(request, legal, best.prediction.tight)
-        # Of a pipeline the closed form only says that something is gained, the simulation how much.
-        least = HELPS_ABOVE if best.plan.pp == 1 else STILL_SECONDS
-        yield from (each for each, score in zip(legal, scores, strict=True) if score < (1 - least) * base)
+        gaining = zip(scores, legal, strict=True)
+        yield from (pair for pair in gaining if pair[0] < (1 - HELPS_ABOVE) * base)
 
 
 def _scores(request: Request, some: list[Neighbour], tight: bool = True) -> list[float]:

@@ -19,7 +19,7 @@ from advisor.space_grid import Space, cross, drop_illegal, keep
 from advisor.space_options import Columns, option_tables, pinned, pipelines
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
 from costmodel.model_spec import ModelSpec
-from hardware_db import Cluster
+from costmodel.stack import default_stack, load_stack
 
 MICRO_BATCHES = (1, 2, 4, 8)
 # Shortest piece of a sequence that context parallelism may leave to a GPU.
@@ -61,8 +61,8 @@ def declared_space() -> tuple[str, ...]:
         "fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
         "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy, grouped GEMMs and fusions; "
-        "tokens are dispatched by HybridEP in NVLink domains of more than 8 GPUs, by DeepEP in smaller ones, "
-        "by all-to-all elsewhere",
+        "tokens are dispatched over NVLink by HybridEP, with software that was not published so by DeepEP in domains "
+        "of up to 8 GPUs, by all-to-all elsewhere",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
         "not searched, pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout texts, etp, "
@@ -109,11 +109,13 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     return columns
 
 
-def _dispatcher(cluster: Cluster) -> str:
+def _dispatcher(request: Request) -> str:
     """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all."""
+    cluster = request.cluster
     if cluster.intra.name.startswith("pcie") or cluster.gpu.vendor == "AMD":
         return "alltoall"
-    return "hybridep" if cluster.domain_size > 8 else "deepep"
+    small = load_stack(request.stack or default_stack()).hybrid_dispatch
+    return "hybridep" if cluster.domain_size > 8 or small else "deepep"
 
 
 def _attention(model: ModelSpec) -> str:
@@ -126,7 +128,7 @@ def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
     """Columns of the knobs that are not searched: best value, default, or the pin."""
     shards = layouts["dp"] * layouts["cp"]
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
-    dispatcher = code("moe_dispatcher", _dispatcher(request.cluster))
+    dispatcher = code("moe_dispatcher", _dispatcher(request))
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
         "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,

@@ -281,7 +281,8 @@ def overlapped_dispatch(x: SimpleNamespace, travel: Amount, compute: Amount, sha
     travel: both passes; compute: compute of the layers beside it, both passes, for each expert block; shared:
     that of the shared experts. With ep_overlap everything but the first micro-batch's travels under the compute
     of another micro-batch, whose GEMMs lose the SMs that the dispatch takes, and memory bandwidth; delayed weight
-    gradients make all of the backward pass usable instead of nine tenths. Sources: DeepSeek-AI, DualPipe,
+    gradients make all of the backward pass usable instead of nine tenths. Before Blackwell one hardware queue lets
+    nothing run beside (Megatron-Bridge sets 32). Sources: DeepSeek-AI, DualPipe,
     arXiv:2412.19437, sec. 3.2; Megatron-Core, combined_1f1b.
     """
     alone = overlap.exposed(travel, x.shared_overlap * shared)
@@ -289,4 +290,5 @@ def overlapped_dispatch(x: SimpleNamespace, travel: Amount, compute: Amount, sha
     taken = x.dispatch_sms / x.gpu_sms + x.overlap_slowdown
     beside = overlap.exposed(travel, usable) + overlap.contention(travel, usable, taken)
     steady = (x.m - 1) / x.m
-    return (1 - x.ep_overlap) * alone + x.ep_overlap * (steady * beside + (1 - steady) * alone)
+    beneath = x.ep_overlap * (1 - x.queued * x.one_queue)
+    return (1 - beneath) * alone + beneath * (steady * beside + (1 - steady) * alone)

@@ -21,7 +21,7 @@ from advisor.whatif import HELPS_ABOVE, what_if
 from costmodel.knobs import KNOBS
 from costmodel.plan_file import PlanFile
 
-QUESTIONS = ("precision=fp8-delayed", "nccl_ub=true", "vboost=true", "zero_stage=2")
+QUESTIONS = ("precision=fp8-delayed", "nccl_ub=true,nvls=true", "vboost=true", "zero_stage=2")
 SETTING = ["--model", "8b", "--gpus", "8", "--gpu", "h100"]
 
 
@@ -40,11 +40,17 @@ def test_what_is_faster_is_not_called_as_good(told):
         told.alternatives,
         (
             "it tries bf16, fp8-cs, other recipes only when they are named",
-            "it tries nccl_ub off alone (what it hurts: memory cannot be in expandable segments)",
+            "it tries nccl_ub off alone (what it hurts: memory cannot be in expandable segments); "
+            "it tries nvls off alone (what it hurts: multicast buffers take memory)",
             "it tries vboost off alone (what it hurts: memory-bound ones; needs sudo nvidia-smi boost-slider)",
             "it tries zero_stage 1, 3 alone (a bucket of unsharded gradients is not priced)",
         ),
-        ("--precision fp8-delayed", "--pin nccl_ub=on", "--pin vboost=on", "--pin zero_stage=2"),
+        (
+            "--precision fp8-delayed",
+            "--pin nccl_ub=on --pin nvls=on",
+            "--pin vboost=on",
+            "--pin zero_stage=2",
+        ),
         strict=True,
     ):
         found = re.search(r"is (.*) % faster, (.*) s against (.*) s \(DP8", alternative.reason)
@@ -58,24 +64,24 @@ def test_what_is_faster_is_not_called_as_good(told):
 @pytest.mark.parametrize("number", range(len(QUESTIONS)))
 def test_what_it_says_to_type_gives_that_plan(told, number):
     alternative = told.alternatives[number]
-    flag, text = alternative.to_take.split()
-    request = ask(text) if flag == "--pin" else ask(precision=text)
+    flags, texts = (alternative.to_take.split()[start::2] for start in (0, 1))
+    request = ask(*texts) if set(flags) == {"--pin"} else ask(precision=texts[0])
     assert search(request).plans[0].step_time == alternative.candidate.step_time
 
 
 def test_json_has_the_gain_the_reason_and_what_to_type():
-    asked = ["explain", *SETTING, "--json", "--why-not", "ddp.nccl_ub=true", "--why-not", "tp=2"]
+    asked = ["explain", *SETTING, "--json", "--why-not", "ddp.nccl_ub=true,nvls=1", "--why-not", "tp=2"]
     record = json.loads(CliRunner().invoke(advisor, asked, catch_exceptions=False).output)
     better, worse = record["why_not"]
-    assert better["pins"] == {"nccl_ub": True}
+    assert better["pins"] == {"nccl_ub": True, "nvls": True}
     assert better["plan"]["lost_by"] < -0.01
     assert "nccl_ub off alone" in better["not_taken"]
-    assert better["to_take"] == "--pin nccl_ub=on"
+    assert better["to_take"] == "--pin nccl_ub=on --pin nvls=on"
     assert worse["plan"]["lost_by"] > 0
     assert (worse["not_taken"], worse["to_take"]) == (None, None)
     gains = {gain["knob"]: gain for gain in record["not_searched"]}
     assert gains["nccl_ub"]["delta_share"] < -0.01
-    assert gains["nccl_ub"]["to_take"] == "--pin nccl_ub=on"
+    assert gains["nccl_ub"]["to_take"] == "--pin nccl_ub=on --pin expandable_segments=off --pin nvls=on"
     assert gains["precision"]["changes_numerics"]
 
 
@@ -139,7 +145,10 @@ def test_gains_stand_with_the_space_in_one_line(told):
         "; with other numerics "
     )
     shares = {gain.knob: f"({100 * gain.share:+.1f} %)" for gain in told.outside}
-    assert own == f"nccl_ub=on {shares['nccl_ub']}, vboost=on {shares['vboost']}"
+    assert (
+        own
+        == f"nccl_ub=on with expandable_segments=off and nvls=on {shares['nccl_ub']}, vboost=on {shares['vboost']}"
+    )
     assert other == f"precision=fp8-delayed {shares['precision']}"
     text = " ".join("\n".join(explanation_lines(told)).split())
     assert f"- N{line[1:]}." in text

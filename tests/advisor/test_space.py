@@ -336,3 +336,17 @@ def test_heads_without_a_fused_kernel_are_searched_unfused():
     odd = replace(TINY, head_dim=60)
     assert {plan.attention_backend for plan in plans(ask(model=odd))} == {"unfused"}
     assert {plan.attention_backend for plan in plans(ask())} == {"fused"}
+
+
+@pytest.mark.parametrize(
+    ("stack", "domain", "dispatcher"),
+    [
+        (None, 8, "hybridep"),
+        ("nemo-25.11", 8, "deepep"),
+        ("nemo-25.11", 72, "hybridep"),
+        ("torchtitan", 8, "deepep"),
+    ],
+)
+def test_tokens_are_dispatched_as_runs_of_that_software_were_published(stack, domain, dispatcher):
+    request = ask(model=load_model("mixtral-8x7b"), gpus=8, cluster=cluster(domain=domain), stack=stack)
+    assert {plan.moe_dispatcher for plan in plans(request) if plan.ep > 1} == {dispatcher}

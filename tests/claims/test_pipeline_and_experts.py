@@ -269,6 +269,17 @@ def test_CL034_overlap_makes_expert_parallelism_between_nodes_worth_while(dispat
     assert least <= gain <= most
 
 
+def test_one_hardware_queue_lets_no_exchange_of_experts_run_beside_compute_before_blackwell():
+    """Megatron-Bridge launches expert overlap with 32; rule max_connections_experts."""
+    for where, same in (("dgx-h100", False), ("dgx-b200", True)):
+        one, many = (
+            step("qwen3-30b-a3b", where, 16, 4096, 1024, ep=8, overlap_moe_comm=True, max_connections=number)
+            for number in (1, 0)
+        )
+        assert (spent(one, *DISPATCH) == pytest.approx(spent(many, *DISPATCH))) == same
+        assert spent(one, *DISPATCH) >= spent(many, *DISPATCH)
+
+
 def test_CL034_overlap_gains_more_where_more_is_exposed_and_delayed_wgrad_adds_little():
     """Measured with HybridEP: delay_wgrad 0.4 % more. With layers in CUDA graphs, so that the host is no limit."""
     graphs = {"cuda_graph": True, "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess")}
