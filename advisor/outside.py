@@ -15,7 +15,9 @@ from advisor.rules.facts import facts
 from advisor.whatif import HELPS_ABOVE, NUMERICS
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
+from costmodel.family import family_features
 from costmodel.knobs import KNOBS
+from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, evaluate_plans, host_share
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.stack import default_stack, load_stack
@@ -172,7 +174,16 @@ def outside_lines(gains: Iterable[Gain]) -> Iterator[str]:
 
 
 def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Neighbour]:
-    """Plans beside the best one that the search did not try, by one knob that nobody pinned."""
+    """Plans beside the best one that the search did not try, by one knob that nobody pinned.
+
+    What needs formulas of another family (offload, Muon, layers in BF16) costs time, or changes what is learned: it is
+    tried for less memory alone, for compiling them takes longer than the answer.
+    """
+
+    def family(plan: Plan) -> frozenset[str]:
+        return family_features(request.model, request.workload, plan_columns([plan]))
+
+    any_family, own = request.objective == "memory", family(best.plan)
     for name, knob in KNOBS.items():
         if name in request.pins or name in UNPRICED:
             continue
@@ -185,6 +196,7 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
                 and not each.problem
                 and untried(tried, {name: each.after})
                 and not _foreign(request, each)
+                and (any_family or family(each.plan) == own)
             ):
                 yield each
 
