@@ -10,7 +10,7 @@ import numpy as np
 
 from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.options import value_text
-from advisor.rules import error_masks
+from advisor.rules import error_masks, load_rules
 from advisor.rules.facts import facts
 from advisor.whatif import HELPS_ABOVE, NUMERICS
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Tried = Mapping[str, frozenset[Any]]
 # Knobs whose other values lack a cost in the model, so that their gain is not believed.
 UNPRICED = {"zero_stage": "a bucket of unsharded gradients is not priced"}
+# Rules that forbid nothing and yet say that a gain is not to be believed.
+DOUBTED = ("head_size", "rocm_unchecked")
 # So many values of a knob are told, and so many knobs that gain.
 MOST_TOLD = 8
 
@@ -129,8 +131,13 @@ def why_untried(request: Request, tried: Tried, values: Mapping[str, Any]) -> st
         elif name == "precision":
             told.append(f"it tries {', '.join(request.precisions)}, other recipes only when they are named")
         else:
-            price = UNPRICED.get(name) or (f"what it hurts: {KNOBS[name].hurts}" if KNOBS[name].hurts else "")
-            told.append(f"it tries {name} {_told(tried[name])} alone" + (f" ({price})" if price else ""))
+            hurts = (
+                f"what it hurts: {KNOBS[name].hurts}"
+                if KNOBS[name].kind == "bool" and KNOBS[name].hurts
+                else ""
+            )
+            price = UNPRICED.get(name) or hurts
+            told.append(f"of {name} it tries {_told(tried[name])}" + (f" ({price})" if price else ""))
     return "; ".join(told)
 
 
@@ -224,7 +231,8 @@ def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Itera
             request.settings,
         )
         broken = np.zeros(len(some), dtype=bool)
-        for mask in error_masks(words).values():
+        doubts = [rule.broken(words) for rule in load_rules() if rule.id in DOUBTED]
+        for mask in (*error_masks(words).values(), *doubts):
             broken |= mask
         legal = [each for each, fault in zip(some, broken, strict=True) if not fault]
         scores = _scores(request, legal, best.prediction.tight)

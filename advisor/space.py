@@ -18,7 +18,6 @@ from advisor.rules.facts import divisors
 from advisor.space_grid import Space, cross, drop_illegal, keep
 from advisor.space_options import Columns, option_tables, pinned, pipelines
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
-from costmodel.model_spec import ModelSpec
 from costmodel.stack import default_stack, load_stack
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -57,12 +56,13 @@ def declared_space() -> tuple[str, ...]:
         "layers with accounting for embedding and loss, and the balancer's split where those do not divide; "
         "with experts ep; layers of a pattern (Mamba hybrids) in even stages of one chunk",
         "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, of modules (mlp, layernorm; experts: "
-        "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; tp_comm_overlap; cuda_graph; "
-        "fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
+        "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; on NVIDIA's GPUs tp_comm_overlap "
+        "and cuda_graph; fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
-        "overlap_param_gather, overlap_p2p, fused attention, fused cross entropy, grouped GEMMs and fusions; "
-        "tokens are dispatched over NVLink by HybridEP, with software that was not published so by DeepEP in domains "
-        "of up to 8 GPUs, by all-to-all elsewhere",
+        "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
+        "grouped GEMMs and fusions",
+        "fixed, as runs are published: tokens are dispatched over NVLink by HybridEP, on A100 and with software before "
+        "2026 by DeepEP in domains of up to 8 GPUs, elsewhere by all-to-all",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
         "not searched, pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout texts, etp, "
@@ -114,14 +114,17 @@ def _dispatcher(request: Request) -> str:
     cluster = request.cluster
     if cluster.intra.name.startswith("pcie") or cluster.gpu.vendor == "AMD":
         return "alltoall"
-    small = load_stack(request.stack or default_stack()).hybrid_dispatch
+    published = load_stack(request.stack or default_stack()).hybrid_dispatch
+    small = published and cluster.gpu.generation != "ampere"
     return "hybridep" if cluster.domain_size > 8 or small else "deepep"
 
 
-def _attention(model: ModelSpec) -> str:
-    """Fused, but for heads that no fused kernel takes: see the rule head_size."""
+def _attention(request: Request) -> str:
+    """Fused, but for heads that Transformer Engine has no fused kernel for: see the rule head_size."""
+    model = request.model
     latents = model.mla is not None or model.compressed_attention is not None
-    return "unfused" if not latents and model.head_dim % 8 else "fused"
+    engine = load_stack(request.stack or default_stack()).megatron_core
+    return "unfused" if engine and not latents and model.head_dim % 8 else "fused"
 
 
 def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
@@ -134,7 +137,7 @@ def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
         "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,
         "overlap_param_gather": np.array([float(pins.get("zero_stage", 1) > 0)]),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
-        "attention_backend": np.array([float(code("attention_backend", _attention(request.model)))]),
+        "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
     }
     for name, value in pins.items():
         if name in ITEM_PREFIX:

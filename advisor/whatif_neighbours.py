@@ -197,7 +197,8 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
         return {"fsdp": value >= 2, **overlap} | ({} if value == 3 else {"fsdp_shard_size": 0})
     if knob == "nccl_ub" and value:
         # In vain without the switch inside a domain; growing segments are refused (rules user_buffers_*).
-        return {"nvls": True, "expandable_segments": False}
+        switch = {"nvls": True} if chosen.values["switch_reduces"] else {}
+        return switch | {"expandable_segments": False}
     if knob == "sequence_parallel" and not value:
         return {"tp_comm_overlap": False}
     if knob == "tp_comm_overlap" and value and plan.tp > 1:

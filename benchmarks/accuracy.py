@@ -17,9 +17,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import accuracy_sections as sections  # noqa: E402
-from accuracy_ceiling import ceiling_section  # noqa: E402
 from accuracy_pairs import gap_section, ranking_section  # noqa: E402
 from accuracy_plot import write_plot  # noqa: E402
+from accuracy_regressions import regression_section  # noqa: E402
 from memory_accuracy import memory_section  # noqa: E402
 from shipped_recipes import recipe_lines  # noqa: E402
 
@@ -60,7 +60,7 @@ def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
         *sections.group_sections(report),
         *sections.worst_section(report, reasons("worst_reasons.toml"), WORST),
         *ranking_section(reports, cases),
-        *ceiling_section(report, cases),
+        *regression_section(report, cases),
         *gap_section(gaps, reasons("gap_reasons.toml"), WORST),
         "",
         *memory_section(report, recipe_lines()),

@@ -78,7 +78,7 @@ def hardware_inputs(
     bound["attention_launch"] = bound["gemm_launch"]
     for symbol, name in (("pass_host", "pass"), ("layer_update_host", "layer_update")):
         bound[symbol] = _exposed_host(tables, cluster, name)
-    bound |= _collectives(tables, cluster) | _host(cluster, software)
+    bound |= _collectives(tables, cluster) | _host(cluster)
     bound |= _step(tables, cluster, gemm, software)
     return bound
 
@@ -194,21 +194,24 @@ def _network(link: Link) -> Bound:
     )
 
 
-def _host(cluster: Cluster, software: Stack) -> dict[str, Bound]:
-    """Links to the host, its memory, and what a GPU's generation decides about queues."""
+def _host(cluster: Cluster) -> dict[str, Bound]:
+    """Links to the host, its memory, and what a GPU's generation decides about queues, switches and clocks."""
     generation, link = cluster.gpu.generation, cluster.host_link
     quantity = cluster.quantities.get("host_memory_bandwidth")
     share = quantity.si / cluster.gpus_per_node if quantity else HOST_MEMORY_BANDWIDTH
-    queued = software.megatron_core and generation in ("ampere", "hopper", "ada")
+    queued = generation in ("ampere", "hopper", "ada")
+    newer = generation in ("hopper", "blackwell", "blackwell-ultra")
+    switched = newer and cluster.intra.name.startswith("nvlink")
     return {
         "host_link": Bound(
             link.bandwidth * HOST_LINK_EFFICIENCY, f"link {link.name}, {HOST_LINK_EFFICIENCY} of it"
         ),
         "host_memory": Bound(share, "host memory bandwidth, a GPU's share"),
-        "queued": Bound(
-            float(queued),
-            f"{software.name} on {generation}: Megatron's order of kernels needs one hardware queue",
+        "queued": Bound(float(queued), f"{generation}: one hardware queue orders kernels before Blackwell"),
+        "switch_reduces": Bound(
+            float(switched), f"{generation}, {cluster.intra.name}: NVLS from Hopper's NVSwitch on"
         ),
+        "boost_slider": Bound(float(newer), f"{generation}: nvidia-smi boost-slider from Hopper on"),
     }
 
 

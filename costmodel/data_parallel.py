@@ -68,7 +68,8 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
     several = is_more_than_one(inside)
     both = RING_SMS + (SHARP_SMS - RING_SMS) * x.sharp * leaves
     network = NETWORK_SMS[not gathers] * (1 - x.sharp) + NETWORK_SHARP_SMS * x.sharp
-    switched = x.nvls * NVLINK_SMS[not gathers] + (1 - x.nvls) * RING_SMS
+    nvls = x.nvls * x.switch_reduces
+    switched = nvls * NVLINK_SMS[not gathers] + (1 - nvls) * RING_SMS
     registered = (1 - leaves) * switched + leaves * (several * both + (1 - several) * network)
     sms = (1 - x.user_buffers) * both + x.user_buffers * registered
     return x.overlap_slowdown * sms / RING_SMS

@@ -52,7 +52,7 @@ def tensor_parallel_times(
         f"{p}_reduce_scatter", reduce_scatter_time(x, reduced, x.tp, inside), "s", reduce_scatter_time
     )
     reduce = ledger.define(f"{p}_all_reduce", all_reduce_time(x, reduced, x.tp, inside), "s", all_reduce_time)
-    ordered = 1 - x.queued * x.many_queues
+    ordered = 1 - x.queued * x.megatron_core * x.many_queues
     pipelined = x.tp_overlap * ordered
     chunks = 1 + pipelined * (x.overlap_chunks - 1)
     row = next(linear.name for linear in block.linears if linear.split == "row")
@@ -281,8 +281,8 @@ def overlapped_dispatch(x: SimpleNamespace, travel: Amount, compute: Amount, sha
     travel: both passes; compute: compute of the layers beside it, both passes, for each expert block; shared:
     that of the shared experts. With ep_overlap everything but the first micro-batch's travels under the compute
     of another micro-batch, whose GEMMs lose the SMs that the dispatch takes, and memory bandwidth; delayed weight
-    gradients make all of the backward pass usable instead of nine tenths. Before Blackwell one hardware queue lets
-    nothing run beside (Megatron-Bridge sets 32). Sources: DeepSeek-AI, DualPipe,
+    gradients make all of the backward pass usable instead of nine tenths. Before Blackwell one hardware queue is
+    taken to let nothing run beside (Megatron-Bridge sets 32). Sources: DeepSeek-AI, DualPipe,
     arXiv:2412.19437, sec. 3.2; Megatron-Core, combined_1f1b.
     """
     alone = overlap.exposed(travel, x.shared_overlap * shared)

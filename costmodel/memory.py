@@ -177,7 +177,7 @@ def context_bytes(x: SimpleNamespace) -> Amount:
     """
     sizes = (x.tp, x.pp, x.dp * x.cp, x.ep)
     groups = sum(is_more_than_one(size) for size in sizes) + is_more_than_one(x.ep) * is_more_than_one(x.edp)
-    return x.context_bytes * (1 + groups) / (1 + len(sizes)) + NVLS_BYTES * x.nvls
+    return x.context_bytes * (1 + groups) / (1 + len(sizes)) + NVLS_BYTES * x.nvls * x.switch_reduces
 
 
 def rank_memory(

@@ -18,6 +18,11 @@ VBOOST_CORES, VBOOST_MEMORY = 0.03, 0.02
 GEMM_STREAMS = 4
 
 
+def boosted(x: SimpleNamespace) -> Amount:
+    """1 where clocks are boosted: asked for, on a GPU with a boost slider. [1]"""
+    return x.vboost * x.boost_slider
+
+
 def linear_gemm(x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = False) -> Amount:
     """Seconds of the GEMM of one pass ("forward", "dgrad", "wgrad") of a linear layer. [s]
 
@@ -50,7 +55,11 @@ def _recipe_gemm(
     x: SimpleNamespace, layer: Linear, rows: Amount, columns: Amount, inner: Amount, accumulate: bool
 ) -> Amount:
     fraction = (
-        x.linear_fraction * x.linear_scale * x.library_scale * x.release_scale * (1 + VBOOST_CORES * x.vboost)
+        x.linear_fraction
+        * x.linear_scale
+        * x.library_scale
+        * x.release_scale
+        * (1 + VBOOST_CORES * boosted(x))
     )
     if accumulate and not layer.grouped:
         fraction = fraction * x.wgrad_scale
@@ -111,7 +120,9 @@ def model_gemm(
 
 def model_gemm_fraction(x: SimpleNamespace) -> Amount:
     """Fraction of the 16-bit (or 32-bit) peak that large GEMMs reach inside a step. [1]"""
-    return x.gemm_fraction * x.gemm_scale * x.library_scale * x.release_scale * (1 + VBOOST_CORES * x.vboost)
+    return (
+        x.gemm_fraction * x.gemm_scale * x.library_scale * x.release_scale * (1 + VBOOST_CORES * boosted(x))
+    )
 
 
 def gemm_memory(
@@ -131,7 +142,7 @@ def gemm_memory(
 
 def gemm_bandwidth(x: SimpleNamespace) -> Amount:
     """Bandwidth that a memory-bound GEMM reaches. [byte/s]"""
-    return x.hbm_bandwidth * x.gemm_bandwidth_fraction * (1 - VBOOST_MEMORY * x.vboost)
+    return x.hbm_bandwidth * x.gemm_bandwidth_fraction * (1 - VBOOST_MEMORY * boosted(x))
 
 
 def accumulation_time(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amount:
@@ -152,7 +163,7 @@ def accumulated_bytes(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amou
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
     """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
     kernels_rate = x.elementwise_scale * x.release_scale
-    bandwidth = x.hbm_bandwidth * kernels_rate * (1 - VBOOST_MEMORY * x.vboost)
+    bandwidth = x.hbm_bandwidth * kernels_rate * (1 - VBOOST_MEMORY * boosted(x))
     return kernels.stream_time(num_bytes, bandwidth=bandwidth, fraction=fraction)
 
 

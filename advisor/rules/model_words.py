@@ -93,6 +93,10 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "hopper": np.bool_(generation == "hopper"),
         "blackwell": np.bool_(generation.startswith("blackwell")),
         "consumer": np.bool_(generation in ("ada", "blackwell-consumer")),
+        "switched": np.bool_(
+            generation in ("hopper", "blackwell", "blackwell-ultra")
+            and cluster.intra.name.startswith("nvlink")
+        ),
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
         "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
         "rocm": np.bool_(cluster.gpu.vendor == "AMD"),

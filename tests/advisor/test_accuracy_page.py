@@ -117,7 +117,7 @@ def planted_runs(errors):
 
 def test_a_regression_ranks_what_its_features_tell_and_nothing_else():
     pytest.importorskip("sklearn")
-    from accuracy_ceiling import REGRESSIONS, corrected
+    from accuracy_regressions import REGRESSIONS, corrected
 
     from advisor.ranking import pairs, share_right
 
@@ -125,25 +125,27 @@ def test_a_regression_ranks_what_its_features_tell_and_nothing_else():
     features = np.column_stack([np.repeat(np.arange(6.0), 4), draw.normal(size=24), np.ones(24)])
     told = 0.2 * features[:, 0] + 0.01 * draw.normal(size=24)
     for fit in REGRESSIONS.values():
-        assert share_right(pairs(corrected(planted_runs(told), features, fit)))["share"] > 0.85
-        noise = corrected(planted_runs(0.2 * draw.normal(size=24)), features, fit)
+        assert share_right(pairs(corrected(planted_runs(told), features, fit, range(24))))["share"] > 0.85
+        noise = corrected(planted_runs(0.2 * draw.normal(size=24)), features, fit, range(24))
         assert share_right(pairs(noise))["share"] < 0.75
 
 
 def test_a_run_does_not_tell_its_own_error():
-    from accuracy_ceiling import left_out
+    from accuracy_regressions import left_out
 
     def mean(_x, y):
         return lambda at: np.full(len(at), y.mean())
 
-    assert left_out(np.zeros((3, 1)), np.array([3.0, 0.0, 0.0]), mean).tolist() == [0.0, 1.5, 1.5]
+    errors = np.array([3.0, 0.0, 0.0])
+    assert left_out(np.zeros((3, 1)), errors, mean, "abc").tolist() == [0.0, 1.5, 1.5]
+    assert left_out(np.zeros((3, 1)), errors, mean, "aab").tolist() == [0.0, 0.0, 1.5]
 
 
-def test_sources_with_few_pairs_have_no_ceiling(rows, report):
-    from accuracy_ceiling import ceiling_section
+def test_sources_with_few_pairs_have_no_regressions(rows, report):
+    from accuracy_regressions import regression_section
 
     cases = {case.id: case for row in rows if isinstance(case := row_case(row), Case)}
-    assert ceiling_section(report, cases) == []
+    assert regression_section(report, cases) == []
 
 
 def test_plots_are_the_same_twice(report, tmp_path):

@@ -40,10 +40,10 @@ def test_what_is_faster_is_not_called_as_good(told):
         told.alternatives,
         (
             "it tries bf16, fp8-cs, other recipes only when they are named",
-            "it tries nccl_ub off alone (what it hurts: memory cannot be in expandable segments); "
-            "it tries nvls off alone (what it hurts: multicast buffers take memory)",
-            "it tries vboost off alone (what it hurts: memory-bound ones; needs sudo nvidia-smi boost-slider)",
-            "it tries zero_stage 1, 3 alone (a bucket of unsharded gradients is not priced)",
+            "of nccl_ub it tries off (what it hurts: memory cannot be in expandable segments); "
+            "of nvls it tries off (what it hurts: multicast buffers take memory)",
+            "of vboost it tries off (what it hurts: memory-bound ones; needs sudo nvidia-smi boost-slider)",
+            "of zero_stage it tries 1, 3 (a bucket of unsharded gradients is not priced)",
         ),
         (
             "--precision fp8-delayed",
@@ -75,7 +75,7 @@ def test_json_has_the_gain_the_reason_and_what_to_type():
     better, worse = record["why_not"]
     assert better["pins"] == {"nccl_ub": True, "nvls": True}
     assert better["plan"]["lost_by"] < -0.01
-    assert "nccl_ub off alone" in better["not_taken"]
+    assert "of nccl_ub it tries off" in better["not_taken"]
     assert better["to_take"] == "--pin nccl_ub=on --pin nvls=on"
     assert worse["plan"]["lost_by"] > 0
     assert (worse["not_taken"], worse["to_take"]) == (None, None)

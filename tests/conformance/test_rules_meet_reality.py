@@ -145,6 +145,8 @@ ELSEWHERE = {
     "encoder_tensor": "NeMo 2's guide; the exports have no stages for encoders any more",
     "ep_overlap_hybrid": "Megatron-Core's combined_1f1b.py, while it runs",
     "deepep_link": "DeepEP's buffers, while they are built",
+    "unfused_context": "Transformer Engine's attention, while it runs",
+    "unfused_packed": "Transformer Engine's attention, while it runs",
     "cp_sinks": "Transformer Engine's attention, while it runs",
     "cp_sliding_window": "Transformer Engine's attention, while it runs",
     "layout_fits": "the text does not fit, so there is no plan to export: costmodel.layout refuses it first",
