@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,7 +105,9 @@ def _better(
     elif not why:
         why = "it tries these values, but not together or not in the pipelines that it simulates"
     take = " ".join(option(name, value) for name, value in pins.items())
-    replaced = [f"--pin {name}={_text(request.pins[name])}" for name in pins if name in request.pins]
+    replaced = [
+        f"--pin {shlex.quote(f'{name}={_text(request.pins[name])}')}" for name in pins if name in request.pins
+    ]
     instead = f" instead of {' '.join(replaced)}" if replaced else ""
     reason = (
         f"{words} is {-100 * other.lost_by:.1f} % {BETTER[objective]}, {amounts[0]} against {amounts[1]} "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.case import Case
 from advisor.options import given_knobs, plan_from_options
-from advisor.workload_options import given_workload
+from advisor.workload_options import check_acting, given_workload
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile
@@ -78,7 +78,13 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
                 f"The vocabulary is not said: {' or '.join(found.alike)}, and {found.model} is taken; "
                 "--model names another."
             )
-        return load_model(found.model)
+        model = load_model(found.model)
+        if found.vocab:
+            notes.append(
+                f"The vocabulary of {found.model} is {model.vocab:,}, that of the text {found.vocab:,}: "
+                "the model's is counted."
+            )
+        return model
     shape = dict(found.architecture)
     if not shape.get("vocab"):
         shape["vocab"] = 128256
@@ -122,15 +128,17 @@ def _workload(
 
     said = dict(found.workload)
     said |= {name: options[name] for name in ("seq_len", "global_batch", "task") if options.get(name)}
-    if "mean_length" in said:
-        said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     if "seq_len" not in said:
         said["seq_len"] = usual_seq_len(model)
         notes.append(f"--seq-len {said['seq_len']}: the usual length of the model, as none was said.")
     if "global_batch" not in said:
         said["global_batch"] = plan.micro_batch * plan.dp
         notes.append(f"--global-batch {said['global_batch']}: one micro-batch a rank, as none was said.")
-    return Workload(**said | given_workload(options))
+    if found.packs and said.get("task") != "pretrain":
+        said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
+    workload = Workload(**said | given_workload(options))
+    check_acting(given_workload(options), workload, model)
+    return workload
 
 
 def _case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,9 @@ class Gain:
 
 def option(knob: str, value: Any) -> str:
     """What to type for a value: a pin, of a recipe --precision, which a pin of another would contradict."""
-    return f"--precision {value}" if knob == "precision" else f"--pin {knob}={value_text(value)}"
+    if knob == "precision":
+        return f"--precision {value}"
+    return f"--pin {shlex.quote(f'{knob}={value_text(value)}')}"
 
 
 def tried_in(spaces: Iterable[Space]) -> dict[str, frozenset[Any]]:

@@ -118,18 +118,18 @@ class Request:
             )
 
     def _check_recompute(self) -> None:
-        """Refuse pins of what a kind of recompute takes beside another kind: a plan could not hold both."""
+        """Refuse pins, or what --why-not asks, of a kind of recompute beside another: a plan could not hold both."""
         given = {name: value for name, value in self.pins.items() if name in RECOMPUTE_OF and value}
         for name, value in given.items():
             kind = RECOMPUTE_OF[name]
             if self.pins.get("recompute", kind) != kind:
                 raise ValueError(
-                    f"--pin recompute={self.pins['recompute']} contradicts --pin {name}={value_text(value)}, "
-                    f"which is of recompute={kind}. Leave one out, or --pin recompute={kind}."
+                    f"recompute={self.pins['recompute']} contradicts {name}={value_text(value)}, "
+                    f"which is of recompute={kind}. Leave one out, or say recompute={kind}."
                 )
         if len(given) > 1:
             words = [
-                f"--pin {name}={value_text(value)}, which is of recompute={RECOMPUTE_OF[name]}"
+                f"{name}={value_text(value)}, which is of recompute={RECOMPUTE_OF[name]}"
                 for name, value in given.items()
             ]
             raise ValueError(f"{', contradicts '.join(words)}. Leave one out.")

@@ -33,10 +33,11 @@ def other_loss(case: Case, priced: Prediction | None, target: str, version: str)
         return OtherLoss()
     from executor.export.megatron_lm_names import version_of, versions
 
-    known, _ = version_of(version)
+    known, other = version_of(version)
     if known.te_loss:
         return OtherLoss()
-    said = f"Megatron-LM {known.name} refuses Transformer Engine's fused loss, and its own keeps FP32 logits"
+    named = known.name + (f", the nearest to {version} that is known," if other else "")
+    said = f"Megatron-LM {named} refuses Transformer Engine's fused loss, and its own keeps FP32 logits"
     if priced is None:
         return OtherLoss(f"{said}, which the plan does not hold")
     there = replace(case, stack=newest_stack("megatron_lm", native_loss=True))
@@ -44,6 +45,8 @@ def other_loss(case: Case, priced: Prediction | None, target: str, version: str)
     before = gib(priced.peak_memory_bytes).removesuffix(" GiB")
     memory = f"{before} -> {gib(found.peak_memory_bytes)} of {gib(found.device_bytes)}"
     if found.fits or not priced.fits:
+        if gib(found.peak_memory_bytes) == gib(priced.peak_memory_bytes):
+            return OtherLoss()  # the fullest stage holds no logits
         return OtherLoss(f"{said}: memory {memory}, priced as {there.stack}")
     older = next(each.name for each in reversed(versions()) if each.te_loss)
     return OtherLoss(

@@ -110,10 +110,15 @@ def check_acting(given: Mapping[str, Any], workload: Workload, model: ModelSpec)
         idle["length_cv"] = (
             "spreads lengths around --mean-length, which is not given. Add it, or leave this out."
         )
+        if workload.task == "pretrain":
+            idle["packed"] = (
+                "pads documents of --mean-length, which is not given, and the task is pretrain. "
+                "Add --mean-length, or leave it out."
+            )
     for name, words in idle.items():
         # Balanced experts and one length are true of every model and task.
         harmless = not name.startswith("lora") and getattr(workload, name) == getattr(Workload, name)
         if name in given and not harmless:
-            option = "--" + name.replace("_", "-")
+            option = "--no-packed" if name == "packed" else "--" + name.replace("_", "-")
             shown = "" if isinstance(given[name], bool) else f" {given[name]}"
             raise ValueError(f"{option}{shown} {words}")

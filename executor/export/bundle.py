@@ -33,7 +33,7 @@ class Bundle:
             "version": exported.version,
             "settings": dict(exported.settings),
             "command": list(exported.command),
-            "environment": {variable.name: variable.value for variable in environment(self.job)},
+            "environment": {each.name: each.value for each in environment(self.job, exported.target)},
             "files": self.files,
             "start": self.start,
             "notes": list(exported.notes),

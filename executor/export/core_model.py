@@ -37,8 +37,8 @@ def same_models(fields: Mapping[str, Any]) -> list[str]:
         model = load_model(name)
         ours = model_fields(model)
         if all(ours.get(field) == _given(fields, field, model) for field in TELLING):
-            found.append((unlike(fields, model), name))
-    return [name for _, name in sorted(found)]
+            found.append((unlike(fields, model), other_tokens(fields, model), name))
+    return [name for *_, name in sorted(found)]
 
 
 def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
@@ -53,14 +53,19 @@ def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
 
 def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
     """How much else differs: vocabulary, biases, embeddings. [1]"""
-    vocab = fields.get("vocab_size")
     ours = model_fields(model)
     soft = ("normalization", "add_bias_linear", "add_qkv_bias", "qk_layernorm")
     differing = (fields.get("mtp_num_layers") or 0) != model.mtp_layers
     differing += sum((fields.get(field) or None) != (ours.get(field) or None) for field in soft)
     tied = fields.get("share_embeddings_and_output_weights")
     differing += tied is not None and tied != model.tied_embeddings
-    return 4 * (vocab is not None and vocab not in (model.vocab, model.vocab_padded)) + differing
+    return 4 * (other_tokens(fields, model) > 0) + differing
+
+
+def other_tokens(fields: Mapping[str, Any], model: ModelSpec) -> int:
+    """How far the vocabulary that is said is from the model's, padded or not; 0 where none is said. [tokens]"""
+    vocab = fields.get("vocab_size")
+    return min(abs(vocab - each) for each in (model.vocab, model.vocab_padded) if each) if vocab else 0
 
 
 def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:

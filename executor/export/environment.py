@@ -13,10 +13,13 @@ from typing import Any
 
 from costmodel.knobs import KNOBS, SETTINGS
 from executor.export.exported import Job
+from executor.export.target_names import names_of
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 GROWING = "expandable_segments:True"
+OF_HYBRIDEP = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NVLINK_DOMAIN_SIZE", "USE_MNNVL")
+DISPATCHER = "moe_flex_dispatcher_backend"  # the field by which a release tells HybridEP from DeepEP
 # Variables of choice knobs that the target's own argument sets, or that a knob says through another name.
 SAID_ELSEWHERE = {"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_DPA_FP8_RECIPE"}
 
@@ -30,9 +33,15 @@ class Variable:
     why: str
 
 
-def environment(job: Job) -> tuple[Variable, ...]:
-    """Every variable that the plan needs, once each; a setting of the plan wins over what we would choose."""
+def environment(job: Job, target: str = "") -> tuple[Variable, ...]:
+    """Every variable that the plan needs, once each; a setting of the plan wins over what we would choose.
+
+    target: what runs it, "" for anything; NeMo has no HybridEP, so nothing of it is set there.
+    """
     found = {variable.name: variable for variable in _chosen(job)}
+    if target == "nemo" and not names_of("nemo", job.version)[0].has("model.config", DISPATCHER):
+        for name in OF_HYBRIDEP:
+            found.pop(name, None)
     for variable in _settings(job):
         found[variable.name] = variable
     return tuple(found.values())
@@ -116,12 +125,11 @@ def _experts(job: Job) -> Iterator[Variable]:
     if plan.moe_dispatcher != "hybridep" or job.model.moe is None or plan.ep == 1:
         return
     inside = min(plan.ep, domain)
-    yield Variable(
-        "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", str(inside), f"ep {plan.ep} on domains of {domain} GPUs"
-    )
+    ranks, size, spans = OF_HYBRIDEP
+    yield Variable(ranks, str(inside), f"ep {plan.ep} on domains of {domain} GPUs")
     if domain > job.cluster.gpus_per_node:
-        yield Variable("NVLINK_DOMAIN_SIZE", str(domain), "GPUs that NVLink joins")
-        yield Variable("USE_MNNVL", "1", "the domain spans nodes")
+        yield Variable(size, str(domain), "GPUs that NVLink joins")
+        yield Variable(spans, "1", "the domain spans nodes")
 
 
 def _expert_kernel(job: Job) -> Iterator[Variable]:

@@ -55,7 +55,9 @@ class Reading:
     name in our registry, "" when only its shape is given, which `architecture` then holds. workload: seq_len,
     global_batch and the like. unread: what has no counterpart here, a line each. otherwise: what is read otherwise
     than it is said, or holds for some releases alone, a line each. alike: models that the text may mean, the one
-    read first, where it leaves open which. stack: software release that its settings belong to, "" for the newest.
+    read first, where it leaves open which. vocab: its vocabulary where that is not the model's, else 0. [tokens]
+    packs: whether its fine-tuning packs documents, of which no text says how long they are.
+    stack: software release that its settings belong to, "" for the newest.
     """
 
     knobs: Mapping[str, Any]
@@ -65,4 +67,6 @@ class Reading:
     unread: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
+    vocab: int = 0
+    packs: bool = False
     stack: str = ""

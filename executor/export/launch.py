@@ -64,7 +64,11 @@ def train_script(job: Job, exported: Exported, inputs: Mapping[str, tuple[str, s
         ]
     if inputs:
         lines += ["# What the plan does not know.", *_inputs(inputs), ""]
-    lines += ["# Environment; it wins over the container's.", *environment_lines(environment(job)), ""]
+    lines += [
+        "# Environment; it wins over the container's.",
+        *environment_lines(environment(job, exported.target)),
+        "",
+    ]
     lines += _rendezvous(nodes)
     lines += ["", *argument_block(exported), ""]
     return "\n".join([*lines, *_torchrun(job, exported, nodes, per_node)]) + "\n"

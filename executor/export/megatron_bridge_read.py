@@ -14,6 +14,7 @@ from executor.export.core_read import (
     knobs_of,
     model_of,
     other_optimizer,
+    own_loss,
     said_fields,
 )
 from executor.export.exchange_read import mixed_exchange
@@ -88,7 +89,11 @@ def reading(text: str) -> Reading:
         architecture={} if model else architecture_of(fields),
         workload=workload,
         unread=() if dump else tuple(unread(said, recipe)),
-        otherwise=(*mixed_exchange(fields), *other_optimizer(said.get("optimizer.optimizer"))),
+        otherwise=(
+            *mixed_exchange(fields),
+            *own_loss(fields),
+            *other_optimizer(said.get("optimizer.optimizer")),
+        ),
     )
 
 

@@ -128,7 +128,7 @@ def model_settings(job: Job, names: Names, recipe: bool) -> dict[str, Any]:
     """The model's fields: those of the plan, and the shape where no recipe gives it or another is wanted."""
     core = core_fields(job.plan, job.model, job.workload)
     shape = model_fields(job.model)
-    core |= recompute_names(core, job.model)
+    core |= recompute_names(core, job.model) | loss_names(core, job)
     kept = {name: value for name, value in core.items() if name not in BY_PRECISION + BY_OVERLAP}
     if recipe:
         usual = model_fields(load_model(job.model.name))
@@ -159,6 +159,12 @@ def recompute_names(core: Mapping[str, Any], model: ModelSpec) -> dict[str, Any]
     # Without modules Megatron-Core takes its own choice, core_attn; without any left there is nothing to do.
     selective = bool(kept) or not modules
     return {"recompute_granularity": "selective" if selective else None, "recompute_modules": kept or None}
+
+
+def loss_names(core: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The fused loss that was priced, where it is Megatron-Core's own rather than Transformer Engine's."""
+    own = job.native_loss and "cross_entropy_fusion_impl" in core
+    return {"cross_entropy_fusion_impl": "native"} if own else {}
 
 
 def _shape_arguments(job: Job, names: Names) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.stack import newest_stack
 from executor.export.configuration_text import yaml_of
-from executor.export.core_model import architecture, same_models
+from executor.export.core_model import architecture, other_tokens, same_models
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
@@ -54,10 +54,12 @@ def reading(text: str) -> Reading:
     around = environment_knobs(read_environment(text))
     settings |= around.pop("settings")
     knobs |= around | _arguments_alone(given, fields) | _launcher(text, given)
-    models = same_models(fields)
+    models, vocab = same_models(fields), 0
     if models:
-        knobs = of_model(knobs | {"settings": settings}, load_model(models[0]))
+        model = load_model(models[0])
+        knobs = of_model(knobs | {"settings": settings}, model)
         settings = knobs.pop("settings", {})
+        vocab = fields["vocab_size"] if other_tokens(fields, model) else 0
     told = {name: value for name, value in knobs.items() if _plain(name) != value}
     return Reading(
         knobs=told | ({"settings": settings} if settings else {}),
@@ -67,6 +69,8 @@ def reading(text: str) -> Reading:
         unread=tuple(_unread(given)),
         otherwise=(*mixed_exchange(fields), *_optimizer(given)),
         alike=tuple(models) if len(models) > 1 and not fields.get("vocab_size") else (),
+        vocab=vocab,
+        packs="--sft" in given,
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
     )
 
@@ -172,9 +176,6 @@ def _workload(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict
             found[name] = fields[field]
     if {"--sft", "--finetune"} & set(given):
         found["task"] = "sft"
-    if "--sft" in given and "seq_len" in found:
-        # Its data set packs; documents that fill their pack, as no text says how long they are.
-        found["mean_length"] = found["seq_len"]
     return found
 
 

@@ -13,6 +13,7 @@ from executor.export.core_read import (
     direct_fields,
     knobs_of,
     model_of,
+    own_loss,
     said_fields,
 )
 from executor.export.exchange_read import mixed_exchange
@@ -50,7 +51,7 @@ def reading(text: str) -> Reading:
         architecture={} if model else architecture_of(fields),
         workload=_workload(said),
         unread=() if dump else tuple(_unread(said)),
-        otherwise=tuple(mixed_exchange(fields)),
+        otherwise=(*mixed_exchange(fields), *own_loss(fields)),
     )
 
 

@@ -30,7 +30,10 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         and model.moe
         and not names.has("model.config", "moe_flex_dispatcher_backend")
     ):
-        yield f"moe_dispatcher hybridep: NeMo {names.release} knows DeepEP only, which is set"
+        yield (
+            f"moe_dispatcher hybridep: NeMo {names.release} knows DeepEP only, which is set; the step is priced with "
+            "HybridEP, --moe-dispatcher deepep tells the other"
+        )
     yield from overlap_note(plan, "a tp_comm_overlap_cfg of the callback")
     yield from graph_word_note(plan, model, f"NeMo {names.release}")
     if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:

@@ -22,6 +22,7 @@ from executor.export.megatron_bridge_settings import (
     BY_PRECISION,
     NOTHING,
     deferral_limit,
+    loss_names,
     recompute_names,
 )
 from executor.export.megatron_bridge_task import adapter_settings, packed_batch
@@ -165,7 +166,7 @@ def arguments_of(names: Names, module: str, function: str) -> set[str] | None:
 def model_settings(job: Job, names: Names, known: bool) -> dict[str, Any]:
     """Parallel sizes go to the strategy, the rest of Megatron-Core's fields to the model's configuration."""
     core = core_fields(job.plan, job.model, job.workload)
-    core |= recompute_names(core, job.model)
+    core |= recompute_names(core, job.model) | loss_names(core, job)
     shape = model_fields(job.model)
     usual = model_fields(load_model(job.model.name)) if known else {}
     settings: dict[str, Any] = {}

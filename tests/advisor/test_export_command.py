@@ -195,6 +195,34 @@ def test_the_memory_of_the_targets_loss_is_noted():
     assert re.search(r"# Note: .* keeps FP32 logits: memory [\d.]+ -> [\d.]+ GiB of 79\.6 GiB", found.stdout)
 
 
+def test_memory_that_the_targets_loss_leaves_as_it_is_is_not_noted():
+    """The first of four stages is the fullest, and it holds no logits."""
+    stages = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "h100", "--pp", "4", "--seq-len", "8192"]
+    found = run(export, *stages, "--to", "megatron-lm")
+    assert found.exit_code == 0
+    assert "--cross-entropy-loss-fusion" in found.stdout
+    assert "FP32 logits" not in found.stdout
+
+
+def test_an_unknown_version_is_told_with_what_it_refuses():
+    found = run(export, *TIGHT, "--to", "megatron-lm", "--target-version", "9")
+    assert "Megatron-LM 0.19, the nearest to 9 that is known, refuses" in found.stderr
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "nemo"])
+def test_the_loss_that_was_priced_is_written_and_read(target, tmp_path):
+    """Transformer Engine's was written for a plan of mcore-26.05, without a word."""
+    for stack, word in (("mcore-26.05", "native"), ("nemo-26.06", "te")):
+        folder = str(tmp_path / stack)
+        written = run(export, *TIGHT, "--recompute", "full", "--stack", stack, "--to", target, "-o", folder)
+        assert written.exit_code == 0
+        (text,) = (tmp_path / stack).glob("*.py")
+        assert f'cross_entropy_fusion_impl = "{word}"' in text.read_text()
+        told = " ".join(run(check, "--from", target, str(text), "--gpu", "h100").stdout.split())
+        assert "reads as llama3-8b" in told
+        assert ("cross_entropy_fusion_impl native: its FP32 logits count where" in told) == (word == "native")
+
+
 @pytest.mark.parametrize(
     ("more", "flag"),
     [

@@ -51,6 +51,10 @@ def test_the_line_of_the_padded_vocabulary_tells_the_model(tmp_path, command):
     said = told(command, log_of(tmp_path / "said.log", SIZES, LINE), "--gpu", "h100")
     assert "llama3-70b: the model" in said
     assert "not said" not in said
+    near = log_of(tmp_path / "near.log", SIZES, LINE.replace("128256", "128002", 1))
+    assert "The vocabulary of llama3-70b is 128,256, that of the text 128,002" in told(
+        command, near, "--gpu", "h100"
+    )
     unsaid = told(command, log_of(tmp_path / "unsaid.log", SIZES), "--gpu", "h100")
     assert UNSAID in unsaid
     assert UNSAID not in told(command, str(tmp_path / "unsaid.log"), "--gpu", "h100", "--model", "llama3-70b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,7 @@ from advisor.case import Case
 from advisor.cli import advisor
 from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
-from advisor.outside import UNPRICED, outside_lines, tried_in, untried
+from advisor.outside import UNPRICED, option, outside_lines, tried_in, untried
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import search
 from advisor.space import build_space
@@ -89,6 +90,23 @@ def test_a_pin_of_the_users_own_is_why():
     request = ask("tp=2", precision="bf16")
     answer = why_not(request, {"tp": 1}, search(request).plans[0])
     assert "--pin tp=2 keeps it from that. To have it: --pin tp=1 instead of --pin tp=2" in answer.reason
+
+
+def test_what_it_says_to_type_is_safe_to_paste():
+    """A layout holds pipes and globs."""
+    layout = "Et*19|t*21|t*20|t*20L"
+    told = option("pipeline_layout", layout)
+    assert told == f"--pin 'pipeline_layout={layout}'"
+    assert shlex.split(told) == ["--pin", f"pipeline_layout={layout}"]
+    assert option("recompute_modules", ("mlp", "moe")) == "--pin recompute_modules=mlp+moe"
+
+
+def test_kinds_of_recompute_that_are_asked_for_are_no_pins():
+    request = ask(precision="bf16")
+    asked = {"recompute": "none", "recompute_num_layers": 3}
+    reason = why_not(request, asked, search(request).plans[0]).reason
+    assert reason.startswith("recompute=none contradicts recompute_num_layers=3, which is of recompute=full.")
+    assert "--pin" not in reason
 
 
 def test_what_moves_nothing_is_as_good(told):

@@ -132,18 +132,18 @@ def test_a_precision_and_a_pin_of_another_are_refused_as_two_pins_are(precision)
     [
         (
             ["recompute=none", "recompute_num_layers=4"],
-            "--pin recompute=none contradicts --pin recompute_num_layers=4, which is of recompute=full. "
-            "Leave one out, or --pin recompute=full.",
+            "recompute=none contradicts recompute_num_layers=4, which is of recompute=full. "
+            "Leave one out, or say recompute=full.",
         ),
         (
             ["recompute=full", "recompute_modules=core_attn+mlp"],
-            "--pin recompute=full contradicts --pin recompute_modules=core_attn+mlp, which is of "
-            "recompute=selective. Leave one out, or --pin recompute=selective.",
+            "recompute=full contradicts recompute_modules=core_attn+mlp, which is of "
+            "recompute=selective. Leave one out, or say recompute=selective.",
         ),
         (
             ["recompute_modules=mlp", "recompute_num_layers=4"],
-            "--pin recompute_modules=mlp, which is of recompute=selective, contradicts "
-            "--pin recompute_num_layers=4, which is of recompute=full. Leave one out.",
+            "recompute_modules=mlp, which is of recompute=selective, contradicts "
+            "recompute_num_layers=4, which is of recompute=full. Leave one out.",
         ),
     ],
 )

@@ -9,6 +9,13 @@ from advisor.cli import advisor
 
 CASE = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100"]
 
+SCRIPT = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope "
+    "--untie-embeddings-and-output-weights --vocab-size 128256 --seq-length 4096 --global-batch-size 64 --bf16 "
+    "--tensor-model-parallel-size 8 --sequence-parallel --use-distributed-optimizer"
+)
+
 
 def answer(*arguments):
     return CliRunner().invoke(advisor, [*arguments, "--json"], catch_exceptions=False)
@@ -52,6 +59,7 @@ def test_a_task_is_known_in_any_case():
             ["--length-cv", "0.5"],
             "--length-cv 0.5 spreads lengths around --mean-length, which is not given. Add it",
         ),
+        (["--no-packed"], "--no-packed pads documents of --mean-length, which is not given, and the task"),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "predict", "check"])
@@ -63,8 +71,17 @@ def test_what_would_change_nothing_is_refused(command, given, says):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("given", [["--lora-rank", "8"], ["--moe-imbalance", "1.4"], ["--no-packed"]])
+def test_a_script_that_is_read_refuses_it_too(given):
+    with pytest.raises(ValueError, match=f"^{given[0]}.*(task is pretrain|has none)"):
+        answer("check", "--from", "megatron-lm", SCRIPT, "--gpu", "h100", *given)
+    assert answer("check", "--from", "megatron-lm", SCRIPT, "--gpu", "h100", "--packed").exit_code == 0
+
+
 def test_what_acts_or_is_true_anyway_is_taken():
     for given in (
+        ["--packed"],
+        ["--no-packed", "--task", "sft"],
         ["--task", "lora", "--lora-rank", "64"],
         ["--moe-imbalance", "1", "--moe-spread", "--length-cv", "0"],
         ["--mean-length", "2048", "--length-cv", "0.5"],

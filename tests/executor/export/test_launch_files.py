@@ -13,7 +13,13 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export.bundle import bundle
-from executor.export.environment import environment, environment_knobs, environment_lines, read_environment
+from executor.export.environment import (
+    OF_HYBRIDEP,
+    environment,
+    environment_knobs,
+    environment_lines,
+    read_environment,
+)
 from executor.export.exported import Job
 from executor.export.launch import nodes_of
 from executor.export.slurm import sbatch_script
@@ -63,6 +69,17 @@ def test_settings_of_the_plan_win_and_experts_get_theirs():
     assert hybrid["USE_MNNVL"] == "1"
     assert variables(Plan(dp=8), "aws-p5en")["FI_PROVIDER"] == "efa"
     assert variables(Plan(dp=8, offload_modules=("core_attn",)))["NVTE_CPU_OFFLOAD_V1"] == "1"
+
+
+@pytest.mark.parametrize("target", ["nemo", "megatron-bridge"])
+def test_variables_of_hybridep_are_for_targets_that_have_it(target):
+    plan = Plan(dp=64, ep=64, moe_dispatcher="hybridep")
+    made = bundle(job_of(plan, "gb200-nvl72", "deepseek-v3"), target, slurm=False)
+    has = target != "nemo"
+    for text in (made.files["train.sh"], str(made.to_dict()["environment"])):
+        for name in OF_HYBRIDEP:
+            assert (name in text) == has
+    assert any("priced with HybridEP" in note for note in made.exported.notes) == (not has)
 
 
 def test_offloading_on_grace_keeps_the_network_off_its_path():

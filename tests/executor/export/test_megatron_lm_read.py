@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from advisor.case_from import read_foreign
+from advisor.commands.check import checked
 from costmodel.stack import load_stack
 from executor.export import megatron_lm
 from executor.export.megatron_lm_names import flag_of
@@ -17,6 +19,11 @@ LLAMA = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
     "--num-query-groups 8 --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope "
     "--untie-embeddings-and-output-weights --vocab-size 128256 --seq-length 4096 --global-batch-size 64 --bf16 "
+)
+SEVENTY = (
+    LLAMA.replace("--num-layers 32 --hidden-size 4096", "--num-layers 80 --hidden-size 8192")
+    .replace("14336", "28672")
+    .replace("--num-attention-heads 32", "--num-attention-heads 64")
 )
 # Readers of flags, and of the fields that flags are turned into.
 FLAGS = ("megatron_lm_read", "megatron_lm_fields", "environment")
@@ -57,15 +64,38 @@ def test_a_script_belongs_to_the_newest_release_that_has_its_loss(said, native):
     assert (stack.names, stack.native_loss) == ("megatron_lm", native)
 
 
+@pytest.mark.parametrize(
+    ("said", "model"),
+    [(128000, "llama3-70b"), (128512, "llama3-70b"), (32768, "llama2-70b"), (32000, "llama2-70b")],
+)
+def test_the_nearest_vocabulary_tells_models_apart(said, model):
+    """128,000 and 128,512 were read as Llama 2, of 32,000, without a word."""
+    found = megatron_lm.read(SEVENTY.replace("128256", str(said)))
+    assert (found.model, found.alike) == (model, ())
+    assert found.vocab == (said if said != 32000 else 0)
+    told = read_foreign("megatron-lm", SEVENTY.replace("128256", str(said)), {"gpu": "h100"}).notes
+    assert any(f"that of the text {said:,}" in note for note in told) == bool(found.vocab)
+
+
 def test_models_that_only_the_vocabulary_tells_apart_are_named():
-    sizes = LLAMA.replace("--num-layers 32 --hidden-size 4096", "--num-layers 80 --hidden-size 8192")
-    sizes = sizes.replace("14336", "28672").replace("--num-attention-heads 32", "--num-attention-heads 64")
-    found = megatron_lm.read(sizes.replace("--vocab-size 128256 ", ""))
+    found = megatron_lm.read(SEVENTY.replace("--vocab-size 128256 ", ""))
     assert set(found.alike) == {"llama2-70b", "llama3-70b"}
     assert found.model == found.alike[0]
-    assert not megatron_lm.read(sizes).alike
+    assert not megatron_lm.read(SEVENTY).alike
 
 
 def test_its_fine_tuning_packs():
-    assert megatron_lm.read(f"{LLAMA} --sft").workload["mean_length"] == 4096
-    assert "mean_length" not in megatron_lm.read(f"{LLAMA} --finetune").workload
+    assert megatron_lm.read(f"{LLAMA} --sft").packs
+    assert not megatron_lm.read(f"{LLAMA} --finetune").packs
+
+
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [("--seq-length 4096", {}), ("--seq-length $SEQ", {"seq_len": 4096}), ("", {"seq_len": 4096}), ("", {})],
+)
+def test_it_packs_whoever_says_the_length(length, options):
+    """Rule packed_micro_batch held where the text left the length to a variable or to our command line."""
+    script = f"{LLAMA.replace('--seq-length 4096', length)} --sft --micro-batch-size 4"
+    case = read_foreign("megatron-lm", script, {"gpu": "h100"} | options)
+    assert case.workload.mean_length == case.workload.seq_len
+    assert any(each.id == "packed_micro_batch" for each in checked(case).violations)
