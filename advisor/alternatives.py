@@ -11,7 +11,7 @@ from advisor.candidates import Candidate, compared, memory_parts
 from advisor.options import value_text
 from advisor.outside import Tried, option, tried_in, why_untried
 from advisor.render import gib, seconds
-from advisor.request import Request
+from advisor.request import Request, completed
 from advisor.search import GIB, SearchResult, fits_at_all, search
 from advisor.space import build_space
 from costmodel.prediction import FITS_BELOW
@@ -63,7 +63,7 @@ def why_not(request: Request, pins: Mapping[str, Any], best: Candidate, tried: T
     words = ", ".join(f"{name}={_text(value)}" for name, value in pins.items())
     try:
         recipes = (pins["precision"],) if "precision" in pins else request.precisions
-        asked = replace(request, pins={**request.pins, **pins}, precisions=recipes, top=1)
+        asked = replace(request, pins=completed({**request.pins, **pins}), precisions=recipes, top=1)
         found = search(asked)
     except ValueError as refused:
         return WhyNot(pins, None, str(refused))
@@ -144,9 +144,9 @@ def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
     pinned = " ".join(f"--pin {name}={_text(value)}" for name, value in WHOLE_STEP.items())
     bound = WHOLE_STEP["moe_expert_rank_capacity_factor"]
     reason = (
-        f"it takes {found.step_time:.4g} s, {100 * saved:.0f} % less ({found.plan.describe()}), and recipes of this "
-        f"release run so. It bounds what the experts of a rank take at {bound:g} times the mean, so it is not "
-        f"searched. To have it: {pinned}"
+        f"in this layout it takes {found.step_time:.4g} s, {100 * saved:.0f} % less ({found.plan.describe()}), and "
+        f"recipes of this release run so. It bounds what the experts of a rank take at {bound:g} times the mean, so "
+        f"it is not searched. To have it: {pinned}"
     )
     not_taken = "it bounds what the experts of a rank take"
     return WhyNot(

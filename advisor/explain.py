@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,7 +115,7 @@ def explain(
         steps=tuple(path.steps()),
         alternatives=(
             *(why_not(request, pins, best, tried) for pins in asked),
-            *filter(None, [whole_step_graph(request, best)]),
+            *filter(None, [] if _asks_scope(asked) else [whole_step_graph(request, best)]),
         ),
         outside=gains_outside(request, best, tried),
     )
@@ -129,6 +129,11 @@ def _plan_dict(candidate: Candidate) -> dict[str, Any]:
         "lost_by": candidate.lost_by,
         "lost_to_term": candidate.lost_to_term or None,
     }
+
+
+def _asks_scope(asked: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a question is about the scope of CUDA graphs, which is then answered once."""
+    return any("cuda_graph_scope" in pins for pins in asked)
 
 
 def _why_not_dict(found: WhyNot) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def make_request(
             f"global batch {global_batch} sequences ({global_batch * seq_len:,} tokens a step), "
             + ("small, for a processor" if on_cpu else "scaled with the GPUs as published recipes do")
         )
-    fixed = dict(pins) if isinstance(pins, Mapping) else parse_pins(pins)
+    fixed = completed(pins if isinstance(pins, Mapping) else parse_pins(pins))
     recipes, recipe_note = choose_precisions(precision, place)
     if "precision" in fixed and (precision == "auto" or fixed["precision"] in recipes):
         recipes, recipe_note = (fixed["precision"],), ""
@@ -211,6 +211,12 @@ def make_request(
         stack=stack,
         notes=(*notes, recipe_note) if recipe_note else tuple(notes),
     )
+
+
+def completed(pins: Mapping[str, Any]) -> dict[str, Any]:
+    """The pins with what they mean: a scope of CUDA graphs is of plans that have graphs."""
+    graphs = {"cuda_graph": True} if pins.get("cuda_graph_scope") else {}
+    return graphs | dict(pins)
 
 
 def parse_pins(texts: Iterable[str], option: str = "--pin") -> dict[str, Any]:

@@ -176,3 +176,12 @@ def test_gains_stand_with_the_space_in_one_line(told):
 def test_what_is_pinned_is_no_gain_and_can_be_had():
     again = explain(ask("nccl_ub=on", "vboost=on"))
     assert not {"nccl_ub", "vboost"} & {gain.knob for gain in again.outside}
+
+
+def test_a_question_about_the_scope_of_graphs_is_answered_once():
+    request = make_request("qwen3-30b-a3b", 32, "h100")
+    asked = ("cuda_graph_scope=full_iteration", "tp=2")
+    assert [dict(each.pins) for each in explain(request, asked).alternatives] == [
+        {"cuda_graph_scope": ("full_iteration",)},
+        {"tp": 2},
+    ]

@@ -272,3 +272,8 @@ def test_pins_that_cannot_be_read_are_refused_in_one_line(texts, words):
 def test_unknown_precisions_are_refused(precision):
     with pytest.raises(ValueError):
         make_request("8b", 8, "h100", precision=precision)
+
+
+def test_a_scope_of_graphs_is_of_plans_that_have_graphs():
+    request = make_request("llama3-8b", 8, "h100", pins=["cuda_graph_scope=attn"])
+    assert request.pins == {"cuda_graph": True, "cuda_graph_scope": ("attn",)}
