@@ -53,6 +53,13 @@ def graph_word_note(plan: Plan, model: ModelSpec, release: str) -> Iterator[str]
         yield f"cuda_graph_scope {'+'.join(parts)}: {release} takes one word, so {word}"
 
 
+def router_note(model: ModelSpec, name: str) -> Iterator[str]:
+    """A note on the factor of the router's scores, which our model files do not hold. name: the target's own."""
+    moe = model.moe
+    if moe is not None and moe.topk > 1 and (moe.router_score == "sigmoid" or model.mla is not None):
+        yield f"the router's scaling factor is not in our model files: add {name} as the model has it (DeepSeek-V3 2.5)"
+
+
 def refuse_hybrid_stages(
     plan: Plan, model: ModelSpec, release: str, instead: str = "--to megatron-lm"
 ) -> None:
