@@ -17,9 +17,10 @@ SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0",
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, as text by column."""
+    """One row of a table, as text by column. surplus: its cells and the header's columns, where it has more."""
 
     values: Mapping[str, str]
+    surplus: str = ""
 
     def text(self, name: str) -> str:
         """A column's text, '' when empty or absent."""
@@ -40,6 +41,8 @@ class Row:
 
     def fault(self) -> str:
         """The first number that cannot be meant: its column, what stands there and the rule; '' when none."""
+        if self.surplus:
+            return f"{self.surplus}: which cell is whose is open. Quote cells with commas, and write 8192, not 8,192."
         for name in (*COUNTS, *OFFSETS, *AMOUNTS):
             text = self.text(name).strip()
             value = self.number(name)

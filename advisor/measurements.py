@@ -8,6 +8,7 @@ skipped with a reason.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from hardware_db import Cluster
 NEEDED = ("id", "model", "system", "gpus", "precision", "gbs", "seq_len")
 # Frameworks whose one memory figure is what the allocator reserves. Source: torchtitan, components/metrics.py.
 PRINTS_RESERVED = ("torchtitan",)
+# What else tables are separated by, and its name.
+SEPARATORS = {";": ";", "\t": "tabs", "|": "|"}
 LARGEST_FILE = 256 * 2**20  # bytes
 # In the notes of runs that their publisher calls functional: real data, natural routing, no kernels tuned.
 UNTUNED = "not tuned for speed"
@@ -74,17 +77,28 @@ def read_rows(path: str | Path) -> list[Row]:
             reader = csv.DictReader(file)
             missing = [name for name in NEEDED if name not in (reader.fieldnames or [])]
             if missing:
-                raise ValueError(
-                    f"{path} lacks the columns {', '.join(missing)}. Columns needed: {', '.join(NEEDED)}."
-                )
-            return [
-                Row({key: value or "" for key, value in row.items() if isinstance(key, str)})
-                for row in reader
-            ]
+                raise ValueError(_lacking(path, missing, reader.fieldnames or []))
+            return [_row(row, len(reader.fieldnames or [])) for row in reader]
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+
+
+def _lacking(path: Path, missing: Sequence[str], header: Sequence[str]) -> str:
+    """One line for a header without the columns needed: the separator where that is why."""
+    for sign, name in SEPARATORS.items():
+        words = [word.strip() for word in sign.join(header).split(sign)]
+        if len(header) < len(NEEDED) and any(column in words for column in NEEDED):
+            return f"{path} is separated by {name}: save it with commas."
+    return f"{path} lacks the columns {', '.join(missing)}. Columns needed: {', '.join(NEEDED)}."
+
+
+def _row(cells: Mapping[str | None, str | list[str] | None], columns: int) -> Row:
+    """A row as text by column, with how many cells it has beyond the header's."""
+    values = {name: cell for name, cell in cells.items() if name is not None and isinstance(cell, str)}
+    surplus = cells.get(None) or []
+    return Row(values, f"{columns + len(surplus)} cells, {columns} columns" if surplus else "")
 
 
 def stack_of(row: Row) -> str:

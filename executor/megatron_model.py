@@ -14,6 +14,9 @@ from costmodel.model_spec import ModelSpec, Moe
 # Source: Megatron-Bridge, gpt_oss_provider.py.
 CLAMPED_SWIGLU = {"glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
 
+# Of models with an encoder, which Megatron-Core builds as a model of its own.
+ENCODER_NOTE = "this trains the decoder of {} alone: the encoder in front of it is left out"
+
 
 def config_class(model: ModelSpec) -> str:
     """Megatron-Core's configuration class for the model."""
@@ -174,7 +177,7 @@ def not_expressed(model: ModelSpec, hybrid_heads: bool = False) -> tuple[str, ..
     if model.compressed_attention is not None:
         notes.append("compressed sparse attention: no such layer in Megatron-Core 0.16")
     if model.encoder is not None:
-        notes.append("the encoder in front of the decoder is a model of its own")
+        notes.insert(0, ENCODER_NOTE.format(model.name))
     if model.mamba is not None and model.mtp_layers and not hybrid_heads:
         notes.append("multi-token prediction: MambaModel has none up to Megatron-Core 0.16, left out")
     return tuple(notes)

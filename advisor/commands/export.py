@@ -59,7 +59,7 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     from executor.export.exported import Job
 
     job = Job(case.plan, case.workload, case.model, case.cluster, benchmark, version, native_loss(case))
-    made = bundle(job, target, options["slurm"], note)
+    made = bundle(job, target, options["slurm"], note, _encoder_time(case))
     for line in warnings:
         click.echo(line, err=True)
     if options["output"]:
@@ -106,6 +106,27 @@ def _verdict(case: Case, target: str, version: str) -> tuple[list[str], list[str
         count = len(found.violations)
         warnings.append(f"{count} thing{'s' * (count != 1)} worth knowing: `advisor check` tells.")
     return [], warnings, other.note
+
+
+def _encoder_time(case: Case) -> str:
+    """The step without the model's encoder and with it, in words; "" without an encoder, or where it is not priced."""
+    if case.model.encoder is None:
+        return ""
+    from dataclasses import replace
+
+    from advisor.pipeline import with_schedule
+    from advisor.render import seconds
+    from costmodel.predict import predict
+
+    alone = replace(case.model, encoder=None)
+    try:
+        without, whole = (
+            with_schedule(predict(model, case.workload, case.cluster, case.plan, case.stack)).step_time_s
+            for model in (alone, case.model)
+        )
+    except ValueError:
+        return ""
+    return f", predicted {seconds(without)} a step instead of {seconds(whole)}"
 
 
 def _write(made: Bundle, folder: Path, force: bool) -> None:

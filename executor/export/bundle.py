@@ -11,6 +11,7 @@ from executor.export.environment import environment
 from executor.export.exported import Exported, Job
 from executor.export.launch import SCRIPT, train_script
 from executor.export.slurm import JOB_SCRIPT, sbatch_script
+from executor.megatron_model import ENCODER_NOTE
 
 VBOOST = "vboost: `sudo nvidia-smi boost-slider --vboost 1` once a node before the run; --slurm writes it into the job"
 TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
@@ -46,12 +47,17 @@ def target_module(name: str) -> ModuleType:
     return importlib.import_module(f"executor.export.{name.replace('-', '_')}")
 
 
-def bundle(job: Job, target: str, slurm: bool, note: str = "") -> Bundle:
-    """The job for a target, with a note of the caller's. ValueError in one line when it cannot be expressed there."""
+def bundle(job: Job, target: str, slurm: bool, note: str = "", encoder_time: str = "") -> Bundle:
+    """The job for a target, with a note of the caller's. ValueError in one line when it cannot be expressed there.
+
+    encoder_time: what the step takes without the model's encoder, for the note on it.
+    """
     module = target_module(target)
     exported: Exported = module.export(job)
-    if note:
-        exported = replace(exported, notes=(note, *exported.notes))
+    first = [ENCODER_NOTE.format(job.model.name)] if job.model.encoder is not None else []
+    others = [each for each in exported.notes if each not in first]
+    first = [f"{each}{encoder_time}" for each in first]
+    exported = replace(exported, notes=(*first, *([note] if note else []), *others))
     inputs = module.inputs(job) if hasattr(module, "inputs") else {}
     files = {SCRIPT: train_script(job, exported, inputs), **exported.files}
     start = f"bash {SCRIPT}"

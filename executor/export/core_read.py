@@ -87,6 +87,8 @@ OF_EVERY_FIELD = (
     "nemotronh-8b",
     "llama4-scout",
 )
+# Parts that a text with the sizes beside them leaves out only where the model has none.
+APART = {"num_moe_experts": "moe_latent_size", "num_attention_heads": "experimental_attention_variant"}
 FORMATS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
@@ -339,6 +341,7 @@ def model_of(fields: Mapping[str, Any]) -> str:
     if "num_layers" not in fields or "hidden_size" not in fields:
         return ""
     said = {name: fields[name] for name in known if fields.get(name) is not None}
+    said |= {part: fields.get(part) for beside, part in APART.items() if fields.get(beside) is not None}
     vocab = fields.get("vocab_size")
     found = []
     for name in list_models():

@@ -6,8 +6,8 @@ from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_bridge_code import python_file
 from executor.export.megatron_bridge_settings import overrides
 from executor.export.python_text import option
-from executor.export.target_names import names_of
-from executor.export.unsaid import refuse_hybrid_stages
+from executor.export.target_names import Names, names_of
+from executor.export.unsaid import refuse_hybrid_experts, refuse_hybrid_stages
 
 TARGET = "megatron-bridge"
 FILE = "train_megatron_bridge.py"
@@ -29,7 +29,7 @@ SCHEDULE = {
 def export(job: Job) -> Exported:
     """The job as Megatron-Bridge takes it. ValueError in one line for what would train something else."""
     names, note = names_of("megatron_bridge", job.version)
-    _refuse(job, names.release)
+    _refuse(job, names)
     found = overrides(job, names)
     needed = inputs(job)
     notes = [note] if note else []
@@ -62,7 +62,11 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
     return needed if overrides(job, names).recipe else needed | SCHEDULE
 
 
-def _refuse(job: Job, release: str) -> None:
+def _refuse(job: Job, names: Names) -> None:
+    release = names.release
+    refuse_hybrid_experts(
+        job.model, names.core_numbers, f"Megatron-Bridge {release}", "--target-version 0.3.1 or later"
+    )
     refuse_hybrid_stages(job.plan, job.model, f"Megatron-Bridge {release}")
     if job.workload.task != "pretrain" and release.startswith("0.2"):
         raise ValueError(

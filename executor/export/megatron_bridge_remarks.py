@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from executor.export.exported import Job
 from executor.export.target_names import Names
-from executor.export.unsaid import graph_word_note, overlap_note
+from executor.export.unsaid import graph_word_note, overlap_note, router_note
 from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed
 
@@ -19,6 +19,7 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
             f"Megatron-Bridge {names.release} has no recipe for {model.name}: sizes are from our model file; "
             "rotary base, norm epsilon and initialisation are Megatron-Core's defaults"
         )
+        yield from router_note(model, "model.moe_router_topk_scaling_factor")
     elif job.workload.task != "pretrain" and "pretrain" in recipe:
         yield (
             f"Megatron-Bridge {names.release} has no recipe to fine-tune {model.name}: this is its pre-training "

@@ -19,8 +19,14 @@ from costmodel.plan import Plan
 from executor.export.exported import Job
 from executor.export.megatron_bridge_remarks import remarks
 from executor.export.megatron_bridge_task import benchmark_settings, task_settings
-from executor.export.target_names import Names, recipe_names
-from executor.export.unsaid import graph_word, setting_notes, setting_value
+from executor.export.target_names import Names, names_of, recipe_names, releases
+from executor.export.unsaid import (
+    graph_word,
+    refuse_other_shape,
+    refuse_recomputed_graphs,
+    setting_notes,
+    setting_value,
+)
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields, mtp_segments
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -101,6 +107,7 @@ def overrides(job: Job, names: Names) -> Overrides:
     wanted |= {dotted: value for _, dotted, value in others}
     if job.benchmark:
         wanted |= benchmark_settings(job)
+    _refuse(wanted, job, names)
     notes: list[str] = []
     settings = dict(_held(wanted, names, notes))
     said = {"manual_gc_interval", *(name for name, _, _ in others)}
@@ -325,6 +332,28 @@ def other_settings(job: Job, names: Names) -> Iterator[tuple[str, str, Any]]:
             if field and "(" not in dotted and names.has(section, field.split(".")[0]):
                 yield name, dotted, setting_value(name, value)
                 break
+
+
+def _refuse(wanted: Mapping[str, Any], job: Job, names: Names) -> None:
+    """ValueError for a shape that the release cannot be told, and for graphs that its Megatron-Core refuses."""
+    title = f"Megatron-Bridge {names.release}"
+    model = {
+        name.removeprefix("model."): value for name, value in wanted.items() if name.startswith("model.")
+    }
+    lost = {
+        name: value
+        for name, value in model.items()
+        if value not in NOTHING and not names.has("model", name) and name not in BENCHMARK_ONLY
+    }
+    newer = next((each for each in releases("megatron_bridge") if _has_all(lost, each)), "")
+    instead = f"--target-version {newer}" if newer else "--to megatron-lm"
+    refuse_other_shape({f"model.{name}": value for name, value in lost.items()}, job.model, title, instead)
+    refuse_recomputed_graphs(model, names.core_numbers, title, "--target-version 0.3.1 or later")
+
+
+def _has_all(lost: Mapping[str, Any], release: str) -> bool:
+    names, _ = names_of("megatron_bridge", release)
+    return all(names.has("model", name) for name in lost)
 
 
 def _held(wanted: Mapping[str, Any], names: Names, notes: list[str]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_lm_arguments import arguments, words
 from executor.export.megatron_lm_names import version_of
-from executor.export.unsaid import OVERLAP_SETTING, own_overlap
+from executor.export.unsaid import OVERLAP_SETTING, own_overlap, router_note
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -166,6 +166,7 @@ def _unknown(job: Job) -> list[str]:
         )
     if job.model.norm == "RMSNorm":
         notes.append("the norm's epsilon is Megatron's 1e-5: add --norm-epsilon where the model has another")
+    notes += router_note(job.model, "--moe-router-topk-scaling-factor")
     if job.model.mamba is not None:
         notes.append("newer checkouts call the script pretrain_hybrid.py")
     if job.cluster.gpu.vendor.lower() == "amd":

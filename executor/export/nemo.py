@@ -7,8 +7,8 @@ from executor.export.megatron_bridge import DATA, SCHEDULE
 from executor.export.nemo_code import python_file
 from executor.export.nemo_settings import recipe, recipe_module
 from executor.export.python_text import option
-from executor.export.target_names import names_of
-from executor.export.unsaid import refuse_hybrid_stages
+from executor.export.target_names import Names, names_of
+from executor.export.unsaid import refuse_hybrid_experts, refuse_hybrid_stages
 
 TARGET = "nemo"
 FILE = "train_nemo.py"
@@ -17,7 +17,7 @@ FILE = "train_nemo.py"
 def export(job: Job) -> Exported:
     """The job as NeMo 2 takes it. ValueError in one line for what it cannot train."""
     names, note = names_of("nemo", job.version)
-    _refuse(job, names.release)
+    _refuse(job, names)
     found = recipe(job, names)
     needed = inputs(job)
     return Exported(
@@ -44,7 +44,9 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
     return needed if recipe_module(job, names) else needed | SCHEDULE
 
 
-def _refuse(job: Job, release: str) -> None:
+def _refuse(job: Job, names: Names) -> None:
+    release = names.release
+    refuse_hybrid_experts(job.model, names.core_numbers, f"NeMo {release}", "--to megatron-bridge")
     refuse_hybrid_stages(job.plan, job.model, f"NeMo {release}")
     if job.model.gated_delta is not None or job.model.compressed_attention is not None:
         raise ValueError(

@@ -27,8 +27,14 @@ from executor.export.megatron_bridge_settings import (
 )
 from executor.export.megatron_bridge_task import adapter_settings, packed_batch
 from executor.export.nemo_remarks import remarks
-from executor.export.target_names import Names, recipe_names
-from executor.export.unsaid import graph_word, setting_notes, setting_value
+from executor.export.target_names import Names, names_of, recipe_names, releases
+from executor.export.unsaid import (
+    graph_word,
+    refuse_other_shape,
+    refuse_recomputed_graphs,
+    setting_notes,
+    setting_value,
+)
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -129,6 +135,7 @@ def recipe(job: Job, names: Names) -> Recipe:
             wanted[f"{CONFIG}.moe_router_force_load_balancing"] = True
     else:
         wanted.pop(f"{CONFIG}.moe_router_force_load_balancing", None)
+    _refuse(wanted, job, names)
     notes: list[str] = []
     settings = dict(_held(wanted, names, notes))
     profiled = profiling_settings(job.plan)
@@ -337,6 +344,28 @@ def place_of(dotted: str, names: Names) -> str:
             held = names.has(section, field) or (section == "data" and names.has("mock", field))
             return section if held else ""
     return ""
+
+
+def _refuse(wanted: Mapping[str, Any], job: Job, names: Names) -> None:
+    """ValueError for a shape that the release cannot be told, and for graphs that its Megatron-Core refuses."""
+    title = f"NeMo {names.release}"
+    lost = {
+        dotted: value
+        for dotted, value in wanted.items()
+        if dotted.startswith(f"{CONFIG}.") and value not in NOTHING and not place_of(dotted, names)
+    }
+    newer = next((each for each in releases("nemo") if _has_all(lost, each)), "")
+    instead = f"--target-version {newer}" if newer else "--to megatron-bridge"
+    refuse_other_shape(lost, job.model, title, instead)
+    fields = {
+        name.removeprefix(f"{CONFIG}."): value for name, value in wanted.items() if name.startswith(CONFIG)
+    }
+    refuse_recomputed_graphs(fields, names.core_numbers, title, "--to megatron-bridge")
+
+
+def _has_all(lost: Mapping[str, Any], release: str) -> bool:
+    names, _ = names_of("nemo", release)
+    return all(place_of(dotted, names) for dotted in lost)
 
 
 def _held(wanted: Mapping[str, Any], names: Names, notes: list[str]) -> Iterator[tuple[str, Any]]:

@@ -63,10 +63,12 @@ def _image() -> str:
 
 def _segment(job: Job, nodes: int) -> list[str]:
     """Nodes of each NVLink domain that the job takes together (Slurm's block topology)."""
-    per_node, segment = job.cluster.gpus_per_node, job.plan.nvl_segment
-    if job.cluster.domain_size <= per_node or nodes == 1:
+    per_node, segment, domain = job.cluster.gpus_per_node, job.plan.nvl_segment, job.cluster.domain_size
+    if domain <= per_node or nodes == 1:
         return []
-    wanted = segment or 1 << (job.cluster.domain_size.bit_length() - 1)
+    # A job that fits one domain stays in it; a larger one takes a power of two from each.
+    whole = nodes * per_node
+    wanted = segment or (whole if whole <= domain else 1 << (domain.bit_length() - 1))
     together = min(nodes, max(1, wanted // per_node))
     return [f"--segment={together}"] if nodes % together == 0 else []
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from costmodel.graph_parts import captured_parts
 from costmodel.knobs import SETTINGS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from executor.megatron_model import model_fields
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
 OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
@@ -52,6 +53,13 @@ def graph_word_note(plan: Plan, model: ModelSpec, release: str) -> Iterator[str]
         yield f"cuda_graph_scope {'+'.join(parts)}: {release} takes one word, so {word}"
 
 
+def router_note(model: ModelSpec, name: str) -> Iterator[str]:
+    """A note on the factor of the router's scores, which our model files do not hold. name: the target's own."""
+    moe = model.moe
+    if moe is not None and moe.topk > 1 and (moe.router_score == "sigmoid" or model.mla is not None):
+        yield f"the router's scaling factor is not in our model files: add {name} as the model has it (DeepSeek-V3 2.5)"
+
+
 def refuse_hybrid_stages(
     plan: Plan, model: ModelSpec, release: str, instead: str = "--to megatron-lm"
 ) -> None:
@@ -72,6 +80,61 @@ def refuse_hybrid_stages(
             f"{', '.join(named)}: {release} splits the Mamba and other layers of {model.name} evenly over stages, one "
             f"chunk each. Leave it out, or try {instead}."
         )
+
+
+def refuse_other_shape(lost: Mapping[str, Any], model: ModelSpec, release: str, instead: str) -> None:
+    """ValueError where fields of the model's shape have no name in the release: without them it is another model.
+
+    lost: values by dotted name that the release has no place for, those of the plan too. instead: where they have one.
+    """
+    shape = model_fields(model)
+    said = [f"{name}={value}" for name, value in lost.items() if name.rpartition(".")[2] in shape]
+    if said:
+        more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+        raise ValueError(
+            f"{', '.join(said[:3])}{more}: {release} has no such name, and would train another model than "
+            f"{model.name}. Try {instead}."
+        )
+
+
+def refuse_hybrid_experts(
+    model: ModelSpec, core: Sequence[int], release: str, instead: str = "--to megatron-lm"
+) -> None:
+    """ValueError where layers of experts stand in a pattern of Mamba layers before Megatron-Core 0.16.
+
+    Source: Megatron-Core 0.15.3, ssm/mamba_hybrid_layer_allocation.py: "'E' is not one of {'-', '*', 'M'}".
+    """
+    if "E" in (model.layer_pattern or "") and tuple(core) < (0, 16):
+        raise ValueError(
+            f"{model.name} has layers of experts (E) among Mamba layers, which {release} refuses: its Megatron-Core "
+            f"takes M, * and - before 0.16. Try {instead}."
+        )
+
+
+def refuse_recomputed_graphs(
+    fields: Mapping[str, Any], core: Sequence[int], release: str, instead: str
+) -> None:
+    """ValueError where Megatron-Core before 0.16 refuses CUDA graphs with what the plan recomputes.
+
+    fields: of the model's configuration. Up to 0.14 only its own graphs refuse recompute; 0.15 takes it with
+    Transformer Engine's graphs of attention alone, whose own parts it must not recompute.
+    Source: Megatron-Core 0.14.0 and 0.15.3, transformer_config.py, __post_init__.
+    """
+    if tuple(core) >= (0, 16) or not fields.get("recompute_granularity"):
+        return
+    kind, word = fields.get("cuda_graph_impl", "none"), fields.get("cuda_graph_scope")
+    whole = fields["recompute_granularity"] != "selective" or kind != "transformer_engine" or word != "attn"
+    inside = [name for name in fields.get("recompute_modules") or () if name in ("core_attn", "mla_up_proj")]
+    if fields.get("enable_cuda_graph") or (kind != "none" and whole):
+        why = f"CUDA graphs ({word}) with {fields['recompute_granularity']} recompute"
+    elif kind != "none" and inside:
+        why = f"CUDA graphs of attention with recompute of {' and '.join(inside)}"
+    else:
+        return
+    raise ValueError(
+        f"{why}: Megatron-Core {'.'.join(map(str, core))} of {release} refuses the two together. "
+        f"Try --no-cuda-graph, or {instead}."
+    )
 
 
 def setting_value(name: str, value: Any) -> Any:

@@ -275,3 +275,32 @@ def test_what_is_read_is_not_told_as_unread():
     found = run(check, "--from", "megatron-lm", words, "--gpu", "h100", "--gpus", "8")
     assert "recompute core_attn" in found.stdout
     assert "Not read" not in found.stdout
+
+
+def test_a_vision_model_is_told_to_lose_its_encoder_and_what_that_saves(tmp_path):
+    path = tmp_path / "vision.toml"
+    tower = "[encoder]\nnum_layers = 32\nhidden = 1280\nffn_hidden = 5120\nnum_heads = 16\ntokens = 2048\n"
+    sizes = "num_layers = 8\nhidden = 1024\nffn_hidden = 4096\nnum_heads = 8\nvocab = 32000\n"
+    path.write_text(f'name = "vision"\n{sizes}{tower}')
+    given = [
+        "--model",
+        str(path),
+        "--gpus",
+        "8",
+        "--gpu",
+        "h100",
+        "--seq-len",
+        "4096",
+        "--global-batch",
+        "64",
+    ]
+    found = run(export, *given, "--to", "nemo", "--json")
+    assert found.exit_code == 0, found.output
+    first = json.loads(found.stdout)["notes"][0]
+    times = re.fullmatch(
+        r"this trains the decoder of vision alone: the encoder in front of it is left out, "
+        r"predicted ([\d.]+) (m?s) a step instead of ([\d.]+) \2",
+        first,
+    )
+    assert times, first
+    assert float(times[1]) < float(times[3])

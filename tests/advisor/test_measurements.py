@@ -491,6 +491,28 @@ def test_reading(tmp_path):
     assert case(read_rows(path)[0].values).plan.tp == 4
 
 
+@pytest.mark.parametrize(("sign", "name"), [(";", ";"), ("\t", "tabs"), ("|", "|")])
+def test_another_separator_is_named(tmp_path, sign, name):
+    path = tmp_path / "rows.csv"
+    path.write_text(sign.join(NEMO) + "\n" + sign.join(NEMO.values()) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError) as caught:
+        read_rows(path)
+    assert f"separated by {name}: save it with commas" in str(caught.value)
+
+
+def test_a_row_with_more_cells_than_the_header_is_skipped(tmp_path):
+    """An unquoted 8,192 shifted every cell behind it, and the row was predicted so."""
+    path = tmp_path / "rows.csv"
+    shifted = ",".join((NEMO | {"seq_len": "8,192"}).values())
+    short = ",".join(list(NEMO.values())[:-1])
+    path.write_text("\n".join([",".join(NEMO), shifted, short]) + "\n", encoding="utf-8")
+    first, second = read_rows(path)
+    found = row_case(first)
+    assert isinstance(found, Skip)
+    assert found.reason.startswith(f"{len(NEMO) + 1} cells, {len(NEMO)} columns")
+    assert isinstance(row_case(second), Case)
+
+
 @pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", bytes(range(256))])
 def test_broken_tables_end_in_one_line(tmp_path, content):
     path = tmp_path / "rows.csv"

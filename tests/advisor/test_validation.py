@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.commands.validate import command
+from advisor.commands.validate import GROUPS, command
 from advisor.measurements import Row
+from advisor.validation import GROUPS as LABELS
 from advisor.validation import errors, memory_verdict, skip_reasons, validate
 from costmodel.evidence import evidence_table
 
@@ -103,3 +104,9 @@ def test_the_command(tmp_path):
 def test_reasons_that_differ_in_a_name_are_told_once_with_every_name():
     skipped = [{"id": name, "reason": f"--model '{name}' is not known."} for name in ("ab", "cd", "ab")]
     assert skip_reasons(skipped) == [("--model 'ab' is not known. Likewise 'cd'.", 3)]
+
+
+def test_help_names_every_group():
+    assert tuple(LABELS) == GROUPS
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert f"Group: {', '.join(GROUPS)}." in " ".join(text.split())

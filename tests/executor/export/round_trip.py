@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from types import ModuleType
 
 from costmodel.plan import Plan
-from executor.export.exported import Job
+from executor.export.exported import Exported, Job
 from executor.megatron_args import core_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
+
+# What older releases refuse of legal plans: graphs of Megatron-Core before 0.16, names of the shape, layers of experts.
+OLDER_REFUSE = ("refuses the two together", "would train another model", "layers of experts (E)")
+
+
+def exported_or_none(target: ModuleType, job: Job) -> Exported | None:
+    """The job exported by a target's module, None where an older release refuses it."""
+    try:
+        exported: Exported = target.export(job)
+    except ValueError as error:
+        if not any(words in str(error) for words in OLDER_REFUSE):
+            raise
+        return None
+    return exported
 
 
 def undefined(tree: ast.Module) -> set[str]:

@@ -184,3 +184,10 @@ def test_the_job_script_names_nodes_container_and_rendezvous(tmp_path):
     assert '--container-image="$CONTAINER_IMAGE"' in text
     (tmp_path / "job").write_text(text)
     assert subprocess.run(["bash", "-n", str(tmp_path / "job")]).returncode == 0
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [(64, 16), (68, 17), (72, 18), (128, 16), (76, None)])
+def test_a_job_that_fits_one_nvlink_domain_asks_for_one(gpus, nodes):
+    """65 to 72 GPUs of an NVL72 got no --segment: 18 nodes are no multiple of 16."""
+    text = sbatch_script(job_of(Plan(dp=gpus), "gb200-nvl72"))
+    assert (f"--segment={nodes}\n" in text) if nodes else "--segment" not in text

@@ -16,6 +16,7 @@ from costmodel.prediction import Prediction
 from costmodel.workload import Workload
 from executor.export.bundle import TARGETS, bundle
 from executor.export.exported import Exported, Job
+from tests.executor.export.round_trip import OLDER_REFUSE
 
 CLUSTER = hardware_db.load_cluster("dgx-h100")
 GPUS = 16
@@ -47,10 +48,7 @@ def told_apart(job: Job, target: str, exported: Exported) -> bool:
     one_word = target == "nemo" and len(captured_parts(job.plan, job.model)) > 1 and job.plan.cuda_graph
     if one_word:
         assert "takes one word" in said
-    hybrid_heads = target == "nemo" and job.model.mamba is not None and job.model.mtp_layers > 0
-    if hybrid_heads:
-        assert "multi-token prediction" in said
-    return one_word or hybrid_heads
+    return one_word
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -62,7 +60,7 @@ def test_what_is_read_back_takes_as_long_and_as_much(name, target):
         try:
             exported, back = read_back(job, target)
         except ValueError as refused:
-            if "does not build" not in str(refused):
+            if not any(words in str(refused) for words in ("does not build", *OLDER_REFUSE)):
                 raise
             continue
         if told_apart(job, target, exported):
