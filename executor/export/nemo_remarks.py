@@ -32,8 +32,8 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         and not names.has("model.config", "moe_flex_dispatcher_backend")
     ):
         yield (
-            f"moe_dispatcher hybridep: NeMo {names.release} knows DeepEP only, which is set; the step is priced with "
-            "HybridEP, --moe-dispatcher deepep tells the other"
+            f"moe_dispatcher hybridep: NeMo {names.release} has none, {stand_in(job)} is set; the step is priced with "
+            f"HybridEP, --moe-dispatcher {stand_in(job)} tells the other"
         )
     yield from overlap_note(plan, "a tp_comm_overlap_cfg of the callback")
     yield from graph_word_note(plan, model, f"NeMo {names.release}")
@@ -55,3 +55,13 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
     if plan.recompute == "selective" and lost:
         yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
     yield from not_expressed(model)
+
+
+def stand_in(job: Job) -> str:
+    """What dispatches tokens where HybridEP has no name: DeepEP where it runs, see the rule deepep_gpu.
+
+    Source: Megatron-Bridge src/megatron/bridge/training/flex_dispatcher_backend.py.
+    """
+    blackwell = job.cluster.gpu.generation.startswith("blackwell")
+    racks = job.plan.moe_dispatcher == "hybridep" and blackwell and job.cluster.domain_size > 8
+    return "alltoall" if racks else "deepep"

@@ -26,7 +26,7 @@ from executor.export.megatron_bridge_settings import (
     recompute_names,
 )
 from executor.export.megatron_bridge_task import adapter_settings, packed_batch
-from executor.export.nemo_remarks import remarks
+from executor.export.nemo_remarks import remarks, stand_in
 from executor.export.target_names import Names, names_of, recipe_names, releases
 from executor.export.unsaid import (
     graph_word,
@@ -204,7 +204,10 @@ def model_settings(job: Job, names: Names, known: bool) -> dict[str, Any]:
     backend = f"{CONFIG}.moe_flex_dispatcher_backend"
     if backend in settings and not names.has(CONFIG, "moe_flex_dispatcher_backend"):
         settings.pop(backend)
-        settings[f"{CONFIG}.moe_enable_deepep"] = True
+        deepep = stand_in(job) == "deepep"
+        settings[f"{CONFIG}.moe_enable_deepep"] = deepep
+        if not deepep:
+            settings[f"{CONFIG}.moe_token_dispatcher_type"] = "alltoall"
     return settings
 
 

@@ -282,3 +282,12 @@ def test_a_file_without_the_latent_size_is_another_model():
     assert model_of(fields) == "nemotron3-super-120b-a12b"
     fields.pop("moe_latent_size")
     assert model_of(fields) == ""
+
+
+@pytest.mark.parametrize(("where", "named"), [("dgx-h100", "deepep"), ("gb200-nvl72", "alltoall")])
+def test_where_deepep_does_not_run_all_to_all_stands_in_for_hybridep(where, named):
+    plan = Plan(dp=64, ep=64, moe_dispatcher="hybridep")
+    job = Job(plan, Workload(4096, 512), load_model("deepseek-v3"), hardware_db.load_cluster(where))
+    made = nemo.export(job)
+    assert made.settings["model.config.moe_enable_deepep"] == (named == "deepep")
+    assert any(f"has none, {named} is set" in note for note in made.notes)
