@@ -13,7 +13,7 @@ from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.options import value_text
 from advisor.rules import error_masks, load_rules
 from advisor.rules.facts import facts
-from advisor.whatif import HELPS_ABOVE, NUMERICS
+from advisor.whatif import HELPS_ABOVE, NUMERICS, foreign_module
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
 from costmodel.family import family_features
@@ -21,9 +21,7 @@ from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, evaluate_plans, host_share
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
-from costmodel.stack import default_stack, load_stack
 from costmodel.stage_inputs import LAYOUTS
-from executor.megatron_args import foreign_modules
 
 if TYPE_CHECKING:
     from advisor.request import Request
@@ -209,17 +207,10 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
                 kept
                 and not each.problem
                 and untried(tried, {name: each.after})
-                and not _foreign(request, each)
+                and not foreign_module(request, each)
                 and (any_family or family(each.plan) == own)
             ):
                 yield each
-
-
-def _foreign(request: Request, each: Neighbour) -> bool:
-    """Whether it recomputes what the framework cannot."""
-    if each.knob != "recompute_modules" or not load_stack(request.stack or default_stack()).megatron_core:
-        return False
-    return bool(foreign_modules(sorted(set(each.after) - set(each.before)), request.model))
 
 
 def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Iterator[tuple[float, Neighbour]]:

@@ -21,6 +21,7 @@ from executor.megatron_args import foreign_modules
 
 if TYPE_CHECKING:
     from advisor.case import Case
+    from advisor.request import Request
 
 GIB = 2**30
 # Below this share of the step a change is no gain: it is less than what two runs of one plan differ by.
@@ -196,8 +197,8 @@ def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], N
 def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Change | Forbidden:
     if each.problem:
         return Forbidden(each, each.problem)
-    if foreign := _foreign(case, each):
-        return Forbidden(each, f"Megatron-Core has no recompute module {foreign} for {case.model.name}")
+    if module := foreign_module(case, each):
+        return Forbidden(each, f"Megatron-Core has no recompute module {module} for {case.model.name}")
     found = violations(case.model, case.workload, case.cluster, each.plan, case.gpus)
     for violation in found:
         if violation.severity == "ERROR":
@@ -219,12 +220,12 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
     return Change(each, other, delta, memory, delta / base.step_time_s, moved, drove, notes)
 
 
-def _foreign(case: Case, each: Neighbour) -> str:
+def foreign_module(of: Case | Request, each: Neighbour) -> str:
     """The recompute module that a change adds and that the framework does not have, "" where there is none."""
-    if each.knob != "recompute_modules" or not load_stack(case.stack or default_stack()).megatron_core:
+    if each.knob != "recompute_modules" or not load_stack(of.stack or default_stack()).megatron_core:
         return ""
-    added = set(each.plan.recompute_modules) - set(case.plan.recompute_modules)
-    return next(iter(foreign_modules(sorted(added), case.model)), "")
+    added = set(each.after) - set(each.before)
+    return next(iter(foreign_modules(sorted(added), of.model)), "")
 
 
 def _moves(base: Prediction, other: Prediction, delta: float) -> tuple[Move | None, Move | None]:

@@ -13,6 +13,7 @@ import hardware_db
 from costmodel.binding_attention import attention_inputs, fp8_attention_gains
 from costmodel.binding_tables import bound_of, leaf, leaf_if_known, limited, power_factor
 from costmodel.bound import Bound
+from costmodel.placement import is_newer, switch_reduces
 from costmodel.stack import INPUTS, Stack, default_stack, nearest_release
 from costmodel.step_constants import (
     NOT_FITTED,
@@ -200,8 +201,6 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
     quantity = cluster.quantities.get("host_memory_bandwidth")
     share = quantity.si / cluster.gpus_per_node if quantity else HOST_MEMORY_BANDWIDTH
     queued = generation in ("ampere", "hopper", "ada")
-    newer = generation in ("hopper", "blackwell", "blackwell-ultra")
-    switched = newer and cluster.intra.name.startswith("nvlink")
     return {
         "host_link": Bound(
             link.bandwidth * HOST_LINK_EFFICIENCY, f"link {link.name}, {HOST_LINK_EFFICIENCY} of it"
@@ -209,9 +208,12 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
         "host_memory": Bound(share, "host memory bandwidth, a GPU's share"),
         "queued": Bound(float(queued), f"{generation}: one hardware queue orders kernels before Blackwell"),
         "switch_reduces": Bound(
-            float(switched), f"{generation}, {cluster.intra.name}: NVLS from Hopper's NVSwitch on"
+            float(switch_reduces(generation, cluster.intra.name)),
+            f"{generation}, {cluster.intra.name}: NVLS from Hopper's NVSwitch on",
         ),
-        "boost_slider": Bound(float(newer), f"{generation}: nvidia-smi boost-slider from Hopper on"),
+        "boost_slider": Bound(
+            float(is_newer(generation)), f"{generation}: nvidia-smi boost-slider from Hopper on"
+        ),
     }
 
 

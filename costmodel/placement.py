@@ -32,6 +32,16 @@ def used_domain(domain: int, world: int, segment: int = 0) -> int:
     return domain if world <= domain else 1 << (domain.bit_length() - 1)
 
 
+def is_newer(generation: str) -> bool:
+    """Whether a GPU is of Hopper's generation or a later one of data centres: what has a boost slider."""
+    return generation in ("hopper", "blackwell", "blackwell-ultra")
+
+
+def switch_reduces(generation: str, link: str) -> bool:
+    """Whether the switches of a domain's `link` reduce (NVLS). Source: NCCL 2.17 release notes, NVLink SHARP."""
+    return is_newer(generation) and link.startswith("nvlink")
+
+
 @lru_cache(maxsize=4096)
 def straddling_groups(
     domain: int, block: int, pp: int, ranks: int, stride: int, limit: int = 64

@@ -277,23 +277,15 @@ def test_what_is_read_is_not_told_as_unread():
     assert "Not read" not in found.stdout
 
 
+SIZES = ["--gpus", "8", "--gpu", "h100"]
+
+
 def test_a_vision_model_is_told_to_lose_its_encoder_and_what_that_saves(tmp_path):
     path = tmp_path / "vision.toml"
     tower = "[encoder]\nnum_layers = 32\nhidden = 1280\nffn_hidden = 5120\nnum_heads = 16\ntokens = 2048\n"
     sizes = "num_layers = 8\nhidden = 1024\nffn_hidden = 4096\nnum_heads = 8\nvocab = 32000\n"
     path.write_text(f'name = "vision"\n{sizes}{tower}')
-    given = [
-        "--model",
-        str(path),
-        "--gpus",
-        "8",
-        "--gpu",
-        "h100",
-        "--seq-len",
-        "4096",
-        "--global-batch",
-        "64",
-    ]
+    given = ["--model", str(path), *SIZES, "--seq-len", "4096", "--global-batch", "64"]
     found = run(export, *given, "--to", "nemo", "--json")
     assert found.exit_code == 0, found.output
     first = json.loads(found.stdout)["notes"][0]
