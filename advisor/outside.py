@@ -32,8 +32,6 @@ Tried = Mapping[str, frozenset[Any]]
 # Knobs whose other values lack a cost in the model, so that their gain is not believed.
 UNPRICED = {
     "zero_stage": "a bucket of unsharded gradients is not priced",
-    # Ranks outside a domain cost their ring less latency than ranks inside: a second rack would gain.
-    "nvl_segment": "what a small message loses to a second domain is not known",
 }
 # Rules that forbid nothing and yet say that a gain is not to be believed.
 DOUBTED = ("head_size", "rocm_unchecked")

@@ -16,8 +16,9 @@ from advisor.request import Request
 from advisor.rules import load_rules
 from advisor.rules.facts import divisors
 from advisor.space_grid import Space, cross, drop_illegal, keep
-from advisor.space_options import Columns, option_tables, pinned, pipelines
+from advisor.space_options import Columns, Row, option_tables, pinned, pipelines
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
+from costmodel.placement import used_domain
 from costmodel.stack import default_stack, load_stack
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -55,6 +56,8 @@ def declared_space() -> tuple[str, ...]:
         f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, even splits of the "
         "layers with accounting for embedding and loss, and the balancer's split where those do not divide; "
         "with experts ep; layers of a pattern (Mamba hybrids) in even stages of one chunk",
+        "searched: in domains of no power of two (72) whose multiple the GPUs are, nvl_segment of the largest one in "
+        "them and of the whole domain",
         "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, of modules (mlp, layernorm; experts: "
         "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; on NVIDIA's GPUs tp_comm_overlap "
         "and cuda_graph; fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
@@ -88,10 +91,18 @@ def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
     columns["dp"] = gpus / (columns["tp"] * columns["pp"] * columns["cp"])
     keep(columns, (columns["dp"] % 1 == 0) & (columns["dp"] == pins.get("dp", columns["dp"])))
     columns = _expert_sizes(columns, request, pins)
+    columns = cross(columns, pinned(_segments(request), pins))
     columns = cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
     columns = cross(columns, pipelines(request.model, axes["pp"], pins))
     keep(columns, columns["pp"] == columns.pop("of_pp"))
     return columns
+
+
+def _segments(request: Request) -> list[Row]:
+    """Of a domain's GPUs a power of two (0), or all of them where they tile the job and are no power of two."""
+    domain = request.cluster.domain_size
+    left_over = used_domain(domain, request.gpus) < domain and request.gpus % domain == 0
+    return [{"nvl_segment": float(size)} for size in (0, domain)[: 1 + left_over]]
 
 
 def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> Columns:

@@ -21,7 +21,8 @@ from advisor.space_options import SPLIT_KNOBS, Columns, Row
 from costmodel.columns import ITEMS, Array, collapsed
 
 # Columns that are arrays however many layouts there are.
-LAYOUT_AXES = ("tp", "pp", "cp", "dp", "ep", "etp", "micro_batch", "vpp", "of_pp", *SPLIT_KNOBS)
+SIZES = ("tp", "pp", "cp", "dp", "ep", "etp", "nvl_segment")
+LAYOUT_AXES = (*SIZES, "micro_batch", "vpp", "of_pp", *SPLIT_KNOBS)
 # Tables of these are options of every layout; the last ones to be crossed, for others multiply layouts.
 OPTIONS = {"tp_comm_overlap", "fp8_param_gather", "cuda_graph", "overlap_moe_comm", "recompute"}
 Rows = slice | NDArray[np.intp]

@@ -246,7 +246,6 @@ def between_replicas(x: SimpleNamespace, reduced: Amount, scattered: Amount) -> 
 def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, Traffic]:
     """Collectives over one owner's ranks, before any overlap; each bucket and each unit of FSDP pays its latency.
 
-    Reduce-scatters and all-gathers know only rings, which pass every rank: those beyond the domain cost a hop each.
     With several optimizer instances gradients are reduced over a shard's ranks, then all-reduced between
     instances, each of them holding 1 / shard; FSDP's replicas (HSDP) do the same, and where they share the optimizer
     state reduce-scatter and, after its step, gather parameters. Source: NCCL, tuning.cc; Megatron-Core 0.19.2,
@@ -265,12 +264,10 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     apart = reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
 
     def scattered(size: Amount) -> Amount:
-        hops = (owner.shard - inside) * x.reduce_scatter_low_latency_per_rank
-        return reduce_scatter_time(x, size, owner.shard, inside, x.sharp) + hops
+        return reduce_scatter_time(x, size, owner.shard, inside, x.sharp)
 
     def gathered(size: Amount) -> Amount:
-        hops = (owner.shard - inside) * x.all_gather_low_latency_per_rank
-        return all_gather_time(x, size, owner.shard, inside) + hops
+        return all_gather_time(x, size, owner.shard, inside)
 
     def unit(ring: Callable[[Amount], Amount], size: Amount) -> Amount:
         """Of a unit of FSDP; `early_zero3`: see costmodel/stacks.toml. [s]"""

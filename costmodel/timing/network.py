@@ -22,6 +22,8 @@ from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, mini
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Sources: DeepSeek-AI, DeepEP README (24 of 132 for all, 20 by Megatron-Core); Megatron-Core, moe_hybridep_num_sms.
 DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
+# NCCL passes these through every rank; all-reduces cross domains in trees. Source: NCCL, src/graph/tuning.cc.
+RINGS_ONLY = ("all_gather", "reduce_scatter")
 CONSTANTS = (
     "latency",
     "latency_per_rank",
@@ -33,20 +35,22 @@ CONSTANTS = (
 )
 
 
-def domain_time(x: SimpleNamespace, operation: str, wire: Amount, ranks: Amount) -> Amount:
-    """Seconds of a collective whose ranks all share one domain. [s]
+def domain_time(
+    x: SimpleNamespace, operation: str, wire: Amount, ranks: Amount, hops: Amount | None = None
+) -> Amount:
+    """Seconds of a collective inside a domain. [s]
 
-    wire: bytes each rank puts on its link. ranks: n > 1; one rank gives the latencies alone.
+    wire: bytes each rank puts on its link. ranks: n > 1; one rank gives the latencies alone. hops: of a ring that
+    goes on outside the domain, n - 1 where it does not.
     Source: two-protocol fit of nccl-tests curves for 2, 4 and 8 GPUs, 512 B to 512 MiB.
     """
+    hops = ranks - 1 if hops is None else hops
     c = {name: getattr(x, f"{operation}_{name}") for name in CONSTANTS}
     growth = ranks / (ranks + c["half_ranks"])
-    simple = (
-        c["latency"] + c["latency_per_rank"] * (ranks - 1) + wire / (c["bandwidth"] * x.intra_scale * growth)
-    )
+    simple = c["latency"] + c["latency_per_rank"] * hops + wire / (c["bandwidth"] * x.intra_scale * growth)
     quick = (
         c["low_latency"]
-        + c["low_latency_per_rank"] * (ranks - 1)
+        + c["low_latency_per_rank"] * hops
         + wire / (c["low_latency_bandwidth"] * x.intra_scale * growth)
     )
     return minimum(simple, quick)
@@ -104,14 +108,19 @@ def ring_time(
 ) -> Amount:
     """Seconds of a ring collective over `ranks`, of which `ranks_in_domain` share a domain; 0 for one rank. [s]
 
+    All-gathers and reduce-scatters pass every rank: those beyond the domain cost a hop each, in it and outside.
     in_switch: 1 when the network's switches reduce, which halves what a card sends. Source: NVIDIA SHARP.
     """
     domains = ranks / ranks_in_domain
     crosses = minimum(1, maximum(0, domains - 1) * 1e9)
     outside = crosses * network_time(x, wire * (1 - in_switch / 2), domains, ring_cards(x, ranks_in_domain))
+    hops = ranks_in_domain - 1
+    if operation in RINGS_ONLY:
+        outside += (ranks - ranks_in_domain) * getattr(x, f"{operation}_low_latency_per_rank")
+        hops = ranks - 1
     several = is_more_than_one(ranks_in_domain)
     return is_more_than_one(ranks) * maximum(
-        several * domain_time(x, operation, wire, ranks_in_domain), outside
+        several * domain_time(x, operation, wire, ranks_in_domain, hops), outside
     )
 
 

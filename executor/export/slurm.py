@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from costmodel.placement import used_domain
 from executor.export.exported import Job
 from executor.export.launch import SCRIPT, nodes_of
 
@@ -66,10 +67,7 @@ def _segment(job: Job, nodes: int) -> list[str]:
     per_node, segment, domain = job.cluster.gpus_per_node, job.plan.nvl_segment, job.cluster.domain_size
     if domain <= per_node or nodes == 1:
         return []
-    # A job that fits one domain stays in it; a larger one takes a power of two from each.
-    whole = nodes * per_node
-    wanted = segment or (whole if whole <= domain else 1 << (domain.bit_length() - 1))
-    together = min(nodes, max(1, wanted // per_node))
+    together = min(nodes, max(1, used_domain(domain, nodes * per_node, segment) // per_node))
     return [f"--segment={together}"] if nodes % together == 0 else []
 
 

@@ -350,3 +350,18 @@ def test_heads_without_a_fused_kernel_are_searched_unfused():
 def test_tokens_are_dispatched_as_runs_of_that_software_were_published(stack, domain, dispatcher):
     request = ask(model=load_model("mixtral-8x7b"), gpus=8, cluster=cluster(domain=domain), stack=stack)
     assert {plan.moe_dispatcher for plan in plans(request) if plan.ep > 1} == {dispatcher}
+
+
+@pytest.mark.parametrize(
+    ("domain", "gpus", "pins", "segments"),
+    [
+        (72, 144, {}, {0, 72}),
+        (72, 72, {}, {0}),  # one domain holds them all
+        (72, 128, {}, {0}),
+        (8, 144, {}, {0}),
+        (72, 144, {"nvl_segment": 36}, {36}),
+    ],
+)
+def test_whole_domains_are_tried_where_they_tile_the_job(domain, gpus, pins, segments):
+    request = ask(LLAMA, gpus, batch=gpus, cluster=cluster("blackwell", domain), pins={"pp": 1, **pins})
+    assert {plan.nvl_segment for plan in plans(request)} == segments
