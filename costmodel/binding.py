@@ -30,11 +30,11 @@ def _recipes() -> dict[str, dict[str, Any]]:
         return tomllib.load(file)
 
 
-def precision_recipe(precision: str, generation: str = "", apart: bool = False) -> dict[str, Any]:
-    """Bytes and kernel table of a precision recipe, on a GPU generation or stack with its own; see `precision.toml`."""
+def precision_recipe(precision: str, generation: str = "", kernels: str = "") -> dict[str, Any]:
+    """Bytes and kernel table of a precision recipe, as a GPU generation or a stack has it; see `precision.toml`."""
     recipe: dict[str, Any] = _recipes()[precision]
     own: dict[str, Any] = recipe.get(architecture(generation), {})
-    return recipe | own | (recipe.get("apart", {}) if apart else {})
+    return recipe | own | (recipe.get(kernels, {}) if kernels else {})
 
 
 def recipe_formats(precision: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def bind(
     if not has_formats(cluster, precision_recipe(precision), precision):
         raise ValueError(_no_precision(cluster, precision))
     software = _software(model, cluster, stack)
-    amounts = bind_amounts(model, workload, precision, cluster.gpu.generation, software.fp4_apart)
+    amounts = bind_amounts(model, workload, precision, cluster.gpu.generation, software.kernels)
     recipe = precision_recipe(precision)
     return amounts | hardware_inputs(cluster, recipe, precision, software, mla=model.mla is not None)
 
@@ -81,10 +81,10 @@ def _software(model: ModelSpec, cluster: Cluster, stack: str | None) -> Stack:
 
 
 def bind_amounts(
-    model: ModelSpec, workload: Workload, precision: str, generation: str = "", apart: bool = False
+    model: ModelSpec, workload: Workload, precision: str, generation: str = "", kernels: str = ""
 ) -> dict[str, Bound]:
     """The inputs of amounts, which no machine changes: model, workload and precision recipe."""
-    recipe = _precision_inputs(precision, generation, apart)
+    recipe = _precision_inputs(precision, generation, kernels)
     return _model_inputs(model) | _workload_inputs(workload, model) | recipe
 
 
@@ -253,9 +253,9 @@ def _workload_notes(workload: Workload, model: ModelSpec) -> dict[str, str]:
     return notes
 
 
-def _precision_inputs(precision: str, generation: str, apart: bool) -> dict[str, Bound]:
-    recipe = precision_recipe(precision, generation, apart)
-    where = f"costmodel/precision.toml: {precision}{'.apart' if apart and 'apart' in recipe else ''}"
+def _precision_inputs(precision: str, generation: str, kernels: str) -> dict[str, Bound]:
+    recipe = precision_recipe(precision, generation, kernels)
+    where = f"costmodel/precision.toml: {precision}{f'.{kernels}' if kernels and kernels in recipe else ''}"
     numbers = {
         "weight_bytes": recipe["base"],
         "activation_bytes": recipe["base"],
@@ -267,5 +267,6 @@ def _precision_inputs(precision: str, generation: str, apart: bool) -> dict[str,
         "quantise_weight_bytes": recipe["weight_traffic"],
         "transpose_bytes": recipe.get("transposed", 0.0),
         "quantise_kernels": recipe["kernels"],
+        "cast_anew": recipe.get("anew", 0.0),
     }
     return {name: Bound(float(number), where) for name, number in numbers.items()}

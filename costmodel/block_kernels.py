@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
+from costmodel.work.elementwise import LATENT_ROTARY_KERNELS, rotary_kernels
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         source,
     )
     again = x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)
+    turned = rotary_kernels(x, LATENT_ROTARY_KERNELS)[0]
+    latent = LATENT_AGAIN + 2 * x.quantise_kernels + is_more_than_one(x.tp) * 2 + turned
+    ups = (1 - x.recompute_layers) * x.recompute_mla_up_proj if work.name == "mla" else 0
     backward = ledger.define(
         f"{work.name}_kernels_backward",
         work.kernels_backward
@@ -63,6 +67,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         - frozen
         + ADAPTER_KERNELS[1] * adapters
         + again * forward
+        + ups * latent
         + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
         "1",
         source,
@@ -83,6 +88,11 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
 # Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,
 # a graph of its own. Source: Megatron-Core, tensor_parallel/random.py, CheckpointFunction.
 CHECKPOINT_KERNELS = 8.0
+
+
+# Kernels of MLA's up projections that their recompute issues again: two products, the rotations of queries and of keys
+# and values. Source: Megatron-Core 0.16.1, multi_latent_attention.py, qkv_up_proj_and_rope_apply.
+LATENT_AGAIN = 4.0
 
 
 def norm_again(x: SimpleNamespace, name: str) -> Amount:

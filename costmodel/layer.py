@@ -7,12 +7,13 @@ symbols of what it wrote, so that `costmodel.step` can multiply them by blocks a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
 from costmodel.block_kernels import Issued, block_kernels, norm_again
 from costmodel.exposed import (
+    Beside,
     Times,
     adapter_messages,
     context_parallel_times,
@@ -21,7 +22,7 @@ from costmodel.exposed import (
     tensor_parallel_times,
 )
 from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream
-from costmodel.term import Ledger
+from costmodel.term import Ledger, symbol
 from costmodel.timing import kernels
 from costmodel.work import attention, communication, mixers, quantisation
 from costmodel.work.adapters import adapter_of, between
@@ -43,7 +44,8 @@ class BlockTimes:
     """Seconds of one block and micro-batch, by kind and pass, as symbols of the ledger.
 
     forward, backward: kind ("linear", "attention", ...) to seconds; again: what its recompute setting repeats;
-    kernels: issued in each pass; shared: forward and backward of the shared experts; wait: host round trips.
+    kernels: issued in each pass; shared: forward and backward of the shared experts; wait: host round trips; inner: of
+    the routed experts alone, between dispatch and combine.
     """
 
     work: BlockWork
@@ -53,7 +55,7 @@ class BlockTimes:
     kernels: Issued
     shared: Amount = 0
     wait: Amount = 0
-    parts: Parts = field(default_factory=dict)
+    inner: Beside | None = None
 
 
 def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> BlockWork:
@@ -86,12 +88,13 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
     times: Times = {}
     for layer in block.linears:
         p = f"{block.name}_{layer.name}"
-        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / x.m
+        once = 1 + (1 - x.cast_anew) * (x.m - 1)
+        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / once
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
         column = layer.split == "column"
-        plain = gathered_plain(x, layer) if column else 0
+        plain = gathered_plain(x, layer) if column else x.cast_anew
         inputs = quantisation.operand_traffic(x, x.quantise_input_bytes, column, plain)
-        grads = quantisation.operand_traffic(x, x.quantise_grad_bytes, layer.split == "row")
+        grads = quantisation.operand_traffic(x, x.quantise_grad_bytes, layer.split == "row", x.cast_anew)
         cast_forward = inputs * quantisation.quantise_input_elements(layer) + weights
         cast_backward = grads * quantisation.quantise_grad_elements(layer)
         mixed = "ends" in features
@@ -306,6 +309,22 @@ def block_times(
         block_kernels(ledger, x, work, "lora" in features),
         shared=_shared(gemms),
         wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
+        inner=_inner(x, gemms, small, grouped) if name == "experts" else None,
+    )
+
+
+def _inner(x: SimpleNamespace, gemms: Times, small: Times, grouped: Collection[str]) -> Beside:
+    """What the routed experts compute between dispatch and combine, with what moe_act recompute repeats of it."""
+    streams = [small[name] for name in ("permute", "padding", "clamp", "activation", "expert_bias")]
+
+    def of(kind: str) -> Amount:
+        return sum(gemms[layer][kind] for layer in grouped)
+
+    again = x.recompute_moe_act * (small["activation"]["forward"] + small["clamp"]["forward"])
+    return Beside(
+        of("forward") + of("quantise_forward") + sum(times["forward"] for times in streams),
+        of("dgrad") + of("quantise_backward") + sum(times["backward"] for times in streams) + again,
+        of("wgrad"),
     )
 
 
@@ -348,7 +367,10 @@ def _again(
         named += x.recompute_mla_up_proj * linears("q_up")
     if name == "mla":
         ups = linears(*(layer for layer in gemms if layer in ("q_up", "kv_up")))
-        named += x.recompute_mla_up_proj * (ups + small["heads"]["forward"])
+        # With the gathers of both latents and the rotation (multi_latent_attention.py, qkv_up_proj_and_rope_apply).
+        turned = small["rotary"]["forward"] + small["heads"]["forward"]
+        gathers = x.sp * symbol(f"{label}_all_gather")
+        named += x.recompute_mla_up_proj * (ups + gathers + turned)
     if name == "attention":
         # Every other product of the order Q, K, V, projection; the key product's share of QKV.
         keys = x.k / (x.a + 2 * x.k)
@@ -363,7 +385,9 @@ def _again(
         if "shared_fc1" in gemms:
             whole = linears("shared_fc1", "shared_fc2") + small["shared_activation"]["forward"]
             apart += x.recompute_shared_experts * (whole + forward.get("tensor_parallel", 0))
-        named += x.recompute_moe * everything + (1 - x.recompute_moe) * apart
+        # Norm and residual stand outside what is checkpointed (moe_layer.py, forward).
+        inner = everything - small["norm"]["forward"] - small["residual"]["forward"]
+        named += x.recompute_moe * inner + (1 - x.recompute_moe) * apart
     # Nothing saved hangs on the output of the block's last product.
     last: Amount = 0
     if name == "mlp":

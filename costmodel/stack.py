@@ -56,6 +56,7 @@ class Stack:
     documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
+    torchao: linear layers leave the model's format by torchao's recipes.
     dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
     megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
@@ -86,9 +87,15 @@ class Stack:
     early_zero3: bool = False
     partial_rings: bool = False
     dtensor: bool = False
+    torchao: bool = False
     megatron_core: bool = False
     title: str = ""
     names: str = ""
+
+    @property
+    def kernels(self) -> str:
+        """Which of a precision recipe's own kernels in `precision.toml` the stack has; "" for the usual ones."""
+        return "torchao" if self.torchao else "apart" if self.fp4_apart else ""
 
     @property
     def name(self) -> str:
@@ -156,6 +163,7 @@ def load_stack(text: str) -> Stack:
         "reads_documents",
         "partial_rings",
         "dtensor",
+        "torchao",
         "megatron_core",
     )
     return Stack(

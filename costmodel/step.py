@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, logarithm2, maximum, minimum
 from costmodel.data_parallel import Owner, data_parallel_terms, written
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time, encoder_weights
-from costmodel.exposed import dispatch_times, overlapped_dispatch
+from costmodel.exposed import Beside, dispatch_times, overlapped_dispatch
 from costmodel.host_waits import block_gaps, host_term
 from costmodel.layer import BlockTimes, block_times, block_tokens
 from costmodel.memory import rank_memory
@@ -131,20 +131,38 @@ def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[st
     Under overlap it hides behind the compute of all blocks, of which an expert block has its share.
     """
     travel = dispatch_times(ledger, x)
-    compute = sum(
-        getattr(x, f"{name}_total") * (sum(times.forward.values()) + sum(times.backward.values()))
-        for name, times in blocks.items()
-    )
     own = blocks["experts"]
-    beside = ledger.define(
-        "compute_beside_dispatch",
-        compute / maximum(x.experts_total, 1),
-        "s",
-        "compute of the layers for each expert block",
-    )
+    assert own.inner is not None
+    whole = {
+        "forward": [(name, sum(times.forward.values())) for name, times in blocks.items()],
+        "backward": [(name, sum(times.backward.values()) + times.again) for name, times in blocks.items()],
+        "wgrad": [(name, times.backward["linear_wgrad"]) for name, times in blocks.items()],
+    }
+    inner, around = {}, {}
+    for kind, parts in whole.items():
+        inner[kind] = ledger.define(
+            f"experts_inner_{kind}",
+            getattr(own.inner, kind),
+            "s",
+            "routed experts between dispatch and combine",
+        )
+        layers = sum(getattr(x, f"{name}_total") * seconds for name, seconds in parts)
+        around[kind] = layers / maximum(x.experts_total, 1)
+    for kind in ("forward", "backward"):
+        around[kind] -= inner[kind]
+    around["backward"] -= around["wgrad"] + inner["wgrad"]
+    around = {
+        kind: ledger.define(
+            f"experts_around_{kind}",
+            seconds,
+            "s",
+            "the layers around the routed experts, for each expert block",
+        )
+        for kind, seconds in around.items()
+    }
     both = ledger.define(
         "dispatch_exposed",
-        overlapped_dispatch(x, 2 * travel, beside, own.shared),
+        overlapped_dispatch(x, travel, Beside(**inner), Beside(**around), own.shared),
         "s",
         overlapped_dispatch,
     )

@@ -15,7 +15,7 @@ from costmodel.work.adapters import adapted, kept_input
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import activation, norm, residual, residual_tokens, split_kernels
-from costmodel.work.linear import Linear, tokens
+from costmodel.work.linear import Linear, same_format, tokens
 
 # Kernels that router and permutation take more when they are not fused. Source: Megatron-Core, moe_utils.py
 # and router.py (top-k, scatter, softmax or sigmoid, auxiliary loss; masked select and index).
@@ -275,6 +275,16 @@ def kept_by_experts(x: SimpleNamespace) -> Amount:
     return (1 - x.recompute_moe) * (1 - x.offload_fused_group_mlp)
 
 
+def kept_norm_output(x: SimpleNamespace, *, shared: bool) -> Amount:
+    """Bytes of an element of the norm's output: the router's own in 16 bits, and the shared experts' in their format.
+
+    A checkpoint of the block keeps it in 16 bits too. Source: Megatron-Core 0.16.1, moe_utils.py,
+    RouterGatingLinearFunction.forward, ctx.save_for_backward; moe_layer.py, forward.
+    """
+    again = (1 - x.recompute_moe) * (1 - x.recompute_shared_experts)
+    return x.activation_bytes + (again * (1 - same_format(x)) * x.saved_bytes if shared else 0)
+
+
 def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     """Router, experts, shared experts, and projections to and from a latent where the model has one.
 
@@ -314,7 +324,8 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         expert_bias_stream(x),
         joined_gradients(x, features),
     ]
-    saved = saved_norm(x, x.offload_mlp_norm, 0, x.saved_bytes * own * x.h, apart=1) | {
+    normed = kept_norm_output(x, shared="shared" in features)
+    saved = saved_norm(x, x.offload_mlp_norm, 0, normed * own * x.h, apart=1) | {
         "router scores": kept * ROUTER_BYTES * own * x.E,
         "dispatched rows": saved_expert_input(x),
         "expert fc1 output": kept_by_experts(x)

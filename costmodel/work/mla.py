@@ -21,7 +21,7 @@ from costmodel.work.elementwise import (
     rotary_kernels,
     split_kernels,
 )
-from costmodel.work.linear import Linear, tokens
+from costmodel.work.linear import Linear, same_format, tokens
 
 # Kernels beyond those of grouped-query attention: down projections, latent norms, splits and concatenations.
 LATENT_KERNELS = (9.0, 14.0)
@@ -44,6 +44,26 @@ def core_backward_factor(x: SimpleNamespace) -> Amount:
     return (3 * query + 2 * x.d_v) / (query + x.d_v)
 
 
+def head_copies(x: SimpleNamespace) -> Amount:
+    """Elements of one head that are read and written to put queries, keys and values together, either way. [1]
+
+    Fused, queries turn in place, and one kernel reads keys and values and writes both and the keys' rotary part. Not
+    fused, queries, keys and values are copied each. Source: Megatron-Core 0.16.1, fused_mla_yarn_rope_apply.py;
+    multi_latent_attention.py, qkv_up_proj_and_rope_apply.
+    """
+    fused = 2 * (x.d_nope + x.d_v) + x.d_rope
+    return (1 - x.rope_split) * fused + x.rope_split * (4 * x.d_nope + 3 * x.d_rope + 2 * x.d_v)
+
+
+def second_copy(x: SimpleNamespace) -> Amount:
+    """Bytes of an element of the norm's output that the second of two projections keeps in a format of its own. [byte]
+
+    Each quantises its input by itself; in the model's own format both keep one tensor. Source: Megatron-Core 0.16.1,
+    multi_latent_attention.py, linear_q_down_proj and linear_kv_down_proj.
+    """
+    return x.trained * (1 - same_format(x)) * x.saved_bytes
+
+
 def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     """Multi-head latent attention. Source: DeepSeek-AI, arXiv:2405.04434; Megatron-Core, MLASelfAttention.
 
@@ -64,7 +84,8 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         queries = (Linear("q_up", heads * query, x.h, rows, "column", adapter="qkv"),)
         gathered, norms = x.h, 1
     latents = x.q_lora + x.kv_lora + x.d_rope
-    copies = x.activation_bytes * rows * heads * (query + x.d_nope + x.d_v)
+    copied = x.activation_bytes * rows * heads * head_copies(x)
+    normed = kept_input(x, "qkv") + second_copy(x)
     kept = (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn)
     split = [
         sum(kernels)
@@ -83,15 +104,13 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora)),
             residual(x),
             rotary(x, heads * x.d_rope, LATENT_ROTARY_PASSES),
-            Stream("heads", 2 * copies, 2 * copies),
+            Stream("heads", copied, copied),
             # Gradients of the norm's output, of the queries' projection and of that of keys and values.
             Stream("joins", 0, 3 * x.activation_bytes * own * x.h),
         ),
         gathered=x.operand_bytes * rows * (gathered + x.kv_lora + x.d_rope),
         reduced=x.activation_bytes * rows * x.h,
-        saved=saved_norm(
-            x, x.offload_attn_norm, x.offload_qkv_linear, kept_input(x, "qkv") * own * x.h, apart=1
-        )
+        saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, normed * own * x.h, apart=1)
         | {
             "latents": (1 + x.qk_norms) * x.activation_bytes * own * latents,
             "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),
