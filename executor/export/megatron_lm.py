@@ -159,7 +159,7 @@ def user_arguments(job: Job) -> dict[str, Any]:
 
 def _unknown(job: Job) -> list[str]:
     """What our model files do not hold and the user must add."""
-    notes = list(facts_not_on_file(job.model, flag_of))
+    notes = list(facts_not_on_file(job.model, flag_of, latent_scaling=1))
     if job.model.mamba is not None:
         notes.append("newer checkouts call the script pretrain_hybrid.py")
     if job.cluster.gpu.vendor.lower() == "amd":

@@ -53,8 +53,14 @@ def graph_word_note(plan: Plan, model: ModelSpec, release: str) -> Iterator[str]
         yield f"cuda_graph_scope {'+'.join(parts)}: {release} takes one word, so {word}"
 
 
-def facts_not_on_file(model: ModelSpec, name: Callable[[str], str]) -> Iterator[str]:
-    """A note on what is trained and our file of the model does not hold. name: the target's, of a field."""
+def facts_not_on_file(
+    model: ModelSpec, name: Callable[[str], str], latent_scaling: int = 40
+) -> Iterator[str]:
+    """Notes on what is trained and our file of the model does not hold.
+
+    name: the target's, of a field. latent_scaling: YaRN's factor that latent attention has by default [1]; 40 is that
+    of MLATransformerConfig, Megatron-Core 0.17 to 0.19.
+    """
     moe, rotary = model.moe, position_embedding(model) == "rope"
     scaled = moe is not None and moe.topk > 1 and (moe.router_score == "sigmoid" or model.mla is not None)
     unknown = {
@@ -64,9 +70,11 @@ def facts_not_on_file(model: ModelSpec, name: Callable[[str], str]) -> Iterator[
     }
     added = [name(field) for field, missing in unknown.items() if missing]
     if added:
-        yield f"not in our file of {model.name}: add {' and '.join(added)} as the model has it"
+        them = "them" if len(added) > 1 else "it"
+        yield f"not in our file of {model.name}: add {' and '.join(added)} as the model has {them}"
     if rotary:
-        yield "scaling of rotary positions to longer contexts (Llama 3.1, YaRN) is not in our model files"
+        kept = f"; latent attention keeps its default, a factor of {latent_scaling}" if model.mla else ""
+        yield f"scaling of rotary positions to longer contexts (Llama 3.1, YaRN) is not in our model files{kept}"
 
 
 def refuse_hybrid_stages(

@@ -137,6 +137,8 @@ def test_what_no_file_holds_is_asked_for(target):
     assert not asked(unknown("mixtral-8x7b"))
     bare = replace(whole, rotary_base=None, norm_epsilon=None)
     bare = replace(bare, moe=replace(whole.moe, router_scaling_factor=None))
+    notes = " ".join(target_module(target).export(job_of(whole)).notes)
+    assert f"a factor of {1 if target == 'megatron-lm' else 40}" in notes
     (note,) = asked(bare)
     for field in ("rotary_base", "layernorm_epsilon", "moe_router_topk_scaling_factor"):
         own = FLAGS.get(field, "--" + field.replace("_", "-"))
