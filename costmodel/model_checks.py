@@ -6,8 +6,18 @@ from dataclasses import fields
 from typing import Any
 
 # Largest value of each count: far above anything published, low enough that no product overflows a double.
-_LARGEST = {"num_layers": 10_000, "vocab": 2**24, "vocab_padded": 2**24, "seq_len": 2**27, "params": 10**16}
+_LARGEST = {
+    "num_layers": 10_000,
+    "vocab": 2**24,
+    "vocab_padded": 2**24,
+    "seq_len": 2**27,
+    "rotary_base": 10**12,
+    "params": 10**16,
+}
 _LARGEST_OTHER = 2**20
+# Largest value of each number that is no count, and one to try; the others are shares or coefficients.
+_LARGEST_NUMBER = {"router_scaling_factor": (1000, 2.5), "rotary_percent": (1, 0.5)}
+_LARGEST_OTHER_NUMBER = (1, 0.001)
 _MAY_BE_ZERO = {
     "learned_positions",
     "seq_len",
@@ -43,14 +53,20 @@ def _check(key: str, annotation: str, value: Any) -> None:
         _check_int(key, value)
     elif kind == "bool" and not isinstance(value, bool):
         raise ValueError(f"{key} {value!r:.60} is not true or false. Write {key} = true, or false.")
-    elif kind == "float" and not (isinstance(value, (int, float)) and 0 <= value <= 1):
-        raise ValueError(f"{key} {value!r:.60} is not a number from 0 to 1. Try {key} = 0.001.")
+    elif kind == "float":
+        _check_number(key, value)
     elif kind == "str" and not (isinstance(value, str) and len(value) <= _TEXT_LIMIT):
         raise ValueError(
             f'{key} {value!r:.60} is not a text of at most {_TEXT_LIMIT} characters. Write {key} = "...".'
         )
     elif kind[0].isupper() and not isinstance(value, Checked):
         raise ValueError(f"{key} {value!r:.60} is not a table. Write [{key}] and its keys, or leave it out.")
+
+
+def _check_number(key: str, value: Any) -> None:
+    largest, usual = _LARGEST_NUMBER.get(key.rpartition(".")[2], _LARGEST_OTHER_NUMBER)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= largest:
+        raise ValueError(f"{key} {value!r:.60} is not a number from 0 to {largest}. Try {key} = {usual}.")
 
 
 def _check_int(key: str, value: Any) -> None:

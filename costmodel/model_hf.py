@@ -108,7 +108,7 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "Qwen2VLForConditionalGeneration": language_part(dense.qwen2),
     "Qwen2_5_VLForConditionalGeneration": language_part(dense.qwen2),
     "Qwen3VLForConditionalGeneration": language_part(dense.qwen3),
-    "Qwen3VLMoeForConditionalGeneration": language_part(experts.qwen3_moe),
+    "Qwen3VLMoeForConditionalGeneration": language_part(experts.qwen3_vl_moe),
     "Qwen3_5ForConditionalGeneration": language_part(experts.gated_delta),
     "Qwen3_5MoeForConditionalGeneration": language_part(experts.gated_delta_moe),
     "Glm4vMoeForConditionalGeneration": language_part(experts.glm4_moe),

@@ -13,13 +13,18 @@ from costmodel.model_hf_values import (
     every_nth,
     flag,
     nope_interval,
+    norm_epsilon,
     read_activation,
+    rotary,
     split,
 )
 
 # Norms that our layers have no place for; a few thousand weights a layer, and the time to read and write its tokens.
 NORMS_BEHIND = "norms behind attention and MLP"
 NORMS_OF_ALL_HEADS = "norms of Q and K over all heads at once, taken a head at a time"
+
+# What classes take for granted where a file has no share of rotary dimensions.
+HALF_ROTARY = {"partial_rotary_factor": 0.5}
 
 
 def llama(config: Config) -> Config:
@@ -36,6 +41,8 @@ def llama(config: Config) -> Config:
         "gated": True,
         "activation": read_activation(config, "hidden_act", "silu"),
         "norm": "RMSNorm",
+        "norm_epsilon": norm_epsilon(config),
+        **rotary(config),
         "vocab": count(config, "vocab_size"),
         "tied_embeddings": flag(config, "tie_word_embeddings"),
         "qkv_bias": flag(config, "attention_bias"),
@@ -73,7 +80,7 @@ def qwen3(config: Config) -> Config:
 def gemma(config: Config) -> Config:
     values = llama({"head_dim": 256, "tie_word_embeddings": True} | config)
     # Gemma's released files say "gelu" in hidden_act and mean the tanh one in hidden_activation: same cost.
-    return values | {"activation": "gelu"}
+    return values | {"activation": "gelu", "zero_centered_norm": True}
 
 
 def gpt2(config: Config) -> Config:
@@ -88,6 +95,7 @@ def gpt2(config: Config) -> Config:
         "gated": False,
         "activation": read_activation(config, "activation_function", "gelu_new"),
         "norm": "LayerNorm",
+        "norm_epsilon": norm_epsilon(config),
         "vocab": count(config, "vocab_size", 50257),
         "tied_embeddings": flag(config, "tie_word_embeddings", True),
         "qkv_bias": True,
@@ -97,7 +105,7 @@ def gpt2(config: Config) -> Config:
 
 
 def gpt_neox(config: Config) -> Config:
-    values = llama({"attention_bias": True, "mlp_bias": True} | config)
+    values = llama({"attention_bias": True, "mlp_bias": True, "rotary_pct": 0.25} | config)
     bias = {"qkv_bias": True, "linear_bias": True}
     activation = read_activation(config, "hidden_act", "gelu")
     return values | bias | {"gated": False, "activation": activation, "norm": "LayerNorm"}
@@ -120,6 +128,7 @@ def gemma3(config: Config) -> Config:
     """Gemma 3: windows on five of six layers, norms of Q and K, norms on both sides of each block."""
     defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}
     values = gemma(defaults | config) | {"qk_norm": True, "left_out": NORMS_BEHIND}
+    values["rotary_base"] = None  # layers with windows have one of their own
     return _windowed(values, config, 4096, count(config, "sliding_window_pattern", 6))
 
 
@@ -145,7 +154,9 @@ def smollm3(config: Config) -> Config:
 def glm(config: Config) -> Config:
     """GLM-4 of the transformers library: Llama with biases of Q, K and V."""
     values = llama(
-        {"head_dim": 128, "attention_bias": True, "mlp_bias": flag(config, "attention_bias", True)} | config
+        HALF_ROTARY
+        | {"head_dim": 128, "attention_bias": True, "mlp_bias": flag(config, "attention_bias", True)}
+        | config
     )
     return values | {"linear_bias": False}
 
@@ -155,10 +166,10 @@ def glm4(config: Config) -> Config:
 
 
 def nemotron(config: Config) -> Config:
-    """Nemotron-4: an ungated MLP with squared ReLU, and LayerNorm."""
+    """Nemotron-4: an ungated MLP with squared ReLU, and LayerNorm of weights around zero."""
     activation = read_activation(config, "hidden_act", "relu2")
-    own = {"gated": False, "activation": activation, "norm": "LayerNorm"}
-    return llama(config | {"hidden_act": "relu2"}) | own
+    own = {"gated": False, "activation": activation, "norm": "LayerNorm", "zero_centered_norm": True}
+    return llama(HALF_ROTARY | config | {"hidden_act": "relu2"}) | own
 
 
 def starcoder2(config: Config) -> Config:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from costmodel.model_hf_dense import llama, mistral, olmo2, qwen2, qwen3
-from costmodel.model_hf_values import Config, count, count_or_zero, every_nth, flag, nope_interval
+from costmodel.model_hf_dense import HALF_ROTARY, llama, mistral, olmo2, qwen2, qwen3
+from costmodel.model_hf_values import Config, count, count_or_zero, every_nth, flag, nope_interval, number
+
+# Of classes that only know normalised weights of the chosen experts.
+NORMALISED = {"norm_topk_prob": True}
+UNSCALED = {"router_scaling_factor": 1.0}
 
 
 def qwen_experts(config: Config) -> Config:
@@ -17,7 +21,13 @@ def qwen_experts(config: Config) -> Config:
         # Sparse where (i + 1) is a multiple of the step.
         "dense_first_layers": step - 1,
         "layer_interval": step,
+        **softmax_router(config),
     }
+
+
+def softmax_router(config: Config) -> Config:
+    """Softmax over all experts; normalised over the chosen, it is the same as over the chosen alone."""
+    return {"router_pre_softmax": not flag(config, "norm_topk_prob"), **UNSCALED}
 
 
 def shared_expert(config: Config) -> Config:
@@ -35,12 +45,17 @@ def qwen3_moe(config: Config) -> Config:
     return qwen3(config) | {"moe": qwen_experts(config)}
 
 
+def qwen3_vl_moe(config: Config) -> Config:
+    return qwen3_moe({"rope_theta": 500_000} | config | NORMALISED)
+
+
 def mixtral(config: Config) -> Config:
-    values = mistral({"sliding_window": None} | config)
+    values = mistral({"sliding_window": None, "rope_theta": 1_000_000} | config)
     moe = {
         "num_experts": count(config, "num_local_experts", 8),
         "topk": count(config, "num_experts_per_tok", 2),
         "expert_ffn": values["ffn_hidden"],
+        **UNSCALED,
     }
     return values | {"moe": moe}
 
@@ -58,6 +73,7 @@ def small_experts(config: Config) -> Config:
         "expert_ffn": width,
         "shared_expert_ffn": width * count_or_zero(config, "n_shared_experts"),
         "dense_first_layers": count_or_zero(config, "first_k_dense_replace"),
+        "router_scaling_factor": number(config, ("routed_scaling_factor",)),
     }
 
 
@@ -80,6 +96,7 @@ def deepseek(config: Config) -> Config:
     moe = small_experts(config) | {
         "layer_interval": count(config, "moe_layer_freq", 1),
         "router_score": "sigmoid" if sigmoid else "softmax",
+        "router_pre_softmax": not sigmoid and not flag(config, "norm_topk_prob"),
         "expert_bias": config.get("topk_method") == "noaux_tc",
     }
     if config.get("topk_method") != "greedy":
@@ -103,20 +120,23 @@ def gated_delta(config: Config) -> Config:
     }
     # A class without dense layers has no width for them.
     width = count(config, "intermediate_size", config.get("moe_intermediate_size"))
-    values = llama({"head_dim": 256} | config | {"intermediate_size": width})
+    values = llama({"head_dim": 256, "partial_rotary_factor": 0.25} | config | {"intermediate_size": width})
     mtp = count_or_zero(config, "mtp_num_hidden_layers")
-    return values | {"qk_norm": True, "attention_output_gate": True, "gated_delta": table, "mtp_layers": mtp}
+    norms = {"qk_norm": True, "zero_centered_norm": True}
+    return values | norms | {"attention_output_gate": True, "gated_delta": table, "mtp_layers": mtp}
 
 
 def gated_delta_moe(config: Config) -> Config:
-    return gated_delta(config) | {"moe": qwen_experts(config) | shared_expert(config)}
+    return gated_delta(config) | {"moe": qwen_experts(NORMALISED | config) | shared_expert(config)}
 
 
 def glm4_moe(config: Config) -> Config:
     """GLM-4.5: grouped-query attention, and experts as in DeepSeek-V3."""
     moe = small_experts(config) | {"router_score": "sigmoid", "expert_bias": True} | router_groups(config)
     # Of attention's linear layers those of Q, K and V have biases.
-    values = llama({"mlp_bias": flag(config, "attention_bias")} | config) | {"linear_bias": False}
+    values = llama(HALF_ROTARY | {"mlp_bias": flag(config, "attention_bias")} | config) | {
+        "linear_bias": False
+    }
     mtp = count_or_zero(config, "num_nextn_predict_layers")
     return values | {"qk_norm": flag(config, "use_qk_norm"), "moe": moe, "mtp_layers": mtp}
 
@@ -129,9 +149,11 @@ def gpt_oss(config: Config) -> Config:
         "topk": count(config, "num_experts_per_tok"),
         "expert_ffn": count(config, "intermediate_size"),
         "load_balancing": "none",
+        **UNSCALED,
     }
     window = {"window": count(config, "sliding_window", 128), "full_attention_interval": 2}
-    values = llama({"attention_bias": True, "head_dim": 64} | config | {"mlp_bias": True})
+    defaults = {"attention_bias": True, "head_dim": 64, "rope_theta": 150_000}
+    values = llama(defaults | config | {"mlp_bias": True})
     return values | {"activation": "quick_gelu", "attention_sink": True, "moe": moe, "sliding_window": window}
 
 
@@ -140,6 +162,7 @@ def olmoe(config: Config) -> Config:
         "num_experts": count(config, "num_experts", 64),
         "topk": count(config, "num_experts_per_tok", 8),
         "expert_ffn": count(config, "intermediate_size"),
+        **softmax_router(config),
     }
     return olmo2(config) | {"moe": moe}
 
@@ -152,8 +175,14 @@ def minimax_m2(config: Config) -> Config:
         "expert_ffn": count(config, "intermediate_size"),
         "router_score": "sigmoid",
         "expert_bias": True,
+        **UNSCALED,
     }
-    return olmo2({"head_dim": 128} | config) | {"moe": moe}
+    values = olmo2({"head_dim": 128, "rope_theta": 5_000_000} | config)
+    # Released files count the rotating dimensions.
+    share = (
+        {"rotary_percent": count(config, "rotary_dim") / values["head_dim"]} if "rotary_dim" in config else {}
+    )
+    return values | share | {"moe": moe}
 
 
 def llama4(config: Config) -> Config:
@@ -174,9 +203,10 @@ def llama4(config: Config) -> Config:
         "dense_first_layers": step - 1,
         "layer_interval": step,
         "router_score": "sigmoid",
+        **UNSCALED,
     }
     dense = count(config, "intermediate_size_mlp", 16384)
-    values = llama({"head_dim": 128} | config | {"intermediate_size": dense})
+    values = llama({"head_dim": 128, "rope_theta": 500_000} | config | {"intermediate_size": dense})
     chunk = (
         0 if config.get("attention_chunk_size", 8192) is None else count(config, "attention_chunk_size", 8192)
     )

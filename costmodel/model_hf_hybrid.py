@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costmodel.model_hf_dense import llama
 from costmodel.model_hf_experts import router_groups
-from costmodel.model_hf_values import Config, count, count_or_zero, read_activation
+from costmodel.model_hf_values import Config, count, count_or_zero, number, read_activation
 from costmodel.model_spec import PATTERN_LETTERS
 
 # Names of layers in lists, of now and of earlier files.
@@ -25,6 +25,7 @@ def nemotron_h(config: Config) -> Config:
         raise ValueError("hybrid_override_pattern is missing. Give it, or layers_block_type, in the file.")
     sizes = {"num_hidden_layers": len(pattern), "head_dim": config.get("attention_head_dim") or 128}
     values = llama(sizes | config | {"num_hidden_layers": len(pattern), "hidden_act": "silu"})
+    values["rotary_base"] = None  # attention has no positions
     values |= {"gated": False, "activation": read_activation(config, "mlp_hidden_act", "relu2")}
     mixer = {
         "num_heads": count(config, "mamba_num_heads", 128),
@@ -52,6 +53,7 @@ def _experts(config: Config) -> Config:
         "shared_expert_ffn": shared,
         "router_score": "sigmoid",
         "expert_bias": True,
+        "router_scaling_factor": number(config, ("routed_scaling_factor",)),
     }
     if config.get("moe_latent_size") is not None:
         moe["latent_size"] = count(config, "moe_latent_size")

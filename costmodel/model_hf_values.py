@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from costmodel.model_checks import largest_count
@@ -20,6 +21,9 @@ ACTIVATIONS = {
     "relu2": "squared_relu",
 }
 
+EPSILONS = ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon")
+ROTARY_BASES = ("rope_theta", "rotary_emb_base")
+ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct")
 # Keys whose largest value is that of a field of ours, not the general one.
 _COUNTS_OF_OWN = {"num_hidden_layers": "num_layers", "n_layer": "num_layers", "vocab_size": "vocab"}
 
@@ -45,6 +49,35 @@ def shown(value: Any) -> str:
 def count_or_zero(config: Config, key: str) -> int:
     value = config.get(key)
     return 0 if value is None or (value == 0 and isinstance(value, int)) else count(config, key)
+
+
+def number(config: Config, keys: Sequence[str], default: float | None = None) -> float | None:
+    """The first of some keys that the file has."""
+    key = next((key for key in keys if config.get(key) is not None), None)
+    value = default if key is None else config[key]
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0
+    ):
+        raise ValueError(f"{key} {shown(value)} is not a number from 0 on. Correct it in the file.")
+    return value
+
+
+def norm_epsilon(config: Config) -> float | None:
+    """What norms add to the variance, under the names of the classes. [1]"""
+    return number(config, EPSILONS)
+
+
+def rotary(config: Config) -> Config:
+    """Base and share of rotary positions; no base where the file has several, or one that is no whole number."""
+    inner = config.get("rope_parameters")
+    said = config | inner if isinstance(inner, dict) else config
+    several = isinstance(inner, dict) and any(isinstance(part, dict) for part in inner.values())
+    base = number(said, ROTARY_BASES, 10_000)
+    whole = base is not None and not several and base < 10**12 and base == int(base) > 0
+    return {
+        "rotary_base": int(base) if base is not None and whole else None,
+        "rotary_percent": number(said, ROTARY_SHARES, 1.0),
+    }
 
 
 def flag(config: Config, key: str, default: bool = False) -> bool:

@@ -27,7 +27,12 @@ DEFAULT_VOCAB_DIVISIBLE_BY = 128  # Megatron --make-vocab-size-divisible-by
 
 @dataclass(frozen=True, kw_only=True)
 class Moe(Checked):
-    """Mixture of experts. Layer i is sparse when i >= dense_first_layers, every layer_interval-th one."""
+    """Mixture of experts. Layer i is sparse when i >= dense_first_layers, every layer_interval-th one.
+
+    router_pre_softmax: softmax over all experts before the choice, so that the weights of the chosen do not sum to one;
+    false is over the chosen alone, the same as over all and normalised. router_scaling_factor: the chosen experts'
+    weights are multiplied by it [1], None where the source does not say. Neither costs time.
+    """
 
     _where = "moe."
     num_experts: int
@@ -39,6 +44,8 @@ class Moe(Checked):
     layer_interval: int = 1
     latent_size: int | None = None
     router_score: str = "softmax"
+    router_pre_softmax: bool = False
+    router_scaling_factor: float | None = None
     router_dtype: str | None = None
     aux_loss_coeff: float | None = None
     load_balancing: str | None = None
@@ -151,9 +158,13 @@ class ModelSpec(Checked):
     head_dim [d]: need not be h / a. gated: three MLP matrices. vocab: true tokens.
     vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source, else None.
     qk_norm: norm over each head of Q and K; with MLA over the latents, and on unless a file or mapping says false.
+    norm_epsilon: added to the variance in every norm [1], None where the source does not say. zero_centered_norm: norms
+    multiply by 1 + weight, and weights start and decay at 0.
     linear_bias: output, MLP and router.
-    learned_positions: length of the position table, 0 = rotary or none. seq_len: the source's training length
-    [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention, - mlp, E experts), '' uniform.
+    learned_positions: length of the position table, 0 = rotary or none. rotary_base: theta of rotary positions [1],
+    None where the source does not say; rotary_percent: share of a head's dimensions that rotate [1].
+    seq_len: the source's training length [token], 0 unknown.
+    layer_pattern: a letter a layer (M mamba, * attention, - mlp, E experts), '' uniform.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:
     an independent count to the digit, without multi-token prediction and padding.
     parameters_known: false where our formulas do not cover the model, `note` says why. left_out: what of the model is
@@ -171,6 +182,8 @@ class ModelSpec(Checked):
     gated: bool = True
     activation: str = "silu"
     norm: str = "RMSNorm"
+    norm_epsilon: float | None = None
+    zero_centered_norm: bool = False
     vocab: int
     vocab_divisible_by: int | None = None
     vocab_padded: int | None = None
@@ -179,6 +192,8 @@ class ModelSpec(Checked):
     linear_bias: bool = False
     qkv_bias: bool = False
     learned_positions: int = 0
+    rotary_base: int | None = None
+    rotary_percent: float = 1.0
     seq_len: int = 0
     layer_pattern: str = ""
     moe: Moe | None = None

@@ -19,7 +19,10 @@ from executor.resolve import Here
 
 
 def without_te() -> dict[str, Any]:
-    """Fields that change where Transformer Engine and Apex are absent: their kernels are off."""
+    """Fields that change where Transformer Engine and Apex are absent: their kernels are off.
+
+    Norms of PyTorch multiply by their weight, not by 1 + weight: the same work, and the same numbers at the start.
+    """
     return {
         "gradient_accumulation_fusion": False,
         "masked_softmax_fusion": False,
@@ -27,6 +30,7 @@ def without_te() -> dict[str, Any]:
         "bias_activation_fusion": False,
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
+        "layernorm_zero_centered_gamma": False,
     }
 
 

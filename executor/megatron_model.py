@@ -38,7 +38,15 @@ def model_arguments(model: ModelSpec, tp: int, seq_len: int) -> dict[str, Any]:
     }
     if model.mamba is not None:
         arguments["hybrid_override_pattern"] = model.layer_pattern
-    return arguments
+    return arguments | ({} if model.mla is not None else rotary_fields(model))
+
+
+def rotary_fields(model: ModelSpec) -> dict[str, Any]:
+    """What the model says of its rotary positions: of the configuration with latent attention, else arguments."""
+    if position_embedding(model) != "rope":
+        return {}
+    base = {} if model.rotary_base is None else {"rotary_base": model.rotary_base}
+    return base | ({} if model.rotary_percent == 1 else {"rotary_percent": model.rotary_percent})
 
 
 def position_embedding(model: ModelSpec) -> str:
@@ -58,12 +66,15 @@ def model_fields(model: ModelSpec) -> dict[str, Any]:
         "num_query_groups": model.num_kv_heads,
         "kv_channels": model.head_dim,
         "normalization": model.norm,
+        "layernorm_zero_centered_gamma": model.zero_centered_norm,
         "add_bias_linear": model.linear_bias,
         "add_qkv_bias": model.qkv_bias or model.linear_bias,
         "qk_layernorm": model.qk_norm,
         "gated_linear_unit": model.gated,
         "activation_func": model.activation,
     }
+    if model.norm_epsilon is not None:
+        fields["layernorm_epsilon"] = model.norm_epsilon
     if model.activation == "quick_gelu" and model.gated:
         fields |= CLAMPED_SWIGLU
     if (
@@ -86,6 +97,7 @@ def attention_fields(model: ModelSpec) -> dict[str, Any]:
             "qk_head_dim": model.mla.qk_head_dim,
             "qk_pos_emb_head_dim": model.mla.qk_pos_emb_head_dim,
             "v_head_dim": model.mla.v_head_dim,
+            **rotary_fields(model),
         }
     if model.sliding_window is not None:
         # A query sees itself and window - 1 tokens before it.
@@ -134,8 +146,10 @@ def expert_fields(model: ModelSpec, moe: Moe) -> dict[str, Any]:
         "moe_aux_loss_coeff": moe.aux_loss_coeff or 0.0,
         "moe_router_enable_expert_bias": moe.expert_bias,
         # A softmax over one chosen score would be one, without a gradient.
-        "moe_router_pre_softmax": moe.topk == 1 and moe.router_score == "softmax",
+        "moe_router_pre_softmax": moe.router_pre_softmax or (moe.topk == 1 and moe.router_score == "softmax"),
     }
+    if moe.router_scaling_factor not in (None, 1.0):
+        fields["moe_router_topk_scaling_factor"] = moe.router_scaling_factor
     if moe.router_groups > 1:
         fields |= {"moe_router_num_groups": moe.router_groups, "moe_router_group_topk": moe.router_group_topk}
     if moe.router_dtype:

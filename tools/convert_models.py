@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import tomli_w
 from costmodel.model_file import from_mapping, to_mapping
 
 FOLDER = Path(__file__).parent.parent / "costmodel" / "models"
+FACTS = tomllib.loads(Path(__file__).with_name("model_facts.toml").read_text(encoding="utf-8"))
 HEADER = "# Written by tools/convert_models.py; counts in units of one. Correct the script, not this file.\n"
 
 # What the collection leaves open or states wrongly, with the reason.
@@ -64,7 +66,7 @@ def main(path: str) -> None:
         if entry["layers"] is None:
             print(f"skipped {name}: {entry['source']}")
             continue
-        spec = from_mapping(convert(name, entry) | CORRECTIONS.get(name, {}))
+        spec = from_mapping(with_facts(name, convert(name, entry) | CORRECTIONS.get(name, {})))
         text = tomli_w.dumps(to_mapping(spec))
         (FOLDER / f"{name}.toml").write_text(HEADER + text, encoding="utf-8")
 
@@ -111,6 +113,16 @@ def convert(name: str, entry: dict[str, Any]) -> dict[str, Any]:
         groups, picked = ROUTER_GROUPS[name]
         tables["moe"] |= {"router_groups": groups, "router_group_topk": picked}
     return values | tables
+
+
+def with_facts(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The model with what FACTS says of its norms, rotary positions and router."""
+    own = dict(FACTS.get(name, {}))
+    if moe := own.pop("moe", None):
+        own["moe"] = values["moe"] | moe
+    if source := own.pop("source", ""):
+        own["source"] = f"{values['source']}; {source}"
+    return values | own
 
 
 def convert_tables(entry: dict[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,36 @@ def other_tokens(fields: Mapping[str, Any], model: ModelSpec) -> int:
     return min(abs(vocab - each) for each in (model.vocab, model.vocab_padded) if each) if vocab else 0
 
 
+# Fields that say one of ModelSpec's alone; what is left out of a text with overrides is not read at its default.
+SAID_BY = {
+    "num_layers": "num_layers",
+    "hidden": "hidden_size",
+    "ffn_hidden": "ffn_hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_query_groups",
+    "head_dim": "kv_channels",
+    "gated": "gated_linear_unit",
+    "activation": "activation_func",
+    "norm": "normalization",
+    "norm_epsilon": "layernorm_epsilon",
+    "zero_centered_norm": "layernorm_zero_centered_gamma",
+    "vocab": "vocab_size",
+    "tied_embeddings": "share_embeddings_and_output_weights",
+    "qk_norm": "qk_layernorm",
+    "linear_bias": "add_bias_linear",
+    "qkv_bias": "add_qkv_bias",
+}
+
+
+def said_architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`architecture` of a text that says some fields of a model's configuration and leaves the others out."""
+    return {
+        name: value
+        for name, value in architecture(fields).items()
+        if name not in SAID_BY or fields.get(SAID_BY[name]) is not None
+    }
+
+
 def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The model as a mapping of `costmodel.model_file`: from_mapping makes a ModelSpec of it."""
     heads = fields.get("num_attention_heads")
@@ -81,6 +111,8 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
         "gated": bool(fields.get("gated_linear_unit")),
         "activation": fields.get("activation_func") or "gelu",
         "norm": fields.get("normalization") or "LayerNorm",
+        "norm_epsilon": fields.get("layernorm_epsilon"),
+        "zero_centered_norm": bool(fields.get("layernorm_zero_centered_gamma")),
         "vocab": fields.get("vocab_size"),
         "tied_embeddings": bool(fields.get("share_embeddings_and_output_weights")),
         "qk_norm": bool(fields.get("qk_layernorm")),
@@ -91,7 +123,7 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
         "attention_output_gate": bool(fields.get("attention_output_gate")),
         "attention_sink": fields.get("softmax_type") == "learnable",
     }
-    pattern = fields.get("hybrid_layer_pattern")
+    pattern = fields.get("hybrid_layer_pattern") or fields.get("hybrid_override_pattern")
     if pattern:
         main, *heads_of_mtp = pattern.split("/")
         shape |= {"layer_pattern": main.replace("|", ""), "mtp_layers": len(heads_of_mtp) or None}
@@ -104,9 +136,18 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
         "sliding_window": _window(fields),
     }
     kept = {name: value for name, value in (shape | parts).items() if value not in (None, {})}
-    if fields.get("position_embedding_type") == "learned_absolute":
-        kept["learned_positions"] = fields.get("max_position_embeddings") or 0
-    return kept
+    return kept | _positions(fields)
+
+
+def _positions(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary positions or a table of learned ones."""
+    kind = fields.get("position_embedding_type")
+    if kind == "learned_absolute":
+        return {"learned_positions": fields.get("max_position_embeddings") or 0}
+    if kind in (None, "none") and not fields.get("use_rotary_position_embeddings"):
+        return {}
+    said = {name: fields.get(name) for name in ("rotary_base", "rotary_percent")}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _experts(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +158,7 @@ def _experts(fields: Mapping[str, Any]) -> dict[str, Any]:
     interval = layers if isinstance(layers, int) else 1
     if isinstance(layers, list) and layers[first:].count(1) > 1:
         interval = layers[first + 1 :].index(1) + 1
+    score = fields.get("moe_router_score_function") or "softmax"
     shape = {
         "num_experts": fields["num_moe_experts"],
         "topk": fields.get("moe_router_topk"),
@@ -126,7 +168,9 @@ def _experts(fields: Mapping[str, Any]) -> dict[str, Any]:
         "dense_first_layers": first,
         "layer_interval": interval,
         "latent_size": fields.get("moe_latent_size"),
-        "router_score": fields.get("moe_router_score_function"),
+        "router_score": score,
+        "router_pre_softmax": score == "softmax" and bool(fields.get("moe_router_pre_softmax")),
+        "router_scaling_factor": fields.get("moe_router_topk_scaling_factor") or 1.0,
         "router_dtype": fields.get("moe_router_dtype"),
         "aux_loss_coeff": fields.get("moe_aux_loss_coeff"),
         "load_balancing": fields.get("moe_router_load_balancing_type"),

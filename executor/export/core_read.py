@@ -6,14 +6,12 @@ values count otherwise, or that take several fields to say.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import list_models, load_model
-from costmodel.model_spec import ModelSpec
 from costmodel.stack import newest_stack
 from executor.export.core_model import unlike
 from executor.export.exchange_read import exchange_of
@@ -57,6 +55,8 @@ FURTHER = (
     "make_vocab_size_divisible_by",
     "share_embeddings_and_output_weights",
     "position_embedding_type",
+    "rotary_base",
+    "rotary_percent",
     "hybrid_override_pattern",
     "hybrid_layer_pattern",
     "batch_p2p_comm",
@@ -352,33 +352,6 @@ def model_of(fields: Mapping[str, Any]) -> str:
             found.append((wrong, unlike(fields, model), name))
     alike = [name for wrong, _, name in sorted(found) if wrong == min(found)[0]]
     return alike[0] if len(alike) == 1 or (alike and not min(found)[0]) else ""
-
-
-def architecture_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ModelSpec that Megatron-Core's say, for a model that is not ours."""
-    words = {
-        "num_layers": "num_layers",
-        "hidden": "hidden_size",
-        "ffn_hidden": "ffn_hidden_size",
-        "num_heads": "num_attention_heads",
-        "num_kv_heads": "num_query_groups",
-        "head_dim": "kv_channels",
-        "gated": "gated_linear_unit",
-        "norm": "normalization",
-        "vocab": "vocab_size",
-        "tied_embeddings": "share_embeddings_and_output_weights",
-        "qk_norm": "qk_layernorm",
-        "linear_bias": "add_bias_linear",
-        "qkv_bias": "add_qkv_bias",
-        "activation": "activation_func",
-    }
-    ours = {name: fields[field] for name, field in words.items() if fields.get(field) is not None}
-    assert set(ours) <= {each.name for each in dataclasses.fields(ModelSpec)}
-    if "num_heads" in ours:
-        ours.setdefault("num_kv_heads", ours["num_heads"])
-        if "hidden" in ours:
-            ours.setdefault("head_dim", ours["hidden"] // ours["num_heads"])
-    return ours
 
 
 def said_fields() -> frozenset[str]:

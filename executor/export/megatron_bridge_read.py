@@ -8,8 +8,8 @@ from typing import Any
 
 from costmodel.model_registry import load_model
 from executor.export.configuration_text import dotted_name, flat, value_of
+from executor.export.core_model import said_architecture
 from executor.export.core_read import (
-    architecture_of,
     direct_fields,
     knobs_of,
     model_of,
@@ -86,7 +86,7 @@ def reading(text: str) -> Reading:
     return Reading(
         knobs=knobs,
         model=model,
-        architecture={} if model else architecture_of(fields),
+        architecture={} if model else said_architecture(fields),
         workload=workload,
         unread=() if dump else tuple(unread(said, recipe)),
         otherwise=(

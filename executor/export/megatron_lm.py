@@ -6,8 +6,8 @@ from typing import Any
 
 from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_lm_arguments import arguments, words
-from executor.export.megatron_lm_names import version_of
-from executor.export.unsaid import OVERLAP_SETTING, own_overlap, router_note
+from executor.export.megatron_lm_names import flag_of, version_of
+from executor.export.unsaid import OVERLAP_SETTING, facts_not_on_file, own_overlap
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -159,14 +159,7 @@ def user_arguments(job: Job) -> dict[str, Any]:
 
 def _unknown(job: Job) -> list[str]:
     """What our model files do not hold and the user must add."""
-    notes = []
-    if not job.model.learned_positions and job.model.mamba is None:
-        notes.append(
-            "rotary base and scaling are not in our model files: give the script --rotary-base, as the model has it"
-        )
-    if job.model.norm == "RMSNorm":
-        notes.append("the norm's epsilon is Megatron's 1e-5: add --norm-epsilon where the model has another")
-    notes += router_note(job.model, "--moe-router-topk-scaling-factor")
+    notes = list(facts_not_on_file(job.model, flag_of, latent_scaling=1))
     if job.model.mamba is not None:
         notes.append("newer checkouts call the script pretrain_hybrid.py")
     if job.cluster.gpu.vendor.lower() == "amd":

@@ -26,8 +26,6 @@ OTHERS = {
     "--grad-reduce-in-bf16": "",
     "--group-query-attention": "",
     "--recompute-activations": "",
-    "--norm-epsilon": "layernorm_epsilon",
-    "--apply-layernorm-1p": "layernorm_zero_centered_gamma",
     "--cuda-graph-scope": "cuda_graph_modules",
     "--use-torch-fsdp2": "use_torch_fsdp2",
 }
@@ -36,6 +34,8 @@ DEFAULTS: dict[str, Any] = {
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
     "normalization": "LayerNorm",
+    "layernorm_epsilon": 1e-5,
+    "rotary_base": 10_000,
     "attention_backend": "auto",
     "use_distributed_optimizer": False,
     "cuda_graph_impl": "none",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from executor.export.exported import Job
 from executor.export.target_names import Names
-from executor.export.unsaid import graph_word_note, overlap_note, router_note
+from executor.export.unsaid import facts_not_on_file, graph_word_note, overlap_note
 from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed
 
@@ -16,10 +16,10 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
     plan, model = job.plan, job.model
     if not module:
         yield (
-            f"NeMo {names.release} has no recipe for {model.name}: sizes are from our model file; rotary base, "
-            "norm epsilon and initialisation are NeMo's defaults"
+            f"NeMo {names.release} has no recipe for {model.name}: the model is from our file, its initialisation "
+            "NeMo's default"
         )
-        yield from router_note(model, "model.config.moe_router_topk_scaling_factor")
+        yield from facts_not_on_file(model, "model.config.{}".format)
     if plan.fsdp and plan.fsdp_implementation == "torch":
         yield 'fsdp_implementation torch: NeMo 2 has no FSDP of torch (fsdp="pytorch" raises), so it is Megatron\'s'
     if plan.precision == "nvfp4" and plan.fp8_param_gather:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from costmodel.graph_parts import captured_parts
 from costmodel.knobs import SETTINGS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from executor.megatron_model import model_fields
+from executor.megatron_model import model_fields, position_embedding
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
 OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
@@ -53,11 +53,28 @@ def graph_word_note(plan: Plan, model: ModelSpec, release: str) -> Iterator[str]
         yield f"cuda_graph_scope {'+'.join(parts)}: {release} takes one word, so {word}"
 
 
-def router_note(model: ModelSpec, name: str) -> Iterator[str]:
-    """A note on the factor of the router's scores, which our model files do not hold. name: the target's own."""
-    moe = model.moe
-    if moe is not None and moe.topk > 1 and (moe.router_score == "sigmoid" or model.mla is not None):
-        yield f"the router's scaling factor is not in our model files: add {name} as the model has it (DeepSeek-V3 2.5)"
+def facts_not_on_file(
+    model: ModelSpec, name: Callable[[str], str], latent_scaling: int = 40
+) -> Iterator[str]:
+    """Notes on what is trained and our file of the model does not hold.
+
+    name: the target's, of a field. latent_scaling: YaRN's factor that latent attention has by default [1]; 40 is that
+    of MLATransformerConfig, Megatron-Core 0.17 to 0.19.
+    """
+    moe, rotary = model.moe, position_embedding(model) == "rope"
+    scaled = moe is not None and moe.topk > 1 and (moe.router_score == "sigmoid" or model.mla is not None)
+    unknown = {
+        "rotary_base": rotary and model.rotary_base is None,
+        "layernorm_epsilon": model.norm == "RMSNorm" and model.norm_epsilon is None,
+        "moe_router_topk_scaling_factor": moe is not None and scaled and moe.router_scaling_factor is None,
+    }
+    added = [name(field) for field, missing in unknown.items() if missing]
+    if added:
+        them = "them" if len(added) > 1 else "it"
+        yield f"not in our file of {model.name}: add {' and '.join(added)} as the model has {them}"
+    if rotary:
+        kept = f"; latent attention keeps its default, a factor of {latent_scaling}" if model.mla else ""
+        yield f"scaling of rotary positions to longer contexts (Llama 3.1, YaRN) is not in our model files{kept}"
 
 
 def refuse_hybrid_stages(

@@ -16,6 +16,7 @@ DERIVED = {
     "padded_vocab_size",
     "params_dtype",
     "transformer_pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
     "consumed_train_samples",
     "consumed_valid_samples",
     "skipped_train_samples",
@@ -36,17 +37,6 @@ PARTS = (
     ),
     ("hybrid_layer_pattern", ("mamba_",), ()),
 )
-# Dumped name -> flag, where the flag is not the name with dashes. Source: dest= in arguments.py of 0.19.2.
-FLAGS = {
-    "fp8": "--fp8-format",
-    "fp4": "--fp4-format",
-    "layernorm_epsilon": "--norm-epsilon",
-    "layernorm_zero_centered_gamma": "--apply-layernorm-1p",
-    "microbatch_group_size_per_vp_stage": "--microbatch-group-size-per-virtual-pipeline-stage",
-    "overlap_p2p_comm_warmup_flush": "--overlap-p2p-communication-warmup-flush",
-    "nccl_ub": "--use-nccl-ub",
-    "virtual_pipeline_model_parallel_size": "",  # derived from the two flags that give it
-}
 # Switches that are on without a flag, by the flag that turns them off; those of the export's table come first.
 OFF = {
     "add_bias_linear": "--disable-bias-linear",
@@ -106,15 +96,13 @@ def _command_line(arguments: dict[str, str]) -> str:
     """The dump as the flags that give it: switches by name, `None` and lists of nothing left out."""
     from executor.export.megatron_lm_names import names
 
-    off = OFF | names()["off"]
+    off, flags = OFF | names()["off"], names()["flags"]
     words = []
     absent = _absent(arguments)
     for name, value in arguments.items():
         if name in DERIVED or value in ("None", "", "[]") or absent(name):
             continue
-        flag = FLAGS.get(name, "--" + name.replace("_", "-"))
-        if not flag:
-            continue
+        flag = flags.get(name, "--" + name.replace("_", "-"))
         if value in ("True", "False"):
             negative = off.get(name)
             if negative is not None:

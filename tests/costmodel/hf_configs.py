@@ -12,12 +12,14 @@ LLAMA3_8B = {
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
     "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
     "vocab_size": 128256,
 }
 MISTRAL_7B = LLAMA3_8B | {
     "architectures": ["MistralForCausalLM"],
+    "rope_theta": 10000.0,
     "vocab_size": 32000,
     "sliding_window": 4096,
 }
@@ -28,6 +30,8 @@ QWEN25_7B = {
     "num_attention_heads": 28,
     "num_hidden_layers": 28,
     "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
     "sliding_window": 131072,
     "use_sliding_window": False,
     "tie_word_embeddings": False,
@@ -42,6 +46,8 @@ QWEN3_8B = {
     "num_attention_heads": 32,
     "num_hidden_layers": 36,
     "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
     "vocab_size": 151936,
 }
 QWEN3_30B = QWEN3_8B | {
@@ -51,6 +57,7 @@ QWEN3_30B = QWEN3_8B | {
     "intermediate_size": 6144,
     "mlp_only_layers": [],
     "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
     "num_experts": 128,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 48,
@@ -60,12 +67,14 @@ QWEN2_57B = QWEN25_7B | {
     "architectures": ["Qwen2MoeForCausalLM"],
     "moe_intermediate_size": 2560,
     "shared_expert_intermediate_size": 20480,
+    "norm_topk_prob": False,
     "num_experts": 64,
     "num_experts_per_tok": 8,
     "vocab_size": 151936,
 }
 MIXTRAL_8X7B = MISTRAL_7B | {
     "architectures": ["MixtralForCausalLM"],
+    "rope_theta": 1000000.0,
     "sliding_window": None,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
@@ -88,6 +97,10 @@ DEEPSEEK_V3 = {
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
     "v_head_dim": 128,
@@ -106,6 +119,9 @@ MOONLIGHT = DEEPSEEK_V3 | {
     "num_key_value_heads": 16,
     "num_nextn_predict_layers": 0,
     "q_lora_rank": None,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.446,
     "vocab_size": 163842,
 }
 GEMMA_2B = {
@@ -151,6 +167,9 @@ QWEN3_NEXT = {
     "num_experts_per_tok": 10,
     "num_hidden_layers": 48,
     "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000000,
     "shared_expert_intermediate_size": 512,
     "vocab_size": 151936,
 }
@@ -215,6 +234,8 @@ GPT_OSS_20B = {
     "num_hidden_layers": 24,
     "num_key_value_heads": 8,
     "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 150000,
     "sliding_window": 128,
     "vocab_size": 201088,
 }

@@ -212,6 +212,73 @@ def test_same_model_as_our_file(tmp_path, config, name):
     )
 
 
+# Published files that say what our files hold; Nemotron 4's has no base, its class has ours.
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (LLAMA3_8B, "llama3-8b"),
+        (QWEN25_7B, "qwen2.5-7b"),
+        (QWEN3_8B, "qwen3-8b"),
+        (QWEN3_30B, "qwen3-30b-a3b"),
+        (MIXTRAL_8X7B, "mixtral-8x7b"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (MOONLIGHT, "moonlight-16b-a3b"),
+        (QWEN3_NEXT, "qwen3-next-80b-a3b"),
+        (GPT_OSS_20B, "gpt-oss-20b"),
+        (LLAMA4_SCOUT, "llama4-scout"),
+        (NEMOTRON4_15B, "nemotron4-15b"),
+        (NEMOTRON_H_8B, "nemotronh-8b"),
+    ],
+)
+def test_norms_positions_and_router_are_those_of_our_file(tmp_path, config, name):
+    theirs, ours = read_hf_config(write(tmp_path, config)), load_model(name)
+    for fact in ("norm_epsilon", "zero_centered_norm", "rotary_base", "rotary_percent"):
+        assert getattr(theirs, fact) == getattr(ours, fact), fact
+    for fact in ("router_score", "router_pre_softmax", "router_scaling_factor") if ours.moe else ():
+        assert getattr(theirs.moe, fact) == getattr(ours.moe, fact), fact
+
+
+def test_weights_of_the_chosen_experts_that_do_not_sum_to_one(tmp_path):
+    assert read_hf_config(write(tmp_path, QWEN2_57B)).moe.router_pre_softmax
+    assert load_model("qwen2-57b-a14b").moe.router_pre_softmax
+    assert not read_hf_config(write(tmp_path, QWEN2_57B | {"norm_topk_prob": True})).moe.router_pre_softmax
+    greedy = {"scoring_func": "softmax", "topk_method": "greedy", "norm_topk_prob": False}
+    moe = read_hf_config(write(tmp_path, DEEPSEEK_V3 | greedy | {"routed_scaling_factor": 16.0})).moe
+    assert (moe.router_score, moe.router_pre_softmax, moe.router_scaling_factor) == ("softmax", True, 16.0)
+    assert not read_hf_config(
+        write(tmp_path, QWEN3_VL_235B)
+    ).moe.router_pre_softmax  # its class has no choice
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "base", "share"),
+    [
+        (LLAMA3_8B, {}, 500_000, 1.0),
+        (LLAMA3_8B, {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, 1_000_000, 0.5),
+        (LLAMA3_8B, {"rope_theta": 10000.5}, None, 1.0),
+        (LLAMA3_8B, {"rope_theta": None}, 10_000, 1.0),
+        (LLAMA3_8B, {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, None, 1.0),
+        (GEMMA3_27B, {}, None, 1.0),
+        (NEOX_20B, {}, 10_000, 0.25),
+        (NEOX_20B, {"rotary_pct": 1.0}, 10_000, 1.0),
+        (GLM45_AIR, {}, 10_000, 0.5),
+        (MINIMAX_M2, {"rotary_dim": 64}, 5_000_000, 0.5),
+        (NEMOTRON_H_8B, {}, None, 1.0),
+    ],
+)
+def test_rotary_positions(tmp_path, config, change, base, share):
+    spec = read_hf_config(write(tmp_path, config | change))
+    assert (spec.rotary_base, spec.rotary_percent) == (base, share)
+
+
+def test_norms_around_zero(tmp_path):
+    zero = [
+        read_hf_config(write(tmp_path, each)) for each in (GEMMA_2B, GEMMA3_27B, QWEN35_27B, NEMOTRON4_15B)
+    ]
+    assert [spec.zero_centered_norm for spec in zero] == [True] * 4
+    assert read_hf_config(write(tmp_path, LLAMA3_8B | {"rms_norm_eps": None})).norm_epsilon is None
+
+
 @pytest.mark.parametrize(
     ("config", "family", "total", "active"),
     [
@@ -294,6 +361,12 @@ def test_sparse_step_counts_from_the_end(tmp_path):
         ({"hidden_act": {}}, None),
         ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not known"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings 'no' is not true or false"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps '1e-5' is not a number from 0 on"),
+        ({"rope_theta": float("nan")}, "rope_theta nan is not a number from 0 on"),
+        (
+            {"partial_rotary_factor": 2},
+            "rotary_percent 2 is not a number from 0 to 1. Try rotary_percent = 0.5",
+        ),
         ({"mlp_bias": True}, "attention_bias false with mlp_bias true is not supported"),
     ],
 )

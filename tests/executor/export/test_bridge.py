@@ -296,6 +296,8 @@ BEYOND = {
     "make_vocab_size_divisible_by",
     "share_embeddings_and_output_weights",
     "position_embedding_type",
+    "rotary_base",
+    "rotary_percent",
     "hybrid_override_pattern",
     "hybrid_layer_pattern",
     "init_model_with_meta_device",

@@ -12,7 +12,7 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.export.bundle import TARGETS, bundle, target_module
+from executor.export.bundle import TARGETS, bundle
 from executor.export.exported import Job
 from executor.export.megatron_lm_arguments import setting_flags
 from executor.export.unsaid import setting_value
@@ -81,28 +81,6 @@ def test_boosted_clocks_are_a_note_where_no_job_script_sets_them(target: str) ->
     job = made(target, plan, slurm=True)
     assert "boost-slider" not in " ".join(job.exported.notes)
     assert any("boost-slider" in text for text in job.files.values())
-
-
-@pytest.mark.parametrize(
-    ("target", "name", "model"),
-    [
-        ("megatron-lm", "--moe-router-topk-scaling-factor", "deepseek-v3"),
-        ("megatron-lm", "--moe-router-topk-scaling-factor", "deepseek-v2"),
-        ("megatron-bridge", "model.moe_router_topk_scaling_factor", "nemotron3-ultra-550b-a55b"),
-        ("nemo", "model.config.moe_router_topk_scaling_factor", "kimi-k2"),
-        ("nemo", "", "deepseek-v3"),
-        ("megatron-lm", "", "llama4-scout"),
-        ("megatron-lm", "", "mixtral-8x7b"),
-    ],
-)
-def test_the_routers_factor_is_asked_for_where_no_recipe_has_it(target, name, model):
-    version = "0.3.1" if target == "megatron-bridge" else ""
-    plan = Plan(dp=8, ep=8)
-    job = Job(
-        plan, Workload(4096, 64), load_model(model), hardware_db.load_cluster("dgx-h100"), version=version
-    )
-    notes = [note for note in target_module(target).export(job).notes if "scaling factor" in note]
-    assert [f" {name} " in note for note in notes] == [True] * bool(name)
 
 
 @pytest.mark.parametrize("target", TARGETS)

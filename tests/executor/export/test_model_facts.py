@@ -1,0 +1,145 @@
+"""What a model is trained with beside its sizes: norms, rotary positions, routers' weights, exported and read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import hardware_db
+from costmodel.model_file import from_mapping
+from costmodel.model_registry import load_model
+from costmodel.model_spec import ModelSpec
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.export import megatron_bridge_read, megatron_lm_read, nemo_read
+from executor.export.bundle import TARGETS, bundle, target_module
+from executor.export.exported import Job
+
+MODELS = ("qwen3-next-80b-a3b", "nemotron4-15b", "deepseek-v2", "deepseek-v3", "qwen2-57b-a14b", "llama3-8b")
+# Field of ModelSpec -> Megatron-Core's.
+FACTS = {
+    "norm_epsilon": "layernorm_epsilon",
+    "zero_centered_norm": "layernorm_zero_centered_gamma",
+    "rotary_base": "rotary_base",
+    "rotary_percent": "rotary_percent",
+}
+ROUTER = {
+    "router_score": "moe_router_score_function",
+    "router_pre_softmax": "moe_router_pre_softmax",
+    "router_scaling_factor": "moe_router_topk_scaling_factor",
+}
+FLAGS = {
+    "layernorm_epsilon": "--norm-epsilon",
+    "layernorm_zero_centered_gamma": "--apply-layernorm-1p",
+}
+# Megatron-Core's defaults, which may be left out.
+USUAL = {"rotary_percent": 1.0, "moe_router_topk_scaling_factor": 1.0, "layernorm_zero_centered_gamma": False}
+PREFIX = {"megatron-bridge": "model.", "nemo": "model.config."}
+
+
+def job_of(model: ModelSpec | str, version: str = "") -> Job:
+    model = load_model(model) if isinstance(model, str) else model
+    plan = Plan(dp=8, ep=8 if model.moe else 1)
+    return Job(plan, Workload(4096, 64), model, hardware_db.load_cluster("dgx-h100"), version=version)
+
+
+def facts(model: ModelSpec) -> dict[str, object]:
+    """Megatron-Core's fields of the facts."""
+    said = {theirs: getattr(model, ours) for ours, theirs in FACTS.items()}
+    router = {theirs: getattr(model.moe, ours) for ours, theirs in ROUTER.items()} if model.moe else {}
+    return {name: value for name, value in (said | router).items() if value is not None}
+
+
+def unknown(name: str) -> ModelSpec:
+    """The model under a name that no target has a recipe for."""
+    return replace(load_model(name), name="our own")
+
+
+@pytest.mark.parametrize("version", ["0.17", "0.18", "0.19"])
+def test_megatrons_parser_trains_the_model(parser, version):
+    from export_sweep import parser_job
+
+    jobs = [parser_job(job_of(name, version)) for name in MODELS]
+    for name, answer in zip(MODELS, parser.parse_all(jobs, parser.WHEELS[version]), strict=True):
+        assert not answer["refused"], (name, answer["refused"])
+        held = answer["values"] | {key: value for key, value in answer["config"].items() if key in FLAGS}
+        for field, value in facts(load_model(name)).items():
+            assert (held[field] or USUAL.get(field, held[field])) == value, (name, field)
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "nemo"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_without_a_recipe_is_said_whole(target, name):
+    version = "2.6.0" if target == "nemo" else "0.3.1"
+    if target == "nemo" and name.startswith(("qwen3-next", "qwen2-57b")):
+        pytest.skip("NeMo has no gated delta nets and no gates of shared experts")
+    settings = target_module(target).export(job_of(unknown(name), version)).settings
+    for field, value in facts(unknown(name)).items():
+        assert settings.get(PREFIX[target] + field, USUAL.get(field)) == value, field
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "nemotron4-15b", "deepseek-v2"])
+def test_a_recipe_keeps_its_own_facts_and_takes_another_models(name):
+    own = target_module("megatron-bridge").export(job_of(name, "0.3.1"))
+    other = replace(load_model(name), norm_epsilon=1e-4, zero_centered_norm=False)
+    changed = target_module("megatron-bridge").export(job_of(other, "0.3.1")).settings
+    assert changed["model.layernorm_epsilon"] == 1e-4
+    if "model.vocab_size" not in own.settings:  # there is a recipe
+        assert not [field for field in facts(load_model(name)) if f"model.{field}" in own.settings]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", [*MODELS, "mixtral-8x7b", "nemotron3-nano-30b-a3b", "gpt-oss-20b"])
+def test_a_model_of_ones_own_is_read_back_whole(target, name, monkeypatch):
+    if target == "nemo" and name.startswith(("qwen3-next", "qwen2-57b", "nemotron3", "gpt-oss")):
+        pytest.skip("NeMo refuses its layers")
+    monkeypatch.setattr(megatron_lm_read, "same_models", lambda _: [])
+    monkeypatch.setattr(megatron_bridge_read, "model_of", lambda _: "")
+    monkeypatch.setattr(nemo_read, "model_of", lambda _: "")
+    model = unknown(name)
+    made = bundle(job_of(model), target, slurm=False)
+    file = next(
+        name for name in made.files if name.endswith("train.sh" if target == "megatron-lm" else ".py")
+    )
+    found = target_module(target).read(made.files[file])
+    assert not found.model
+    assert not found.unread
+    read = from_mapping({"name": "read", **found.architecture})
+    assert facts(read) == facts(read) | facts(
+        model
+    )  # what the model's file leaves open is Megatron's default
+    assert (read.family, read.layer_kinds(), read.mla) == (model.family, model.layer_kinds(), model.mla)
+
+
+def test_defaults_of_megatron_lm_are_its_models():
+    text = "--num-layers 7 --hidden-size 64 --num-attention-heads 4 --position-embedding-type rope --num-experts 4"
+    read = from_mapping(
+        {"name": "read", "vocab": 128, **target_module("megatron-lm").read(text).architecture}
+    )
+    assert (read.norm_epsilon, read.zero_centered_norm, read.rotary_base, read.rotary_percent) == (
+        1e-5,
+        False,
+        10_000,
+        1.0,
+    )
+    assert (read.moe.router_pre_softmax, read.moe.router_scaling_factor) == (False, 1.0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_no_file_holds_is_asked_for(target):
+    def asked(model: ModelSpec) -> list[str]:
+        notes = target_module(target).export(job_of(model)).notes
+        return [note for note in notes if note.startswith("not in our file of")]
+
+    whole = unknown("deepseek-v3")
+    assert not asked(whole)
+    assert not asked(unknown("mixtral-8x7b"))
+    bare = replace(whole, rotary_base=None, norm_epsilon=None)
+    bare = replace(bare, moe=replace(whole.moe, router_scaling_factor=None))
+    notes = " ".join(target_module(target).export(job_of(whole)).notes)
+    assert f"a factor of {1 if target == 'megatron-lm' else 40}" in notes
+    (note,) = asked(bare)
+    for field in ("rotary_base", "layernorm_epsilon", "moe_router_topk_scaling_factor"):
+        own = FLAGS.get(field, "--" + field.replace("_", "-"))
+        assert (own if target == "megatron-lm" else PREFIX[target] + field) in note
