@@ -251,3 +251,24 @@ def test_dtensor_keeps_what_its_products_gathered():
     )
     more = 2 * 32 * 2 * 8192 * 4096 * 7 / 8
     assert gathered - own == pytest.approx(more, rel=0.15)
+
+
+def test_torchaos_rowwise_recipe_gathers_in_16_bits_and_casts_weights_for_every_pass():
+    """Transformer Engine casts weights once a step, whatever the micro-batches, and gathers what it has cast."""
+    cluster = hardware_db.load_cluster("dgx-h100")
+
+    def told(stack: str, precision: str, batch: int) -> Prediction:
+        plan = Plan(tp=8, sequence_parallel=True, precision=precision)
+        return predict(load_model("llama3-8b"), Workload(8192, batch), cluster, plan, stack)
+
+    def casts(stack: str, batch: int) -> float:
+        return told(stack, "fp8-sc", batch).values["attention_qkv_quantise_forward"]
+
+    assert casts("torchtitan-25.06", 8) == pytest.approx(casts("torchtitan-25.06", 1))
+    assert casts("nemo-26.06", 8) < casts("nemo-26.06", 1)
+    for name in ("mlp_all_gather", "mlp_all_gather_backward"):
+        wide, narrow = (told(stack, "fp8-sc", 8).values[name] for stack in ("torchtitan-25.06", "nemo-26.06"))
+        assert wide > 1.5 * narrow
+        assert wide == pytest.approx(told("torchtitan-25.06", "bf16", 8).values[name])
+    wide, plain = (told("torchtitan-25.06", each, 8).peak_memory_bytes for each in ("fp8-sc", "bf16"))
+    assert wide == pytest.approx(plain, rel=0.02)
