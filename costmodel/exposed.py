@@ -327,7 +327,7 @@ def windows(x: SimpleNamespace, travel: Amount, beside: Beside) -> Amount:
     backward = beside.backward + beside.wgrad - between
     tokens = maximum(travel, backward + between) + beside.forward
     gradients = maximum(travel, backward) + travel
-    return maximum(tokens, gradients) - beside.whole
+    return maximum(0, maximum(tokens, gradients) - beside.whole)
 
 
 def alone_share(x: SimpleNamespace) -> Amount:

@@ -76,6 +76,19 @@ BASES: dict[str, tuple[str, str, Plan]] = {
         "gb200-nvl72",
         Plan(tp=2, pp=4, dp=32, ep=32, etp=2, sequence_parallel=True, pipeline_layout="balanced"),
     ),
+    "hybridep": (
+        "experts",
+        "gb200-nvl72",
+        Plan(
+            pp=4,
+            vpp=4,
+            dp=64,
+            ep=64,
+            pipeline_layout="balanced",
+            moe_dispatcher="hybridep",
+            overlap_moe_comm=True,
+        ),
+    ),
     "deepep": (
         "experts",
         "gcp-a3-highgpu-8g",
@@ -124,7 +137,7 @@ WHERE = {
     "offload_layers": "offload",
     "cuda_graph_scope": "graphs",
     "bias_dropout_fusion": "dropout",
-    "delay_wgrad": "deepep",
+    "delay_wgrad": "hybridep",
     "overlap_moe_comm": "deepep",
     "dispatcher_sms": "deepep",
     "shared_expert_overlap": "experts",
