@@ -76,16 +76,17 @@ BASES: dict[str, tuple[str, str, Plan]] = {
         "gb200-nvl72",
         Plan(tp=2, pp=4, dp=32, ep=32, etp=2, sequence_parallel=True, pipeline_layout="balanced"),
     ),
-    "hybridep": (
+    # Dispatch takes longer than the experts forward, and less than their backward pass.
+    "overlapped": (
         "experts",
-        "gb200-nvl72",
+        "dgx-b200",
         Plan(
             pp=4,
             vpp=4,
             dp=64,
             ep=64,
             pipeline_layout="balanced",
-            moe_dispatcher="hybridep",
+            moe_dispatcher="deepep",
             overlap_moe_comm=True,
         ),
     ),
@@ -137,7 +138,7 @@ WHERE = {
     "offload_layers": "offload",
     "cuda_graph_scope": "graphs",
     "bias_dropout_fusion": "dropout",
-    "delay_wgrad": "hybridep",
+    "delay_wgrad": "overlapped",
     "overlap_moe_comm": "deepep",
     "dispatcher_sms": "deepep",
     "shared_expert_overlap": "experts",
