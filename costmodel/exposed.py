@@ -1,11 +1,10 @@
-"""Communication inside a layer as exposed time: tensor parallel, context parallel, expert dispatch."""
+"""Communication inside a layer as exposed time: tensor parallel and context parallel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.rates import stream
 from costmodel.term import Ledger
 from costmodel.timing import overlap
@@ -13,11 +12,10 @@ from costmodel.timing.network import (
     all_gather_time,
     all_reduce_time,
     all_to_all_time,
-    dispatch_time,
     reduce_scatter_time,
     send_recv_time,
 )
-from costmodel.work import communication, experts
+from costmodel.work import communication
 from costmodel.work.adapters import adapted
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, heads_are_shared
@@ -229,6 +227,22 @@ def context_parallel_times(
     }
 
 
+def ring_merges(
+    ledger: Ledger, x: SimpleNamespace, label: str, kv_width: Amount, all_width: Amount
+) -> dict[str, Amount]:
+    """Time in which the steps of a context ring are merged with the sum so far, forward and backward. [s]"""
+    steps = (1 - x.cp_all_gather) * (x.cp / x.cp_a2a_size - 1)
+    return {
+        kind: ledger.define(
+            f"{label}_cp_merge_{kind}",
+            steps * stream(x, size, x.elementwise_fraction),
+            "s",
+            communication.ring_merge_bytes,
+        )
+        for kind, size in communication.ring_merge_bytes(x, kv_width, all_width).items()
+    }
+
+
 def mixer_exchange_times(
     ledger: Ledger, x: SimpleNamespace, block: str, sizes: tuple[Amount, Amount]
 ) -> dict[str, Amount]:
@@ -242,121 +256,3 @@ def mixer_exchange_times(
         name: ledger.define(f"{block}_cp_exposed_{name}", once, "s", all_to_all_time)
         for name in ("forward", "backward")
     }
-
-
-def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
-    """Time of dispatch and combine of one expert block in one pass, before any overlap. [s]
-
-    Combine sends back what dispatch sent. With etp the tokens are gathered over the expert's ranks and their
-    results reduce-scattered. Backward does the same the other way. Source: Megatron-Core, token_dispatcher.py.
-    """
-    inside = communication.ranks_in_domain(x, x.ep, x.etp, x.ep_straddle)
-    etp_inside = communication.ranks_in_domain(x, x.etp, 1)
-    near = ledger.define(
-        "dispatch_bytes_inside",
-        x.capacity * experts.dispatch_bytes_inside(x, inside),
-        "byte",
-        experts.dispatch_bytes_inside,
-    )
-    far = ledger.define(
-        "dispatch_bytes_outside",
-        x.capacity * experts.dispatch_bytes_outside(x, inside),
-        "byte",
-        experts.dispatch_bytes_outside,
-    )
-    rows = x.capacity * experts.dispatch_row_bytes(x, inside)
-    travel = ledger.define(
-        "dispatch_time", dispatch_time(x, near + rows, far, x.ep, inside), "s", dispatch_time
-    )
-    told = ledger.define(
-        "dispatch_numbers", dispatched_numbers(x, inside, etp_inside), "s", dispatched_numbers
-    )
-    size = x.activation_bytes * experts.expert_rows(x) * x.he
-    gathers = all_gather_time(x, size, x.etp, etp_inside) + reduce_scatter_time(x, size, x.etp, etp_inside)
-    return ledger.define(
-        "dispatch_combine",
-        2 * travel + told + gathers,
-        "s",
-        "dispatch and combine, and the gather and reduction over etp",
-    )
-
-
-def dispatched_numbers(x: SimpleNamespace, inside: Amount, etp_inside: Amount) -> Amount:
-    """Time of what all-to-all dispatchers send beside tokens, mean of both passes of an expert block. [s]
-
-    Probabilities of 4 bytes travel by an all-to-all of their own, their gradients back, and with etp they are gathered;
-    forward, where rows are counted, ranks tell each other how many tokens every expert gets (8 bytes). DeepEP and
-    HybridEP send all with the tokens. Source: Megatron-Core 0.16.1, token_dispatcher.py, preprocess, token_dispatch,
-    dispatch_postprocess.
-    """
-    copies = 4 * x.capacity * experts.routed_copies(x)
-    numbers = all_to_all_time(x, copies, x.ep, inside)
-    numbers += all_gather_time(x, copies * x.etp, x.etp, etp_inside)
-    ranks = x.ep * x.etp
-    counted = all_gather_time(x, 8 * x.E * ranks, ranks, communication.ranks_in_domain(x, ranks, 1))
-    apart = (1 - x.dispatch_once) * (1 - x.dispatch_gather) * is_more_than_one(x.ep)
-    return apart * (numbers + experts.counts_vary(x) * counted / 2)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Compute of one module for one expert block and micro-batch, beside which another micro-batch's tokens travel. [s]
-
-    forward; backward, without weight gradients; wgrad: these.
-    """
-
-    forward: Amount
-    backward: Amount
-    wgrad: Amount
-
-    @property
-    def whole(self) -> Amount:
-        """Of both passes. [s]"""
-        return self.forward + self.backward + self.wgrad
-
-
-def windows(x: SimpleNamespace, travel: Amount, beside: Beside) -> Amount:
-    """What two exchanges of `travel` each add to a module's backward pass and the next forward pass. [s]
-
-    The first starts with the backward pass and must end before the forward one, the second starts behind the backward
-    pass. Delayed weight gradients stand between the passes; else they are part of the backward pass, all of which the
-    second waits for. Source: Megatron-Core 0.16.1, model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run:
-    experts with dispatch of the forward and the backward micro-batch, the rest of the layer with combine.
-    """
-    between = x.delay_wgrad * beside.wgrad
-    backward = beside.backward + beside.wgrad - between
-    tokens = maximum(travel, backward + between) + beside.forward
-    gradients = maximum(travel, backward) + travel
-    return maximum(0, maximum(tokens, gradients) - beside.whole)
-
-
-def alone_share(x: SimpleNamespace) -> Amount:
-    """Share of the micro-batches whose tokens travel with nothing beside, under overlap of expert parallelism. [1]
-
-    A stage's chunks of the warm-up run forward alone, and as many of the cool-down backward: one, and with virtual
-    stages (vpp - 1) groups of micro-batches. So do those with which the pipeline fills and drains, whose bubble is of
-    chunks as all are: pp - 1 more, here and of all. Source: Megatron-Core 0.16.1, schedules.py,
-    get_pp_rank_microbatches, of the last stage, whose way is the longest.
-    """
-    chunks, filling = x.m * x.vpp, x.pp - 1
-    return minimum(1, ((x.vpp - 1) * x.vpp_group + 1 + filling) / (chunks + filling))
-
-
-def overlapped_dispatch(
-    x: SimpleNamespace, travel: Amount, own: Beside, other: Beside, shared: Amount
-) -> Amount:
-    """Exposed part of dispatch and combine of one expert block, forward and backward together. [s]
-
-    travel: of one pass; own: compute of the experts themselves, other: of the layers around, both for each expert
-    block; shared: that of the shared experts. With ep_overlap tokens travel under the compute of another micro-batch,
-    whose GEMMs lose the SMs that the dispatch takes, and memory bandwidth. Before Blackwell one hardware queue is
-    taken to let nothing run beside (Megatron-Bridge sets 32). Sources: DeepSeek-AI, DualPipe,
-    arXiv:2412.19437, sec. 3.2; Megatron-Core, combined_1f1b.
-    """
-    alone = overlap.exposed(2 * travel, x.shared_overlap * shared)
-    shown = windows(x, travel / 2, own) + windows(x, travel / 2, other)
-    taken = x.dispatch_sms / x.gpu_sms + x.overlap_slowdown
-    beside = shown + overlap.contention(2 * travel - shown, own.whole + other.whole, taken)
-    share = alone_share(x)
-    beneath = x.ep_overlap * (1 - x.queued * x.one_queue)
-    return (1 - beneath) * alone + beneath * ((1 - share) * beside + share * alone)

@@ -12,19 +12,20 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount
 from costmodel.block_kernels import Issued, block_kernels, norm_again
+from costmodel.dispatch import Beside, inner_compute
 from costmodel.exposed import (
-    Beside,
     Times,
     adapter_messages,
     context_parallel_times,
     gathered_plain,
     mixer_exchange_times,
+    ring_merges,
     tensor_parallel_times,
 )
 from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream
 from costmodel.term import Ledger, symbol
 from costmodel.timing import kernels
-from costmodel.work import attention, communication, mixers, quantisation
+from costmodel.work import attention, mixers, quantisation
 from costmodel.work.adapters import adapter_of, between
 from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
@@ -309,22 +310,7 @@ def block_times(
         block_kernels(ledger, x, work, "lora" in features),
         shared=_shared(gemms),
         wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
-        inner=_inner(x, gemms, small, grouped) if name == "experts" else None,
-    )
-
-
-def _inner(x: SimpleNamespace, gemms: Times, small: Times, grouped: Collection[str]) -> Beside:
-    """What the routed experts compute between dispatch and combine, with what moe_act recompute repeats of it."""
-    streams = [small[name] for name in ("permute", "padding", "clamp", "activation", "expert_bias")]
-
-    def of(kind: str) -> Amount:
-        return sum(gemms[layer][kind] for layer in grouped)
-
-    again = x.recompute_moe_act * (small["activation"]["forward"] + small["clamp"]["forward"])
-    return Beside(
-        of("forward") + of("quantise_forward") + sum(times["forward"] for times in streams),
-        of("dgrad") + of("quantise_backward") + sum(times["backward"] for times in streams) + again,
-        of("wgrad"),
+        inner=inner_compute(x, gemms, small, grouped) if name == "experts" else None,
     )
 
 
@@ -396,22 +382,6 @@ def _again(
     return ledger.define(
         f"{label}_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
     )
-
-
-def ring_merges(
-    ledger: Ledger, x: SimpleNamespace, label: str, kv_width: Amount, all_width: Amount
-) -> dict[str, Amount]:
-    """Time in which the steps of a context ring are merged with the sum so far, forward and backward. [s]"""
-    steps = (1 - x.cp_all_gather) * (x.cp / x.cp_a2a_size - 1)
-    return {
-        kind: ledger.define(
-            f"{label}_cp_merge_{kind}",
-            steps * stream(x, size, x.elementwise_fraction),
-            "s",
-            communication.ring_merge_bytes,
-        )
-        for kind, size in communication.ring_merge_bytes(x, kv_width, all_width).items()
-    }
 
 
 def block_tokens(ledger: Ledger, x: SimpleNamespace) -> Amount:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, logarithm2, maximum, minimum
 from costmodel.data_parallel import Owner, data_parallel_terms, written
+from costmodel.dispatch import Beside, dispatch_times, overlapped_dispatch
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time, encoder_weights
-from costmodel.exposed import Beside, dispatch_times, overlapped_dispatch
 from costmodel.host_waits import block_gaps, host_term
 from costmodel.layer import BlockTimes, block_times, block_tokens
 from costmodel.memory import rank_memory
@@ -64,7 +64,7 @@ FORMULAS = {
     "adapters": "costmodel.layer.adapter_times",
     "tensor_parallel": "costmodel.exposed.tensor_parallel_times",
     "context_parallel": "costmodel.exposed.context_parallel_times",
-    "dispatch": "costmodel.exposed.overlapped_dispatch",
+    "dispatch": "costmodel.dispatch.overlapped_dispatch",
     "wait": "one round trip between device and host in each expert block",
 }
 Blocks = Mapping[str, BlockTimes]

@@ -25,6 +25,9 @@ MODELS = {
     "vision": replace(DENSE, name="llama3-70b with a tower", encoder=TOWER),
 }
 # Model, cluster and plan of each base; dp is what remains of 64 sequences a step or less.
+OVERLAPPED = Plan(
+    pp=4, vpp=4, dp=64, ep=64, pipeline_layout="balanced", moe_dispatcher="deepep", overlap_moe_comm=True
+)
 BASES: dict[str, tuple[str, str, Plan]] = {
     "pipeline": (
         "dense",
@@ -77,32 +80,8 @@ BASES: dict[str, tuple[str, str, Plan]] = {
         Plan(tp=2, pp=4, dp=32, ep=32, etp=2, sequence_parallel=True, pipeline_layout="balanced"),
     ),
     # Dispatch takes longer than the experts forward, and less than their backward pass.
-    "overlapped": (
-        "experts",
-        "dgx-b200",
-        Plan(
-            pp=4,
-            vpp=4,
-            dp=64,
-            ep=64,
-            pipeline_layout="balanced",
-            moe_dispatcher="deepep",
-            overlap_moe_comm=True,
-        ),
-    ),
-    "deepep": (
-        "experts",
-        "gcp-a3-highgpu-8g",
-        Plan(
-            pp=4,
-            vpp=4,
-            dp=64,
-            ep=64,
-            pipeline_layout="balanced",
-            moe_dispatcher="deepep",
-            overlap_moe_comm=True,
-        ),
-    ),
+    "overlapped": ("experts", "dgx-b200", OVERLAPPED),
+    "deepep": ("experts", "gcp-a3-highgpu-8g", OVERLAPPED),
 }
 # Where a knob acts, when the first base is not such a place.
 WHERE = {

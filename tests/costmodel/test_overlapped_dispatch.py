@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hardware_db
-from costmodel.exposed import Beside, alone_share, overlapped_dispatch, windows
+from costmodel.dispatch import Beside, alone_share, overlapped_dispatch, windows
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
