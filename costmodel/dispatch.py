@@ -12,6 +12,7 @@ from costmodel.term import Ledger
 from costmodel.timing import overlap
 from costmodel.timing.network import all_gather_time, all_to_all_time, dispatch_time, reduce_scatter_time
 from costmodel.work import communication, experts
+from costmodel.work.messages import COUNT_BYTES
 
 
 def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
@@ -54,16 +55,17 @@ def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
 def dispatched_numbers(x: SimpleNamespace, inside: Amount, etp_inside: Amount) -> Amount:
     """Time of what all-to-all dispatchers send beside tokens, mean of both passes of an expert block. [s]
 
-    Probabilities of 4 bytes travel by an all-to-all of their own, their gradients back, and with etp they are gathered;
-    forward, where rows are counted, ranks tell each other how many tokens every expert gets (8 bytes). DeepEP and
+    Probabilities travel by an all-to-all of their own, their gradients back, and with etp they are gathered;
+    forward, where rows are counted, ranks tell each other how many tokens every expert gets. DeepEP and
     HybridEP send all with the tokens. Source: Megatron-Core 0.16.1, token_dispatcher.py, preprocess, token_dispatch,
     dispatch_postprocess.
     """
-    copies = 4 * x.capacity * experts.routed_copies(x)
+    each = x.activation_bytes + x.router_wide * (4 - x.activation_bytes)
+    copies = each * x.capacity * experts.routed_copies(x)
     numbers = all_to_all_time(x, copies, x.ep, inside)
     numbers += all_gather_time(x, copies * x.etp, x.etp, etp_inside)
     ranks = x.ep * x.etp
-    counted = all_gather_time(x, 8 * x.E * ranks, ranks, communication.ranks_in_domain(x, ranks, 1))
+    counted = all_gather_time(x, COUNT_BYTES * x.E * ranks, ranks, communication.ranks_in_domain(x, ranks, 1))
     apart = (1 - x.dispatch_once) * (1 - x.dispatch_gather) * is_more_than_one(x.ep)
     return apart * (numbers + experts.counts_vary(x) * counted / 2)
 

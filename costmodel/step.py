@@ -128,41 +128,15 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
 def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[str, BlockTimes]:
     """The expert block with its dispatch as exposed time, half of it in each pass.
 
-    Under overlap it hides behind the compute of all blocks, of which an expert block has its share.
+    Under overlap it hides behind what the experts compute, and behind the layers around, of which each expert block has
+    its share.
     """
     travel = dispatch_times(ledger, x)
     own = blocks["experts"]
-    assert own.inner is not None
-    whole = {
-        "forward": [(name, sum(times.forward.values())) for name, times in blocks.items()],
-        "backward": [(name, sum(times.backward.values()) + times.again) for name, times in blocks.items()],
-        "wgrad": [(name, times.backward["linear_wgrad"]) for name, times in blocks.items()],
-    }
-    inner, around = {}, {}
-    for kind, parts in whole.items():
-        inner[kind] = ledger.define(
-            f"experts_inner_{kind}",
-            getattr(own.inner, kind),
-            "s",
-            "routed experts between dispatch and combine",
-        )
-        layers = sum(getattr(x, f"{name}_total") * seconds for name, seconds in parts)
-        around[kind] = layers / maximum(x.experts_total, 1)
-    for kind in ("forward", "backward"):
-        around[kind] -= inner[kind]
-    around["backward"] -= around["wgrad"] + inner["wgrad"]
-    around = {
-        kind: ledger.define(
-            f"experts_around_{kind}",
-            seconds,
-            "s",
-            "the layers around the routed experts, for each expert block",
-        )
-        for kind, seconds in around.items()
-    }
+    inner, around = _beside_dispatch(ledger, x, blocks)
     both = ledger.define(
         "dispatch_exposed",
-        overlapped_dispatch(x, travel, Beside(**inner), Beside(**around), own.shared),
+        overlapped_dispatch(x, travel, inner, around, own.shared),
         "s",
         overlapped_dispatch,
     )
@@ -174,6 +148,32 @@ def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[st
         again=own.again + again * (travel + own.wait),
     )
     return dict(blocks) | {"experts": changed}
+
+
+def _beside_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> tuple[Beside, Beside]:
+    """Compute of the routed experts, and of all layers around for each expert block, as symbols."""
+    own = blocks["experts"].inner
+    assert own is not None
+
+    def each(seconds: Mapping[str, Amount]) -> Amount:
+        layers = sum(getattr(x, f"{name}_total") * seconds[name] for name in blocks)
+        return layers / maximum(x.experts_total, 1)
+
+    def written(name: str, beside: Beside, source: str) -> Beside:
+        parts = {"forward": beside.forward, "backward": beside.backward, "wgrad": beside.wgrad}
+        return Beside(
+            **{
+                kind: ledger.define(f"experts_{name}_{kind}", part, "s", source)
+                for kind, part in parts.items()
+            }
+        )
+
+    inner = written("inner", own, "routed experts between dispatch and combine")
+    forward = each({name: sum(times.forward.values()) for name, times in blocks.items()})
+    backward = each({name: sum(times.backward.values()) + times.again for name, times in blocks.items()})
+    wgrad = each({name: times.backward["linear_wgrad"] for name, times in blocks.items()})
+    rest = Beside(forward - inner.forward, backward - inner.backward - inner.wgrad - wgrad, wgrad)
+    return inner, written("around", rest, "the layers around the routed experts, for each expert block")
 
 
 def write_totals(ledger: Ledger, x: SimpleNamespace, times: BlockTimes) -> dict[str, Amount]:
