@@ -88,8 +88,8 @@ def read_rows(path: str | Path) -> list[Row]:
 def _lacking(path: Path, missing: Sequence[str], header: Sequence[str]) -> str:
     """One line for a header without the columns needed: the separator where that is why."""
     for sign, name in SEPARATORS.items():
-        words = [word.strip() for word in sign.join(header).split(sign)]
-        if len(header) < len(NEEDED) and any(column in words for column in NEEDED):
+        words = {word.strip(' "') for word in ",".join(header).split(sign)}
+        if len(words & set(NEEDED)) > len(NEEDED) - len(missing):  # more of them than commas tell apart
             return f"{path} is separated by {name}: save it with commas."
     return f"{path} lacks the columns {', '.join(missing)}. Columns needed: {', '.join(NEEDED)}."
 

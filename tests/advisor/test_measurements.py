@@ -500,6 +500,15 @@ def test_another_separator_is_named(tmp_path, sign, name):
     assert f"separated by {name}: save it with commas" in str(caught.value)
 
 
+@pytest.mark.parametrize("header", ["model,gpus", "model", "a;b,model", "model;x,gpus"])
+def test_a_table_with_commas_is_told_what_it_lacks(tmp_path, header):
+    """It was told to save with commas what had them: the header was looked at between them."""
+    path = tmp_path / "rows.csv"
+    path.write_text(header + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"rows\.csv lacks the columns id, .*Columns needed: id, model, "):
+        read_rows(path)
+
+
 def test_a_row_with_more_cells_than_the_header_is_skipped(tmp_path):
     """An unquoted 8,192 shifted every cell behind it, and the row was predicted so."""
     path = tmp_path / "rows.csv"
