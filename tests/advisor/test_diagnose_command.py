@@ -620,3 +620,15 @@ def test_a_run_quicker_than_predicted_is_of_another_plan(ask, tmp_path):
         "The run is quicker than the prediction's interval: the plan assumed is likely not"
     )
     assert "at the lower end of the interval" in words
+
+
+def test_a_run_slower_than_predicted_opens_with_that(ask, predicted, tmp_path):
+    """Not with what the prediction infers of itself, nor that nothing measured stands out."""
+    path = tmp_path / "train.log"
+    slow = 1.5 * predicted["step_time_s"]
+    path.write_text(megatron_log([(step, slow) for step in range(1, 40)], dump=DUMP))
+    code, text = ask("diagnose", str(path), "--gpu", "h100")
+    assert code == 0
+    words = " ".join(text.split())
+    assert words.startswith("The run is slower than the prediction's interval: at most 33.3 % of the step")
+    assert "Inferred, not measured" in words
