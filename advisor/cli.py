@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from advisor.commands import HELP
+
 # name -> first line of its help. Kept here so that `advisor --help` imports no command.
 COMMANDS: dict[str, str] = {
     "explain": "The best plan for a model on a cluster, and why.",
@@ -98,9 +100,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=LazyGroup, context_settings=HELP)
 @click.version_option(package_name="advisor")
 def advisor() -> None:
     """Decide how to train a language model on a GPU cluster, and see why.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from advisor.commands import HELP
 from advisor.profiles import named
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hardware_db import Cluster
 
 
-@click.command(name="calibrate")
+@click.command(name="calibrate", context_settings=HELP)
 @click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[RECORD]...")
 @click.option("--time", "seconds", type=click.FloatRange(5, 3600), default=180, show_default=True,
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip

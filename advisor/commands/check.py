@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import Case, read_case, setting_options
+from advisor.commands import HELP
 from advisor.options import knob_options
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class _TextOrOptions(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(name="check", cls=_TextOrOptions)
+@click.command(name="check", context_settings=HELP, cls=_TextOrOptions)
 @click.argument("plan", required=False)
 @setting_options
 @knob_options

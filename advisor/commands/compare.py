@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import setting_options
+from advisor.commands import HELP
 
 if TYPE_CHECKING:
     from advisor.gap import Gap
 
 
-@click.command(name="compare")
+@click.command(name="compare", context_settings=HELP)
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="[B]", required=False)
 @click.option(

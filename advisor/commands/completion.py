@@ -7,10 +7,12 @@ import json
 
 import click
 
+from advisor.commands import HELP
+
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(name="completion")
+@click.command(name="completion", context_settings=HELP)
 @click.argument("shell", required=False, metavar="{bash|zsh|fish}")
 @click.option("--json", "as_json", is_flag=True, help="The script inside one JSON document.")
 def command(shell: str | None, as_json: bool) -> None:

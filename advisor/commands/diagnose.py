@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from advisor.case import setting_options
+from advisor.commands import HELP
 
 
-@click.command(name="diagnose")
+@click.command(name="diagnose", context_settings=HELP)
 @click.argument("source", metavar="LOG|RUN|TRACE")
 @click.option("--plan", metavar="PLAN", help="The plan that ran, where the log does not show it.")
 @click.option(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from advisor.commands import HELP
+
 if TYPE_CHECKING:
     from advisor.case import Case
     from executor.doctor import Finding
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL"}
 
 
-@click.command(name="doctor")
+@click.command(name="doctor", context_settings=HELP)
 @click.option(
     "--plan", "plan_file", metavar="PLAN", help="Also what this plan needs: versions, variables, memory."
 )

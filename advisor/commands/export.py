@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import Case, read_case, setting_options
+from advisor.commands import HELP
 from advisor.options import knob_options
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
 
 
-@click.command(name="export")
+@click.command(name="export", context_settings=HELP)
 @click.argument("plan", required=False)
 @setting_options
 @knob_options

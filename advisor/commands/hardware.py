@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 import hardware_db
+from advisor.commands import HELP
 from advisor.render import heading, table, wrap
 from hardware_db import Cluster, Gpu, Link, Quantity
 
 
-@click.command(name="hardware")
+@click.command(name="hardware", context_settings=HELP)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def command(name: str | None, as_json: bool) -> None:

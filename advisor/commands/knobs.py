@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from advisor.commands import HELP
 from advisor.options import value_text
 from advisor.render import bold, table, wrap
 from costmodel.knobs import CATALOGUE, INPUTS, KNOBS, SETTINGS, TOPICS, Knob
@@ -21,7 +22,7 @@ _HOMES = {
 }
 
 
-@click.command(name="knobs")
+@click.command(name="knobs", context_settings=HELP)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def command(name: str | None, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from advisor import render
+from advisor.commands import HELP
 from costmodel.model_file import to_mapping
 from costmodel.model_registry import list_aliases, list_models, load_model
 from costmodel.model_spec import ModelSpec
@@ -16,7 +17,7 @@ from costmodel.parameter_counts import count_parameters, encoder_parameters
 _LONG_TEXTS = ("source", "vocab_source", "params_published_source", "note")
 
 
-@click.command(name="models")
+@click.command(name="models", context_settings=HELP)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def command(name: str | None, as_json: bool) -> None:

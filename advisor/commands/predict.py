@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
+from advisor.commands import HELP
 from advisor.options import knob_options
 
 
-@click.command(name="predict")
+@click.command(name="predict", context_settings=HELP)
 @click.argument("plan", required=False)
 @setting_options
 @knob_options

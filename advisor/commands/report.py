@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
+from advisor.commands import HELP
 from advisor.options import knob_options
 from advisor.workload_options import tokens_option
 
 
-@click.command(name="report")
+@click.command(name="report", context_settings=HELP)
 @click.argument("plan", required=False)
 @click.option("-o", "--output", required=True, metavar="FILE", help="The page, such as plan.html.")
 @tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh [1T].")

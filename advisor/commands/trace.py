@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
+from advisor.commands import HELP
 from advisor.options import knob_options
 
 
-@click.command(name="trace")
+@click.command(name="trace", context_settings=HELP)
 @click.argument("plan", required=False)
 @click.option(
     "-o", "--output", required=True, metavar="FILE", help="Trace to write; packed where it ends in .gz."

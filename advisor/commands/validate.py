@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from advisor.commands import HELP
+
 # Columns of `advisor.validation.GROUPS`, here too since help imports nothing heavy; a test compares the two.
 GROUPS = ("family", "gpu", "precision", "task", "stack", "source", "model")
 
 
-@click.command(name="validate")
+@click.command(name="validate", context_settings=HELP)
 @click.argument("csv_file", metavar="FILE.csv")
 @click.option("--model", default=None, metavar="NAME", help="Only rows of this model.")
 @click.option("--include-superseded", is_flag=True, help="Also rows that their publisher replaced later.")

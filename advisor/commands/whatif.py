@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
+from advisor.commands import HELP
 from advisor.options import knob_options
 
 
-@click.command(name="whatif")
+@click.command(name="whatif", context_settings=HELP)
 @click.argument("plan", required=False)
 @click.option("--knob", "names", multiple=True, metavar="NAME", help="Only this knob; repeatable.")
 @click.option("--all", "everything", is_flag=True, help="Also the changes that rules forbid, and why.")

@@ -48,6 +48,13 @@ def test_every_command_announced_is_there():
     assert built() == list(COMMANDS)
 
 
+@pytest.mark.parametrize("name", built())
+def test_help_reads_the_same_after_a_use_without_the_group(name):
+    """click keeps the help option of a command's first context: pages of help depended on which tests ran before."""
+    command = advisor.get_command(click.Context(advisor), name)
+    assert command.make_context(name, [], resilient_parsing=True).help_option_names == ["-h", "--help"]
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; from advisor.cli import advisor; advisor.main(['--help'], standalone_mode=False); "
