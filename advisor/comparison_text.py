@@ -240,5 +240,8 @@ def _gib(value: float, sign: bool) -> str:
 
 
 def _plain(value: float, sign: bool) -> str:
+    plus = "+" if sign else ""
+    if abs(value) < 1:
+        return f"{value:{plus}#.3g}" if value else "0"
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 3
-    return f"{value:{'+' if sign else ''},.{digits}f}" if value else "0"
+    return f"{value:{plus},.{digits}f}"

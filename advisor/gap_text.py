@@ -9,6 +9,7 @@ from advisor.gap import Gap
 from advisor.measured_checks import COLD, UNMARKED
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from executor.compare import Row
+from hardware_db.units import three_figures
 
 
 def gap_lines(found: Gap) -> list[str]:
@@ -99,7 +100,7 @@ def _rows(rows: list[Row]) -> list[str]:
         "s": lambda value: seconds(value) if value else "0",
         "byte": gib,
         "tokens/s": lambda value: f"{value:,.0f}",
-        "TFLOP/s": lambda value: f"{value:,.1f}",
+        "TFLOP/s": lambda value: f"{value:,.1f}" if abs(value) >= 9.95 else three_figures(value),
     }
     cells = []
     for row in rows:

@@ -13,6 +13,7 @@ from costmodel.knobs import CATALOGUE, KNOBS
 from costmodel.knobs.names import FRAMEWORKS
 from costmodel.plan import Plan
 from costmodel.stack import default_stack, load_stack
+from hardware_db.units import flop_rate
 
 if TYPE_CHECKING:
     from advisor.rules import Violation
@@ -73,7 +74,7 @@ def numbers(prediction: Prediction) -> list[str]:
         (
             "throughput",
             f"{prediction.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
-            f"{prediction.model_tflops_per_gpu:,.0f} model TFLOP/s/GPU{own}",
+            f"{flop_rate(prediction.model_tflops_per_gpu * 1e12, 'model ')}/GPU{own}",
         ),
         ("MFU", f"{percent(prediction.mfu)} of {prediction.mfu_peak} (recompute not counted)"),
         ("memory", fit_text(prediction)),

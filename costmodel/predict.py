@@ -25,6 +25,7 @@ from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
 from costmodel.workload import Workload
 from hardware_db import Cluster, load_calibration
+from hardware_db.units import flop_rate
 
 
 def predict(
@@ -75,7 +76,7 @@ def predict(
         tokens_per_second_per_gpu=workload.tokens_per_step / step / world,
         model_tflops_per_gpu=achieved / 1e12,
         mfu=achieved / scalars["linear_peak"],
-        mfu_peak=f"{scalars['linear_peak'] / 1e12:.0f} TFLOP/s dense {precision_recipe(plan.precision)['gemm']}",
+        mfu_peak=f"{flop_rate(scalars['linear_peak'], comma='')} dense {precision_recipe(plan.precision)['gemm']}",
         interval_low=step * math.exp(spread.low),
         interval_high=step * math.exp(spread.high),
         interval_level=LEVEL,

@@ -34,3 +34,17 @@ def to_base(value: float, unit: str) -> float:
     if unit not in UNITS:
         raise ValueError(f"unit {unit!r} is unknown. Units: {', '.join(UNITS)}.")
     return value * UNITS[unit]
+
+
+def three_figures(value: float, comma: str = ",") -> str:
+    """A number of at least three figures: 1,979, 12, 4.21, 0.0132. comma: between thousands."""
+    return f"{value:{comma}.0f}" if not value or abs(value) >= 9.995 else f"{value:#.3g}"
+
+
+def flop_rate(rate: float, kind: str = "", comma: str = ",") -> str:
+    """A rate [FLOP/s] for people: 989 TFLOP/s, and below one 132 GFLOP/s, as processors have them.
+
+    kind: a word before the unit, as "model ". comma: between thousands.
+    """
+    unit = "TFLOP/s" if not rate or rate >= 0.9995e12 else "GFLOP/s"
+    return f"{three_figures(rate / UNITS[unit], comma)} {kind}{unit}"

@@ -13,6 +13,7 @@ import hardware_db
 from advisor.commands import HELP
 from advisor.render import heading, table, wrap
 from hardware_db import Cluster, Gpu, Link, Quantity
+from hardware_db.units import three_figures
 
 
 @click.command(name="hardware", context_settings=HELP)
@@ -118,7 +119,7 @@ def overview() -> str:
 
 
 def _number(value: float | None, scale: float) -> str:
-    return f"{value / scale:.0f}" if value else "-"
+    return three_figures(value / scale, "") if value else "-"
 
 
 def page(found: Gpu | Link | Cluster, note: str) -> str:

@@ -20,6 +20,7 @@ from advisor.sections import (
     setting,
 )
 from costmodel.prediction import TIGHT_ABOVE, Prediction
+from hardware_db.units import flop_rate
 
 
 def answer(subject: Subject, data: dict[str, Any]) -> Markup:
@@ -84,7 +85,7 @@ def _numbers(prediction: Prediction, data: dict[str, Any]) -> Markup:
         _tile(
             "throughput",
             f"{prediction.tokens_per_second_per_gpu:,.0f}",
-            f"tokens/s/GPU; {prediction.model_tflops_per_gpu:,.0f} model TFLOP/s/GPU",
+            f"tokens/s/GPU; {flop_rate(prediction.model_tflops_per_gpu * 1e12, 'model ')}/GPU",
         ),
         _tile("memory", gib(prediction.peak_memory_bytes), fit_text(prediction), _meter(used, mood)),
         _tile("bound by", name, f"{percent(share)} of the step waits for it"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from advisor.render import count, gib, percent, seconds
 from advisor.report.markup import Markup, chart, folded, section, table, tag
+from hardware_db.units import flop_rate, three_figures
 
 # Rows of the Pareto front that its table lists.
 FRONT_ROWS = 40
@@ -108,14 +109,14 @@ def roofline(data: dict[str, Any]) -> Markup:
             " x ".join(f"{size:,.0f}" for size in gemm["shape"])
             + (f", {gemm['groups']:g} groups" if gemm["groups"] > 1 else ""),
             f"{gemm['intensity']:,.0f}",
-            f"{gemm['rate'] / 1e12:,.0f}",
+            three_figures(gemm["rate"] / 1e12),
             percent(gemm["share_of_roof"]),
             gemm["bound"],
             seconds(gemm["seconds"]),
         )
         for gemm in roof["gemms"]
     ]
-    roofs = ", ".join(f"{each['title']} {each['rate'] / 1e12:,.0f} TFLOP/s" for each in roof["roofs"])
+    roofs = ", ".join(f"{each['title']} {flop_rate(each['rate'])}" for each in roof["roofs"])
     return section(
         "roofline",
         "Roofline of the layer's matrix products",

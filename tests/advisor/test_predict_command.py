@@ -103,6 +103,23 @@ def test_text_tells_the_same_numbers(tmp_path):
         assert f"\n{heading}" in text
 
 
+def test_rates_of_a_processor_are_no_zeros(tmp_path):
+    """Whole TFLOP/s told 0 of 0 of what a machine without a GPU does."""
+    machine = tmp_path / "cpu.toml"
+    machine.write_text(
+        'name = "cpu"\ncalibrated_like = "a100-sxm-80"\ngeneration = "ampere"\n'
+        'sm_count = { value = 4, unit = "1" }\nhbm_capacity_usable = { value = 16, unit = "GiB" }\n'
+        'hbm_bandwidth = { value = 20, unit = "GB/s" }\npeak_bf16 = { value = 90, unit = "GFLOP/s" }\n'
+    )
+    plan = ("--model", "tiny-gpt", "--gpus", "2", "--gpu", str(machine))
+    text = run(*plan).output
+    rate = 1e3 * document(*plan)["model_tflops_per_gpu"]
+    assert 10 < rate < 90
+    assert f"{rate:.0f} model GFLOP/s/GPU" in text
+    assert "of 90 GFLOP/s dense bf16" in text
+    assert document(*plan)["mfu_peak"] == "90 GFLOP/s dense bf16"
+
+
 def test_exit_code_says_whether_the_plan_holds():
     assert run(*SETTING, *KNOBS).exit_code == 0
     too_large = ["--model", "llama3-70b", "--gpus", "8", "--gpu", "h100", "--tp", "2"]

@@ -117,7 +117,7 @@
         confine: true,
         formatter: ({ data: { gemm } }) =>
           `<b>${page.escaped(gemm.layer)}</b>, ${page.escaped(gemm.pass)}<br>${sizes(gemm)}<br>${gemm.intensity.toFixed(0)} FLOP/byte, ` +
-          `${tera(gemm.rate).toFixed(0)} TFLOP/s<br>${page.percent(gemm.share_of_roof)} of the roof, ${page.escaped(gemm.bound)} bound`,
+          `${tera(gemm.rate) < 9.995 ? tera(gemm.rate).toPrecision(3) : tera(gemm.rate).toFixed(0)} TFLOP/s<br>${page.percent(gemm.share_of_roof)} of the roof, ${page.escaped(gemm.bound)} bound`,
       },
       legend: { top: 0, type: "scroll" },
       grid: { left: 62, right: 20, top: narrow() ? 60 : 44, bottom: 44 },
