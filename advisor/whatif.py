@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import predicted_words
 from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
+from costmodel.knobs.names import meant
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.stack import default_stack, load_stack
@@ -161,14 +161,15 @@ class WhatIf:
 
 
 def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:
-    """Knobs that were asked for, or all. ValueError with the nearest name for an unknown one."""
-    wanted = [name.strip().lstrip("-").replace("-", "_") for name in names]
-    for given, name in zip(names, wanted, strict=True):
-        if name not in KNOBS:
-            near = difflib.get_close_matches(name, KNOBS, n=3, cutoff=0.4)
-            hint = f"Did you mean {', '.join(near)}?" if near else "`advisor knobs` lists them."
-            raise ValueError(f"--knob {given!r} is not a knob. {hint}")
-    return tuple(dict.fromkeys(wanted)) or tuple(KNOBS)
+    """Knobs that were asked for under any name, ours or a framework's, or all. ValueError in one line."""
+    wanted = [meant(name, "--knob") for name in names]
+    for given, knob in zip(names, wanted, strict=True):
+        if knob.name not in KNOBS:
+            raise ValueError(
+                f"--knob {given}: {knob.name} is a setting, and what-if changes knobs alone. "
+                f"`advisor knobs {knob.name}` tells what it does."
+            )
+    return tuple(dict.fromkeys(knob.name for knob in wanted)) or tuple(KNOBS)
 
 
 def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], None] | None = None) -> WhatIf:

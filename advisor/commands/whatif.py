@@ -14,7 +14,9 @@ from advisor.options import knob_options
 
 @click.command(name="whatif", context_settings=HELP)
 @click.argument("plan", required=False)
-@click.option("--knob", "names", multiple=True, metavar="NAME", help="Only this knob; repeatable.")
+@click.option(
+    "--knob", "names", multiple=True, metavar="NAME", help="Only this knob, under any name; repeatable."
+)
 @click.option("--all", "everything", is_flag=True, help="Also the changes that rules forbid, and why.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @setting_options

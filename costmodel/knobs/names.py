@@ -84,6 +84,16 @@ def parse_pair(pair: str, option: str = "--set") -> tuple[Knob, Any]:
     name, separator, text = pair.partition("=")
     if not separator or not name.strip():
         raise ValueError(f"{option} {pair!r} is not NAME=VALUE. Try {option} tp=4.")
+    knob = meant(name, option)
+    value = knob.parse(text)
+    return knob, (not value if knob.kind == "bool" and _is_inverse(knob, name) else value)
+
+
+def meant(name: str, option: str) -> Knob:
+    """The one knob or setting of a name, ours or a framework's. ValueError in one line.
+
+    option: where it was given, for the error.
+    """
     found = find(name)
     same = [knob for knob in found if not _counts_otherwise(knob, name)]
     if len(same) > 1:
@@ -96,8 +106,7 @@ def parse_pair(pair: str, option: str = "--set") -> tuple[Knob, Any]:
     knob = same[0]
     if knob.home not in ("knob", "setting"):
         raise ValueError(f"{option} {name}: {knob.name} stands with the {knob.home}. {_way_out(knob)}")
-    value = knob.parse(text)
-    return knob, (not value if knob.kind == "bool" and _is_inverse(knob, name) else value)
+    return knob
 
 
 def _ends(name: str) -> set[str]:

@@ -11,9 +11,10 @@ from advisor.case import read_case
 from advisor.cli import advisor
 from advisor.pipeline import with_schedule
 from advisor.rules import violations
-from advisor.whatif import HELPS_ABOVE, WhatIf, what_if
+from advisor.whatif import HELPS_ABOVE, WhatIf, chosen_knobs, what_if
 from advisor.whatif_neighbours import Neighbour, label
 from costmodel.knobs import KNOBS
+from costmodel.knobs.names import meant
 from costmodel.plan import Plan
 from costmodel.predict import predict
 
@@ -195,6 +196,9 @@ def test_json_holds_everything():
     "arguments",
     [
         [*SMALL, "--knob", "tq"],
+        [*SMALL, "--knob", "NCCL_DEBUG"],
+        [*SMALL, "--knob", "seq_length"],
+        [*SMALL, "--knob", ""],
         ["/nowhere/plan.toml"],
         ["--model", "llama3-8b", "--gpus", "8"],
         [*SMALL, "--micro-batch", "0"],
@@ -212,6 +216,20 @@ def test_bad_input_is_one_line_and_exit_2(arguments, monkeypatch, capsys):
     assert printed.out == ""
     assert printed.err.startswith("Error: ")
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "knob"),
+    [
+        ("tensor_model_parallel_size", "tp"),
+        ("--moe-token-dispatcher-type", "moe_dispatcher"),
+        ("--micro-batch", "micro_batch"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "max_connections"),
+    ],
+)
+def test_a_knob_is_found_by_every_name_that_a_pin_has(name, knob):
+    assert chosen_knobs([name, knob]) == (knob,)
+    assert meant(name, "--pin").name == knob
 
 
 def test_a_result_without_movers_says_that_none_helps(tmp_path):
