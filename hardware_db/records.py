@@ -1,6 +1,8 @@
 """GPUs, links and clusters from their tables. A user's file may hold all of them, a bundle:
 
 [gpu] ...  [cluster] ...  [links.NAME] ...  [calibration.gemm.bf16.fraction] ...
+
+A cluster of a known GPU may stand without [cluster], its words at the top and its own links as [links.NAME] below.
 """
 
 from __future__ import annotations
@@ -59,10 +61,10 @@ def word(text: str) -> str:
 
 def is_bundle(record: Table) -> bool:
     """Whether a file holds [gpu], [cluster], [links.*], [calibration] rather than one of them alone."""
-    gpu = record.entries.get("gpu")
-    return any(name in record.entries for name in BUNDLE_WORDS[1:]) or (
-        gpu is not None and not isinstance(gpu, str)
-    )
+    gpu, tables = record.entries.get("gpu"), [name for name in BUNDLE_WORDS[1:] if name in record.entries]
+    if isinstance(gpu, str):  # of a cluster, beside which its own links may stand
+        return tables not in ([], ["links"])
+    return bool(tables) or gpu is not None
 
 
 def gpu_table(record: Table) -> Table | None:
@@ -147,7 +149,7 @@ def read_cluster(
     """
     table = cluster_table(record)
     assert table is not None
-    table.check_words(CLUSTER_WORDS, CLUSTER_KEYS)
+    table.check_words((*CLUSTER_WORDS, *(("links",) if table is record else ())), CLUSTER_KEYS)
     found_gpu = _gpu_of(record, table, gpu, own_gpu)
     own_links = {name: read_link(one, name) for name, one in _own_links(record).items()}
     assumed: dict[str, str] = {}
@@ -206,7 +208,7 @@ def _gpu_of(record: Table, table: Table, gpu: Callable[[str], Gpu], own_gpu: Cal
 
 
 def _own_links(record: Table) -> dict[str, Table]:
-    return record.table("links").tables() if is_bundle(record) else {}
+    return record.table("links").tables()
 
 
 def _sizes(table: Table, usual: Cluster | None) -> tuple[int, int]:

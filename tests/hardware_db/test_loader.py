@@ -212,3 +212,35 @@ def test_hostile_paths(tmp_path):
 def test_unknown_names_suggest_the_nearest(given_name, near):
     with pytest.raises(ValueError, match=near):
         hardware_db.resolve(given_name, None)
+
+
+OWN_LINK = """
+gpu = "h100-sxm"
+gpus_per_node = 2
+inter = "ib-100"
+"""
+DESCRIBED = """
+[links.ib-100]
+scope = "inter"
+bandwidth = { value = 100, unit = "Gbit/s" }
+latency = { value = 5, unit = "us" }
+"""
+
+
+def test_a_cluster_describes_its_own_link_as_the_error_says(tmp_path):
+    """The way out that is told works below the cluster's words; it asked to write the GPU's name as a table."""
+    path = tmp_path / "pair.toml"
+    path.write_text(OWN_LINK)
+    with pytest.raises(
+        ValueError, match=r"link 'ib-100' is unknown\..* Or describe it as \[links\.ib-100\]\.$"
+    ):
+        hardware_db.resolve(None, str(path))
+    path.write_text(OWN_LINK + DESCRIBED)
+    found, _ = hardware_db.resolve(None, str(path))
+    assert found.inter.bandwidth == 12.5e9
+    assert found.gpu.name == "h100-sxm"
+    path.write_text(f"[cluster]{OWN_LINK}{DESCRIBED}")  # the same with a table of its own
+    assert hardware_db.resolve(None, str(path))[0].inter.bandwidth == 12.5e9
+    path.write_text(f"[cluster]{OWN_LINK}{DESCRIBED.replace('[links', '[cluster.links')}")
+    with pytest.raises(ValueError, match=r"key cluster\.links: unknown"):
+        hardware_db.resolve(None, str(path))
