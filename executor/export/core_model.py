@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodel.model_registry import list_models, load_model
-from costmodel.model_spec import ModelSpec
+from costmodel.model_spec import DEFAULT_VOCAB_DIVISIBLE_BY, ModelSpec
 from executor.megatron_model import model_fields
 
 # Enough to tell the models of the catalogue apart; what a text may leave out is not among them.
@@ -63,9 +63,18 @@ def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
 
 
 def other_tokens(fields: Mapping[str, Any], model: ModelSpec) -> int:
-    """How far the vocabulary that is said is from the model's, padded or not; 0 where none is said. [tokens]"""
-    vocab = fields.get("vocab_size")
-    return min(abs(vocab - each) for each in (model.vocab, model.vocab_padded) if each) if vocab else 0
+    """How far the vocabulary that is said is from the model's, padded or not; 0 where none is said. [tokens]
+
+    Where only its padded size is said, the model's is padded as the text pads, by calculate_padded_vocab_size of
+    Megatron-LM 0.19.2, training/vocab_utils.py.
+    """
+    known = [each for each in (model.vocab, model.vocab_padded) if each]
+    vocab, padded = fields.get("vocab_size"), fields.get("padded_vocab_size")
+    if vocab or not padded:
+        return min(abs(vocab - each) for each in known) if vocab else 0
+    step = fields.get("make_vocab_size_divisible_by") or DEFAULT_VOCAB_DIVISIBLE_BY
+    step *= fields.get("tensor_model_parallel_size") or 1
+    return min(abs(padded - -(-each // step) * step) for each in known)
 
 
 # Fields that say one of ModelSpec's alone; what is left out of a text with overrides is not read at its default.
@@ -113,7 +122,8 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
         "norm": fields.get("normalization") or "LayerNorm",
         "norm_epsilon": fields.get("layernorm_epsilon"),
         "zero_centered_norm": bool(fields.get("layernorm_zero_centered_gamma")),
-        "vocab": fields.get("vocab_size"),
+        "vocab": fields.get("vocab_size") or fields.get("padded_vocab_size"),
+        "vocab_padded": fields.get("padded_vocab_size"),
         "tied_embeddings": bool(fields.get("share_embeddings_and_output_weights")),
         "qk_norm": bool(fields.get("qk_layernorm")),
         "linear_bias": bool(fields.get("add_bias_linear")),

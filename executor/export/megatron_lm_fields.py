@@ -182,8 +182,8 @@ def _model(fields: dict[str, Any], given: Mapping[str, list[str]]) -> None:
     if "--num-experts" in given:
         fields.setdefault("moe_ffn_hidden_size", fields.get("ffn_hidden_size"))
     _fusion(fields, given)
-    if "--tokenizer-type" in given and given["--tokenizer-type"] == ["NullTokenizer"]:
-        fields["vocab_size"] = (fields.get("vocab_size") or 0) + 1  # its end of text comes on top
+    if fields.get("vocab_size") and given.get("--tokenizer-type") == ["NullTokenizer"]:
+        fields["vocab_size"] += 1  # its end of text comes on top
     fields["share_embeddings_and_output_weights"] = "--untie-embeddings-and-output-weights" not in given
     pattern = fields.get("hybrid_layer_pattern")
     if pattern:

@@ -28,7 +28,7 @@ ASIDE = re.compile(
     r"|spec$|transformer-impl|use-mcore|vocab|merge|distributed|ckpt|dist-ckpt|timing|exit|norm-epsilon|rotary|mock"
     r"|attention-softmax|no-check|start-weight|end-weight|override|finetune|no-load|no-save|auto-detect|async|sft"
     r"|pretrained|use-rotary|rope|use-rope|mscale|beta|no-create|num-workers|reset|eod|dataloader|no-mmap|result"
-    r"|check|profile|no-use-layer-wise|nproc|nnodes|node|master|rdzv|standalone|no-python|job-name|account$|partition|time$|output"
+    r"|check|profile|padded-vocab|no-use-layer-wise|nproc|nnodes|node|master|rdzv|standalone|no-python|job-name|account$|partition|time$|output"
     r"|error|mem|exclusive|gpus|ntasks|cpus|gres|requeue|open-mode|container|kill|segment|mpi|export|comment|qos"
     r"|bind|cpunodebind|membind|query-gpu|format|enable-experimental|disable-msc|optimizer$|fp8-amax|fp8-margin"
     r"|fp8-interval|position-embedding|max-position|micro-batch|global-batch|seq-length|make-vocab|use-flash-attn"
@@ -59,7 +59,8 @@ def reading(text: str) -> Reading:
         model = load_model(models[0])
         knobs = of_model(knobs | {"settings": settings}, model)
         settings = knobs.pop("settings", {})
-        vocab = fields["vocab_size"] if other_tokens(fields, model) else 0
+        said = fields.get("vocab_size") or fields.get("padded_vocab_size")
+        vocab = said if said and other_tokens(fields, model) else 0
     told = {name: value for name, value in knobs.items() if _plain(name) != value}
     return Reading(
         knobs=told | ({"settings": settings} if settings else {}),
@@ -68,11 +69,19 @@ def reading(text: str) -> Reading:
         workload=_workload(given, fields),
         unread=tuple(_unread(given)),
         otherwise=(*mixed_exchange(fields), *_optimizer(given)),
-        alike=tuple(models) if len(models) > 1 and not fields.get("vocab_size") else (),
+        alike=_alike(fields, models),
         vocab=vocab,
         packs="--sft" in given,
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
     )
+
+
+def _alike(fields: Mapping[str, Any], models: list[str]) -> tuple[str, ...]:
+    """Models that the text leaves to choose from; none where it says the vocabulary, or one alone pads to its."""
+    if fields.get("vocab_size"):
+        return ()
+    fitting = [name for name in models if not other_tokens(fields, load_model(name))]
+    return tuple(fitting) if len(fitting) > 1 else ()
 
 
 def _plain(name: str) -> Any:

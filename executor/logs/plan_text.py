@@ -13,7 +13,6 @@ DERIVED = {
     "local_rank",
     "world_size",
     "data_parallel_size",
-    "padded_vocab_size",
     "params_dtype",
     "transformer_pipeline_model_parallel_size",
     "virtual_pipeline_model_parallel_size",
@@ -61,9 +60,16 @@ def plan_text(log: Log) -> tuple[str, str]:
 
 
 def _with_vocabulary(log: Log) -> dict[str, str]:
-    """The dump, with the tokenizer's vocabulary where the run was not told one: a line of its own counts it."""
-    untold = log.arguments.get("vocab_size", "None") == "None"
-    return log.arguments | ({"vocab_size": str(log.vocab)} if log.vocab and untold else {})
+    """The dump, with the tokenizer's vocabulary where the run was not told one: a line of its own counts it.
+
+    Without that line the padded one remains, which follows from the vocabulary where that is told.
+    """
+    found = dict(log.arguments)
+    if found.get("vocab_size", "None") == "None" and log.vocab:
+        found["vocab_size"] = str(log.vocab)
+    if found.get("vocab_size", "None") != "None":
+        found.pop("padded_vocab_size", None)
+    return found
 
 
 def gpus_of(log: Log) -> int:

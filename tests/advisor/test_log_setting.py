@@ -60,6 +60,19 @@ def test_the_line_of_the_padded_vocabulary_tells_the_model(tmp_path, command):
     assert UNSAID not in told(command, str(tmp_path / "unsaid.log"), "--gpu", "h100", "--model", "llama3-70b")
 
 
+@pytest.mark.parametrize(("tp", "padded"), [(2, 128256), (8, 129024)])
+def test_the_padded_vocabulary_of_the_dump_tells_the_model(tmp_path, tp, padded):
+    """Llama 3's 128,256 tokens pad to 129,024 rows at TP8; the dump's number was dropped as derived."""
+    sizes = SIZES | {"tensor_model_parallel_size": tp, "padded_vocab_size": padded}
+    said = told("diagnose", log_of(tmp_path / "padded.log", sizes), "--gpu", "h100")
+    assert "llama3-70b: the model" in said
+    assert "not said" not in said
+    assert "that of the text" not in said
+    more = sizes | {"padded_vocab_size": padded + 128 * tp}
+    said = told("diagnose", log_of(tmp_path / "more.log", more), "--gpu", "h100")
+    assert f"The vocabulary of llama3-70b is 128,256, that of the text {padded + 128 * tp:,}" in said
+
+
 def test_two_logs_side_by_side_tell_it_too(tmp_path):
     paths = [log_of(tmp_path / "a.log", SIZES), log_of(tmp_path / "b.log", SIZES, LINE)]
     said = told("compare", *paths, "--gpu", "h100")
