@@ -7,7 +7,7 @@ from typing import Any
 
 from costmodel.model_registry import list_models, load_model
 from costmodel.model_spec import DEFAULT_VOCAB_DIVISIBLE_BY, ModelSpec
-from executor.megatron_model import model_fields
+from executor.megatron_model import model_fields, position_embedding
 
 # Enough to tell the models of the catalogue apart; what a text may leave out is not among them.
 TELLING = (
@@ -52,13 +52,14 @@ def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
 
 
 def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
-    """How much else differs: vocabulary, biases, embeddings. [1]"""
+    """How much else differs: vocabulary, biases, embeddings, positions. [1]"""
     ours = model_fields(model)
     soft = ("normalization", "add_bias_linear", "add_qkv_bias", "qk_layernorm")
     differing = (fields.get("mtp_num_layers") or 0) != model.mtp_layers
     differing += sum((fields.get(field) or None) != (ours.get(field) or None) for field in soft)
     tied = fields.get("share_embeddings_and_output_weights")
     differing += tied is not None and tied != model.tied_embeddings
+    differing += position_kind(fields) not in ("", position_embedding(model))
     return 4 * (other_tokens(fields, model) > 0) + differing
 
 
@@ -149,12 +150,21 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
     return kept | _positions(fields)
 
 
+def position_kind(fields: Mapping[str, Any]) -> str:
+    """learned_absolute, none or rope, which its scaled kinds are too; "" where the text leaves it open."""
+    if fields.get("use_rotary_position_embeddings"):  # an older flag, which wins
+        return "rope"
+    kind = str(fields.get("position_embedding_type") or "")
+    return "rope" if kind in ("mrope", "yarn") else kind
+
+
 def _positions(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions or a table of learned ones."""
-    kind = fields.get("position_embedding_type")
+    kind = position_kind(fields)
     if kind == "learned_absolute":
-        return {"learned_positions": fields.get("max_position_embeddings") or 0}
-    if kind in (None, "none") and not fields.get("use_rotary_position_embeddings"):
+        # The parser asks for the length of the table, and that it holds a sequence.
+        return {"learned_positions": fields.get("max_position_embeddings") or fields.get("seq_length") or 0}
+    if kind in ("", "none"):
         return {}
     said = {name: fields.get(name) for name in ("rotary_base", "rotary_percent")}
     return {name: value for name, value in said.items() if value is not None}

@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "attention_dropout": 0.1,
     "normalization": "LayerNorm",
     "layernorm_epsilon": 1e-5,
+    "position_embedding_type": "learned_absolute",
     "rotary_base": 10_000,
     "attention_backend": "auto",
     "use_distributed_optimizer": False,

@@ -11,7 +11,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.stack import newest_stack
 from executor.export.configuration_text import yaml_of
-from executor.export.core_model import architecture, other_tokens, same_models
+from executor.export.core_model import architecture, other_tokens, position_kind, same_models
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
@@ -21,6 +21,7 @@ from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
 from executor.export.model_read import of_model
 from executor.export.shell_words import read_flags
+from executor.megatron_model import position_embedding
 
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
 ASIDE = re.compile(
@@ -68,7 +69,7 @@ def reading(text: str) -> Reading:
         architecture={} if models else architecture(fields),
         workload=_workload(given, fields),
         unread=tuple(_unread(given)),
-        otherwise=(*mixed_exchange(fields), *_optimizer(given)),
+        otherwise=(*mixed_exchange(fields), *_optimizer(given), *_other_positions(given, fields, models)),
         alike=_alike(fields, models),
         vocab=vocab,
         packs="--sft" in given,
@@ -212,3 +213,17 @@ def _optimizer(given: Mapping[str, list[str]]) -> Iterator[str]:
             f"--optimizer {name} without {LEGACY_LAYOUT}: Megatron-LM from 0.18 on pads buckets to ranks x the largest "
             "matrix, which is not counted"
         )
+
+
+def _other_positions(
+    given: Mapping[str, list[str]], fields: Mapping[str, Any], models: list[str]
+) -> Iterator[str]:
+    """A line where the text has other positions than its model: one of our catalogue, or any without Mamba layers."""
+    kind, flag = position_kind(fields), "--position-embedding-type"
+    said = f"{flag} {kind}" if flag in given else f"{flag} left out, which is {kind} there"
+    if models:
+        ours = position_embedding(load_model(models[0]))
+        if kind != ours:
+            yield f"{said}: {models[0]} has {ours}, which is counted"
+    elif kind == "none" and "M" not in str(fields.get("hybrid_layer_pattern") or ""):
+        yield f"{said}: rope is counted"

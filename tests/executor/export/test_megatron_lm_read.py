@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+import hardware_db
 from advisor.case_from import read_foreign
 from advisor.commands.check import checked
+from costmodel.model_file import from_mapping
+from costmodel.plan import Plan
 from costmodel.stack import load_stack
+from costmodel.workload import Workload
 from executor.export import megatron_lm
+from executor.export.exported import Job
 from executor.export.megatron_lm_names import flag_of
 from executor.export.megatron_lm_read import _unread
+from executor.megatron_model import position_embedding
 
 FOLDER = Path(megatron_lm.__file__).parent
 LLAMA = (
@@ -99,3 +105,49 @@ def test_it_packs_whoever_says_the_length(length, options):
     case = read_foreign("megatron-lm", script, {"gpu": "h100"} | options)
     assert case.workload.mean_length == case.workload.seq_len
     assert any(each.id == "packed_micro_batch" for each in checked(case).violations)
+
+
+SHAPE = LLAMA.replace("--num-layers 32", "--num-layers 7").replace("--position-embedding-type rope ", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "table", "kind"),
+    [
+        ("", 4096, "learned_absolute"),
+        ("--max-position-embeddings 8192", 8192, "learned_absolute"),
+        (
+            "--max-position-embeddings 8192 --position-embedding-type learned_absolute",
+            8192,
+            "learned_absolute",
+        ),
+        ("--max-position-embeddings 8192 --position-embedding-type rope", 0, "rope"),
+        ("--max-position-embeddings 8192 --position-embedding-type yarn", 0, "rope"),
+        ("--max-position-embeddings 8192 --use-rotary-position-embeddings", 0, "rope"),
+    ],
+)
+def test_positions_are_learned_unless_a_text_says_otherwise(said, table, kind):
+    """Defaults of arguments.py, 0.17 to 0.19: a text without the flag was priced and exported as rotary."""
+    found = megatron_lm.read(SHAPE + said)
+    model = from_mapping({"name": "read", **found.architecture})
+    assert model.learned_positions == table
+    assert position_embedding(model) == kind
+    assert not found.otherwise
+    job = Job(Plan(), Workload(4096, 64), model, hardware_db.load_cluster("dgx-h100"))
+    assert megatron_lm.export(job).settings["--position-embedding-type"] == kind
+
+
+def test_positions_other_than_those_of_the_model_on_file_are_told():
+    def told(text: str) -> str:
+        found = megatron_lm.read(text)
+        assert found.model in ("llama3-8b", "")
+        return "; ".join(found.otherwise)
+
+    bare = LLAMA.replace("--position-embedding-type rope ", "")
+    assert told(LLAMA) == told(bare + "--use-rotary-position-embeddings") == ""
+    assert told(bare) == (
+        "--position-embedding-type left out, which is learned_absolute there: llama3-8b has rope, which is counted"
+    )
+    assert told(f"{bare} --position-embedding-type none").startswith("--position-embedding-type none: llama3")
+    assert (
+        told(f"{SHAPE} --position-embedding-type none") == "--position-embedding-type none: rope is counted"
+    )
