@@ -73,8 +73,16 @@ def qwen2(config: Config) -> Config:
     return values
 
 
+def qwen2_vl(config: Config) -> Config:
+    return qwen2({"rope_theta": 1_000_000} | config)
+
+
 def qwen3(config: Config) -> Config:
     return qwen2(config) | {"qkv_bias": False, "qk_norm": True}
+
+
+def qwen3_vl(config: Config) -> Config:
+    return qwen3({"rope_theta": 500_000} | config)
 
 
 def gemma(config: Config) -> Config:
@@ -142,12 +150,12 @@ def olmo2(config: Config) -> Config:
 
 
 def olmo3(config: Config) -> Config:
-    return _windowed(olmo2(config), config, 4096, 4)
+    return _windowed(olmo2({"rope_theta": 500_000} | config), config, 4096, 4)
 
 
 def smollm3(config: Config) -> Config:
     """SmolLM3: Llama without rotary embedding on every fourth layer."""
-    values = llama({"tie_word_embeddings": True, "num_key_value_heads": 4} | config)
+    values = llama({"tie_word_embeddings": True, "num_key_value_heads": 4, "rope_theta": 2_000_000} | config)
     return values | {"nope_layer_interval": nope_interval(config)}
 
 

@@ -264,6 +264,12 @@ def test_weights_of_the_chosen_experts_that_do_not_sum_to_one(tmp_path):
         (GLM45_AIR, {}, 10_000, 0.5),
         (MINIMAX_M2, {"rotary_dim": 64}, 5_000_000, 0.5),
         (NEMOTRON_H_8B, {}, None, 1.0),
+        # Left out: defaults of the classes in transformers 5, which are not Llama's.
+        (SMOLLM3_3B, {}, 2_000_000, 1.0),
+        (SMOLLM3_3B, {"rope_theta": 5e6}, 5_000_000, 1.0),
+        (QWEN25_VL_7B, {}, 1_000_000, 1.0),
+        (QWEN3_VL_235B, {}, 500_000, 1.0),
+        (QWEN3_VL_235B, {"architectures": ["Qwen3VLForConditionalGeneration"]}, 500_000, 1.0),
     ],
 )
 def test_rotary_positions(tmp_path, config, change, base, share):
