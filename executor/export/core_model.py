@@ -166,7 +166,10 @@ def _positions(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"learned_positions": fields.get("max_position_embeddings") or fields.get("seq_length") or 0}
     if kind in ("", "none"):
         return {}
-    said = {name: fields.get(name) for name in ("rotary_base", "rotary_percent")}
+    base = fields.get("rotary_base")
+    if isinstance(base, float):  # as Megatron-Bridge takes it from Hugging Face; no base of ours is broken
+        base = int(base) if base.is_integer() else None
+    said = {"rotary_base": base, "rotary_percent": fields.get("rotary_percent")}
     return {name: value for name, value in said.items() if value is not None}
 
 

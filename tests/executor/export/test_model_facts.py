@@ -126,6 +126,19 @@ def test_defaults_of_megatron_lm_are_its_models():
     assert (read.moe.router_pre_softmax, read.moe.router_scaling_factor) == (False, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("said", "base"), [("500000.0", 500_000), ("1e6", 1_000_000), ("50000", 50_000), ("10000.5", None)]
+)
+def test_a_rotary_base_with_a_point_is_read(said, base):
+    """Megatron-Bridge takes rope_theta as it stands in a config.json, a float: such texts were refused."""
+    text = (
+        "model.num_layers=7\nmodel.hidden_size=64\nmodel.num_attention_heads=4\nmodel.ffn_hidden_size=256\n"
+    )
+    text += f"model.vocab_size=128\nmodel.position_embedding_type=rope\nmodel.rotary_base={said}\n"
+    found = target_module("megatron-bridge").read(text)
+    assert from_mapping({"name": "read", **found.architecture}).rotary_base == base
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_no_file_holds_is_asked_for(target):
     def asked(model: ModelSpec) -> list[str]:
