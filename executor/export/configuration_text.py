@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -157,7 +158,7 @@ def _scalar(text: str) -> Any:
     words = {"null": None, "none": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
-    if text.startswith("["):
+    if re.fullmatch(r"\[[^\]]*\]", text):
         return [_scalar(part.strip().strip("'\"")) for part in text.strip("[]").split(",") if part.strip()]
     for kind in (int, float):
         try:

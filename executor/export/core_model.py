@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from costmodel.model_registry import list_models, load_model
 from costmodel.model_spec import DEFAULT_VOCAB_DIVISIBLE_BY, ModelSpec
 from executor.megatron_model import model_fields, position_embedding
 
+# Fields that are a number of layers, or a list with a place for each.
+FREQUENCIES = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq")
 # Enough to tell the models of the catalogue apart; what a text may leave out is not among them.
 TELLING = (
     "num_layers",
@@ -110,6 +113,8 @@ def said_architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The model as a mapping of `costmodel.model_file`: from_mapping makes a ModelSpec of it."""
+    texts = {name: fields[name] for name in FREQUENCIES if isinstance(fields.get(name), str)}
+    fields = {**fields, **{name: frequency_of(name, text) for name, text in texts.items()}}
     heads = fields.get("num_attention_heads")
     shape: dict[str, Any] = {
         "num_layers": fields.get("num_layers"),
@@ -136,7 +141,7 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
     pattern = fields.get("hybrid_layer_pattern") or fields.get("hybrid_override_pattern")
     if pattern:
-        main, *heads_of_mtp = pattern.split("/")
+        main, *heads_of_mtp = str(pattern).split("/")
         shape |= {"layer_pattern": main.replace("|", ""), "mtp_layers": len(heads_of_mtp) or None}
         shape |= {"mtp_pattern": heads_of_mtp[0]} if heads_of_mtp else {}
     parts = {
@@ -171,6 +176,36 @@ def _positions(fields: Mapping[str, Any]) -> dict[str, Any]:
         base = int(base) if base.is_integer() else None
     said = {"rotary_base": base, "rotary_percent": fields.get("rotary_percent")}
     return {name: value for name, value in said.items() if value is not None}
+
+
+def frequency_of(name: str, text: str) -> int | list[int]:
+    """A number, or a pattern such as ([0]*3+[1]*58). ValueError in one line for anything else.
+
+    name: of the flag or field, for the error.
+    """
+    if text.strip().isdigit():
+        return int(text)
+    found: list[int] = []
+    body = re.sub(r"[\s()]", "", text)
+    if not re.fullmatch(r"\[[\d,]+\](\*\d+)?(\+\[[\d,]+\](\*\d+)?)*", body) or re.search(r"\)\s*\*", text):
+        repeated = re.fullmatch(r"\((.*)\)\*(\d+)", re.sub(r"\s", "", text))
+        if repeated:
+            inner = frequency_of(name, repeated[1])
+            return list(inner) * int(repeated[2]) if isinstance(inner, list) else inner
+        raise ValueError(f"{name} {text!r:.60} is not a number or a pattern such as ([0]*3+[1]*58).")
+    for numbers, times in re.findall(r"\[([\d,]+)\](?:\*(\d+))?", body):
+        if int(times or 1) > 10000:
+            raise ValueError(f"{name} {text!r:.60} has more layers than any model. Shorten it.")
+        found += [int(number) for number in numbers.split(",")] * int(times or 1)
+    return found
+
+
+def _whole(fields: Mapping[str, Any], name: str, default: int) -> int:
+    """A size that others follow from. ValueError in one line where it is none."""
+    value = fields.get(name) or default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} {value!r:.60} is not a whole number. Correct it in the configuration.")
+    return value
 
 
 def _experts(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,11 +248,11 @@ def _latent(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mamba(fields: Mapping[str, Any], pattern: str | None) -> dict[str, Any]:
-    if "M" not in (pattern or ""):
+    if "M" not in str(pattern or ""):
         return {}
-    width = fields.get("mamba_head_dim") or 64
+    width = _whole(fields, "mamba_head_dim", 64)
     return {
-        "num_heads": fields.get("mamba_num_heads") or 2 * fields["hidden_size"] // width,
+        "num_heads": fields.get("mamba_num_heads") or 2 * _whole(fields, "hidden_size", 0) // width,
         "head_dim": width,
         "state_dim": fields.get("mamba_state_dim") or 128,
         "num_groups": fields.get("mamba_num_groups") or 8,
@@ -241,5 +276,11 @@ def _window(fields: Mapping[str, Any]) -> dict[str, Any]:
     size = fields.get("window_size")
     if not size:
         return {}
+    if isinstance(size, str):  # a tuple in an override
+        size = [int(number) for number in re.findall(r"-?\d+", size)]
+    if not isinstance(size, list | tuple) or not size or not all(isinstance(each, int) for each in size):
+        raise ValueError(
+            f"window_size {fields['window_size']!r:.60} is not tokens before and behind. Write it as [127, 0]."
+        )
     every = fields.get("window_attn_skip_freq")
     return {"window": size[0] + 1} | ({"full_attention_interval": every} if isinstance(every, int) else {})

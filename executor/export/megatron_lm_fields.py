@@ -12,6 +12,7 @@ from typing import Any
 
 from costmodel.knobs import KNOBS
 from costmodel.layout import expand
+from executor.export.core_model import FREQUENCIES, frequency_of
 from executor.export.core_read import direct_fields
 from executor.export.megatron_lm_names import names
 from executor.megatron_args import FUSABLE
@@ -71,7 +72,6 @@ OF_EXPERTS = (
     "overlap_moe_expert_parallel_comm",
     "delay_wgrad_compute",
 )
-FREQUENCIES = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq")
 TEXTS = ("pipeline_model_parallel_layout", "hybrid_layer_pattern", "high_priority_stream_groups")
 LISTS = (
     "recompute_modules",
@@ -118,7 +118,7 @@ def _value(field: str, flag: str, values: list[str]) -> Any:
     if field in TEXTS:
         return values[0]
     if field in FREQUENCIES:
-        return _frequency(flag, values[0])
+        return frequency_of(flag, values[0])
     if field in LISTS:
         return [_number(word) for word in values]
     if field == "window_size":
@@ -138,25 +138,6 @@ def _number(word: str) -> Any:
         return float(word)
     except ValueError:
         return word
-
-
-def _frequency(flag: str, text: str) -> int | list[int]:
-    """A number, or a pattern such as ([0]*3+[1]*58). ValueError in one line for anything else."""
-    if text.strip().isdigit():
-        return int(text)
-    found: list[int] = []
-    body = re.sub(r"[\s()]", "", text)
-    if not re.fullmatch(r"\[[\d,]+\](\*\d+)?(\+\[[\d,]+\](\*\d+)?)*", body) or re.search(r"\)\s*\*", text):
-        repeated = re.fullmatch(r"\((.*)\)\*(\d+)", re.sub(r"\s", "", text))
-        if repeated:
-            inner = _frequency(flag, repeated[1])
-            return list(inner) * int(repeated[2]) if isinstance(inner, list) else inner
-        raise ValueError(f"{flag} {text!r:.60} is not a number or a pattern such as ([0]*3+[1]*58).")
-    for numbers, times in re.findall(r"\[([\d,]+)\](?:\*(\d+))?", body):
-        if int(times or 1) > 10000:
-            raise ValueError(f"{flag} {text!r:.60} has more layers than any model. Shorten it.")
-        found += [int(number) for number in numbers.split(",")] * int(times or 1)
-    return found
 
 
 def _model(fields: dict[str, Any], given: Mapping[str, list[str]]) -> None:

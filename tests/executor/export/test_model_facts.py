@@ -139,6 +139,45 @@ def test_a_rotary_base_with_a_point_is_read(said, base):
     assert from_mapping({"name": "read", **found.architecture}).rotary_base == base
 
 
+OVERRIDES = """
+model.num_layers=7 model.hidden_size=64 model.num_attention_heads=4 model.ffn_hidden_size=256 model.vocab_size=128
+model.num_moe_experts=8 model.moe_ffn_hidden_size=64 model.moe_router_topk=2
+"""
+
+
+@pytest.mark.parametrize("said", ["[0,0,0,1,1,1,1]", "[0]*3+[1]*4", "([0]*3+[1]*4)"])
+def test_layers_of_experts_are_read_however_they_are_written(said):
+    """A pattern in an override was read as experts in every layer."""
+    found = target_module("megatron-bridge").read(f"{OVERRIDES} model.moe_layer_freq={said}")
+    kinds = from_mapping({"name": "read", **found.architecture}).layer_kinds()
+    assert kinds == ("attention + mlp",) * 3 + ("attention + experts",) * 4
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "moe_layer_freq=each",
+        "window_size=127",
+        "window_size=wide",
+        "hybrid_layer_pattern=5",
+        "hybrid_layer_pattern=M*M*M*M model.mamba_head_dim=wide",
+        "hybrid_layer_pattern=M*M*M*M model.hidden_size=wide",
+    ],
+)
+def test_a_shape_that_cannot_be_is_one_line(said):
+    def shape() -> ModelSpec:
+        found = target_module("megatron-bridge").read(f"{OVERRIDES} model.{said}")
+        return from_mapping({"name": "read", **found.architecture})
+
+    with pytest.raises(ValueError, match=r"^[^\n]+\.$"):
+        shape()
+
+
+def test_a_window_written_as_a_tuple_is_read():
+    found = target_module("megatron-bridge").read(f"{OVERRIDES} model.window_size='(127, 0)'")
+    assert from_mapping({"name": "read", **found.architecture}).sliding_window.window == 128
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_no_file_holds_is_asked_for(target):
     def asked(model: ModelSpec) -> list[str]:
