@@ -58,7 +58,7 @@ def _plan(path: str) -> Side:
         closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, stack=case.stack)
     errors = tuple(violation.line() for violation in found if violation.severity == "ERROR")
     predicted = with_schedule(closed_form).to_dict()
     return Side(path, predicted, errors=errors, price=case.cluster.price_per_gpu_hour, stack=case.stack or "")

@@ -83,7 +83,8 @@ def _case_facts(case: Case) -> dict[str, Any]:
     """Of the machine, and groups that straddle by the rule of `check`."""
     from advisor.rules import violations
 
-    broken = {each.id for each in violations(case.model, case.workload, case.cluster, case.plan, case.gpus)}
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, stack=case.stack)
+    broken = {each.id for each in found}
     return {
         "domain": case.cluster.domain_size,
         "hopper": case.cluster.gpu.generation == "hopper",

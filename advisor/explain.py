@@ -52,7 +52,7 @@ class Explanation:
         """What the rules say about the plan shown: its price, and what the environment must hold."""
         request, plan = self.request, self.shown.plan
         words = predicted_words(self.shown.prediction)
-        return violations(request.model, request.workload, request.cluster, plan, predicted=words)
+        return violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
 
     @property
     def assumptions(self) -> list[str]:

@@ -13,4 +13,4 @@ def host_fault(prediction: Prediction) -> Violation | None:
         return None
     case = (prediction.model, prediction.workload, prediction.cluster, prediction.plan)
     found = violations(*case, predicted=predicted_words(prediction))
-    return next((each for each in found if each.severity == "ERROR"), None)
+    return next((each for each in found if each.id == "host_memory_over"), None)

@@ -11,9 +11,9 @@ import numpy as np
 
 from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.options import value_text
-from advisor.rules import error_masks, load_rules
+from advisor.rules import error_masks, rules_of
 from advisor.rules.facts import facts
-from advisor.whatif import HELPS_ABOVE, NUMERICS, foreign_module
+from advisor.whatif import HELPS_ABOVE, NUMERICS
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
 from costmodel.family import family_features
@@ -205,7 +205,6 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
                 kept
                 and not each.problem
                 and untried(tried, {name: each.after})
-                and not foreign_module(request, each)
                 and (any_family or family(each.plan) == own)
             ):
                 yield each
@@ -227,8 +226,9 @@ def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Itera
             request.settings,
         )
         broken = np.zeros(len(some), dtype=bool)
-        doubts = [rule.broken(words) for rule in load_rules() if rule.id in DOUBTED]
-        for mask in (*error_masks(words).values(), *doubts):
+        rules = rules_of(request.stack)
+        doubts = [rule.broken(words) for rule in rules if rule.id in DOUBTED]
+        for mask in (*error_masks(words, rules).values(), *doubts):
             broken |= mask
         legal = [each for each, fault in zip(some, broken, strict=True) if not fault]
         scores = _scores(request, legal, best.prediction.tight)

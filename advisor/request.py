@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import split_pairs, value_text
+from advisor.rules.features import lacked
 from advisor.workload_options import check_acting
 from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error, parse_knob
 from costmodel.model_spec import ModelSpec
@@ -28,6 +29,8 @@ AUTO_PRECISIONS = {
     "blackwell": ("bf16", "fp8-cs", "mxfp8"),
     "blackwell-ultra": ("bf16", "fp8-cs", "mxfp8"),
 }
+# Where a stack does not have one yet: what its recipes took.
+OLDER = {"fp8-cs": "fp8-delayed"}
 # Sequence lengths of published pre-training runs (Megatron-Bridge performance summary, model papers), by name.
 USUAL_SEQ_LEN = {"llama3": 8192, "llama2": 4096, "nemotron4": 4096, "tiny": 256}
 DEFAULT_SEQ_LEN = 4096
@@ -193,7 +196,7 @@ def make_request(
             + ("small, for a processor" if on_cpu else "scaled with the GPUs as published recipes do")
         )
     fixed = completed(pins if isinstance(pins, Mapping) else parse_pins(pins))
-    recipes, recipe_note = choose_precisions(precision, place)
+    recipes, recipe_note = choose_precisions(precision, place, stack)
     if "precision" in fixed and (precision == "auto" or fixed["precision"] in recipes):
         recipes, recipe_note = (fixed["precision"],), ""
     workload = Workload(seq_len, global_batch, task, **(load or {}))
@@ -235,24 +238,37 @@ def parse_pins(texts: Iterable[str], option: str = "--pin") -> dict[str, Any]:
     return pins
 
 
-def choose_precisions(precision: str, cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Recipes to search, and what was assumed. ValueError in one line for a recipe that is none."""
+def choose_precisions(
+    precision: str, cluster: Cluster, stack: str | None = None
+) -> tuple[tuple[str, ...], str]:
+    """Recipes to search, and what was assumed. ValueError in one line for a recipe that is none.
+
+    stack: software, whose recipes alone "auto" searches; None is the newest known.
+    """
     if precision != "auto":
         names = [part.strip() for part in precision.split(",") if part.strip()]
         if not names:
             raise ValueError(f"--precision {precision!r} names no recipe. Try --precision auto.")
-        known, _ = _auto_precisions(cluster)
+        known, _ = _auto_precisions(cluster, stack)
         wanted = (known if name == "auto" else (parse_knob("precision", name),) for name in names)
         return tuple(dict.fromkeys(recipe for recipes in wanted for recipe in recipes)), ""
-    return _auto_precisions(cluster)
+    return _auto_precisions(cluster, stack)
 
 
-def _auto_precisions(cluster: Cluster) -> tuple[tuple[str, ...], str]:
+def _auto_precisions(cluster: Cluster, stack: str | None) -> tuple[tuple[str, ...], str]:
     gpu = cluster.gpu
     if gpu.generation == "cpu" or (gpu.peak("bf16") is None and gpu.peak("fp16") is None):
         return ("fp32",), f"precision fp32: {gpu.title} has no 16-bit matrix units"
-    recipes = AUTO_PRECISIONS.get(gpu.generation, ("bf16",))
+    absent = lacked(stack)
+    known = AUTO_PRECISIONS.get(gpu.generation, ("bf16",))
+    wanted = (OLDER.get(name, name) if _feature(name) in absent else name for name in known)
+    recipes = tuple(dict.fromkeys(name for name in wanted if _feature(name) not in absent))
     return recipes, f"precision auto: searched {', '.join(recipes)}; others only when named"
+
+
+def _feature(precision: str) -> str:
+    """A recipe's name among the features of stacks."""
+    return precision.replace("-", "_")
 
 
 def usual_seq_len(model: ModelSpec) -> int:

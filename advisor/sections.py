@@ -12,7 +12,7 @@ from costmodel.graph_parts import captured_parts
 from costmodel.knobs import CATALOGUE, KNOBS
 from costmodel.knobs.names import FRAMEWORKS
 from costmodel.plan import Plan
-from costmodel.stack import default_stack, load_stack
+from costmodel.stack import default_stack, load_stack, months
 from hardware_db.units import flop_rate
 
 if TYPE_CHECKING:
@@ -128,8 +128,11 @@ def names_shown(stack: str | None) -> tuple[str, str]:
     """The framework whose names of knobs are shown for a stack, and a note where they are not the stack's own."""
     shown = load_stack(stack or default_stack())
     framework = FRAMEWORKS[shown.names or OTHERWISE]
-    own = f"Names are {framework}'s: those of {shown.title} are not on file."
-    return framework, "" if shown.names else own
+    if not shown.names:
+        return framework, f"Names are {framework}'s: those of {shown.title} are not on file."
+    early = shown.release and shown.names_from and months(shown.release) < months(shown.names_from)
+    own = f"Names are those of {shown.family}-{shown.names_from}: those of {shown.name} are not on file."
+    return framework, own if early else ""
 
 
 def name_there(name: str, stack: str | None) -> str:

@@ -13,10 +13,12 @@ import numpy as np
 
 from advisor.options import value_text
 from advisor.request import Request
-from advisor.rules import load_rules
+from advisor.rules import rules_of
 from advisor.rules.facts import divisors
+from advisor.rules.features import lacked
 from advisor.space_grid import Space, cross, drop_illegal, keep
 from advisor.space_options import Columns, Row, option_tables, pinned, pipelines
+from advisor.space_there import there
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
 from costmodel.placement import used_domain
 from costmodel.stack import default_stack, load_stack
@@ -31,7 +33,7 @@ BF16_REDUCTION_RANKS = 128
 def build_space(request: Request, precision: str) -> Space:
     """Every legal plan of the declared space for one precision recipe, pins honoured."""
     pins = {name: value for name, value in request.knob_pins.items() if name != "precision"}
-    layouts = _layouts(request, pins)
+    layouts = _layouts(request, precision, pins)
     tables = option_tables(request, precision, pins)
     decided_later = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
     fixed = {
@@ -39,7 +41,7 @@ def build_space(request: Request, precision: str) -> Space:
     }
     rows = len(layouts["tp"])
     space = Space(precision, layouts | fixed, np.ones(rows, dtype=bool), rows)
-    waiting = drop_illegal(space, request, list(load_rules()))
+    waiting = drop_illegal(space, request, list(rules_of(request.stack)))
     for table, finish in tables:
         space.cross(table)
         space.keep(finish(space.grid))
@@ -65,7 +67,9 @@ def declared_space() -> tuple[str, ...]:
         "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
         "grouped GEMMs and fusions",
         "fixed, as runs are published: tokens are dispatched over NVLink by HybridEP, on A100 and with software before "
-        "2026 by DeepEP in domains of up to 8 GPUs, elsewhere by all-to-all",
+        "2026 by DeepEP in domains of up to 8 GPUs, elsewhere and with software that has neither by all-to-all",
+        "left out: what the software of --stack does not have, by family and release; where it has no ZeRO 1, FSDP is "
+        "searched with pipelines too, and whole replicas where data parallelism is all there is",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
         "not searched, pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout texts, etp, "
@@ -74,7 +78,7 @@ def declared_space() -> tuple[str, ...]:
     )
 
 
-def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
+def _layouts(request: Request, precision: str, pins: dict[str, Any]) -> Columns:
     """Parallel sizes and micro-batch that use all GPUs, before any rule."""
     gpus, layers = request.gpus, request.model.num_layers
     longest_cp = max(request.workload.seq_len // SHORTEST_SHARD, 1)
@@ -93,7 +97,7 @@ def _layouts(request: Request, pins: dict[str, Any]) -> Columns:
     columns = _expert_sizes(columns, request, pins)
     columns = cross(columns, pinned(_segments(request), pins))
     columns = cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
-    columns = cross(columns, pipelines(request.model, axes["pp"], pins))
+    columns = cross(columns, there(pipelines(request.model, axes["pp"], pins), request, precision))
     keep(columns, columns["pp"] == columns.pop("of_pp"))
     return columns
 
@@ -125,9 +129,11 @@ def _dispatcher(request: Request) -> str:
     cluster = request.cluster
     if cluster.intra.name.startswith("pcie") or cluster.gpu.vendor == "AMD":
         return "alltoall"
-    published = load_stack(request.stack or default_stack()).hybrid_dispatch
-    small = published and cluster.gpu.generation != "ampere"
-    return "hybridep" if cluster.domain_size > 8 or small else "deepep"
+    stack = load_stack(request.stack or default_stack())
+    small = stack.hybrid_dispatch and cluster.gpu.generation != "ampere"
+    wanted = ["hybridep"] * (cluster.domain_size > 8 or small) + ["deepep"]
+    absent = lacked(request.stack) | set(wanted if stack.plain_dispatch else ())
+    return next((name for name in wanted if name not in absent), "alltoall")
 
 
 def _attention(request: Request) -> str:
@@ -143,9 +149,10 @@ def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
     shards = layouts["dp"] * layouts["cp"]
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
     dispatcher = code("moe_dispatcher", _dispatcher(request))
+    least = 0 if "bf16_reduction" in lacked(request.stack) else BF16_REDUCTION_RANKS
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
-        "grad_reduce_in_fp32": (shards >= BF16_REDUCTION_RANKS) * 1.0,
+        "grad_reduce_in_fp32": (shards >= least) * 1.0,
         "overlap_param_gather": np.array([float(pins.get("zero_stage", 1) > 0)]),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
         "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
@@ -176,7 +183,8 @@ def nothing_legal(request: Request) -> str:
     ways = [f"--gpus {usable}"] if (usable := nearest_usable(request)) else []
     if _has_legal(replace(request, workload=replace(request.workload, global_batch=batch))):
         ways.append(f"--global-batch {batch}")
-    way_out = f"Try {', or '.join(ways)}." if ways else "Relax the pins or the sizes."
+    lacking = [space.examples[rule].way_out for rule in space.fatal if rule.startswith("stack_")]
+    way_out = f"Try {', or '.join(ways)}." if ways else next(iter(lacking), "Relax the pins or the sizes.")
     return (
         f"--gpus {request.gpus} with --global-batch {request.workload.global_batch}{pins} leaves no legal plan "
         f"of {request.model.name}: {reasons}. {way_out}"

@@ -13,13 +13,14 @@ import numpy as np
 
 from advisor.request import Request
 from advisor.rules import Mask
+from advisor.rules.features import lacked
+from advisor.space_there import Row, there
 from costmodel.columns import Array, code
 from costmodel.knobs import KNOBS
 from costmodel.layout import BALANCED, total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
 
-Row = dict[str, float]
 Columns = dict[str, Array]
 # Looks at the rows just crossed, and says which to keep.
 Finish = Callable[[Columns], Mask]
@@ -34,6 +35,8 @@ SPLIT_KNOBS = (
 )
 # Chunks of a stage for which the balancer's split is tried.
 BALANCED_CHUNKS = (1, 2, 3, 4, 6)
+# What selective recompute by op stands for, as published runs of torchtitan are read (measurement_habits.toml).
+OPS = ("layernorm", "activation", "ops")
 # Full recompute of all layers, and of these shares of the layers of a chunk.
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75, 1.0)
 
@@ -48,8 +51,10 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         request.cluster.gpu.vendor != "AMD"
     )  # whose user buffers and graphs are checked, see rocm_unchecked
     experts = request.model.moe is not None
+    absent = lacked(request.stack)
+    whole = "distributed_optimizer" in absent
     tables: list[tuple[list[Row], Finish]] = [
-        (_sharding(pins), _useful_sharding),
+        (_sharding(pins, whole), _useful_replicas if whole else _useful_sharding),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
         (_switch("tp_comm_overlap")[: 1 + nvidia], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
@@ -61,11 +66,15 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     if experts:
         tables.append((_overlapped_dispatch(), lambda c: (c["overlap_moe_comm"] == 0) | (c["ep"] > 1)))
     ready = [
-        (pinned(rows, pins), keep if keep in stays or not set(rows[0]) & set(pins) else _all)
+        (
+            pinned(there(rows, request, precision), pins),
+            keep if keep in stays or not set(rows[0]) & set(pins) else _all,
+        )
         for rows, keep in tables
     ]
     # Last, because it multiplies the rows most.
-    return [*ready, (_recompute(request.model, pins), _distinct_recompute(request.model.num_layers))]
+    rows = there(_recompute(request.model, pins, absent), request, precision)
+    return [*ready, (rows, _distinct_recompute(request.model.num_layers))]
 
 
 def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[Row]:
@@ -113,16 +122,29 @@ def _graphs_without_fsdp(columns: Columns) -> Mask:
     return (columns["cuda_graph"] == 0) | (columns["fsdp"] == 0)
 
 
-def _sharding(pins: dict[str, Any]) -> list[Row]:
-    """Distributed optimizer and FSDP; the other stages only where a pin asks for them."""
+def _sharding(pins: dict[str, Any], whole: bool) -> list[Row]:
+    """Distributed optimizer and FSDP; the other stages only where a pin asks for them.
+
+    whole: parameters that are not sharded have whole optimizer states, for there is no distributed optimizer.
+    """
     if pins.get("zero_stage") in (0, 2):
         return [{"zero_stage": float(pins["zero_stage"]), "fsdp": float(pins["zero_stage"] == 2)}]
+    if whole:
+        replicas = {"zero_stage": 0.0, "fsdp": 0.0, "overlap_param_gather": 0.0}
+        return [replicas, {"zero_stage": 3.0, "fsdp": 1.0, "overlap_param_gather": 1.0}]
     return [{"zero_stage": 1.0, "fsdp": 0.0}, {"zero_stage": 3.0, "fsdp": 1.0}]
 
 
 def _useful_sharding(columns: Columns) -> Mask:
     several = columns["dp"] * columns["cp"] > 1
     return (columns["fsdp"] == 0) | ((columns["pp"] == 1) & several)
+
+
+def _useful_replicas(columns: Columns) -> Mask:
+    """Shards with any pipeline; replicas where data parallelism is all there is, or where there are none."""
+    alone = columns["tp"] * columns["pp"] * columns["cp"] == 1
+    several = columns["dp"] * columns["cp"] > 1
+    return np.where(columns["fsdp"] == 0, alone | ~several, several)
 
 
 def _context_exchange() -> list[Row]:
@@ -153,8 +175,13 @@ def _overlapped_dispatch() -> list[Row]:
     ]
 
 
-def recompute_choices(model: ModelSpec) -> list[tuple[str, ...]]:
-    """Sets of modules that are worth recomputing in a model, from cheap to thorough."""
+def recompute_choices(model: ModelSpec, absent: frozenset[str] = frozenset()) -> list[tuple[str, ...]]:
+    """Sets of modules that are worth recomputing in a model, from cheap to thorough.
+
+    absent: features that the stack lacks; without modules of its own choice it has ops.
+    """
+    if "recompute_by_module" in absent:
+        return [OPS]
     blocks = set(total_blocks(model))
     cheap = ["layernorm"]
     if "experts" in blocks:
@@ -170,10 +197,10 @@ def recompute_choices(model: ModelSpec) -> list[tuple[str, ...]]:
     return chosen
 
 
-def _recompute(model: ModelSpec, pins: dict[str, Any]) -> list[Row]:
+def _recompute(model: ModelSpec, pins: dict[str, Any], absent: frozenset[str]) -> list[Row]:
     """Recompute settings; `share` of a chunk's layers becomes recompute_num_layers."""
     none, selective, full = (float(code("recompute", kind)) for kind in ("none", "selective", "full"))
-    chosen = recompute_choices(model)
+    chosen = recompute_choices(model, absent)
     if "recompute_modules" in pins:
         chosen = [tuple(pins["recompute_modules"])]
     rows = [{"recompute": none, "share": 0.0}]
@@ -181,7 +208,7 @@ def _recompute(model: ModelSpec, pins: dict[str, Any]) -> list[Row]:
         {"recompute": selective, "share": 0.0} | {f"recompute_{module}": 1.0 for module in modules}
         for modules in chosen
     ]
-    shares = RECOMPUTE_SHARES
+    shares = RECOMPUTE_SHARES[-1:] if "recompute_layers" in absent else RECOMPUTE_SHARES
     if "recompute_num_layers" in pins:
         # A negative share is a count of layers.
         shares = (-float(pins["recompute_num_layers"]) or 1.0,)

@@ -11,6 +11,7 @@ from advisor.host_fault import host_fault
 from advisor.pipeline import with_schedule
 from advisor.render import gib, seconds
 from advisor.rules import violations
+from advisor.rules.features import lacked
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
@@ -61,6 +62,7 @@ class Variants:
         self.chosen = chosen
         self.plan = chosen.plan
         self.stack = stack
+        self.absent = lacked(stack)
 
     def of(self, label: str, plan: Plan) -> Variant:
         """The prediction of `plan` in this setting, or the first rule that forbids it.
@@ -76,7 +78,7 @@ class Variants:
             sizes = f"mbs{plan.micro_batch} x DP{plan.dp}"
             reason = f"{case.workload.global_batch} sequences do not divide over {sizes}"
             return Variant(label, plan, None, reason)
-        for violation in violations(case.model, case.workload, case.cluster, plan):
+        for violation in violations(case.model, case.workload, case.cluster, plan, stack=self.stack):
             if violation.severity == "ERROR":
                 return Variant(label, plan, None, violation.text)
         try:
@@ -120,7 +122,7 @@ class Variants:
         if pp > 1 and number % pp == 0 and not hybrid:
             vpp = max(v for v in range(1, max(self.plan.vpp, _USUAL_VPP) + 1) if each % v == 0)
         changes: dict[str, Any] = {"vpp": vpp, "account_embedding": account, "account_loss": account}
-        if pp > 1 and self.plan.fsdp:
+        if pp > 1 and self.plan.fsdp and "distributed_optimizer" not in self.absent:
             changes |= {"fsdp": False, "zero_stage": 1, "fsdp_shard_size": 0}
         return changes
 

@@ -16,12 +16,9 @@ from costmodel.knobs import KNOBS
 from costmodel.knobs.names import meant
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
-from costmodel.stack import default_stack, load_stack
-from executor.megatron_args import foreign_modules
 
 if TYPE_CHECKING:
     from advisor.case import Case
-    from advisor.request import Request
 
 GIB = 2**30
 # Below this share of the step a change is no gain: it is less than what two runs of one plan differ by.
@@ -176,7 +173,7 @@ def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], N
     """Predict every neighbour of the case's plan along the named knobs. ValueError as `predict`."""
     base = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
     words = predicted_words(base)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     known = {violation.id for violation in found}
     changes: list[Change] = []
     forbidden: list[Forbidden] = []
@@ -198,9 +195,7 @@ def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], N
 def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Change | Forbidden:
     if each.problem:
         return Forbidden(each, each.problem)
-    if module := foreign_module(case, each):
-        return Forbidden(each, f"Megatron-Core has no recompute module {module} for {case.model.name}")
-    found = violations(case.model, case.workload, case.cluster, each.plan, case.gpus)
+    found = violations(case.model, case.workload, case.cluster, each.plan, case.gpus, stack=case.stack)
     for violation in found:
         if violation.severity == "ERROR":
             return Forbidden(each, violation.text, violation.id)
@@ -219,14 +214,6 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
     memory = other.peak_memory_bytes - base.peak_memory_bytes
     moved, drove = _moves(base, other, delta)
     return Change(each, other, delta, memory, delta / base.step_time_s, moved, drove, notes)
-
-
-def foreign_module(of: Case | Request, each: Neighbour) -> str:
-    """The recompute module that a change adds and that the framework does not have, "" where there is none."""
-    if each.knob != "recompute_modules" or not load_stack(of.stack or default_stack()).megatron_core:
-        return ""
-    added = set(each.after) - set(each.before)
-    return next(iter(foreign_modules(sorted(added), of.model)), "")
 
 
 def _moves(base: Prediction, other: Prediction, delta: float) -> tuple[Move | None, Move | None]:

@@ -212,7 +212,7 @@ class Path:
         """What does recompute cost or save here?"""
         none = replace(self.plan, recompute="none", recompute_modules=(), recompute_num_layers=0)
         plans = {"none": none}
-        for modules in recompute_choices(self.chosen.model):
+        for modules in recompute_choices(self.chosen.model, self.variants.absent):
             plans["+".join(modules)] = replace(none, recompute="selective", recompute_modules=modules)
         plans["full"] = replace(none, recompute="full", cuda_graph=False)
         tried = [self.variants.of(label, plan) for label, plan in plans.items()]

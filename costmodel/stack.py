@@ -58,10 +58,12 @@ class Stack:
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     torchao: linear layers leave the model's format by torchao's recipes.
     dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
+    transformer_engine: its layers are Transformer Engine's.
+    plain_dispatch: its own configurations send tokens to experts by all-to-all.
     megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
-    lists them; "" where they are not on file.
+    lists them; "" where they are not on file. names_from: the release from which on they are its own, "" for all.
     """
 
     family: str
@@ -89,8 +91,11 @@ class Stack:
     dtensor: bool = False
     torchao: bool = False
     megatron_core: bool = False
+    transformer_engine: bool = False
+    plain_dispatch: bool = False
     title: str = ""
     names: str = ""
+    names_from: str = ""
 
     @property
     def kernels(self) -> str:
@@ -150,6 +155,7 @@ def load_stack(text: str) -> Stack:
 
     age = months(release) if release else None
     early = age is not None and age <= known("early_until", "00.01")
+    early_names = age is not None and age <= known("early_names_until", "00.01")
     native = age is not None and not known("native_loss_until", "00.01") < age < known(
         "native_loss_from", "99.12"
     )
@@ -165,6 +171,8 @@ def load_stack(text: str) -> Stack:
         "dtensor",
         "torchao",
         "megatron_core",
+        "transformer_engine",
+        "plain_dispatch",
     )
     return Stack(
         name,
@@ -174,7 +182,8 @@ def load_stack(text: str) -> Stack:
         expert_bias_fused=age is not None and age >= known("expert_bias_fused_from", "99.12"),
         **{flag: family.get(flag, False) for flag in flags},
         title=family["title"],
-        names=family.get("names", ""),
+        names=family["early_names" if early_names else "names"] if "names" in family else "",
+        names_from=family.get("names_from", ""),
         native_loss=native,
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         hybrid_dispatch=age is not None and age >= known("hybrid_dispatch_from", "99.12"),
@@ -198,11 +207,11 @@ def newest_stack(names: str, native_loss: bool) -> str:
     stacks = [
         load_stack(f"{family}-{release}")
         for family, record in families().items()
-        if record.get("names") == names
         for release in record["releases"]
     ]
     return max(
-        (each for each in stacks if each.native_loss == native_loss), key=lambda each: months(each.release)
+        (each for each in stacks if (each.names, each.native_loss) == (names, native_loss)),
+        key=lambda each: months(each.release),
     ).name
 
 

@@ -136,9 +136,8 @@ def checked(case: Case) -> Checked:
         prediction = with_schedule(closed_form)
     except ValueError as error:
         reason = str(error)
-    found = violations(
-        case.model, case.workload, case.cluster, case.plan, case.gpus, predicted_words(prediction)
-    )
+    words = predicted_words(prediction)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)
 

@@ -108,9 +108,10 @@ def plan_findings(case: Case, environment: Any) -> list[Finding]:
         )
     knobs = environment_knobs({name: environment[name] for name in environment})
     knobs.pop("settings", None)
-    before = {each.id for each in violations(case.model, case.workload, case.cluster, case.plan)}
+    setting = (case.model, case.workload, case.cluster)
+    before = {each.id for each in violations(*setting, case.plan, stack=case.stack)}
     changed = replace(case.plan, **knobs)
-    for each in violations(case.model, case.workload, case.cluster, changed):
+    for each in violations(*setting, changed, stack=case.stack):
         if each.id not in before:
             status = "fail" if each.severity == "ERROR" else "warn"
             way = each.way_out.rstrip(".")

@@ -42,9 +42,8 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     case = read_case(plan, options)
     closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed_form)
-    found = violations(
-        case.model, case.workload, case.cluster, case.plan, case.gpus, predicted_words(closed_form)
-    )
+    words = predicted_words(closed_form)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     if options["save"]:
         from dataclasses import replace
 

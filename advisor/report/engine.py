@@ -60,7 +60,7 @@ def engine_script(
         "data": script_json(_data(prediction, found, stack, names or {})),
         "ledger": family_javascript(_features(prediction, found)).source,
         "planInputs": _inputs_script(prediction, found),
-        "rulebook": _rulebook_script(prediction, found),
+        "rulebook": _rulebook_script(prediction, found, stack),
     }
     declared = "".join(f"const {name} = {text};\n" for name, text in parts.items())
     own = (ASSETS / "engine.js").read_text(encoding="utf-8")
@@ -209,7 +209,7 @@ def _inputs_script(prediction: Prediction, found: Sequence[Control]) -> str:
     return f"(c, x) => {{\n{trace.lines(inputs)}return {object_javascript(results)};\n}}"
 
 
-def _rulebook_script(prediction: Prediction, found: Sequence[Control]) -> str:
+def _rulebook_script(prediction: Prediction, found: Sequence[Control], stack: str | None) -> str:
     """The rules over the columns c and the rest x; see `advisor.report.rules_script`."""
     trace = Trace()
     load = SimpleNamespace(**asdict(prediction.workload) | _workload_inputs(trace, prediction, found))
@@ -228,4 +228,4 @@ def _rulebook_script(prediction: Prediction, found: Sequence[Control]) -> str:
         # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
         "modules_given": trace.input("x.modules_given", truth=True),
     }
-    return rules_script(trace, words)
+    return rules_script(trace, words, stack)

@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from advisor.rules import SEVERITIES, Rule, load_rules
+from advisor.rules import SEVERITIES, Rule, rules_of
 from advisor.rules.facts import HELPERS, divisors, layers_text, near, up
 from costmodel.javascript import object_javascript, script_json
 from costmodel.javascript_columns import Trace, is_traced, literal
@@ -22,9 +22,9 @@ FUNCTIONS = (divisors, near, up, layers_text)
 ROW_WORDS = ("layers_text", "layers_way_out")
 
 
-def rules_script(trace: Trace, words: Mapping[str, Any]) -> str:
+def rules_script(trace: Trace, words: Mapping[str, Any], stack: str | None) -> str:
     """An object: rules that some setting of the page breaks, and `judge(c, x)`: which, and the words of their texts."""
-    fired = [(rule, rule.broken(words)) for rule in load_rules()]
+    fired = [(rule, rule.broken(words)) for rule in rules_of(stack)]
     reachable = [(rule, mask) for rule, mask in fired if is_traced(mask) or bool(mask)]
     reachable.sort(key=lambda each: SEVERITIES.index(each[0].severity))
     needed = {word for rule, _ in reachable for word in _words(rule)}

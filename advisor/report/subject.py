@@ -86,9 +86,10 @@ def subject_of_case(
     """
     closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, predicted_words(closed))
+    words = predicted_words(closed)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     runs = tuple(run_records(prediction, records))
-    recipes, note = choose_precisions("auto", case.cluster)
+    recipes, note = choose_precisions("auto", case.cluster, case.stack)
     request = Request(
         model=case.model,
         gpus=case.plan.world,

@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.facts import HELPERS, Facts, facts, row_facts
+from advisor.rules.features import Feature, lacked, load_features
 from advisor.rules.predicted_words import UNPREDICTED
 from costmodel.columns import Columns, plan_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.stack import Stack, default_stack, load_stack
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; see the head of `parallel.toml` for its fields."""
+    """One rule; see the head of `parallel.toml` for its fields. only: part of a stack that it is about, "" for any."""
 
     id: str
     severity: str
@@ -65,6 +67,7 @@ class Rule:
     way_out: str
     source: str
     cites: tuple[str, ...] = ()
+    only: str = ""
 
     @cached_property
     def _code(self) -> CodeType:
@@ -137,6 +140,27 @@ def topic_rules(topic: str) -> tuple[Rule, ...]:
     )
 
 
+@lru_cache(maxsize=32)
+def rules_of(stack: str | None) -> tuple[Rule, ...]:
+    """The rules that hold for a software stack, None the newest known: the last ones say what it lacks."""
+    known = load_stack(stack or default_stack())
+    held = (rule for rule in load_rules() if not rule.only or getattr(known, rule.only))
+    return (*held, *stack_rules(stack))
+
+
+@lru_cache(maxsize=32)
+def stack_rules(stack: str | None) -> tuple[Rule, ...]:
+    """An ERROR rule for each feature that a stack lacks."""
+    absent, known = lacked(stack), load_stack(stack or default_stack())
+    return tuple(feature_rule(feature, known) for feature in load_features() if feature.name in absent)
+
+
+def feature_rule(feature: Feature, stack: Stack) -> Rule:
+    """The rule that a stack lacks a feature."""
+    says, way_out = feature.says(stack), feature.way_out(stack)
+    return Rule(feature.rule, "ERROR", feature.knobs, feature.uses, says, way_out, feature.source)
+
+
 def left_out() -> dict[str, str]:
     """Entries of the table of constraints that are no rule here, each with the reason."""
     return tomllib.loads((RULES / "left_out.toml").read_text(encoding="utf-8"))
@@ -149,17 +173,19 @@ def violations(
     plan: Plan,
     gpus: int = 0,
     predicted: Mapping[str, Any] = UNPREDICTED,
+    stack: str | None = None,
 ) -> list[Violation]:
     """Every rule that `plan` breaks, errors first.
 
     gpus: GPUs there are, 0 when not said. predicted: what is predicted of the plan, see `predicted_words`.
+    stack: software that is to run it, None the newest known.
     """
     settings = getattr(plan, "settings", ())
     words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus, settings)
     # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
     words |= predicted
-    found = [violation(rule, words, 0) for rule in load_rules() if np.any(rule.broken(words))]
+    found = [violation(rule, words, 0) for rule in rules_of(stack) if np.any(rule.broken(words))]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 
 

@@ -101,6 +101,7 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "precision": precision,
         "fp8": np.bool_(precision.startswith(("fp8", "mxfp8"))),
         "fp8_delayed": np.bool_(precision == "fp8-delayed"),
+        "fp8_cs": np.bool_(precision == "fp8-cs"),
         "fp8_sc": np.bool_(precision == "fp8-sc"),
         "mxfp8": np.bool_(precision == "mxfp8"),
         "fp4": np.bool_(precision == "nvfp4"),

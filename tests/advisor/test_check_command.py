@@ -167,15 +167,16 @@ def test_what_costs_nothing_cures_first(plan, cure):
     assert json.loads(run(*LLAMA, *plan, "--json").output)["first_cure"]["changes"] == cure
 
 
-def test_no_cure_is_a_module_that_megatron_does_not_have():
-    """Llama 3 8B on 64 GPUs: ops, which torchtitan has alone, was the first change told."""
+def test_cures_are_what_the_stack_has():
+    """Llama 3 8B on 64 GPUs: ops, which torchtitan has alone, was the first change told; torchtitan has to shard."""
     large = ["--model", "llama3-8b", "--gpus", "64", "--gpu", "h100", "--global-batch", "256"]
     large += ["--precision", "bf16", "--seq-len", "8192"]
-    named = [
-        json.loads(run(*large, *stack, "--json").output)["first_cure"]["changes"].get("recompute_modules")
+    megatron, torchtitan = (
+        json.loads(run(*large, *stack, "--json").output)["first_cure"]["changes"]
         for stack in ([], ["--stack", "torchtitan"])
-    ]
-    assert named == [["mlp"], ["ops"]]
+    )
+    assert megatron["recompute_modules"] == ["mlp"]
+    assert torchtitan["fsdp"]
 
 
 def test_a_cure_is_told_as_options_that_make_it():

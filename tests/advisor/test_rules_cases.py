@@ -1,8 +1,8 @@
 """Each rule fires on a plan that breaks it and not on one beside it: tables by topic in `rule_cases`.
 
 A case has the setting (model, model_change, on, vendor, domain, link, host_link, seq_len, task, mean_length, packed,
-gpus), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else differs for
-it. Rules about what is predicted have its words as `predicted`.
+gpus, stack), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else
+differs for it. Rules about what is predicted have its words as `predicted`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,29 @@ from typing import Any
 
 import pytest
 
-from advisor.rules import SEVERITIES, TOPICS, Violation, load_rules, topic_rules, violations
+from advisor.rules import SEVERITIES, TOPICS, Violation, feature_rule, load_rules, topic_rules, violations
+from advisor.rules.features import load_features
 from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder, ModelSpec
 from costmodel.plan import Plan
+from costmodel.stack import load_stack
 from costmodel.workload import Workload
 
 TABLES = Path(__file__).with_name("rule_cases")
 CASES = {
     name: case
-    for topic in TOPICS
+    for topic in (*TOPICS, "stack")
     for name, case in tomllib.loads((TABLES / f"{topic}.toml").read_text()).items()
 }
-RULES = {rule.id: rule for rule in load_rules()}
+STACK_RULES = {
+    feature.rule: feature_rule(feature, load_stack(CASES[feature.rule]["stack"]))
+    for feature in load_features()
+}
+RULES = {rule.id: rule for rule in load_rules()} | STACK_RULES
 KNOWN = {
     "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "lora_rank", "gpus", "link",
     "host_link",
-    "vendor", "breaks", "holds", "holds_in", "predicted",
+    "vendor", "stack", "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
 
 
@@ -78,7 +84,8 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
     settings = knobs.get("settings", {})
     plan = PlanWithSettings(Plan(**{k: v for k, v in knobs.items() if k != "settings"}), settings)
     words = case.get("predicted", {})
-    return {v.id: v for v in violations(model, workload, cluster, plan, case.get("gpus", 0), words)}
+    found = violations(model, workload, cluster, plan, case.get("gpus", 0), words, case.get("stack"))
+    return {v.id: v for v in found}
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -86,6 +93,11 @@ def test_every_rule_of_a_topic_has_a_case(topic: str) -> None:
     table = tomllib.loads((TABLES / f"{topic}.toml").read_text())
     assert set(table) == {rule.id for rule in topic_rules(topic)}
     assert all(set(case) <= KNOWN for case in table.values())
+
+
+def test_every_feature_of_stacks_has_a_case() -> None:
+    assert list(tomllib.loads((TABLES / "stack.toml").read_text())) == list(STACK_RULES)
+    assert all(set(case) <= KNOWN for case in CASES.values())
 
 
 @pytest.mark.parametrize("rule", CASES)

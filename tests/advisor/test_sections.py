@@ -196,7 +196,7 @@ def test_cost_and_throughput_count_the_tokens_of_documents_not_their_padding():
     ("stack", "title", "name"),
     [
         (None, "Megatron-Bridge", "model.tensor_model_parallel_size"),
-        ("nemo-25.04", "Megatron-Bridge", "model.tensor_model_parallel_size"),
+        ("nemo-25.04", "NeMo", "trainer.strategy.tensor_model_parallel_size"),
         ("mcore-26.03", "Megatron-LM", "--tensor-model-parallel-size"),
         ("torchtitan", "torchtitan", "parallelism.tensor_parallel_degree"),
     ],

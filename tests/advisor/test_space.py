@@ -344,7 +344,8 @@ def test_heads_without_a_fused_kernel_are_searched_unfused():
         (None, 8, "hybridep"),
         ("nemo-25.11", 8, "deepep"),
         ("nemo-25.11", 72, "hybridep"),
-        ("torchtitan", 8, "deepep"),
+        ("torchtitan", 8, "alltoall"),
+        ("nemo-24.05", 72, "alltoall"),
     ],
 )
 def test_tokens_are_dispatched_as_runs_of_that_software_were_published(stack, domain, dispatcher):

@@ -257,7 +257,13 @@ def test_rules_and_their_words_are_pythons(setting: Setting, tried: list[Tried])
         answer = each.answer
         shown = each.expected if not answer["problem"] else None
         found = violations(
-            case.model, each.load, case.cluster, each.plan, case.plan.world, predicted_words(shown)
+            case.model,
+            each.load,
+            case.cluster,
+            each.plan,
+            case.plan.world,
+            predicted_words(shown),
+            case.stack,
         )
         assert [
             (rule["id"], rule["severity"], rule["knobs"], rule["text"], rule["way_out"], rule["source"])

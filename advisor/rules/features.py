@@ -1,0 +1,82 @@
+"""What a software stack lacks, as rules: facts of `features.toml`, by family and release."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from costmodel.stack import Stack, default_stack, families, load_stack, months
+
+FILE = Path(__file__).with_name("features.toml")
+NEVER, UNTIL = "never", "until "
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Values of knobs that some family or release cannot run; see the head of `features.toml` for the fields."""
+
+    name: str
+    title: str
+    knobs: tuple[str, ...]
+    uses: str
+    instead: str
+    since: Mapping[str, str]
+    source: str
+
+    @property
+    def rule(self) -> str:
+        """Id of the rule that a plan breaks by using it on a stack without it."""
+        return f"stack_{self.name}"
+
+    def dated(self, stack: Stack) -> str:
+        """What is known of a stack's family: the release that brought it, "until" the last, "never", "" for nothing."""
+        group = "megatron" if stack.megatron_core else "other"
+        names = [stack.family, *["dtensor"] * stack.dtensor, group]
+        return next((self.since[name] for name in names if name in self.since), "")
+
+    def lacked_by(self, stack: Stack) -> bool:
+        """Whether the stack is known not to have it; of a family without a release only what it never has."""
+        dated = self.dated(stack)
+        if dated == NEVER or not (dated and stack.release):
+            return dated == NEVER
+        if dated.startswith(UNTIL):
+            return months(stack.release) > months(dated.removeprefix(UNTIL))
+        return months(stack.release) < months(dated)
+
+    def says(self, stack: Stack) -> str:
+        """That a stack lacks it, and when it came or went."""
+        dated = self.dated(stack)
+        when = f", which came with {stack.family}-{dated}"
+        if dated.startswith(UNTIL):
+            when = f", which {stack.family} had {dated}"
+        return f"{stack.name} has no {self.title}{'' if dated == NEVER else when}"
+
+    def way_out(self, stack: Stack) -> str:
+        """What to do instead, or which stack has it."""
+        dated = self.dated(stack)
+        other = f"{stack.family}-{dated.removeprefix(UNTIL)}" if dated != NEVER else self._elsewhere()
+        return f"Try {self.instead}" + (f", or --stack {other}." if other else ".")
+
+    def _elsewhere(self) -> str:
+        """The first family whose newest release has it."""
+        newest = (load_stack(name) for name in families())
+        return next((each.name for each in newest if each.release and not self.lacked_by(each)), "")
+
+
+@lru_cache(maxsize=1)
+def load_features() -> tuple[Feature, ...]:
+    """Every feature, in the order of the file."""
+    records = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(
+        Feature(name, **record | {"knobs": tuple(record["knobs"])}) for name, record in records.items()
+    )
+
+
+@lru_cache(maxsize=32)
+def lacked(stack: str | None) -> frozenset[str]:
+    """Names of the features that a stack, None for the newest known, is known not to have."""
+    known = load_stack(stack or default_stack())
+    return frozenset(feature.name for feature in load_features() if feature.lacked_by(known))

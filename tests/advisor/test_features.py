@@ -1,0 +1,145 @@
+"""What software stacks have: the facts are well formed, and the search, precisions, names and advice keep to them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from advisor.request import choose_precisions, make_request
+from advisor.rules import TOPICS, load_rules, rules_of, stack_rules, topic_rules, violations
+from advisor.rules.features import NEVER, UNTIL, lacked, load_features
+from advisor.search import search
+from advisor.sections import knob_table
+from advisor.space import build_space, nothing_legal
+from costmodel.knobs import KNOBS
+from costmodel.plan import Plan
+from costmodel.stack import default_stack, families, load_stack
+from hardware_db import resolve
+
+RELEASES = [f"{name}-{release}" for name, family in families().items() for release in family["releases"]]
+OLD = "nemo-24.05"
+
+
+@pytest.mark.parametrize("feature", load_features(), ids=lambda feature: feature.name)
+def test_facts_are_of_known_knobs_families_and_releases(feature):
+    assert set(feature.knobs) <= set(KNOBS)
+    assert set(feature.since) <= {*families(), "megatron", "dtensor", "other"}
+    for dated in feature.since.values():
+        assert dated == NEVER or re.fullmatch(r"\d\d\.\d\d", dated.removeprefix(UNTIL))
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_later_release_lacks_no_more_but_what_was_dropped(family):
+    dropped = {
+        feature.name for feature in load_features() if feature.dated(load_stack(family)).startswith(UNTIL)
+    }
+    absent = [lacked(f"{family}-{release}") for release in families()[family]["releases"]]
+    assert all(later <= earlier | dropped for earlier, later in pairwise(absent))
+
+
+def test_the_newest_stack_has_whatever_megatron_has():
+    assert lacked(default_stack()) == lacked(None) == {"recompute_ops"}
+
+
+@pytest.mark.parametrize("stack", RELEASES)
+def test_ways_out_name_a_stack_that_has_it(stack):
+    absent = [feature for feature in load_features() if feature.name in lacked(stack)]
+    for feature, rule in zip(absent, stack_rules(stack), strict=True):
+        named = re.search(r"--stack ([\w.-]+)\.$", rule.way_out)
+        assert named, rule.way_out
+        assert feature.name not in lacked(named[1])
+
+
+def ask(stack: str, model: str = "deepseek-v3", gpus: int = 256, gpu: str = "h100", **more):
+    return make_request(model, gpus, gpu, stack=stack, **more)
+
+
+@pytest.mark.parametrize("stack", [OLD, "nemo-25.04", "torchtitan", "torchtitan-24.08", "mcore-24.07"])
+def test_no_plan_of_the_space_uses_what_the_stack_lacks(stack):
+    request = ask(stack, "qwen3-30b-a3b", 16)
+    for precision in request.precisions:
+        space = build_space(request, precision)
+        assert space.legal
+        plans = [search_plan(space, row) for row in np.linspace(0, space.legal - 1, 40).astype(int)]
+        for plan in plans:
+            found = violations(request.model, request.workload, request.cluster, plan, stack=stack)
+            assert not [each.id for each in found if each.severity == "ERROR"]
+
+
+def search_plan(space, row):
+    from costmodel.columns import plan_from_columns
+
+    return plan_from_columns(space.some(np.array([row])), 0, space.precision)
+
+
+def test_torchtitan_is_given_its_own_ways():
+    best = search(ask("torchtitan", "llama3-8b", 64)).best.plan
+    assert (best.fsdp, best.zero_stage) == (True, 3)
+    assert best.grad_reduce_in_fp32
+    best = search(ask("torchtitan")).best.plan
+    assert best.fsdp
+    assert best.moe_dispatcher == "alltoall"
+    assert not any((best.overlap_moe_comm, best.delay_wgrad, best.cuda_graph))
+
+
+def test_torchtitan_on_one_gpu_needs_no_shards():
+    best = search(ask("torchtitan", "qwen3-8b", 1, "b300", seq_len=1024)).best
+    assert best is None or not best.plan.fsdp
+    assert build_space(ask("torchtitan", "llama3-8b", 1), "bf16").legal
+
+
+@pytest.mark.parametrize(
+    ("stack", "gpu", "recipes"),
+    [
+        (OLD, "b200", ("bf16", "fp8-delayed")),
+        ("nemo-25.04", "b200", ("bf16", "fp8-cs", "mxfp8")),
+        ("megatron-22.05", "h100", ("bf16",)),
+        ("llm_foundry", "h100", ("bf16", "fp8-delayed")),
+        ("torchtitan", "h100", ("bf16", "fp8-cs")),
+    ],
+)
+def test_auto_precision_is_what_the_stack_has(stack, gpu, recipes):
+    assert choose_precisions("auto", resolve(gpu, None)[0], stack)[0] == recipes
+
+
+def test_named_precisions_that_a_stack_lacks_are_refused_with_a_way_out():
+    said = nothing_legal(ask(OLD, "llama3-8b", 8, "b200", precision="nvfp4,mxfp8"))
+    assert "nemo-24.05 has no NVFP4, which came with nemo-25.11" in said
+    assert said.endswith("Try --precision bf16, or --stack nemo-25.11.")
+
+
+def test_a_pin_that_a_stack_lacks_is_refused_with_a_way_out():
+    with pytest.raises(ValueError, match=r"nemo-24.05 has no DeepEP.*--stack nemo-25.04\.$"):
+        search(ask(OLD, gpus=64, pins=["moe_dispatcher=deepep", "ep=8"]))
+
+
+@pytest.mark.parametrize(
+    ("stack", "title"), [(OLD, "NeMo"), ("nemo-25.07", "NeMo"), ("nemo-25.09", "Megatron-Bridge")]
+)
+def test_names_are_of_the_framework_that_the_release_had(stack, title):
+    lines = knob_table({"tp": 4}, stack)
+    assert f"in {title}" in lines[0]
+    assert ("nemo-24.05 are not on file" in lines[-1]) == (stack == OLD)
+
+
+def test_advice_about_transformer_engine_is_for_stacks_with_it():
+    told = [rule for rule in load_rules() if re.search("Transformer Engine|NVTE_", rule.says + rule.way_out)]
+    ids = {rule.id for rule in told if not rule.id.startswith("rocm")}
+    assert ids
+    assert ids <= {rule.id for rule in rules_of("nemo")}
+    assert not ids & {rule.id for rule in rules_of("torchtitan")}
+
+
+def test_rules_say_which_stacks_they_are_about():
+    fields = set(load_stack("nemo").__dataclass_fields__)
+    assert {rule.only for topic in TOPICS for rule in topic_rules(topic)} - {""} <= fields
+
+
+def test_a_plan_is_judged_for_its_stack():
+    request = ask("torchtitan", "llama3-8b", 8)
+    setting = (request.model, request.workload, request.cluster, Plan(dp=8))
+    assert "stack_distributed_optimizer" in {each.id for each in violations(*setting, stack="torchtitan")}
+    assert not [each.id for each in violations(*setting) if each.id.startswith("stack_")]
