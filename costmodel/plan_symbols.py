@@ -30,7 +30,7 @@ expert_shard | 1 | ranks over which the experts' optimizer state is sharded
 dispatch_once | 1 | 1 when a token travels once to each GPU or domain (DeepEP, HybridEP)
 dispatch_fused | 1 | 1 when dispatch permutes tokens itself (HybridEP)
 dispatch_gather | 1 | 1 when every rank gathers all tokens (allgather dispatcher)
-dispatch_sms | 1 | streaming multiprocessors that DeepEP or HybridEP takes
+dispatch_sms | 1 | streaming multiprocessors that dispatch and combine take
 capacity | 1 | rows an expert computes over the balanced number: capacity factor, else 1
 dropless | 1 | 1 when no token is dropped
 ep_overlap | 1 | 1 when dispatch and combine run under another micro-batch's compute

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from advisor.rules import SEVERITIES, left_out, legal_mask, load_rules, violations
 from advisor.rules.facts import facts
 from advisor.rules.layouts import layout_problem
+from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.setting_words import DEFAULTS, UNSAID, setting_words
 from costmodel.columns import plan_columns
 from costmodel.knobs import SETTINGS
@@ -24,12 +25,12 @@ LLAMA = load_model("llama3-70b")
 WORKLOAD = Workload(8192, 128)
 
 
-def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
+def cluster(generation: str = "hopper", domain: int = 8, link: str = "nvlink4") -> SimpleNamespace:
     return SimpleNamespace(
         name="stub",
         domain_size=domain,
         gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA"),
-        intra=SimpleNamespace(name="nvlink4"),
+        intra=SimpleNamespace(name=link),
         host_link=SimpleNamespace(name="pcie5-x16"),
     )
 
@@ -63,6 +64,22 @@ def test_layers_that_do_not_divide_name_a_split_that_does():
     assert "--account-embedding --account-loss" in found.way_out
     accounted = Plan(tp=8, pp=16, sequence_parallel=True, account_embedding=True, account_loss=True)
     assert "pp_layers" not in told(accounted, model=big)
+
+
+@pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
+@pytest.mark.parametrize("ep", [8, 64])
+def test_dispatchers_over_nvlink_are_neither_taken_nor_named_where_pcie_joins_gpus(dispatcher, ep):
+    model, on = load_model("qwen3-30b-a3b"), cluster("ada", link="pcie4-no-p2p")
+    plan = Plan(dp=64, ep=ep, dispatcher_sms=8)
+    assert (
+        told(replace(plan, moe_dispatcher=dispatcher), model=model, on=on)["dispatch_link"].severity
+        == "ERROR"
+    )
+    found = violations(model, WORKLOAD, on, plan, predicted=UNPREDICTED | {"ep_percent": 20})
+    assert {"ep_exposed" if ep == 8 else "ep_beyond_domain", "dispatcher_sms_unused"} <= {v.id for v in found}
+    assert not any(name in v.way_out for v in found for name in ("deepep", "hybridep"))
+    nvlink = violations(model, WORKLOAD, cluster(), plan, predicted=UNPREDICTED | {"ep_percent": 20})
+    assert any(dispatcher in v.way_out for v in nvlink)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"encoder_pp": 1}, {"encoder_tp": 2, "encoder_pp": 1}])
