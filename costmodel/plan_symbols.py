@@ -69,7 +69,7 @@ fp8_attention | 1 | 1 when the attention core runs in FP8
 fp8_output | 1 | 1 when the output layer's products are in MXFP8
 gather_copy_bytes | byte | bytes of a parameter's buffer for the gather beside its quantised copies
 bucket | 1 | elements of a gradient bucket
-sharp | 1 | 1 when switches reduce (SHARP)
+sharp | 1 | 1 when switches of the network are to reduce (SHARP)
 user_buffers | 1 | 1 with registered buffers in data-parallel collectives
 one_queue | 1 | 1 with CUDA_DEVICE_MAX_CONNECTIONS=1 set by hand
 many_queues | 1 | 1 with more than one set by hand, under FSDP or for overlapped experts
