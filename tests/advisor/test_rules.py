@@ -19,6 +19,7 @@ from costmodel.columns import plan_columns
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.schedule import bubble_over_ideal
 from costmodel.workload import Workload
 
 LLAMA = load_model("llama3-70b")
@@ -81,6 +82,19 @@ def test_dispatchers_over_nvlink_are_neither_taken_nor_named_where_pcie_joins_gp
     assert not any(name in v.way_out for v in found for name in ("deepep", "hybridep"))
     nvlink = violations(model, WORKLOAD, cluster(), plan, predicted=UNPREDICTED | {"ep_percent": 20})
     assert any(dispatcher in v.way_out for v in nvlink)
+
+
+@pytest.mark.parametrize(("pp", "dp"), [(2, 128), (4, 32), (4, 64), (8, 16), (8, 32), (8, 128)])
+def test_the_bubble_of_a_pipeline_that_is_not_filled_is_that_of_the_formula(pp, dp):
+    """128 sequences: of 4 stages and 4 micro-batches 3 slots of 7 are idle, of 4 and 2 three of 5."""
+    micro_batches = 128 // dp
+    found = told(Plan(pp=pp, dp=dp))
+    over_ideal = bubble_over_ideal(pp, micro_batches)
+    share = over_ideal / (1 + over_ideal)
+    assert ("few_microbatches" in found) == (share >= 0.5)
+    if share >= 0.5:
+        shown = int(found["few_microbatches"].text.partition(": ")[2].partition(" %")[0])
+        assert shown == pytest.approx(100 * share, abs=0.5)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"encoder_pp": 1}, {"encoder_tp": 2, "encoder_pp": 1}])
