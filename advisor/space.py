@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from advisor.options import value_text
+from advisor.options import as_pins, value_text
 from advisor.request import Request
 from advisor.rules import load_rules
 from advisor.rules.facts import divisors
@@ -176,7 +176,8 @@ def nothing_legal(request: Request) -> str:
     ways = [f"--gpus {usable}"] if (usable := nearest_usable(request)) else []
     if _has_legal(replace(request, workload=replace(request.workload, global_batch=batch))):
         ways.append(f"--global-batch {batch}")
-    way_out = f"Try {', or '.join(ways)}." if ways else "Relax the pins or the sizes."
+    own = [as_pins(found.way_out) for rule, found in space.examples.items() if rule in space.fatal]
+    way_out = f"Try {', or '.join(ways)}." if ways else " ".join(own) or "Relax the pins or the sizes."
     return (
         f"--gpus {request.gpus} with --global-batch {request.workload.global_batch}{pins} leaves no legal plan "
         f"of {request.model.name}: {reasons}. {way_out}"

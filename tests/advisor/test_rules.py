@@ -84,6 +84,26 @@ def test_dispatchers_over_nvlink_are_neither_taken_nor_named_where_pcie_joins_gp
     assert any(dispatcher in v.way_out for v in nvlink)
 
 
+@pytest.mark.parametrize(
+    ("split", "most"),
+    [
+        ({"pp": 8}, 10),
+        ({"pp": 8, "vpp": 5}, 10),
+        ({"pp": 4, "first_stage_layers": 14, "last_stage_layers": 26}, 26),
+        ({"pp": 2, "pipeline_layout": "Et*46|t*34L"}, 46),
+        ({"pp": 2, "vpp": 2, "pipeline_layout": "Et*20|t*25|t*20|t*15L"}, 50),
+        ({"pp": 3, "pipeline_layout": "balanced"}, 27),
+        ({"pp": 8, "vpp": 4, "pipeline_layout": "balanced"}, 12),
+    ],
+)
+def test_layers_that_recompute_are_bounded_by_the_fullest_stage_however_they_are_split(split, most):
+    plan = Plan(recompute="full", recompute_num_layers=most, **split)
+    assert "recompute_layers_range" not in told(plan)
+    found = told(replace(plan, recompute_num_layers=1000))["recompute_layers_range"]
+    assert f"--recompute-num-layers {most}," in found.way_out
+    assert "recompute_layers_range" in told(replace(plan, recompute_num_layers=most + 1))
+
+
 @pytest.mark.parametrize(("pp", "dp"), [(2, 128), (4, 32), (4, 64), (8, 16), (8, 32), (8, 128)])
 def test_the_bubble_of_a_pipeline_that_is_not_filled_is_that_of_the_formula(pp, dp):
     """128 sequences: of 4 stages and 4 micro-batches 3 slots of 7 are idle, of 4 and 2 three of 5."""

@@ -211,6 +211,7 @@ function judged(settings, columns, prediction) {
     seq_len: settings.seq_len,
     used: used_domain(data.domain, world + encoder, settings.nvl_segment),
     layout_problem: data.layouts.problems[layoutPlace(settings, columns)] ?? "",
+    layout_layers: data.layouts.layers[layoutPlace(settings, columns)] ?? 0,
     ...predictedWords(prediction, settings),
     modules_given: settings.recompute_modules.length > 0,
   };
