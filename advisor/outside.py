@@ -21,6 +21,7 @@ from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, evaluate_plans, host_share
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
+from costmodel.stack import default_stack, load_stack
 from costmodel.stage_inputs import LAYOUTS
 
 if TYPE_CHECKING:
@@ -206,9 +207,15 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
                 and not each.problem
                 and untried(tried, {name: each.after})
                 and not foreign_module(request, each)
+                and not _before_its_time(request, each)
                 and (any_family or family(each.plan) == own)
             ):
                 yield each
+
+
+def _before_its_time(request: Request, each: Neighbour) -> bool:
+    """Whether the software has no HybridEP yet, or none that was published."""
+    return each.after == "hybridep" and not load_stack(request.stack or default_stack()).rack_dispatch
 
 
 def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Iterator[tuple[float, Neighbour]]:

@@ -64,8 +64,10 @@ def declared_space() -> tuple[str, ...]:
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
         "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
         "grouped GEMMs and fusions",
-        "fixed, as runs are published: tokens are dispatched over NVLink by HybridEP, on A100 and with software before "
-        "2026 by DeepEP in domains of up to 8 GPUs, elsewhere by all-to-all",
+        "fixed, as runs are published: tokens are dispatched over NVLink by HybridEP in domains of more than 8 GPUs "
+        "with NeMo and Megatron-LM from 25.11 on, before and with other software by all-to-all; in smaller ones from "
+        "NeMo 26.02 and Megatron-LM 26.03 on, before, with other software and on A100 by DeepEP; over PCIe and on "
+        "AMD's GPUs by all-to-all",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
         "data-parallel ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
         "not searched, pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout texts, etp, "
@@ -121,13 +123,17 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
 
 
 def _dispatcher(request: Request) -> str:
-    """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all."""
+    """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all.
+
+    DeepEP does not run in domains of more than 8 GPUs (rule deepep_gpu). Source: costmodel/stacks.toml.
+    """
     cluster = request.cluster
     if cluster.intra.name.startswith("pcie") or cluster.gpu.vendor == "AMD":
         return "alltoall"
-    published = load_stack(request.stack or default_stack()).hybrid_dispatch
-    small = published and cluster.gpu.generation != "ampere"
-    return "hybridep" if cluster.domain_size > 8 or small else "deepep"
+    stack = load_stack(request.stack or default_stack())
+    if cluster.domain_size > 8:
+        return "hybridep" if stack.rack_dispatch else "alltoall"
+    return "hybridep" if stack.hybrid_dispatch and cluster.gpu.generation != "ampere" else "deepep"
 
 
 def _attention(request: Request) -> str:

@@ -46,7 +46,7 @@ class Stack:
     share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
     wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
-    hybrid_dispatch: HybridEP sends tokens to experts in NVLink domains of any size.
+    hybrid_dispatch, rack_dispatch: HybridEP sends tokens to experts in nodes of 8 GPUs, and in larger NVLink domains.
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
     kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
@@ -77,6 +77,7 @@ class Stack:
     composed_norms: bool = False
     whole_step: bool = False
     hybrid_dispatch: bool = False
+    rack_dispatch: bool = False
     fp4_apart: bool = False
     plain_squared_relu: bool = False
     wide_heads_apart: bool = False
@@ -178,6 +179,7 @@ def load_stack(text: str) -> Stack:
         native_loss=native,
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         hybrid_dispatch=age is not None and age >= known("hybrid_dispatch_from", "99.12"),
+        rack_dispatch=age is not None and age >= known("rack_dispatch_from", "99.12"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),

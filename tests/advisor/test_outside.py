@@ -36,6 +36,12 @@ def test_switches_that_reduce_are_told_where_the_network_has_them(cluster, gains
     assert ("sharp" in {gain.knob for gain in explain(request).outside}) == gains
 
 
+def test_a_dispatcher_that_the_software_lacks_is_not_told():
+    found = explain(make_request("deepseek-v3", 144, "gb200", stack="nemo-25.07"))
+    assert found.shown.plan.moe_dispatcher == "alltoall"
+    assert all(gain.value != "hybridep" for gain in found.outside)
+
+
 @pytest.fixture(scope="module")
 def told() -> Explanation:
     return explain(ask(), QUESTIONS)

@@ -22,6 +22,7 @@ from costmodel.knobs import KNOBS
 from costmodel.knobs.record import Knob
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.stack import families
 from costmodel.workload import Workload
 
 TINY = load_model("tiny-gpt")
@@ -344,13 +345,30 @@ def test_heads_without_a_fused_kernel_are_searched_unfused():
     [
         (None, 8, "hybridep"),
         ("nemo-25.11", 8, "deepep"),
+        (None, 72, "hybridep"),
         ("nemo-25.11", 72, "hybridep"),
+        ("nemo-25.09", 72, "alltoall"),  # as its twelve published runs on GB200
+        ("nemo-25.07", 72, "alltoall"),
+        ("mcore-26.01", 8, "deepep"),
+        ("mcore-26.01", 72, "hybridep"),
+        ("torchtitan", 72, "alltoall"),
         ("torchtitan", 8, "deepep"),
     ],
 )
 def test_tokens_are_dispatched_as_runs_of_that_software_were_published(stack, domain, dispatcher):
     request = ask(model=load_model("mixtral-8x7b"), gpus=8, cluster=cluster(domain=domain), stack=stack)
     assert {plan.moe_dispatcher for plan in plans(request) if plan.ep > 1} == {dispatcher}
+
+
+def test_the_releases_that_the_declared_space_names_are_those_of_the_stacks():
+    (line,) = (line for line in declared_space() if "dispatched" in line)
+    nemo, mcore = (families()[name] for name in ("nemo", "mcore"))
+    assert nemo["rack_dispatch_from"] == mcore["rack_dispatch_from"]
+    assert f"NeMo and Megatron-LM from {nemo['rack_dispatch_from']} on" in line
+    smaller = f"NeMo {nemo['hybrid_dispatch_from']} and Megatron-LM {mcore['hybrid_dispatch_from']} on"
+    assert smaller in line
+    others = {name for name, family in families().items() if "hybrid_dispatch_from" in family}
+    assert others == {"nemo", "mcore"}
 
 
 @pytest.mark.parametrize(
