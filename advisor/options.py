@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,6 +23,24 @@ _METAVARS = {"int": "INTEGER", "float": "NUMBER", "text": "TEXT", "choice": "NAM
 def flag(name: str) -> str:
     """Option of a knob: --micro-batch for micro_batch."""
     return "--" + name.replace("_", "-")
+
+
+def as_pins(text: str) -> str:
+    """A rule's way out as `advisor explain` takes it: `--vpp 2` as `--pin vpp=2`; its own options stay."""
+
+    def pin(found: re.Match[str]) -> str:
+        name, value = found[2].replace("-", "_"), (found[3] or "").strip()
+        if name not in KNOBS or name == "precision":
+            return found[0]
+        if KNOBS[name].kind == "bool":
+            return f"--pin {name}={'off' if found[1] else 'on'}{found[3] or ''}"
+        try:
+            KNOBS[name].parse(value)
+        except ValueError:  # --tp with --cp
+            return found[0]
+        return f"--pin {name}={value}"
+
+    return re.sub(r"--(no-)?([a-z][a-z0-9-]*)( [a-z0-9][\w.,+-]*\b)?", pin, text)
 
 
 def knob_options(function: Function) -> Function:

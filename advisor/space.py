@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from advisor.options import value_text
+from advisor.options import as_pins, value_text
 from advisor.request import Request
 from advisor.rules import rules_of
 from advisor.rules.facts import divisors
@@ -21,7 +21,8 @@ from advisor.space_options import Columns, Row, option_tables, pinned, pipelines
 from advisor.space_there import there
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
 from costmodel.placement import used_domain
-from costmodel.stack import default_stack, load_stack
+from costmodel.stack import Stack, default_stack, load_stack
+from hardware_db import Cluster
 
 MICRO_BATCHES = (1, 2, 4, 8)
 # Shortest piece of a sequence that context parallelism may leave to a GPU.
@@ -66,8 +67,10 @@ def declared_space() -> tuple[str, ...]:
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
         "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
         "grouped GEMMs and fusions",
-        "fixed, as runs are published: tokens are dispatched over NVLink by HybridEP, on A100 and with software before "
-        "2026 by DeepEP in domains of up to 8 GPUs, elsewhere and with software that has neither by all-to-all",
+        "fixed, as runs are published: tokens are dispatched over NVLink by HybridEP where the software has it, in "
+        "domains of more than 8 GPUs from 25.11 on, in smaller ones, but on A100, from NeMo 26.02 and Megatron-LM "
+        "26.03 on; before those by DeepEP in domains of up to 8 GPUs, where the software has that; elsewhere by "
+        "all-to-all",
         "left out: what the software of --stack does not have, by family and release; where it has no ZeRO 1, FSDP is "
         "searched with pipelines too, and whole replicas where data parallelism is all there is",
         f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
@@ -125,15 +128,25 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
 
 
 def _dispatcher(request: Request) -> str:
-    """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all."""
+    """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all.
+
+    DeepEP does not run in domains of more than 8 GPUs (rule deepep_gpu). Source: costmodel/stacks.toml.
+    """
     cluster = request.cluster
     if cluster.intra.name.startswith("pcie") or cluster.gpu.vendor == "AMD":
         return "alltoall"
     stack = load_stack(request.stack or default_stack())
-    small = stack.hybrid_dispatch and cluster.gpu.generation != "ampere"
-    wanted = ["hybridep"] * (cluster.domain_size > 8 or small) + ["deepep"]
-    absent = lacked(request.stack) | set(wanted if stack.plain_dispatch else ())
-    return next((name for name in wanted if name not in absent), "alltoall")
+    absent = lacked(request.stack)
+    if stack.plain_dispatch:
+        return "alltoall"
+    if "hybridep" not in absent and (cluster.domain_size > 8 or _small_hybrid(stack, cluster)):
+        return "hybridep"
+    return "deepep" if cluster.domain_size <= 8 and "deepep" not in absent else "alltoall"
+
+
+def _small_hybrid(stack: Stack, cluster: Cluster) -> bool:
+    """Whether runs of that software are published with HybridEP in domains of up to 8 GPUs."""
+    return stack.hybrid_dispatch and cluster.gpu.generation != "ampere"
 
 
 def _attention(request: Request) -> str:
@@ -183,8 +196,8 @@ def nothing_legal(request: Request) -> str:
     ways = [f"--gpus {usable}"] if (usable := nearest_usable(request)) else []
     if _has_legal(replace(request, workload=replace(request.workload, global_batch=batch))):
         ways.append(f"--global-batch {batch}")
-    lacking = [space.examples[rule].way_out for rule in space.fatal if rule.startswith("stack_")]
-    way_out = f"Try {', or '.join(ways)}." if ways else next(iter(lacking), "Relax the pins or the sizes.")
+    own = [as_pins(found.way_out) for rule, found in space.examples.items() if rule in space.fatal]
+    way_out = f"Try {', or '.join(ways)}." if ways else " ".join(own) or "Relax the pins or the sizes."
     return (
         f"--gpus {request.gpus} with --global-batch {request.workload.global_batch}{pins} leaves no legal plan "
         f"of {request.model.name}: {reasons}. {way_out}"

@@ -13,7 +13,7 @@ import hardware_db
 from costmodel.binding_attention import attention_inputs, fp8_attention_gains
 from costmodel.binding_tables import bound_of, leaf, leaf_if_known, limited, power_factor
 from costmodel.bound import Bound
-from costmodel.placement import is_newer, switch_reduces
+from costmodel.placement import is_newer, network_reduces, switch_reduces
 from costmodel.stack import INPUTS, Stack, default_stack, nearest_release
 from costmodel.step_constants import (
     NOT_FITTED,
@@ -210,6 +210,9 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
         "switch_reduces": Bound(
             float(switch_reduces(generation, cluster.intra.name)),
             f"{generation}, {cluster.intra.name}: NVLS from Hopper's NVSwitch on",
+        ),
+        "network_reduces": Bound(
+            float(network_reduces(cluster.inter.name)), f"{cluster.inter.name}: SHARP is InfiniBand's"
         ),
         "boost_slider": Bound(
             float(is_newer(generation)), f"{generation}: nvidia-smi boost-slider from Hopper on"

@@ -219,8 +219,9 @@ def _expert_inputs(c: Columns) -> dict[str, Array]:
         "dispatch_once": (kinds["deepep"] | kinds["hybridep"]) * 1.0,
         "dispatch_fused": kinds["hybridep"] * 1.0,
         "dispatch_gather": kinds["allgather"] * 1.0,
+        # NCCL's kernels take SMs too, as many as DeepEP's; the knob does not move those.
         "dispatch_sms": np.where(
-            c["dispatcher_sms"] > 0,
+            (c["dispatcher_sms"] > 0) & (kinds["deepep"] | kinds["hybridep"]),
             c["dispatcher_sms"],
             np.where(kinds["hybridep"], HYBRIDEP_SMS, DEEPEP_SMS),
         ),

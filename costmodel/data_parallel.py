@@ -56,6 +56,11 @@ def written(ledger: Ledger, owner: Owner) -> Owner:
     )
 
 
+def in_switches(x: SimpleNamespace) -> Amount:
+    """1 where the network's switches reduce: with SHARP, on a network that has it. [1]"""
+    return x.sharp * x.network_reduces
+
+
 def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool) -> Amount:
     """Compute time lost for each second of data-parallel communication under it. [1]
 
@@ -66,8 +71,9 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
     """
     leaves = minimum(1, maximum(0, ranks / inside - 1) * 1e9)
     several = is_more_than_one(inside)
-    both = RING_SMS + (SHARP_SMS - RING_SMS) * x.sharp * leaves
-    network = NETWORK_SMS[not gathers] * (1 - x.sharp) + NETWORK_SHARP_SMS * x.sharp
+    sharp = in_switches(x)
+    both = RING_SMS + (SHARP_SMS - RING_SMS) * sharp * leaves
+    network = NETWORK_SMS[not gathers] * (1 - sharp) + NETWORK_SHARP_SMS * sharp
     nvls = x.nvls * x.switch_reduces
     switched = nvls * NVLINK_SMS[not gathers] + (1 - nvls) * RING_SMS
     registered = (1 - leaves) * switched + leaves * (several * both + (1 - several) * network)
@@ -260,11 +266,11 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     copies_inside = communication.ranks_in_domain(x, copies, owner.stride * owner.shard)
     reduced = communication.gradient_bytes(x, whole) / buckets
     bucket = communication.gather_bytes(x, whole) / buckets
-    between = all_reduce_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
-    apart = reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside, x.sharp) * buckets
+    between = all_reduce_time(x, reduced / owner.shard, copies, copies_inside, in_switches(x)) * buckets
+    apart = reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside, in_switches(x)) * buckets
 
     def scattered(size: Amount) -> Amount:
-        return reduce_scatter_time(x, size, owner.shard, inside, x.sharp)
+        return reduce_scatter_time(x, size, owner.shard, inside, in_switches(x))
 
     def gathered(size: Amount) -> Amount:
         return all_gather_time(x, size, owner.shard, inside)
@@ -294,7 +300,7 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
         "gather": traffic("all_gather", gathered(bucket) * buckets, all_gather_time, gathers),
         "reduce": traffic(
             "all_reduce",
-            all_reduce_time(x, reduced, owner.ranks, whole_inside, x.sharp) * buckets,
+            all_reduce_time(x, reduced, owner.ranks, whole_inside, in_switches(x)) * buckets,
             all_reduce_time,
             reduces,
         ),

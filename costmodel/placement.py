@@ -42,6 +42,14 @@ def switch_reduces(generation: str, link: str) -> bool:
     return is_newer(generation) and link.startswith("nvlink")
 
 
+def network_reduces(link: str) -> bool:
+    """Whether the switches of a network of this name reduce: InfiniBand's alone, not those of EFA or RoCE.
+
+    Source: NVIDIA SHARP documentation, supported switches (Quantum); NCCL user guide, NCCL_COLLNET_ENABLE.
+    """
+    return link.startswith(("ib-", "infiniband"))
+
+
 @lru_cache(maxsize=4096)
 def straddling_groups(
     domain: int, block: int, pp: int, ranks: int, stride: int, limit: int = 64

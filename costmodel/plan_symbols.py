@@ -30,7 +30,7 @@ expert_shard | 1 | ranks over which the experts' optimizer state is sharded
 dispatch_once | 1 | 1 when a token travels once to each GPU or domain (DeepEP, HybridEP)
 dispatch_fused | 1 | 1 when dispatch permutes tokens itself (HybridEP)
 dispatch_gather | 1 | 1 when every rank gathers all tokens (allgather dispatcher)
-dispatch_sms | 1 | streaming multiprocessors that DeepEP or HybridEP takes
+dispatch_sms | 1 | streaming multiprocessors that dispatch and combine take
 capacity | 1 | rows an expert computes over the balanced number: capacity factor, else 1
 dropless | 1 | 1 when no token is dropped
 ep_overlap | 1 | 1 when dispatch and combine run under another micro-batch's compute
@@ -69,7 +69,7 @@ fp8_attention | 1 | 1 when the attention core runs in FP8
 fp8_output | 1 | 1 when the output layer's products are in MXFP8
 gather_copy_bytes | byte | bytes of a parameter's buffer for the gather beside its quantised copies
 bucket | 1 | elements of a gradient bucket
-sharp | 1 | 1 when switches reduce (SHARP)
+sharp | 1 | 1 when switches of the network are to reduce (SHARP)
 user_buffers | 1 | 1 with registered buffers in data-parallel collectives
 one_queue | 1 | 1 with CUDA_DEVICE_MAX_CONNECTIONS=1 set by hand
 many_queues | 1 | 1 with more than one set by hand, under FSDP or for overlapped experts

@@ -46,7 +46,7 @@ class Stack:
     share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
     wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
-    hybrid_dispatch: HybridEP sends tokens to experts in NVLink domains of any size.
+    hybrid_dispatch: HybridEP sends tokens to experts in NVLink domains of any size, not in larger ones alone.
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
     kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.

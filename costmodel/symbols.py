@@ -216,6 +216,7 @@ INPUTS: tuple[Input, ...] = tuple(
         layer_update_host | s | host time of the optimizer for one layer's tensors, not hidden; 0 on GPUs
         queued | 1 | 1 where kernels of several streams need one hardware queue to stay in order (before Blackwell)
         switch_reduces | 1 | 1 where NVLink switches reduce (NVLS: Hopper and later)
+        network_reduces | 1 | 1 where the network's switches can reduce (SHARP: InfiniBand)
         boost_slider | 1 | 1 where the GPU has a boost slider (Hopper and later)
         attention_forward_fp8_gain | 1 | rate of FP8 attention's forward kernel over the 16-bit one
         attention_backward_fp8_gain | 1 | rate of FP8 attention's backward kernel over the 16-bit one

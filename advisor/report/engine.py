@@ -224,6 +224,7 @@ def _rulebook_script(prediction: Prediction, found: Sequence[Control], stack: st
         "used": trace.input("x.used"),
         "aligned": used_domain(domain, domain + 1),
         "layout_problem": trace.input("x.layout_problem"),
+        "layout_layers": trace.input("x.layout_layers"),
         **{name: trace.input(f"x.{name}") for name in UNPREDICTED},
         # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
         "modules_given": trace.input("x.modules_given", truth=True),

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from advisor.report.controls import Control
-from advisor.rules.layouts import layout_problem
+from advisor.rules.layouts import fullest_stage, layout_problem
 from advisor.rules.model_words import cluster_words
 from costmodel.binding import bind, recipe_formats
 from costmodel.layout import Layout
@@ -78,7 +78,7 @@ def layout_tables(prediction: Prediction, controls: Sequence[Control]) -> dict[s
 
     index: sizes, flags, layout's number and sequence length -> number of the row, or why there is none. A row is
     the inputs `names`, and the chunks of the virtual stages in order as pairs of a kind's number and a count.
-    problems: what the rules say of a layout.
+    problems: what the rules say of a layout; layers: of its fullest stage.
     """
     model = prediction.model
     texts = values_of(controls, prediction, "pipeline_layout")
@@ -92,6 +92,8 @@ def layout_tables(prediction: Prediction, controls: Sequence[Control]) -> dict[s
         place = ",".join(str(int(part)) for part in (*key, length))
         if problem := layout_problem(model, texts[text], pp, vpp):
             tables.problems[place] = problem
+        if texts[text]:
+            tables.layers[place] = fullest_stage(model, texts[text], pp, vpp, length)
         if pp * vpp > model.num_layers + embedding + loss + model.mtp_layers:
             continue
         try:
@@ -110,6 +112,7 @@ class _Layouts:
         self.model = prediction.model
         self.index: dict[str, int | str] = {}
         self.problems: dict[str, str] = {}
+        self.layers: dict[str, int] = {}
         self.names: list[str] = []
         self._rows: dict[str, list[Any]] = {}
         self._kinds: dict[tuple[tuple[tuple[str, int], ...], int], int] = {}
@@ -146,4 +149,5 @@ class _Layouts:
             "kinds": [{"blocks": [list(pair) for pair in blocks], "mtp": mtp} for blocks, mtp in self._kinds],
             "index": self.index,
             "problems": self.problems,
+            "layers": self.layers,
         }

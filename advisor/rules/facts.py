@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.rules.layouts import layout_problems
+from advisor.rules.layouts import layout_layers, layout_problems
 from advisor.rules.model_words import cluster_words, model_words, workload_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.setting_words import setting_words
@@ -58,6 +58,7 @@ def facts(
     words = knob_words({name: np.asarray(array) for name, array in given.items()}, fixed)
     words |= _domains(words)
     words["layout_problem"] = layout_problems(model, words)
+    words["layout_layers"] = layout_layers(model, words)
     return words
 
 
@@ -116,15 +117,19 @@ def _stages(w: Facts) -> Facts:
     free = pp - (first > 0) - (last > 0)
     uneven = (first > 0) | (last > 0)
     layout = w["pipeline_layout"] > 0
+    middle = (w["layers"] - first - last) / np.maximum(free, 1)
+    evenly = np.ceil(accounted / (pp * w["vpp"])) * w["vpp"]
+    unevenly = np.maximum(np.maximum(first, last), middle * (free > 0))
     return {
         "layout": layout,
         "uneven": uneven,
         "even": ~layout & ~uneven,
         "free_stages": free,
-        "middle_layers": (w["layers"] - first - last) / np.maximum(free, 1),
+        "middle_layers": middle,
         "group": np.where(w["vpp_group_size"] > 0, w["vpp_group_size"], pp),
         "accounted": accounted,
-        "stage_layers": np.ceil(accounted / (pp * w["vpp"])) * w["vpp"],
+        # Of the fullest stage; a layout's are `layout_layers`.
+        "stage_layers": np.where(layout, 0.0, np.where(uneven, unevenly, evenly)),
     }
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the pipeline layout of each row, as Megatron-Core checks it."""
+"""The pipeline layout of each row: what is wrong with it, as Megatron-Core checks it, and layers of its stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.layout import BALANCED, expand
+from costmodel.layout import BALANCED, expand, plan_layout
 from costmodel.model_spec import ModelSpec
 from costmodel.stage_inputs import LAYOUTS, distinct
 
@@ -25,6 +25,34 @@ def layout_problems(model: ModelSpec, words: Mapping[str, Any]) -> NDArray[np.st
         layout_problem(model, LAYOUTS.known[int(code)], int(pp), int(vpp)) for code, pp, vpp in combinations.T
     ]
     return np.array(found)[where]
+
+
+def layout_layers(model: ModelSpec, words: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Layers of the fullest stage of each row that has a layout, see `fullest_stage`; 0 without one. [1]"""
+    columns = [np.asarray(words[name]) for name in ("pipeline_layout", "pp", "vpp")]
+    if not columns[0].any() or not np.any(words["recompute_num_layers"]):
+        return np.array(0.0)
+    combinations, where = distinct(columns)
+    seq_len = int(words["seq_len"])
+    found = [
+        fullest_stage(model, LAYOUTS.known[int(code)], int(pp), int(vpp), seq_len)
+        for code, pp, vpp in combinations.T
+    ]
+    return np.array(found, dtype=float)[where]
+
+
+@lru_cache(maxsize=4096)
+def fullest_stage(model: ModelSpec, text: str, pp: int, vpp: int, seq_len: int) -> int:
+    """Layers of the fullest chunk that a layout makes, times vpp: so many of a stage can be recomputed. [1]
+
+    0 without a layout, and all layers where it is none: that has a rule of its own.
+    """
+    if not text:
+        return 0
+    if layout_problem(model, text, pp, vpp) or pp * vpp > model.num_layers + 1:
+        return model.num_layers
+    layout = plan_layout(model, pp, vpp, text=text, seq_len=seq_len)
+    return vpp * max(chunk.layers for chunks in layout.chunks for chunk in chunks)
 
 
 @lru_cache(maxsize=4096)

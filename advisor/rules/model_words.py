@@ -8,7 +8,7 @@ import numpy as np
 
 from costmodel.layout import blocks_of
 from costmodel.model_spec import ModelSpec
-from costmodel.placement import switch_reduces
+from costmodel.placement import network_reduces, switch_reduces
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "blackwell": np.bool_(generation.startswith("blackwell")),
         "consumer": np.bool_(generation in ("ada", "blackwell-consumer")),
         "switched": np.bool_(switch_reduces(generation, cluster.intra.name)),
+        "network": cluster.inter.name,
+        "infiniband": np.bool_(network_reduces(cluster.inter.name)),
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
         "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
         "rocm": np.bool_(cluster.gpu.vendor == "AMD"),

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from advisor.rules.setting_words import UNSAID
+from costmodel.family import compiled_family
 from costmodel.prediction import resource_shares
+from costmodel.symbols import BY_NAME
 
 if TYPE_CHECKING:
     from costmodel.prediction import Prediction
@@ -31,7 +35,16 @@ WAITS = {
 }
 UNPREDICTED: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(
-        ("memory_percent", "scatter_percent", "host_gb", "host_most_gb", "host_memory_gb", *WAITS), UNSAID
+        (
+            "memory_percent",
+            "scatter_percent",
+            "tp_overlap_gain",
+            "host_gb",
+            "host_most_gb",
+            "host_memory_gb",
+            *WAITS,
+        ),
+        UNSAID,
     )
 )
 
@@ -39,9 +52,10 @@ UNPREDICTED: Mapping[str, Any] = MappingProxyType(
 def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """Words of a predicted plan, those of `UNPREDICTED` where there is none.
 
-    memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product. host_gb,
-    host_most_gb: host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what
-    the node has, unsaid where it is not on file. Words of `WAITS`: share of the step that waits for each.
+    memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product.
+    tp_overlap_gain: see its function. host_gb, host_most_gb: host memory that offloading takes of the fullest node, at
+    least and at most; host_memory_gb: what the node has, unsaid where it is not on file. Words of `WAITS`: share of the
+    step that waits for each.
     """
     if prediction is None:
         return UNPREDICTED
@@ -50,6 +64,7 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     return {
         "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
         "scatter_percent": round(100 * longest_scatter(prediction.values)),
+        "tp_overlap_gain": tp_overlap_gain(prediction),
         "host_gb": round(least / GB),
         "host_most_gb": round(most / GB),
         "host_memory_gb": host_memory_gb(prediction.cluster),
@@ -60,6 +75,20 @@ def host_memory_gb(cluster: Cluster) -> int:
     """Host memory of a node in whole GB, UNSAID where it is not on file."""
     found = cluster.host_memory
     return UNSAID if found is None else round(found / GB)
+
+
+def tp_overlap_gain(prediction: Prediction) -> int:
+    """Percent of the step that tp_comm_overlap, with sequence_parallel, would save by the closed form, at least 0.
+
+    UNSAID where it is on or has nothing to overlap. It costs where chunks are short, and beside adapters, for which
+    inputs are gathered again: see `costmodel.exposed.adapter_messages`.
+    """
+    found, plan = prediction.values, prediction.plan
+    if plan.tp == 1 or plan.tp_comm_overlap:
+        return UNSAID
+    inputs = {name: np.float64(found[name]) for name in BY_NAME if name in found}
+    step = compiled_family(prediction.features).full(inputs | {"tp_overlap": 1.0, "sp": 1.0})["step_time"]
+    return max(0, round(100 * (1 - float(step) / found["step_time"])))
 
 
 def longest_scatter(values: Mapping[str, float]) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from advisor.options import as_pins
 from advisor.request import make_request, parse_pins
 from advisor.search import search
+from advisor.space import build_space
 
 
 def refused(model: str, gpus: int, **pins: object) -> str:
@@ -36,6 +38,29 @@ def test_chunks_that_no_stages_have():
     text = refused("llama3-70b", 64, vpp=80)
     assert "80 layers do not make pp x vpp = 2 x 80 chunks" in text
     assert "global batch" not in text.partition(": ")[2]
+
+
+@pytest.mark.parametrize(("model", "layers"), [("llama3-8b", 32), ("llama3-70b", 80)])
+def test_more_layers_than_there_are_cannot_be_recomputed_on_any_number_of_gpus(model, layers):
+    """On 62 they were, where the balancer splits the layers: the rule was of even splits."""
+    text = refused(model, 64, recompute="full", recompute_num_layers=1000)
+    assert text.endswith(
+        f"recompute_num_layers 1000 is more than the {layers} layers of a pipeline stage. "
+        f"Try --pin recompute_num_layers={layers}, or 0 for all."
+    )
+    pins = {"recompute": "full", "recompute_num_layers": layers}
+    assert build_space(make_request(model=model, gpus=64, gpu="h100", pins=pins), "bf16").legal
+
+
+def test_a_way_out_is_told_as_pins():
+    text = "Try --vpp 2 --no-fsdp, or --cuda-graph-scope attn,moe_router, or --tp-comm-overlap. --gpus 8; --dp 4."
+    assert as_pins(text) == (
+        "Try --pin vpp=2 --pin fsdp=off, or --pin cuda_graph_scope=attn,moe_router, or --pin tp_comm_overlap=on. "
+        "--gpus 8; --pin dp=4."
+    )
+    assert as_pins("Add --sequence-parallel, or --precision bf16; a smaller --tp with --cp.") == (
+        "Add --pin sequence_parallel=on, or --precision bf16; a smaller --tp with --cp."
+    )
 
 
 def test_a_batch_that_the_pinned_micro_batch_divides_is_the_way_out():

@@ -30,6 +30,18 @@ def ask(*pins: str, model: str = "llama3-8b", gpus: int = 8, **more) -> Request:
     return make_request(model, gpus, "h100", pins=pins, **more)
 
 
+@pytest.mark.parametrize(("cluster", "gains"), [("aws-p5", False), ("azure-nd96isr-h100-v5", True)])
+def test_switches_that_reduce_are_told_where_the_network_has_them(cluster, gains):
+    request = make_request("mixtral-8x7b", 96, cluster=cluster)
+    assert ("sharp" in {gain.knob for gain in explain(request).outside}) == gains
+
+
+def test_a_dispatcher_that_the_software_lacks_is_not_told():
+    found = explain(make_request("deepseek-v3", 144, "gb200", stack="nemo-25.07"))
+    assert found.shown.plan.moe_dispatcher == "alltoall"
+    assert all(gain.value != "hybridep" for gain in found.outside)
+
+
 @pytest.fixture(scope="module")
 def told() -> Explanation:
     return explain(ask(), QUESTIONS)

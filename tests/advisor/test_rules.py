@@ -13,23 +13,26 @@ from hypothesis import strategies as st
 from advisor.rules import SEVERITIES, left_out, legal_mask, load_rules, violations
 from advisor.rules.facts import facts
 from advisor.rules.layouts import layout_problem
+from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.setting_words import DEFAULTS, UNSAID, setting_words
 from costmodel.columns import plan_columns
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.schedule import bubble_over_ideal
 from costmodel.workload import Workload
 
 LLAMA = load_model("llama3-70b")
 WORKLOAD = Workload(8192, 128)
 
 
-def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
+def cluster(generation: str = "hopper", domain: int = 8, link: str = "nvlink4") -> SimpleNamespace:
     return SimpleNamespace(
         name="stub",
         domain_size=domain,
         gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA"),
-        intra=SimpleNamespace(name="nvlink4"),
+        intra=SimpleNamespace(name=link),
+        inter=SimpleNamespace(name="ib-ndr-400"),
         host_link=SimpleNamespace(name="pcie5-x16"),
     )
 
@@ -63,6 +66,55 @@ def test_layers_that_do_not_divide_name_a_split_that_does():
     assert "--account-embedding --account-loss" in found.way_out
     accounted = Plan(tp=8, pp=16, sequence_parallel=True, account_embedding=True, account_loss=True)
     assert "pp_layers" not in told(accounted, model=big)
+
+
+@pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
+@pytest.mark.parametrize("ep", [8, 64])
+def test_dispatchers_over_nvlink_are_neither_taken_nor_named_where_pcie_joins_gpus(dispatcher, ep):
+    model, on = load_model("qwen3-30b-a3b"), cluster("ada", link="pcie4-no-p2p")
+    plan = Plan(dp=64, ep=ep, dispatcher_sms=8)
+    assert (
+        told(replace(plan, moe_dispatcher=dispatcher), model=model, on=on)["dispatch_link"].severity
+        == "ERROR"
+    )
+    found = violations(model, WORKLOAD, on, plan, predicted=UNPREDICTED | {"ep_percent": 20})
+    assert {"ep_exposed" if ep == 8 else "ep_beyond_domain", "dispatcher_sms_unused"} <= {v.id for v in found}
+    assert not any(name in v.way_out for v in found for name in ("deepep", "hybridep"))
+    nvlink = violations(model, WORKLOAD, cluster(), plan, predicted=UNPREDICTED | {"ep_percent": 20})
+    assert any(dispatcher in v.way_out for v in nvlink)
+
+
+@pytest.mark.parametrize(
+    ("split", "most"),
+    [
+        ({"pp": 8}, 10),
+        ({"pp": 8, "vpp": 5}, 10),
+        ({"pp": 4, "first_stage_layers": 14, "last_stage_layers": 26}, 26),
+        ({"pp": 2, "pipeline_layout": "Et*46|t*34L"}, 46),
+        ({"pp": 2, "vpp": 2, "pipeline_layout": "Et*20|t*25|t*20|t*15L"}, 50),
+        ({"pp": 3, "pipeline_layout": "balanced"}, 27),
+        ({"pp": 8, "vpp": 4, "pipeline_layout": "balanced"}, 12),
+    ],
+)
+def test_layers_that_recompute_are_bounded_by_the_fullest_stage_however_they_are_split(split, most):
+    plan = Plan(recompute="full", recompute_num_layers=most, **split)
+    assert "recompute_layers_range" not in told(plan)
+    found = told(replace(plan, recompute_num_layers=1000))["recompute_layers_range"]
+    assert f"--recompute-num-layers {most}," in found.way_out
+    assert "recompute_layers_range" in told(replace(plan, recompute_num_layers=most + 1))
+
+
+@pytest.mark.parametrize(("pp", "dp"), [(2, 128), (4, 32), (4, 64), (8, 16), (8, 32), (8, 128)])
+def test_the_bubble_of_a_pipeline_that_is_not_filled_is_that_of_the_formula(pp, dp):
+    """128 sequences: of 4 stages and 4 micro-batches 3 slots of 7 are idle, of 4 and 2 three of 5."""
+    micro_batches = 128 // dp
+    found = told(Plan(pp=pp, dp=dp))
+    over_ideal = bubble_over_ideal(pp, micro_batches)
+    share = over_ideal / (1 + over_ideal)
+    assert ("few_microbatches" in found) == (share >= 0.5)
+    if share >= 0.5:
+        shown = int(found["few_microbatches"].text.partition(": ")[2].partition(" %")[0])
+        assert shown == pytest.approx(100 * share, abs=0.5)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"encoder_pp": 1}, {"encoder_tp": 2, "encoder_pp": 1}])

@@ -1,8 +1,8 @@
 """Each rule fires on a plan that breaks it and not on one beside it: tables by topic in `rule_cases`.
 
-A case has the setting (model, model_change, on, vendor, domain, link, host_link, seq_len, task, mean_length, packed,
-gpus, stack), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what else
-differs for it. Rules about what is predicted have its words as `predicted`.
+A case has the setting (model, model_change, on, vendor, domain, link, network, host_link, seq_len, task, mean_length,
+packed, gpus, stack), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what
+else differs for it. Rules about what is predicted have its words as `predicted`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STACK_RULES = {
 RULES = {rule.id: rule for rule in load_rules()} | STACK_RULES
 KNOWN = {
     "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "lora_rank", "gpus", "link",
-    "host_link",
+    "host_link", "network",
     "vendor", "stack", "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
 
@@ -77,9 +77,11 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
         generation=generation, title=generation.upper(), vendor=case.get("vendor", "NVIDIA")
     )
     link = SimpleNamespace(name=case.get("link", "nvlink4"))
+    network = SimpleNamespace(name=case.get("network", "ib-ndr-400"))
     host = SimpleNamespace(name=case.get("host_link", "pcie5-x16"))
+    domain = case.get("domain", 8)
     cluster = SimpleNamespace(
-        name="stub", domain_size=case.get("domain", 8), gpu=gpu, intra=link, host_link=host
+        name="stub", domain_size=domain, gpu=gpu, intra=link, inter=network, host_link=host
     )
     settings = knobs.get("settings", {})
     plan = PlanWithSettings(Plan(**{k: v for k, v in knobs.items() if k != "settings"}), settings)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from advisor.request import Request
 from advisor.rules import legal_mask, violations
+from advisor.rules.features import load_features
 from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
 from advisor.space_grid import Space
 from costmodel.columns import ITEM_PREFIX, ITEMS, NUMERIC, code, plan_from_columns
@@ -22,6 +23,7 @@ from costmodel.knobs import KNOBS
 from costmodel.knobs.record import Knob
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.stack import families
 from costmodel.workload import Workload
 
 TINY = load_model("tiny-gpt")
@@ -34,6 +36,7 @@ def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
         domain_size=domain,
         gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA"),
         intra=SimpleNamespace(name="nvlink4"),
+        inter=SimpleNamespace(name="ib-ndr-400"),
         host_link=SimpleNamespace(name="pcie5-x16"),
     )
 
@@ -343,14 +346,31 @@ def test_heads_without_a_fused_kernel_are_searched_unfused():
     [
         (None, 8, "hybridep"),
         ("nemo-25.11", 8, "deepep"),
+        (None, 72, "hybridep"),
         ("nemo-25.11", 72, "hybridep"),
-        ("torchtitan", 8, "alltoall"),
         ("nemo-24.05", 72, "alltoall"),
+        ("nemo-25.09", 72, "alltoall"),  # as its twelve published runs on GB200
+        ("nemo-25.07", 72, "alltoall"),
+        ("mcore-26.01", 8, "deepep"),
+        ("mcore-26.01", 72, "hybridep"),
+        ("torchtitan", 72, "alltoall"),
+        ("torchtitan", 8, "alltoall"),
     ],
 )
 def test_tokens_are_dispatched_as_runs_of_that_software_were_published(stack, domain, dispatcher):
     request = ask(model=load_model("mixtral-8x7b"), gpus=8, cluster=cluster(domain=domain), stack=stack)
     assert {plan.moe_dispatcher for plan in plans(request) if plan.ep > 1} == {dispatcher}
+
+
+def test_the_releases_that_the_declared_space_names_are_those_of_the_stacks():
+    (line,) = (line for line in declared_space() if "dispatched" in line)
+    nemo, mcore = (families()[name] for name in ("nemo", "mcore"))
+    (hybrid,) = (feature for feature in load_features() if feature.name == "hybridep")
+    assert f"of more than 8 GPUs from {hybrid.since['megatron']} on" in line
+    smaller = f"NeMo {nemo['hybrid_dispatch_from']} and Megatron-LM {mcore['hybrid_dispatch_from']} on"
+    assert smaller in line
+    others = {name for name, family in families().items() if "hybrid_dispatch_from" in family}
+    assert others == {"nemo", "mcore"}
 
 
 @pytest.mark.parametrize(

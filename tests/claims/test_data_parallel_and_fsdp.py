@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from claim_cases import DATA_PARALLEL, TENSOR_PARALLEL, broken, cluster, held, speedup, spent, step
 
+from advisor.rules import Violation, violations
+from advisor.rules.predicted_words import UNPREDICTED
 from costmodel.data_parallel import RING_SMS, slowdown
 from costmodel.placement import straddling_groups
+from costmodel.plan import Plan
 from costmodel.prediction import Prediction
 from costmodel.timing.network import all_gather_time, all_reduce_time, all_to_all_time
 from hardware_db import Cluster
@@ -361,6 +364,26 @@ def test_CL085_sharp_takes_6_sms_of_16_and_half_of_the_traffic():
     # On H100 NVLink inside a node takes as long; A100 wait for their cards.
     off, on = (step("llama3-8b", "dgx-a100", 64, 8192, 128, sharp=sharp) for sharp in (False, True))
     assert on.values["dp_reduce_scatter"] < off.values["dp_reduce_scatter"]
+
+
+@pytest.mark.parametrize(
+    ("where", "has"),
+    [("dgx-h100", True), ("azure-nd96isr-h100-v5", True), ("aws-p5", False), ("gcp-a3-ultragpu-8g", False)],
+)
+def test_CL085_sharp_is_of_infiniband(where, has):
+    """On EFA and RoCE it changes no number, the rule says so, and other rules do not recommend it."""
+    off, on = (llama_8b(64, where=where, sharp=sharp) for sharp in (False, True))
+    assert (on.step_time_s < off.step_time_s) == has
+    assert has or on.step_time_s == off.step_time_s
+    words = UNPREDICTED | {"dp_percent": 6}
+
+    def said(plan: Plan) -> list[Violation]:
+        return violations(off.model, off.workload, off.cluster, plan, predicted=words)
+
+    assert ("sharp_network" in {v.id for v in said(on.plan)}) != has
+    wide = said(replace(off.plan, dp=128, grad_reduce_in_fp32=False))
+    named = {v.id for v in wide if "--sharp" in v.way_out}
+    assert named == ({"dp_exposed", "bf16_reduction_wide"} if has else set())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from advisor.rules.predicted_words import predicted_words
 from advisor.search import search
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.timing import overlap
 from costmodel.timing.network import CONSTANTS, all_gather_time, all_reduce_time, reduce_scatter_time
@@ -85,6 +87,42 @@ def test_CL011_fp8_messages_are_advised_where_a_reduce_scatter_outlasts_its_gemm
     assert not advised(8, precision="bf16")
     assert not advised(8, settings={"tp_overlap_fp8_buf": True})
     assert not advised(8, tp_comm_overlap=False)
+
+
+@pytest.mark.parametrize(
+    ("where", "task", "tp", "seq_len", "gains"),
+    [
+        ("dgx-h100", "pretrain", 4, 8192, True),
+        ("dgx-a100", "pretrain", 8, 512, False),  # chunks are launched for longer than they travel
+        ("dgx-h100", "sft", 4, 4096, True),
+        ("dgx-h100", "lora", 2, 4096, False),  # adapters of every layer gather its input again
+    ],
+)
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_overlap_is_advised_where_its_price_gains(where, task, tp, seq_len, gains, sequence_parallel):
+    off, on = (
+        predict(
+            load_model("llama3-8b"),
+            Workload(seq_len, 32, task),
+            cluster(where),
+            Plan(
+                tp=tp,
+                dp=8 // tp,
+                sequence_parallel=overlapped or sequence_parallel,
+                tp_comm_overlap=overlapped,
+            ),
+        )
+        for overlapped in (False, True)
+    )
+    words = predicted_words(off)
+    saved = round(100 * (1 - on.step_time_s / off.step_time_s))
+    assert words["tp_overlap_gain"] == max(0, saved)
+    if sequence_parallel:
+        assert (saved > 0) == gains
+    told = violations(off.model, off.workload, off.cluster, off.plan, predicted=words)
+    (exposed,) = (each for each in told if each.id == "tp_exposed")
+    assert ("--tp-comm-overlap" in exposed.way_out) == (saved > 0)
+    assert ("would gain nothing" in exposed.text) == (saved <= 0)
 
 
 def test_CL011_the_advice_is_told_where_a_plan_is_predicted():

@@ -147,7 +147,7 @@ ELSEWHERE = {
     "encoder_stages": "NeMo 2's guide; the exports have no stages for encoders any more",
     "encoder_tensor": "NeMo 2's guide; the exports have no stages for encoders any more",
     "ep_overlap_hybrid": "Megatron-Core's combined_1f1b.py, while it runs",
-    "deepep_link": "DeepEP's buffers, while they are built",
+    "dispatch_link": "DeepEP's and HybridEP's buffers, while they are built",
     "unfused_context": "Transformer Engine's attention, while it runs",
     "unfused_packed": "Transformer Engine's attention, while it runs",
     "cp_sinks": "Transformer Engine's attention, while it runs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,6 +183,20 @@ def test_a_row_costs_hybridep_time_beside_its_bytes():
     formulas, inputs = hybridep_step()
     times = {row: formulas.full(inputs | {"dispatch_row": row})["dispatch_time"] for row in (0.0, 4096.0)}
     assert times[4096.0] > 1.2 * times[0.0]
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "moves"), [("alltoall", False), ("allgather", False), ("deepep", True), ("hybridep", True)]
+)
+def test_multiprocessors_of_dispatchers_move_their_own_kernels_alone(dispatcher, moves):
+    """Those of NCCL take multiprocessors too, and have no knob."""
+    model, where = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")
+    plan = Plan(dp=8, ep=8, moe_dispatcher=dispatcher, overlap_moe_comm=dispatcher != "allgather")
+    times = {
+        sms: predict(model, Workload(4096, 64), where, replace(plan, dispatcher_sms=sms)).step_time_s
+        for sms in (0, 4, 64)
+    }
+    assert (len(set(times.values())) > 1) == moves
 
 
 def hybridep_step() -> tuple[Any, dict[str, float]]:

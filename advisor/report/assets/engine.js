@@ -170,8 +170,15 @@ function nodeHost({ tp, pp, cp, dp }, held, stages) {
   return [ranks * (apart ? Math.max(...each) : Math.min(...each)), ranks * Math.max(...each)];
 }
 
+// As advisor.rules.predicted_words has it.
+function overlapGain({ tp, tp_comm_overlap }, found) {
+  if (tp === 1 || tp_comm_overlap) return data.unsaid;
+  const { step_time } = ledger({ ...found, tp_overlap: 1, sp: 1 });
+  return Math.max(0, round(100 * (1 - step_time / found.step_time)));
+}
+
 // As advisor.rules.predicted_words has them.
-function predictedWords({ problem, step_time, memory, device, values: found, host }) {
+function predictedWords({ problem, step_time, memory, device, values: found, host }, settings) {
   if (problem) return Object.fromEntries(data.unpredicted.map((name) => [name, data.unsaid]));
   const shares = data.scattered.map(([scatter, gemm]) =>
     found[scatter] > 0 && found[gemm] > 0 ? found[scatter] / found[gemm] : 0,
@@ -179,6 +186,7 @@ function predictedWords({ problem, step_time, memory, device, values: found, hos
   return {
     memory_percent: round((100 * memory) / device),
     scatter_percent: round(100 * Math.max(...shares)),
+    tp_overlap_gain: overlapGain(settings, found),
     host_gb: round(host[0] / 1e9),
     host_most_gb: round(host[1] / 1e9),
     host_memory_gb: data.host_memory_gb,
@@ -203,7 +211,8 @@ function judged(settings, columns, prediction) {
     seq_len: settings.seq_len,
     used: used_domain(data.domain, world + encoder, settings.nvl_segment),
     layout_problem: data.layouts.problems[layoutPlace(settings, columns)] ?? "",
-    ...predictedWords(prediction),
+    layout_layers: data.layouts.layers[layoutPlace(settings, columns)] ?? 0,
+    ...predictedWords(prediction, settings),
     modules_given: settings.recompute_modules.length > 0,
   };
   const { broken, words } = rulebook.judge(columns, given);
