@@ -32,8 +32,9 @@ SPLIT_KNOBS = (
     "first_stage_layers",
     "last_stage_layers",
 )
-# Chunks of a stage for which the balancer's split is tried.
-BALANCED_CHUNKS = (1, 2, 3, 4, 6)
+# Chunks of a stage for which the balancer's split is tried; with experts, whose options are five times as many, fewer.
+BALANCED_CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8)
+BALANCED_CHUNKS_OF_EXPERTS = (1, 2, 3, 4, 6)
 # Full recompute of all layers, and of these shares of the layers of a chunk.
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75, 1.0)
 
@@ -59,7 +60,7 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     both = "fsdp" in pins or pins.get("zero_stage", 0) > 1
     stays = () if both else (_graphs_without_fsdp,)
     if experts:
-        tables.append((_overlapped_dispatch(), lambda c: (c["overlap_moe_comm"] == 0) | (c["ep"] > 1)))
+        tables.append((_overlapped_dispatch(request.model, pins), _useful_overlap))
     ready = [
         (pinned(rows, pins), keep if keep in stays or not set(rows[0]) & set(pins) else _all)
         for rows, keep in tables
@@ -76,6 +77,7 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
     one plain chunk on each stage: see the rule hybrid_split.
     """
     layers = model.num_layers
+    balanced_chunks = BALANCED_CHUNKS_OF_EXPERTS if model.moe is not None else BALANCED_CHUNKS
     hybrid = bool(model.layer_pattern)
     fixed = [name for name in SPLIT_KNOBS if name in pins]
     rows: list[Row] = []
@@ -99,7 +101,7 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
                 row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even
             ]
             plain = SPLITS[0] in even and not model.mtp_layers
-            few = vpp in BALANCED_CHUNKS or "vpp" in pins
+            few = vpp in balanced_chunks or "vpp" in pins
             if pp > 1 and not plain and not hybrid and few and pp * vpp <= layers + 1:
                 rows.append(row | {"pipeline_layout": float(code("pipeline_layout", BALANCED))})
     return rows or [{"of_pp": 0.0, "vpp": 1.0} | dict.fromkeys(SPLIT_KNOBS, 0.0)]
@@ -122,7 +124,7 @@ def _sharding(pins: dict[str, Any]) -> list[Row]:
 
 def _useful_sharding(columns: Columns) -> Mask:
     several = columns["dp"] * columns["cp"] > 1
-    return (columns["fsdp"] == 0) | ((columns["pp"] == 1) & several)
+    return (columns["fsdp"] == 0) | ((columns["pp"] + columns["encoder_pp"] == 1) & several)
 
 
 def _context_exchange() -> list[Row]:
@@ -146,11 +148,19 @@ def _useful_exchange(domain: int) -> Finish:
     return keep
 
 
-def _overlapped_dispatch() -> list[Row]:
-    return [
-        {"overlap_moe_comm": 0.0, "delay_wgrad": 0.0},
-        {"overlap_moe_comm": 1.0, "delay_wgrad": 1.0},
-    ]
+def _overlapped_dispatch(model: ModelSpec, pins: dict[str, Any]) -> list[Row]:
+    """The exchange beside other work, weight gradients delayed beside it: never worse, but where graphs refuse them.
+
+    They do for linear layers with bias, see the rule delay_wgrad_graph: there the overlap alone is tried too.
+    """
+    rows = [{"overlap_moe_comm": 0.0, "delay_wgrad": 0.0}, {"overlap_moe_comm": 1.0, "delay_wgrad": 1.0}]
+    refused = model.linear_bias or not pins.get("gradient_accumulation_fusion", True)
+    return [*rows, {"overlap_moe_comm": 1.0, "delay_wgrad": 0.0}] if refused else rows
+
+
+def _useful_overlap(columns: Columns) -> Mask:
+    overlapped, alone = columns["overlap_moe_comm"] == 1, columns["delay_wgrad"] == 0
+    return ~overlapped | ((columns["ep"] > 1) & (~alone | (columns["cuda_graph"] == 1)))
 
 
 def recompute_choices(model: ModelSpec) -> list[tuple[str, ...]]:

@@ -90,7 +90,7 @@ class Variants:
     def resized(self, **sizes: int) -> Plan | None:
         """The chosen plan with other parallel sizes, dp taking up the rest; None when it does not divide."""
         sized = replace(self.plan, **sizes)
-        others = sized.tp * sized.pp * sized.cp
+        others = sized.replica
         if self.plan.world % others:
             return None
         changes: dict[str, Any] = {"dp": self.plan.world // others}
