@@ -80,7 +80,7 @@ class Variants:
             if violation.severity == "ERROR":
                 return Variant(label, plan, None, violation.text)
         try:
-            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack)
+            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack, judged=False)
         except ValueError as error:
             return Variant(label, plan, None, str(error))
         if fault := host_fault(closed_form):
