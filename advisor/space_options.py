@@ -21,6 +21,9 @@ from costmodel.plan import RECOMPUTE_MODULES
 
 Row = dict[str, float]
 Columns = dict[str, Array]
+# Knobs of graphs, and of exchanges beside other work.
+GRAPHS = ("cuda_graph", "cuda_graph_scope")
+OVERLAP = ("overlap_moe_comm", "delay_wgrad")
 # Looks at the rows just crossed, and says which to keep.
 Finish = Callable[[Columns], Mask]
 # (account_embedding, account_loss): the loss is the heavier of the two.
@@ -33,7 +36,7 @@ SPLIT_KNOBS = (
     "last_stage_layers",
 )
 # Chunks of a stage for which the balancer's split is tried; with experts, whose options are five times as many, fewer.
-BALANCED_CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8)
+BALANCED_CHUNKS = (1, 2, 3, 4, 5, 6, 7)
 BALANCED_CHUNKS_OF_EXPERTS = (1, 2, 3, 4, 6)
 # Full recompute of all layers, and of these shares of the layers of a chunk.
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -54,13 +57,18 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
         (_switch("tp_comm_overlap")[: 1 + nvidia], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
-        (_switch("cuda_graph")[: 1 + nvidia], _graphs_without_fsdp),
     ]
+    graphs = _switch("cuda_graph")[: 1 + nvidia]
     # With FSDP frameworks switch graphs off again, also pinned ones: kept only where both are asked for.
     both = "fsdp" in pins or pins.get("zero_stage", 0) > 1
     stays = () if both else (_graphs_without_fsdp,)
-    if experts:
-        tables.append((_overlapped_dispatch(request.model, pins), _useful_overlap))
+    refused = request.model.linear_bias or not pins.get("gradient_accumulation_fusion", True)
+    if experts and nvidia and refused and not pins.keys() & {*GRAPHS, *OVERLAP}:
+        tables.append((_graphs_or_delay(), lambda c: _useful_overlap(c) & _graphs_without_fsdp(c)))
+    else:
+        tables.append((graphs, _graphs_without_fsdp))
+        if experts:
+            tables.append((_overlapped_dispatch(refused), _useful_overlap))
     ready = [
         (pinned(rows, pins), keep if keep in stays or not set(rows[0]) & set(pins) else _all)
         for rows, keep in tables
@@ -148,14 +156,22 @@ def _useful_exchange(domain: int) -> Finish:
     return keep
 
 
-def _overlapped_dispatch(model: ModelSpec, pins: dict[str, Any]) -> list[Row]:
+def _overlapped_dispatch(refused: bool) -> list[Row]:
     """The exchange beside other work, weight gradients delayed beside it: never worse, but where graphs refuse them.
 
-    They do for linear layers with bias, see the rule delay_wgrad_graph: there the overlap alone is tried too.
+    refused: they do, for linear layers with bias (rule delay_wgrad_graph); then the overlap alone is tried too.
     """
     rows = [{"overlap_moe_comm": 0.0, "delay_wgrad": 0.0}, {"overlap_moe_comm": 1.0, "delay_wgrad": 1.0}]
-    refused = model.linear_bias or not pins.get("gradient_accumulation_fusion", True)
     return [*rows, {"overlap_moe_comm": 1.0, "delay_wgrad": 0.0}] if refused else rows
+
+
+def _graphs_or_delay() -> list[Row]:
+    """Graphs and overlapped dispatch where graphs refuse delayed gradients: one table, as large as the two apart."""
+    return [
+        {"cuda_graph": graph, "overlap_moe_comm": overlap, "delay_wgrad": overlap * (1 - graph)}
+        for graph in (0.0, 1.0)
+        for overlap in (0.0, 1.0)
+    ]
 
 
 def _useful_overlap(columns: Columns) -> Mask:

@@ -382,5 +382,5 @@ def test_chunks_that_no_even_split_makes_are_balanced():
     """126 layers on 5 stages of 7 chunks: 1.1 % quicker on 1,000 H100s than any other, and was not tried."""
     request = ask(load_model("llama3.1-405b"), 40, 8192, 10, pins={"tp": 8, "pp": 5})
     balanced = {plan.vpp for plan in plans(request) if plan.pipeline_layout}
-    assert balanced >= {4, 5, 7, 8}
-    assert "balancer's split (vpp up to 8; with experts 1, 2, 3, 4, 6)" in " ".join(declared_space())
+    assert balanced >= {4, 5, 7}
+    assert "balancer's split (vpp up to 7; with experts 1, 2, 3, 4, 6)" in " ".join(declared_space())
