@@ -8,6 +8,7 @@ from advisor.explain import Explanation
 from advisor.options import value_text
 from advisor.outside import outside_lines
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.search import HOW_RANKED
 from advisor.sections import (
     assumption_section,
     binding_section,
@@ -101,7 +102,7 @@ def _path(explanation: Explanation) -> list[str]:
 
 def _space(explanation: Explanation) -> list[str]:
     result = explanation.result
-    verdict = "No sampling: the plan is the optimum of the model over this space."
+    verdict = f"No sampling: {HOW_RANKED}."
     if not result.plans:
         verdict = "No sampling: the model knows no plan of this space that fits."
     lines = [

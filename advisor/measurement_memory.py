@@ -35,7 +35,7 @@ def made_to_fit(
     """
 
     def at(candidate: Plan) -> Prediction:
-        return predict(model, workload, cluster, candidate, stack)
+        return predict(model, workload, cluster, candidate, stack, judged=False)
 
     def held(prediction: Prediction) -> bool:
         return prediction.peak_memory_bytes <= (1 + COUNT_ERROR) * prediction.device_bytes
@@ -80,7 +80,7 @@ def largest_micro_batch(
     samples = workload.global_batch // plan.dp
     for size in range(samples, 1, -1):
         larger = replace(plan, micro_batch=size)
-        if samples % size == 0 and predict(model, workload, cluster, larger, stack).fits:
+        if samples % size == 0 and predict(model, workload, cluster, larger, stack, judged=False).fits:
             return larger, [
                 f"micro-batch not stated: {size}, the largest that fits where there are no stages"
             ]

@@ -109,7 +109,9 @@ class Request:
             # A plan refuses the two that do not go together.
             Plan(fsdp=self.pins["fsdp"], zero_stage=self.pins["zero_stage"])
         self._check_recompute()
-        sizes = {name: self.pins[name] for name in ("tp", "pp", "cp", "dp") if name in self.pins}
+        # Beside GPUs of the encoder's own, tp and pp need not divide all of them.
+        dividing = ("cp", "dp") if self.pins.get("encoder_pp") else ("tp", "pp", "cp", "dp")
+        sizes = {name: self.pins[name] for name in dividing if name in self.pins}
         product = math.prod(sizes.values())
         if self.gpus % product:
             given = ", ".join(f"{name}={size}" for name, size in sizes.items())

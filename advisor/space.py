@@ -17,7 +17,15 @@ from advisor.rules import rules_of
 from advisor.rules.facts import divisors
 from advisor.rules.features import lacked
 from advisor.space_grid import Space, cross, drop_illegal, keep
-from advisor.space_options import Columns, Row, option_tables, pinned, pipelines
+from advisor.space_options import (
+    BALANCED_CHUNKS,
+    BALANCED_CHUNKS_OF_EXPERTS,
+    Columns,
+    Row,
+    option_tables,
+    pinned,
+    pipelines,
+)
 from advisor.space_there import there
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
 from costmodel.placement import used_domain
@@ -57,13 +65,15 @@ def declared_space() -> tuple[str, ...]:
     return (
         "searched: tp up to the scale-up domain, pp, vpp, cp (at least "
         f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, even splits of the "
-        "layers with accounting for embedding and loss, and the balancer's split where those do not divide; "
+        "layers with accounting for embedding and loss, and where those do not divide the balancer's split "
+        f"(vpp up to {BALANCED_CHUNKS[-1]}; with experts {', '.join(map(str, BALANCED_CHUNKS_OF_EXPERTS))}); "
         "with experts ep; layers of a pattern (Mamba hybrids) in even stages of one chunk",
         "searched: in domains of no power of two (72) whose multiple the GPUs are, nvl_segment of the largest one in "
         "them and of the whole domain",
         "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, of modules (mlp, layernorm; experts: "
         "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; on NVIDIA's GPUs tp_comm_overlap "
-        "and cuda_graph; fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad",
+        "and cuda_graph; fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad, and without where "
+        "CUDA graphs refuse that (linear layers with bias)",
         "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
         "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
         "grouped GEMMs and fusions",
@@ -85,22 +95,27 @@ def _layouts(request: Request, precision: str, pins: dict[str, Any]) -> Columns:
     """Parallel sizes and micro-batch that use all GPUs, before any rule."""
     gpus, layers = request.gpus, request.model.num_layers
     longest_cp = max(request.workload.seq_len // SHORTEST_SHARD, 1)
+    apart = pins.get("encoder_pp", 0)
     sizes = divisors(gpus)
+    # Beside an encoder's GPUs the sizes of the decoder need not divide all of them.
+    own = list(range(1, gpus + 1)) if apart else sizes
     axes: dict[str, list[int]] = {
-        "tp": [size for size in sizes if size <= request.cluster.domain_size],
-        "pp": [size for size in sizes if size <= layers + 2],
+        "tp": [size for size in own if size <= request.cluster.domain_size],
+        "pp": [size for size in own if size <= layers + 2],
         "cp": [size for size in sizes if size <= longest_cp],
         "micro_batch": list(MICRO_BATCHES),
     }
     axes |= {name: [pins[name]] for name in axes if name in pins}
     grid = np.meshgrid(*(np.array(axes[name], dtype=float) for name in ("tp", "pp", "cp")), indexing="ij")
     columns = {name: array.ravel() for name, array in zip(("tp", "pp", "cp"), grid, strict=True)}
-    columns["dp"] = gpus / (columns["tp"] * columns["pp"] * columns["cp"])
+    encoder = (pins.get("encoder_tp") or columns["tp"]) * apart
+    columns["dp"] = gpus / (columns["cp"] * (columns["tp"] * columns["pp"] + encoder))
     keep(columns, (columns["dp"] % 1 == 0) & (columns["dp"] == pins.get("dp", columns["dp"])))
     columns = _expert_sizes(columns, request, pins)
     columns = cross(columns, pinned(_segments(request), pins))
     columns = cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
-    columns = cross(columns, there(pipelines(request.model, axes["pp"], pins), request, precision))
+    stages = [size for size in axes["pp"] if size in columns["pp"]]
+    columns = cross(columns, there(pipelines(request.model, stages, pins), request, precision))
     keep(columns, columns["pp"] == columns.pop("of_pp"))
     return columns
 

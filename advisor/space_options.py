@@ -22,6 +22,9 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
 
 Columns = dict[str, Array]
+# Knobs of graphs, and of exchanges beside other work.
+GRAPHS = ("cuda_graph", "cuda_graph_scope")
+OVERLAP = ("overlap_moe_comm", "delay_wgrad")
 # Looks at the rows just crossed, and says which to keep.
 Finish = Callable[[Columns], Mask]
 # (account_embedding, account_loss): the loss is the heavier of the two.
@@ -33,8 +36,9 @@ SPLIT_KNOBS = (
     "first_stage_layers",
     "last_stage_layers",
 )
-# Chunks of a stage for which the balancer's split is tried.
-BALANCED_CHUNKS = (1, 2, 3, 4, 6)
+# Chunks of a stage for which the balancer's split is tried; with experts, whose options are five times as many, fewer.
+BALANCED_CHUNKS = (1, 2, 3, 4, 5, 6, 7)
+BALANCED_CHUNKS_OF_EXPERTS = (1, 2, 3, 4, 6)
 # What selective recompute by op stands for, as published runs of torchtitan are read (measurement_habits.toml).
 OPS = ("layernorm", "activation", "ops")
 # Full recompute of all layers, and of these shares of the layers of a chunk.
@@ -58,13 +62,18 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
         (_switch("tp_comm_overlap")[: 1 + nvidia], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
-        (_switch("cuda_graph")[: 1 + nvidia], _graphs_without_fsdp),
     ]
+    graphs = _switch("cuda_graph")[: 1 + nvidia]
     # With FSDP frameworks switch graphs off again, also pinned ones: kept only where both are asked for.
     both = "fsdp" in pins or pins.get("zero_stage", 0) > 1
     stays = () if both else (_graphs_without_fsdp,)
-    if experts:
-        tables.append((_overlapped_dispatch(), lambda c: (c["overlap_moe_comm"] == 0) | (c["ep"] > 1)))
+    refused = request.model.linear_bias or not pins.get("gradient_accumulation_fusion", True)
+    if experts and nvidia and refused and not pins.keys() & {*GRAPHS, *OVERLAP}:
+        tables.append((_graphs_or_delay(), lambda c: _useful_overlap(c) & _graphs_without_fsdp(c)))
+    else:
+        tables.append((graphs, _graphs_without_fsdp))
+        if experts:
+            tables.append((_overlapped_dispatch(refused), _useful_overlap))
     ready = [
         (
             pinned(there(rows, request, precision), pins),
@@ -85,6 +94,7 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
     one plain chunk on each stage: see the rule hybrid_split.
     """
     layers = model.num_layers
+    balanced_chunks = BALANCED_CHUNKS_OF_EXPERTS if model.moe is not None else BALANCED_CHUNKS
     hybrid = bool(model.layer_pattern)
     fixed = [name for name in SPLIT_KNOBS if name in pins]
     rows: list[Row] = []
@@ -108,7 +118,7 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
                 row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even
             ]
             plain = SPLITS[0] in even and not model.mtp_layers
-            few = vpp in BALANCED_CHUNKS or "vpp" in pins
+            few = vpp in balanced_chunks or "vpp" in pins
             if pp > 1 and not plain and not hybrid and few and pp * vpp <= layers + 1:
                 rows.append(row | {"pipeline_layout": float(code("pipeline_layout", BALANCED))})
     return rows or [{"of_pp": 0.0, "vpp": 1.0} | dict.fromkeys(SPLIT_KNOBS, 0.0)]
@@ -137,7 +147,7 @@ def _sharding(pins: dict[str, Any], whole: bool) -> list[Row]:
 
 def _useful_sharding(columns: Columns) -> Mask:
     several = columns["dp"] * columns["cp"] > 1
-    return (columns["fsdp"] == 0) | ((columns["pp"] == 1) & several)
+    return (columns["fsdp"] == 0) | ((columns["pp"] + columns["encoder_pp"] == 1) & several)
 
 
 def _useful_replicas(columns: Columns) -> Mask:
@@ -168,11 +178,27 @@ def _useful_exchange(domain: int) -> Finish:
     return keep
 
 
-def _overlapped_dispatch() -> list[Row]:
+def _overlapped_dispatch(refused: bool) -> list[Row]:
+    """The exchange beside other work, weight gradients delayed beside it: never worse, but where graphs refuse them.
+
+    refused: they do, for linear layers with bias (rule delay_wgrad_graph); then the overlap alone is tried too.
+    """
+    rows = [{"overlap_moe_comm": 0.0, "delay_wgrad": 0.0}, {"overlap_moe_comm": 1.0, "delay_wgrad": 1.0}]
+    return [*rows, {"overlap_moe_comm": 1.0, "delay_wgrad": 0.0}] if refused else rows
+
+
+def _graphs_or_delay() -> list[Row]:
+    """Graphs and overlapped dispatch where graphs refuse delayed gradients: one table, as large as the two apart."""
     return [
-        {"overlap_moe_comm": 0.0, "delay_wgrad": 0.0},
-        {"overlap_moe_comm": 1.0, "delay_wgrad": 1.0},
+        {"cuda_graph": graph, "overlap_moe_comm": overlap, "delay_wgrad": overlap * (1 - graph)}
+        for graph in (0.0, 1.0)
+        for overlap in (0.0, 1.0)
     ]
+
+
+def _useful_overlap(columns: Columns) -> Mask:
+    overlapped, alone = columns["overlap_moe_comm"] == 1, columns["delay_wgrad"] == 0
+    return ~overlapped | ((columns["ep"] > 1) & (~alone | (columns["cuda_graph"] == 1)))
 
 
 def recompute_choices(model: ModelSpec, absent: frozenset[str] = frozenset()) -> list[tuple[str, ...]]:

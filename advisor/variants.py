@@ -82,7 +82,7 @@ class Variants:
             if violation.severity == "ERROR":
                 return Variant(label, plan, None, violation.text)
         try:
-            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack)
+            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack, judged=False)
         except ValueError as error:
             return Variant(label, plan, None, str(error))
         if fault := host_fault(closed_form):
@@ -92,7 +92,7 @@ class Variants:
     def resized(self, **sizes: int) -> Plan | None:
         """The chosen plan with other parallel sizes, dp taking up the rest; None when it does not divide."""
         sized = replace(self.plan, **sizes)
-        others = sized.tp * sized.pp * sized.cp
+        others = sized.replica
         if self.plan.world % others:
             return None
         changes: dict[str, Any] = {"dp": self.plan.world // others}

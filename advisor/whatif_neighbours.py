@@ -15,6 +15,7 @@ from advisor.options import value_text
 from advisor.rules.facts import divisors
 from advisor.variants import Variants
 from costmodel.knobs import KNOBS, Knob
+from costmodel.placement import segment_sizes
 from costmodel.plan import Plan
 from costmodel.prediction import Prediction
 
@@ -98,6 +99,13 @@ def values_beside(chosen: Prediction, knob: Knob) -> list[Any]:
     now = getattr(chosen.plan, knob.name)
     if knob.name == "dp":  # what the other sizes leave of the GPUs
         return []
+    if knob.name == "nvl_segment":  # few, and which is best does not follow from its neighbours
+        cluster = chosen.cluster
+        return [
+            size
+            for size in segment_sizes(cluster.domain_size, cluster.gpus_per_node, chosen.plan.world)
+            if size != now
+        ]
     if knob.kind == "bool":
         return [not now]
     if knob.kind == "choice":
@@ -148,7 +156,6 @@ def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
         "first_stage_layers": ends,
         "last_stage_layers": ends,
         "vpp_group_size": [0, 2 * plan.pp, 4 * plan.pp] if plan.vpp > 1 else [0],
-        "nvl_segment": [0, *(d for d in (8, 16, 32, 64, 72) if d <= chosen.cluster.domain_size)],
     }
     if knob.name == "fsdp_shard_size" and plan.fsdp_shard_size:
         return sorted(ladders[knob.name])
@@ -175,8 +182,9 @@ def _resized(chosen: Prediction, knob: str, value: int) -> Plan:
     plan = chosen.plan
     sized = Variants(chosen).resized(**{knob: value})
     if sized is None:
-        others = math.prod(value if name == knob else getattr(plan, name) for name in SPLITS)
-        raise ValueError(f"{plan.world} GPUs are not a multiple of tp x pp x cp = {others}")
+        others = replace(plan, **{knob: value}).replica
+        apart = ", the encoder's GPUs with them" if plan.encoder_pp else ""
+        raise ValueError(f"{plan.world} GPUs are not a multiple of tp x pp x cp = {others}{apart}")
     stage = sized.tp * sized.cp * sized.dp
     ep = math.gcd(sized.ep, stage)
     changes: dict[str, Any] = {"ep": ep, "etp": math.gcd(sized.etp, stage // ep)}
@@ -207,6 +215,10 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
         return {"overlap_param_gather": False}
     if knob == "overlap_param_gather" and value:
         return {"overlap_grad_reduce": True}
+    if knob == "overlap_moe_comm" and not value:
+        return {"delay_wgrad": False}
+    if knob == "delay_wgrad" and value:
+        return {"overlap_moe_comm": True}
     if knob in ("account_embedding", "account_loss") and value:
         other = "account_loss" if knob == "account_embedding" else "account_embedding"
         layers, pp = chosen.model.num_layers, plan.pp

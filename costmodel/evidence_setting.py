@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import re
 
+from costmodel.columns import plan_columns
+from costmodel.evidence_effects import default_text, effects, effects_text, read_effects
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
+from costmodel.plan_array import PlanArray
 from costmodel.stack import default_stack, load_stack
 from costmodel.workload import Workload
 from hardware_db import Cluster
@@ -23,6 +26,8 @@ TRAITS = {
     "csa": "compressed attention",
 }
 DISPATCHERS = frozenset(KNOBS["moe_dispatcher"].choices)
+# Before the name of a setting whose effects differ, among the parts of a distance.
+EFFECT = "effect of "
 KINDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
 
@@ -31,6 +36,7 @@ def setting_of(
 ) -> Setting:
     """A case as published runs are described. stack: family-release, or None for the usual one."""
     known = model.parameters_known
+    case = PlanArray(model, workload, cluster, plan.precision, plan_columns([plan]), stack)
     return Setting(
         model=model.name,
         family=model.family,
@@ -56,6 +62,7 @@ def setting_of(
         recompute=plan.recompute,
         stack="local" if cluster.gpu.generation == "cpu" else load_stack(stack or default_stack()).name,
         techniques=" ".join(techniques(model, plan)),
+        effects=effects_text(effects(case, plan)),
     )
 
 
@@ -129,7 +136,28 @@ def _technique_words(mine: frozenset[str], its: frozenset[str]) -> str:
     return ", ".join(words).replace("-", " ")
 
 
+def _effect_words(name: str, query: Setting, run: Setting) -> str:
+    """What a setting is in the query instead of the run, of those with an effect."""
+    default = default_text(name)
+    mine, its = (read_effects(each.effects).get(name, (default, 0.0))[0] for each in (query, run))
+    if {mine, its} == {"on", "off"}:
+        return f"{'with' if mine == 'on' else 'without'} {name}"
+    if name == "documents":
+        return f"{_documents(mine)} instead of {_documents(its)}"
+    title = {"lora_targets": "adapters on", "lora_rank": "adapters of rank"}.get(name, name)
+    return f"{title} {mine} instead of {its}"
+
+
+def _documents(text: str) -> str:
+    if text == "whole":
+        return "whole sequences"
+    kind, length, _ = text.split("-", 2)
+    return f"{kind} documents of {int(length):,} tokens"
+
+
 def _word(name: str, query: Setting, run: Setting) -> str:
+    if name.startswith(EFFECT):
+        return _effect_words(name.removeprefix(EFFECT), query, run)
     mine, its = getattr(query, name), getattr(run, name)
     if name == "gpu":
         same = query.gpu == run.gpu
@@ -145,7 +173,8 @@ def _word(name: str, query: Setting, run: Setting) -> str:
     if name == "techniques":
         return _technique_words(frozenset(mine.split()), frozenset(its.split()))
     if name == "recompute":
-        return f"recompute {mine} instead of {its}"
+        words = [read_effects(each.effects).get(name, (each.recompute, 0))[0] for each in (query, run)]
+        return f"recompute {words[0]} instead of {words[1]}"
     if name == "fsdp":
         return "FSDP" if mine else "no FSDP"
     if name == "global_batch":

@@ -32,6 +32,19 @@ def used_domain(domain: int, world: int, segment: int = 0) -> int:
     return domain if world <= domain else 1 << (domain.bit_length() - 1)
 
 
+def segment_sizes(domain: int, node: int, world: int) -> list[int]:
+    """GPUs of each domain worth asking for: 0 (by `used_domain`), powers of two, and what tiles domain and job.
+
+    Examples
+    --------
+    >>> segment_sizes(domain=72, node=4, world=144)
+    [0, 8, 12, 16, 24, 32, 36, 48, 64, 72]
+    """
+    powers = {1 << power for power in range(3, domain.bit_length())}
+    tiles = {size for size in range(node, domain + 1, node) if world % size == 0}
+    return [0, *sorted(size for size in powers | tiles | {domain} if size >= 8)]
+
+
 def is_newer(generation: str) -> bool:
     """Whether a GPU is of Hopper's generation or a later one of data centres: what has a boost slider."""
     return generation in ("hopper", "blackwell", "blackwell-ultra")

@@ -10,7 +10,7 @@ from costmodel.binding import precision_recipe, step_keys
 from costmodel.bound import Bound
 from costmodel.columns import plan_columns
 from costmodel.compiled import CompiledModel
-from costmodel.evidence import interval, nearest, own_interval
+from costmodel.evidence import Interval, Near, interval, nearest, own_interval
 from costmodel.evidence_quantile import LEVEL
 from costmodel.evidence_release import before_its_time
 from costmodel.evidence_setting import setting_of
@@ -35,10 +35,12 @@ def predict(
     plan: Plan,
     stack: str | None = None,
     published_id: str = "",
+    judged: bool = True,
 ) -> Prediction:
     """Time and memory of one plan, term by term. ValueError when the GPU lacks the precision.
 
-    published_id: the published run that the plan is, which is then no evidence for itself.
+    published_id: the published run that the plan is, which is then no evidence for itself. judged: whether published
+    runs are asked how far off it may be, which takes half of the time; else the interval is the prediction.
     """
     plan.num_microbatches(workload.global_batch)
     plans = PlanArray(model, workload, cluster, plan.precision, plan_columns([plan]), stack)
@@ -60,13 +62,17 @@ def predict(
     memory = _tree(compiled, compiled.trees[f"memory_{worst}"], held or values)
     step, world = values["step_time"], plan.world
     achieved = values["model_flops"] / step / world
-    setting = setting_of(model, workload, cluster, plan, stack)
     sources = {name: entry.source for name, entry in bound.items()}
-    keys = step_keys(model, cluster, plan.precision, stack)
-    values["parameter_spread"] = parameter_spread(compiled, scalars | numbers, keys, sources)
-    spread = own_interval(load_calibration(cluster.gpu)) or interval(
-        setting, published_id, values["parameter_spread"]
-    )
+    spread, early = Interval(0.0, 0.0, ""), ""
+    near: tuple[Near, ...] = ()
+    if judged:
+        keys = step_keys(model, cluster, plan.precision, stack)
+        values["parameter_spread"] = parameter_spread(compiled, scalars | numbers, keys, sources)
+        setting = setting_of(model, workload, cluster, plan, stack)
+        near, early = nearest(setting, published_id), before_its_time(setting)
+        spread = own_interval(load_calibration(cluster.gpu)) or interval(
+            setting, published_id, values["parameter_spread"]
+        )
     return Prediction(
         model=model,
         workload=workload,
@@ -89,9 +95,9 @@ def predict(
         sources=sources,
         features=features,
         bound_by=bound_by(time),
-        assumptions=_assumptions(bound, model, plan, workload, timed.workload, before_its_time(setting)),
+        assumptions=_assumptions(bound, model, plan, workload, timed.workload, early),
         interval_basis=spread.basis,
-        evidence=nearest(setting, published_id),
+        evidence=near,
         held=held,
         host_bytes=rank_host_bytes(compiled, held or values, stages),
     )

@@ -27,6 +27,8 @@ class Setting:
     token [1]. generation: of the GPU. seq_len [token], global_batch [sequence]; fsdp: GPUs of a sharding group
     shard, 0 none. recompute: none, selective or full. stack: software family and release, as nemo-26.06.
     techniques: words of what else moves a step: the experts' dispatcher, overlapped-dispatch, graphs, offload.
+    effects: every other setting that is not at its default, with what it changes, as name=value@log; see
+    `costmodel.evidence_effects`.
     """
 
     model: str
@@ -53,6 +55,7 @@ class Setting:
     recompute: str
     stack: str
     techniques: str = ""
+    effects: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

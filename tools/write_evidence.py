@@ -5,7 +5,8 @@
 `write_evidence` writes hardware_db/calibrated/evidence.csv (one run a line with the errors of our predictions) and
 evidence.toml beside it (how wide intervals are, and how often they hold). tools/fit_step.py calls it with errors
 whose model was left out of the fit. Run by itself without a table, widths are learnt again from the errors on
-file; with tables, errors are those of the constants as they stand, and held ones are guessed as HELD times those.
+file; with tables, errors are those of the constants as they stand, and held ones are guessed as HELD times those;
+with --settings, errors stay as they are on file, and how their runs are described is written anew from the tables.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import datetime
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ LABELS = {
 }
 HEADER = """Written by tools/write_evidence.py; do not edit. Published runs: settings, step times and source.
 error: log(predicted / measured), constants fitted to all runs; held_error: the run's model left out of the fit.
+effects: settings off their default, with log of what each makes of the step, as we predict it.
 near_error, near_held_error: the error that other runs near it share, that runs of other models near it share."""
 
 
@@ -70,6 +72,19 @@ def thinned(runs: Sequence[Evidence]) -> list[Evidence]:
         if int(seen[run.source] / step) > int((seen[run.source] - 1) / step):
             kept.append(run)
     return kept
+
+
+def described_anew(runs: Sequence[Evidence], paths: Sequence[Path]) -> list[Evidence]:
+    """Runs with their settings as the tables give them, and the errors that they have."""
+    rows = {row.text("id"): row for path in paths for row in read_rows(path)}
+    found = []
+    for run in runs:
+        case = row_case(rows[run.id]) if run.id in rows else None
+        if isinstance(case, Case):
+            setting = setting_of(case.model, case.workload, case.cluster, case.plan, case.stack)
+            run = replace(run, **asdict(setting))
+        found.append(run)
+    return found
 
 
 def untuned_errors(path: Path) -> list[float]:
@@ -180,9 +195,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("csv", type=Path, nargs="*")
-    paths = arguments.parse_args().csv
-    if not paths:
-        report(write_runs(load_evidence()))
+    arguments.add_argument("--settings", action="store_true")
+    given = arguments.parse_args()
+    paths = given.csv
+    if given.settings or not paths:
+        report(write_runs(described_anew(load_evidence(), paths) if paths else load_evidence()))
         return
     cases, errors = [], []
     for path in paths:

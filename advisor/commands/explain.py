@@ -49,9 +49,9 @@ from advisor.workload_options import given_workload, task_option, tokens_option,
 def command(context: click.Context, **options: Any) -> None:
     """The best plan for a model on a cluster, and why.
 
-    Every legal plan of a declared space is evaluated; the answer is the optimum of the model over it. First the
-    plan and its numbers, then where time and memory go, what binds, what the runners-up lose to, and the path
-    that the tuning guides take to it. Exit code 1 when nothing fits.
+    Every legal plan of a declared space is evaluated, the best pipelines are simulated, and the best of those is
+    the answer. First the plan and its numbers, then where time and memory go, what binds, what the runners-up lose
+    to, and the path that the tuning guides take to it. Exit code 1 when nothing fits.
 
     \b
     advisor explain --model 70b --gpus 64 --gpu b200

@@ -10,6 +10,7 @@ from advisor.placement import placement_lines
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, chart, section, table, tag
 from advisor.report.subject import Subject
+from advisor.search import HOW_RANKED
 from advisor.sections import assumption_texts
 from advisor.space import declared_space
 
@@ -71,7 +72,7 @@ def _space(subject: Subject) -> Iterator[Markup]:
     yield tag(
         "p",
         f"{result.enumerated:,} combinations, {result.legal:,} of them legal and evaluated, {result.feasible:,} fit. "
-        "No sampling: the best plan is the optimum of the model over this space.",
+        f"No sampling: {HOW_RANKED}.",
     )
     told = (*declared_space(), *outside_lines(subject.explanation.outside))
     yield tag("ul", *(tag("li", f"{line[0].upper()}{line[1:]}.") for line in told))

@@ -10,7 +10,7 @@ from typing import Any
 from executor.export.environment import environment
 from executor.export.exported import Exported, Job
 from executor.export.launch import SCRIPT, train_script
-from executor.export.slurm import JOB_SCRIPT, sbatch_script
+from executor.export.slurm import JOB_SCRIPT, sbatch_script, segment_note
 from executor.megatron_model import ENCODER_NOTE
 
 VBOOST = "vboost: `sudo nvidia-smi boost-slider --vboost 1` once a node before the run; --slurm writes it into the job"
@@ -65,5 +65,8 @@ def bundle(job: Job, target: str, slurm: bool, note: str = "", encoder_time: str
         exported = replace(exported, notes=(*exported.notes, VBOOST))
     if slurm:
         files[JOB_SCRIPT] = sbatch_script(job)
+        exported = replace(
+            exported, notes=(*exported.notes, *([note] if (note := segment_note(job)) else []))
+        )
         start = f"sbatch {JOB_SCRIPT}"
     return Bundle(job, exported, files, start)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from costmodel.placement import used_domain
+import math
+import textwrap
+
+from costmodel.placement import segment_sizes, used_domain
 from executor.export.exported import Job
 from executor.export.launch import SCRIPT, nodes_of
 
@@ -22,6 +25,11 @@ def sbatch_script(job: Job) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {directive}" for directive in directives(job)),
+        *(
+            textwrap.wrap(note, 110, initial_indent="# ", subsequent_indent="# ")
+            if (note := segment_note(job))
+            else ()
+        ),
         f"# sbatch --account=A --partition=P {JOB_SCRIPT}, in the folder of {SCRIPT}.",
         "set -euo pipefail",
         "",
@@ -62,13 +70,35 @@ def _image() -> str:
     return "nvcr.io#nvidia/nemo:TAG or a file.sqsh"
 
 
+def segment_note(job: Job) -> str:
+    """A line where the placement that was priced cannot be asked of Slurm; "" where it can, or needs no asking."""
+    nodes, _ = nodes_of(job)
+    together = _together(job, nodes)
+    if not together or nodes % together == 0:
+        return ""
+    per_node, domain = job.cluster.gpus_per_node, job.cluster.domain_size
+    sizes = segment_sizes(domain, per_node, job.plan.world)[1:]
+    tiling = [size for size in sizes if size % per_node == 0 and job.plan.world % size == 0][-3:]
+    way_out = f"; --nvl-segment {' or '.join(map(str, tiling))} can be asked for" if tiling else ""
+    return (
+        f"the plan is priced on {together} nodes of each NVLink domain, in {math.ceil(nodes / together)} domains, the "
+        f"last filled in part: Slurm's --segment cannot ask for that, for {nodes} nodes are no multiple of {together}. "
+        f"Placed otherwise, groups straddle domains{way_out}"
+    )
+
+
 def _segment(job: Job, nodes: int) -> list[str]:
     """Nodes of each NVLink domain that the job takes together (Slurm's block topology)."""
-    per_node, segment, domain = job.cluster.gpus_per_node, job.plan.nvl_segment, job.cluster.domain_size
+    together = _together(job, nodes)
+    return [f"--segment={together}"] if together and nodes % together == 0 else []
+
+
+def _together(job: Job, nodes: int) -> int:
+    """Nodes of each domain that the plan is priced on, 0 where a node is a domain or the job. [1]"""
+    per_node, domain = job.cluster.gpus_per_node, job.cluster.domain_size
     if domain <= per_node or nodes == 1:
-        return []
-    together = min(nodes, max(1, used_domain(domain, nodes * per_node, segment) // per_node))
-    return [f"--segment={together}"] if nodes % together == 0 else []
+        return 0
+    return min(nodes, max(1, used_domain(domain, nodes * per_node, job.plan.nvl_segment) // per_node))
 
 
 def _vboost(job: Job) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from click.testing import CliRunner
 from advisor.commands.explain import command as explain
 from advisor.commands.predict import command as predict_command
 from advisor.placement import placement, placement_lines
-from advisor.request import make_request
+from advisor.request import Request, make_request
 from advisor.search import search
 from advisor.space import build_space
 from advisor.space_options import pipelines, recompute_choices
+from advisor.variants import Variants
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -236,3 +238,24 @@ def test_an_encoder_shares_the_first_stage_or_adds_one(vlm):
     )
     assert apart.values["slowest_with_encoder"] <= shared.values["slowest_with_encoder"]
     assert math.isclose(apart.values["model_flops"], shared.values["model_flops"])
+
+
+def test_an_encoder_with_gpus_of_its_own_is_planned(vlm):
+    """48 GPUs were given to the decoder alone, and the encoder's 48 on top were refused."""
+    request = Request(
+        model=vlm,
+        gpus=48,
+        cluster=load_cluster("dgx-h100"),
+        workload=Workload(4096, 96),
+        pins={"encoder_tp": 1, "encoder_pp": 1},
+    )
+    found = search(request).plans
+    assert {each.plan.world for each in found} == {48}
+    assert {each.plan.encoder_pp for each in found} == {1}
+    assert any(each.plan.tp == 2 and each.plan.dp == 16 for each in found)
+    assert not any(each.plan.fsdp for each in found)
+    chosen = found[0].prediction
+    assert {each.plan.world for each in Variants(chosen).sizes("tp", [1, 2]) if each.prediction} == {48}
+    with pytest.raises(ValueError, match="not a multiple of dp = 7"):
+        replace(request, pins={"encoder_pp": 1, "dp": 7})
+    assert replace(request, pins={"encoder_pp": 1, "tp": 2, "dp": 16})

@@ -248,3 +248,22 @@ def test_registered_buffers_come_with_what_they_need(tmp_path):
     assert change.neighbour.follows == {"nvls": True, "expandable_segments": False}
     assert change.delta_time < 0 < change.delta_memory
     assert not {note.id for note in change.notes} & {"user_buffers_switch", "user_buffers_segments"}
+
+
+def test_segments_that_tile_domain_and_job_are_tried():
+    """Of 144 GPUs of NVL72 racks, 8 to 72 were tried, and 48 of each rack is quicker than 64."""
+    racks = ["--model", "gpt-oss-120b", "--gpus", "144", "--gpu", "gb300", "--ep", "16", "--micro-batch", "1"]
+    document = json.loads(run(*racks, "--global-batch", "288", "--knob", "nvl_segment", "--json").output)
+    tried = {change["to"] for change in document["changes"]} | {
+        each["to"] for each in document["move_nothing"] if isinstance(each, dict)
+    }
+    assert {36, 48, 72} <= tried
+
+
+def test_overlapped_dispatch_and_delayed_gradients_follow_each_other():
+    model = ["--model", "qwen3-30b-a3b", "--gpus", "8", "--gpu", "h100", "--ep", "8"]
+    on = json.loads(run(*model, "--knob", "delay_wgrad", "--json").output)
+    assert [change["follows"] for change in on["changes"]] == [{"overlap_moe_comm": True}]
+    model += ["--overlap-moe-comm", "--delay-wgrad"]
+    off = json.loads(run(*model, "--knob", "overlap_moe_comm", "--json").output)
+    assert [change["follows"] for change in off["changes"]] == [{"delay_wgrad": False}]

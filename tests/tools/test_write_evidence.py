@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import math
+import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,25 @@ TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
 if TOOLS not in sys.path:
     sys.path.insert(0, TOOLS)
 
-from write_evidence import untuned_spread  # noqa: E402
+from write_evidence import described_anew, evidence_of, untuned_spread  # noqa: E402
+
+from advisor.measurements import Case, Row, row_case  # noqa: E402
+
+ANCHORS = runpy.run_path(str(Path(__file__).parents[1] / "published" / "dense_runs.py"))["ANCHORS"]
+
+
+def test_runs_described_anew_keep_their_errors(tmp_path):
+    table = tmp_path / "rows.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ANCHORS[0])
+        writer.writeheader()
+        writer.writerow(ANCHORS[0])
+    case = row_case(Row(ANCHORS[0]))
+    assert isinstance(case, Case)
+    run = evidence_of(case, 0.1, 0.2)
+    assert run.effects
+    stale, elsewhere = replace(run, effects="", tp=99), replace(run, effects="", id="elsewhere")
+    assert described_anew([stale, elsewhere], [table]) == [run, elsewhere]
 
 
 def test_few_runs_give_the_least_and_the_most():

@@ -190,4 +190,19 @@ def test_the_job_script_names_nodes_container_and_rendezvous(tmp_path):
 def test_a_job_that_fits_one_nvlink_domain_asks_for_one(gpus, nodes):
     """65 to 72 GPUs of an NVL72 got no --segment: 18 nodes are no multiple of 16."""
     text = sbatch_script(job_of(Plan(dp=gpus), "gb200-nvl72"))
-    assert (f"--segment={nodes}\n" in text) if nodes else "--segment" not in text
+    assert (f"--segment={nodes}\n" in text) if nodes else "#SBATCH --segment" not in text
+
+
+@pytest.mark.parametrize(("segment", "asked"), [(0, None), (48, 12), (72, 18)])
+def test_a_placement_that_cannot_be_asked_for_is_told(segment, asked):
+    """144 GPUs on 64 of each rack of 72: 36 nodes are no multiple of 16, and neither job nor notes said so."""
+    made = bundle(job_of(Plan(dp=144, nvl_segment=segment), "gb200-nvl72"), "megatron-bridge", slurm=True)
+    text = made.files["job.sbatch"]
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    notes = [note for note in made.exported.notes if "--segment cannot ask for that" in note]
+    assert (f"#SBATCH --segment={asked}" in text) if asked else notes
+    assert not (asked and notes)
+    if notes:
+        assert "16 nodes of each NVLink domain, in 3 domains" in notes[0]
+        assert "--nvl-segment 36 or 48 or 72 can be asked for" in notes[0]
+        assert "16 nodes of each NVLink domain" in text.replace("\n# ", " ")
