@@ -21,8 +21,8 @@ from costmodel.workload import Workload
 Effects = dict[str, tuple[str, float]]
 # A setting that moves the step by less than this does nothing there. [log]
 LEAST = 1e-4
-# Knobs that are compared otherwise: sizes, formats, and the words of `evidence_setting.techniques`; and how layers are
-# split over stages, where the default may not divide.
+# Knobs that are compared otherwise: sizes, formats, clusters, and the words of `evidence_setting.techniques`; and how
+# layers are split over stages, where the default may not divide.
 COMPARED = frozenset(
     (
         *(
@@ -35,6 +35,7 @@ COMPARED = frozenset(
             "micro_batch",
             "precision",
             "fsdp",
+            "nvl_segment",
             "encoder_tp",
             "encoder_pp",
         ),

@@ -114,9 +114,12 @@ def uses(setting: Setting) -> tuple[bool, ...]:
 
 
 def differences(query: Setting, run: Setting, terms: dict[str, float], most: int = 4) -> tuple[str, ...]:
-    """What the query has instead of the published run, in words, biggest first, at most four."""
+    """What the query has instead of the published run, in words, biggest first: five at most, or four and a count."""
     ordered = sorted((name for name, size in terms.items() if size > 0.01), key=lambda name: -terms[name])
-    return tuple(dict.fromkeys(_word(name, query, run) for name in ordered))[:most]
+    words = list(dict.fromkeys(_word(name, query, run) for name in ordered))
+    if len(words) > most + 1:
+        words[most:] = [f"{len(words) - most} smaller differences"]
+    return tuple(words)
 
 
 def swapped(mine: frozenset[str], its: frozenset[str]) -> bool:

@@ -139,7 +139,7 @@ def test_a_published_run_is_no_evidence_for_itself():
     assert interval(query, "run-0", table=alone).basis == NO_EVIDENCE
 
 
-def test_differences_are_named_biggest_first_and_at_most_four():
+def test_the_four_biggest_differences_are_named_and_the_others_counted():
     other = replace(
         PLAIN,
         model="llama3-70b",
@@ -163,6 +163,7 @@ def test_differences_are_named_biggest_first_and_at_most_four():
         "llama3-70b instead of llama3-8b",
         "16 instead of 512 GPUs",
         "GB200 instead of B200",
+        "2 smaller differences",
     )
     assert "GB200 instead of H100-SXM" in second.differences
     assert nearest(PLAIN, table=table)[0].differences == ()
