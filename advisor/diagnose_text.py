@@ -41,9 +41,8 @@ def answer(found: Diagnosed) -> str:
     if not findings:
         return f"Nothing stands out: none of the {judged} symptoms that can be judged here, of {total}."
     first = findings[0]
-    if (
-        not first.measured
-    ):  # what the prediction infers comes after that the measured step is not the predicted one
+    # What the prediction infers comes after that the measured step is not the predicted one.
+    if not first.measured:
         first = next((each for each in findings if each.rule.severity == "rest"), first)
     if not first.measured and first.rule.severity != "rest":
         title = first.rule.title[0].lower() + first.rule.title[1:]

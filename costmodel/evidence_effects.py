@@ -23,26 +23,11 @@ Effects = dict[str, tuple[str, float]]
 LEAST = 1e-4
 # Knobs that are compared otherwise: sizes, formats, clusters, and the words of `evidence_setting.techniques`; and how
 # layers are split over stages, where the default may not divide.
-COMPARED = frozenset(
-    (
-        *(
-            "tp",
-            "pp",
-            "vpp",
-            "cp",
-            "ep",
-            "dp",
-            "micro_batch",
-            "precision",
-            "fsdp",
-            "nvl_segment",
-            "encoder_tp",
-            "encoder_pp",
-        ),
-        *("optimizer", "moe_dispatcher", "overlap_moe_comm", "cuda_graph", "pipeline_layout"),
-        *("first_stage_layers", "last_stage_layers", "account_embedding", "account_loss"),
-    )
-)
+COMPARED = frozenset((
+    "tp", "pp", "vpp", "cp", "ep", "dp", "micro_batch", "precision", "fsdp", "nvl_segment", "encoder_tp", "encoder_pp",
+    "optimizer", "moe_dispatcher", "overlap_moe_comm", "cuda_graph", "pipeline_layout",
+    "first_stage_layers", "last_stage_layers", "account_embedding", "account_loss",
+))  # fmt: skip
 # Knobs of one decision, by the one that names it.
 TOGETHER = {
     "recompute": ("recompute", "recompute_modules", "recompute_num_layers"),
