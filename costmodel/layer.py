@@ -18,6 +18,7 @@ from costmodel.exposed import (
     adapter_messages,
     context_parallel_times,
     gathered_plain,
+    joint_scale_time,
     mixer_exchange_times,
     ring_merges,
     tensor_parallel_times,
@@ -104,11 +105,13 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
             "dgrad": (linear_gemm(x, layer, "dgrad", mixed), kernels.gemm_time),
             "wgrad": (x.trained * linear_gemm(x, layer, "wgrad", mixed), kernels.gemm_time),
             "quantise_forward": (
-                in_recipe * stream(x, cast_forward, x.elementwise_fraction),
+                in_recipe
+                * (stream(x, cast_forward, x.elementwise_fraction) + joint_scale_time(x, layer, "column")),
                 quantisation.quantise_input_elements,
             ),
             "quantise_backward": (
-                in_recipe * stream(x, cast_backward, x.elementwise_fraction),
+                in_recipe
+                * (stream(x, cast_backward, x.elementwise_fraction) + joint_scale_time(x, layer, "row")),
                 quantisation.quantise_grad_elements,
             ),
         }

@@ -175,6 +175,7 @@ INPUTS: tuple[Input, ...] = tuple(
         quantise_grad_bytes | byte | HBM bytes to quantise one output-gradient element
         quantise_weight_bytes | byte | HBM bytes to quantise one weight element, per micro-batch
         cast_anew | 1 | 1 when weights are quantised for every pass and nothing is gathered quantised
+        joint_scale | 1 | 1 when tensor-parallel ranks agree on one scale for what sequence parallelism gathers
         transpose_bytes | byte | HBM bytes to transpose one element of an operand that was gathered in 8 bits
         quantise_kernels | 1 | kernels one operand's quantisation launches
         linear_peak | FLOP/s | dense peak of the linear layers' format
