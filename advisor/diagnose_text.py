@@ -67,7 +67,7 @@ def _finding(found: Diagnosed, number: int, finding: Finding) -> list[str]:
     lines.append(wrap(f"{kind}: {finding.evidence}", "  ", "    "))
     lines += [wrap(f"Line: {line[:LONGEST]}", "  ", "    ") for line in examples(found.measured, finding)[:3]]
     lines.append(wrap(f"Cause: {rule.cause}", "  ", "    "))
-    lines.append(wrap(f"Do: {rule.do}", "  ", "    "))
+    lines += [wrap(f"Do: {rule.do}", "  ", "    ")] * bool(rule.do)
     knobs = [name for name in rule.knobs if name in KNOBS or name in SETTINGS]
     if knobs:
         lines.append(wrap(f"Knobs: {', '.join(_knob(name) for name in knobs)}", "  ", "    "))

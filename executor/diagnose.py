@@ -99,16 +99,22 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Rule:
-    """One symptom. knobs: of the catalogue, that change it; do: the way out; guide: where the guides say so."""
+    """One symptom. knobs: of the catalogue, that change it; ways: what to do; guide: where the guides say so."""
 
     id: str
     title: str
     severity: str
     cause: str
-    do: str
+    ways: tuple[str, ...]
     knobs: tuple[str, ...]
     guide: str
     seen: tuple[Evidence, ...]
+
+    @property
+    def do(self) -> str:
+        """The ways out as one sentence, or as what the one of them says; "" where none is left."""
+        text = "; ".join(way.rstrip(".") for way in self.ways)
+        return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,7 @@ def load_rules() -> tuple[Rule, ...]:
             title=record["title"],
             severity=record["severity"],
             cause=record["cause"],
-            do=record["do"],
+            ways=(record["do"],) if isinstance(record["do"], str) else tuple(record["do"]),
             knobs=tuple(record.get("knobs", ())),
             guide=record["guide"],
             seen=tuple(
