@@ -33,9 +33,7 @@ def answer(found: Diagnosed) -> str:
     """One line: what costs most, and at most how much; or that nothing stands out."""
     findings = found.diagnosis.findings
     if found.measured.apart and not (findings and findings[0].rule.severity == "fault"):
-        return (
-            f"{found.measured.apart} What follows from the prediction does not hold: name the plan that ran."
-        )
+        return f"{found.measured.apart} Nothing is therefore inferred from the prediction: {found.measured.remedy}."
     judged = len(findings) + len(found.diagnosis.clear)
     total = judged + len(found.diagnosis.unseen)
     if not findings:

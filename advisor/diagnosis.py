@@ -58,7 +58,7 @@ class Diagnosed:
 def diagnosed(source: str, traces: Sequence[str], plan: str | None, options: dict[str, Any]) -> Diagnosed:
     """Diagnosis of a log, a run or a trace. ValueError in one line."""
     found = read_measured(source, traces, plan, options)
-    result = diagnose(facts_of(found))
+    result = diagnose(facts_of(found), apart=bool(found.another))
     expected = _expected(found.case, result.findings) if found.case else {}
     return Diagnosed(found, result, expected)
 

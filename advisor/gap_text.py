@@ -40,7 +40,7 @@ def answer(found: Gap) -> str:
     if apart:
         return (
             f"{apart} Its {seconds(measured)} a step and the {seconds(predicted)} predicted do not compare; "
-            "name the plan that ran."
+            f"{found.measured.remedy}."
         )
     cold = found.measured.log is not None and found.measured.log.cold
     doubt = f" But {COLD if cold else UNMARKED}." if cold or found.measured.unmarked else ""
