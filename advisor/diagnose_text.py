@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from advisor.diagnosis import Diagnosed, examples, how_to_see
 from advisor.measured_run import Measured
-from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.render import bold, heading, memory, percent, seconds, table, wrap
 from advisor.whatif_neighbours import label
 from costmodel.knobs import KNOBS, SETTINGS
 from executor.diagnose import Finding
@@ -117,7 +117,7 @@ def measured_lines(found: Measured) -> list[str]:
         told = f"{seconds(found.predicted['step_time_s'])}, {seconds(low)} to {seconds(high)}"
         rows.append(["predicted", told])
     if found.peak:
-        rows.append(["peak memory", f"{gib(found.peak)} allocated on the worst rank that tells"])
+        rows.append(["peak memory", f"{memory(found.peak)} allocated on the worst rank that tells"])
     for profile in found.profiles[:8]:
         rows.append(
             [

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def page(result: RunResult, predicted: dict[str, Any]) -> str:
     """The comparison as text, answer first."""
-    from advisor.render import gib, heading, seconds, table, wrap
+    from advisor.render import heading, memory, percent, seconds, table, wrap
 
     measured = result.measured
     ratio, interval = measured["step_time_s"] / predicted["step_time_s"], predicted["interval"]
@@ -28,13 +28,13 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
         ),
         wrap(
             f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
-            f"steps after the warm-up; steps scatter by {measured['spread']:.0%}"
+            f"steps after the warm-up; steps scatter by {percent(measured['spread'], 0)}"
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
         heading("Predicted beside measured"),
     ]
-    shown = {"s": seconds, "byte": gib, "tokens/s": lambda value: f"{value:,.0f}"}
+    shown = {"s": seconds, "byte": memory, "tokens/s": lambda value: f"{value:,.0f}"}
     rows = [
         [
             row.name,
