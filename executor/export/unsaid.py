@@ -75,8 +75,8 @@ def facts_not_on_file(
     if rotary:
         kept = f"; latent attention keeps its default, a factor of {latent_scaling}" if model.mla else ""
         yield (
-            "our model files do not hold the scaling of rotary positions to longer contexts (Llama 3.1, YaRN): add it if "
-            f"the model has one{kept}"
+            "our model files do not hold the scaling of rotary positions to longer contexts (Llama 3.1, YaRN): add it "
+            f"if the model has one{kept}"
         )
 
 
