@@ -32,6 +32,7 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
+        *_disturbed(result),
         heading("Predicted beside measured"),
     ]
     shown = {"s": seconds, "byte": memory, "tokens/s": lambda value: f"{value:,.0f}"}
@@ -57,6 +58,22 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     lines += [heading("Requested, resolved, observed"), *feature_lines(result.features)]
     lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in result.warnings]
     return "\n".join([*lines, "", f"record: {result.record}"])
+
+
+def _disturbed(result: RunResult) -> list[str]:
+    """That other work held the cores, before a reader takes the times for the plan's; nothing on a quiet machine."""
+    from advisor.render import percent, wrap
+    from executor.summary import QUEUED
+
+    share = result.measured.get("queued_s", 0.0) / result.measured["step_time_s"]
+    if share <= QUEUED:
+        return []
+    return [
+        wrap(
+            f"for {percent(share, 0)} of a step ranks waited for a core that other work or other ranks held: these "
+            f"times are longer than the plan's; `advisor diagnose {result.record}` says more"
+        )
+    ]
 
 
 def state_lines(result: RunResult) -> list[str]:
