@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from advisor.diagnosis import Diagnosed, examples, how_to_see
 from advisor.measured_run import Measured
-from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.render import bold, heading, memory, percent, seconds, table, wrap
 from advisor.whatif_neighbours import label
 from costmodel.knobs import KNOBS, SETTINGS
 from executor.diagnose import Finding
@@ -33,9 +33,7 @@ def answer(found: Diagnosed) -> str:
     """One line: what costs most, and at most how much; or that nothing stands out."""
     findings = found.diagnosis.findings
     if found.measured.apart and not (findings and findings[0].rule.severity == "fault"):
-        return (
-            f"{found.measured.apart} What follows from the prediction does not hold: name the plan that ran."
-        )
+        return f"{found.measured.apart} Nothing is therefore inferred from the prediction: {found.measured.remedy}."
     judged = len(findings) + len(found.diagnosis.clear)
     total = judged + len(found.diagnosis.unseen)
     if not findings:
@@ -119,7 +117,7 @@ def measured_lines(found: Measured) -> list[str]:
         told = f"{seconds(found.predicted['step_time_s'])}, {seconds(low)} to {seconds(high)}"
         rows.append(["predicted", told])
     if found.peak:
-        rows.append(["peak memory", f"{gib(found.peak)} allocated on the worst rank that tells"])
+        rows.append(["peak memory", f"{memory(found.peak)} allocated on the worst rank that tells"])
     for profile in found.profiles[:8]:
         rows.append(
             [

@@ -67,7 +67,7 @@ def diagnosed(source: str, traces: Sequence[str], plan: str | None, options: dic
 
 def diagnosis_of(found: Measured) -> Diagnosis:
     """What is wrong with a measurement, with the ways out that the stack and the machine of its plan have."""
-    result = diagnose(facts_of(found))
+    result = diagnose(facts_of(found), apart=bool(found.another))
     if found.case is None:
         return result
     here = tuple(replace(each, rule=rule_here(each.rule, found.case)) for each in result.findings)

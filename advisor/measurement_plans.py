@@ -17,7 +17,7 @@ from advisor.measurement_flags import (
     recompute_knobs,
 )
 from advisor.measurement_habits import habit_of, row_release, row_task
-from advisor.measurement_rows import Row
+from advisor.measurement_rows import UNSAID, ZERO2, Row
 from advisor.measurement_sizes import parallel_sizes, stage_layout
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
@@ -137,7 +137,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     overlap = habit.get("overlap", modern)
     shards_overlap = habit.get("overlap_data_parallel", overlap)
     sharding = row.text("fsdp")
-    fsdp = row.flag("fsdp", sharding not in ("", "zero2-like"))
+    fsdp = row.flag("fsdp", sharding.strip().lower() not in (*UNSAID, ZERO2))
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
     plan = Plan(
         **sizes,

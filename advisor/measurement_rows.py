@@ -12,7 +12,26 @@ from typing import Any
 COUNTS = ("gpus", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp")
 OFFSETS = ("act_offload_layers", "first_stage_layers", "last_stage_layers")
 AMOUNTS = ("step_time_s", "tokens_per_sec_per_gpu", "peak_memory_gb", "peak_reserved_gb")
-SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+# Columns that hold a switch; `fsdp` may hold ranks to shard over too. Beside SWITCHES, cells that say nothing.
+FLAGS = (
+    "moe_a2a_overlap",
+    "moe_force_balance",
+    "tp_comm_overlap",
+    "sequence_parallel",
+    "nccl_ub",
+    "fp8_param_gather",
+    "grad_reduce_in_fp32",
+    "precision_aware_optimizer",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+)
+UNSAID = ("", "-", "?", "n/a", "na", "nan", "none", "null", "unknown")
+ZERO2 = (
+    "zero2-like"  # in `fsdp`, as the Llama 3 paper shards: gradients and optimizer state, weights stay whole
+)
+SWITCHES = dict.fromkeys(("1", "1.0", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "0.0", "false", "no", "off"), False
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,16 @@ class Row:
                 return (
                     f"{name} {shown!r} is not a {whole}number above 0. Correct it, or leave the cell empty."
                 )
+        return self._switch_fault()
+
+    def _switch_fault(self) -> str:
+        """The first switch that is neither on nor off, which would silently count as not said; '' when none."""
+        for name in ("fsdp", *FLAGS):
+            text = self.text(name).strip().lower()
+            ranks = name == "fsdp" and (text.isdigit() or text == ZERO2)
+            if text not in UNSAID and text not in SWITCHES and not ranks:
+                shown = text if len(text) <= 40 else f"{text[:40]}..."
+                return f"{name} {shown!r} is neither on nor off. Write 1 or 0, or leave the cell empty."
         return ""
 
     def flag(self, name: str, default: bool) -> bool:

@@ -230,11 +230,11 @@ class Words(string.Formatter):
         return str(super().format_field(value, format_spec))
 
 
-def diagnose(facts: Mapping[str, Any]) -> Diagnosis:
-    """Every rule against the facts.
+def diagnose(facts: Mapping[str, Any], apart: bool = False) -> Diagnosis:
+    """Every rule against the facts. apart: the prediction is known to be of another run than the facts.
 
-    A run quicker than the prediction's interval is not the run predicted: then nothing is inferred from predicted
-    seconds alone.
+    A run quicker than the prediction's interval is not the run predicted either. Then nothing is inferred from
+    predicted seconds alone; where that is known by other signs, the step time is not judged by the interval at all.
     """
     known = Facts(facts)
     step, low = facts.get("step"), facts.get("p_low")
@@ -246,7 +246,7 @@ def diagnose(facts: Mapping[str, Any]) -> Diagnosis:
         missing: list[str] = []
         judged, fired = not any(evidence.measured for evidence in rule.seen), None
         for evidence in rule.seen:
-            if another and evidence.inferred and rule.severity != "rest":
+            if evidence.inferred and (apart or (another and rule.severity != "rest")):
                 continue
             try:
                 holds = value(evidence.when, known)

@@ -332,6 +332,75 @@ def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):
     assert "one every 10 steps" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("every", [8, 0], ids=["regular", "irregular"])
+def test_spikes_that_the_data_timer_tells_are_stalls_of_data(ask, tmp_path, every):
+    """Workers that fall behind stall every so many steps; without the timer that may be garbage collection."""
+    path, dice = tmp_path / "train.log", random.Random(3)
+    slow = [step for step in range(2, 100) if (step % every == 0 if every else step in (9, 14, 40, 61, 87))]
+    plain, timed = [], []
+    for step in range(1, 100):
+        stall = 5.0 if step in slow else 0.0
+        plain.append(megatron_line(step, dice.gauss(10, 0.03) + stall))
+        timed += [plain[-1], *timers({"batch-generator": (0.01 + stall, 0.02 + stall)})]
+    path.write_text("\n".join(timed))
+    code, text = ask("diagnose", str(path))
+    assert code == 0
+    assert text.startswith("Steps wait for data: at most")
+    assert "Regular spikes" not in text
+    assert "Irregular slow steps" not in text
+    path.write_text("\n".join(plain))
+    _, text = ask("diagnose", str(path))
+    assert text.startswith("Regular spikes" if every else "Irregular slow steps")
+
+
+def test_a_bridge_log_without_ranks_is_predicted_on_the_gpus_that_its_work_tells(ask, tmp_path):
+    """Megatron-Bridge prints no world size: micro-batches tell the replicas, else the FLOP/s of a GPU do."""
+    pytest.importorskip("yaml")
+    path = tmp_path / "bridge.log"
+    path.write_text(YAML + "\n".join(line for step in range(1, 20) for line in bridge_lines(step, 9.9, 1.0)))
+    probe = json.loads(ask("compare", str(path), "--gpu", "h100", "--gpus", "16", "--json")[1])["prediction"]
+    seconds, rate = probe["step_time_s"], probe["model_tflops_per_gpu"]
+
+    def asked(lines, rate):
+        lines += [line for step in range(1, 20) for line in bridge_lines(step, seconds, rate, batch=128)]
+        path.write_text(YAML + "\n".join(lines))
+        return json.loads(ask("compare", str(path), "--gpu", "h100", "--json")[1])
+
+    by_rate = asked([], 1.04 * rate)  # another convention of counting
+    assert by_rate["prediction"]["gpus"] == 16
+    assert any("FLOP/s of a GPU that it prints make 16" in note for note in by_rate["notes"])
+    counted = asked(["setting number of microbatches to constant 32"], 3.3 * rate)
+    assert counted["prediction"]["gpus"] == 2 * 128 // 32
+    assert (
+        asked([], 2.6 * rate)["prediction"]["gpus"] == 2
+    )  # 6.2 GPUs are no number of replicas: nothing is guessed
+
+
+def test_a_configuration_that_cannot_be_read_costs_the_prediction_and_not_the_diagnosis(ask, tmp_path):
+    pytest.importorskip("yaml")
+    path = tmp_path / "torn.log"
+    lines = [line for step in range(1, 20) for line in bridge_lines(step, 9.9, 500.0, batch=128)]
+    path.write_text(YAML.replace("num_layers: 32", "num_layers: [32") + "\n".join(lines))
+    code, text = ask("diagnose", str(path), "--gpu", "h100")
+    assert code == 0
+    assert "configuration cannot be read, so nothing is predicted" in " ".join(text.split())
+    code, text = ask("compare", str(path), "--gpu", "h100")
+    assert code == 2
+    assert f"Name the plan that ran: `advisor compare PLAN {path}`." in text
+
+
+def test_a_log_that_contradicts_its_own_dump_names_no_plan_and_infers_nothing(ask, tmp_path):
+    path = tmp_path / "train.log"
+    text = megatron_log([(step, 30.0) for step in range(1, 30)], dump=DUMP)
+    path.write_text(text)
+    assert "slower than the prediction" in ask("diagnose", str(path), "--gpu", "h100")[1]
+    path.write_text(text.replace("(0, 0, 0): ", "(0, 0, 0): 1"))
+    told = " ".join(ask("diagnose", str(path), "--gpu", "h100")[1].split())
+    assert told.startswith("The plan read from the log does not agree with the log's other lines: ")
+    assert "name the model (--model) or the plan that ran" in told
+    assert "slower than the prediction" not in told
+
+
 def test_faults_are_told_by_the_exit_code(ask, tmp_path):
     path = tmp_path / "bad.log"
     lines = ["n1:1:2 [0] NCCL INFO NET/IB : No device found."]

@@ -135,6 +135,12 @@ def test_overrides_change_the_model():
         ({"seq_len": "-4"}, "seq_len '-4' is not a whole number above 0"),
         ({"gbs": "-128"}, "gbs '-128' is not a whole number above 0"),
         ({"tp": "1.5"}, "tp '1.5' is not a whole number above 0"),
+        ({"fsdp": "maybe"}, "fsdp 'maybe' is neither on nor off"),
+        ({"sequence_parallel": "tp"}, "sequence_parallel 'tp' is neither on nor off"),
+        (
+            {"tokens_per_sec_per_gpu": "", "step_time": "9.5"},
+            "step_time_s and tokens_per_sec_per_gpu hold no number. Is column 'step_time' meant as step_time_s?",
+        ),
         ({"step_time_s": "abc"}, "step_time_s 'abc' is not a number above 0"),
         ({"step_time_s": "-4"}, "step_time_s '-4' is not a number above 0"),
         ({"gbs": ""}, "gbs not stated"),
