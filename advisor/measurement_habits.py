@@ -9,16 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from advisor.measurement_release import named_release, release_in, row_date
 from advisor.measurement_rows import Row
 
 HABITS = Path(__file__).with_name("measurement_habits.toml")
-# "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
-CONTAINER_RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
-# "21" in Megatron-LM 2021, and the month taken for a year that stands alone.
-CONTAINER_YEAR = re.compile(r"\b20(2\d)\b")
-MIDYEAR = "06"
-# Tasks of other frameworks.
-TASK_NAMES = {"": "pretrain", "peft": "lora"}
+# Words of tasks in other tables; the first that stands in a text counts.
+TASK_WORDS = {"lora": "lora", "peft": "lora", "sft": "sft", "fine-?tun": "sft", "pre-?train": "pretrain"}
 
 
 @lru_cache(maxsize=1)
@@ -44,13 +40,19 @@ def habit_of(row: Row) -> dict[str, Any]:
 
 
 def _is_of(row: Row, habit: Mapping[str, Any]) -> bool:
-    """Whether a row names the habit's source or software, in letters of either case, and is not later than it."""
-    match = str(habit["match"])
-    words = re.escape(match) + (r"\b" if match[-1:].isalnum() else "")
-    named = not match or re.search(
-        rf"\b{words}", f"{row.text('source')} | {row.text('container')}", re.IGNORECASE
-    )
-    return bool(named) and row_date(row) <= habit.get("until", "99.12")
+    """Whether a row names the habit's source or software, in letters of either case, and is not later than it.
+
+    A row without a date is not taken for an early one.
+    """
+    text = f"{row.text('source')} | {row.text('container')}"
+    names = (str(habit["match"]), *habit.get("also", ()))
+    named = any(re.search(_as_word(name), text, re.IGNORECASE) for name in names)
+    held = re.search(_as_word(habit.get("container", "")), row.text("container"), re.IGNORECASE)
+    return named and held is not None and ("until" not in habit or "" < row_date(row) <= habit["until"])
+
+
+def _as_word(name: str) -> str:
+    return rf"\b{re.escape(name)}" + (r"\b" if name[-1:].isalnum() else "") if name else ""
 
 
 def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
@@ -64,26 +66,18 @@ def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
 def row_task(row: Row) -> str:
     """The row's task; pretraining where it names none."""
     task = row.text("task").strip().lower()
-    return TASK_NAMES.get(task, task)
+    return next((name for word, name in TASK_WORDS.items() if re.search(word, task)), task or "pretrain")
 
 
 def row_release(row: Row, habit: Mapping[str, Any]) -> str:
-    """Software release "yy.mm": of the container, else the source's, else the date's; "" when none says it.
+    """Software release "yy.mm", "" when nothing says it: the container's, else what we know of the source.
 
-    Recipes of a repository's head have at least the release that it became.
+    Else the one in the source's name, the date's, or the usual one of software that many publish runs of. Recipes of a
+    repository's head have at least the release that it became.
     """
-    container = CONTAINER_RELEASE.search(row.text("container"))
-    release = container[0] if container else str(habit.get("release", row_date(row)))
+    told = release_in(row.text("source")) or row_date(row) or habit.get("usual_release", "")
+    release = named_release(row) or str(habit.get("release", told))
     return max(release, habit["head"]) if _of_head(row) and "head" in habit else release
-
-
-def row_date(row: Row) -> str:
-    """When the row was measured, "yy.mm": its date, else the year that its container names; "" when none says it."""
-    year, _, rest = row.text("date").partition("-")
-    if len(year) == 4 and year.isdigit():
-        return f"{year[2:]}.{rest[:2] or MIDYEAR}"
-    named = CONTAINER_YEAR.search(row.text("container"))
-    return f"{named[1]}.{MIDYEAR}" if named else ""
 
 
 def _of_head(row: Row) -> bool:

@@ -4,15 +4,82 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 # Columns that hold a number above 0 or nothing; of COUNTS a whole one, of OFFSETS also 0.
 COUNTS = ("gpus", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp")
 OFFSETS = ("act_offload_layers", "first_stage_layers", "last_stage_layers")
 AMOUNTS = ("step_time_s", "tokens_per_sec_per_gpu", "peak_memory_gb", "peak_reserved_gb")
-SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+SWITCHES = dict.fromkeys(("1", "1.0", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "0.0", "false", "no", "off"), False
+)
+# What tables write where they know nothing; "none" only of numbers, for of recompute it says that there is none.
+UNSTATED = ("-", "--", "?", "n/a", "na", "nan", "null", "unknown", "tbd")
+NUMBERS = (*COUNTS, *OFFSETS, *AMOUNTS, "fsdp", "dp", "ga")
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+# Other names of columns, as small letters and digits.
+OTHER_COLUMNS = {
+    "name": "id",
+    "run": "id",
+    "hardware": "system",
+    "cluster": "system",
+    "gpu": "system",
+    "gputype": "system",
+    "numgpus": "gpus",
+    "gpucount": "gpus",
+    "ngpus": "gpus",
+    "worldsize": "gpus",
+    "dtype": "precision",
+    "globalbatch": "gbs",
+    "globalbatchsize": "gbs",
+    "microbatch": "mbs",
+    "microbatchsize": "mbs",
+    "seqlen": "seq_len",
+    "seqlength": "seq_len",
+    "sequencelength": "seq_len",
+    "vpp": "vp",
+    "tensorparallel": "tp",
+    "pipelineparallel": "pp",
+    "contextparallel": "cp",
+    "expertparallel": "ep",
+    "dataparallel": "dp",
+    "steptime": "step_time_s",
+    "steptimesec": "step_time_s",
+    "steptimeseconds": "step_time_s",
+    "secondsperstep": "step_time_s",
+    "iterationtimes": "step_time_s",
+    "tokenspersecondpergpu": "tokens_per_sec_per_gpu",
+    "tokenssgpu": "tokens_per_sec_per_gpu",
+    "tokensspergpu": "tokens_per_sec_per_gpu",
+    "toksgpu": "tokens_per_sec_per_gpu",
+}
+
+
+def column_name(header: str) -> str:
+    """The column that a header means, in any case and with any signs between its words; as it is when none of ours."""
+    bare = re.sub(r"[^a-z0-9]", "", header.lower())
+    return OTHER_COLUMNS.get(bare, _own_columns().get(bare, header.strip()))
+
+
+@lru_cache(maxsize=1)
+def _own_columns() -> dict[str, str]:
+    named = (
+        *NUMBERS,
+        "id",
+        "model",
+        "system",
+        "precision",
+        "source",
+        "container",
+        "date",
+        "task",
+        "model_overrides",
+    )
+    return {re.sub(r"[^a-z0-9]", "", name): name for name in named}
 
 
 @dataclass(frozen=True)
@@ -23,13 +90,16 @@ class Row:
     surplus: str = ""
 
     def text(self, name: str) -> str:
-        """A column's text, '' when empty or absent."""
-        return self.values.get(name, "") or ""
+        """A column's text, '' when empty or absent, or when it says that nothing is known."""
+        text = self.values.get(name, "") or ""
+        bare = text.strip().lower()
+        return "" if bare in UNSTATED or (bare == "none" and name in NUMBERS) else text
 
     def number(self, name: str) -> float | None:
         """A column as a number above 0, None when empty or not one."""
+        text = self.text(name).strip()
         try:
-            value = float(self.text(name))
+            value = float(text.replace(",", "") if THOUSANDS.fullmatch(text) else text)
         except ValueError:
             return None
         return value if math.isfinite(value) and value > 0 else None

@@ -166,3 +166,29 @@ def test_folders_devices_and_large_files_are_refused(tmp_path):
     (tmp_path / "large.toml").write_bytes(b"#" * (5 * 2**20))
     with pytest.raises(ValueError, match="is larger than"):
         load_model(tmp_path / "large.toml")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("meta-llama/Meta-Llama-3.1-405B-Instruct-FP8", "llama3.1-405b"),
+        ("llama31_405b", "llama3.1-405b"),
+        ("Nemotron-4-340B-Base", "nemotron4-340b"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", "nemotron3-nano-30b-a3b"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("qwen 2.5 7b instruct", "qwen2.5-7b"),
+        ("Qwen 2 57B A14B", "qwen2-57b-a14b"),
+        ("DeepSeek-V3 (671B)", "deepseek-v3"),
+        ("Nemotron-H-56B-Base-8K", "nemotronh-56b"),
+    ],
+)
+def test_variants_have_the_sizes_of_their_model(written, name):
+    assert load_model(written).name == name
+
+
+@pytest.mark.parametrize("written", ["deepseek-v4", "qwen3-32b", "llama3-instruct", "llama-70b"])
+def test_a_variant_is_not_another_size_or_version(written):
+    with pytest.raises(ValueError, match="--model"):
+        load_model(written)
