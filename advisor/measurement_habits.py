@@ -11,10 +11,38 @@ from typing import Any
 
 from advisor.measurement_release import named_release, release_in, row_date
 from advisor.measurement_rows import Row
+from advisor.measurement_systems import row_cluster
+from costmodel.model_registry import is_known, load_model
+from hardware_db import Cluster
 
 HABITS = Path(__file__).with_name("measurement_habits.toml")
+RECIPES = Path(__file__).with_name("measurement_recipes.toml")
+# The entry whose recipes those are.
+RECIPES_OF = "nemo:"
 # Words of tasks in other tables; the first that stands in a text counts.
 TASK_WORDS = {"lora": "lora", "peft": "lora", "sft": "sft", "fine-?tun": "sft", "pre-?train": "pretrain"}
+
+
+# The column that says what a habit is for; a recipe of which a row states all is not told as assumed.
+COLUMNS = {
+    "moe_dispatcher": "moe_dispatcher",
+    "expert_graphs": "cuda_graph",
+    "hybrid_graphs": "cuda_graph",
+    "moe_overlap": "moe_a2a_overlap",
+    "delay_wgrad": "moe_a2a_overlap",
+    "recompute": "recompute_granularity",
+    "recompute_modules": "recompute_granularity",
+    "capacity_factor": "moe_token_drop",
+    "offloads_layers": "act_offload_layers",
+    "fp8_parameters": "fp8_param_gather",
+    "dispatcher_sms": "other_flags",
+    "kernels": "other_flags",
+    "plain_kernels": "other_flags",
+}
+# What tells which rows an entry is for, and is its own.
+NAMING = ("match", "also", "until", "container")
+# Of a recipe, what tells which runs it is for.
+CONDITIONS = ("releases", "task", "models", "generations", "domain_from", "performance", "why")
 
 
 @lru_cache(maxsize=1)
@@ -22,9 +50,12 @@ def _habits() -> list[dict[str, Any]]:
     """The entries in their order, each over the one that it is like."""
     with HABITS.open("rb") as file:
         entries = {entry["match"]: entry for entry in tomllib.load(file)["source"]}
+    with RECIPES.open("rb") as file:
+        entries[RECIPES_OF]["recipe"] = tomllib.load(file)["recipe"]
 
     def whole(entry: dict[str, Any]) -> dict[str, Any]:
-        return (whole(entries[entry["like"]]) if "like" in entry else {}) | entry
+        above = whole(entries[entry["like"]]) if "like" in entry else {}
+        return {key: value for key, value in above.items() if key not in NAMING} | entry
 
     return [whole(entry) for entry in entries.values()]
 
@@ -34,9 +65,16 @@ def habit_of(row: Row) -> dict[str, Any]:
     habit = next(habit for habit in _habits() if _is_of(row, habit))
     release = row_release(row, habit)
     for recipe in habit.get("recipe", ()):
-        if _follows(row, recipe, release):
-            habit = habit | recipe | {"why": f"{habit['why']}; {recipe['why']}"}
+        wanted = habit.get("performance", True) or not recipe.get("performance", False)
+        if wanted and _follows(row, recipe, release):
+            why = habit["why"] + (f"; {recipe['why']}" if _is_open(row, recipe) else "")
+            habit = habit | recipe | {"performance": habit.get("performance", True), "why": why}
     return habit
+
+
+def _is_open(row: Row, recipe: Mapping[str, Any]) -> bool:
+    """Whether a recipe says anything that no column of the row does."""
+    return any(not row.text(COLUMNS.get(key, "")) for key in recipe if key not in CONDITIONS)
 
 
 def _is_of(row: Row, habit: Mapping[str, Any]) -> bool:
@@ -56,11 +94,35 @@ def _as_word(name: str) -> str:
 
 
 def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
-    """Whether a row of a release runs a recipe: its releases, task and models."""
+    """Whether a row of a release runs a recipe: its releases, task, models and NVLink domains."""
     first, last = recipe["releases"]
-    task = row_task(row)
-    named = row.text("model").startswith(tuple(recipe.get("models", ("",))))
-    return first <= release <= last and recipe.get("task", task) == task and named
+    if not first <= release <= last or recipe.get("task", row_task(row)) != row_task(row):
+        return False
+    if not _model_name(row.text("model")).startswith(tuple(recipe.get("models", ("",)))):
+        return False
+    known = {"generations", "domain_from"} & set(recipe)
+    cluster = _cluster(row.text("system")) if known else None
+    if cluster is None:
+        return not known
+    generations = recipe.get("generations", (cluster.gpu.generation,))
+    return cluster.gpu.generation in generations and cluster.domain_size >= recipe.get("domain_from", 1)
+
+
+@lru_cache(maxsize=256)
+def _model_name(written: str) -> str:
+    """Our name of a row's model, or what is written where it is none of ours."""
+    try:
+        return load_model(written).name if is_known(written) else written
+    except ValueError:
+        return written
+
+
+@lru_cache(maxsize=256)
+def _cluster(system: str) -> Cluster | None:
+    try:
+        return row_cluster(system)[0]
+    except ValueError:
+        return None
 
 
 def row_task(row: Row) -> str:

@@ -112,9 +112,13 @@ def row_workload(row: Row, model: ModelSpec, seq_len: int, global_batch: int) ->
 
 
 def routes_naturally(row: Row) -> bool:
-    """Whether tokens go where the router sends them: no forced balance, none dropped, several expert ranks."""
+    """Whether tokens go where the router sends them: no forced balance, none dropped, several expert ranks.
+
+    Benchmarks of pretraining force balance unless their row says otherwise; fine-tuning has data to learn from.
+    """
     dropped = row.text("moe_token_drop").startswith("cf=")
-    natural = not row.flag("moe_force_balance", True) or "natural routing" in row.text("notes")
+    forced = row.flag("moe_force_balance", row_task(row) == "pretrain")
+    natural = not forced or "natural routing" in row.text("notes")
     return natural and not dropped and row.count("ep") > 1
 
 
@@ -168,11 +172,10 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     plan = Plan(
         **sizes,
         **stage_layout(row, model, sizes, assumed),
-        **expert_knobs(row, habit, sizes, assumed),
+        **(expert_knobs(row, habit, sizes, assumed) | flag_knobs(row, model, habit)),
         **optimizer_knobs(row),
         **offload_knobs(row),
         **graph_knobs(row, model, habit),
-        **flag_knobs(row, model, habit),
         micro_batch=_micro_batch(row, habit, sizes, assumed),
         precision=precision,
         sequence_parallel=_sequence_parallel(row, model, sizes["tp"], modern, assumed),
@@ -201,7 +204,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
 
 
 def _attention_backend(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> str:
-    if row.text("system").startswith(tuple(habit.get("unfused_attention", ()))):
+    if habit.get("unfused_attention"):
         return "unfused"
     early = "" < row_date(row) <= UNFUSED_UNTIL
     flash = any("flash" in row.text(column).lower() for column in ("source", "container", "notes"))
