@@ -18,7 +18,7 @@ _LONGEST_NAME = 4096  # characters, as the longest path of Linux
 # What Hugging Face ids say beside the architecture: its maker in front, behind it the training, the format, a date.
 _MAKER = re.compile(r"(?:nvidia|meta|meta-llama)-")
 _VARIANT = re.compile(
-    r"-(?:hf|base|instruct|chat|it|thinking|pretrained|bf16|fp8|v0\.\d|\d+k|\d{4})$|-*\([^()]*\)$"
+    r"-(?:hf|base|instruct|chat|it|thinking|pretrained|bf16|fp8|v[01]\.\d|\d+k|\d{4})$|-*\([^()]*\)$"
 )
 
 
