@@ -35,20 +35,21 @@ def expert_knobs(
     row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]
 ) -> dict[str, Any]:
     """Dispatcher, capacity and overlap of experts. sizes: of the layout; assumed: takes what the row does not say."""
-    named = row.text("moe_dispatcher")
+    named = row.text("moe_dispatcher") or (habit.get("moe_dispatcher", "") if sizes["ep"] > 1 else "")
     dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
     factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
     usual = 0.0 if row.text("moe_token_drop") else habit.get("capacity_factor", 0.0)
-    sms = row.json("other_flags").get("moe_hybridep_num_sms")
-    overlap = row.flag("moe_a2a_overlap", False)
+    sms = row.json("other_flags").get("moe_hybridep_num_sms", habit.get("dispatcher_sms"))
+    overlap = row.flag("moe_a2a_overlap", habit.get("moe_overlap", False) and sizes["ep"] > 1)
     if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
         overlap = False
         assumed.append("no overlap of the experts' exchange, which needs virtual stages and none are stated")
     return {
         "moe_dispatcher": dispatcher,
-        "dispatcher_sms": int(sms) if sms and dispatcher == "hybridep" else 0,
+        "dispatcher_sms": int(sms or 0) if dispatcher == "hybridep" else 0,
         "moe_capacity_factor": float(factor[1]) if factor else usual,
         "overlap_moe_comm": overlap,
+        "delay_wgrad": bool(overlap and habit.get("delay_wgrad", False)),
     }
 
 
@@ -87,7 +88,8 @@ def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[st
     """CUDA graphs and their scope; of experts the source's habit where the row is silent."""
     text = row.text("cuda_graph")
     if not text and model.moe is not None:
-        text = "+".join(habit.get("expert_graphs", ()))
+        kind = "hybrid_graphs" if model.mamba is not None else "expert_graphs"
+        text = "+".join(habit.get(kind, ()))
     if text in ("", "none") or not row.flag("cuda_graph", True):
         return {"cuda_graph": False}
     named = re.split(r"[:+()\s]+", text)
@@ -100,9 +102,10 @@ def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[st
 def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
     """Switches of kernels and of the step that a row names, or that its source always has."""
     flags = row.json("other_flags")
-    values: dict[str, Any] = dict.fromkeys(habit.get("plain_kernels", ()), False)
+    values: dict[str, Any] = dict.fromkeys(habit.get("kernels", ()), True)
+    values |= dict.fromkeys(habit.get("plain_kernels", ()), False)
     values |= {ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags}
-    if RESOLVED_RECIPE.match(row.text("recipe_key")):
+    if row.text("other_flags") and RESOLVED_RECIPE.match(row.text("recipe_key")):
         values["rope_fusion"] = "apply_rope_fusion" in flags
         if model.moe is not None:
             values["moe_router_fusion"] = "moe_router_fusion" in flags

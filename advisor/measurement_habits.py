@@ -9,16 +9,40 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from advisor.measurement_release import named_release, release_in, row_date
 from advisor.measurement_rows import Row
+from advisor.measurement_systems import row_cluster
+from costmodel.model_registry import is_known, load_model
+from hardware_db import Cluster
 
 HABITS = Path(__file__).with_name("measurement_habits.toml")
-# "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
-CONTAINER_RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
-# "21" in Megatron-LM 2021, and the month taken for a year that stands alone.
-CONTAINER_YEAR = re.compile(r"\b20(2\d)\b")
-MIDYEAR = "06"
-# Tasks of other frameworks.
-TASK_NAMES = {"": "pretrain", "peft": "lora"}
+RECIPES = Path(__file__).with_name("measurement_recipes.toml")
+# The entry whose recipes those are.
+RECIPES_OF = "nemo:"
+# Words of tasks in other tables; the first that stands in a text counts.
+TASK_WORDS = {"lora": "lora", "peft": "lora", "sft": "sft", "fine-?tun": "sft", "pre-?train": "pretrain"}
+
+
+# The column that says what a habit is for; a recipe of which a row states all is not told as assumed.
+COLUMNS = {
+    "moe_dispatcher": "moe_dispatcher",
+    "expert_graphs": "cuda_graph",
+    "hybrid_graphs": "cuda_graph",
+    "moe_overlap": "moe_a2a_overlap",
+    "delay_wgrad": "moe_a2a_overlap",
+    "recompute": "recompute_granularity",
+    "recompute_modules": "recompute_granularity",
+    "capacity_factor": "moe_token_drop",
+    "offloads_layers": "act_offload_layers",
+    "fp8_parameters": "fp8_param_gather",
+    "dispatcher_sms": "other_flags",
+    "kernels": "other_flags",
+    "plain_kernels": "other_flags",
+}
+# What tells which rows an entry is for, and is its own.
+NAMING = ("match", "also", "until", "container")
+# Of a recipe, what tells which runs it is for.
+CONDITIONS = ("releases", "task", "models", "generations", "domain_from", "performance", "why")
 
 
 @lru_cache(maxsize=1)
@@ -26,9 +50,12 @@ def _habits() -> list[dict[str, Any]]:
     """The entries in their order, each over the one that it is like."""
     with HABITS.open("rb") as file:
         entries = {entry["match"]: entry for entry in tomllib.load(file)["source"]}
+    with RECIPES.open("rb") as file:
+        entries[RECIPES_OF]["recipe"] = tomllib.load(file)["recipe"]
 
     def whole(entry: dict[str, Any]) -> dict[str, Any]:
-        return (whole(entries[entry["like"]]) if "like" in entry else {}) | entry
+        above = whole(entries[entry["like"]]) if "like" in entry else {}
+        return {key: value for key, value in above.items() if key not in NAMING} | entry
 
     return [whole(entry) for entry in entries.values()]
 
@@ -38,52 +65,81 @@ def habit_of(row: Row) -> dict[str, Any]:
     habit = next(habit for habit in _habits() if _is_of(row, habit))
     release = row_release(row, habit)
     for recipe in habit.get("recipe", ()):
-        if _follows(row, recipe, release):
-            habit = habit | recipe | {"why": f"{habit['why']}; {recipe['why']}"}
+        wanted = habit.get("performance", True) or not recipe.get("performance", False)
+        if wanted and _follows(row, recipe, release):
+            why = habit["why"] + (f"; {recipe['why']}" if _is_open(row, recipe) else "")
+            habit = habit | recipe | {"performance": habit.get("performance", True), "why": why}
     return habit
 
 
+def _is_open(row: Row, recipe: Mapping[str, Any]) -> bool:
+    """Whether a recipe says anything that no column of the row does."""
+    return any(not row.text(COLUMNS.get(key, "")) for key in recipe if key not in CONDITIONS)
+
+
 def _is_of(row: Row, habit: Mapping[str, Any]) -> bool:
-    """Whether a row names the habit's source or software, in letters of either case, and is not later than it."""
-    match = str(habit["match"])
-    words = re.escape(match) + (r"\b" if match[-1:].isalnum() else "")
-    named = not match or re.search(
-        rf"\b{words}", f"{row.text('source')} | {row.text('container')}", re.IGNORECASE
-    )
-    return bool(named) and row_date(row) <= habit.get("until", "99.12")
+    """Whether a row names the habit's source or software, in letters of either case, and is not later than it.
+
+    A row without a date is not taken for an early one.
+    """
+    text = f"{row.text('source')} | {row.text('container')}"
+    names = (str(habit["match"]), *habit.get("also", ()))
+    named = any(re.search(_as_word(name), text, re.IGNORECASE) for name in names)
+    held = re.search(_as_word(habit.get("container", "")), row.text("container"), re.IGNORECASE)
+    return named and held is not None and ("until" not in habit or "" < row_date(row) <= habit["until"])
+
+
+def _as_word(name: str) -> str:
+    return rf"\b{re.escape(name)}" + (r"\b" if name[-1:].isalnum() else "") if name else ""
 
 
 def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
-    """Whether a row of a release runs a recipe: its releases, task and models."""
+    """Whether a row of a release runs a recipe: its releases, task, models and NVLink domains."""
     first, last = recipe["releases"]
-    task = row_task(row)
-    named = row.text("model").startswith(tuple(recipe.get("models", ("",))))
-    return first <= release <= last and recipe.get("task", task) == task and named
+    if not first <= release <= last or recipe.get("task", row_task(row)) != row_task(row):
+        return False
+    if not _model_name(row.text("model")).startswith(tuple(recipe.get("models", ("",)))):
+        return False
+    known = {"generations", "domain_from"} & set(recipe)
+    cluster = _cluster(row.text("system")) if known else None
+    if cluster is None:
+        return not known
+    generations = recipe.get("generations", (cluster.gpu.generation,))
+    return cluster.gpu.generation in generations and cluster.domain_size >= recipe.get("domain_from", 1)
+
+
+@lru_cache(maxsize=256)
+def _model_name(written: str) -> str:
+    """Our name of a row's model, or what is written where it is none of ours."""
+    try:
+        return load_model(written).name if is_known(written) else written
+    except ValueError:
+        return written
+
+
+@lru_cache(maxsize=256)
+def _cluster(system: str) -> Cluster | None:
+    try:
+        return row_cluster(system)[0]
+    except ValueError:
+        return None
 
 
 def row_task(row: Row) -> str:
     """The row's task; pretraining where it names none."""
     task = row.text("task").strip().lower()
-    return TASK_NAMES.get(task, task)
+    return next((name for word, name in TASK_WORDS.items() if re.search(word, task)), task or "pretrain")
 
 
 def row_release(row: Row, habit: Mapping[str, Any]) -> str:
-    """Software release "yy.mm": of the container, else the source's, else the date's; "" when none says it.
+    """Software release "yy.mm", "" when nothing says it: the container's, else what we know of the source.
 
-    Recipes of a repository's head have at least the release that it became.
+    Else the one in the source's name, the date's, or the usual one of software that many publish runs of. Recipes of a
+    repository's head have at least the release that it became.
     """
-    container = CONTAINER_RELEASE.search(row.text("container"))
-    release = container[0] if container else str(habit.get("release", row_date(row)))
+    told = release_in(row.text("source")) or row_date(row) or habit.get("usual_release", "")
+    release = named_release(row) or str(habit.get("release", told))
     return max(release, habit["head"]) if _of_head(row) and "head" in habit else release
-
-
-def row_date(row: Row) -> str:
-    """When the row was measured, "yy.mm": its date, else the year that its container names; "" when none says it."""
-    year, _, rest = row.text("date").partition("-")
-    if len(year) == 4 and year.isdigit():
-        return f"{year[2:]}.{rest[:2] or MIDYEAR}"
-    named = CONTAINER_YEAR.search(row.text("container"))
-    return f"{named[1]}.{MIDYEAR}" if named else ""
 
 
 def _of_head(row: Row) -> bool:

@@ -51,7 +51,7 @@ def made_to_fit(
         return light, _needed(taken)
     offloaded: list[str] = []
     offloading = light
-    for offloading, words in offloads(row, light):
+    for offloading, words in offloads(row, model, light):
         offloaded = [words]
         if held(at(offloading)):
             return offloading, _needed(taken + offloaded)
@@ -106,11 +106,18 @@ def free_techniques(row: Row, plan: Plan) -> Iterator[tuple[Plan, str]]:
         yield plan, "moments in 16 bits"
 
 
-def offloads(row: Row, plan: Plan) -> Iterator[tuple[Plan, str]]:
-    """Plans that offload more and more, where the row says that it does, but not what."""
+def offloads(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """Plans that offload more and more: where a row says that it does, but not what, and where its source's recipes do.
+
+    Those offload activations of whole layers under FSDP (cpu_offloading), counted here in eighths of the layers.
+    """
     if "not printed" in row.text("fine_grained_offload"):
         for offloaded in OFFLOADED:
             yield replace(plan, offload_modules=offloaded), f"offload of {'+'.join(offloaded)}"
+    if plan.fsdp and not row.text("act_offload_layers") and habit_of(row).get("offloads_layers"):
+        for eighths in range(1, 8):
+            layers = -(-model.num_layers * eighths // 8)
+            yield replace(plan, offload_layers=layers), f"offload of {layers} layers' activations"
 
 
 def recomputes(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:

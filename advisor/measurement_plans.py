@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import NormalDist
@@ -17,23 +18,28 @@ from advisor.measurement_flags import (
     recompute_knobs,
 )
 from advisor.measurement_habits import habit_of, row_release, row_task
-from advisor.measurement_rows import UNSAID, ZERO2, Row
+from advisor.measurement_precision import row_precision
+from advisor.measurement_release import row_date
+from advisor.measurement_rows import SWITCHES, Row
 from advisor.measurement_sizes import parallel_sizes, stage_layout
 from costmodel.model_file import with_overrides
-from costmodel.model_registry import load_model
+from costmodel.model_registry import is_known, list_aliases, load_model
+from costmodel.model_sizes import from_sizes
 from costmodel.model_spec import ModelSpec
-from costmodel.plan import CP_COMM_TYPES, PRECISIONS, Plan
+from costmodel.parameter_counts import count_parameters
+from costmodel.plan import CP_COMM_TYPES, Plan
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 
-# Names of other frameworks -> the precision whose arithmetic and traffic they have: torchao's, and those of the
-# performance scripts of Megatron-Bridge (--compute_dtype fp8_mx) and NeMo 2 (--fp8_recipe ds).
-PRECISION_NAMES = {
-    "fp8-tensorwise": "fp8-cs",
-    "fp8-rowwise": "fp8-sc",
-    "fp8-mx": "mxfp8",
-    "fp8-ds": "fp8-delayed",
-}
+# What a column of sharding says where parameters are whole on every rank.
+# and where they are sharded: by ranks, or in words.
+FSDP = re.compile(
+    r"\d+(\.0)?|(torch|pytorch|megatron)?[-_ ]?fsdp ?[12]?|hsdp|zero-?3|(full|hybrid)([-_ ]shard)?|stage ?3"
+)
+NO_FSDP = re.compile(r"|zero-?2-like|zero[- ]?[012]|ddp|dp|no[-_ ]shard|shard[-_ ]grad[-_ ]op")
+# Until then attention wrote its scores, unless a run names FlashAttention: that came in May 2022, and into Megatron-LM
+# and PyTorch 2.0 in early 2023 (from memory).
+UNFUSED_UNTIL = "22.12"
 
 # SQuAD in packed sequences: mean tokens of a question with its answer, and their spread over it.
 SQUAD_TOKENS, SQUAD_SPREAD = 250, 0.5
@@ -47,22 +53,45 @@ NATURAL_SPREAD = 0.54
 STEERED_IMBALANCE = 1.04
 
 
-def row_model(row: Row) -> ModelSpec:
-    """The row's model with its overrides. ValueError when it is not known."""
-    model = with_overrides(load_model(row.text("model")), row.json("model_overrides"))
+def row_model(row: Row) -> tuple[ModelSpec, str]:
+    """The row's model with its overrides, and in words how its name was read, "" when nothing was to read.
+
+    One that is not known is built from its overrides, where they hold its sizes. ValueError in one line when it cannot.
+    """
+    named, overrides = row.text("model").strip(), row.json("model_overrides")
+    try:
+        known = load_model(named)
+        model = with_overrides(known, overrides)
+        words = "" if named in (known.name, *list_aliases()) else f"model {named!r} taken as {known.name}"
+    except ValueError as error:
+        if not overrides or is_known(named):
+            raise ValueError(str(error).replace("--model", "model")) from None
+        model = _of_sizes(named, overrides)
+        words = f"model {named!r} is not known, so built from its sizes: {_in_words(model)}"
     heads = row.text("mtp_layers") or str(habit_of(row).get("mtp", ""))
     if heads.isdigit() and int(heads) != model.mtp_layers:
         model = replace(model, mtp_layers=int(heads))
-    return model
+    return model, words
 
 
-def row_precision(row: Row) -> str:
-    """The row's precision in any spelling, without what it says in brackets of its kernels. ValueError when unknown."""
-    spelled = row.text("precision").partition("(")[0].strip().lower().replace("_", "-")
-    precision = PRECISION_NAMES.get(spelled, spelled)
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {row.text('precision')!r} is not one of {', '.join(PRECISIONS)}")
-    return precision
+def _of_sizes(name: str, sizes: Mapping[str, Any]) -> ModelSpec:
+    try:
+        return from_sizes(name or "unnamed", sizes)
+    except ValueError as error:
+        raise ValueError(f"model {name!r} is not known, and {error}") from None
+
+
+def _in_words(model: ModelSpec) -> str:
+    """What a model built from sizes was taken to be."""
+    parts = (
+        model.family,
+        f"{count_parameters(model).total / 1e9:.3g}B parameters",
+        "gated MLP" if model.gated else "plain MLP",
+        model.norm,
+        "biases" if model.linear_bias else "no biases",
+        "tied embeddings" if model.tied_embeddings else "untied embeddings",
+    )
+    return ", ".join(parts)
 
 
 def row_workload(row: Row, model: ModelSpec, seq_len: int, global_batch: int) -> Workload:
@@ -87,9 +116,13 @@ def row_workload(row: Row, model: ModelSpec, seq_len: int, global_batch: int) ->
 
 
 def routes_naturally(row: Row) -> bool:
-    """Whether tokens go where the router sends them: no forced balance, none dropped, several expert ranks."""
+    """Whether tokens go where the router sends them: no forced balance, none dropped, several expert ranks.
+
+    Benchmarks of pretraining force balance unless their row says otherwise; fine-tuning has data to learn from.
+    """
     dropped = row.text("moe_token_drop").startswith("cf=")
-    natural = not row.flag("moe_force_balance", True) or "natural routing" in row.text("notes")
+    forced = row.flag("moe_force_balance", row_task(row) == "pretrain")
+    natural = not forced or "natural routing" in row.text("notes")
     return natural and not dropped and row.count("ep") > 1
 
 
@@ -132,32 +165,33 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         assumed.append(f"sequences packed with SQuAD: {SQUAD_TOKENS} tokens a document")
     if (load := _imbalance(row, model)) > 1:
         assumed.append(f"natural routing: the busiest expert rank has {load:.3g} times the mean")
-    precision = row_precision(row)
+    precision, words = row_precision(row, habit)
+    assumed += [words] if words else []
     sizes = parallel_sizes(row, habit, model, gpus, assumed)
     overlap = habit.get("overlap", modern)
     shards_overlap = habit.get("overlap_data_parallel", overlap)
-    sharding = row.text("fsdp")
-    fsdp = row.flag("fsdp", sharding.strip().lower() not in (*UNSAID, ZERO2))
+    assumed += row.unread_switches()
+    fsdp = _fsdp(row, assumed)
+    shards = row.count("fsdp", 0)
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
     plan = Plan(
         **sizes,
         **stage_layout(row, model, sizes, assumed),
-        **expert_knobs(row, habit, sizes, assumed),
+        **(expert_knobs(row, habit, sizes, assumed) | flag_knobs(row, model, habit)),
         **optimizer_knobs(row),
         **offload_knobs(row),
         **graph_knobs(row, model, habit),
-        **flag_knobs(row, model, habit),
         micro_batch=_micro_batch(row, habit, sizes, assumed),
         precision=precision,
         sequence_parallel=_sequence_parallel(row, model, sizes["tp"], modern, assumed),
         zero_stage=3 if fsdp else habit.get("zero_stage", 1),
         fsdp=fsdp,
-        fsdp_shard_size=int(sharding) if fsdp and sharding.isdigit() and int(sharding) > 1 else 0,
+        fsdp_shard_size=shards if fsdp and shards > 1 else 0,
         cp_comm_type=_exchange(row, model, habit),
         recompute=recompute,
         recompute_modules=modules,
         recompute_num_layers=layers,
-        attention_backend=_attention_backend(row, habit),
+        attention_backend=_attention_backend(row, habit, assumed),
         tp_comm_overlap=row.flag("tp_comm_overlap", habit.get("tp_overlap", False) and sizes["tp"] > 1),
         overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
         overlap_param_gather=row.flag("overlap_param_gather", shards_overlap),
@@ -174,9 +208,23 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     return plan, assumed
 
 
-def _attention_backend(row: Row, habit: Mapping[str, Any]) -> str:
-    unfused = not habit["modern"] or row.text("system").startswith(tuple(habit.get("unfused_attention", ())))
-    return "unfused" if unfused else "fused"
+def _fsdp(row: Row, assumed: list[str]) -> bool:
+    """Whether parameters are sharded; not where the column says what neither means, which is told."""
+    said = row.text("fsdp").strip()
+    word = said.lower()
+    if not (FSDP.fullmatch(word) or NO_FSDP.fullmatch(word) or word in SWITCHES):
+        assumed.append(f"fsdp {said!r} is neither on nor off: taken as not said")
+    return row.flag("fsdp", FSDP.fullmatch(word) is not None)
+
+
+def _attention_backend(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> str:
+    if habit.get("unfused_attention"):
+        return "unfused"
+    early = "" < row_date(row) <= UNFUSED_UNTIL
+    flash = any("flash" in row.text(column).lower() for column in ("source", "container", "notes"))
+    if habit["modern"] and early and not flash:
+        assumed.append("attention writes its scores, as before FlashAttention was common")
+    return "fused" if (habit["modern"] or flash) and (flash or not early) else "unfused"
 
 
 def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 # Columns that hold a number above 0 or nothing; of COUNTS a whole one, of OFFSETS also 0.
 COUNTS = ("gpus", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp")
 OFFSETS = ("act_offload_layers", "first_stage_layers", "last_stage_layers")
 AMOUNTS = ("step_time_s", "tokens_per_sec_per_gpu", "peak_memory_gb", "peak_reserved_gb")
-# Columns that hold a switch; `fsdp` may hold ranks to shard over too. Beside SWITCHES, cells that say nothing.
+# Columns that hold a switch; `fsdp` may hold ranks to shard over too.
 FLAGS = (
     "moe_a2a_overlap",
     "moe_force_balance",
@@ -25,13 +27,72 @@ FLAGS = (
     "overlap_grad_reduce",
     "overlap_param_gather",
 )
-UNSAID = ("", "-", "?", "n/a", "na", "nan", "none", "null", "unknown")
-ZERO2 = (
-    "zero2-like"  # in `fsdp`, as the Llama 3 paper shards: gradients and optimizer state, weights stay whole
-)
 SWITCHES = dict.fromkeys(("1", "1.0", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "0.0", "false", "no", "off"), False
 )
+# What tables write where they know nothing; "none" only of numbers, for of recompute it says that there is none.
+UNSTATED = ("-", "--", "?", "n/a", "na", "nan", "null", "unknown", "tbd")
+NUMBERS = (*COUNTS, *OFFSETS, *AMOUNTS, "fsdp", "dp", "ga")
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+# Other names of columns, as small letters and digits.
+OTHER_COLUMNS = {
+    "name": "id",
+    "run": "id",
+    "hardware": "system",
+    "cluster": "system",
+    "gpu": "system",
+    "gputype": "system",
+    "numgpus": "gpus",
+    "gpucount": "gpus",
+    "ngpus": "gpus",
+    "worldsize": "gpus",
+    "dtype": "precision",
+    "globalbatch": "gbs",
+    "globalbatchsize": "gbs",
+    "microbatch": "mbs",
+    "microbatchsize": "mbs",
+    "seqlen": "seq_len",
+    "seqlength": "seq_len",
+    "sequencelength": "seq_len",
+    "vpp": "vp",
+    "tensorparallel": "tp",
+    "pipelineparallel": "pp",
+    "contextparallel": "cp",
+    "expertparallel": "ep",
+    "dataparallel": "dp",
+    "steptime": "step_time_s",
+    "steptimesec": "step_time_s",
+    "steptimeseconds": "step_time_s",
+    "secondsperstep": "step_time_s",
+    "iterationtimes": "step_time_s",
+    "tokenspersecondpergpu": "tokens_per_sec_per_gpu",
+    "tokenssgpu": "tokens_per_sec_per_gpu",
+    "tokensspergpu": "tokens_per_sec_per_gpu",
+    "toksgpu": "tokens_per_sec_per_gpu",
+}
+
+
+def column_name(header: str) -> str:
+    """The column that a header means, in any case and with any signs between its words; as it is when none of ours."""
+    bare = re.sub(r"[^a-z0-9]", "", header.lower())
+    return OTHER_COLUMNS.get(bare, _own_columns().get(bare, header.strip()))
+
+
+@lru_cache(maxsize=1)
+def _own_columns() -> dict[str, str]:
+    named = (
+        *NUMBERS,
+        "id",
+        "model",
+        "system",
+        "precision",
+        "source",
+        "container",
+        "date",
+        "task",
+        "model_overrides",
+    )
+    return {re.sub(r"[^a-z0-9]", "", name): name for name in named}
 
 
 @dataclass(frozen=True)
@@ -42,13 +103,16 @@ class Row:
     surplus: str = ""
 
     def text(self, name: str) -> str:
-        """A column's text, '' when empty or absent."""
-        return self.values.get(name, "") or ""
+        """A column's text, '' when empty or absent, or when it says that nothing is known."""
+        text = self.values.get(name, "") or ""
+        bare = text.strip().lower()
+        return "" if bare in UNSTATED or (bare == "none" and name in NUMBERS) else text
 
     def number(self, name: str) -> float | None:
         """A column as a number above 0, None when empty or not one."""
+        text = self.text(name).strip()
         try:
-            value = float(self.text(name))
+            value = float(text.replace(",", "") if THOUSANDS.fullmatch(text) else text)
         except ValueError:
             return None
         return value if math.isfinite(value) and value > 0 else None
@@ -73,17 +137,17 @@ class Row:
                 return (
                     f"{name} {shown!r} is not a {whole}number above 0. Correct it, or leave the cell empty."
                 )
-        return self._switch_fault()
-
-    def _switch_fault(self) -> str:
-        """The first switch that is neither on nor off, which would silently count as not said; '' when none."""
-        for name in ("fsdp", *FLAGS):
-            text = self.text(name).strip().lower()
-            ranks = name == "fsdp" and (text.isdigit() or text == ZERO2)
-            if text not in UNSAID and text not in SWITCHES and not ranks:
-                shown = text if len(text) <= 40 else f"{text[:40]}..."
-                return f"{name} {shown!r} is neither on nor off. Write 1 or 0, or leave the cell empty."
         return ""
+
+    def unread_switches(self) -> list[str]:
+        """Of each switch that is neither on nor off, which counts as not said: a line that tells so."""
+        found = []
+        for name in FLAGS:
+            text = self.text(name).strip()
+            if text and text.lower() not in (*SWITCHES, "none"):
+                shown = text if len(text) <= 40 else f"{text[:40]}..."
+                found.append(f"{name} {shown!r} is neither on nor off: taken as not said")
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         """A column of 0 and 1, or of false and true, `default` when empty: unknown is not off."""

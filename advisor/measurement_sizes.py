@@ -29,7 +29,8 @@ def parallel_sizes(
     if gpus % (tp * pp * cp):
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp x cp = {tp * pp * cp}")
     etp = row.count("etp")
-    if model.moe is not None and ep == 1 < gpus and "ep" in row.text("moe_dispatcher"):
+    usual = "" if row.text("ep") else habit.get("moe_dispatcher", "")
+    if model.moe is not None and ep == 1 < gpus and "ep" in (row.text("moe_dispatcher") or usual):
         ep = next(size for size in range(gpus, 0, -1) if not gpus % size and not model.moe.num_experts % size)
         assumed.append(f"its dispatcher exchanges tokens, so that experts are spread: expert parallel {ep}")
     if model.moe is None:

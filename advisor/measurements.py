@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import hardware_db
 from advisor.measurement_memory import largest_micro_batch, made_to_fit
 from advisor.measurement_plans import habit_of, row_model, row_plan, row_release, row_workload
-from advisor.measurement_rows import Row
+from advisor.measurement_release import unknown_release
+from advisor.measurement_rows import Row, column_name
+from advisor.measurement_systems import row_cluster
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.stack import load_stack
@@ -77,10 +78,17 @@ def read_rows(path: str | Path) -> list[Row]:
         csv.field_size_limit(2**20)
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            missing = [name for name in NEEDED if name not in (reader.fieldnames or [])]
+            header = list(reader.fieldnames or [])
+            named = [column_name(name) for name in header]
+            missing = [name for name in NEEDED if name not in named]
             if missing:
-                raise ValueError(_lacking(path, missing, reader.fieldnames or []))
-            return [_row(row, len(reader.fieldnames or [])) for row in reader]
+                raise ValueError(_lacking(path, missing, header))
+            # A column under its own name comes before one that only means it.
+            reader.fieldnames = [
+                mine if mine == its or (mine not in header and named.index(mine) == place) else its
+                for place, (its, mine) in enumerate(zip(header, named, strict=True))
+            ]
+            return [_row(row, len(header)) for row in reader]
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -116,18 +124,10 @@ def _row(cells: Mapping[str | None, str | list[str] | None], columns: int) -> Ro
 
 
 def stack_of(row: Row) -> str:
-    """Software stack as family-release, the release from the container or the date where they name one."""
+    """Software stack as family-release, the release from the container, the source or the date where they name one."""
     habit = habit_of(row)
     release = row_release(row, habit)
     return load_stack(f"{habit['family']}-{release}" if release else habit["family"]).name
-
-
-def row_cluster(row: Row) -> Cluster:
-    """The row's system: a cluster by name, or the most common cluster of a GPU. ValueError when it is neither."""
-    system = row.text("system").strip()
-    if not system:
-        raise ValueError("no system is stated. Name a cluster, such as dgx-h100, or a GPU.")
-    return hardware_db.resolve(system, None)[0]
 
 
 def row_case(row: Row) -> Case | Skip:
@@ -136,8 +136,8 @@ def row_case(row: Row) -> Case | Skip:
     if fault := row.fault():
         return Skip(name, fault)
     try:
-        model = row_model(row)
-        cluster = row_cluster(row)
+        model, how_model = row_model(row)
+        cluster, how_cluster = row_cluster(row.text("system"))
     except ValueError as error:
         return Skip(name, str(error))
     gpus, batch, seq_len = (row.count(column, 0) for column in ("gpus", "gbs", "seq_len"))
@@ -145,7 +145,8 @@ def row_case(row: Row) -> Case | Skip:
         return Skip(
             name, f"{', '.join(unsaid)} not stated: GPUs, global batch and sequence length are needed"
         )
-    if not (row.text("tp") or row.text("pp") or row.text("fsdp")):
+    # One GPU has one layout, and so have as many replicas as GPUs.
+    if not (row.text("tp") or row.text("pp") or row.text("fsdp") or gpus in (1, row.count("dp", 0))):
         return Skip(name, "the parallel layout is not stated")
     step = row.number("step_time_s")
     rate = row.number("tokens_per_sec_per_gpu")
@@ -174,7 +175,11 @@ def row_case(row: Row) -> Case | Skip:
         measured_step_time_s=step,
         measured_memory_bytes=allocated,
         measured_reserved_bytes=reserved,
-        assumptions=(*assumptions, *unsaid, *micro_batch),
+        assumptions=tuple(
+            filter(
+                None, (*assumptions, how_model, how_cluster, unknown_release(stack), *unsaid, *micro_batch)
+            )
+        ),
     )
 
 

@@ -49,6 +49,23 @@ OTHER_NAMES = {
     "num_moe_experts": "moe.num_experts",
     "moe_router_topk": "moe.topk",
     "moe_ffn_hidden_size": "moe.expert_ffn",
+    # Keys of Hugging Face's configurations, GPT-NeoX's and llm-foundry's.
+    "num_hidden_layers": "num_layers",
+    "n_layer": "num_layers",
+    "n_layers": "num_layers",
+    "n_embd": "hidden",
+    "d_model": "hidden",
+    "intermediate_size": "ffn_hidden",
+    "n_head": "num_heads",
+    "n_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "hidden_act": "activation",
+    "tie_word_embeddings": "tied_embeddings",
+    "num_experts": "moe.num_experts",
+    "num_local_experts": "moe.num_experts",
+    "n_routed_experts": "moe.num_experts",
+    "num_experts_per_tok": "moe.topk",
+    "moe_intermediate_size": "moe.expert_ffn",
 }
 
 

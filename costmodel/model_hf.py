@@ -7,7 +7,7 @@ of its class where the class has one that matters.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,22 @@ def read_hf_config(path: Path) -> ModelSpec:
         raise ValueError(f"{path}: {error}") from None
 
 
+def from_hf_config(config: Mapping[str, Any], name: str) -> ModelSpec:
+    """A model called `name` from the contents of a config.json. ValueError in one line that names the key."""
+    values, architecture = _values(dict(config))
+    return from_mapping(values | {"name": name, "source": f"its Hugging Face configuration ({architecture})"})
+
+
 def _convert(config: Any, path: Path) -> ModelSpec:
     if not isinstance(config, dict):
         raise ValueError("the file is not a JSON object. Give a Hugging Face config.json.")
+    values, architecture = _values(config)
+    folder = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return from_mapping(values | {"name": folder or "model", "source": f"{path.name} ({architecture})"})
+
+
+def _values(config: Config) -> tuple[Config, str]:
+    """Fields of the model that a configuration describes, and its architecture."""
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if architectures is None:
@@ -48,9 +61,7 @@ def _convert(config: Any, path: Path) -> ModelSpec:
             f"architectures {architectures!r:.80} is not supported.{near} "
             f"Supported: {', '.join(ARCHITECTURES)}. Others can be written as a model TOML."
         )
-    folder = path.resolve().parent.name if path.name == "config.json" else path.stem
-    values = ARCHITECTURES[name](config)
-    return from_mapping(values | {"name": folder or "model", "source": f"{path.name} ({name})"})
+    return ARCHITECTURES[name](config), name
 
 
 def language_part(convert: Callable[[Config], Config]) -> Callable[[Config], Config]:

@@ -15,6 +15,11 @@ MODELS = Path(__file__).parent / "models"
 _ALIASES = MODELS / "aliases.toml"
 _SIZE_NAME = re.compile(r"gpt-h([0-9]{1,9})-l([0-9]{1,9})-a([0-9]{1,9})")
 _LONGEST_NAME = 4096  # characters, as the longest path of Linux
+# What Hugging Face ids say beside the architecture: its maker in front, behind it the training, the format, a date.
+_MAKER = re.compile(r"(?:nvidia|meta|meta-llama)-")
+_VARIANT = re.compile(
+    r"-(?:hf|base|instruct|chat|it|thinking|pretrained|bf16|fp8|v[01]\.\d|\d+k|\d{4})$|-*\([^()]*\)$"
+)
 
 
 @cache
@@ -56,10 +61,16 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         ) from None
     # A Hugging Face id such as meta-llama/Llama-3.1-8B names a model we know by its last part.
     may_be_id = given.count("/") <= 1 and path.suffix not in (".toml", ".json")
-    found = _by_name(given.rpartition("/")[2]) if may_be_id else None
+    found = _by_variant(given.rpartition("/")[2]) if may_be_id else None
     if found is not None:
         return found
     raise ValueError(_unknown(given, may_be_id))
+
+
+def is_known(name: str) -> bool:
+    """Whether a text names a model that we have, in any of its spellings."""
+    given = name.strip()
+    return len(given) <= _LONGEST_NAME and bool(_by_name(given) or _by_variant(given.rpartition("/")[2]))
 
 
 def parse_size_name(name: str) -> ModelSpec | None:
@@ -103,6 +114,36 @@ def _by_name(given: str) -> ModelSpec | None:
     if name in list_models():
         return _load_known(name)
     return parse_size_name(name)
+
+
+def _by_variant(given: str) -> ModelSpec | None:
+    """The model of a name however its parts are joined, and of one of its variants, which have its sizes."""
+    name = _MAKER.sub("", _normal(given), count=1)
+    while True:
+        found = _by_name(name) or _by_joined(name)
+        shorter = _VARIANT.sub("", name)
+        if found is not None or shorter == name:
+            return found
+        name = shorter
+
+
+def _by_joined(name: str) -> ModelSpec | None:
+    """The model whose name has the same letters, digits and dots, or failing that the same letters and digits."""
+    for signs in ("[-]", "[-.]"):
+        found = _joined_names(signs).get(re.sub(signs, "", name))
+        if found is not None:
+            return _load_known(found)
+    return None
+
+
+@cache
+def _joined_names(signs: str) -> dict[str, str]:
+    """Names without some signs, but those that only these tell apart."""
+    names = {name: name for name in list_models()} | _normal_aliases()
+    joined: dict[str, set[str]] = {}
+    for name, model in names.items():
+        joined.setdefault(re.sub(signs, "", name), set()).add(model)
+    return {key: found.pop() for key, found in joined.items() if len(found) == 1}
 
 
 @cache

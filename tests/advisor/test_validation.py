@@ -84,7 +84,7 @@ def test_the_command(tmp_path):
     text = CliRunner().invoke(command, [str(path)]).output
     assert text.startswith(f"{len(ANCHORS)} runs predicted: mean error")
     assert "Skipped: 1 row\n" in text
-    assert "1 x --model 'mixtral-9x9b'" in text
+    assert "1 x model 'mixtral-9x9b'" in text
     assert text.rstrip().endswith("[moe]")
     assert "Did you mean mixtral-8x7b" in " ".join(text.split())
     report = json.loads(CliRunner().invoke(command, [str(path), "--json"]).output)

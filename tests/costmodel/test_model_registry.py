@@ -15,7 +15,7 @@ UNHURRIED = settings(deadline=None)
 
 
 def test_every_file_is_a_model_of_its_name():
-    assert len(list_models()) >= 80
+    assert len(list_models()) >= 120
     for name in list_models():
         spec = load_model(name)
         assert spec.name == name
@@ -68,7 +68,7 @@ def test_aliases_lead_to_models_and_hide_none():
         ("deepseek-v33", "Did you mean deepseek-v3?"),
         ("mixtrall", "Did you mean mixtral"),
         ("nemotron", "is ambiguous: nemotron-22b"),
-        ("qwen3", "is ambiguous: qwen3-235b-a22b, qwen3-30b-a3b, qwen3-8b, qwen3-next-80b-a3b. Give"),
+        ("qwen3", "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 5 more. Give"),
         ("mpt", "and 4 more"),
         ("zzzzzz", "is not a known model or file"),
         ("", "is not a name or a path"),
@@ -166,3 +166,34 @@ def test_folders_devices_and_large_files_are_refused(tmp_path):
     (tmp_path / "large.toml").write_bytes(b"#" * (5 * 2**20))
     with pytest.raises(ValueError, match="is larger than"):
         load_model(tmp_path / "large.toml")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("meta-llama/Meta-Llama-3.1-405B-Instruct-FP8", "llama3.1-405b"),
+        ("llama31_405b", "llama3.1-405b"),
+        ("Nemotron-4-340B-Base", "nemotron4-340b"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", "nemotron3-nano-30b-a3b"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("qwen 2.5 7b instruct", "qwen2.5-7b"),
+        ("Qwen 2 57B A14B", "qwen2-57b-a14b"),
+        ("DeepSeek-V3 (671B)", "deepseek-v3"),
+        ("Nemotron-H-56B-Base-8K", "nemotronh-56b"),
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("mistralai/Mistral-Large-Instruct-2407", "mistral-large-123b"),
+        ("EleutherAI/pythia-6.9b", "pythia-6.9b"),
+        ("LLaMA 65B", "llama-65b"),
+    ],
+)
+def test_variants_have_the_sizes_of_their_model(written, name):
+    assert load_model(written).name == name
+
+
+@pytest.mark.parametrize("written", ["deepseek-v4", "qwen3-80b", "llama3-instruct", "llama-70b"])
+def test_a_variant_is_not_another_size_or_version(written):
+    with pytest.raises(ValueError, match="--model"):
+        load_model(written)

@@ -1,0 +1,118 @@
+"""What recipes of a release say where a published row does not: only what is empty, and the note tells it."""
+
+from __future__ import annotations
+
+import pytest
+
+from advisor.measurement_rows import Row
+from advisor.measurements import Case, row_case
+
+EXPERTS = {
+    "id": "run",
+    "source": "somebody's cluster",
+    "container": "nemo:26.06",
+    "model": "qwen3-235b-a22b",
+    "system": "gb300-nvl72",
+    "gpus": "256",
+    "precision": "mxfp8",
+    "gbs": "8192",
+    "mbs": "1",
+    "seq_len": "4096",
+    "tp": "1",
+    "pp": "4",
+    "vp": "12",
+    "ep": "32",
+    "step_time_s": "10",
+}
+
+
+def case(**changes: str) -> Case:
+    found = row_case(Row(EXPERTS | changes))
+    assert isinstance(found, Case), found
+    return found
+
+
+def test_experts_in_racks_have_the_release_s_exchange_and_graphs():
+    found = case()
+    assert (found.plan.moe_dispatcher, found.plan.overlap_moe_comm, found.plan.cuda_graph_scope) == (
+        "hybridep",
+        True,
+        (),
+    )
+    assert found.plan.expert_mlp_fusion
+    assert any("HybridEP" in each and "one graph" in each for each in found.assumptions)
+    before = case(container="nemo:26.02").plan
+    assert (before.moe_dispatcher, before.overlap_moe_comm) == ("hybridep", False)
+    assert before.cuda_graph_scope == ("attn", "moe_router", "moe_preprocess")
+
+
+def test_what_a_row_states_stands_and_is_not_told_as_assumed():
+    stated = case(container="nemo:26.02", moe_dispatcher="alltoall", cuda_graph="none", moe_a2a_overlap="0")
+    assert (stated.plan.moe_dispatcher, stated.plan.cuda_graph) == ("alltoall", False)
+    assert not any("HybridEP" in each for each in stated.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dispatcher"),
+    [
+        ({"container": "nemo:25.09"}, "alltoall"),
+        (
+            {
+                "container": "nemo:26.02",
+                "model": "gpt-oss-120b",
+                "gpus": "64",
+                "ep": "64",
+                "pp": "1",
+                "vp": "",
+            },
+            "alltoall",
+        ),
+        ({"container": "Megatron-LM", "date": "2026-06"}, "alltoall"),
+        ({"system": "8x B300"}, "hybridep"),
+        ({"system": "DGX H100", "precision": "fp8-cs", "container": "nemo:26.02"}, "alltoall"),
+        ({"system": "GB300 NVL72", "model": "Qwen/Qwen3-235B-A22B"}, "hybridep"),
+        ({"ep": "1", "model": "llama3-70b", "vp": "4"}, "alltoall"),
+    ],
+)
+def test_recipes_are_of_a_release_a_machine_and_a_model_however_written(changes, dispatcher):
+    assert case(**changes).plan.moe_dispatcher == dispatcher
+
+
+def test_an_overlap_that_needs_virtual_stages_is_left_out_without_them():
+    found = case(vp="1", pp="8", model="qwen3-30b-a3b", gpus="64", gbs="512", ep="8")
+    assert not found.plan.overlap_moe_comm
+    assert not found.plan.delay_wgrad
+
+
+def test_beside_grace_what_does_not_fit_under_fsdp_is_offloaded():
+    dense = {"model": "llama3-70b", "gpus": "64", "gbs": "128", "mbs": "2", "seq_len": "8192", "fsdp": "64"}
+    layout = {"pp": "1", "vp": "", "ep": "", "precision": "fp8-cs"}
+    rack = case(**dense, **layout, system="gb200-nvl72").plan
+    assert rack.offload_layers > 0
+    assert rack.recompute == "none"
+    node = case(**dense, **layout, system="dgx-b200").plan
+    assert node.offload_layers == 0
+
+
+def test_fine_tuning_routes_by_its_data():
+    tuned = case(task="sft", container="nemo:26.06")
+    assert tuned.workload.moe_imbalance > 1
+    assert case(task="sft", moe_force_balance="1").workload.moe_imbalance == 1
+    assert case().workload.moe_imbalance == 1
+
+
+def test_a_source_does_not_take_the_words_of_the_one_it_is_like():
+    """vTrain's entry came before, and took rows of every word that Megatron-DeepSpeed's has."""
+    found = case(
+        container="GPT-NeoX",
+        date="2022-04",
+        system="a100",
+        precision="fp16",
+        model="llama3-8b",
+        gpus="8",
+        ep="",
+        pp="1",
+        vp="",
+    )
+    assert found.stack == "deepspeed-22.04"
+    assert found.plan.recompute == "full"
