@@ -31,8 +31,7 @@ from costmodel.plan import CP_COMM_TYPES, Plan
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 
-# What a column of sharding says where parameters are whole on every rank.
-# and where they are sharded: by ranks, or in words.
+# What a column of sharding says where parameters are sharded, as ranks or in words, and where they are whole.
 FSDP = re.compile(
     r"\d+(\.0)?|(torch|pytorch|megatron)?[-_ ]?fsdp ?[12]?|hsdp|zero-?3|(full|hybrid)([-_ ]shard)?|stage ?3"
 )

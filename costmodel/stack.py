@@ -34,6 +34,9 @@ INPUTS = (
     "partial_rings",
     "dtensor",
     "megatron_core",
+    "stand_ins",
+    "master_shards",
+    "root_tables",
 )
 
 
@@ -61,6 +64,9 @@ class Stack:
     transformer_engine: its layers are Transformer Engine's.
     plain_dispatch: its own configurations send tokens to experts by all-to-all.
     megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
+    stand_ins: a tensor for each shape of a weight stands for gradients that are in their buffer already.
+    master_shards: FSDP shards FP32 parameters, which the optimizer updates. root_tables: embedding and output layer are
+    one unit of FSDP, whole through a step.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
     lists them; "" where they are not on file. names_from: the release from which on they are its own, "" for all.
@@ -93,6 +99,9 @@ class Stack:
     megatron_core: bool = False
     transformer_engine: bool = False
     plain_dispatch: bool = False
+    stand_ins: bool = False
+    master_shards: bool = False
+    root_tables: bool = False
     title: str = ""
     names: str = ""
     names_from: str = ""
@@ -173,6 +182,7 @@ def load_stack(text: str) -> Stack:
         "megatron_core",
         "transformer_engine",
         "plain_dispatch",
+        "master_shards",
     )
     return Stack(
         name,
@@ -189,6 +199,8 @@ def load_stack(text: str) -> Stack:
         hybrid_dispatch=age is not None and age >= known("hybrid_dispatch_from", "99.12"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
+        stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
+        root_tables=age is not None and age <= known("root_tables_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
         documents_apart=age is not None
         and not known("documents_apart_until", "00.01") < age < known("documents_apart_from", "99.12"),
