@@ -15,7 +15,7 @@ from pathlib import Path
 
 from advisor.measurement_memory import largest_micro_batch, made_to_fit
 from advisor.measurement_plans import habit_of, row_model, row_plan, row_release, row_workload
-from advisor.measurement_release import unknown_release
+from advisor.measurement_release import unknown_release, with_patch
 from advisor.measurement_rows import Row, column_name
 from advisor.measurement_systems import row_cluster
 from costmodel.model_spec import ModelSpec
@@ -126,7 +126,7 @@ def _row(cells: Mapping[str | None, str | list[str] | None], columns: int) -> Ro
 def stack_of(row: Row) -> str:
     """Software stack as family-release, the release from the container, the source or the date where they name one."""
     habit = habit_of(row)
-    release = row_release(row, habit)
+    release = with_patch(row, row_release(row, habit))
     return load_stack(f"{habit['family']}-{release}" if release else habit["family"]).name
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STACK_FILE = Path(__file__).with_name("stacks.toml")
-RELEASE = re.compile(r"(\d\d)\.(\d\d)")
+RELEASE = re.compile(r"(\d\d)\.(\d\d)(?:\.\d\d?)?")
 # Widest head that cuDNN's own backward pass takes on the Blackwell of data centres; see `wide_heads_from`.
 WIDEST_FUSED_HEAD = 128
 DATACENTRE_BLACKWELL = ("blackwell", "blackwell-ultra")
@@ -136,7 +136,10 @@ def default_stack() -> str:
 
 
 def load_stack(text: str) -> Stack:
-    """A stack from "nemo-26.06", "26.06" or "nemo". ValueError in one line when it is not one."""
+    """A stack from "nemo-26.06", "26.06" or "nemo". ValueError in one line when it is not one.
+
+    A patch release, "26.02.01", is one of its own where runs of it are known, else the release that it mends.
+    """
     name, _, release = text.strip().partition("-")
     if RELEASE.fullmatch(name) and not release:
         release = name
@@ -157,7 +160,7 @@ def load_stack(text: str) -> Stack:
         )
     if not release and family["releases"]:
         release = family.get("newest", family["releases"][-1])
-    release = release[:5]
+    release = release if release in family["releases"] else release[:5]
 
     def known(name: str, otherwise: str) -> int:
         return months(family.get(name, otherwise))
@@ -228,14 +231,22 @@ def newest_stack(names: str, native_loss: bool) -> str:
 
 
 def months(release: str) -> int:
-    """Months from year 0 to a release "yy.mm". [1]"""
-    year, month = release.split(".")
+    """Months from year 0 to a release "yy.mm", or to the one that a patch "yy.mm.pp" mends. [1]"""
+    year, month = release.split(".")[:2]
     return 12 * int(year) + int(month)
+
+
+def released(release: str) -> int:
+    """Months from year 0 to when a release came out: a patch a month after what it mends. [1]
+
+    Source: dates of NeMo's 26.02 and 26.02.01, 26.04 and 26.04.01 in Megatron-Bridge's performance summaries.
+    """
+    return months(release) + int([*release.split("."), "0"][2])
 
 
 def nearest_release(release: str, known: Iterable[str]) -> str | None:
     """The known release nearest in time, the later of two as near; None when none is known."""
-    candidates = sorted(known, key=months, reverse=True)
+    candidates = sorted(known, key=released, reverse=True)
     if not candidates or not release:
         return None
-    return min(candidates, key=lambda each: abs(months(each) - months(release)))
+    return min(candidates, key=lambda each: abs(released(each) - released(release)))
