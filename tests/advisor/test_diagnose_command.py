@@ -237,6 +237,21 @@ def test_queues_are_blamed_only_where_something_tells_them(ask, tmp_path):
     assert "tp_overlap_failed" not in findings("CUDA_DEVICE_MAX_CONNECTIONS=1\n")
 
 
+def test_a_lost_loss_is_a_fault_and_no_share_of_the_step(ask, tmp_path):
+    """What a NaN costs is the training, not 10 % of a step's time."""
+    path = tmp_path / "nan.log"
+    path.write_text(
+        "\n".join(
+            megatron_line(step, 2.0, nan=int(step > 27), skipped=int(step > 27)) for step in range(1, 31)
+        )
+    )
+    code, text = ask("diagnose", str(path))
+    assert code == 1
+    assert text.splitlines()[0] == "The loss is NaN or infinite, or updates are skipped."
+    assert "updates are skipped (fault)" in text
+    assert "10.0 % of the steps have a loss that is NaN or infinite" in " ".join(text.split())
+
+
 def test_one_lost_step_is_one_step(ask, tmp_path):
     """Of any framework: the share of steps, the first of them, and the line that tells of a counted kind."""
     lines = [nemo_line(step, 3.2) for step in range(1, 101)]
