@@ -46,7 +46,7 @@ def command(context: click.Context, as_json: bool, **options: Any) -> None:
     It measures matrix products by shape and format, attention, memory, the optimizer, the dispatch of operations, and
     collectives by kind, size and group, with as many processes as a run will have. Short training runs follow, which
     show what kernels alone do not. With --from nothing is measured: the constants of a machine are adjusted to the
-    records of runs. The profile is a machine file that commands take by --profile; the data that we ship stays as it is.
+    records of runs. The profile is a machine file that commands take by --profile; data that we ship is never edited.
 
     \b
     advisor calibrate --time 180 -o mine
