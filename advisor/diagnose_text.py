@@ -50,7 +50,8 @@ def answer(found: Diagnosed) -> str:
 
 
 def _ceiling(found: Measured, finding: Finding) -> str:
-    if not finding.ceiling:
+    """What a cure can win of a step; a fault is mended for other reasons than its time."""
+    if not finding.ceiling or finding.rule.severity == "fault":
         return ""
     time = f"{seconds(finding.ceiling * found.step)} of {seconds(found.step)}"
     return f": at most {percent(finding.ceiling)} of the step ({time})"
@@ -60,6 +61,7 @@ def _finding(found: Diagnosed, number: int, finding: Finding) -> list[str]:
     rule = finding.rule
     known = {"fault": "fault", "risk": "risk"}.get(rule.severity, "")
     ceiling = f"at most {percent(finding.ceiling)}" if finding.ceiling else known or "no ceiling known"
+    ceiling = "fault" if rule.severity == "fault" else ceiling
     lines = [heading(f"{number}. {rule.title} ({ceiling})")]
     kind = "Evidence" if finding.measured or rule.severity == "rest" else "Inferred, not measured"
     lines.append(wrap(f"{kind}: {finding.evidence}", "  ", "    "))

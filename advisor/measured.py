@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from advisor.case import Case
 
 
+class NoPlanError(ValueError):
+    """A measurement that shows no plan, where one is needed."""
+
+
 def read_measured(
     source: str, traces: Sequence[str], plan: str | None, options: dict[str, Any], need_plan: bool = False
 ) -> Measured:
@@ -89,7 +93,7 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         found.predicted = with_schedule(prediction).to_dict()
         found.notes += [note for note in case.notes if not note.startswith(("Not read", "No plan named"))]
     elif need_plan and found.predicted is None:
-        raise ValueError(
+        raise NoPlanError(
             f"{found.source} does not show the plan that ran. Give it: `advisor compare PLAN {found.source}`."
         )
 

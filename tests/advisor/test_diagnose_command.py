@@ -237,6 +237,21 @@ def test_queues_are_blamed_only_where_something_tells_them(ask, tmp_path):
     assert "tp_overlap_failed" not in findings("CUDA_DEVICE_MAX_CONNECTIONS=1\n")
 
 
+def test_a_lost_loss_is_a_fault_and_no_share_of_the_step(ask, tmp_path):
+    """What a NaN costs is the training, not 10 % of a step's time."""
+    path = tmp_path / "nan.log"
+    path.write_text(
+        "\n".join(
+            megatron_line(step, 2.0, nan=int(step > 27), skipped=int(step > 27)) for step in range(1, 31)
+        )
+    )
+    code, text = ask("diagnose", str(path))
+    assert code == 1
+    assert text.splitlines()[0] == "The loss is NaN or infinite, or updates are skipped."
+    assert "updates are skipped (fault)" in text
+    assert "10.0 % of the steps have a loss that is NaN or infinite" in " ".join(text.split())
+
+
 def test_one_lost_step_is_one_step(ask, tmp_path):
     """Of any framework: the share of steps, the first of them, and the line that tells of a counted kind."""
     lines = [nemo_line(step, 3.2) for step in range(1, 101)]
@@ -316,6 +331,34 @@ def test_two_logs_are_compared_as_runs(ask, tmp_path):
     assert text.startswith(
         "B is 25.0 % faster than A: 1.600 s a step measured against 2.000 s a step measured"
     )
+
+
+def test_two_logs_without_plans_are_compared_by_what_was_measured(ask, tmp_path):
+    """NeMo prints no plan; before and after a change are worth comparing all the same."""
+    paths, dice = [], random.Random(5)
+    for name, seconds in (("before.log", 10.0), ("after.log", 9.0)):
+        paths.append(str(tmp_path / name))
+        lines = [nemo_line(step, dice.gauss(seconds, 0.01)) for step in range(1, 31)]
+        (tmp_path / name).write_text("\n".join(lines))
+    code, text = ask("compare", *paths)
+    assert code == 0
+    told = " ".join(text.split())
+    assert told.startswith("B is 11.")
+    assert "more than the scatter of their steps" in told
+    assert "Neither log shows the plan that ran" in told
+    record = json.loads(ask("compare", *paths, "--json")[1])
+    assert record["a"]["step_time_s"] == pytest.approx(10.0, rel=0.01)
+    assert "far above" not in told
+    slow = tmp_path / "slow.log"
+    slow.write_text("\n".join(nemo_line(step, 9.0 if step % 7 else 18.0) for step in range(1, 60)))
+    told = " ".join(ask("compare", paths[0], str(slow))[1].split())
+    assert "B has 8 steps far above that, which add 1" in told  # the median alone would hide them
+    half = tmp_path / "half.log"
+    half.write_text("\n".join(nemo_line(step, 9.0, global_batch_size=256.0) for step in range(1, 31)))
+    assert "a sequence measured against" in ask("compare", paths[0], str(half))[1]
+    dumped = tmp_path / "dumped.log"
+    dumped.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP))
+    assert "B does not show" in " ".join(ask("compare", str(dumped), paths[0], "--gpu", "h100")[1].split())
 
 
 def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):

@@ -164,6 +164,7 @@ def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
     for step in (path.data_parallel(), path.distributed_optimizer()):
         assert "of the 77.2 GiB a plan may use" in step.text
         assert "cp_comm_type" not in step.text
+    assert "a plan may use, 97 % of the device (" in path.data_parallel().text
     assert [each.label for each in path.context_parallel().evidence] == [
         "CP1",
         "CP2 p2p",
