@@ -12,11 +12,22 @@ _LARGEST = {
     "vocab_padded": 2**24,
     "seq_len": 2**27,
     "rotary_base": 10**12,
+    "rotary_local_base": 10**12,
+    "original_positions": 2**27,
     "params": 10**16,
 }
 _LARGEST_OTHER = 2**20
 # Largest value of each number that is no count, and one to try; the others are shares or coefficients.
-_LARGEST_NUMBER = {"router_scaling_factor": (1000, 2.5), "rotary_percent": (1, 0.5)}
+_LARGEST_NUMBER = {
+    "router_scaling_factor": (1000, 2.5),
+    "rotary_percent": (1, 0.5),
+    "factor": (10**6, 8.0),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), (1000, 4.0)),
+    **dict.fromkeys(("beta_fast", "beta_slow"), (10**4, 32.0)),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), (100, 1.0)),
+    **dict.fromkeys(("score_cap", "logit_cap"), (10**4, 50.0)),
+    "embedding_scale": (10**4, 64.0),
+}
 _LARGEST_OTHER_NUMBER = (1, 0.001)
 _MAY_BE_ZERO = {
     "learned_positions",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.model_spec import (
+    AttentionTemperature,
     CompressedAttention,
     Encoder,
     GatedDelta,
@@ -17,6 +18,7 @@ from costmodel.model_spec import (
     Mla,
     ModelSpec,
     Moe,
+    RotaryScaling,
     SlidingWindow,
 )
 
@@ -28,6 +30,8 @@ TABLES: dict[str, type] = {
     "sliding_window": SlidingWindow,
     "compressed_attention": CompressedAttention,
     "encoder": Encoder,
+    "rotary_scaling": RotaryScaling,
+    "attention_temperature": AttentionTemperature,
 }
 _LARGEST_FILE = 4 * 2**20  # bytes; a real model file is a few kilobytes
 

@@ -14,6 +14,7 @@ from costmodel.model_hf_values import (
     flag,
     nope_interval,
     norm_epsilon,
+    number,
     read_activation,
     rotary,
     split,
@@ -88,7 +89,18 @@ def qwen3_vl(config: Config) -> Config:
 def gemma(config: Config) -> Config:
     values = llama({"head_dim": 256, "tie_word_embeddings": True} | config)
     # Gemma's released files say "gelu" in hidden_act and mean the tanh one in hidden_activation: same cost.
-    return values | {"activation": "gelu", "zero_centered_norm": True}
+    own: Config = {
+        "activation": "gelu",
+        "zero_centered_norm": True,
+        "embedding_scale": values["hidden"] ** 0.5,
+    }
+    scalar = number(config, ("query_pre_attn_scalar",))
+    # The class divides scores by its root instead of the head size's.
+    if scalar and scalar != values["head_dim"]:
+        own["softmax_scale"] = scalar**-0.5
+    caps = {"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
+    own |= {name: number(config, (key,)) for name, key in caps.items() if config.get(key) is not None}
+    return values | own
 
 
 def gpt2(config: Config) -> Config:
@@ -128,15 +140,22 @@ def _windowed(values: Config, config: Config, default: int, interval: int) -> Co
 
 def gemma2(config: Config) -> Config:
     """Gemma 2: windows on every other layer, norms on both sides of each block, capped scores and logits."""
-    values = _windowed(gemma(config), config, 4096, 2)
+    caps = {"query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    values = _windowed(gemma(caps | config), config, 4096, 2)
     return values | {"left_out": f"{NORMS_BEHIND}, caps of scores and logits"}
 
 
 def gemma3(config: Config) -> Config:
     """Gemma 3: windows on five of six layers, norms of Q and K, norms on both sides of each block."""
     defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}
+    defaults |= {"query_pre_attn_scalar": 256, "rope_theta": 1_000_000}
     values = gemma(defaults | config) | {"qk_norm": True, "left_out": NORMS_BEHIND}
-    values["rotary_base"] = None  # layers with windows have one of their own
+    # Layers with windows have a base of their own. Newer files nest both in rope_parameters, which are not read.
+    if "rope_parameters" in config:
+        values["rotary_base"] = None
+    else:
+        local = number(config, ("rope_local_base_freq",), 10_000)
+        values["rotary_local_base"] = int(local) if local and local == int(local) else None
     return _windowed(values, config, 4096, count(config, "sliding_window_pattern", 6))
 
 

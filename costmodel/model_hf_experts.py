@@ -152,7 +152,10 @@ def gpt_oss(config: Config) -> Config:
         **UNSCALED,
     }
     window = {"window": count(config, "sliding_window", 128), "full_attention_interval": 2}
-    defaults = {"attention_bias": True, "head_dim": 64, "rope_theta": 150_000}
+    defaults: Config = {"attention_bias": True, "head_dim": 64, "rope_theta": 150_000}
+    if "rope_parameters" not in config:
+        yarn = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+        defaults["rope_scaling"] = yarn | {"original_max_position_embeddings": 4096}
     values = llama(defaults | config | {"mlp_bias": True})
     return values | {"activation": "quick_gelu", "attention_sink": True, "moe": moe, "sliding_window": window}
 
@@ -210,4 +213,10 @@ def llama4(config: Config) -> Config:
     chunk = (
         0 if config.get("attention_chunk_size", 8192) is None else count(config, "attention_chunk_size", 8192)
     )
-    return values | {"moe": moe, "attention_chunk": chunk, "nope_layer_interval": nope_interval(config)}
+    own: Config = {"attention_chunk": chunk, "nope_layer_interval": nope_interval(config)}
+    own["qk_l2_norm"] = flag(config, "use_qk_norm", True)
+    # Early files have 4 in place of true.
+    if config.get("attn_temperature_tuning", True):
+        floor, scale = number(config, ("floor_scale",), 8192), number(config, ("attn_scale",), 0.1)
+        own["attention_temperature"] = {"floor": int(floor or 1), "scale": scale}
+    return values | own | {"moe": moe}

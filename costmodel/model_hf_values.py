@@ -77,7 +77,54 @@ def rotary(config: Config) -> Config:
     return {
         "rotary_base": int(base) if base is not None and whole else None,
         "rotary_percent": number(said, ROTARY_SHARES, 1.0),
+        "rotary_scaling": None if several else rotary_scaling(config),
     }
+
+
+# Kinds of scaled rotary positions: the classes' names, and ours; "mrope" shares dimensions out and stretches nothing.
+ROTARY_KINDS = {
+    "default": "none",
+    "mrope": "none",
+    "su": "longrope",
+    **{kind: kind for kind in ("linear", "dynamic", "yarn", "longrope", "llama3")},
+}
+SCALING_NUMBERS = (
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
+
+
+def rotary_scaling(config: Config) -> Config:
+    """How positions are stretched: rope_scaling, or rope_parameters of newer files. No entry says that they are not."""
+    said = config.get("rope_scaling") or config.get("rope_parameters")
+    if said is None:
+        return {"kind": "none"}
+    if not isinstance(said, dict):
+        raise ValueError(f"rope_scaling {shown(said)} is not an object. Correct it in the file.")
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind not in ROTARY_KINDS:
+        raise ValueError(f"rope_scaling type {shown(kind)} is not known. Known: {', '.join(ROTARY_KINDS)}.")
+    if ROTARY_KINDS[kind] == "none":
+        return {"kind": "none"}
+    found: Config = {"kind": ROTARY_KINDS[kind], "factor": number(said, ("factor",), 1.0)}
+    # The length the class stretches from where the scaling names none: the longest context.
+    length = count(
+        said | {"max_position_embeddings": config.get("max_position_embeddings")}, _length_key(said), 4096
+    )
+    found["original_positions"] = length
+    found |= {name: number(said, (name,)) for name in SCALING_NUMBERS}
+    if "truncate" in said:
+        found["round_to_int"] = flag(said, "truncate")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _length_key(said: Config) -> str:
+    own = "original_max_position_embeddings"
+    return own if said.get(own) is not None else "max_position_embeddings"
 
 
 def flag(config: Config, key: str, default: bool = False) -> bool:

@@ -21,6 +21,7 @@ MAMBA = "mamba"
 PATTERN_LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MOE}
 
 NORMS = ("RMSNorm", "LayerNorm")
+ROTARY_KINDS = ("none", "yarn", "llama3", "linear", "dynamic", "longrope")
 ACTIVATIONS = ("silu", "gelu", "quick_gelu", "squared_relu", "relu")
 DEFAULT_VOCAB_DIVISIBLE_BY = 128  # Megatron --make-vocab-size-divisible-by
 
@@ -150,6 +151,45 @@ class SlidingWindow(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RotaryScaling(Checked):
+    """How rotary positions are stretched to longer contexts than the `original_positions` they were trained for.
+
+    kind: none (the source says that they are not), yarn, llama3, linear, dynamic or longrope. factor: of the stretch
+    [1]. low_freq_factor, high_freq_factor: of llama3 [1]. beta_fast, beta_slow: turns between which yarn mixes [1];
+    mscale, mscale_all_dim: of its attention factor [1], None where the source leaves it to 0.1 ln(factor) + 1;
+    round_to_int: whether it rounds the range of dimensions that it mixes.
+    """
+
+    _where = "rotary_scaling."
+    kind: str
+    factor: float = 1.0
+    original_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    round_to_int: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in ROTARY_KINDS:
+            raise ValueError(
+                f"rotary_scaling.kind {self.kind!r:.60} is not known. Use one of {', '.join(ROTARY_KINDS)}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionTemperature(Checked):
+    """Queries of layers without positions times 1 + scale log(1 + (position + 1) // floor), as Llama 4 has them."""
+
+    _where = "attention_temperature."
+    floor: int
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec(Checked):
     """Sizes of one decoder. Raises ValueError (given, rule, way out) when they cannot be meant.
 
@@ -162,7 +202,11 @@ class ModelSpec(Checked):
     multiply by 1 + weight, and weights start and decay at 0.
     linear_bias: output, MLP and router.
     learned_positions: length of the position table, 0 = rotary or none. rotary_base: theta of rotary positions [1],
-    None where the source does not say; rotary_percent: share of a head's dimensions that rotate [1].
+    None where the source does not say; rotary_percent: share of a head's dimensions that rotate [1]; rotary_local_base:
+    theta of layers with windows where it is another; rotary_scaling: None where the source does not say.
+    qk_l2_norm: norm without weights over each head of rotated Q and K. softmax_scale: factor of scores where it is not
+    1 / sqrt(head size) [1]; score_cap, logit_cap: tanh bounds of scores and logits [1]; embedding_scale: factor of
+    embeddings [1]. All of these cost next to nothing, and an export without them trains another model.
     seq_len: the source's training length [token], 0 unknown.
     layer_pattern: a letter a layer (M mamba, * attention, - mlp, E experts), '' uniform.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:
@@ -194,6 +238,14 @@ class ModelSpec(Checked):
     learned_positions: int = 0
     rotary_base: int | None = None
     rotary_percent: float = 1.0
+    rotary_local_base: int | None = None
+    rotary_scaling: RotaryScaling | None = None
+    qk_l2_norm: bool | None = None
+    attention_temperature: AttentionTemperature | None = None
+    softmax_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embedding_scale: float | None = None
     seq_len: int = 0
     layer_pattern: str = ""
     moe: Moe | None = None

@@ -14,6 +14,9 @@ from costmodel.model_spec import ModelSpec, Moe
 # Source: Megatron-Bridge, gpt_oss_provider.py.
 CLAMPED_SWIGLU = {"glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
 
+# Low and high frequency factor and first length of Megatron-Core's rope_scaling.
+# Source: 0.16.1, rotary_pos_embedding.py, _apply_scaling.
+LLAMA3_FREQUENCIES = (1.0, 4.0, 8192)
 # Of models with an encoder, which Megatron-Core builds as a model of its own.
 ENCODER_NOTE = "this trains the decoder of {} alone: the encoder in front of it is left out"
 
@@ -46,7 +49,51 @@ def rotary_fields(model: ModelSpec) -> dict[str, Any]:
     if position_embedding(model) != "rope":
         return {}
     base = {} if model.rotary_base is None else {"rotary_base": model.rotary_base}
-    return base | ({} if model.rotary_percent == 1 else {"rotary_percent": model.rotary_percent})
+    share = {} if model.rotary_percent == 1 else {"rotary_percent": model.rotary_percent}
+    return base | share | scaling_fields(model)
+
+
+def scaling_fields(model: ModelSpec) -> dict[str, Any]:
+    """Scaling of rotary positions: YaRN of latent attention, whose class has a factor of 40 unless told, and llama3."""
+    found = model.rotary_scaling
+    if found is None:
+        return {}
+    if model.mla is None:
+        # The frequencies between which it mixes are fixed, see `LLAMA3_FREQUENCIES`.
+        known = found.kind == "llama3"
+        return {"rope_scaling": True, "rope_scaling_factor": found.factor} if known else {}
+    if found.kind == "none":
+        return {"rotary_scaling_factor": 1.0}  # YaRN by 1 is no scaling, and rotary kernels stay fused
+    said = {
+        "rotary_scaling_factor": found.factor,
+        "original_max_position_embeddings": found.original_positions,
+        "beta_fast": found.beta_fast,
+        "beta_slow": found.beta_slow,
+        "mscale": found.mscale,
+        "mscale_all_dim": found.mscale_all_dim,
+    }
+    return {name: value for name, value in said.items() if value is not None} if found.kind == "yarn" else {}
+
+
+def yarn_arguments(model: ModelSpec) -> dict[str, Any]:
+    """YaRN of attention without latents, as fields that Megatron-Core reads off its configuration; else nothing.
+
+    Source: Megatron-Core 0.16.1, gpt_model.py, yarn_rotary_pos_embedding.py; its class does not have them, those of
+    Megatron-Bridge from 0.4 on do.
+    """
+    found = model.rotary_scaling
+    if found is None or found.kind != "yarn" or model.mla is not None or position_embedding(model) != "rope":
+        return {}
+    return {
+        "position_embedding_type": "yarn",
+        "yarn_rotary_scaling_factor": found.factor,
+        "yarn_original_max_position_embeddings": found.original_positions,
+        "yarn_beta_fast": found.beta_fast if found.beta_fast is not None else 32.0,
+        "yarn_beta_slow": found.beta_slow if found.beta_slow is not None else 1.0,
+        "yarn_mscale": found.mscale,
+        "yarn_mscale_all_dim": found.mscale_all_dim,
+        "yarn_correction_range_round_to_int": found.round_to_int is not False,
+    }
 
 
 def position_embedding(model: ModelSpec) -> str:
@@ -107,6 +154,10 @@ def attention_fields(model: ModelSpec) -> dict[str, Any]:
         fields["softmax_type"] = "learnable"
     if model.attention_output_gate:
         fields["attention_output_gate"] = True
+    if model.qk_l2_norm:
+        fields["qk_l2_norm"] = True
+    if model.softmax_scale is not None:
+        fields["softmax_scale"] = model.softmax_scale
     if model.nope_layer_interval:
         fields["no_rope_freq"] = model.nope_layer_interval
     return fields

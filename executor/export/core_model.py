@@ -8,7 +8,7 @@ from typing import Any
 
 from costmodel.model_registry import list_models, load_model
 from costmodel.model_spec import DEFAULT_VOCAB_DIVISIBLE_BY, ModelSpec
-from executor.megatron_model import model_fields, position_embedding
+from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_embedding
 
 # Fields that are a number of layers, or a list with a place for each.
 FREQUENCIES = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq")
@@ -138,6 +138,8 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
         "nope_layer_interval": fields.get("no_rope_freq"),
         "attention_output_gate": bool(fields.get("attention_output_gate")),
         "attention_sink": fields.get("softmax_type") == "learnable",
+        "qk_l2_norm": fields.get("qk_l2_norm") or None,
+        "softmax_scale": fields.get("softmax_scale"),
     }
     pattern = fields.get("hybrid_layer_pattern") or fields.get("hybrid_override_pattern")
     if pattern:
@@ -174,8 +176,37 @@ def _positions(fields: Mapping[str, Any]) -> dict[str, Any]:
     base = fields.get("rotary_base")
     if isinstance(base, float):  # as Megatron-Bridge takes it from Hugging Face; no base of ours is broken
         base = int(base) if base.is_integer() else None
-    said = {"rotary_base": base, "rotary_percent": fields.get("rotary_percent")}
+    said = {
+        "rotary_base": base,
+        "rotary_percent": fields.get("rotary_percent"),
+        "rotary_scaling": _scaling(fields),
+    }
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How rotary positions are scaled; None where the fields do not say."""
+    if fields.get("rope_scaling"):
+        low, high, length = LLAMA3_FREQUENCIES
+        factor = fields.get("rope_scaling_factor") or 8.0
+        own = {"low_freq_factor": low, "high_freq_factor": high, "original_positions": length}
+        return {"kind": "llama3", "factor": factor} | own
+    latent = fields.get("multi_latent_attention")
+    factor = fields.get("rotary_scaling_factor" if latent else "yarn_rotary_scaling_factor")
+    if factor is None:
+        return None
+    if factor == 1:
+        return {"kind": "none"}
+    prefix = "" if latent else "yarn_"
+    found = {
+        "factor": factor,
+        "original_positions": fields.get(f"{prefix}original_max_position_embeddings"),
+        **{
+            name: fields.get(prefix + name) for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        },
+        "round_to_int": fields.get("yarn_correction_range_round_to_int"),
+    }
+    return {"kind": "yarn"} | {name: value for name, value in found.items() if value is not None}
 
 
 def frequency_of(name: str, text: str) -> int | list[int]:

@@ -8,7 +8,7 @@ from executor.export.exported import Job
 from executor.export.target_names import Names
 from executor.export.unsaid import facts_not_on_file, graph_word_note, overlap_note
 from executor.megatron_args import foreign_modules
-from executor.megatron_model import not_expressed
+from executor.megatron_model import not_expressed, yarn_arguments
 
 
 def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
@@ -19,7 +19,8 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
             f"Megatron-Bridge {names.release} has no recipe for {model.name}: the model is from our file, its "
             "initialisation Megatron-Core's default"
         )
-        yield from facts_not_on_file(model, "model.{}".format)
+        yarn = bool(yarn_arguments(model)) and names.has("model", "yarn_rotary_scaling_factor")
+        yield from facts_not_on_file(model, "model.{}".format, yarn=yarn)
     elif job.workload.task != "pretrain" and "pretrain" in recipe:
         yield (
             f"Megatron-Bridge {names.release} has no recipe to fine-tune {model.name}: this is its pre-training "

@@ -28,7 +28,7 @@ from executor.export.unsaid import (
     setting_value,
 )
 from executor.megatron_args import core_fields
-from executor.megatron_model import model_arguments, model_fields, mtp_segments
+from executor.megatron_model import model_arguments, model_fields, mtp_segments, yarn_arguments
 from executor.megatron_training import ddp_fields, optimizer_fields
 
 # Recipes of mixed precision that say what each precision of ours means; fp32 has none.
@@ -187,6 +187,8 @@ def _shape_arguments(job: Job, names: Names) -> dict[str, Any]:
             "mtp_num_layers": model.mtp_layers or None,
         }
         arguments |= staged if newer else {"hybrid_override_pattern": pattern}
+    if names.has("model", "yarn_rotary_scaling_factor"):
+        arguments |= yarn_arguments(model)
     arguments["vocab_size"] = model.vocab_padded or model.vocab
     arguments["should_pad_vocab"] = True
     if model.vocab_divisible_by:

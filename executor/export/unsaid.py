@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from costmodel.graph_parts import captured_parts
 from costmodel.knobs import SETTINGS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from executor.megatron_model import model_fields, position_embedding
+from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_embedding
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
 OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
@@ -54,9 +55,11 @@ def graph_word_note(plan: Plan, model: ModelSpec, release: str) -> Iterator[str]
 
 
 def facts_not_on_file(
-    model: ModelSpec, name: Callable[[str], str], latent_scaling: int = 40
+    model: ModelSpec, name: Callable[[str], str], latent_scaling: int = 40, yarn: bool = False
 ) -> Iterator[str]:
-    """Notes on what is trained and our file of the model does not hold.
+    """Notes on what is trained and our file of the model does not hold, or the target does not take.
+
+    yarn: whether the target is told of YaRN without latent attention.
 
     name: the target's, of a field. latent_scaling: YaRN's factor that latent attention has by default [1]; 40 is that
     of MLATransformerConfig, Megatron-Core 0.17 to 0.19.
@@ -72,12 +75,47 @@ def facts_not_on_file(
     if added:
         them = "them" if len(added) > 1 else "it"
         yield f"not in our file of {model.name}: add {' and '.join(added)} as the model has {them}"
-    if rotary:
+    if rotary and model.rotary_scaling is None:
         kept = f"; latent attention keeps its default, a factor of {latent_scaling}" if model.mla else ""
-        yield (
-            "our model files do not hold the scaling of rotary positions to longer contexts (Llama 3.1, YaRN): add it "
-            f"if the model has one{kept}"
-        )
+        yield f"scaling of rotary positions (Llama 3.1, YaRN) is not in our file of {model.name}{kept}"
+    elif rotary and not yarn:
+        yield from _lost_scaling(model)
+    yield from _lost_attention(model)
+
+
+def _lost_scaling(model: ModelSpec) -> Iterator[str]:
+    """A note on scaling of rotary positions that no argument says."""
+    found = model.rotary_scaling
+    assert found is not None
+    numbers = (found.low_freq_factor, found.high_freq_factor, found.original_positions)
+    own = found.kind == "llama3" and model.mla is None and numbers == LLAMA3_FREQUENCIES
+    if found.kind == "none" or own or (found.kind == "yarn" and model.mla is not None):
+        return
+    said = ", ".join(
+        f"{name} {value:g}"
+        for name, value in asdict(found).items()
+        if name != "kind" and value is not None and not isinstance(value, bool)
+    )
+    yield (
+        f"rotary positions of {model.name} are scaled by {found.kind} ({said}), which this does not say: it trains "
+        "with plain ones"
+    )
+
+
+def _lost_attention(model: ModelSpec) -> Iterator[str]:
+    """Notes on factors and bounds of scores, logits and embeddings, and bases of layers, that Megatron-Core lacks."""
+    heat = model.attention_temperature
+    lost = {
+        f"layers with windows rotate with base {model.rotary_local_base}": model.rotary_local_base
+        is not None,
+        f"queries of layers without positions grow with the position (floor {heat.floor if heat else 0}, scale "
+        f"{heat.scale if heat else 0:g})": heat is not None,
+        f"scores are bounded at {model.score_cap or 0:g}": model.score_cap is not None,
+        f"logits are bounded at {model.logit_cap or 0:g}": model.logit_cap is not None,
+        f"embeddings are multiplied by {model.embedding_scale or 0:.4g}": model.embedding_scale is not None,
+    }
+    if told := [text for text, there in lost.items() if there]:
+        yield f"in {model.name} {'; '.join(told)}: Megatron-Core has no such thing, and trains without"
 
 
 def refuse_hybrid_stages(

@@ -46,6 +46,7 @@ from hypothesis import strategies as st
 
 from costmodel.model_hf import ARCHITECTURES, read_hf_config
 from costmodel.model_registry import load_model
+from costmodel.model_spec import AttentionTemperature, RotaryScaling
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -258,7 +259,7 @@ def test_weights_of_the_chosen_experts_that_do_not_sum_to_one(tmp_path):
         (LLAMA3_8B, {"rope_theta": 10000.5}, None, 1.0),
         (LLAMA3_8B, {"rope_theta": None}, 10_000, 1.0),
         (LLAMA3_8B, {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, None, 1.0),
-        (GEMMA3_27B, {}, None, 1.0),
+        (GEMMA3_27B, {}, 1_000_000, 1.0),
         (NEOX_20B, {}, 10_000, 0.25),
         (NEOX_20B, {"rotary_pct": 1.0}, 10_000, 1.0),
         (GLM45_AIR, {}, 10_000, 0.5),
@@ -431,3 +432,90 @@ def test_any_config_is_a_model_or_a_value_error(tmp_path_factory, architecture, 
     except ValueError as error:
         message = str(error)
     assert not message or message.startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "said"),
+    [
+        (LLAMA3_8B, {}, {"kind": "none"}),
+        (LLAMA3_8B, {"rope_scaling": None}, {"kind": "none"}),
+        (LLAMA3_8B, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, {"kind": "none"}),
+        (QWEN25_VL_7B, {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, {"kind": "none"}),
+        (
+            LLAMA3_8B,
+            {
+                "rope_scaling": {
+                    "factor": 8.0,
+                    "high_freq_factor": 4.0,
+                    "low_freq_factor": 1.0,
+                    "original_max_position_embeddings": 8192,
+                    "rope_type": "llama3",
+                }
+            },
+            {"kind": "llama3", "factor": 8.0, "original_positions": 8192, "low_freq_factor": 1.0}
+            | {"high_freq_factor": 4.0},
+        ),
+        (
+            DEEPSEEK_V3,
+            {
+                "rope_scaling": {
+                    "beta_fast": 32,
+                    "beta_slow": 1,
+                    "factor": 40,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "original_max_position_embeddings": 4096,
+                    "type": "yarn",
+                }
+            },
+            {"kind": "yarn", "factor": 40, "original_positions": 4096, "beta_fast": 32, "beta_slow": 1}
+            | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        (
+            GPT_OSS_20B,
+            {},
+            {"kind": "yarn", "factor": 32.0, "original_positions": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+            | {"round_to_int": False},
+        ),
+        (
+            LLAMA3_8B,
+            {"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+            {"kind": "linear", "factor": 4.0, "original_positions": 8192},
+        ),
+    ],
+)
+def test_rotary_scaling(tmp_path, config, change, said):
+    found = read_hf_config(write(tmp_path, config | change)).rotary_scaling
+    assert found == RotaryScaling(**said)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "says"), [("yarn", "not an object"), ({"rope_type": "new"}, "is not known. Known: default")]
+)
+def test_scaling_that_cannot_be_read_is_one_line(tmp_path, scaling, says):
+    with pytest.raises(ValueError, match=says):
+        read_hf_config(write(tmp_path, LLAMA3_8B | {"rope_scaling": scaling}))
+
+
+def test_published_files_and_our_models_say_the_same_of_scaling(tmp_path):
+    assert (
+        read_hf_config(write(tmp_path, GPT_OSS_20B)).rotary_scaling
+        == load_model("gpt-oss-20b").rotary_scaling
+    )
+
+
+def test_llama4_and_gemma_say_what_else_they_are_trained_with(tmp_path):
+    scout = read_hf_config(write(tmp_path, LLAMA4_SCOUT))
+    assert (scout.qk_l2_norm, scout.attention_chunk, scout.nope_layer_interval) == (True, 8192, 4)
+    assert scout.attention_temperature == AttentionTemperature(floor=8192, scale=0.1)
+    cold = {
+        "text_config": LLAMA4_SCOUT["text_config"] | {"attn_temperature_tuning": False, "use_qk_norm": False}
+    }
+    cool = read_hf_config(write(tmp_path, LLAMA4_SCOUT | cold))
+    assert (cool.qk_l2_norm, cool.attention_temperature) == (False, None)
+    second = read_hf_config(write(tmp_path, GEMMA2_27B | {"query_pre_attn_scalar": 144}))
+    assert second.softmax_scale == pytest.approx(1 / 12)
+    assert (second.score_cap, second.logit_cap) == (50.0, 30.0)
+    assert second.embedding_scale == pytest.approx(4608**0.5)
+    third = read_hf_config(write(tmp_path, GEMMA3_27B))
+    assert (third.rotary_base, third.rotary_local_base, third.score_cap) == (1_000_000, 10_000, None)

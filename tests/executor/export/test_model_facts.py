@@ -9,7 +9,7 @@ import pytest
 import hardware_db
 from costmodel.model_file import from_mapping
 from costmodel.model_registry import load_model
-from costmodel.model_spec import ModelSpec
+from costmodel.model_spec import AttentionTemperature, ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export import megatron_bridge_read, megatron_lm_read, nemo_read
@@ -189,9 +189,108 @@ def test_what_no_file_holds_is_asked_for(target):
     assert not asked(unknown("mixtral-8x7b"))
     bare = replace(whole, rotary_base=None, norm_epsilon=None)
     bare = replace(bare, moe=replace(whole.moe, router_scaling_factor=None))
-    notes = " ".join(target_module(target).export(job_of(whole)).notes)
+    unscaled = replace(whole, rotary_scaling=None)
+    notes = " ".join(target_module(target).export(job_of(unscaled)).notes)
     assert f"a factor of {1 if target == 'megatron-lm' else 40}" in notes
     (note,) = asked(bare)
     for field in ("rotary_base", "layernorm_epsilon", "moe_router_topk_scaling_factor"):
         own = FLAGS.get(field, "--" + field.replace("_", "-"))
         assert (own if target == "megatron-lm" else PREFIX[target] + field) in note
+
+
+# Model -> Megatron-Core's fields of its rotary scaling and norms, as the published config.json means them.
+SCALED = {
+    "deepseek-v3": {
+        "rotary_scaling_factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "deepseek-v2": {"rotary_scaling_factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+    "kimi-k2": {"rotary_scaling_factor": 32.0, "beta_fast": 1.0},
+    "moonlight-16b-a3b": {"rotary_scaling_factor": 1.0},
+    "llama3.1-405b": {"rope_scaling": True, "rope_scaling_factor": 8.0},
+    "llama4-scout": {"qk_l2_norm": True, "no_rope_freq": 4},
+}
+# Megatron-LM has no argument for these; its value is then Megatron-Core's default.
+WITHOUT_FLAG = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def shaped(name: str, version: str) -> Job:
+    """The model without a recipe, on a plan that fits its layers."""
+    model = unknown(name)
+    return replace(job_of(model, version), plan=Plan(dp=8, ep=8 if model.moe else 1))
+
+
+@pytest.mark.parametrize("version", ["0.17", "0.19"])
+def test_megatrons_parser_is_told_how_positions_are_scaled(parser, version):
+    from export_sweep import parser_job
+
+    jobs = [shaped(name, version) for name in SCALED]
+    answers = parser.parse_all([parser_job(job) for job in jobs], parser.WHEELS[version])
+    for (name, fields), job, answer in zip(SCALED.items(), jobs, answers, strict=True):
+        assert not answer["refused"], (name, answer["refused"])
+        notes = " ".join(target_module("megatron-lm").export(job).notes)
+        for field, value in fields.items():
+            if field in WITHOUT_FLAG:
+                assert (f"{field} = {value}: Megatron-LM has no argument" in notes) == (
+                    value != WITHOUT_FLAG[field]
+                )
+                continue
+            held = answer["values"] | answer["config"]
+            own = {"rope_scaling": "use_rope_scaling"}.get(field, field)
+            if field == "no_rope_freq":
+                continue  # a pattern by then
+            assert held[own] == value, (name, field)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_megatron_bridge_is_told_how_positions_are_scaled(name):
+    settings = target_module("megatron-bridge").export(shaped(name, "0.6.2")).settings
+    for field, value in SCALED[name].items():
+        assert settings[f"model.{field}"] == value, field
+
+
+def test_yarn_without_latents_is_said_where_it_can_be_and_noted_elsewhere():
+    job = shaped("gpt-oss-20b", "0.6.2")
+    settings = target_module("megatron-bridge").export(job).settings
+    assert settings["model.position_embedding_type"] == "yarn"
+    assert settings["model.yarn_rotary_scaling_factor"] == 32.0
+    assert settings["model.yarn_correction_range_round_to_int"] is False
+    (note,) = [
+        each
+        for each in target_module("megatron-lm").export(shaped("gpt-oss-20b", "0.19")).notes
+        if "yarn" in each
+    ]
+    assert "factor 32, original_positions 4096, beta_fast 32, beta_slow 1" in note
+
+
+def test_what_megatron_core_lacks_of_a_model_is_noted():
+    other = {"rotary_local_base": 10_000, "score_cap": 50.0, "logit_cap": 30.0, "embedding_scale": 64.0}
+    heat = AttentionTemperature(floor=8192, scale=0.1)
+    model = replace(unknown("llama3-8b"), **other, attention_temperature=heat)
+    for target in TARGETS:
+        notes = " ".join(target_module(target).export(job_of(model)).notes)
+        for said in (
+            "base 10000",
+            "bounded at 50",
+            "bounded at 30",
+            "multiplied by 64",
+            "floor 8192, scale 0.1",
+        ):
+            assert said in notes, target
+        assert "bounded" not in " ".join(target_module(target).export(job_of(unknown("llama3-8b"))).notes)
+
+
+@pytest.mark.parametrize("name", ["llama3.1-405b", "deepseek-v3", "moonlight-16b-a3b", "gpt-oss-20b"])
+def test_scaling_of_a_model_of_ones_own_is_read_back(name, monkeypatch):
+    monkeypatch.setattr(megatron_bridge_read, "model_of", lambda _: "")
+    job = shaped(name, "0.6.2")
+    made = bundle(job, "megatron-bridge", slurm=False)
+    file = next(each for each in made.files if each.endswith(".py"))
+    found = target_module("megatron-bridge").read(made.files[file])
+    read = from_mapping({"name": "read", **found.architecture})
+    assert read.rotary_scaling == job.model.rotary_scaling
+    assert not found.unread
