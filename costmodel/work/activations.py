@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.elementwise import residual_tokens
 from costmodel.work.linear import padded_vocabulary, tokens
 
@@ -25,17 +25,18 @@ def logits(x: SimpleNamespace) -> Amount:
 
     Fused: Transformer Engine's kernel, which Megatron-Core calls, writes the gradient over the logits; others have
     both. Megatron-Core's own compiles its parts: beside the logits in 16 bits, the softmax in FP32 and a copy of it
-    for the gradient. Not fused it casts once and works in place. PyTorch's has three copies in FP32 in its backward
-    pass (log-softmax, its gradient, the result), four where the vocabulary is split over ranks (loss_parallel).
+    for the gradient. Not fused it casts once, FP32 not at all, and works in place. PyTorch's has three copies in FP32
+    in its backward pass (log-softmax, its gradient, the result), four where the vocabulary is split over ranks
+    (loss_parallel).
     Sources: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py and fusions/fused_cross_entropy.py, whose functional
     tests hold 6 and 10 bytes; Transformer Engine, common/triton/cross_entropy.py; PyTorch 2.13,
     distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward.
     """
     elements = tokens(x) * padded_vocabulary(x) / x.tp
-    own = x.megatron_core
-    fused = own * x.native_loss * 8 + (2 - own) * x.activation_bytes
+    own, cast = x.megatron_core, 4 * minimum(1, maximum(0, 4 - x.activation_bytes))
+    fused = own * x.native_loss * (cast + 4) + (2 - own) * x.activation_bytes
     split = x.dtensor * is_more_than_one(x.tp)
-    eager = own * (x.activation_bytes + 4) + (1 - own) * (12 + 4 * split)
+    eager = own * (x.activation_bytes + cast) + (1 - own) * (12 + 4 * split)
     return elements * (x.fused_loss * fused + (1 - x.fused_loss) * eager)
 
 

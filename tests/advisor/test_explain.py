@@ -148,6 +148,7 @@ def test_a_faster_plan_that_fits_tightly_is_called_so():
         "precision": "fp8-cs",
         "fp8_param_gather": True,
         "grad_reduce_in_fp32": False,
+        "avoid_record_streams": False,
     }
     plan = Plan(cp=2, dp=32, micro_batch=2, cp_comm_type="a2a", **common)
     chosen = predict(request.model, request.workload, request.cluster, plan)

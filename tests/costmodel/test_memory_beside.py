@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.work.activations import logits
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 
@@ -49,6 +51,13 @@ def test_bytes_of_a_logit_at_the_loss(stack, fused, tp, each):
     model, dtensor = load_model("llama3-8b"), stack.startswith("torchtitan")
     norm = 2 * 4096 * model.hidden * (1 / tp + (1 if dtensor else 1 / tp))
     assert part(found, "logits") - norm == pytest.approx(each * 4096 * 128256 / tp)
+
+
+def test_logits_in_fp32_are_not_cast():
+    own = {"megatron_core": 1, "native_loss": 0, "dtensor": 0, "fused_loss": 0}
+    sizes = {"b": 1, "s": 4096, "cp": 1, "tp": 1, "V": 128256, "V_multiple": 128}
+    narrow, wide = (logits(SimpleNamespace(**own, **sizes, activation_bytes=size)) for size in (2, 4))
+    assert (narrow, wide) == (6 * 4096 * 128256, 4 * 4096 * 128256)
 
 
 def test_logits_and_the_workspace_of_a_layer_are_not_there_at_once():
