@@ -68,7 +68,10 @@ def test_aliases_lead_to_models_and_hide_none():
         ("deepseek-v33", "Did you mean deepseek-v3?"),
         ("mixtrall", "Did you mean mixtral"),
         ("nemotron", "is ambiguous: nemotron-22b"),
-        ("qwen3", "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 5 more. Give"),
+        (
+            "qwen3",
+            "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 5 more. Give",
+        ),
         ("mpt", "and 4 more"),
         ("zzzzzz", "is not a known model or file"),
         ("", "is not a name or a path"),
