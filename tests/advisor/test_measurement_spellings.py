@@ -108,6 +108,10 @@ def test_a_system_that_is_none_of_ours_is_refused(system, says):
 
 def test_our_own_names_need_no_word():
     assert row_cluster("dgx-h100")[1] == ""
+    assert row_cluster("H100")[1] == ""
+    assert row_cluster("aws-p5")[1] == ""
+    # An alias that means a cluster of its own, here one of a lower power limit.
+    assert "b200-700w" in row_cluster("b200-8gpu")[1]
     assert not said(case(), "taken as")
 
 
