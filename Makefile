@@ -19,6 +19,8 @@ tests:
 	$(python) -m pytest
 explore:
 	ADVISOR_EXAMPLES=explore $(python) -m pytest -n 2 $(shell grep -rl '@given' tests)
+# Pages are made from this tree, also where the environment holds another one (a second worktree).
+docs fix-docs: export PYTHONPATH := $(CURDIR)
 docs:
 	$(python) tools/build_docs.py --check
 	$(python) tools/knob_docs.py --check

@@ -81,14 +81,16 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
         model = load_model(found.model)
         if found.vocab:
             notes.append(
-                f"The vocabulary of {found.model} is {model.vocab:,}, that of the text {found.vocab:,}: "
+                f"The vocabulary of {found.model} is {model.vocab:,}, the configuration says {found.vocab:,}: "
                 "the model's is counted."
             )
         return model
     shape = dict(found.architecture)
     if not shape.get("vocab"):
         shape["vocab"] = 128256
-        notes.append("Vocabulary not said: 128256 tokens, as Llama 3; --vocab-size in the text says another.")
+        notes.append(
+            "Vocabulary not said: 128,256 tokens as in Llama 3; --vocab-size in the configuration sets another."
+        )
     return from_mapping({"name": "as configured", **shape})
 
 

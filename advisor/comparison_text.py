@@ -8,7 +8,7 @@ from typing import Any
 from advisor.comparison import TERM_ERROR, Comparison, Line
 from advisor.comparison_record import Side
 from advisor.options import value_text
-from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.render import bold, gib, heading, memory, percent, seconds, table, wrap
 from advisor.sections import evidence_text
 from executor.compare import Row
 
@@ -20,7 +20,13 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines = [bold(wrap(answer(found)))]
     lines += [
         wrap(text, "", "  ")
-        for text in (*certainty(found), *_evidence(found), *_price(found), *_not_holding(found))
+        for text in (
+            *_other_work(found),
+            *certainty(found),
+            *_evidence(found),
+            *_price(found),
+            *_not_holding(found),
+        )
     ]
     lines += ["", wrap(f"A  {_named(found.a)}", "", "   "), wrap(f"B  {_named(found.b)}", "", "   ")]
     lines += [heading("Side by side"), *_numbers(found)]
@@ -37,7 +43,8 @@ def comparison_lines(found: Comparison) -> list[str]:
         and not any(line.delta for line in (*found.terms, *found.memory))
     ):
         same = (
-            "One prediction stands for both: no term differs. `advisor diagnose` tells what slows either run."
+            "Both are predicted alike, term by term: nothing in the plans explains a difference. `advisor diagnose` "
+            "tells what slows either run."
         )
         return [*lines, "", wrap(same)]
     title = "Time of one step" if found.same_work else "Seconds of one GPU for a million tokens"
@@ -52,7 +59,8 @@ def answer(found: Comparison) -> str:
     """One line: who is quicker, and by how much."""
     verdict = found.verdict
     if verdict.faster is None:
-        return f"A and B take the same time: {_time(found, found.a)}."
+        same = "" if found.knobs or found.setting or found.a.measured or found.b.measured else ", as one plan"
+        return f"A and B take the same time{same}: {_time(found, found.a)}."
     winner, loser = (found.a, found.b) if verdict.faster == "a" else (found.b, found.a)
     first, second = ("A", "B") if verdict.faster == "a" else ("B", "A")
     how = f"{percent(verdict.by)} faster than" if verdict.by < 1 else f"{1 + verdict.by:.2f} times as fast as"
@@ -65,6 +73,19 @@ def _time(found: Comparison, side: Side) -> str:
     if found.same_work:
         return f"{seconds(side.step_time)} a step{known}"
     return f"{side.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{known}"
+
+
+def _other_work(found: Comparison) -> list[str]:
+    """Why tokens are compared and not steps, where the two do not train the same."""
+    if found.same_work:
+        return []
+    one, other = found.a.predicted, found.b.predicted
+    words = {"model": "model", "gpus": "number of GPUs", "workload": "batch or sequences"}
+    differ = " and ".join(word for key, word in words.items() if one[key] != other[key])
+    text = f"They differ in {differ}, so that tokens a second and GPU are compared, not steps."
+    if one["model"] != other["model"]:
+        text += " A token of another model is other work: this says which trains more of them, not which is better."
+    return [text]
 
 
 def certainty(found: Comparison) -> list[str]:
@@ -82,7 +103,10 @@ def certainty(found: Comparison) -> list[str]:
     text = f"The {level} intervals {overlap} ({spans})"
     if not verdict.shared_errors:
         return [f"{text}; models or machines differ, so their errors do not cancel.", _decides(found)]
-    return [f"{text}; plans of one model on one machine share most errors.", _decides(found)]
+    return [
+        f"{text}; plans of one model on one machine share most errors, so their order is surer than that.",
+        _decides(found),
+    ]
 
 
 def _decides(found: Comparison) -> str:
@@ -91,11 +115,12 @@ def _decides(found: Comparison) -> str:
     if line is None or not line.delta:
         return ""
     difference = found.time(found.b) - found.time(found.a)
-    show = _amounts(found)
-    text = f"What decides is {line.name}: {show(line.delta, True)} of {show(difference, True)}."
+    show, unit = _amounts(found), "" if found.same_work else f" {found.unit}"
+    text = f"The largest part is {line.name}: {show(line.delta, True)} of {show(difference, True)}{unit}."
+    winner = (verdict.faster or "").upper()
     if verdict.turns_at >= 1:
-        return f"{text} The order holds without it."
-    turns = f"The order turns if that difference is wrong by {percent(verdict.turns_at, 0)}"
+        return f"{text} {winner} is the faster one without it too."
+    turns = f"If that difference is wrong by {percent(verdict.turns_at, 0)} or more, {winner} is not the faster one"
     limit = percent(TERM_ERROR, 0)
     reason = (
         f": too close to call, as single terms may err by {limit}" if verdict.turns_at < TERM_ERROR else ""
@@ -118,7 +143,7 @@ def _evidence(found: Comparison) -> list[str]:
         if not side.measured and side.predicted.get("evidence")
     }
     if len(texts) == 2 and texts["A"] == texts["B"]:
-        return [f"Of both, {texts['A']}."]
+        return [f"A and B: {texts['A']}."]
     return [f"{name}: {text}." for name, text in texts.items()]
 
 
@@ -187,7 +212,7 @@ def _table(lines: Iterable[Line], show: Callable[[Line], Callable[[float, bool],
         write = show(line)
         cells = ["-" if value is None else write(value, False) for value in (line.a, line.b)]
         rows.append([line.name, *cells, "" if line.delta is None else write(line.delta, True)])
-    return table(["", "A", "B", "B less A"], rows, "lrrr")
+    return table(["", "A", "B", "B minus A"], rows, "lrrr")
 
 
 def _pairs(title: str, found: dict[str, tuple[Any, Any]]) -> list[str]:
@@ -211,7 +236,7 @@ def _measured_title(found: Comparison) -> str:
 def _measured(rows: list[Row]) -> list[str]:
     shown: dict[str, Callable[[float], str]] = {
         "s": seconds,
-        "byte": gib,
+        "byte": memory,
         "tokens/s": lambda value: f"{value:,.0f}",
     }
     cells = [

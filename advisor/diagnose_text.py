@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from advisor.diagnosis import Diagnosed, examples, how_to_see
 from advisor.measured_run import Measured
-from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.render import bold, heading, memory, percent, seconds, table, wrap
 from advisor.whatif_neighbours import label
 from costmodel.knobs import KNOBS, SETTINGS
 from executor.diagnose import Finding
@@ -33,9 +33,7 @@ def answer(found: Diagnosed) -> str:
     """One line: what costs most, and at most how much; or that nothing stands out."""
     findings = found.diagnosis.findings
     if found.measured.apart and not (findings and findings[0].rule.severity == "fault"):
-        return (
-            f"{found.measured.apart} What follows from the prediction does not hold: name the plan that ran."
-        )
+        return f"{found.measured.apart} Nothing is therefore inferred from the prediction: {found.measured.remedy}."
     judged = len(findings) + len(found.diagnosis.clear)
     total = judged + len(found.diagnosis.unseen)
     if not findings:
@@ -52,7 +50,8 @@ def answer(found: Diagnosed) -> str:
 
 
 def _ceiling(found: Measured, finding: Finding) -> str:
-    if not finding.ceiling:
+    """What a cure can win of a step; a fault is mended for other reasons than its time."""
+    if not finding.ceiling or finding.rule.severity == "fault":
         return ""
     time = f"{seconds(finding.ceiling * found.step)} of {seconds(found.step)}"
     return f": at most {percent(finding.ceiling)} of the step ({time})"
@@ -62,12 +61,13 @@ def _finding(found: Diagnosed, number: int, finding: Finding) -> list[str]:
     rule = finding.rule
     known = {"fault": "fault", "risk": "risk"}.get(rule.severity, "")
     ceiling = f"at most {percent(finding.ceiling)}" if finding.ceiling else known or "no ceiling known"
+    ceiling = "fault" if rule.severity == "fault" else ceiling
     lines = [heading(f"{number}. {rule.title} ({ceiling})")]
     kind = "Evidence" if finding.measured or rule.severity == "rest" else "Inferred, not measured"
     lines.append(wrap(f"{kind}: {finding.evidence}", "  ", "    "))
     lines += [wrap(f"Line: {line[:LONGEST]}", "  ", "    ") for line in examples(found.measured, finding)[:3]]
     lines.append(wrap(f"Cause: {rule.cause}", "  ", "    "))
-    lines.append(wrap(f"Do: {rule.do}", "  ", "    "))
+    lines += [wrap(f"Do: {rule.do}", "  ", "    ")] * bool(rule.do)
     knobs = [name for name in rule.knobs if name in KNOBS or name in SETTINGS]
     if knobs:
         lines.append(wrap(f"Knobs: {', '.join(_knob(name) for name in knobs)}", "  ", "    "))
@@ -119,7 +119,7 @@ def measured_lines(found: Measured) -> list[str]:
         told = f"{seconds(found.predicted['step_time_s'])}, {seconds(low)} to {seconds(high)}"
         rows.append(["predicted", told])
     if found.peak:
-        rows.append(["peak memory", f"{gib(found.peak)} allocated on the worst rank that tells"])
+        rows.append(["peak memory", f"{memory(found.peak)} allocated on the worst rank that tells"])
     for profile in found.profiles[:8]:
         rows.append(
             [

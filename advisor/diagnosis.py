@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.measured import read_measured
 from advisor.measured_run import Measured
-from executor.diagnose import Diagnosis, Finding, diagnose, table
+from costmodel.columns import plan_columns
+from costmodel.stack import default_stack, load_stack
+from executor.diagnose import Diagnosis, Finding, Rule, diagnose, table
 from executor.evidence import COUNTED, log_facts, prediction_facts, profile_facts, run_facts
 
 if TYPE_CHECKING:
@@ -58,9 +60,42 @@ class Diagnosed:
 def diagnosed(source: str, traces: Sequence[str], plan: str | None, options: dict[str, Any]) -> Diagnosed:
     """Diagnosis of a log, a run or a trace. ValueError in one line."""
     found = read_measured(source, traces, plan, options)
-    result = diagnose(facts_of(found))
+    result = diagnosis_of(found)
     expected = _expected(found.case, result.findings) if found.case else {}
     return Diagnosed(found, result, expected)
+
+
+def diagnosis_of(found: Measured) -> Diagnosis:
+    """What is wrong with a measurement, with the ways out that the stack and the machine of its plan have."""
+    result = diagnose(facts_of(found), apart=bool(found.another))
+    if found.case is None:
+        return result
+    here = tuple(replace(each, rule=rule_here(each.rule, found.case)) for each in result.findings)
+    return replace(result, findings=here)
+
+
+def rule_here(rule: Rule, case: Case) -> Rule:
+    """A symptom with those of several ways out that a case's stack and machine have, less the knobs of the others."""
+    from advisor.rules import rules_of
+    from advisor.rules.facts import facts, row_words
+    from advisor.rules.ways import Way
+
+    plan, stack = case.plan, load_stack(case.stack or default_stack())
+    setting = (case.model, case.workload, case.cluster, plan.precision, plan_columns([plan]))
+    words = row_words(facts(*setting, case.gpus, plan.settings), 0)
+    lacking = rules_of(case.stack)[0].lacking
+    if len(rule.ways) == 1:
+        return rule
+    kept: list[str] = []
+    named: dict[bool, set[str]] = {True: set(), False: set()}
+    for text in rule.ways:
+        way = Way(text)
+        there = stack.transformer_engine or "NVTE_" not in text
+        there = there and int(way.missing(words, way.lacks(lacking))) < 0
+        kept += [text] * there
+        named[there] |= set(way.takes)
+    gone = named[False] - named[True]
+    return replace(rule, ways=tuple(kept), knobs=tuple(name for name in rule.knobs if name not in gone))
 
 
 def facts_of(found: Measured) -> dict[str, Any]:

@@ -16,6 +16,10 @@ from advisor.rules.predicted_words import predicted_words
 from advisor.search import Look, Progress, Scored, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
+from costmodel.knobs import KNOBS
+
+# Pins that are sizes of the plan: rules that tell what does nothing beside them are about other knobs.
+SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,23 @@ class Explanation:
         return violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
 
     @property
+    def not_there(self) -> list[str]:
+        """What was asked for and is not in the answer, each in one line: recipes without a plan, pins in vain."""
+        request = self.request
+        pinned = {
+            name
+            for name, value in request.knob_pins.items()
+            if name not in SIZES and value != KNOBS[name].default
+        }
+        vain = [
+            each for each in self.found if each.severity in ("SILENT", "AUTOFIX") and pinned & set(each.knobs)
+        ]
+        return [
+            *(f"Without {name}: {why}." for name, why in self.result.left_out.items()),
+            *(f"Pinned in vain: {each.text} [{each.id}]." for each in vain),
+        ]
+
+    @property
     def assumptions(self) -> list[str]:
         """What was taken for granted, in the order it was decided."""
         return [*self.result.notes, *self.shown.prediction.assumptions]
@@ -79,6 +100,7 @@ class Explanation:
             "not_searched": [gain.to_dict() for gain in self.outside],
             "why": [step.to_dict() for step in self.steps],
             "why_not": [_why_not_dict(alternative) for alternative in self.alternatives],
+            "not_there": self.not_there,
             "violations": [violation.to_dict() for violation in self.found],
             "cost": self.cost,
             "assumptions": self.assumptions,

@@ -34,7 +34,8 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
             *assumption_section(explanation.assumptions),
         ]
     prediction = explanation.best.prediction
-    lines = [bold(prediction.plan.describe()), wrap(setting(prediction)), "", *numbers(prediction)]
+    lines = [bold(prediction.plan.describe()), *map(wrap, explanation.not_there)]
+    lines += [wrap(setting(prediction)), "", *numbers(prediction)]
     if prediction.plan.world < explanation.request.gpus:
         lines.append(
             f"  GPUs       {prediction.plan.world:,} of {explanation.request.gpus:,}: fewest GPU-hours a token"

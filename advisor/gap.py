@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from advisor.diagnosis import Diagnosed, facts_of
+from advisor.diagnosis import Diagnosed, diagnosis_of, rule_here
 from advisor.measured_run import Measured
 from executor.compare import Row, compare, verdict
-from executor.diagnose import Rule, diagnose, load_rules
+from executor.diagnose import Rule, load_rules
 from executor.logs.compare import log_rows, profile_rows
 
 # Row -> the rule of diagnoses.toml that says what to do about it.
@@ -126,19 +126,19 @@ class Gap:
         excess = sign * (worst.measured - worst.predicted)
         if excess <= 0:
             return None
-        cures = {rule.id: rule for rule in load_rules()}
+        cure = next((rule for rule in load_rules() if rule.id == CURES.get(worst.name)), None)
         return Blame(
             worst,
             excess,
             excess / abs(self.seconds),
             excess / self.measured.step if sign > 0 else 0.0,
-            cures.get(CURES.get(worst.name, "")),
+            rule_here(cure, self.measured.case) if cure and self.measured.case else cure,
         )
 
     @cached_property
     def diagnosed(self) -> Diagnosed:
         """Symptoms of the same measurement."""
-        return Diagnosed(self.measured, diagnose(facts_of(self.measured)), {})
+        return Diagnosed(self.measured, diagnosis_of(self.measured), {})
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `compare --json` for a log."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from advisor.diagnose_text import measured_lines
 from advisor.gap import Gap
 from advisor.measured_checks import COLD, UNMARKED
-from advisor.render import bold, gib, heading, percent, seconds, table, wrap
+from advisor.render import bold, heading, memory, percent, seconds, table, wrap
 from executor.compare import Row
 from hardware_db.units import three_figures
 
@@ -40,7 +40,7 @@ def answer(found: Gap) -> str:
     if apart:
         return (
             f"{apart} Its {seconds(measured)} a step and the {seconds(predicted)} predicted do not compare; "
-            "name the plan that ran."
+            f"{found.measured.remedy}."
         )
     cold = found.measured.log is not None and found.measured.log.cold
     doubt = f" But {COLD if cold else UNMARKED}." if cold or found.measured.unmarked else ""
@@ -98,7 +98,7 @@ def blame_texts(found: Gap) -> list[str]:
 def _rows(rows: list[Row]) -> list[str]:
     shown: dict[str, Callable[[float], str]] = {
         "s": lambda value: seconds(value) if value else "0",
-        "byte": gib,
+        "byte": memory,
         "tokens/s": lambda value: f"{value:,.0f}",
         "TFLOP/s": lambda value: f"{value:,.1f}" if abs(value) >= 9.95 else three_figures(value),
     }

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from advisor.case import Case
 
 
+class NoPlanError(ValueError):
+    """A measurement that shows no plan, where one is needed."""
+
+
 def read_measured(
     source: str, traces: Sequence[str], plan: str | None, options: dict[str, Any], need_plan: bool = False
 ) -> Measured:
@@ -70,11 +74,14 @@ def _read_prediction(found: Measured, folder: Path) -> None:
 def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_plan: bool) -> None:
     """The case of the plan file, of the log's own dump, or of the options; and its prediction."""
     from advisor.case import read_case
+    from executor.logs.plan_text import plan_text
 
     if plan is not None:
         found.case = read_case(plan, options)
     elif found.predicted is None and found.log is not None:
         found.case = _case_of(found.log, options, found.notes, need_plan)
+        others = any(options.get(name) for name in ("model", "gpus", "seq_len", "global_batch"))
+        found.own_plan = found.case is not None and bool(plan_text(found.log)[0]) and not others
     if found.case is not None:
         from advisor.pipeline import with_schedule
         from costmodel.predict import predict
@@ -86,7 +93,7 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         found.predicted = with_schedule(prediction).to_dict()
         found.notes += [note for note in case.notes if not note.startswith(("Not read", "No plan named"))]
     elif need_plan and found.predicted is None:
-        raise ValueError(
+        raise NoPlanError(
             f"{found.source} does not show the plan that ran. Give it: `advisor compare PLAN {found.source}`."
         )
 
@@ -121,6 +128,7 @@ def _case_of_options(log: Log, options: dict[str, Any], notes: list[str]) -> Cas
 
 def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) -> Case | None:
     """The plan that a log dumps, on the machine of --gpu or --cluster; else the plan of the options, if any."""
+    from advisor.log_gpus import gpus_by_work
     from executor.logs.compare import last_batch
     from executor.logs.plan_text import gpus_of, plan_text
 
@@ -140,7 +148,18 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
         )
         return None
     from advisor.case_from import read_foreign
+    from executor.export.bundle import target_module
 
+    try:
+        target_module(target).read(text)
+    except ValueError as error:
+        if need:
+            raise ValueError(
+                f"The configuration in {log.path} cannot be read: {error} "
+                f"Name the plan that ran: `advisor compare PLAN {log.path}`."
+            ) from None
+        notes.append(f"The log's configuration cannot be read, so nothing is predicted: {error}")
+        return None
     told = options | {"gpus": options.get("gpus") or gpus_of(log) or None}
     batch, said = last_batch(log), log.arguments.get("global_batch_size", "")
     if batch and said.isdigit() and batch != int(said) and not options.get("global_batch"):
@@ -149,4 +168,10 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
             f"Predicted with the {batch:,} sequences of its last steps; its arguments say {int(said):,}."
         )
     notes.append(f"The plan is the one that the log shows ({log.framework}).")
-    return read_foreign(target, text, told)
+    case = read_foreign(target, text, told)
+    if told["gpus"] or not (found := gpus_by_work(log, case)):
+        return case
+    notes.append(
+        f"The log does not say how many GPUs ran: {found[1]} make {found[0]:,}; --gpus names another number."
+    )
+    return read_foreign(target, text, told | {"gpus": found[0]})

@@ -20,7 +20,7 @@ class Measured:
     predicted: the object of `predict --json`, None when plan or machine are unknown. case: the plan in its setting,
     where one can be built. run: what the record of a run keeps as measured. notes: what was taken for granted;
     warnings: what makes the comparison doubtful. another: what shows that the log is of another run than the plan's,
-    so that their times do not compare.
+    so that their times do not compare. own_plan: the plan is the log's own, no option changed it.
     """
 
     source: str
@@ -33,6 +33,7 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     another: list[str] = field(default_factory=list)
+    own_plan: bool = False
 
     @property
     def step(self) -> float:
@@ -55,7 +56,14 @@ class Measured:
             return ""
         told = ", ".join(self.another[:5])
         more = f" and {len(self.another) - 5} more" if len(self.another) > 5 else ""
+        if self.own_plan:
+            return f"The plan read from the log does not agree with the log's other lines: {told}{more}."
         return f"The log is of another run than the plan: {told}{more}."
+
+    @property
+    def remedy(self) -> str:
+        """What to give where measured and predicted are two different runs."""
+        return "name the model (--model) or the plan that ran" if self.own_plan else "name the plan that ran"
 
     @property
     def peak(self) -> float | None:

@@ -15,11 +15,12 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.stack import load_stack
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
 # What the count of memory errs by: nine of ten published peaks are met within it (docs/accuracy.md).
-COUNT_ERROR = 0.125
+COUNT_ERROR = 0.10
 # Modules that fine-grained offloading takes where a row says that it offloads, but not what.
 OFFLOADED = (("moe_act",), ("moe_act", "expert_fc1"), ("moe_act", "expert_fc1", "core_attn", "attn_proj"))
 
@@ -31,7 +32,7 @@ def made_to_fit(
 
     First what costs no time, as far as needed. What costs time only where memory is still over the device by more
     than the count errs: what is said to be offloaded, else the recompute with which the run is fastest. The plan as it
-    is when it fits, or when nothing unsaid makes it fit.
+    is when it fits; what costs no time and what is offloaded where no recompute that the row leaves open is enough.
     """
 
     def at(candidate: Plan) -> Prediction:
@@ -43,7 +44,7 @@ def made_to_fit(
     if at(plan).fits:
         return plan, []
     light, taken = plan, []
-    for light, words in free_techniques(row, plan):
+    for light, words in free_techniques(row, plan, load_stack(stack).native_loss):
         taken.append(words)
         if at(light).fits:
             break
@@ -58,7 +59,7 @@ def made_to_fit(
     recomputing = [(at(each), each, words) for each, words in recomputes(row, model, offloading)]
     enough = [found for found in recomputing if held(found[0])]
     if not enough:
-        return plan, []
+        return offloading, _needed([*taken, *offloaded])
     _, fastest, words = min(enough, key=lambda found: found[0].step_time_s)
     return fastest, _needed([*taken, *offloaded, words])
 
@@ -87,21 +88,25 @@ def largest_micro_batch(
     return plan, ["micro-batch not stated: 1"]
 
 
-def free_techniques(row: Row, plan: Plan) -> Iterator[tuple[Plan, str]]:
+def free_techniques(row: Row, plan: Plan, native_loss: bool = False) -> Iterator[tuple[Plan, str]]:
     """Plans with more and more of what the row leaves unsaid and what costs no time.
 
-    8-bit parameters of an 8-bit recipe, a fused loss, 16-bit moments (under FSDP only where the source's recipes have
-    them).
+    8-bit parameters of an 8-bit recipe, a fused loss unless it is Megatron-Core's own, which holds more than the one
+    that is not fused, 16-bit moments (under FSDP only where the source's recipes have them), also of a precision-aware
+    optimizer whose formats the row does not say: it is what such an optimizer is for.
     """
     eight_bit = plan.precision.startswith("fp8") or plan.precision == "mxfp8"
     if eight_bit and not plan.fp8_param_gather and not row.text("fp8_param_gather"):
         plan = replace(plan, fp8_param_gather=True, reuse_grad_buf=plan.precision == "mxfp8")
         yield plan, "parameters kept in 8 bits"
-    if not plan.fused_cross_entropy and "cross_entropy_fusion" not in row.text("other_flags"):
+    silent = "cross_entropy_fusion" not in row.text("other_flags")
+    if not plan.fused_cross_entropy and silent and not native_loss:
         plan = replace(plan, fused_cross_entropy=True)
         yield plan, "fused loss"
     may = not plan.fsdp or habit_of(row).get("light_moments", False)
-    if may and not plan.precision_aware_optimizer and not row.text("precision_aware_optimizer"):
+    formats = "exp_avg_dtype" in row.text("other_flags")
+    open_to_it = plan.precision_aware_optimizer or not row.text("precision_aware_optimizer")
+    if may and open_to_it and not formats:
         plan = replace(plan, precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
         yield plan, "moments in 16 bits"
 

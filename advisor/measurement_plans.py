@@ -20,7 +20,7 @@ from advisor.measurement_flags import (
 from advisor.measurement_habits import habit_of, row_release, row_task
 from advisor.measurement_precision import row_precision
 from advisor.measurement_release import row_date
-from advisor.measurement_rows import Row
+from advisor.measurement_rows import SWITCHES, Row
 from advisor.measurement_sizes import parallel_sizes, stage_layout
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import is_known, list_aliases, load_model
@@ -31,7 +31,10 @@ from costmodel.plan import CP_COMM_TYPES, Plan
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 
-# What a column of sharding says where parameters are whole on every rank.
+# What a column of sharding says where parameters are sharded, as ranks or in words, and where they are whole.
+FSDP = re.compile(
+    r"\d+(\.0)?|(torch|pytorch|megatron)?[-_ ]?fsdp ?[12]?|hsdp|zero-?3|(full|hybrid)([-_ ]shard)?|stage ?3"
+)
 NO_FSDP = re.compile(r"|zero-?2-like|zero[- ]?[012]|ddp|dp|no[-_ ]shard|shard[-_ ]grad[-_ ]op")
 # Until then attention wrote its scores, unless a run names FlashAttention: that came in May 2022, and into Megatron-LM
 # and PyTorch 2.0 in early 2023 (from memory).
@@ -166,7 +169,8 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     sizes = parallel_sizes(row, habit, model, gpus, assumed)
     overlap = habit.get("overlap", modern)
     shards_overlap = habit.get("overlap_data_parallel", overlap)
-    fsdp = row.flag("fsdp", not NO_FSDP.fullmatch(row.text("fsdp").strip().lower()))
+    assumed += row.unread_switches()
+    fsdp = _fsdp(row, assumed)
     shards = row.count("fsdp", 0)
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
     plan = Plan(
@@ -201,6 +205,15 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         expandable_segments=habit.get("expandable_segments", True),
     )
     return plan, assumed
+
+
+def _fsdp(row: Row, assumed: list[str]) -> bool:
+    """Whether parameters are sharded; not where the column says what neither means, which is told."""
+    said = row.text("fsdp").strip()
+    word = said.lower()
+    if not (FSDP.fullmatch(word) or NO_FSDP.fullmatch(word) or word in SWITCHES):
+        assumed.append(f"fsdp {said!r} is neither on nor off: taken as not said")
+    return row.flag("fsdp", FSDP.fullmatch(word) is not None)
 
 
 def _attention_backend(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> str:

@@ -14,6 +14,8 @@ from costmodel.stack import families, nearest_release
 VERSIONS = Path(__file__).with_name("measurement_versions.toml")
 # "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
 RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
+# "26.02.01" in nemo:26.02.01.
+PATCH = re.compile(r"(?<![\d.])2\d\.(?:0[1-9]|1[0-2])\.0[1-9](?!\d)")
 # A year, and the month taken for one that stands alone.
 YEAR = re.compile(r"(?<!\d)20(2\d)(?!\d)")
 MIDYEAR = "06"
@@ -36,6 +38,12 @@ def release_in(text: str) -> str:
     """The release "yy.mm" that stands in a text, "" when none does."""
     found = RELEASE.search(text)
     return found[0] if found else ""
+
+
+def with_patch(row: Row, release: str) -> str:
+    """A release "yy.mm", with the patch "yy.mm.pp" of it that the row's container names."""
+    found = PATCH.search(row.text("container"))
+    return found[0] if release and found and found[0].startswith(release) else release
 
 
 def _of_version(text: str) -> str:

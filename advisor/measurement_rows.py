@@ -14,6 +14,19 @@ from typing import Any
 COUNTS = ("gpus", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp")
 OFFSETS = ("act_offload_layers", "first_stage_layers", "last_stage_layers")
 AMOUNTS = ("step_time_s", "tokens_per_sec_per_gpu", "peak_memory_gb", "peak_reserved_gb")
+# Columns that hold a switch; `fsdp` may hold ranks to shard over too.
+FLAGS = (
+    "moe_a2a_overlap",
+    "moe_force_balance",
+    "tp_comm_overlap",
+    "sequence_parallel",
+    "nccl_ub",
+    "fp8_param_gather",
+    "grad_reduce_in_fp32",
+    "precision_aware_optimizer",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+)
 SWITCHES = dict.fromkeys(("1", "1.0", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "0.0", "false", "no", "off"), False
 )
@@ -125,6 +138,16 @@ class Row:
                     f"{name} {shown!r} is not a {whole}number above 0. Correct it, or leave the cell empty."
                 )
         return ""
+
+    def unread_switches(self) -> list[str]:
+        """Of each switch that is neither on nor off, which counts as not said: a line that tells so."""
+        found = []
+        for name in FLAGS:
+            text = self.text(name).strip()
+            if text and text.lower() not in (*SWITCHES, "none"):
+                shown = text if len(text) <= 40 else f"{text[:40]}..."
+                found.append(f"{name} {shown!r} is neither on nor off: taken as not said")
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         """A column of 0 and 1, or of false and true, `default` when empty: unknown is not off."""

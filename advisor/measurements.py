@@ -8,13 +8,14 @@ skipped with a reason.
 from __future__ import annotations
 
 import csv
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from advisor.measurement_memory import largest_micro_batch, made_to_fit
 from advisor.measurement_plans import habit_of, row_model, row_plan, row_release, row_workload
-from advisor.measurement_release import unknown_release
+from advisor.measurement_release import unknown_release, with_patch
 from advisor.measurement_rows import Row, column_name
 from advisor.measurement_systems import row_cluster
 from costmodel.model_spec import ModelSpec
@@ -24,6 +25,7 @@ from costmodel.workload import Workload
 from hardware_db import Cluster
 
 NEEDED = ("id", "model", "system", "gpus", "precision", "gbs", "seq_len")
+TIMES = ("step_time_s", "tokens_per_sec_per_gpu")
 # Frameworks whose one memory figure is what the allocator reserves. Source: torchtitan, components/metrics.py.
 PRINTS_RESERVED = ("torchtitan",)
 # What else tables are separated by, and its name.
@@ -102,6 +104,18 @@ def _lacking(path: Path, missing: Sequence[str], header: Sequence[str]) -> str:
     return f"{path} lacks the columns {', '.join(missing)}. Columns needed: {', '.join(NEEDED)}."
 
 
+def _no_time(row: Row) -> str:
+    """Why a row has nothing to compare with: its columns of times, or one that is likely meant as such."""
+    said = f"neither step time nor tokens/s are stated: {TIMES[0]} and {TIMES[1]} hold no number"
+    near = [
+        (column, name)
+        for column in row.values
+        if column not in TIMES and row.number(column)
+        for name in difflib.get_close_matches(column.strip().lower(), TIMES, n=1, cutoff=0.75)
+    ]
+    return f"{said}. Is column {near[0][0]!r} meant as {near[0][1]}?" if near else said
+
+
 def _row(cells: Mapping[str | None, str | list[str] | None], columns: int) -> Row:
     """A row as text by column, with how many cells it has beyond the header's."""
     values = {name: cell for name, cell in cells.items() if name is not None and isinstance(cell, str)}
@@ -112,7 +126,7 @@ def _row(cells: Mapping[str | None, str | list[str] | None], columns: int) -> Ro
 def stack_of(row: Row) -> str:
     """Software stack as family-release, the release from the container, the source or the date where they name one."""
     habit = habit_of(row)
-    release = row_release(row, habit)
+    release = with_patch(row, row_release(row, habit))
     return load_stack(f"{habit['family']}-{release}" if release else habit["family"]).name
 
 
@@ -138,7 +152,7 @@ def row_case(row: Row) -> Case | Skip:
     rate = row.number("tokens_per_sec_per_gpu")
     if step is None:
         if rate is None:
-            return Skip(name, "neither step time nor tokens/s are stated")
+            return Skip(name, _no_time(row))
         step = batch * seq_len / (gpus * rate)
     try:
         plan, assumptions = row_plan(row, model, gpus)

@@ -11,9 +11,9 @@ import numpy as np
 
 from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.options import value_text
-from advisor.rules import error_masks, rules_of
+from advisor.rules import error_masks, rules_of, violations
 from advisor.rules.facts import facts
-from advisor.whatif import HELPS_ABOVE, NUMERICS
+from advisor.whatif import HELPS_ABOVE, MACHINE_LACKS, NUMERICS
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
 from costmodel.family import family_features
@@ -33,8 +33,8 @@ Tried = Mapping[str, frozenset[Any]]
 UNPRICED = {
     "zero_stage": "a bucket of unsharded gradients is not priced",
 }
-# Rules that forbid nothing and yet say that a gain is not to be believed.
-DOUBTED = ("head_size", "rocm_unchecked")
+# Rules that forbid nothing and yet say that a gain is not to be believed, or that the machine lacks what would gain.
+DOUBTED = ("head_size", *sorted(MACHINE_LACKS))
 # So many values of a knob are told, and so many knobs that gain.
 MOST_TOLD = 8
 
@@ -213,6 +213,8 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
 def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Iterator[tuple[float, Neighbour]]:
     """Those that hold to the rules, fit, and gain by the closed form, with the objective of each."""
     base = _scores(request, [Neighbour("", None, None, best.plan)])[0]
+    own = violations(request.model, request.workload, request.cluster, best.plan, stack=request.stack)
+    known = {each.id for each in own} & MACHINE_LACKS
     for precision in dict.fromkeys(each.plan.precision for each in beside):
         some = [each for each in beside if each.plan.precision == precision]
         columns = plan_columns([each.plan for each in some])
@@ -227,7 +229,7 @@ def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Itera
         )
         broken = np.zeros(len(some), dtype=bool)
         rules = rules_of(request.stack)
-        doubts = [rule.broken(words) for rule in rules if rule.id in DOUBTED]
+        doubts = [rule.broken(words) for rule in rules if rule.id in DOUBTED and rule.id not in known]
         for mask in (*error_masks(words, rules).values(), *doubts):
             broken |= mask
         legal = [each for each, fault in zip(some, broken, strict=True) if not fault]

@@ -61,6 +61,11 @@ def gib(value: float) -> str:
     return f"{amount:.1f} GiB" if abs(amount) >= 0.05 or not amount else f"{value / 2**20:.1f} MiB"
 
 
+def memory(value: float) -> str:
+    """Bytes as GiB, below one as MiB: three figures at least, so that a ratio of two can be seen."""
+    return gib(value) if abs(value) >= 2**30 or not value else f"{value / 2**20:.0f} MiB"
+
+
 def percent(share: float, digits: int = 1) -> str:
     """A share as percent."""
     return f"{100 * share:.{digits}f} %"

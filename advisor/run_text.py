@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def page(result: RunResult, predicted: dict[str, Any]) -> str:
     """The comparison as text, answer first."""
-    from advisor.render import gib, heading, seconds, table, wrap
+    from advisor.render import heading, memory, percent, seconds, table, wrap
 
     measured = result.measured
     ratio, interval = measured["step_time_s"] / predicted["step_time_s"], predicted["interval"]
@@ -28,13 +28,14 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
         ),
         wrap(
             f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
-            f"steps after the warm-up; steps scatter by {measured['spread']:.0%}"
+            f"steps after the warm-up; steps scatter by {percent(measured['spread'], 0)}"
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
+        *_disturbed(result),
         heading("Predicted beside measured"),
     ]
-    shown = {"s": seconds, "byte": gib, "tokens/s": lambda value: f"{value:,.0f}"}
+    shown = {"s": seconds, "byte": memory, "tokens/s": lambda value: f"{value:,.0f}"}
     rows = [
         [
             row.name,
@@ -57,6 +58,22 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     lines += [heading("Requested, resolved, observed"), *feature_lines(result.features)]
     lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in result.warnings]
     return "\n".join([*lines, "", f"record: {result.record}"])
+
+
+def _disturbed(result: RunResult) -> list[str]:
+    """That other work held the cores, before a reader takes the times for the plan's; nothing on a quiet machine."""
+    from advisor.render import percent, wrap
+    from executor.summary import QUEUED
+
+    share = result.measured.get("queued_s", 0.0) / result.measured["step_time_s"]
+    if share <= QUEUED:
+        return []
+    return [
+        wrap(
+            f"for {percent(share, 0)} of a step ranks waited for a core that other work or other ranks held: these "
+            f"times are longer than the plan's; `advisor diagnose {result.record}` says more"
+        )
+    ]
 
 
 def state_lines(result: RunResult) -> list[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 import numpy as np
@@ -66,7 +66,8 @@ class SearchResult:
     """Answer of a search. plans is empty when nothing fits; then least_bad needs the least memory.
 
     enumerated: combinations of the declared axes; legal: those that break no rule; feasible: those that
-    fit. seconds: time of the search. notes: what was assumed.
+    fit. seconds: time of the search. notes: what was assumed. left_out: of several recipes that were asked for those
+    that no plan has, each with the reason.
     """
 
     request: Request
@@ -78,6 +79,7 @@ class SearchResult:
     rejected: tuple[Rejection, ...]
     least_bad: Candidate | None = None
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> Candidate | None:
@@ -146,7 +148,7 @@ def search(request: Request, progress: Progress | None = None, look: Look | None
     """
     tell = progress or (lambda share, text: None)
     started = time.perf_counter()
-    spaces, scored, notes = _evaluate(request, tell)
+    spaces, scored, refused = _evaluate(request, tell)
     if look is not None:
         look(scored)
     legal = sum(space.legal for space in spaces)
@@ -171,7 +173,8 @@ def search(request: Request, progress: Progress | None = None, look: Look | None
         seconds=time.perf_counter() - started,
         rejected=tuple(sorted(rejected, key=lambda reason: (-reason.count, reason.reason))),
         least_bad=None if feasible else _least_bad(request, scored),
-        notes=(*request.notes, *notes),
+        notes=request.notes,
+        left_out=_left_out(request, spaces, scored, refused) if feasible else {},
     )
 
 
@@ -180,8 +183,34 @@ def fits_at_all(request: Request) -> bool:
     return any(part.fits().any() for part in _evaluate(request, lambda share, text: None)[1])
 
 
-def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Scored], list[str]]:
-    """Build and evaluate the space of every precision (and, for cost, of fewer GPUs)."""
+def _left_out(
+    request: Request, spaces: list[Space], scored: list[Scored], refused: Mapping[str, str]
+) -> dict[str, str]:
+    """Recipes that were asked for and that no plan has, each with the reason in one sentence without full stop."""
+    found: dict[str, str] = {}
+    for precision in request.precisions:
+        parts = [part for part in scored if part.space.precision == precision]
+        if any(part.fits().any() for part in parts):
+            continue
+        examples = [space.examples for space in spaces if space.precision == precision]
+        fatal = [space.fatal for space in spaces if space.precision == precision]
+        if precision in refused:
+            found[precision] = refused[precision].replace(f"--precision {precision} ", "it ").rstrip(".")
+        elif parts:
+            found[precision] = "no plan of it fits"
+        else:
+            told = [
+                each.text
+                for rules, dead in zip(examples, fatal, strict=True)
+                for rule, each in rules.items()
+                if rule in dead or not dead
+            ]
+            found[precision] = told[0] if told else "no plan of it holds to the rules"
+    return found
+
+
+def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Scored], dict[str, str]]:
+    """Build and evaluate the space of every precision (and, for cost, of fewer GPUs), and why others cannot be."""
     counts = [request.gpus]
     if request.objective == "cost":
         pinned = math.prod(request.pins.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
@@ -190,14 +219,14 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Score
     model, workload, cluster, stack = request.model, request.workload, request.cluster, request.stack
     spaces: list[Space] = []
     scored: list[Scored] = []
-    refused: dict[str, ValueError] = {}
+    refused: dict[str, str] = {}
     cases = [(gpus, precision) for gpus in counts for precision in request.precisions]
     for done, (gpus, precision) in enumerate(cases):
         tell(0.8 * done / len(cases), f"{precision} on {gpus} GPUs")
         try:
             device = bind(model, workload, cluster, precision, stack)["gpu_memory"].value
         except ValueError as problem:
-            refused[precision] = problem
+            refused[precision] = str(problem)
             continue
         space = build_space(replace(request, gpus=gpus), precision)
         spaces.append(space)
@@ -207,8 +236,8 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Score
             found = (space.of_plans(out[name]) for name in ("step_time", "peak_memory"))
             scored.append(Scored(space, gpus, *found, device, None if host is None else space.of_plans(host)))
     if not spaces:
-        raise next(iter(refused.values()))
-    return spaces, scored, [f"precision {name} left out: {why}" for name, why in refused.items()]
+        raise ValueError(next(iter(refused.values())))
+    return spaces, scored, refused
 
 
 def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Candidate, ...]:

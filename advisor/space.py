@@ -63,31 +63,33 @@ def build_space(request: Request, precision: str) -> Space:
 def declared_space() -> tuple[str, ...]:
     """What is searched and what is fixed, in lines for people."""
     return (
-        "searched: tp up to the scale-up domain, pp, vpp, cp (at least "
-        f"{SHORTEST_SHARD} tokens a GPU), dp, micro_batch {', '.join(map(str, MICRO_BATCHES))}, even splits of the "
-        "layers with accounting for embedding and loss, and where those do not divide the balancer's split "
-        f"(vpp up to {BALANCED_CHUNKS[-1]}; with experts {', '.join(map(str, BALANCED_CHUNKS_OF_EXPERTS))}); "
-        "with experts ep; layers of a pattern (Mamba hybrids) in even stages of one chunk",
-        "searched: in domains of no power of two (72) whose multiple the GPUs are, nvl_segment of the largest one in "
-        "them and of the whole domain",
-        "searched: ZeRO 1; FSDP (ZeRO 3) with pp = 1; recompute none, of modules (mlp, layernorm; experts: "
-        "moe_act, moe; MLA: mla_up_proj), full of 1/4 to all layers; cp_comm_type; on NVIDIA's GPUs tp_comm_overlap "
-        "and cuda_graph; fp8_param_gather with FP8; overlap_moe_comm with delay_wgrad, and without where "
-        "CUDA graphs refuse that (linear layers with bias)",
-        "fixed on, never worse in the model: sequence_parallel with tp > 1, overlap_grad_reduce, "
+        "searched: parallel sizes: tp up to the GPUs of a scale-up domain (NVLink), pp, vpp, dp, with experts ep, "
+        f"and cp while a GPU keeps {SHORTEST_SHARD} tokens; micro_batch {', '.join(map(str, MICRO_BATCHES))}",
+        "searched: how layers are split over stages: evenly, with embedding and loss counted as layers or not; "
+        f"where no such split is even, the balancer's split (vpp up to {BALANCED_CHUNKS[-1]}; with experts "
+        f"{', '.join(map(str, BALANCED_CHUNKS_OF_EXPERTS))}); layers of a pattern (Mamba hybrids) evenly, one "
+        "chunk a stage",
+        "searched: nvl_segment where the GPUs are a multiple of an NVLink domain that is no power of two, such as "
+        "72: the whole domain, and the largest power of two in it",
+        "searched: ZeRO 1, and FSDP (ZeRO 3) where pp = 1; no recompute, that of modules (mlp, layernorm; with "
+        "experts moe_act, moe; with MLA mla_up_proj), or full recompute of 1/4 to all layers; cp_comm_type; on "
+        "NVIDIA GPUs tp_comm_overlap and cuda_graph; with FP8 fp8_param_gather; overlap_moe_comm with "
+        "delay_wgrad, or without it where CUDA graphs refuse that (linear layers with bias)",
+        "fixed on, as the model never finds them slower: sequence_parallel with tp > 1, overlap_grad_reduce, "
         "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
         "grouped GEMMs and fusions",
-        "fixed, as runs are published: tokens are dispatched over NVLink by HybridEP where the software has it, in "
-        "domains of more than 8 GPUs from 25.11 on, in smaller ones, but on A100, from NeMo 26.02 and Megatron-LM "
-        "26.03 on; before those by DeepEP in domains of up to 8 GPUs, where the software has that; elsewhere by "
+        "fixed, as in published runs: tokens are dispatched to their experts by HybridEP in NVLink domains of more "
+        "than 8 GPUs from 25.11 on, and in smaller domains, except on A100, from NeMo 26.02 and Megatron-LM 26.03 "
+        "on; before those, in domains of up to 8 GPUs, by DeepEP; elsewhere, and where the software has neither, by "
         "all-to-all",
-        "left out: what the software of --stack does not have, by family and release; where it has no ZeRO 1, FSDP is "
-        "searched with pipelines too, and whole replicas where data parallelism is all there is",
-        f"fixed, they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} "
-        "data-parallel ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
-        "not searched, pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout texts, etp, "
-        "fsdp_shard_size and precision_aware_optimizer; zero_stage 0 and 2 (whose unsharded gradient bucket is not "
-        "priced); CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is told where they run",
+        "left out: what the software of --stack does not have. If it has no ZeRO 1, FSDP is searched with "
+        "pipelines too; if it has data parallelism only, so are whole replicas",
+        f"fixed, as they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} data-parallel "
+        "ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
+        "not searched unless you pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout "
+        "texts, etp, fsdp_shard_size and precision_aware_optimizer; zero_stage 0 and 2 (whose unsharded gradient "
+        "bucket is not priced); CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is "
+        "told where they run",
     )
 
 

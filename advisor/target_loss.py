@@ -1,11 +1,14 @@
-"""A plan priced with Transformer Engine's fused loss, for a Megatron-LM that has only its own: what memory it needs."""
+"""A plan priced as other software than the Megatron-LM that it is exported for: its step time there, and its memory.
+
+Memory differs where Megatron-LM has only its own fused loss, and Transformer Engine's was priced.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from advisor.render import gib
+from advisor.render import gib, seconds
 from costmodel.predict import predict
 from costmodel.stack import default_stack, load_stack, newest_stack
 
@@ -53,6 +56,28 @@ def other_loss(case: Case, priced: Prediction | None, target: str, version: str)
         refused=f"Error: {said}: {memory}, which does not fit. "
         f"Try {_cure(there)}--target-version {older}, which takes Transformer Engine's."
     )
+
+
+def as_target(case: Case, target: str, version: str) -> list[str]:
+    """One sentence on the step time as Megatron-LM, where the plan was priced as other software; else nothing."""
+    here = load_stack(case.stack or default_stack())
+    if target != "megatron-lm" or here.names == "megatron_lm":
+        return []
+    from advisor.pipeline import with_schedule
+    from executor.export.megatron_lm_names import version_of
+
+    fused = case.plan.fused_cross_entropy
+    there = newest_stack("megatron_lm", native_loss=not (fused and version_of(version)[0].te_loss))
+    parts = (case.model, case.workload, case.cluster, case.plan)
+    try:
+        ours, other = (with_schedule(predict(*parts, stack)) for stack in (case.stack, there))
+    except ValueError:
+        return []  # a plan that this family cannot have is refused elsewhere
+    return [
+        f"The plan was made for {here.name}: {seconds(ours.step_time_s)} a step. As {there}, the newest Megatron-LM on "
+        f"file, the model expects {seconds(other.step_time_s)} ({seconds(other.interval_low)} to "
+        f"{seconds(other.interval_high)}); `advisor explain --stack {there}` searches for it."
+    ]
 
 
 def _cure(case: Case) -> str:

@@ -178,17 +178,23 @@ def errors(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def skip_reasons(skipped: Sequence[dict[str, str]]) -> list[tuple[str, int]]:
-    """Reasons by how often they occur: of those that differ in a name only the first, then the other names."""
+def skip_reasons(skipped: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+    """Reasons and the rows that they are of, most rows first; of reasons that differ in a name only the first is
+    told in full, then the other names.
+    """
 
     def general(reason: str) -> str:
         without_names = re.sub(r"'[^']*'", "'...'", reason.split(" Did you mean")[0])
         return re.sub(r"^\S+ has", "a model has", without_names)
 
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
     for entry in skipped:
-        groups[general(entry["reason"])].append(entry["reason"])
-    return sorted(((_alike(each), len(each)) for each in groups.values()), key=lambda each: -each[1])
+        groups[general(entry["reason"])].append(entry)
+    found = [
+        (_alike([entry["reason"] for entry in each]), [entry["id"] for entry in each])
+        for each in groups.values()
+    ]
+    return sorted(found, key=lambda each: -len(each[1]))
 
 
 def _alike(reasons: Sequence[str]) -> str:

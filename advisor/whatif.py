@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from advisor.candidates import memory_parts
 from advisor.host_fault import host_fault
 from advisor.pipeline import with_schedule
-from advisor.rules import Violation, violations
+from advisor.rules import Violation, load_rules, violations
 from advisor.rules.predicted_words import predicted_words
 from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 # Below this share of the step a change is no gain: it is less than what two runs of one plan differ by.
 HELPS_ABOVE = 0.001
+# Rules that say what a machine lacks: no change uses more of that.
+MACHINE_LACKS = frozenset(rule.id for rule in load_rules() if rule.lacks)
 # Below these a knob moves nothing: seconds as a share of the step, and bytes.
 STILL_SECONDS, STILL_BYTES = 1e-9, 1024.0
 # Knobs that change what is computed, not only how fast: a gain from one of them needs a look at the loss.
@@ -197,7 +199,7 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
         return Forbidden(each, each.problem)
     found = violations(case.model, case.workload, case.cluster, each.plan, case.gpus, stack=case.stack)
     for violation in found:
-        if violation.severity == "ERROR":
+        if violation.severity == "ERROR" or (violation.id in MACHINE_LACKS and violation.id not in known):
             return Forbidden(each, violation.text, violation.id)
     try:
         other = with_schedule(predict(case.model, case.workload, case.cluster, each.plan, case.stack))

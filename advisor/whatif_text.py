@@ -9,6 +9,7 @@ from advisor.render import bold, gib, heading, percent, seconds, table, width, w
 from advisor.sections import fit_text, setting, violation_section
 from advisor.whatif import NUMERICS, Change, Forbidden, Move, WhatIf
 from advisor.whatif_neighbours import label
+from costmodel.prediction import TIGHT_ABOVE
 
 # Longer names of changes are cut, so that the table keeps to the page.
 _WIDEST_LABEL = 38
@@ -78,7 +79,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
         (
             _cut(label(change.neighbour), _WIDEST_LABEL),
             _signed_seconds(change.delta_time),
-            f"{100 * change.share:+.1f} %",
+            _signed_percent(change.share),
             _signed_gib(change.delta_memory) + ("!" if change.fits and change.prediction.tight else ""),
             _moved(change),
         )
@@ -86,7 +87,11 @@ def _table(changes: Sequence[Change]) -> list[str]:
     ]
     lines = table(["change", "step", "", "memory", "moved most"], rows, "lrrrl")
     if any(change.fits and change.prediction.tight for change in changes):
-        lines.append("  ! fits, but tight: the allocator will stall")
+        lines += [
+            wrap(
+                f"! fits, but above {percent(TIGHT_ABOVE, 0)} of the device, where the allocator stalls", "  "
+            )
+        ]
     return lines
 
 
@@ -99,6 +104,13 @@ def _move(move: Move) -> str:
     for ending in (", exposed", " on the slowest stage", ", simulated less closed form"):
         title = title.removesuffix(ending)
     return f"{title} {_signed_seconds(move.delta) if move.unit == 's' else _signed_gib(move.delta)}"
+
+
+def _signed_percent(share: float) -> str:
+    """A change as percent; below a twentieth of one, which would read as a signed zero, by its bound."""
+    if abs(share) < 5e-4:
+        return f"{'+' if share > 0 else '-'}<0.1 %" if abs(share) > 1e-9 else ""
+    return f"{100 * share:+.1f} %"
 
 
 def _signed_seconds(value: float) -> str:
@@ -139,15 +151,16 @@ def _forbidden(forbidden: Sequence[Forbidden]) -> list[str]:
 def _closing(result: WhatIf, everything: bool) -> list[str]:
     lines = [""]
     if result.still:
-        lines.append(wrap(f"move nothing here: {', '.join(result.still)}", "", "  "))
+        lines.append(wrap(f"No effect on this plan: {', '.join(result.still)}", "", "  "))
     stuck = [name for name in result.stuck if name != "dp"]
     if stuck:
-        lines.append(wrap(f"no legal neighbour: {', '.join(stuck)}", "", "  "))
+        lines.append(wrap(f"No other value is legal here: {', '.join(stuck)}", "", "  "))
     if "dp" in result.stuck:
         lines.append("dp follows from the GPUs and the other sizes.")
     if result.forbidden and not everything:
         number = len(result.forbidden)
-        lines.append(f"{number} {'change' if number == 1 else 'changes'} that rules forbid; --all shows why.")
+        many = "1 more change is" if number == 1 else f"{number} more changes are"
+        lines.append(f"{many} forbidden by rules; --all shows which, and why.")
     return lines
 
 

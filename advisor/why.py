@@ -100,10 +100,11 @@ class Path:
             for part in sorted(alone.prediction.memory.parts, key=lambda part: -part.value)[:3]
         )
         need = gib(alone.prediction.peak_memory_bytes)
+        of = f"{self.device}, {percent(FITS_BELOW, 0)} of the device"
         if alone.fits:
-            text = f"The whole model fits on every GPU: {need} of {self.device} ({parts})."
+            text = f"The whole model fits on every GPU: {need} of {of} ({parts})."
         else:
-            text = f"The whole model on every GPU needs {need} of {self.device} ({parts}): it does not fit."
+            text = f"The whole model on every GPU needs {need} of {of} ({parts}): it does not fit."
         return Step("data parallel", text + idle, (alone,))
 
     def distributed_optimizer(self) -> Step:

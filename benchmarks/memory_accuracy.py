@@ -171,13 +171,17 @@ def functional_cases(path: Path) -> list[tuple[dict[str, str], Prediction]]:
                 sequence_parallel=row["sequence_parallel"] == "1",
                 zero_stage=1 if row["distributed_optimizer"] == "1" else 0,
                 fused_cross_entropy="cross-entropy-loss-fusion" in row["extra_args"],
+                gradient_accumulation_fusion="no-gradient-accumulation-fusion" not in row["extra_args"],
                 dropout=True,
                 expandable_segments=False,
             )
             workload = Workload(int(row["seq_len"]), batch)
             cluster = hardware_db.load_cluster(PLATFORMS[row["platform"]])
             plan.num_microbatches(batch)
-            found.append((row, predict(model, workload, cluster, plan, "mcore-26.01")))
+            # The fused loss of Megatron-LM's arguments is Megatron-Core's own unless they say Transformer Engine's.
+            own = plan.fused_cross_entropy and "cross-entropy-fusion-impl te" not in row["extra_args"]
+            stack = "mcore-26.05" if own else "mcore-26.01"
+            found.append((row, predict(model, workload, cluster, plan, stack)))
         except ValueError:
             continue
     return found

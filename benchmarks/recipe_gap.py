@@ -6,8 +6,8 @@ For each work that a publisher's recipes cover (model, workload, cluster, GPUs, 
 the best plan of our search are predicted by the same path. gap = predicted time of the recipe over predicted time of
 our best: what a team would gain by us, if our model were right. Each of the largest is a discovery or an error of ours.
 
-The search may use what its release had: a feature counts as there when a published recipe of the same software family
-uses it, in that release or an earlier one. Numerics are the recipe's. Works on more than 2048 GPUs, or than the
+The search may use what the recipe's release had, by the facts of advisor/rules/features.toml, as every search for a
+stack. Numerics are the recipe's. Works on more than 2048 GPUs, or than the
 number given as a second argument, are left out. All of it takes some minutes on one core.
 """
 
@@ -41,14 +41,6 @@ RECIPES = (
     "Megatron-Core MoE report",
     "DeepSeek-V3 GB200",
 )
-# Features that came with some release: pinned off where no recipe of the family had them by then.
-FEATURES: Mapping[str, Any] = {
-    "fsdp": False,
-    "cuda_graph": False,
-    "overlap_moe_comm": False,
-    "tp_comm_overlap": False,
-    "fp8_param_gather": False,
-}
 # What changes numerics, or is not searched and costs nothing to keep: as the recipe has it.
 KEPT = (
     "grad_reduce_in_fp32",
@@ -69,8 +61,6 @@ SHOWN = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "fsdp", "zero_stag
 SHOWN += ("recompute_modules", "recompute_num_layers", "cuda_graph", "cuda_graph_scope", "tp_comm_overlap")
 SHOWN += ("fp8_param_gather", "overlap_moe_comm", "moe_dispatcher", "cp_comm_type", "sequence_parallel")
 SHOWN += ("offload_layers", "offload_modules", "optimizer_instances", "pipeline_layout")
-# What recipes of experts captured before whole iterations could be.
-EXPERT_GRAPHS = ("attn", "moe_router", "moe_preprocess")
 MOST_GPUS = 2048
 COLUMNS = (
     "id", "source", "stack", "model", "task", "family", "cluster", "gpus", "precision", "seq_len", "global_batch",
@@ -96,35 +86,9 @@ def _newness(case: Case) -> tuple[str, float]:
     return case.stack.rpartition("-")[2], -case.measured_step_time_s
 
 
-def available(case: Case, cases: Iterable[Case]) -> dict[str, Any]:
-    """Pins for features that no recipe of the case's family used up to its release."""
-    family, _, release = case.stack.rpartition("-")
-    plans = [
-        (other.plan, other.model.moe is not None)
-        for other in cases
-        if other.stack.rpartition("-")[0] == family and other.stack.rpartition("-")[2] <= release
-    ]
-    pins = {name: off for name, off in FEATURES.items() if not any(getattr(plan, name) for plan, _ in plans)}
-    if case.model.moe is None:
-        return pins
-    alike = [plan for plan, experts in plans if experts]
-    if not any(plan.moe_dispatcher in ("deepep", "hybridep") for plan in alike):
-        pins["moe_dispatcher"] = "alltoall"
-    # Whole layers are captured where no expert asks the host: first with a capacity of tokens, later dropless.
-    drops = case.plan.moe_capacity_factor > 0
-    scopes = [
-        plan.cuda_graph_scope for plan in alike if plan.cuda_graph and (plan.moe_capacity_factor > 0) == drops
-    ]
-    if not scopes:
-        pins["cuda_graph"] = False
-    elif () not in scopes and "cuda_graph" not in pins:
-        pins["cuda_graph_scope"] = case.plan.cuda_graph_scope or EXPERT_GRAPHS
-    return pins
-
-
-def compare(case: Case, cases: list[Case]) -> dict[str, Any] | str:
+def compare(case: Case) -> dict[str, Any] | str:
     """The recipe's plan beside our best, or why there is none."""
-    pins = available(case, cases) | {name: getattr(case.plan, name) for name in KEPT}
+    pins = {name: getattr(case.plan, name) for name in KEPT}
     layout = {name: getattr(case.plan, name) for name in LAYOUT}
     published = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
     found = _search(case, pins)
@@ -211,7 +175,7 @@ def main(path: Path, most_gpus: int = MOST_GPUS) -> None:
     started, rows = time.perf_counter(), []
     for number, case in enumerate(chosen, 1):
         try:
-            found = compare(case, cases)
+            found = compare(case)
         except ValueError as error:
             found = str(error)
         told = found if isinstance(found, str) else f"gap {found['gap']}"

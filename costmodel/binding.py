@@ -268,5 +268,7 @@ def _precision_inputs(precision: str, generation: str, kernels: str) -> dict[str
         "transpose_bytes": recipe.get("transposed", 0.0),
         "quantise_kernels": recipe["kernels"],
         "cast_anew": recipe.get("anew", 0.0),
+        "joint_scale": recipe.get("joint", 0.0),
+        "products_apart": recipe.get("operators", 0.0),
     }
     return {name: Bound(float(number), where) for name, number in numbers.items()}

@@ -12,6 +12,7 @@ from costmodel.amount import Amount, is_more_than_one
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import LATENT_ROTARY_KERNELS, rotary_kernels
+from costmodel.work.quantisation import agrees_on_scale
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     per_linear = (
         sum(1 for layer in work.linears if layer.quantised and not layer.grouped) * x.quantise_kernels
     )
+    agreed = {
+        split: sum(agrees_on_scale(x, layer, split) for layer in work.linears) for split in ("column", "row")
+    }
     has_tp = any(layer.split == "row" for layer in work.linears)
     grouped = [layer for layer in work.linears if layer.grouped]
     each = 1 + x.quantise_kernels  # a product and its quantisation
@@ -50,7 +54,12 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     source = "fused kernels, quantisation, collectives of one block"
     forward = ledger.define(
         f"{work.name}_kernels_forward",
-        work.kernels_forward + per_linear + 2 * collectives + apart + ADAPTER_KERNELS[0] * adapters,
+        work.kernels_forward
+        + per_linear
+        + agreed["column"]
+        + 2 * collectives
+        + apart
+        + ADAPTER_KERNELS[0] * adapters,
         "1",
         source,
     )
@@ -62,6 +71,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         f"{work.name}_kernels_backward",
         work.kernels_backward
         + per_linear
+        + agreed["row"]
         + 3 * collectives
         + (1 + x.trained) * apart
         - frozen

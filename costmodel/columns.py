@@ -315,6 +315,7 @@ def graph_inputs(c: Columns) -> dict[str, Array]:
     router = np.maximum(c["graph_moe_router"], c["graph_moe_preprocess"])
     return {
         "graph": on,
+        "graph_step": on * whole,
         "graph_attention": np.maximum(everything, on * c["graph_attn"]),
         "graph_mlp": np.maximum(uncut, on * c["graph_mlp"]),
         "graph_mamba": np.maximum(everything, on * c["graph_mamba"]),

@@ -19,8 +19,11 @@ from costmodel.work import communication
 from costmodel.work.adapters import adapted
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, heads_are_shared
+from costmodel.work.quantisation import agrees_on_scale
 
 Times = dict[str, dict[str, Amount]]
+# The largest absolute value of a tensor, in FP32.
+MAXIMUM_BYTES = 4
 
 
 def tensor_parallel_times(
@@ -121,6 +124,12 @@ def gathered_plain(x: SimpleNamespace, layer: Linear) -> Amount:
     """
     reads_it_too = (1 - x.tp_overlap) * adapted(x, layer.adapter)
     return x.sp * is_more_than_one(x.tp) * maximum(reads_it_too, x.cast_anew)
+
+
+def joint_scale_time(x: SimpleNamespace, layer: Linear, split: str) -> Amount:
+    """Seconds in which tensor-parallel ranks exchange the maximum that scales such an operand; nothing hides it. [s]"""
+    inside = communication.ranks_in_domain(x, x.tp, 1)
+    return agrees_on_scale(x, layer, split) * all_reduce_time(x, MAXIMUM_BYTES, x.tp, inside)
 
 
 def adapter_messages(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> dict[str, Amount]:

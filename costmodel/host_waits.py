@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, maximum
+from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.block_kernels import graphed
 from costmodel.layer import BlockTimes
 from costmodel.stages import in_stage
@@ -41,6 +41,46 @@ def _replayed_loops(x: SimpleNamespace, name: str) -> Amount:
     return x.graph_experts if name == "experts" else graphed(x, name)
 
 
+def stops_at_exchanges(x: SimpleNamespace) -> Amount:
+    """1 where the host waits for the device at each exchange between pipeline stages, 0 where it runs ahead. [1]
+
+    Megatron-Core sends and receives in batches unless stages are interleaved and overlapped, and synchronises after
+    each batch. Source: Megatron-Core 0.16.1, p2p_communication.py, _communicate (batch_p2p_sync, on by default); in
+    Megatron-LM since 2021.
+    """
+    return x.megatron_core * is_more_than_one(x.pp) * (1 - x.overlap_p2p * is_more_than_one(x.vpp))
+
+
+def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) -> Amount:
+    """What the host needs to issue one pass of a block: kernels that no graph replays, and its own work. [s]"""
+    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+    kernels = times.kernels.forward if kind == "forward" else times.kernels.backward
+    loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
+    own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
+    in_loops = (1 - _replayed_loops(x, name)) * (own + loops * x.loop_launch)
+    return ((1 - graphed(x, name)) * kernels + in_loops) * x.host_kernel
+
+
+def _waits_apart(
+    ledger: Ledger,
+    x: SimpleNamespace,
+    blocks: Mapping[str, BlockTimes],
+    totals: Mapping[str, Mapping[str, Amount]],
+    stage: str,
+) -> dict[str, Amount]:
+    """How long each pass of one micro-batch on a stage waits for the host, no pass lending another its lead. [s]"""
+    waits = {}
+    for kind in ("forward", "backward"):
+        issuing = sum(
+            in_stage(x, name, stage) * issuing_time(x, name, times, kind) for name, times in blocks.items()
+        )
+        running = sum(in_stage(x, name, stage) * part[kind] for name, part in totals.items())
+        issues = ledger.define(f"host_issues_{kind}_{stage}", issuing, "s", issuing_time)
+        wait = host.host_exposed(issues, 1, running)
+        waits[kind] = ledger.define(f"host_waits_{kind}_{stage}", wait, "s", host.host_exposed)
+    return waits
+
+
 def host_term(
     ledger: Ledger,
     x: SimpleNamespace,
@@ -52,60 +92,36 @@ def host_term(
 
     Beside its kernels an expert block costs the host work of its own: routing maps, splits, autograd functions of
     the dispatcher. A host that must learn how many tokens came, with every dispatcher, stands still in every expert
-    block of the forward pass, so that it is never far ahead there: each pass waits by itself. Else the lead of one pass
-    helps the other.
+    block of the forward pass, so that it is never far ahead there: each pass waits by itself. So it does where each
+    exchange between stages stops the host. Else the lead of one pass helps the other.
 
     While a pipeline fills, its first micro-batch meets one halting stage after the other. A host that never halts has
-    issued its pass before the micro-batch comes, and every host its backward pass before the gradient comes.
+    issued its pass before the micro-batch comes. While it drains, waits of backward passes, which are shorter, are
+    left out.
     """
-    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
-
-    def host_time(name: str, times: BlockTimes, kind: str) -> Amount:
-        kernels = times.kernels.forward if kind == "forward" else times.kernels.backward
-        loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
-        own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
-        in_loops = (1 - _replayed_loops(x, name)) * (own + loops * x.loop_launch)
-        return ((1 - graphed(x, name)) * kernels + in_loops) * x.host_kernel
-
-    def issued(stage: str, kind: str) -> Amount:
-        return sum(in_stage(x, name, stage) * host_time(name, times, kind) for name, times in blocks.items())
-
-    def waiting_apart(stage: str) -> dict[str, Amount]:
-        """Waits of each pass of a stage by itself."""
-        return {
-            kind: host.host_exposed(
-                issued(stage, kind),
-                1,
-                sum(in_stage(x, name, stage) * part[kind] for name, part in totals.items()),
-            )
-            for kind in ("forward", "backward")
-        }
-
-    apart = waiting_apart("pace")
-    free = host.host_exposed(issued("pace", "forward") + issued("pace", "backward"), 1, stages["slowest"])
-    halting = counts_vary(x) if "experts" in blocks else 0
-    behind = sum(apart.values())
+    behind = {stage: _waits_apart(ledger, x, blocks, totals, stage) for stage in ("pace", "first", "last")}
+    issued = symbol("host_issues_forward_pace") + symbol("host_issues_backward_pace")
+    free = host.host_exposed(issued, 1, stages["slowest"])
+    halting = stops_at_exchanges(x)
+    if "experts" in blocks:
+        halting = maximum(halting, counts_vary(x))
     # A stage that is slowest for its logits waits in its own layers, and where an MTP head begins and ends.
     heads = x.mtp_heads * MTP_KERNELS * x.host_kernel
     reached = maximum(
-        stages["pace"] + behind,
+        stages["pace"] + sum(behind["pace"].values()),
         maximum(
-            symbol("first_stage_time") + sum(waiting_apart("first").values()),
-            symbol("last_stage_time") + sum(waiting_apart("last").values()) + heads,
+            symbol("first_stage_time") + sum(behind["first"].values()),
+            symbol("last_stage_time") + sum(behind["last"].values()) + heads,
         ),
     )
     slower = maximum(reached - stages["slowest"], 0)
     # Divided as the pace-setting stage waits; where only others do, all of it is the forward pass's.
-    share = apart["backward"] / maximum(behind, 1e-12)
+    share = behind["pace"]["backward"] / maximum(sum(behind["pace"].values()), 1e-12)
     for kind, part in (("forward", 1 - share), ("backward", share)):
         waits = (halting * slower + (1 - halting) * free) * part
         ledger.define(f"host_wait_{kind}", waits, "s", host.host_exposed)
     waiting = x.m * (symbol("host_wait_forward") + symbol("host_wait_backward"))
-    if "experts" in blocks:
-        source = "wait for the host in a stage's forward pass where its host halts, while the pipeline fills"
-        waiting += (
-            (x.pp - 1)
-            / x.vpp
-            * ledger.define("host_halt", halting * symbol("host_wait_forward"), "s", source)
-        )
+    source = "wait for the host in a stage's forward pass where its host halts, while the pipeline fills"
+    halt = ledger.define("host_halt", halting * symbol("host_wait_forward"), "s", source)
+    waiting += (x.pp - 1) / x.vpp * halt
     return ledger.term("host_bound", "waiting for the host", waiting, "s", host.host_exposed)

@@ -18,6 +18,7 @@ from costmodel.exposed import (
     adapter_messages,
     context_parallel_times,
     gathered_plain,
+    joint_scale_time,
     mixer_exchange_times,
     ring_merges,
     tensor_parallel_times,
@@ -34,6 +35,7 @@ from costmodel.work.linear import tokens
 from costmodel.work.messages import context_columns, mixer_exchange_bytes
 from costmodel.work.mla import core_backward_factor, core_width, mla
 from costmodel.work.mlp import mlp
+from costmodel.work.recompute import kept_products
 
 Parts = dict[str, Amount]
 # NVTE_FWD/BWD_LAYERNORM_SM_MARGIN of the published recipes.
@@ -104,11 +106,13 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
             "dgrad": (linear_gemm(x, layer, "dgrad", mixed), kernels.gemm_time),
             "wgrad": (x.trained * linear_gemm(x, layer, "wgrad", mixed), kernels.gemm_time),
             "quantise_forward": (
-                in_recipe * stream(x, cast_forward, x.elementwise_fraction),
+                in_recipe
+                * (stream(x, cast_forward, x.elementwise_fraction) + joint_scale_time(x, layer, "column")),
                 quantisation.quantise_input_elements,
             ),
             "quantise_backward": (
-                in_recipe * stream(x, cast_backward, x.elementwise_fraction),
+                in_recipe
+                * (stream(x, cast_backward, x.elementwise_fraction) + joint_scale_time(x, layer, "row")),
                 quantisation.quantise_grad_elements,
             ),
         }
@@ -345,6 +349,7 @@ def _again(
     def linears(*names: str) -> Amount:
         return sum(gemms[layer]["forward"] + gemms[layer]["quantise_forward"] for layer in names)
 
+    unkept = x.recompute_ops - kept_products(x)
     named: Amount = norm_again(x, name) * small["norm"]["forward"]
     if name in ("attention", "mla", "csa"):
         # Megatron-Core checkpoints it with what context parallelism exchanges for it (attention.py).
@@ -361,8 +366,9 @@ def _again(
         # Every other product of the order Q, K, V, projection; the key product's share of QKV.
         keys = x.k / (x.a + 2 * x.k)
         named += x.recompute_ops * (keys * linears("qkv") + linears("proj"))
+        named += unkept * (1 - keys) * linears("qkv")
     if name == "mlp":
-        named += x.recompute_ops * x.gates / 2 * linears("fc1")
+        named += (x.recompute_ops * x.gates / 2 + unkept * (1 - x.gates / 2)) * linears("fc1")
         whole = linears("fc1", "fc2") + small["activation"]["forward"] + forward.get("tensor_parallel", 0)
         named += x.recompute_mlp * (whole + forward.get("adapters", 0))
         named += x.recompute_activation * (1 - x.recompute_mlp) * small["activation"]["forward"]

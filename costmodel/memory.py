@@ -13,9 +13,16 @@ from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.block_kernels import graphed
 from costmodel.encoder import encoder_kept, encoder_weights
 from costmodel.layer import BlockTimes
+from costmodel.memory_beside import (
+    context_bytes,
+    fragmentation_bytes,
+    graph_bytes,
+    in_graph_pool,
+    stand_in_bytes,
+    stream_pool_bytes,
+)
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
     Blocks,
@@ -33,8 +40,6 @@ from costmodel.work import experts as expert_work
 STAGES = ("first", "second", "fullest", "last")
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
 OFFLOAD_BUFFERS = 2
-# NVLink SHARP keeps multicast buffers for each communicator. Source: NeMo performance guide, NCCL_NVLS_ENABLE.
-NVLS_BYTES = 0.75 * 2**30
 
 
 def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount, shard: Amount) -> Amount:
@@ -42,34 +47,71 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
 
     With fp8_param_gather the copies replace the linear weights' 16-bit originals: nothing is saved where
     row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8), and MXFP8 gathers in 16 bits into a
-    buffer of its own unless it reuses the gradients'. FSDP with ZeRO 3 keeps 1 / shard of them.
-    Sources: S. Rajbhandari et al., SC 2020, arXiv:1910.02054; Megatron-Core, reuse_grad_buf_for_mxfp8_param_ag.
+    buffer of its own unless it reuses the gradients'. FSDP with ZeRO 3 keeps 1 / shard of them; where its
+    shards are the FP32 parameters that the optimizer updates, nothing beside those: each gather casts anew.
+    Sources: S. Rajbhandari et al., SC 2020, arXiv:1910.02054; Megatron-Core, reuse_grad_buf_for_mxfp8_param_ag;
+    PyTorch 2.13, _fully_shard/_fsdp_param.py, all_gather_inputs.
     """
     quantised = (1 - x.bf16_share) * linear_weights
-    copies = (x.quantised_copy_bytes - x.param_gather * x.weight_bytes + x.gather_copy_bytes) * quantised
-    return (x.weight_bytes * all_weights + copies) * (1 - x.params_sharded + x.params_sharded / shard)
+    replaced = keeps_quantised(x) * x.weight_bytes
+    copies = (x.quantised_copy_bytes - replaced + x.gather_copy_bytes) * quantised
+    kept = 1 - x.params_sharded + x.params_sharded * (1 - cast_shards(x)) / shard
+    return (x.weight_bytes * all_weights + copies) * kept
 
 
-def gathered_bytes(x: SimpleNamespace, layer_weights: Amount, stage_weights: Amount, loss: Amount) -> Amount:
+def keeps_quantised(x: SimpleNamespace) -> Amount:
+    """1 where quantised copies of linear weights stand in place of the weights. [1]"""
+    return x.param_gather * minimum(1, x.quantised_copy_bytes)
+
+
+def cast_shards(x: SimpleNamespace) -> Amount:
+    """1 where FSDP's shards are FP32 parameters, cast to the model's own format of 16 bits by each gather. [1]"""
+    return x.master_shards * x.params_sharded * minimum(1, maximum(0, 4 - x.weight_bytes))
+
+
+def gathered_bytes(
+    x: SimpleNamespace,
+    layer: tuple[Amount, Amount],
+    stage_weights: Amount,
+    loss: Amount,
+    workspace: Amount = 0,
+) -> Amount:
     """FSDP: what is whole for a time. [byte]
 
-    Parameters of two layers (one in use, one prefetched) and the output layer's; the gradients of one layer as they
-    come, in the parameters' format, and of the one before as they are reduced, in theirs, which take the place of
-    the logits. Beside pipeline stages the whole stage: gathering it anew for each micro-batch is what frameworks
-    avoid, and its gradients add up whole until the last one.
-    Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward); torchtitan,
-    reshard_after_forward_policy "default" with pipeline parallelism.
+    layer: weights of one, and those of its linear layers [1]. Parameters of two layers (one in use, one
+    prefetched; in 8 bits where they are kept so) and the output layer's, with the embedding's where they are one
+    unit; the gradients of one layer as they come, in the parameters' format, and of the one before as they are
+    reduced, in theirs, which with a layer's workspace take the place of the logits. Beside pipeline stages the
+    whole stage: gathering it anew for each micro-batch is what frameworks avoid, and its gradients add up whole
+    until the last one.
+    Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward; the root's unit stays whole);
+    torchtitan, reshard_after_forward_policy "default" with pipeline parallelism; Megatron-Core 0.16.1, megatron_fsdp,
+    param_and_grad_buffer.py (buffers of 8-bit parameters in uint8).
     """
+    weights, linear_weights = layer
     once = x.params_sharded * x.weight_bytes
-    gradients = x.grads_sharded * layer_weights * (x.weight_bytes + x.grad_bytes)
-    layers = once * (2 * layer_weights + parameters.embedding_parameters(x)) + maximum(gradients - loss, 0)
+    lighter = keeps_quantised(x) * (x.weight_bytes - x.quantised_copy_bytes) * (1 - x.bf16_share)
+    gradients = x.grads_sharded * weights * (x.weight_bytes + x.grad_bytes)
+    beside = maximum(workspace + gradients - loss, 0) - maximum(workspace - loss, 0)
+    layers = once * (2 * weights + whole_tables(x)) - 2 * x.params_sharded * lighter * linear_weights + beside
     stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)
     return layers + is_more_than_one(x.pp) * (stage - layers)
 
 
+def whole_tables(x: SimpleNamespace) -> Amount:
+    """Elements of vocabulary tables that FSDP has whole through a step: the output layer's, or both. [1]"""
+    return parameters.embedding_parameters(x) + x.root_tables * linear.padded_vocabulary(x) * x.h / x.tp
+
+
 def gradient_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
-    """Gradient buffer, in the reduction's format; 1 / shard of it from ZeRO 2 on. [byte]"""
-    return x.grad_bytes * trained * (1 - x.grads_sharded + x.grads_sharded / shard)
+    """Gradient buffer, in the reduction's format; 1 / shard of it from ZeRO 2 on. [byte]
+
+    FSDP 2 keeps its shard in the parameters' format, FP32 where they are, whatever the reduction's. Source: PyTorch
+    2.13, _fully_shard/_fsdp_collectives.py, foreach_reduce, orig_dtype.
+    """
+    own = x.weight_bytes + cast_shards(x) * (4 - x.weight_bytes)
+    kept = x.grad_bytes + x.dtensor * x.params_sharded * (own - x.grad_bytes)
+    return kept * trained * (1 - x.grads_sharded + x.grads_sharded / shard)
 
 
 def optimizer_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
@@ -113,9 +155,10 @@ def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount, has_e
     """The one layer being computed: recomputed activations, or temporaries of the widest linear layer. [byte]
 
     With recompute (full, or of the MLP or attention) one whole layer's activations exist while it is
-    differentiated; without, the gradients of FC1's output and its gathered input. Where the exchange of one
-    micro-batch's experts runs under another's compute, its rows as sent and as received, to the experts and back,
-    exist beside that. Source: Megatron-Core, combined_1f1b.py.
+    differentiated; without, the gradients of FC1's output and its gathered input. They come when the logits are
+    gone: a stage with the loss has the larger of both. Where the exchange of one micro-batch's experts runs under
+    another's compute, its rows as sent and as received, to the experts and back, exist beside that. Source:
+    Megatron-Core, combined_1f1b.py.
     """
     rows = linear.tokens(x) * 2 * x.activation_bytes * x.h
     travelling: Amount = 0
@@ -135,49 +178,6 @@ def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
         if layer.name in ("fc1", "in_proj") or (len(blocks) == 1 and layer.name == "qkv")
     ]
     return maximum(*widths) if len(widths) > 1 else widths[0]
-
-
-def graph_bytes(x: SimpleNamespace, pooled: Amount, static: Amount) -> Amount:
-    """Private memory pools of CUDA graphs: buffers they hold fast between replays. [byte]
-
-    pooled: logits and workspace in proportion to the captured blocks, and what these save for the micro-batches in
-    flight beyond the first. Each micro-batch in flight has graphs of its own, which cannot share static buffers; one
-    micro-batch alone takes from the pool what it would take without graphs, beside static: input, output gradient
-    and input gradient of each captured layer. Sources: Transformer Engine, make_graphed_callables; Megatron-Bridge,
-    CUDA graph notes: one pair with PP 4, VPP 20 from 85.89 to 119.80 GiB, 2 to 5 GB without pipeline stages, over
-    10 GB with.
-    """
-    return x.graph * (x.graph_pool * pooled + static)
-
-
-def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
-    """Share of a block's saved activations that CUDA graphs hold: a captured router keeps almost none. [1]"""
-    return x.graph_experts if block == "experts" else graphed(x, block)
-
-
-def fragmentation_bytes(x: SimpleNamespace, held: Amount) -> Amount:
-    """What the allocator loses. [byte]
-
-    Expandable segments, which can be mapped anew, lose half; without them 15 % more is lost. With stream records 5 %
-    more, as with a second stream that computes (overlapped expert dispatch), whose tensors are not free before the
-    first has passed them. Sources: Megatron-Bridge, memory tuning notes (a run of 58.8 GiB allocated fails on 80 GB
-    without expandable segments); SimuMax's runs without them reserve 20 to 30 % of the activations more.
-    """
-    records = maximum(x.stream_records, x.ep_overlap)
-    return held * (x.fragmentation * (1 - 0.5 * x.segments) + 0.15 * (1 - x.segments) + 0.05 * records)
-
-
-def context_bytes(x: SimpleNamespace) -> Amount:
-    """What is taken of the device outside the allocator: CUDA context and libraries, NCCL's buffers. [byte]
-
-    x.context_bytes is that of a rank with four communicators (tensor, pipeline, data, expert parallel); each takes
-    about as much as context and libraries do, for its channels (16 to 32 of them) have buffers of 4 MiB and more to
-    each neighbour. Experts that are replicated have a fifth. NVLink SHARP takes multicast buffers beside them.
-    Source: NCCL environment variables, NCCL_BUFFSIZE; NeMo performance guide.
-    """
-    sizes = (x.tp, x.pp, x.dp * x.cp, x.ep)
-    groups = sum(is_more_than_one(size) for size in sizes) + is_more_than_one(x.ep) * is_more_than_one(x.edp)
-    return x.context_bytes * (1 + groups) / (1 + len(sizes)) + NVLS_BYTES * x.nvls * x.switch_reduces
 
 
 def rank_memory(
@@ -292,9 +292,14 @@ def _stage(
     )
 
 
+def _has_loss(x: SimpleNamespace, stage: str) -> Amount:
+    """1 where a stage has output layer and loss. [1]"""
+    return {"first": 1 - is_more_than_one(x.pp), "last": 1}.get(stage, 0)
+
+
 def _loss_bytes(x: SimpleNamespace, features: Collection[str], stage: str) -> Amount:
     """Logits of every head of a stage that has the loss, and what stands beside them. [byte]"""
-    has_loss = {"first": 1 - is_more_than_one(x.pp), "last": 1}.get(stage, 0)
+    has_loss = _has_loss(x, stage)
     heads = 1 + x.mtp_heads if "mtp" in features else 1
     loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
     if "mtp" in features:
@@ -316,7 +321,7 @@ def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amou
 
 
 def _states(
-    x: SimpleNamespace, blocks: Blocks, features: Collection[str], of: _Stage
+    x: SimpleNamespace, blocks: Blocks, features: Collection[str], of: _Stage, workspace: Amount
 ) -> list[tuple[str, str, Amount, Callable[..., Amount]]]:
     """Weights, what FSDP has whole, gradients and optimizer state of a stage: name, title, bytes, formula."""
     owned = ((of.dense, x.shard, False), (of.experts, x.expert_shard, True))
@@ -344,7 +349,9 @@ def _states(
         under_muon = muon_state(x, blocks, of.name, features, (of_all, of_experts))
         optimizer, state = (1 - x.muon) * optimizer + x.muon * under_muon, muon_state_bytes
     of_blocks = parameters_of(x, blocks, of.name) + of.experts
-    gathered = gathered_bytes(x, of_blocks / maximum(of.layers, 1), of.dense + of.experts, of.loss)
+    linears = sum(linear_weights_of(x, blocks, of.name, grouped) for _, _, grouped in owned)
+    layer = (of_blocks / maximum(of.layers, 1), linears / maximum(of.layers, 1))
+    gathered = gathered_bytes(x, layer, of.dense + of.experts, of.loss, workspace)
     return [
         ("weights", "weights", weights, weight_bytes),
         ("gathered", "FSDP layers in use", gathered, gathered_bytes),
@@ -373,14 +380,24 @@ def _stage_memory(
     """Breakdown of the rank of one stage. widest: see `widest_gradient` [byte]; encoder: its blocks, if any."""
     of = _stage(ledger, x, blocks, features, stage)
     active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.maps)
-    workspace = workspace_bytes(x, of.kept / maximum(of.layers, 1), widest, "experts" in blocks)
+    layer = workspace_bytes(x, of.kept / maximum(of.layers, 1), widest, "experts" in blocks)
+    workspace = maximum(layer - of.loss, 0)
     held = active + of.loss + workspace
+    stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))
+    weights = (parameters_of(x, blocks, stage) + of.experts) / maximum(of.layers, 1)
+    apart = stream_pool_bytes(x, weights, whole_tables(x))
     parts: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
-        *_states(x, blocks, features, of),
+        *_states(x, blocks, features, of, layer),
+        ("stand_ins", "stand-ins for weight gradients", stand_ins, stand_in_bytes),
         ("activations", "activations in flight", active, activation_bytes),
         ("logits", "logits and loss", of.loss, activations.logits),
-        ("workspace", "workspace of one layer", workspace, workspace_bytes),
-        ("fragmentation", "allocator fragmentation", fragmentation_bytes(x, held), fragmentation_bytes),
+        ("workspace", "workspace of one layer, beyond the logits", workspace, workspace_bytes),
+        (
+            "fragmentation",
+            "allocator fragmentation",
+            fragmentation_bytes(x, held, apart),
+            fragmentation_bytes,
+        ),
         ("graphs", "CUDA graph pools", _graph_pools(x, blocks, of, workspace), graph_bytes),
         ("context", "CUDA context, libraries, NCCL buffers", context_bytes(x), context_bytes),
     ]

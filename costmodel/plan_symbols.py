@@ -116,6 +116,7 @@ overlap_reduce | 1 | 1 when gradients are reduced under the last backward pass
 overlap_gather | 1 | 1 when parameters are gathered under the first forward pass
 overlap_p2p | 1 | 1 when pipeline send/recv is overlapped (interleaved schedules)
 graph | 1 | 1 when kernels are replayed from CUDA graphs
+graph_step | 1 | 1 when one graph holds a whole step
 grad_bytes | byte | bytes of one gradient element in memory and on the wire
 gather_bytes | byte | bytes of one parameter element on the wire of the gather
 param_gather | 1 | 1 when parameters are kept and gathered in FP8

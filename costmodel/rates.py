@@ -150,7 +150,7 @@ def accumulation_time(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amou
 
     Kernel tables are of products that write a 16-bit result. Read, added and written once a tile is done, the buffer's
     elements move 2 grad_bytes instead. Without fusion a kernel of its own adds. Sources: Megatron-Core,
-    gradient_accumulation_fusion; errors of runs left out (docs/decisions/0007).
+    gradient_accumulation_fusion; errors of runs left out (docs/fit-history.md).
     """
     return accumulated_bytes(x, rows, columns) / gemm_bandwidth(x)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STACK_FILE = Path(__file__).with_name("stacks.toml")
-RELEASE = re.compile(r"(\d\d)\.(\d\d)")
+RELEASE = re.compile(r"(\d\d)\.(\d\d)(?:\.\d\d?)?")
 # Widest head that cuDNN's own backward pass takes on the Blackwell of data centres; see `wide_heads_from`.
 WIDEST_FUSED_HEAD = 128
 DATACENTRE_BLACKWELL = ("blackwell", "blackwell-ultra")
@@ -34,6 +34,9 @@ INPUTS = (
     "partial_rings",
     "dtensor",
     "megatron_core",
+    "stand_ins",
+    "master_shards",
+    "root_tables",
 )
 
 
@@ -61,6 +64,9 @@ class Stack:
     transformer_engine: its layers are Transformer Engine's.
     plain_dispatch: its own configurations send tokens to experts by all-to-all.
     megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
+    stand_ins: a tensor for each shape of a weight stands for gradients that are in their buffer already.
+    master_shards: FSDP shards FP32 parameters, which the optimizer updates. root_tables: embedding and output layer are
+    one unit of FSDP, whole through a step.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
     lists them; "" where they are not on file. names_from: the release from which on they are its own, "" for all.
@@ -93,6 +99,9 @@ class Stack:
     megatron_core: bool = False
     transformer_engine: bool = False
     plain_dispatch: bool = False
+    stand_ins: bool = False
+    master_shards: bool = False
+    root_tables: bool = False
     title: str = ""
     names: str = ""
     names_from: str = ""
@@ -127,7 +136,10 @@ def default_stack() -> str:
 
 
 def load_stack(text: str) -> Stack:
-    """A stack from "nemo-26.06", "26.06" or "nemo". ValueError in one line when it is not one."""
+    """A stack from "nemo-26.06", "26.06" or "nemo". ValueError in one line when it is not one.
+
+    A patch release, "26.02.01", is one of its own where runs of it are known, else the release that it mends.
+    """
     name, _, release = text.strip().partition("-")
     if RELEASE.fullmatch(name) and not release:
         release = name
@@ -148,7 +160,7 @@ def load_stack(text: str) -> Stack:
         )
     if not release and family["releases"]:
         release = family.get("newest", family["releases"][-1])
-    release = release[:5]
+    release = release if release in family["releases"] else release[:5]
 
     def known(name: str, otherwise: str) -> int:
         return months(family.get(name, otherwise))
@@ -173,6 +185,7 @@ def load_stack(text: str) -> Stack:
         "megatron_core",
         "transformer_engine",
         "plain_dispatch",
+        "master_shards",
     )
     return Stack(
         name,
@@ -189,6 +202,8 @@ def load_stack(text: str) -> Stack:
         hybrid_dispatch=age is not None and age >= known("hybrid_dispatch_from", "99.12"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
+        stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
+        root_tables=age is not None and age <= known("root_tables_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
         documents_apart=age is not None
         and not known("documents_apart_until", "00.01") < age < known("documents_apart_from", "99.12"),
@@ -216,14 +231,22 @@ def newest_stack(names: str, native_loss: bool) -> str:
 
 
 def months(release: str) -> int:
-    """Months from year 0 to a release "yy.mm". [1]"""
-    year, month = release.split(".")
+    """Months from year 0 to a release "yy.mm", or to the one that a patch "yy.mm.pp" mends. [1]"""
+    year, month = release.split(".")[:2]
     return 12 * int(year) + int(month)
+
+
+def released(release: str) -> int:
+    """Months from year 0 to when a release came out: a patch a month after what it mends. [1]
+
+    Source: dates of NeMo's 26.02 and 26.02.01, 26.04 and 26.04.01 in Megatron-Bridge's performance summaries.
+    """
+    return months(release) + int([*release.split("."), "0"][2])
 
 
 def nearest_release(release: str, known: Iterable[str]) -> str | None:
     """The known release nearest in time, the later of two as near; None when none is known."""
-    candidates = sorted(known, key=months, reverse=True)
+    candidates = sorted(known, key=released, reverse=True)
     if not candidates or not release:
         return None
-    return min(candidates, key=lambda each: abs(months(each) - months(release)))
+    return min(candidates, key=lambda each: abs(released(each) - released(release)))

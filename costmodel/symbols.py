@@ -174,7 +174,9 @@ INPUTS: tuple[Input, ...] = tuple(
         quantise_input_bytes | byte | HBM bytes to quantise one activation element for forward and weight gradient
         quantise_grad_bytes | byte | HBM bytes to quantise one output-gradient element
         quantise_weight_bytes | byte | HBM bytes to quantise one weight element, per micro-batch
+        products_apart | 1 | 1 when the recipe's products are operators that per-op recompute does not know
         cast_anew | 1 | 1 when weights are quantised for every pass and nothing is gathered quantised
+        joint_scale | 1 | 1 when tensor-parallel ranks agree on one scale for what sequence parallelism gathers
         transpose_bytes | byte | HBM bytes to transpose one element of an operand that was gathered in 8 bits
         quantise_kernels | 1 | kernels one operand's quantisation launches
         linear_peak | FLOP/s | dense peak of the linear layers' format
@@ -255,6 +257,9 @@ INPUTS: tuple[Input, ...] = tuple(
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
+        stand_ins | 1 | 1 when a tensor for each shape of a weight stands for its gradients
+        master_shards | 1 | 1 when FSDP shards the FP32 parameters themselves
+        root_tables | 1 | 1 when FSDP has embedding and output layer as one unit
         dtensor | 1 | 1 when collectives of tensor parallelism wait where they stand, as PyTorch's DTensor has them
         megatron_core | 1 | 1 when the framework trains with Megatron-Core or its Megatron-LM
         reads_documents | 1 | 1 when the host reads lengths of packed documents for rotary embedding that is not fused

@@ -217,11 +217,13 @@ def _added(prediction: Prediction, leaves: Leaves, direction: str) -> list[Part]
 
 
 def _halting(prediction: Prediction, leaves: Leaves, chunk: Chunk) -> list[Part]:
-    """Waiting for the host in a forward pass of a stage that does not set the pace, by its expert blocks."""
+    """Waiting for the host in a forward pass of a stage that does not set the pace, by its expert blocks or layers."""
     halt = prediction.values.get("host_halt", 0.0)
     if not halt:
         return []
-    share = min(chunk.count("experts") / prediction.values["experts_pace"], 1 / prediction.plan.vpp)
+    experts = prediction.values.get("experts_pace", 0.0)
+    part = chunk.count("experts") / experts if experts else chunk.layers / prediction.values["layers_pace"]
+    share = min(part, 1 / prediction.plan.vpp)
     return [Part(EACH_MICROBATCH["host_bound"], leaves["host_bound"].title, share * halt)] if share else []
 
 

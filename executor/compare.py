@@ -27,8 +27,8 @@ class Row:
         return self.measured / self.predicted if self.predicted else float("inf")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"ratio": self.ratio}
+        """Plain values; no ratio where nothing was predicted, as JSON knows no infinity."""
+        return asdict(self) | {"ratio": self.ratio if self.predicted else None}
 
 
 def verdict(predicted: float, measured: float, low: float | None = None, high: float | None = None) -> str:

@@ -99,16 +99,22 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Rule:
-    """One symptom. knobs: of the catalogue, that change it; do: the way out; guide: where the guides say so."""
+    """One symptom. knobs: of the catalogue, that change it; ways: what to do; guide: where the guides say so."""
 
     id: str
     title: str
     severity: str
     cause: str
-    do: str
+    ways: tuple[str, ...]
     knobs: tuple[str, ...]
     guide: str
     seen: tuple[Evidence, ...]
+
+    @property
+    def do(self) -> str:
+        """The ways out as one sentence, or as what the one of them says; "" where none is left."""
+        text = "; ".join(way.rstrip(".") for way in self.ways)
+        return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,7 @@ def load_rules() -> tuple[Rule, ...]:
             title=record["title"],
             severity=record["severity"],
             cause=record["cause"],
-            do=record["do"],
+            ways=(record["do"],) if isinstance(record["do"], str) else tuple(record["do"]),
             knobs=tuple(record.get("knobs", ())),
             guide=record["guide"],
             seen=tuple(
@@ -224,11 +230,11 @@ class Words(string.Formatter):
         return str(super().format_field(value, format_spec))
 
 
-def diagnose(facts: Mapping[str, Any]) -> Diagnosis:
-    """Every rule against the facts.
+def diagnose(facts: Mapping[str, Any], apart: bool = False) -> Diagnosis:
+    """Every rule against the facts. apart: the prediction is known to be of another run than the facts.
 
-    A run quicker than the prediction's interval is not the run predicted: then nothing is inferred from predicted
-    seconds alone.
+    A run quicker than the prediction's interval is not the run predicted either. Then nothing is inferred from
+    predicted seconds alone; where that is known by other signs, the step time is not judged by the interval at all.
     """
     known = Facts(facts)
     step, low = facts.get("step"), facts.get("p_low")
@@ -240,7 +246,7 @@ def diagnose(facts: Mapping[str, Any]) -> Diagnosis:
         missing: list[str] = []
         judged, fired = not any(evidence.measured for evidence in rule.seen), None
         for evidence in rule.seen:
-            if another and evidence.inferred and rule.severity != "rest":
+            if evidence.inferred and (apart or (another and rule.severity != "rest")):
                 continue
             try:
                 holds = value(evidence.when, known)

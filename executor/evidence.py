@@ -10,15 +10,16 @@ from typing import Any
 from executor.export.environment import CONNECTIONS
 from executor.logs.compare import exposed_by_dimension, predicted_parts
 from executor.logs.record import Iteration, Log
-from executor.logs.summary import Steady, median_of, timer_medians
+from executor.logs.summary import Steady, median_of, spikes_by_timer, timer_medians
 from executor.profiles.profile import Profile
 
 # Timers that a fact is made of, by Megatron's names; the slowest rank counts.
+DATA_TIMER = "batch-generator"
 TIMERS = {
     "timer_grads": ("all-grads-sync",),
     "timer_gather": ("params-all-gather",),
     "timer_optimizer": ("optimizer",),
-    "timer_data": ("batch-generator",),
+    "timer_data": (DATA_TIMER,),
     "timer_transfers": (
         "forward-recv",
         "forward-send",
@@ -67,6 +68,7 @@ def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
         "low_step": kept.low,
         "spikes": len(kept.spikes),
         "spike_loss": kept.spike_loss,
+        "spike_data": spikes_by_timer(log, kept, DATA_TIMER),
         "period": kept.period,
         "trend": kept.trend.change if kept.trend.sure else 0.0,
         "num_lines": kept.num_lines,

@@ -39,7 +39,7 @@ def run_script(job: Job, words: Sequence[str]) -> str:
         "WITHIN=()",
         'if [[ -n "${CONTAINER_IMAGE:-}" ]]; then',
         '    WITHIN=(--container-image="$CONTAINER_IMAGE" --container-workdir="$SLURM_SUBMIT_DIR")',
-        '    WITHIN+=(--container-mounts="${CONTAINER_MOUNTS:-$SLURM_SUBMIT_DIR}")',
+        '    WITHIN+=(--container-mounts="${CONTAINER_MOUNTS:-$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR}")',
         "fi",
         "# SLURM_NODEID is known on each node only: its shell puts it in.",
         f'srun --kill-on-bad-exit=1 "${{WITHIN[@]}}" bash -c {shlex.quote(text)}',

@@ -20,6 +20,15 @@ from costmodel.timeline import STREAMS
 Event = dict[str, Any]
 # Threads of a process: its phases, then a number for each stream, with room for tracks beside the first.
 PHASES, LANES = 1, 10
+# What a thread is called in the viewer, where its name alone tells a stranger little.
+TITLES = {
+    "tp": "tensor parallel (tp)",
+    "cp": "context parallel (cp)",
+    "ep": "expert parallel (ep)",
+    "pp": "pipeline messages (pp)",
+    "dp": "data parallel (dp)",
+    "host": "host and waiting",
+}
 NANO = 1e9
 # Ends and starts that are the same moment may differ by rounding. [ns]
 SLACK = 3
@@ -59,7 +68,8 @@ class Trace:
         track = base + lane
         if (pid, track) not in self._named:
             self._named.add((pid, track))
-            self._metadata(pid, track, "thread_name", name=thread if not lane else f"{thread} {lane + 1}")
+            title = TITLES.get(thread, thread)
+            self._metadata(pid, track, "thread_name", name=title if not lane else f"{title} {lane + 1}")
             self._metadata(pid, track, "thread_sort_index", sort_index=track)
         first = max(first, self._ends[pid, track])
         self._ends[pid, track] = max(last, first)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from costmodel.stack import families, months
+from costmodel.stack import families, released
 from costmodel.step_constants import (
     LAUNCHED,
     SHARED_KEYS,
@@ -118,7 +118,7 @@ def _releases(key: str, other: str, kinship: Kinship) -> float:
     other_family, other_release, other_generation = release_key(other)
     if not release or not other_release:
         return 0.0
-    apart = abs(months(release) - months(other_release)) / kinship.release_months
+    apart = abs(released(release) - released(other_release)) / kinship.release_months
     generations = 1.0 if generation == other_generation else kinship.other_generation
     return math.exp(-apart) * generations * (1.0 if family == other_family else kinship.other_framework)
 

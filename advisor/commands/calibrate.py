@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 def command(context: click.Context, as_json: bool, **options: Any) -> None:
     """Measure this machine, or learn from runs, into a profile.
 
-    Measured: products by shape and format, attention, memory, the optimizer, dispatch, collectives by kind, size and
-    group, as many processes at a time as a run will have; then short training runs, which show what kernels alone do
-    not. With --from nothing is measured: records of runs move the constants of a machine, as far as they ask for it.
-    The profile is a machine file; sourced data is never edited. Commands take it by --profile.
+    It measures matrix products by shape and format, attention, memory, the optimizer, the dispatch of operations, and
+    collectives by kind, size and group, with as many processes as a run will have. Short training runs follow, which
+    show what kernels alone do not. With --from nothing is measured: the constants of a machine are adjusted to the
+    records of runs. The profile is a machine file that commands take by --profile; data that we ship is never edited.
 
     \b
     advisor calibrate --time 180 -o mine

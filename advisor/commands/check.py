@@ -84,10 +84,10 @@ def command(
 ) -> None:
     """Everything that keeps a plan from running, and the way out.
 
-    PLAN is a plan file; any option changes it. All rules are told at once: ERROR (refused, or wrong results),
-    AUTOFIX (the framework silently changes it), SILENT (no effect), PERF (slower or in vain), ENV (the
-    environment must say so too) and NOTE (depends on version or framework). Memory is one of the rules. Exit
-    code 1 when an ERROR stands. With --from, what a framework is configured to do is read and predicted too.
+    PLAN is a plan file; any option changes it. Every rule that the plan breaks is listed at once, memory among them:
+    ERROR (refused, or wrong results), AUTOFIX (the framework silently changes it), SILENT (no effect), PERF (slower or
+    in vain), ENV (the environment must say so too) and NOTE (depends on version or framework). The exit code is 1 when
+    there is an ERROR. With --from, the configuration of a framework is read, checked and predicted.
 
     \b
     advisor check plan.toml

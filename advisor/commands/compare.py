@@ -40,7 +40,8 @@ def command(
 
     A and B are plan files (`advisor explain --save`), folders of runs (`advisor run` tells them), logs of Megatron-LM,
     Megatron-Bridge and NeMo, or traces. Plans of other models, machines or sizes are compared by what a token takes.
-    A log that shows its arguments needs no plan, only --gpu. The other options describe the setting of a log.
+    A log that shows its arguments needs no plan, only --gpu; of two logs without plans the measured steps are compared.
+    The other options describe the setting of a log.
 
     \b
     advisor compare plan.toml other.toml
@@ -65,7 +66,18 @@ def command(
         raise ValueError(
             "--trace and the options of a setting go with a log. Leave them out for plans and runs."
         )
-    found = Comparison(read_side(first, options), read_side(second, options))
+    from advisor.measured import NoPlanError
+
+    try:
+        found = Comparison(read_side(first, options), read_side(second, options))
+    except NoPlanError:
+        if kinds != ["log", "log"]:
+            raise
+        from advisor.comparison_logs import Logs
+
+        logs = Logs(first, second, options)
+        click.echo(json.dumps(logs.to_dict(), indent=2) if as_json else "\n".join(logs.lines()))
+        return
     if as_json:
         record = found.to_dict()
         record["verdict"] = {"text": answer(found), **record["verdict"]}

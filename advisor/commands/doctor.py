@@ -56,7 +56,27 @@ def examined(plan_file: str | None) -> list[Finding]:
     from advisor.case import read_case
 
     case = read_case(plan_file, {})
-    return examine(machine, planned(case)) + plan_findings(case, machine.environment)
+    found = examine(machine, planned(case)) + other_machine(case, len(machine.gpus))
+    return found + plan_findings(case, machine.environment)
+
+
+def other_machine(case: Case, gpus: int) -> list[Finding]:
+    """Whether this machine is none of the plan's nodes, by its number of GPUs: then its checks say nothing of those."""
+    from executor.doctor import Finding
+
+    wanted = min(case.plan.world, case.cluster.gpus_per_node)
+    if case.cluster.gpu.generation == "cpu" or gpus >= wanted:
+        return []
+    has = f"{gpus} GPUs" if gpus > 1 else "one GPU" if gpus else "no GPU"
+    return [
+        Finding(
+            "plan",
+            "warn",
+            f"made for nodes of {case.cluster.name} with {wanted} GPUs, and this machine has {has}",
+            "devices, versions and network are those of this machine, not of the nodes that will run the plan",
+            "Run `advisor doctor --plan` on such a node",
+        )
+    ]
 
 
 def planned(case: Case) -> dict[str, Any]:

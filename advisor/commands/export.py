@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from advisor.options import knob_options
 if TYPE_CHECKING:
     from executor.export.bundle import Bundle
 
+# A variable that a script asks for: `${NAME:?what it is}`.
+REQUIRED = re.compile(r"\$\{(\w+):\?")
 TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
 
 
@@ -55,7 +58,7 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
         for line in refused:
             click.echo(line, err=True)
         context.exit(1)
-    from advisor.target_loss import native_loss
+    from advisor.target_loss import as_target, native_loss
     from executor.export.bundle import bundle
     from executor.export.exported import Job
 
@@ -65,11 +68,12 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
         click.echo(line, err=True)
     if options["output"]:
         _write(made, Path(options["output"]).expanduser(), options["force"])
+    notes = [*case.notes, *as_target(case, target, version)]
     if options["as_json"]:
-        record = made.to_dict() | {"assumptions": list(case.notes), "warnings": warnings}
+        record = made.to_dict() | {"assumptions": notes, "warnings": warnings}
         click.echo(json.dumps(record, indent=2))
     elif options["output"]:
-        click.echo("\n".join(_written(made, options["output"], list(case.notes))))
+        click.echo("\n".join(_written(made, options["output"], notes)))
     else:
         click.echo(_printed(made), nl=False)
 
@@ -105,7 +109,8 @@ def _verdict(case: Case, target: str, version: str) -> tuple[list[str], list[str
         warnings.append(f"Warning: predicted not to fit in memory.{hint}")
     if found.violations:
         count = len(found.violations)
-        warnings.append(f"{count} thing{'s' * (count != 1)} worth knowing: `advisor check` tells.")
+        them = "one thing" if count == 1 else f"{count} things"
+        warnings.append(f"`advisor check` tells {them} worth knowing about this plan.")
     return [], warnings, other.note
 
 
@@ -151,10 +156,24 @@ def _written(made: Bundle, folder: str, notes: list[str]) -> list[str]:
     exported = made.exported
     lines = [bold(f"{made.job.plan.describe()} for {exported.target} {exported.version}, in {folder}:")]
     lines += [f"  {name}" for name in made.files]
-    lines += ["", f"Start it there: {made.start}"]
+    names = _to_be_set(made)
+    first = f"set {', '.join(names)}, then " if names else ""
+    lines += ["", wrap(f"To start it, in that folder: {first}{made.start}")]
     for note in [*exported.notes, *notes]:
         lines.append(wrap(note, "  "))
     return lines
+
+
+def _to_be_set(made: Bundle) -> list[str]:
+    """Variables that the scripts refuse to run without and nothing else gives, in the order in which they ask."""
+    asked = dict.fromkeys(name for text in made.files.values() for name in REQUIRED.findall(text))
+    ranks = {
+        "SLURM_NODEID": "NODE_RANK",
+        "MASTER_ADDR": "MASTER_ADDR",
+    }  # of several nodes: Slurm's job gives both
+    if made.start.startswith("sbatch"):
+        return [name for name in asked if name not in ranks]
+    return [ranks.get(name, name) for name in asked]
 
 
 def _printed(made: Bundle) -> str:

@@ -83,10 +83,10 @@ TRACE_SPANS = 20_000
 def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
     """Execute a plan with Megatron-Core and put predicted beside measured.
 
-    Measures the machine (once), plans, trains real steps on generated text or on --data, and compares step time,
-    tokens/s, memory, every phase and the bytes of state with the prediction. What of the plan cannot run here is
-    resolved, and said in the receipt. Without PLAN and --model it runs the last plan explained.
-    The record of the run is kept; it is written as the run goes, and --resume-measure goes on with it.
+    It measures the machine (once), plans, trains real steps on generated text or on --data, and compares step time,
+    tokens/s, memory, every phase and the bytes of state with the prediction. Features of the plan that this machine
+    lacks are switched off, and the receipt lists them. Without PLAN and --model it runs the plan that `advisor explain`
+    gave last. The record is written while the run goes on and is kept; --resume-measure completes one that was cut.
 
     \b
     advisor run --model tiny-gpt --gpus 2 --gpu local

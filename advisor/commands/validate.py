@@ -99,8 +99,9 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
             lines += table(["error", "measured", "row", "run"], shown, "rrll")
     if report["skipped"]:
         lines.append(heading(f"Skipped: {_counted(len(report['skipped']), 'row')}"))
-        for reason, count in skip_reasons(report["skipped"])[:12]:
-            lines.append(wrap(f"{count} x {reason}", "  "))
+        for reason, ids in skip_reasons(report["skipped"])[:12]:
+            more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
+            lines.append(wrap(f"{len(ids)} x {reason} [{', '.join(ids[:4])}{more}]", "  ", "    "))
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from advisor.whatif_neighbours import LADDERS
 from costmodel.binding import bind
 from costmodel.knobs import KNOBS
 from costmodel.layout import BALANCED
+from costmodel.placement import segment_sizes
 from costmodel.prediction import Prediction
 
 # What is seen first; the other knobs stand under their topics.
@@ -149,7 +150,7 @@ def _has(prediction: Prediction, item: str) -> bool:
 
 def _numbers(prediction: Prediction, name: str) -> Sequence[float]:
     """Values worth trying of a number."""
-    plan, model = prediction.plan, prediction.model
+    plan, model, cluster = prediction.plan, prediction.model, prediction.cluster
     sizes = [size for size in divisors(plan.world) if size <= MOST_RANKS]
     if name == "vpp":
         return _chunks(prediction, [size for size in sizes if size <= model.num_layers])
@@ -164,7 +165,7 @@ def _numbers(prediction: Prediction, name: str) -> Sequence[float]:
         "optimizer_instances": (1, 2, 4, 8),
         "recompute_num_layers": [plan.vpp * count for count in LAYER_COUNTS],
         "offload_layers": LAYER_COUNTS,
-        "nvl_segment": [size for size in (0, 8, 16, 32, 64, 72) if size <= prediction.cluster.domain_size],
+        "nvl_segment": segment_sizes(cluster.domain_size, cluster.gpus_per_node, plan.world),
     }.get(name, LADDERS.get(name, ()))
 
 

@@ -42,7 +42,7 @@ def timeline(data: dict[str, Any]) -> Markup:
     together = "" if line["whole"] else " Neighbouring passes of a stage are drawn as one."
     worst = line["stage_names"][line["worst"]]
     rest = (
-        f" {seconds(line['residual_s'])} that the formulas count and the schedule does not explain stand after it."
+        f" Of the waiting at its end the formulas count {seconds(line['residual_s'])} that no simulated event explains."
         if line["residual_s"]
         else ""
     )
@@ -53,8 +53,9 @@ def timeline(data: dict[str, Any]) -> Markup:
             "timeline-chart",
             f"Timeline of {line['stages']} pipeline stages over {seconds(line['step_time_s'])}: forward and backward "
             "passes, exposed communication, warm-up, steady state and flush. The table below has the numbers.",
-            "Simulated, event by event. Each row is a stage: its phases above, what it does in the middle, what runs "
-            f"beside it below.{together}{rest} Drag the slider's ends to zoom, or Ctrl and scroll.",
+            "The step as it is simulated, event by event. Each row is a pipeline stage: the strip on top shows its "
+            "phases, the bar what it does, the strip below what travels meanwhile."
+            f"{together}{rest} To zoom, drag the ends of the slider, or hold Ctrl and scroll.",
             "tall" if line["stages"] > 8 else "",
         ),
         tag("h3", f"Memory over the step, {worst}"),
@@ -88,8 +89,8 @@ def plans(data: dict[str, Any]) -> Markup:
             f"Scatter of {drawn} feasible plans, throughput against memory of the worst rank, with the Pareto front "
             "and the chosen plan. The table below lists the front.",
             f"{drawn} plans that fit are drawn: all {front:,} of the Pareto front, and a random sample of the "
-            "others. Times are the closed form's; the chosen plan and the best of each layout stand where the "
-            "simulated pipeline puts them.",
+            "others. Their times come from the closed formulas; those of the chosen plan and of the best of each "
+            "layout from the simulated pipeline.",
         ),
         folded(
             f"The Pareto front as a table ({len(rows)} of {front} plans)",

@@ -10,6 +10,7 @@ from typing import Any
 
 from advisor.rules import SEVERITIES, Rule, rules_of
 from advisor.rules.facts import HELPERS, divisors, layers_text, near, up
+from advisor.rules.ways import NOTHING_ELSE
 from costmodel.javascript import object_javascript, script_json
 from costmodel.javascript_columns import Trace, is_traced, literal
 from costmodel.javascript_functions import expression, is_division
@@ -19,11 +20,15 @@ CALLS = {"near": "near", "up": "up", "maximum": "Math.max", "minimum": "Math.min
 assert set(CALLS) | {"str"} == set(HELPERS)
 FUNCTIONS = (divisors, near, up, layers_text)
 # Words of messages alone, made of the row by `layers_text`.
-ROW_WORDS = ("layers_text", "layers_way_out")
+ROW_WORDS = ("layers_text", "layers_chunks")
 
 
 def rules_script(trace: Trace, words: Mapping[str, Any], stack: str | None) -> str:
-    """An object: rules that some setting of the page breaks, and `judge(c, x)`: which, and the words of their texts."""
+    """An object: rules that some setting of the page breaks, and `judge(c, x)`.
+
+    It gives which are broken, the words of their texts, and for each way out of each which of the rules about what the
+    stack or the machine lacks keeps a plan from it, -1 for none.
+    """
     fired = [(rule, rule.broken(words)) for rule in rules_of(stack)]
     reachable = [(rule, mask) for rule, mask in fired if is_traced(mask) or bool(mask)]
     reachable.sort(key=lambda each: SEVERITIES.index(each[0].severity))
@@ -31,20 +36,32 @@ def rules_script(trace: Trace, words: Mapping[str, Any], stack: str | None) -> s
     if needed & set(ROW_WORDS):
         needed |= _row_words()
     shown = {name: words[name] for name in sorted(needed - set(ROW_WORDS))}
+    missing = [[way.missing(words, rules) for way, rules in rule.ways] for rule, _ in reachable]
     results = {f"rule {number}": mask for number, (_, mask) in enumerate(reachable)} | shown
+    results |= {
+        f"way {place} {number}": each
+        for place, ways in enumerate(missing)
+        for number, each in enumerate(ways)
+    }
     masks = ",".join(literal(mask) for _, mask in reachable)
+    lacks = ",".join(f"[{','.join(map(literal, ways))}]" for ways in missing)
     found = object_javascript({name: literal(value) for name, value in shown.items()})
-    extra = "[w.layers_text, w.layers_way_out] = layers_text(w);\n" if needed & set(ROW_WORDS) else ""
-    body = f"{trace.lines(results)}const w = {found};\n{extra}return {{broken: [{masks}], words: w}};"
+    extra = "[w.layers_text, w.layers_chunks] = layers_text(w);\n" if needed & set(ROW_WORDS) else ""
+    body = f"{trace.lines(results)}const w = {found};\n{extra}return {{broken: [{masks}], words: w, lacks: [{lacks}]}};"
     judge = f"(c, x) => {{\n{body}\n}}"
     return f"{{rules: [{','.join(_record(rule) for rule, _ in reachable)}],\njudge: {judge}}}"
 
 
 def _record(rule: Rule) -> str:
     known = {"id": rule.id, "severity": rule.severity, "knobs": list(rule.knobs), "source": rule.source}
+    ways = ",".join(
+        f"[{_template(way.text)},[{','.join(_template(each.lacks) for each in rules)}]]"
+        for way, rules in rule.ways
+    )
+    said = script_json({"most": rule.most, "then": rule.then, "nothing": NOTHING_ELSE})
     return (
         script_json(known)[:-1]
-        + f',"text":(w)=>{_template(rule.says)},"way_out":(w)=>{_template(rule.way_out)}}}'
+        + f',"text":(w)=>{_template(rule.says)},"way_out":(w,lacks)=>wayOut([{ways}],lacks,{said})}}'
     )
 
 
@@ -62,7 +79,8 @@ def _template(text: str) -> str:
 
 
 def _fields(rule: Rule) -> Iterator[str]:
-    for text in (rule.says, rule.way_out):
+    lacks = [each.lacks for _, rules in rule.ways for each in rules]
+    for text in (rule.says, *rule.way_out, *lacks):
         yield from (field for _, field, _, _ in string.Formatter().parse(text) if field is not None)
 
 

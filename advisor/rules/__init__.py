@@ -10,7 +10,7 @@ from __future__ import annotations
 import string
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.rules.facts import HELPERS, Facts, facts, row_facts
+from advisor.rules.facts import HELPERS, Facts, facts, row_facts, row_words
 from advisor.rules.features import Feature, lacked, load_features
 from advisor.rules.predicted_words import UNPREDICTED
+from advisor.rules.ways import NOTHING_ELSE, Way, joined
 from costmodel.columns import Columns, plan_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -57,30 +58,62 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; see the head of `parallel.toml` for its fields. only: part of a stack that it is about, "" for any."""
+    """One rule; see the head of `parallel.toml` for its fields. only: part of a stack that it is about, "" for any.
+
+    lacking: rules about what the stack or the machine lacks, which no way out may break; see `advisor.rules.ways`.
+    """
 
     id: str
     severity: str
     knobs: tuple[str, ...]
     when: str
     says: str
-    way_out: str
+    way_out: tuple[str, ...]
     source: str
     cites: tuple[str, ...] = ()
     only: str = ""
+    then: str = ""
+    most: int = 0
+    lacks: str = ""
+    lacking: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def _code(self) -> CodeType:
         return compile(self.when, f"<rule {self.id}>", "eval")
 
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Words that the condition depends on."""
+        return frozenset(self._code.co_names) - set(HELPERS)
+
+    @cached_property
+    def ways(self) -> tuple[tuple[Way, tuple[Rule, ...]], ...]:
+        """Its ways out, each with the rules about what is lacking that it could break."""
+        ways = [Way(text) for text in self.way_out]
+        return tuple((way, way.lacks(self.lacking)) for way in ways)
+
     def broken(self, words: Facts) -> Any:
         """Where the rule is broken: True or False for every row of the words."""
         return eval(self._code, {"__builtins__": {}, **HELPERS}, words)
 
-    def message(self, row: Facts) -> tuple[str, str]:
-        """What is wrong and the way out, with the numbers of one row."""
-        text = _Template()
-        return text.vformat(self.says, (), row), text.vformat(self.way_out, (), row)
+    def message(self, words: Facts, index: int) -> tuple[str, str]:
+        """What is wrong and the way out, with the numbers of row `index` of the words.
+
+        Of the ways those that the stack and the machine have; where none is, what they lack.
+        """
+        text, row, single = _Template(), row_facts(words, index), row_words(words, index)
+        ways, lacked = [], []
+        for way, rules in self.ways:
+            missing = int(way.missing(single, rules))
+            if missing < 0:
+                ways.append(text.vformat(way.text, (), row))
+            else:
+                lacked.append(text.vformat(rules[missing].lacks, (), row))
+        told = joined(ways, self.most)
+        then = f" {self.then}" if told and self.then else ""
+        return text.vformat(
+            self.says, (), row
+        ), told + then or f"{NOTHING_ELSE}{', '.join(dict.fromkeys(lacked))}."
 
 
 @dataclass(frozen=True)
@@ -131,21 +164,23 @@ def load_rules() -> tuple[Rule, ...]:
 def topic_rules(topic: str) -> tuple[Rule, ...]:
     """Rules of one topic file."""
     records = tomllib.loads((RULES / f"{topic}.toml").read_text(encoding="utf-8"))
-    return tuple(
-        Rule(
-            id=name,
-            **{**record, "knobs": tuple(record["knobs"]), "cites": tuple(record.get("cites", ()))},
-        )
-        for name, record in records.items()
-    )
+    return tuple(Rule(id=name, **record | _tuples(record)) for name, record in records.items())
+
+
+def _tuples(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Fields of a record that are several; a way out that is one text is one way."""
+    way_out = record["way_out"]
+    ways = (way_out,) if isinstance(way_out, str) else tuple(way_out)
+    return {"knobs": tuple(record["knobs"]), "cites": tuple(record.get("cites", ())), "way_out": ways}
 
 
 @lru_cache(maxsize=32)
 def rules_of(stack: str | None) -> tuple[Rule, ...]:
     """The rules that hold for a software stack, None the newest known: the last ones say what it lacks."""
     known = load_stack(stack or default_stack())
-    held = (rule for rule in load_rules() if not rule.only or getattr(known, rule.only))
-    return (*held, *stack_rules(stack))
+    held = [rule for rule in load_rules() if not rule.only or getattr(known, rule.only)]
+    lacking = (*stack_rules(stack), *(rule for rule in load_rules() if rule.lacks))
+    return tuple(replace(rule, lacking=lacking) for rule in (*held, *stack_rules(stack)))
 
 
 @lru_cache(maxsize=32)
@@ -157,8 +192,17 @@ def stack_rules(stack: str | None) -> tuple[Rule, ...]:
 
 def feature_rule(feature: Feature, stack: Stack) -> Rule:
     """The rule that a stack lacks a feature."""
-    says, way_out = feature.says(stack), feature.way_out(stack)
-    return Rule(feature.rule, "ERROR", feature.knobs, feature.uses, says, way_out, feature.source)
+    says = feature.says(stack)
+    return Rule(
+        feature.rule,
+        "ERROR",
+        feature.knobs,
+        feature.uses,
+        says,
+        feature.ways_out(stack),
+        feature.source,
+        lacks=says,
+    )
 
 
 def left_out() -> dict[str, str]:
@@ -191,7 +235,7 @@ def violations(
 
 def violation(rule: Rule, words: Facts, index: int) -> Violation:
     """What `rule` says about row `index`."""
-    text, way_out = rule.message(row_facts(words, index))
+    text, way_out = rule.message(words, index)
     return Violation(rule.id, rule.severity, rule.knobs, text, way_out, rule.source, rule.cites)
 
 

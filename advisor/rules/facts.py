@@ -76,10 +76,14 @@ def knob_words(columns: Mapping[str, Any], fixed: Mapping[str, Any]) -> Facts:
             words[CHOICES.get(knob, {}).get(value, f"{knob}_{value}")] = codes == number
     words |= fixed
     words |= dict(UNPREDICTED)  # known of a predicted plan alone, see `violations`
-    words |= _sizes(words)
+    return following_words(words)
+
+
+def following_words(words: Facts) -> Facts:
+    """The words with those that follow from the others: once all are known, and again where some have changed."""
+    words = words | _sizes(words)
     words |= _stages(words)
-    words |= _memory_and_graphs(words)
-    return words
+    return words | _memory_and_graphs(words)
 
 
 def _sizes(w: Facts) -> Facts:
@@ -154,40 +158,39 @@ def _any(words: Facts, names: Iterable[str]) -> Any:
 def row_facts(words: Facts, index: int) -> Facts:
     """The same words as plain numbers of one row, whole ones as int, for messages."""
     row = {name: _plain(value, index) for name, value in words.items()}
-    row["layers_text"], row["layers_way_out"] = layers_text(row)
+    row["layers_text"], row["layers_chunks"] = layers_text(row)
     return row
+
+
+def row_words(words: Facts, index: int) -> Facts:
+    """The same words as NumPy's single values of one row, for conditions."""
+    return {name: _single(value, index) for name, value in words.items()}
+
+
+def _single(value: Any, index: int) -> Any:
+    if isinstance(value, str):
+        return value
+    array: NDArray[Any] = np.asarray(value)
+    return array.reshape(-1)[index if array.size > 1 else 0]
 
 
 def _plain(value: Any, index: int) -> Any:
     if isinstance(value, str):
         return value
-    array: NDArray[Any] = np.asarray(value)
-    number = array.reshape(-1)[index if array.size > 1 else 0].item()
+    number = _single(value, index).item()
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def layers_text(row: Facts) -> tuple[str, str]:
-    """How many layers count in the pipeline split, and splits that divide."""
+    """How many layers count in the pipeline split, and the chunks of a stage that divide them, "" for none."""
     counted = [
         word for word, flag in (("embedding", "account_embedding"), ("loss", "account_loss")) if row[flag]
     ]
     text = f"{row['layers']} layers" + "".join(f" + 1 for the {word}" for word in counted)
-    chunks = row["pp"] * row["vpp"]
-    ways = []
-    for extra, flags in (
-        (0, "without account flags"),
-        (1, "--account-loss"),
-        (2, "--account-embedding --account-loss"),
-    ):
-        if (row["layers"] + extra) % chunks == 0 and extra != len(counted):
-            ways.append(flags)
+    if row["accounted"] % row["pp"] != 0 or row["pp"] == 1:
+        return text, ""
     vpps = [v for v in divisors(max(row["accounted"] // row["pp"], 1)) if v > 1]
-    if row["accounted"] % row["pp"] == 0 and row["pp"] > 1:
-        ways.append(f"--vpp 1 or {', '.join(map(str, vpps[:6]))}" if vpps else "--vpp 1")
-    if not counted and row["pp"] > 1:
-        ways.append("--pipeline-layout balanced")
-    ways.append(f"--pp {near(row['layers'], row['pp'])} --vpp 1")
-    return text, f"Try {ways[0]}" + (f", or {ways[1]}." if len(ways) > 1 else ".")
+    return text, f"1 or {', '.join(map(str, vpps[:6]))}" if vpps else "1"
 
 
 def divisors(number: int) -> list[int]:

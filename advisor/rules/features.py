@@ -22,7 +22,7 @@ class Feature:
     title: str
     knobs: tuple[str, ...]
     uses: str
-    instead: str
+    instead: tuple[str, ...]
     since: Mapping[str, str]
     source: str
 
@@ -54,11 +54,11 @@ class Feature:
             when = f", which {stack.family} had {dated}"
         return f"{stack.name} has no {self.title}{'' if dated == NEVER else when}"
 
-    def way_out(self, stack: Stack) -> str:
-        """What to do instead, or which stack has it."""
+    def ways_out(self, stack: Stack) -> tuple[str, ...]:
+        """What to do instead, and which stack has it."""
         dated = self.dated(stack)
         other = f"{stack.family}-{dated.removeprefix(UNTIL)}" if dated != NEVER else self._elsewhere()
-        return f"Try {self.instead}" + (f", or --stack {other}." if other else ".")
+        return (*(f"try {each}" for each in self.instead), *([f"try --stack {other}"] if other else []))
 
     def _elsewhere(self) -> str:
         """The first family whose newest release has it."""
@@ -71,7 +71,8 @@ def load_features() -> tuple[Feature, ...]:
     """Every feature, in the order of the file."""
     records = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return tuple(
-        Feature(name, **record | {"knobs": tuple(record["knobs"])}) for name, record in records.items()
+        Feature(name, **record | {key: tuple(record[key]) for key in ("knobs", "instead")})
+        for name, record in records.items()
     )
 
 

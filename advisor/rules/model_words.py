@@ -91,6 +91,7 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "gpus": gpus,
         "ampere": np.bool_(generation == "ampere"),
         "ada": np.bool_(generation == "ada"),
+        "cdna3": np.bool_(generation == "cdna3"),
         "hopper": np.bool_(generation == "hopper"),
         "blackwell": np.bool_(generation.startswith("blackwell")),
         "consumer": np.bool_(generation in ("ada", "blackwell-consumer")),
@@ -100,6 +101,12 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
         "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
         "rocm": np.bool_(cluster.gpu.vendor == "AMD"),
+    } | precision_words(precision)
+
+
+def precision_words(precision: str) -> dict[str, Any]:
+    """Number formats of a precision recipe."""
+    return {
         "precision": precision,
         "fp8": np.bool_(precision.startswith(("fp8", "mxfp8"))),
         "fp8_delayed": np.bool_(precision == "fp8-delayed"),

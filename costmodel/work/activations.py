@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, is_more_than_one
 from costmodel.work.elementwise import residual_tokens
 from costmodel.work.linear import padded_vocabulary, tokens
 
@@ -21,14 +21,22 @@ def layer_input(x: SimpleNamespace) -> Amount:
 
 
 def logits(x: SimpleNamespace) -> Amount:
-    """Logits of one micro-batch at the loss: 16-bit, and FP32 copies when the loss is not Transformer Engine's. [byte]
+    """Logits of one micro-batch at the loss, with what stands beside them at its peak. [byte]
 
-    Gradient and logits exist together: two copies. Megatron-Core's own fused loss keeps the softmax in FP32, the eager
-    one its copy too. Source: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py.
+    Fused: Transformer Engine's kernel, which Megatron-Core calls, writes the gradient over the logits; others have
+    both. Megatron-Core's own compiles its parts: beside the logits in 16 bits, the softmax in FP32 and a copy of it
+    for the gradient. Not fused it casts once and works in place. PyTorch's has three copies in FP32 in its backward
+    pass (log-softmax, its gradient, the result), four where the vocabulary is split over ranks (loss_parallel).
+    Sources: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py and fusions/fused_cross_entropy.py, whose functional
+    tests hold 6 and 10 bytes; Transformer Engine, common/triton/cross_entropy.py; PyTorch 2.13,
+    distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward.
     """
     elements = tokens(x) * padded_vocabulary(x) / x.tp
-    copies = 8 * (1 - x.fused_loss) + 4 * x.fused_loss * x.native_loss
-    return elements * (2 * x.activation_bytes + copies)
+    own = x.megatron_core
+    fused = own * x.native_loss * 8 + (2 - own) * x.activation_bytes
+    split = x.dtensor * is_more_than_one(x.tp)
+    eager = own * (x.activation_bytes + 4) + (1 - own) * (12 + 4 * split)
+    return elements * (x.fused_loss * fused + (1 - x.fused_loss) * eager)
 
 
 def saved_logits(x: SimpleNamespace) -> Amount:
@@ -58,5 +66,9 @@ def mtp_inputs(x: SimpleNamespace) -> Amount:
 
 
 def output_input(x: SimpleNamespace) -> Amount:
-    """Input and output of the final norm, kept for one micro-batch on the last stage. [byte]"""
-    return 2 * x.activation_bytes * residual_tokens(x) * x.h
+    """Input and output of the final norm, kept for one micro-batch on the last stage. [byte]
+
+    DTensor keeps the output as it was gathered for the output layer.
+    """
+    output = (1 - x.dtensor) * residual_tokens(x) + x.dtensor * tokens(x)
+    return x.activation_bytes * (residual_tokens(x) + output) * x.h

@@ -22,6 +22,7 @@ from costmodel.work.elementwise import (
     split_kernels,
 )
 from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, same_format, tokens
+from costmodel.work.recompute import kept_products
 
 # Launches that put one of the 2 cp chunks of a packed document in order around an all-to-all of context parallelism: a
 # range of indices between bounds on the device, nine kernels in front of the attention core and five behind it, and two
@@ -206,7 +207,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
     # Norms of heads keep queries, which layouts of several groups copy, and a statistic a head.
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
     everything += x.qk_norms * (grouped * heads + 2 * (heads + kv) / x.d)
-    kept = (1 - x.recompute_ops) * everything + x.recompute_ops * (heads + kv)
+    kept = (1 - x.recompute_ops) * everything + kept_products(x) * (heads + kv)
     split = [sum(kernels) for kernels in zip(split_kernels(x), rotary_kernels(x), strict=True)]
     return BlockWork(
         name="attention",

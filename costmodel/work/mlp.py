@@ -15,9 +15,11 @@ from costmodel.work.elementwise import (
     norm,
     plain_squared_relu,
     residual,
+    residual_tokens,
     split_kernels,
 )
 from costmodel.work.linear import Linear, tokens
+from costmodel.work.recompute import kept_products
 
 
 def mlp(x: SimpleNamespace) -> BlockWork:
@@ -25,10 +27,12 @@ def mlp(x: SimpleNamespace) -> BlockWork:
 
     Saved: FC1's output and FC2's input; when the MLP is computed again nothing, not even its norm's output, as FC1
     holds the norm; FC1's output alone when only the activation function is. Per-op recompute: see
-    `costmodel.work.attention.attention`.
+    `costmodel.work.attention.attention`; where nothing is compiled, it keeps FC2's output too, which no gradient needs.
+    Source: PyTorch 2.13, utils/checkpoint.py, _CachingTorchDispatchMode.
     """
     rows, width = tokens(x), x.f / x.tp
     kept = (1 - x.recompute_mlp) * rows * width
+    gate = (1 + x.gates * (1 - x.recompute_ops)) * (1 - x.recompute_ops + kept_products(x))
     split = [
         ACTIVATION_KERNELS * x.activation_split + plain_squared_relu(x) * apart + kernels
         for apart, kernels in zip(PLAIN_SQUARED_RELU_KERNELS, split_kernels(x), strict=True)
@@ -50,7 +54,8 @@ def mlp(x: SimpleNamespace) -> BlockWork:
             inside=x.recompute_mlp,
         )
         | {
-            "fc1 output": kept * (1 + x.gates * (1 - x.recompute_ops)) * x.activation_bytes,
+            "fc1 output": kept * gate * x.activation_bytes,
+            "fc2 output": kept_products(x) * x.residual_split * x.activation_bytes * residual_tokens(x) * x.h,
             "fc2 input": kept * (1 - x.recompute_activation) * (1 - x.recompute_ops) * kept_input(x, "mlp"),
         },
         vectors=x.biases * ((1 + x.gates) * width + x.h) + x.norm_vectors * x.h,

@@ -30,6 +30,16 @@ def operand_traffic(x: SimpleNamespace, whole: Amount, gathered: bool, plain: Am
     return plain * whole + (1 - plain) * ((whole - behind / 2) / (1 + x.sp * (x.tp - 1)) + behind)
 
 
+def agrees_on_scale(x: SimpleNamespace, layer: Linear, split: str) -> Amount:
+    """1 where an operand of a layer, quantised a share a rank, has one scale for all tensor-parallel ranks. [1]
+
+    split: of the layers whose operand sequence parallelism gathers, "column" forward and "row" backward. Not experts'.
+    Source: Transformer Engine 2.8, module/linear.py, _customize_quantizers_float8_current_scaling and _nvfp4.
+    """
+    gathered = layer.split == split and layer.quantised and not layer.grouped
+    return x.joint_scale * x.sp * is_more_than_one(x.tp) if gathered else 0
+
+
 def quantise_input_elements(linear: Linear) -> Amount:
     """Input elements of a linear layer that are quantised, forward. [1]"""
     return linear.cast_input * linear.groups * linear.rows * linear.inner

@@ -93,7 +93,8 @@ def _shared(machine: Machine) -> Iterator[Finding]:
             "NCCL user guide, troubleshooting (Docker)",
         )
     else:
-        yield Finding("shared memory", "ok", f"/dev/shm holds {size}")
+        told = f"{int(size[:-1]) / 2**20:.1f} GiB" if size[:-1].isdigit() and size[-1] == "k" else size
+        yield Finding("shared memory", "ok", f"/dev/shm holds {told}")
 
 
 def _limits(machine: Machine) -> Iterator[Finding]:
@@ -117,9 +118,12 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         )
     elif files != -1 or locked == -1:
         there = "unlimited" if files == -1 else str(files)
-        yield Finding(
-            "limits", "ok", f"open files {there}, locked memory {'unlimited' if locked == -1 else locked}"
-        )
+        yield Finding("limits", "ok", f"open files {there}, locked memory {_bytes(locked)}")
+
+
+def _bytes(limit: int) -> str:
+    """A limit in bytes as the kernel tells it, -1 for none."""
+    return "unlimited" if limit == -1 else f"{limit / 2**20:,.0f} MiB"
 
 
 def _cores(machine: Machine, ranks: int) -> Iterator[Finding]:

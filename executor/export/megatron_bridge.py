@@ -14,7 +14,7 @@ FILE = "train_megatron_bridge.py"
 # Shell variables of the launch script: default ("" when it must be given) and meaning.
 DATA = {
     "DATA_PATH": ("", "prefixes of tokenised data, or weights and prefixes in turn"),
-    "TOKENIZER_MODEL": ("", "the tokenizer, such as meta-llama/Meta-Llama-3-70B or a folder"),
+    "TOKENIZER_MODEL": ("", "the tokenizer: a name on Hugging Face or a folder"),
     "CHECKPOINTS": ("$PWD/checkpoints", "where checkpoints are kept, on a file system all nodes share"),
 }
 TUNING = {"PRETRAINED": ("", "the checkpoint to start from, converted to Megatron-Bridge's form")}

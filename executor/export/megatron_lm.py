@@ -19,7 +19,7 @@ SCRIPT = {
 }
 DATA = {
     "DATA_PATH": ("", "the prefix of the tokenised data set, such as /data/text_document"),
-    "TOKENIZER_MODEL": ("", "the tokenizer, such as meta-llama/Meta-Llama-3-70B or a folder"),
+    "TOKENIZER_MODEL": ("", "the tokenizer: a name on Hugging Face or a folder"),
 }
 TUNING = {"PRETRAINED": ("", "the checkpoint to start from")}
 SCHEDULE = {

@@ -34,7 +34,7 @@ def sbatch_script(job: Job) -> str:
         "set -euo pipefail",
         "",
         f': "${{CONTAINER_IMAGE:?set it to the image, such as {_image()}}}"',
-        'CONTAINER_MOUNTS="${CONTAINER_MOUNTS:-$SLURM_SUBMIT_DIR}"  # the data set too: /data,/home/me',
+        'CONTAINER_MOUNTS="${CONTAINER_MOUNTS:-$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR}"  # the data set too: ,/data:/data',
         "",
         *MEETING,
         "",

@@ -74,7 +74,10 @@ def facts_not_on_file(
         yield f"not in our file of {model.name}: add {' and '.join(added)} as the model has {them}"
     if rotary:
         kept = f"; latent attention keeps its default, a factor of {latent_scaling}" if model.mla else ""
-        yield f"scaling of rotary positions to longer contexts (Llama 3.1, YaRN) is not in our model files{kept}"
+        yield (
+            "our model files do not hold the scaling of rotary positions to longer contexts (Llama 3.1, YaRN): add it "
+            f"if the model has one{kept}"
+        )
 
 
 def refuse_hybrid_stages(

@@ -16,7 +16,8 @@ SECTION = re.compile(r"^\[([a-z_]+)\](?: Non-default values.*)?:$")
 FIELD = re.compile(r"^  ([A-Za-z_]\w*): (.*?)(?:\s+\(Mcore default: .*\))?$")
 YAML_TARGET = re.compile(r"^_target_: megatron\.\S*ConfigContainer$")
 YAML_PART = re.compile(r"^[a-z_]\w*:(?: .*)?$")
-YAML_INNER = re.compile(r"^(?:\s+|- )\S")
+# Of Megatron's own lines some are indented too: ` [2026-03-04 ...] iteration`, ` > number of parameters`.
+YAML_INNER = re.compile(r"^(?:\s+(?![>\[(])|- )\S")
 
 
 class Reader:
@@ -30,9 +31,10 @@ class Reader:
 
     def feed(self, line: str, log: Log) -> bool:
         """Whether the line was one of Megatron-Bridge's own."""
-        if "Step Time :" in line and STEP_TIME.search(line):
-            # The same interval follows as an iteration line with more digits: only its sender is noted.
-            log.framework = BRIDGE
+        if "Step Time :" in line and (told := STEP_TIME.search(line)):
+            # The same interval follows as an iteration line with more digits of the time, and without the rate.
+            log.told_rate = float(told[2])
+            log.framework, self.in_yaml = BRIDGE, False
             log.count("bridge step", line)
             return True
         if SUMMARY in line:

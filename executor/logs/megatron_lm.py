@@ -3,7 +3,8 @@
 Formats: megatron/training/training.py (training_log), utils/common_utils.py (report_memory), arguments.py
 (_print_args), checkpointing.py and core/timers.py of megatron-core 0.19.2; older releases print no time stamp
 and no microseconds, and `samples per second` or `TFLOPs` before 2022. The line of the padded vocabulary:
-training/vocab_utils.py of 0.19.2 (0.17: core/tokenizers/utils/build_tokenizer.py).
+training/vocab_utils.py of 0.19.2 (0.17: core/tokenizers/utils/build_tokenizer.py); that of micro-batches:
+core/num_microbatches_calculator.py.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ CHECKPOINT = re.compile(r"saving checkpoint (?:at|from) iteration\s+(\d+)|succes
 EVALUATION = re.compile(r"validation.* loss at iteration\s+(\d+)|^Evaluating (?:on|iter)")
 WORLD = re.compile(r"using world size: (\d+)")
 VOCABULARY = re.compile(r"> padded vocab \(size: (\d+)\) with \d+ dummy tokens")
+MICROBATCHES = re.compile(r"setting number of micro-?batches to constant (\d+)")
 STRAGGLER = re.compile(r"(M[nx](?:D?Rtt|Pwr|Tmp|Utl|Clk|Etpt)/Rnk): (-?[\d.]+)[A-Za-z%]*/(\d+)")
 BATCH_UNSET = {"consumed samples", "number of skipped iterations", "number of nan iterations"}
 
@@ -150,6 +152,8 @@ def _others(line: str, log: Log) -> bool:
         log.world = int(found[1])
     elif "padded vocab" in line and (found := VOCABULARY.search(line)):
         log.vocab = int(found[1])
+    elif "setting number of micro" in line and (found := MICROBATCHES.search(line)):
+        log.num_microbatches = int(found[1])
     elif "checkpoint" in line and (found := CHECKPOINT.search(line)):
         log.mark("checkpoint", int(found[1]) if found[1] else None)
     elif ("validation" in line or "Evaluating" in line) and (found := EVALUATION.search(line)):

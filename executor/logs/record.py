@@ -70,7 +70,8 @@ class Log:
     marks: steps at which something other than training happened, by kind. counted: lines that mean trouble or
     tell the network, by kind, with the first of each in `examples`. stragglers: reports of Megatron's
     detector. world: ranks, planned: steps that the run was to take, vocab: tokens of the tokenizer before they are
-    padded, 0 when the log does not say.
+    padded, num_microbatches: of a replica in one step; each 0 when the log does not say.
+    told_rate: what a line of its own told before the line of its step [TFLOP/s of a GPU].
     """
 
     path: str
@@ -91,6 +92,8 @@ class Log:
     world: int = 0
     planned: int = 0
     vocab: int = 0
+    num_microbatches: int = 0
+    told_rate: float | None = None
     restarts: list[int] = field(default_factory=list)
     lines: int = 0
     truncated: bool = False
@@ -116,6 +119,8 @@ class Log:
 
     def add(self, found: Iteration) -> Iteration:
         """Append, or replace what was told of the same step: a bar drawn again, or several ranks printing."""
+        if found.tflops is None:
+            found.tflops, self.told_rate = self.told_rate, None
         last = self.iterations[-1] if self.iterations else None
         if last is not None and found.step == last.step:
             merge(last, found)

@@ -187,6 +187,19 @@ def median_of(log: Log, name: str, kept: Steady) -> float | None:
     return statistics.median(values) if values else None
 
 
+def spikes_by_timer(log: Log, kept: Steady, name: str) -> float:
+    """Share of the time that spikes add which a timer of the same steps tells; 0 where no timer tells. [1]
+
+    The timer's excess over its own median counts, on the slowest rank, at most the spike's excess over the step's.
+    """
+    told = {timer.step: timer.high for timer in log.timers.get(name, [])}
+    times = {each.step: each.seconds or 0.0 for each in log.iterations}
+    usual = statistics.median(told.values()) if told else 0.0
+    added = {step: times[step] - kept.seconds for step in kept.spikes}
+    explained = sum(min(max(told.get(step, usual) - usual, 0.0), extra) for step, extra in added.items())
+    return explained / sum(added.values()) if added else 0.0
+
+
 def timer_medians(log: Log, kept: Steady) -> dict[str, tuple[float | None, float]]:
     """Steady median of every timer: seconds of a step on the quickest rank (None when unsaid) and the slowest."""
     found = {}

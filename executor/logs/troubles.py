@@ -98,8 +98,15 @@ VARIABLE = re.compile(
 SET_BY_NCCL = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set (?:by environment )?to ([\w:.,/+-]+)")
 
 
+# The line that ends a traceback and names what happened.
+EXCEPTION = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b")
+
+
 def feed(line: str, log: Log) -> bool:
-    """Count the kinds of trouble of a line; note the variables that it shows."""
+    """Count the kinds of trouble of a line; note the variables that it shows, and what ended a traceback."""
+    begun = log.examples.get("traceback", "")
+    if begun and KINDS["traceback"].match(begun) and EXCEPTION.match(line):
+        log.examples["traceback"] = line[:300]
     if any(start in line for start in VARIABLE_STARTS):
         if "=" in line and (found := VARIABLE.search(line)):
             log.variables.setdefault(found[1], found[2].rstrip("."))

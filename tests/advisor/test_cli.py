@@ -44,6 +44,14 @@ def built() -> list[str]:
     return names
 
 
+def test_python_m_advisor_is_the_program():
+    """On a machine where the script is on no path."""
+    words = [sys.executable, "-m", "advisor", "models", "tiny-gpt"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run("models", "tiny-gpt").stdout
+
+
 def test_every_command_announced_is_there():
     assert built() == list(COMMANDS)
 

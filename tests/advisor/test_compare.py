@@ -106,7 +106,7 @@ def test_a_plan_equals_itself(folder):
     assert found.verdict.faster is None
     assert not found.knobs
     assert not found.setting
-    assert answer(found).startswith("A and B take the same time: ")
+    assert answer(found).startswith("A and B take the same time, as one plan: ")
 
 
 def test_the_same_work_is_compared_by_the_step(folder):
@@ -130,6 +130,16 @@ def test_other_models_are_compared_by_the_token(folder):
     assert {"model", "cluster", "gpus"} <= found.setting.keys()
     hours = next(line for line in found.numbers if line.name == "GPU-hours per billion tokens")
     assert hours.a == pytest.approx(1e9 / rates[0] / 3600)
+
+
+def test_different_work_is_named_before_it_is_compared(folder):
+    """Tokens a second of an 8B and a 70B model say nothing about which to train."""
+    text = " ".join("\n".join(comparison_lines(compared(folder, "small", "large"))).split())
+    assert "They differ in model and number of GPUs, so that tokens a second and GPU are compared" in text
+    assert "this says which trains more of them, not which is better" in text
+    assert "GPU-s per million tokens. A is the faster one without it too" in text
+    alike = " ".join("\n".join(comparison_lines(compared(folder, "small", "small_recompute"))).split())
+    assert "They differ in" not in alike
 
 
 def test_the_deciding_term_goes_the_way_of_the_verdict(folder):
@@ -171,7 +181,7 @@ def test_two_runs_are_compared_by_what_was_measured(folder):
     assert found.verdict.by == pytest.approx(1.3 / 1.05 - 1)
     assert "measured" in answer(found)
     text = "\n".join(comparison_lines(found))
-    assert "One prediction stands for both" in " ".join(text.split())
+    assert "Both are predicted alike, term by term" in " ".join(text.split())
     assert "Time of one step" not in text
 
 

@@ -237,6 +237,21 @@ def test_queues_are_blamed_only_where_something_tells_them(ask, tmp_path):
     assert "tp_overlap_failed" not in findings("CUDA_DEVICE_MAX_CONNECTIONS=1\n")
 
 
+def test_a_lost_loss_is_a_fault_and_no_share_of_the_step(ask, tmp_path):
+    """What a NaN costs is the training, not 10 % of a step's time."""
+    path = tmp_path / "nan.log"
+    path.write_text(
+        "\n".join(
+            megatron_line(step, 2.0, nan=int(step > 27), skipped=int(step > 27)) for step in range(1, 31)
+        )
+    )
+    code, text = ask("diagnose", str(path))
+    assert code == 1
+    assert text.splitlines()[0] == "The loss is NaN or infinite, or updates are skipped."
+    assert "updates are skipped (fault)" in text
+    assert "10.0 % of the steps have a loss that is NaN or infinite" in " ".join(text.split())
+
+
 def test_one_lost_step_is_one_step(ask, tmp_path):
     """Of any framework: the share of steps, the first of them, and the line that tells of a counted kind."""
     lines = [nemo_line(step, 3.2) for step in range(1, 101)]
@@ -318,6 +333,34 @@ def test_two_logs_are_compared_as_runs(ask, tmp_path):
     )
 
 
+def test_two_logs_without_plans_are_compared_by_what_was_measured(ask, tmp_path):
+    """NeMo prints no plan; before and after a change are worth comparing all the same."""
+    paths, dice = [], random.Random(5)
+    for name, seconds in (("before.log", 10.0), ("after.log", 9.0)):
+        paths.append(str(tmp_path / name))
+        lines = [nemo_line(step, dice.gauss(seconds, 0.01)) for step in range(1, 31)]
+        (tmp_path / name).write_text("\n".join(lines))
+    code, text = ask("compare", *paths)
+    assert code == 0
+    told = " ".join(text.split())
+    assert told.startswith("B is 11.")
+    assert "more than the scatter of their steps" in told
+    assert "Neither log shows the plan that ran" in told
+    record = json.loads(ask("compare", *paths, "--json")[1])
+    assert record["a"]["step_time_s"] == pytest.approx(10.0, rel=0.01)
+    assert "far above" not in told
+    slow = tmp_path / "slow.log"
+    slow.write_text("\n".join(nemo_line(step, 9.0 if step % 7 else 18.0) for step in range(1, 60)))
+    told = " ".join(ask("compare", paths[0], str(slow))[1].split())
+    assert "B has 8 steps far above that, which add 1" in told  # the median alone would hide them
+    half = tmp_path / "half.log"
+    half.write_text("\n".join(nemo_line(step, 9.0, global_batch_size=256.0) for step in range(1, 31)))
+    assert "a sequence measured against" in ask("compare", paths[0], str(half))[1]
+    dumped = tmp_path / "dumped.log"
+    dumped.write_text(megatron_log([(step, 1.0) for step in range(1, 30)], dump=DUMP))
+    assert "B does not show" in " ".join(ask("compare", str(dumped), paths[0], "--gpu", "h100")[1].split())
+
+
 def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):
     path, dice = tmp_path / "bridge.log", random.Random(2)
     lines = [
@@ -330,6 +373,75 @@ def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):
     assert code == 0
     assert text.startswith("Regular spikes: garbage collection")
     assert "one every 10 steps" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("every", [8, 0], ids=["regular", "irregular"])
+def test_spikes_that_the_data_timer_tells_are_stalls_of_data(ask, tmp_path, every):
+    """Workers that fall behind stall every so many steps; without the timer that may be garbage collection."""
+    path, dice = tmp_path / "train.log", random.Random(3)
+    slow = [step for step in range(2, 100) if (step % every == 0 if every else step in (9, 14, 40, 61, 87))]
+    plain, timed = [], []
+    for step in range(1, 100):
+        stall = 5.0 if step in slow else 0.0
+        plain.append(megatron_line(step, dice.gauss(10, 0.03) + stall))
+        timed += [plain[-1], *timers({"batch-generator": (0.01 + stall, 0.02 + stall)})]
+    path.write_text("\n".join(timed))
+    code, text = ask("diagnose", str(path))
+    assert code == 0
+    assert text.startswith("Steps wait for data: at most")
+    assert "Regular spikes" not in text
+    assert "Irregular slow steps" not in text
+    path.write_text("\n".join(plain))
+    _, text = ask("diagnose", str(path))
+    assert text.startswith("Regular spikes" if every else "Irregular slow steps")
+
+
+def test_a_bridge_log_without_ranks_is_predicted_on_the_gpus_that_its_work_tells(ask, tmp_path):
+    """Megatron-Bridge prints no world size: micro-batches tell the replicas, else the FLOP/s of a GPU do."""
+    pytest.importorskip("yaml")
+    path = tmp_path / "bridge.log"
+    path.write_text(YAML + "\n".join(line for step in range(1, 20) for line in bridge_lines(step, 9.9, 1.0)))
+    probe = json.loads(ask("compare", str(path), "--gpu", "h100", "--gpus", "16", "--json")[1])["prediction"]
+    seconds, rate = probe["step_time_s"], probe["model_tflops_per_gpu"]
+
+    def asked(lines, rate):
+        lines += [line for step in range(1, 20) for line in bridge_lines(step, seconds, rate, batch=128)]
+        path.write_text(YAML + "\n".join(lines))
+        return json.loads(ask("compare", str(path), "--gpu", "h100", "--json")[1])
+
+    by_rate = asked([], 1.04 * rate)  # another convention of counting
+    assert by_rate["prediction"]["gpus"] == 16
+    assert any("FLOP/s of a GPU that it prints make 16" in note for note in by_rate["notes"])
+    counted = asked(["setting number of microbatches to constant 32"], 3.3 * rate)
+    assert counted["prediction"]["gpus"] == 2 * 128 // 32
+    assert (
+        asked([], 2.6 * rate)["prediction"]["gpus"] == 2
+    )  # 6.2 GPUs are no number of replicas: nothing is guessed
+
+
+def test_a_configuration_that_cannot_be_read_costs_the_prediction_and_not_the_diagnosis(ask, tmp_path):
+    pytest.importorskip("yaml")
+    path = tmp_path / "torn.log"
+    lines = [line for step in range(1, 20) for line in bridge_lines(step, 9.9, 500.0, batch=128)]
+    path.write_text(YAML.replace("num_layers: 32", "num_layers: [32") + "\n".join(lines))
+    code, text = ask("diagnose", str(path), "--gpu", "h100")
+    assert code == 0
+    assert "configuration cannot be read, so nothing is predicted" in " ".join(text.split())
+    code, text = ask("compare", str(path), "--gpu", "h100")
+    assert code == 2
+    assert f"Name the plan that ran: `advisor compare PLAN {path}`." in text
+
+
+def test_a_log_that_contradicts_its_own_dump_names_no_plan_and_infers_nothing(ask, tmp_path):
+    path = tmp_path / "train.log"
+    text = megatron_log([(step, 30.0) for step in range(1, 30)], dump=DUMP)
+    path.write_text(text)
+    assert "slower than the prediction" in ask("diagnose", str(path), "--gpu", "h100")[1]
+    path.write_text(text.replace("(0, 0, 0): ", "(0, 0, 0): 1"))
+    told = " ".join(ask("diagnose", str(path), "--gpu", "h100")[1].split())
+    assert told.startswith("The plan read from the log does not agree with the log's other lines: ")
+    assert "name the model (--model) or the plan that ran" in told
+    assert "slower than the prediction" not in told
 
 
 def test_faults_are_told_by_the_exit_code(ask, tmp_path):

@@ -79,6 +79,19 @@ def test_a_plan_that_fits_says_its_memory(plan_file):
     assert any(check["check"] == "plan" and "GiB predicted of" in check["found"] for check in checks)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "said"), [(0, "has no GPU"), (1, "has one GPU"), (4, "has 4 GPUs"), (8, "")]
+)
+def test_a_machine_that_is_none_of_the_plans_nodes_is_told(plan_file, gpus, said):
+    """Sixteen GPUs of DGX H100 are nodes of eight; on a laptop `ok devices` would say nothing about them."""
+    from advisor.case import read_case
+    from advisor.commands.doctor import other_machine
+
+    found = other_machine(read_case(str(plan_file), {}), gpus)
+    assert [each.status for each in found] == (["warn"] if said else [])
+    assert all(said in each.found and "8 GPUs" in each.found for each in found)
+
+
 def test_only_failures_stop_a_run():
     warned = Finding("clock", "warn", "not synchronised", "order is lost", "Start chrony")
     refuse_failures([warned])

@@ -164,6 +164,7 @@ def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
     for step in (path.data_parallel(), path.distributed_optimizer()):
         assert "of the 77.2 GiB a plan may use" in step.text
         assert "cp_comm_type" not in step.text
+    assert "a plan may use, 97 % of the device (" in path.data_parallel().text
     assert [each.label for each in path.context_parallel().evidence] == [
         "CP1",
         "CP2 p2p",
@@ -261,3 +262,26 @@ def test_the_gain_of_a_graph_of_the_whole_step_is_told_where_releases_run_it():
 def test_pinned_graphs_leave_out_fsdp_which_switches_them_off():
     small = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=32, pins={"cuda_graph": True})
     assert not any(each.plan.fsdp for each in explain(small).result.plans)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stack", "precision", "said"),
+    [
+        ("h100", None, "bf16,nvfp4", ["Without nvfp4: it needs arithmetic that H100 SXM5 80GB lacks"]),
+        ("b200", "nemo-24.05", "bf16,nvfp4", ["Without nvfp4: nemo-24.05 has no NVFP4, which came with nemo-25.11."]),
+        ("h100", None, "bf16,fp8-cs", []),
+    ],
+)  # fmt: skip
+def test_a_recipe_asked_for_that_is_not_there_is_told_first(gpu, stack, precision, said):
+    found = explain(make_request("llama3-8b", 8, gpu, precision=precision, stack=stack))
+    assert len(found.not_there) == len(said)
+    assert all(line.startswith(told) for line, told in zip(found.not_there, said, strict=True))
+    first = " ".join(explanation_lines(found)[1:3]).replace("\n", " ")
+    assert all(told in first for told in said)
+    assert found.to_dict()["not_there"] == found.not_there
+
+
+def test_pins_in_vain_are_told_first():
+    found = explain(make_request("llama3-8b", 8, "h100", pins=["recompute_modules=layernorm+moe", "tp=2"]))
+    assert any(line.startswith("Pinned in vain: recompute modules moe") for line in found.not_there)
+    assert not any("tp = 2" in line for line in found.not_there)

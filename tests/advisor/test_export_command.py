@@ -204,6 +204,29 @@ def test_memory_that_the_targets_loss_leaves_as_it_is_is_not_noted():
     assert "FP32 logits" not in found.stdout
 
 
+def test_what_must_be_set_before_the_start_is_named(tmp_path):
+    said = {}
+    for name, more in (("one", ["--slurm"]), ("two", [])):
+        gpus = ["--gpus", "16", "--dp", "8"]
+        found = run(export, *PLAN, *gpus, "--to", "megatron-lm", *more, "-o", str(tmp_path / name))
+        said[name] = " ".join(found.stdout.split())
+    assert "set DATA_PATH, TOKENIZER_MODEL, CONTAINER_IMAGE, then sbatch job.sbatch" in said["one"]
+    assert "set DATA_PATH, TOKENIZER_MODEL, NODE_RANK, MASTER_ADDR, then bash train.sh" in said["two"]
+
+
+def test_a_plan_made_for_other_software_is_told_its_time_as_megatron_lm(tmp_path):
+    """The time beside which a reader lays his log: that of the stack that the script is read back with."""
+    found = run(export, *PLAN, "--to", "megatron-lm", "-o", str(tmp_path / "a"))
+    note = re.search(r"As (\S+), the newest .* expects ([\d.]+ s) \(", " ".join(found.stdout.split()))
+    assert note, found.stdout
+    back = run(check, "--from", "megatron-lm", str(tmp_path / "a" / "train.sh"), "--gpu", "h100").stdout
+    assert f"step       {note[2]} (" in back
+    assert f"{note[1]}: the newest Megatron-LM on file" in " ".join(back.split())
+    for more in (("--to", "megatron-lm", "--stack", note[1]), ("--to", "megatron-bridge")):
+        other = run(export, *PLAN, *more, "-o", str(tmp_path / more[-1]))
+        assert "The plan was made for" not in other.stdout
+
+
 def test_an_unknown_version_is_told_with_what_it_refuses():
     found = run(export, *TIGHT, "--to", "megatron-lm", "--target-version", "9")
     assert "Megatron-LM 0.19, the nearest to 9 that is known, refuses" in found.stderr

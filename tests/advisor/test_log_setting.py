@@ -52,7 +52,7 @@ def test_the_line_of_the_padded_vocabulary_tells_the_model(tmp_path, command):
     assert "llama3-70b: the model" in said
     assert "not said" not in said
     near = log_of(tmp_path / "near.log", SIZES, LINE.replace("128256", "128002", 1))
-    assert "The vocabulary of llama3-70b is 128,256, that of the text 128,002" in told(
+    assert "The vocabulary of llama3-70b is 128,256, the configuration says 128,002" in told(
         command, near, "--gpu", "h100"
     )
     unsaid = told(command, log_of(tmp_path / "unsaid.log", SIZES), "--gpu", "h100")
@@ -67,10 +67,10 @@ def test_the_padded_vocabulary_of_the_dump_tells_the_model(tmp_path, tp, padded)
     said = told("diagnose", log_of(tmp_path / "padded.log", sizes), "--gpu", "h100")
     assert "llama3-70b: the model" in said
     assert "not said" not in said
-    assert "that of the text" not in said
+    assert "the configuration says" not in said
     more = sizes | {"padded_vocab_size": padded + 128 * tp}
     said = told("diagnose", log_of(tmp_path / "more.log", more), "--gpu", "h100")
-    assert f"The vocabulary of llama3-70b is 128,256, that of the text {padded + 128 * tp:,}" in said
+    assert f"The vocabulary of llama3-70b is 128,256, the configuration says {padded + 128 * tp:,}" in said
 
 
 def test_two_logs_side_by_side_tell_it_too(tmp_path):

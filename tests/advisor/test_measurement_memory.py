@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from advisor.measurement_memory import COUNT_ERROR, recompute_ladder, recomputes
@@ -109,6 +111,37 @@ def test_with_stages_a_micro_batch_that_is_not_stated_is_one_sample():
     found = case(**sizes, mbs="", seq_len="1024")
     assert found.plan.micro_batch == 1
     assert "micro-batch not stated: 1" in found.assumptions
+
+
+def test_a_precision_aware_optimizer_without_formats_may_keep_moments_in_16_bits():
+    sizes = {"tp": "4", "pp": "8", "vp": "5", "dp": "2", "fsdp": "0", "gpus": "64", "gbs": "128", "mbs": "2"}
+    stated = {"exp_avg_dtype": "float32", "exp_avg_sq_dtype": "float32"}
+    open_, settled = (
+        case(
+            **sizes,
+            precision_aware_optimizer="1",
+            recompute_granularity="none",
+            other_flags=json.dumps(flags),
+        )
+        for flags in ({}, stated)
+    )
+    assert (open_.plan.exp_avg_dtype, settled.plan.exp_avg_dtype) == ("bf16", "fp32")
+
+
+def test_a_fused_loss_that_holds_more_is_not_taken_to_save_memory():
+    """Megatron-Core's own fused loss holds 10 bytes of a logit, the one that is not fused 6."""
+    found = case(
+        source="NeMo-Framework-Launcher README 24.01", container="nemo:24.01", mbs="4", fsdp="0", tp="8"
+    )
+    assert any("loss not fused" in each for each in found.assumptions)
+    assert not found.plan.fused_cross_entropy
+
+
+def test_what_costs_no_time_is_taken_even_where_it_is_not_enough():
+    sizes = {"tp": "1", "pp": "4", "vp": "1", "dp": "16", "fsdp": "0", "gpus": "64", "gbs": "64", "mbs": "1"}
+    found = case(**sizes, recompute_granularity="none")
+    assert not fits(found)
+    assert found.plan.exp_avg_dtype == "bf16"
 
 
 def test_parameters_in_8_bits_come_before_any_recompute():

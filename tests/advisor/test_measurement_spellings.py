@@ -281,6 +281,9 @@ def test_months(date, container, source, month):
     [
         ("nvcr.io/nvidia/nemo:25.07", "", "2026-01", "nemo-25.07"),
         ("nvcr.io/nvidia/nemo:26.02.alpha", "", "", "nemo-26.02"),
+        ("nvcr.io/nvidia/nemo:26.02.01", "", "", "nemo-26.02.01"),
+        ("nemo:26.06.01", "", "", "nemo-26.06"),
+        ("nemo:25.04.00", "", "", "nemo-25.04"),
         ("", "Megatron-Bridge performance summary 26.10", "", "nemo-26.10"),
         ("", "Megatron-Bridge performance summary", "2025-12", "nemo-25.12"),
         ("Megatron-Bridge v0.3.1", "", "", "nemo-26.02"),

@@ -135,6 +135,10 @@ def test_overrides_change_the_model():
         ({"seq_len": "-4"}, "seq_len '-4' is not a whole number above 0"),
         ({"gbs": "-128"}, "gbs '-128' is not a whole number above 0"),
         ({"tp": "1.5"}, "tp '1.5' is not a whole number above 0"),
+        (
+            {"tokens_per_sec_per_gpu": "", "step_time": "9.5"},
+            "step_time_s and tokens_per_sec_per_gpu hold no number. Is column 'step_time' meant as step_time_s?",
+        ),
         ({"step_time_s": "abc"}, "step_time_s 'abc' is not a number above 0"),
         ({"step_time_s": "-4"}, "step_time_s '-4' is not a number above 0"),
         ({"gbs": ""}, "gbs not stated"),
@@ -148,6 +152,35 @@ def test_rows_that_cannot_be_expressed_say_why(changes, words):
     assert isinstance(found, Skip)
     assert words in found.reason
     assert found.id == "bridge-70b"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field"),
+    [("fsdp", "maybe", "fsdp"), ("tp_comm_overlap", "userbuffers?", "tp_comm_overlap")],
+)
+def test_a_switch_that_is_neither_on_nor_off_counts_as_not_said_and_is_told(name, text, field):
+    found, unsaid = (case(NEMO, **{name: value}) for value in (text, ""))
+    assert getattr(found.plan, field) == getattr(unsaid.plan, field)
+    assert f"{name} {text!r} is neither on nor off: taken as not said" in found.assumptions
+    assert not any("neither on nor off" in words for words in unsaid.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [
+        ("64", True),
+        ("ZeRO-3", True),
+        ("HSDP", True),
+        ("full_shard", True),
+        ("ddp", False),
+        ("zero-1", False),
+        ("0.0", False),
+    ],
+)
+def test_sharding_in_words(text, on):
+    found = case(NEMO, fsdp=text)
+    assert found.plan.fsdp is on
+    assert not any("neither" in words for words in found.assumptions)
 
 
 def test_nemo_1_left_the_loss_unfused():

@@ -341,3 +341,21 @@ def test_mtp_heads_stand_on_the_last_chunk(text, vpp, fault):
     found = layout_problem(load_model("deepseek-v3"), text, 2, vpp)
     assert fault in found
     assert bool(fault) == bool(found)
+
+
+@pytest.mark.parametrize(
+    "uneven",
+    [
+        {"pipeline_layout": "balanced"},
+        {"pipeline_layout": "Et*8|(t*10|)*6t*12L"},
+        {"first_stage_layers": 8, "last_stage_layers": 12},
+        {"account_embedding": True, "account_loss": True},
+        {},
+    ],
+)
+def test_bf16_ends_are_bounded_by_an_even_stage_however_layers_are_laid_out(uneven):
+    """Megatron-Core 0.12 to 0.16, transformer_config.py: num_layers over pipeline sizes, whatever the layout."""
+    plan = Plan(pp=8, precision="fp8-cs", bf16_end_layers=10, **uneven)
+    assert "bf16_ends_range" not in told(plan)
+    over = told(replace(plan, bf16_end_layers=11))["bf16_ends_range"]
+    assert over.way_out == "Try --bf16-end-layers 10."

@@ -85,6 +85,7 @@ def test_the_command(tmp_path):
     assert text.startswith(f"{len(ANCHORS)} runs predicted: mean error")
     assert "Skipped: 1 row\n" in text
     assert "1 x model 'mixtral-9x9b'" in text
+    assert text.rstrip().endswith("[moe]")
     assert "Did you mean mixtral-8x7b" in " ".join(text.split())
     report = json.loads(CliRunner().invoke(command, [str(path), "--json"]).output)
     assert report["skipped"][0]["id"] == "moe"
@@ -103,7 +104,7 @@ def test_the_command(tmp_path):
 
 def test_reasons_that_differ_in_a_name_are_told_once_with_every_name():
     skipped = [{"id": name, "reason": f"--model '{name}' is not known."} for name in ("ab", "cd", "ab")]
-    assert skip_reasons(skipped) == [("--model 'ab' is not known. Likewise 'cd'.", 3)]
+    assert skip_reasons(skipped) == [("--model 'ab' is not known. Likewise 'cd'.", ["ab", "cd", "ab"])]
 
 
 def test_help_names_every_group():

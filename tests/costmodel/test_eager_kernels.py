@@ -289,13 +289,31 @@ def filling(**knobs: Any) -> tuple[float, Prediction]:
 
 
 def test_a_pipeline_fills_through_one_halting_host_after_the_other():
-    """Three stages are in front of the last. Capacities or graphs let hosts run ahead, and nothing is added."""
+    """Three stages are in front of the last. With capacities and overlapped exchanges hosts run ahead."""
     seconds, dropless = filling()
     assert seconds == pytest.approx(3 * dropless.values["host_wait_forward"])
     assert seconds > 0
-    ahead, padded = filling(moe_capacity_factor=1.0)
+    ahead, padded = filling(moe_capacity_factor=1.0, vpp=2)
     assert leaf(padded, "host_bound") > 0
     assert ahead == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("knobs", [{}, {"vpp": 2, "overlap_p2p": False}])
+def test_exchanges_in_batches_stop_the_host_in_every_pass(knobs):
+    """Megatron-Core synchronises after a batch of sends and receives: no pass lends its lead to another."""
+    seconds, padded = filling(moe_capacity_factor=1.0, **knobs)
+    assert seconds == pytest.approx(3 / knobs.get("vpp", 1) * padded.values["host_wait_forward"])
+    assert seconds > 0
+
+
+def test_a_dense_pipeline_waits_for_the_host_in_forward_passes_where_exchanges_stop_it():
+    """Small layers: forward passes are issued more slowly than they run, backward passes lend them nothing."""
+    waits = []
+    for overlap in (True, False):
+        work = Workload(1024, 256)
+        waits.append(run("llama3-8b", work=work, pp=4, vpp=2, dp=8, overlap_p2p=overlap, precision="fp8-cs"))
+    ahead, stopped = (leaf(prediction, "host_bound") for prediction in waits)
+    assert stopped > ahead
 
 
 def test_a_simulated_pipeline_fills_as_the_formula_says():

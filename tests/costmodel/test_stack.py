@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
-from costmodel.stack import default_stack, families, load_stack, months, nearest_release, newest_stack
+from costmodel.stack import default_stack, families, load_stack, nearest_release, newest_stack, released
 from costmodel.step_constants import maturity
 from costmodel.workload import Workload
 
@@ -27,6 +28,10 @@ def on_h100(stack: str | None, **knobs) -> Prediction:
     [
         ("nemo-26.06", "nemo-26.06"),
         ("26.06", "nemo-26.06"),
+        ("nemo-26.02.01", "nemo-26.02.01"),
+        ("26.04.01", "nemo-26.04.01"),
+        ("26.06.01", "nemo-26.06"),
+        ("mcore-26.03.01", "mcore-26.03"),
         ("nemo", default_stack()),
         ("mcore-26.03", "mcore-26.03"),
         ("26.03", "mcore-26.03"),
@@ -72,8 +77,15 @@ def test_the_newest_of_a_framework_is_the_newest_with_that_loss(native):
 def test_every_family_is_whole():
     for name, family in families().items():
         assert {"title", "releases", "attention", "early_stop"} <= family.keys(), name
-        assert family["releases"] == sorted(family["releases"], key=months), name
+        assert family["releases"] == sorted(family["releases"], key=released), name
         assert family.get("newest", "") in ("", *family["releases"]), name
+
+
+def test_a_patch_comes_a_month_after_what_it_mends_and_changes_no_feature():
+    assert released("26.02.01") == released("26.02") + 1 < released("26.04")
+    assert nearest_release("26.03", ["26.02", "26.02.01"]) == "26.02.01"
+    patched, plain = load_stack("nemo-26.02.01"), load_stack("nemo-26.02")
+    assert replace(patched, release=plain.release) == plain
 
 
 def test_the_nearest_release_is_the_one_nearest_in_time():

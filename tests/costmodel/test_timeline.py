@@ -229,10 +229,9 @@ def test_waiting_for_the_host_lies_in_the_passes_and_a_halting_host_waits_on_eve
     filling = 3 * values["host_halt"]
     assert found.pop(slowest(line)) == pytest.approx(waits.value - filling, rel=1e-9)
     assert list(found.values()) == pytest.approx(3 * [count * values["host_halt"]])
-    # Capacities let the host run ahead: only the slowest stage's waits are counted, as the formula has it.
-    padded = with_schedule(
-        predict(load_model("qwen3-30b-a3b"), Workload(1024, 64), H100, replace(plan, moe_capacity_factor=1.0))
-    )
+    # Capacities and overlapped exchanges let the host run ahead: the slowest stage's waits alone are counted.
+    ahead = replace(plan, moe_capacity_factor=1.0, vpp=2)
+    padded = with_schedule(predict(load_model("qwen3-30b-a3b"), Workload(1024, 64), H100, ahead))
     line = simulate(padded)
     found = {stage: seconds(line, stage, "host", waits.title) for stage in range(line.stages)}
     assert found.pop(slowest(line)) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from costmodel.family import compiled_family
 from costmodel.prediction import DATA_PARALLEL, PIPELINE
 from costmodel.timeline import CORRECTION, IN_PIPELINE
-from executor.compare import AS_PREDICTED, compare, phases_predicted, verdict
+from executor.compare import AS_PREDICTED, Row, compare, phases_predicted, verdict
 from executor.term_phases import WAITING, phases_of
 
 FAMILIES = (
@@ -121,3 +122,10 @@ def test_verdict_of_an_interval(low, width, measured):
 def test_what_was_not_predicted_is_said():
     assert verdict(0.0, 1.0) == "not predicted"
     assert verdict(0.0, 0.0) == "as predicted"
+
+
+def test_a_row_that_was_not_predicted_is_json():
+    """One rank sends nothing: its communication is predicted as 0, and JSON knows no infinite ratio."""
+    record = Row("communication and waiting", 0.0, 0.1, "s", "not predicted").to_dict()
+    assert record["ratio"] is None
+    json.dumps(record, allow_nan=False)

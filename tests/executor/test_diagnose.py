@@ -17,6 +17,7 @@ CALM = {
     "low_step": 1.98,
     "spikes": 0,
     "spike_loss": 0.0,
+    "spike_data": 0.0,
     "period": 0,
     "trend": 0.0,
     "num_lines": 100,

@@ -15,11 +15,11 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
-from costmodel.timeline import FORWARD, simulate
+from costmodel.timeline import FORWARD, STREAMS, simulate
 from costmodel.workload import Workload
 from executor.record import read_steps
 from executor.run import execute, missing_software
-from executor.trace import write_trace
+from executor.trace import TITLES, Trace, write_trace
 from executor.trace_measured import BESIDE, PREDICTED, TIMELINE, measured_trace, record_trace
 from executor.trace_predicted import STAGES, predicted_trace
 from hardware_db import resolve
@@ -72,6 +72,15 @@ def assert_is_a_trace(record: dict) -> None:
         assert (pid, track, "thread_name") in names
         for before, after in pairwise(events):
             assert before["ts"] + before["dur"] <= after["ts"] + 1e-4, (before, after)
+
+
+def test_threads_have_names_that_a_stranger_reads():
+    assert set(TITLES) < set(STREAMS)
+    trace = Trace()
+    for thread in ("compute", "tp", "tp", "host"):
+        trace.slice(1, thread, "x", 0.0, 1.0, "predicted")
+    named = [each["args"]["name"] for each in trace.events if each["name"] == "thread_name"]
+    assert named == ["compute", "tensor parallel (tp)", "tensor parallel (tp) 2", "host and waiting"]
 
 
 def end(record: dict, pid: int | None = None) -> float:

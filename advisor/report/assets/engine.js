@@ -215,10 +215,29 @@ function judged(settings, columns, prediction) {
     ...predictedWords(prediction, settings),
     modules_given: settings.recompute_modules.length > 0,
   };
-  const { broken, words } = rulebook.judge(columns, given);
+  const { broken, words, lacks } = rulebook.judge(columns, given);
   return rulebook.rules
-    .filter((_, i) => broken[i])
-    .map((rule) => ({ ...rule, text: rule.text(words), way_out: rule.way_out(words) }));
+    .map((rule, i) => broken[i] && { ...rule, text: rule.text(words), way_out: rule.way_out(words, lacks[i]) })
+    .filter(Boolean);
+}
+
+// Ways out that the stack and the machine have, as advisor.rules has them. ways: each with what it may lack, in words;
+// lacks: which of these it does, -1 for none.
+function wayOut(ways, lacks, { most, then, nothing }) {
+  const there = ways.filter(([way], i) => lacks[i] < 0 && way).map(([way]) => way);
+  if (!there.length) {
+    const lacking = ways.filter((_, i) => lacks[i] >= 0).map(([, texts], i) => texts[lacks.filter((n) => n >= 0)[i]]);
+    return `${nothing}${[...new Set(lacking)].join(", ")}.`;
+  }
+  let verb = "";
+  const parts = there.slice(0, most || there.length).map((way) => {
+    const first = way.split(" ", 1)[0];
+    const part = first === verb ? way.slice(first.length + 1) : way;
+    verb = first;
+    return part;
+  });
+  const text = parts.join(", or ");
+  return `${text[0].toUpperCase()}${text.slice(1)}.${then && ` ${then}`}`;
 }
 
 function evaluate(knobs = {}) {

@@ -14,8 +14,8 @@
     { title: "expert parallel, exposed", color: "c9", lane: "middle" },
     { title: "data parallel, exposed", color: "c3", lane: "middle" },
     { title: "waiting", color: "c7", lane: "middle" },
-  { title: "sent to a neighbour", color: "c7", lane: "low" },
-    { title: "hidden under compute", color: "c3", lane: "low" },
+    { title: "sent to a neighbour", color: "c10", lane: "low" },
+    { title: "hidden under compute", color: "c11", lane: "low" },
   ];
   const STREAM = { tp: 4, cp: 5, ep: 6, dp: 7, host: 8 };
   const LANES = { high: [-0.46, 0.07], middle: [-0.34, 0.58], low: [0.28, 0.12] };

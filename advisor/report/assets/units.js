@@ -27,6 +27,7 @@ window.advisorPage = (() => {
   function number(value) {
     if (value === null || value === undefined) return "";
     if (Number.isInteger(value) && Math.abs(value) < 1e7) return value.toLocaleString("en-US");
+    if (Math.abs(value) >= 1e4 && Math.abs(value) < 1e15) return value.toLocaleString("en-US", { maximumSignificantDigits: 6 });
     return Number(value.toPrecision(6)).toString();
   }
   function amount(value, unit) {

@@ -175,6 +175,25 @@ def test_what_charts_show_is_told_in_words_and_tables_too(browser, large):
     assert browser.run(unnamed) == 0
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_two_kinds_of_the_timeline_look_alike(browser, large, dark):
+    """Waiting and messages to a neighbour once had one grey, exposed and hidden communication one green."""
+    browser.open(large.path, dark=dark)
+    browser.draw()
+    drawn = "return echarts.getInstanceByDom(document.getElementById('timeline-chart')).getOption().series"
+    colours = browser.run(f"{drawn}.map(each => JSON.stringify(each.itemStyle.color))")
+    assert len(colours) >= 8
+    assert len(set(colours)) == len(colours)
+
+
+def test_columns_of_short_tables_are_whole_on_a_phone(browser, large):
+    """What binds, and how much faster the step would be without it: four short columns."""
+    browser.open(large.path, browser.PHONE)
+    box = "const box = document.querySelector('#why .scroll'); return [box.scrollWidth, box.clientWidth]"
+    wide, shown = browser.run(box)
+    assert wide <= shown
+
+
 def test_hostile_names_stay_text(browser, hostile):
     browser.open(hostile.path)
     browser.draw()

@@ -377,6 +377,14 @@ def test_the_host(maker):
     assert any(line.startswith("disk: 0.0 GiB free") for line in failed)
 
 
+def test_sizes_of_the_host_have_units(maker):
+    maker.write("/proc/mounts", "shm /dev/shm tmpfs rw,nosuid,size=24684092k 0 0\n")
+    machine = maker.machine(limits={"memlock": 8 << 20, "nofile": 65536})
+    good = found(machine, "ok")
+    assert any("/dev/shm holds 23.5 GiB" in line for line in good)
+    assert any("locked memory 8 MiB" in line for line in good)
+
+
 def test_a_check_that_breaks_stops_nothing(maker, monkeypatch):
     maker.write("/proc/meminfo", "MemTotal: many kB\n")
 

@@ -80,7 +80,7 @@ def test_the_nearest_vocabulary_tells_models_apart(said, model):
     assert (found.model, found.alike) == (model, ())
     assert found.vocab == (said if said != 32000 else 0)
     told = read_foreign("megatron-lm", SEVENTY.replace("128256", str(said)), {"gpu": "h100"}).notes
-    assert any(f"that of the text {said:,}" in note for note in told) == bool(found.vocab)
+    assert any(f"the configuration says {said:,}" in note for note in told) == bool(found.vocab)
 
 
 def test_models_that_only_the_vocabulary_tells_apart_are_named():

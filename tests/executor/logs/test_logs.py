@@ -281,6 +281,33 @@ def test_the_summary_and_the_yaml_of_megatron_bridge(write):
     assert len(log.iterations) == 8
 
 
+def test_a_yaml_ends_where_megatrons_indented_lines_begin(write):
+    """` [date] iteration ...` and ` > number of parameters` begin with a space as the inside of a mapping does."""
+    yaml = ["_target_: megatron.bridge.training.config.ConfigContainer", "model:", "  num_layers: 32"]
+    after = [" > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 5"]
+    for between in ([], after):
+        log = write(
+            "\n".join([*yaml, *between, *(bridge_lines(1, 2.5, 500.0)), *bridge_lines(2, 2.5, 500.0)])
+        )
+        assert log.yaml == yaml
+        assert [each.step for each in log.iterations] == [1, 2]
+        assert [each.tflops for each in log.iterations] == [500.0, 500.0]
+
+
+def test_a_traceback_is_told_by_what_it_ends_with(write):
+    raised = "RuntimeError: Rank 12, iteration 35: Unexpected result nan (message='found NaN in local loss')"
+    trace = ["Traceback (most recent call last):", '  File "pretrain_gpt.py", line 300, in <module>', raised]
+    later = ["Traceback (most recent call last):", "torch.distributed.DistBackendError: NCCL error"]
+    log = write("\n".join([*(megatron_line(step, 2.0) for step in range(1, 9)), *trace, *later]))
+    assert log.counted["traceback"] == 2
+    assert log.examples["traceback"] == raised
+
+
+def test_the_number_of_microbatches_is_read(write):
+    told = "setting number of microbatches to constant 16"
+    assert write("\n".join([told, megatron_line(1, 2.0), megatron_line(2, 2.0)])).num_microbatches == 16
+
+
 def test_nccl_tells_the_network_and_the_variables(write):
     lines = [
         "node1:123:456 [0] NCCL INFO NET/IB : No device found.",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.logs.record import Iteration, Log
-from executor.logs.summary import steady
+from executor.logs.record import Iteration, Log, Timer
+from executor.logs.summary import spikes_by_timer, steady
 
 
 def log_of(seconds, span=1, **marks):
@@ -58,6 +58,16 @@ def test_regular_spikes_have_a_period_and_a_price():
     assert found.period == 7
     assert found.seconds == 2.0
     assert found.spike_loss == pytest.approx(10 / 70 * 0.5, rel=0.1)
+
+
+def test_of_spikes_the_timer_of_the_same_steps_tells_its_share():
+    log = log_of([2.0 if step % 7 else 3.0 for step in range(1, 71)])
+    kept = steady(log)
+    assert spikes_by_timer(log, kept, "batch-generator") == 0  # no timer at all
+    log.timers["batch-generator"] = [Timer(step, None, 0.05 if step % 7 else 0.85) for step in range(1, 71)]
+    assert spikes_by_timer(log, kept, "batch-generator") == pytest.approx(0.8)
+    log.timers["batch-generator"] = [Timer(step, None, 0.05) for step in range(1, 71)]
+    assert spikes_by_timer(log, kept, "batch-generator") == 0
 
 
 def test_irregular_spikes_have_none():

@@ -1,0 +1,84 @@
+"""What a rank holds beside states and activations: stand-ins of gradients, graph pools, the allocator's losses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.block_kernels import graphed
+from costmodel.stage_parameters import Blocks, count
+from costmodel.work.linear import padded_vocabulary
+
+# NVLink SHARP keeps multicast buffers for each communicator. Source: NeMo performance guide, NCCL_NVLS_ENABLE.
+NVLS_BYTES = 0.75 * 2**30
+
+
+def stand_in_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, has_loss: Amount) -> Amount:
+    """Tensors that stand for weight gradients which a kernel has added to their buffer already. [byte]
+
+    One for each shape of a weight, in the weights' format, kept for good: autograd wants a gradient to call its hooks
+    with. Of the kinds of blocks on a stage, its experts alike, and of the output layer; kinds are taken to differ in
+    shape. None where weight gradients are added by kernels of their own. Source: Megatron-Core 0.16.1,
+    tensor_parallel/layers.py, get_dummy_wgrad; Transformer Engine, module/base.py, _dummy_wgrads (from memory).
+    """
+    shapes: Amount = has_loss * padded_vocabulary(x) * x.h / x.tp
+    for name, times in blocks.items():
+        one = sum(layer.columns * layer.inner for layer in times.work.linears)
+        shapes += minimum(count(x, name, stage), 1) * one
+    return x.stand_ins * (1 - x.accumulate_split) * x.trained * x.weight_bytes * shapes
+
+
+def graph_bytes(x: SimpleNamespace, pooled: Amount, static: Amount) -> Amount:
+    """Private memory pools of CUDA graphs: buffers they hold fast between replays. [byte]
+
+    pooled: logits and workspace in proportion to the captured blocks, and what these save for the micro-batches in
+    flight beyond the first. Each micro-batch in flight has graphs of its own, which cannot share static buffers; one
+    micro-batch alone takes from the pool what it would take without graphs, beside static: input, output gradient
+    and input gradient of each captured layer. Sources: Transformer Engine, make_graphed_callables; Megatron-Bridge,
+    CUDA graph notes: one pair with PP 4, VPP 20 from 85.89 to 119.80 GiB, 2 to 5 GB without pipeline stages, over
+    10 GB with. A whole step in one graph has no tensors to hand from graph to graph: its pool takes the place of the
+    allocator's cache, which is emptied before the capture. Source: Megatron-Core 0.16.1, full_cuda_graph.py; PyTorch
+    2.13, cuda/graphs.py, graph.__enter__.
+    """
+    return (x.graph - x.graph_step) * (x.graph_pool * pooled + static)
+
+
+def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
+    """Share of a block's saved activations that CUDA graphs hold: a captured router keeps almost none. [1]"""
+    return x.graph_experts if block == "experts" else graphed(x, block)
+
+
+def fragmentation_bytes(x: SimpleNamespace, held: Amount, elsewhere: Amount = 0) -> Amount:
+    """What the allocator loses. [byte]
+
+    Expandable segments, which can be mapped anew, lose half; without them 15 % more is lost. With stream records 5 %
+    more, as with a second stream that computes (overlapped expert dispatch), whose tensors are not free before the
+    first has passed them. elsewhere: see `stream_pool_bytes` [byte]. Sources: Megatron-Bridge, memory tuning notes (a
+    run of 58.8 GiB allocated fails on 80 GB without expandable segments); SimuMax's runs without them reserve 20 to
+    30 % of the activations more.
+    """
+    records = maximum(x.stream_records, x.ep_overlap)
+    lost = held * (x.fragmentation * (1 - 0.5 * x.segments) + 0.15 * (1 - x.segments) + 0.05 * records)
+    return lost + elsewhere
+
+
+def stream_pool_bytes(x: SimpleNamespace, layer_weights: Amount, tables: Amount) -> Amount:
+    """What FSDP 2's gathers hold in the pool of a stream of their own, where no other tensor finds place. [byte]
+
+    A gather writes into a buffer from which parameters are copied out: that of two layers, one prefetched, or of the
+    vocabulary's tables [1]. Source: PyTorch 2.13, _fully_shard/_fsdp_collectives.py, foreach_all_gather.
+    """
+    return x.params_sharded * x.dtensor * x.weight_bytes * maximum(2 * layer_weights, tables)
+
+
+def context_bytes(x: SimpleNamespace) -> Amount:
+    """What is taken of the device outside the allocator: CUDA context and libraries, NCCL's buffers. [byte]
+
+    x.context_bytes is that of a rank with four communicators (tensor, pipeline, data, expert parallel); each takes
+    about as much as context and libraries do, for its channels (16 to 32 of them) have buffers of 4 MiB and more to
+    each neighbour. Experts that are replicated have a fifth. NVLink SHARP takes multicast buffers beside them.
+    Source: NCCL environment variables, NCCL_BUFFSIZE; NeMo performance guide.
+    """
+    sizes = (x.tp, x.pp, x.dp * x.cp, x.ep)
+    groups = sum(is_more_than_one(size) for size in sizes) + is_more_than_one(x.ep) * is_more_than_one(x.edp)
+    return x.context_bytes * (1 + groups) / (1 + len(sizes)) + NVLS_BYTES * x.nvls * x.switch_reduces

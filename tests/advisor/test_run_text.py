@@ -1,0 +1,38 @@
+"""The page of a run: what disturbed it stands before its table, and small memories keep their figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from advisor.run_text import page
+from executor.compare import Row
+
+PREDICTED = {"step_time_s": 0.4, "interval": {"low": 0.2, "high": 0.9}}
+
+
+def shown(queued: float) -> str:
+    """The page of a run whose ranks queued for a core so long. [s]"""
+    rows = [
+        Row("step time", 0.4, 1.2, "s", "slower than the interval"),
+        Row("memory of the worst rank", 292 * 2**20, 407 * 2**20, "byte", "1.39 x predicted"),
+    ]
+    measured = {"step_time_s": 1.2, "queued_s": queued, "first_loss": 9.0, "last_loss": 4.0, "num_steps": 6}
+    measured |= {"spread": 0.17, "exposed": {}}
+    result = SimpleNamespace(
+        rows=rows, measured=measured, states=[], features=[], warnings=[], record=Path("runs/x")
+    )
+    return page(result, PREDICTED)
+
+
+@pytest.mark.parametrize(("queued", "told"), [(0.8, True), (0.05, False)])
+def test_a_run_that_shared_its_cores_says_so_before_the_table(queued, told):
+    head = " ".join(shown(queued).partition("Predicted beside measured")[0].split())
+    assert ("for 67 % of a step ranks waited for a core" in head) == told
+    assert ("`advisor diagnose runs/x` says more" in head) == told
+
+
+def test_a_ratio_of_small_memories_can_be_seen():
+    assert "292 MiB   407 MiB   1.39" in shown(0.0)
