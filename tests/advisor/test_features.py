@@ -80,7 +80,7 @@ def test_torchtitan_is_given_its_own_ways():
     assert (best.fsdp, best.zero_stage) == (True, 3)
     assert best.grad_reduce_in_fp32
     best = search(ask("torchtitan")).best.plan
-    assert best.fsdp
+    assert best.fsdp or best.dp * best.cp == 1  # One replica has nothing to shard.
     assert best.moe_dispatcher == "alltoall"
     assert not any((best.overlap_moe_comm, best.delay_wgrad, best.cuda_graph))
 
