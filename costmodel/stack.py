@@ -31,6 +31,11 @@ INPUTS = (
     "reads_documents",
     "documents_apart",
     "early_zero3",
+    "fsdp1",
+    "fsdp2",
+    "root_unit",
+    "foreach_adam",
+    "defers_gradients",
     "partial_rings",
     "dtensor",
     "megatron_core",
@@ -55,12 +60,15 @@ class Stack:
     reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
     documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
+    fsdp1, fsdp2: its FSDP is PyTorch's first one, or fully_shard. root_unit: which gathers embedding and output layer
+    together. defers_gradients: and reduces gradients once a step.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     torchao: linear layers leave the model's format by torchao's recipes.
     dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
     transformer_engine: its layers are Transformer Engine's.
     plain_dispatch: its own configurations send tokens to experts by all-to-all.
     megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
+    foreach_adam: Adam is a row of kernels for all tensors together.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
     lists them; "" where they are not on file. names_from: the release from which on they are its own, "" for all.
@@ -87,12 +95,17 @@ class Stack:
     reads_documents: bool = False
     documents_apart: bool = False
     early_zero3: bool = False
+    fsdp1: bool = False
+    fsdp2: bool = False
+    root_unit: bool = False
+    defers_gradients: bool = False
     partial_rings: bool = False
     dtensor: bool = False
     torchao: bool = False
     megatron_core: bool = False
     transformer_engine: bool = False
     plain_dispatch: bool = False
+    foreach_adam: bool = False
     title: str = ""
     names: str = ""
     names_from: str = ""
@@ -168,6 +181,9 @@ def load_stack(text: str) -> Stack:
         "separate_gate",
         "reads_documents",
         "partial_rings",
+        "fsdp1",
+        "fsdp2",
+        "defers_gradients",
         "dtensor",
         "torchao",
         "megatron_core",
@@ -190,6 +206,8 @@ def load_stack(text: str) -> Stack:
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
+        foreach_adam=age is not None and age <= known("foreach_adam_until", "00.01"),
+        root_unit=age is not None and age <= known("root_unit_until", "00.01"),
         documents_apart=age is not None
         and not known("documents_apart_until", "00.01") < age < known("documents_apart_from", "99.12"),
         wide_heads_apart=age is not None and age < known("wide_heads_from", "00.01"),
