@@ -36,6 +36,8 @@ def expert_knobs(
 ) -> dict[str, Any]:
     """Dispatcher, capacity and overlap of experts. sizes: of the layout; assumed: takes what the row does not say."""
     named = row.text("moe_dispatcher") or (habit.get("moe_dispatcher", "") if sizes["ep"] > 1 else "")
+    if sizes["ep"] > 1 and not named:
+        assumed.append("dispatcher of experts not stated: all-to-all")
     dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
     factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
     usual = 0.0 if row.text("moe_token_drop") else habit.get("capacity_factor", 0.0)

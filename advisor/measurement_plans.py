@@ -219,11 +219,14 @@ def _fsdp(row: Row, assumed: list[str]) -> bool:
 def _attention_backend(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> str:
     if habit.get("unfused_attention"):
         return "unfused"
-    early = "" < row_date(row) <= UNFUSED_UNTIL
+    month = row_date(row)
     flash = any("flash" in row.text(column).lower() for column in ("source", "container", "notes"))
-    if habit["modern"] and early and not flash:
+    if flash or not habit["modern"]:
+        return "fused" if flash or month >= habit.get("flash_from", "99.12") else "unfused"
+    if "" < month <= UNFUSED_UNTIL:
         assumed.append("attention writes its scores, as before FlashAttention was common")
-    return "fused" if (habit["modern"] or flash) and (flash or not early) else "unfused"
+        return "unfused"
+    return "fused"
 
 
 def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]) -> int:

@@ -20,7 +20,7 @@ AMOUNTS = re.compile(r"-\d+-?(?:gpus?|gb?|x)?(?=-|$)")
 
 
 def row_cluster(system: str) -> tuple[Cluster, str]:
-    """The cluster of a row's system, and in words how its name was read; "" where it is one of ours.
+    """The cluster of a row's system, and in words how its name was read; "" where it is ours or a GPU's usual one.
 
     A name of ours anywhere in it counts, as in "ml.p5.48xlarge" or "Selene DGX A100"; else the GPU that it names, with
     the memory that it tells, as in "8x A100-SXM4-40GB". ValueError when it names none, several, or another card.
@@ -29,11 +29,14 @@ def row_cluster(system: str) -> tuple[Cluster, str]:
     if not given:
         raise ValueError("no system is stated. Name a cluster, such as dgx-h100, or a GPU.")
     try:
-        return hardware_db.resolve(given, None)[0], ""
+        found = hardware_db.resolve(given, None)[0]
+        if found == _usual(_first_word(found.gpu)) or _plain(given) == found.name:
+            return found, ""
     except ValueError as error:
-        found = _read(_plain(given), given)
-        if found is None:
+        read = _read(_plain(given), given)
+        if read is None:
             raise ValueError(str(error).replace("--gpu", "system")) from None
+        found = read
     return found, f"system {given!r} taken as {found.name} ({found.title})"
 
 

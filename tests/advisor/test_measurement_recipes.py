@@ -78,6 +78,13 @@ def test_recipes_are_of_a_release_a_machine_and_a_model_however_written(changes,
     assert case(**changes).plan.moe_dispatcher == dispatcher
 
 
+def test_a_dispatcher_that_nobody_says_is_told():
+    told = "dispatcher of experts not stated: all-to-all"
+    assert told in case(container="Megatron-LM", date="2026-06").assumptions
+    assert told not in case().assumptions
+    assert told not in case(container="Megatron-LM", moe_dispatcher="alltoall").assumptions
+
+
 def test_an_overlap_that_needs_virtual_stages_is_left_out_without_them():
     found = case(vp="1", pp="8", model="qwen3-30b-a3b", gpus="64", gbs="512", ep="8")
     assert not found.plan.overlap_moe_comm

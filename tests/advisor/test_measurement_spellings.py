@@ -76,6 +76,7 @@ def said(found: Case, words: str) -> bool:
         ("NVIDIA GB200 NVL72", "gb200-nvl72"),
         ("GB200 NVL36x2", "gb200-nvl72"),
         ("MI300X x8", "mi300x-8"),
+        ("8 x A800 80GB", "hgx-a800"),
         ("RTX PRO 6000 Blackwell", "rtx-pro-6000-8"),
     ],
 )
@@ -107,6 +108,10 @@ def test_a_system_that_is_none_of_ours_is_refused(system, says):
 
 def test_our_own_names_need_no_word():
     assert row_cluster("dgx-h100")[1] == ""
+    assert row_cluster("H100")[1] == ""
+    assert row_cluster("aws-p5")[1] == ""
+    # An alias that means a cluster of its own, here one of a lower power limit.
+    assert "b200-700w" in row_cluster("b200-8gpu")[1]
     assert not said(case(), "taken as")
 
 
@@ -316,6 +321,12 @@ def test_attention_before_flash_attention_writes_its_scores():
     assert said(case(**early), "before FlashAttention")
     assert case(**early | {"source": "FlashAttention, Table 2"}).plan.attention_backend == "fused"
     assert case(**early | {"date": "2023-05"}).plan.attention_backend == "fused"
+
+
+def test_gpt_neox_has_fused_attention_since_2023():
+    for date, backend in (("2022-04", "unfused"), ("2023-04", "fused")):
+        plan = case(container="GPT-NeoX", date=date, fsdp="", vp="").plan
+        assert (plan.attention_backend, plan.recompute, plan.sequence_parallel) == (backend, "full", False)
 
 
 def test_a_release_that_nobody_published_runs_of_is_told():
