@@ -195,7 +195,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
         overlap_param_gather=row.flag("overlap_param_gather", shards_overlap),
         overlap_p2p=habit.get("overlap_p2p", overlap),
-        grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", habit["grad_fp32"]),
+        grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp)),
         fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
         fused_cross_entropy=_fused_loss(row, habit, assumed),
         dropout=not modern or (habit["family"] == "nemo" and model.learned_positions > 0),
@@ -246,6 +246,12 @@ def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], a
     return 1
 
 
+def _reduces_in_fp32(habit: Mapping[str, Any], fsdp: bool) -> bool:
+    """Whether gradients are reduced in FP32 where a row does not say; `fsdp_grad_fp32`: under FSDP."""
+    usual: bool = habit["grad_fp32"]
+    return bool(habit.get("fsdp_grad_fp32", usual)) if fsdp else usual
+
+
 def _fp8_parameters(row: Row, habit: Mapping[str, Any], precision: str, assumed: list[str]) -> bool:
     """Whether parameters are kept and gathered in FP8: as stated, else as the source's recipes of that precision."""
     if precision in ("bf16", "fp16", "fp32", "nvfp4"):
@@ -253,15 +259,17 @@ def _fp8_parameters(row: Row, habit: Mapping[str, Any], precision: str, assumed:
     usual = precision in habit.get("fp8_parameters", ())
     if usual and not row.text("fp8_param_gather"):
         assumed.append("parameters kept in FP8, as NVIDIA's recipes of that precision do")
-    return row.flag("fp8_param_gather", usual)
+    stated = row.json("other_flags").get("fsdp_float8_all_gather") is True  # torchtitan's name
+    return row.flag("fp8_param_gather", usual or stated)
 
 
 def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:
     """Whether softmax and loss are fused: by the source's habit, from some release on.
 
-    torchtitan compiles the loss since 2025, before only the layers.
+    torchtitan compiled only the layers in 2024, in 2025 the loss too (0.1.0, components/loss.py), by configurations of
+    2026 the layers again (0.3.0, llama3/config_registry.py, components of `compile`).
     """
-    compiled = row.json("other_flags").get("torch_compile") is True and row.text("date")[:4] > "2024"
+    compiled = row.json("other_flags").get("torch_compile") is True and row.text("date")[:4] == "2025"
     since, release = habit.get("fused_loss_from", ""), row_release(row, habit)
     if release and release < since:
         assumed.append(f"loss not fused, as the defaults before {since}")

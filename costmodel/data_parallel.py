@@ -1,19 +1,18 @@
 """Data-parallel communication of a step as exposed time.
 
 Parameters outside the experts are shared by dp x cp ranks, experts by edp ranks. The distributed optimizer
-reduces gradients and gathers parameters once a step; FSDP does so layer by layer for every micro-batch.
+reduces gradients and gathers parameters once a step; FSDP does so layer by layer: `costmodel.fully_sharded`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.rates import stream
+from costmodel.fully_sharded import Owner, Traffic, fully_sharded_time, shown, unit_traffic
 from costmodel.term import Ledger, Term
-from costmodel.timing import overlap
 from costmodel.timing.network import all_gather_time, all_reduce_time, one_card_time, reduce_scatter_time
 from costmodel.work import communication
 
@@ -24,28 +23,13 @@ RING_SMS, SHARP_SMS = 16, 6
 NVLINK_SMS, NETWORK_SMS, NETWORK_SHARP_SMS = (4, 5), (1, 4), 1
 
 
-@dataclass(frozen=True)
-class Owner:
-    """Parameters that one group of ranks holds together, on the rank with most of them.
-
-    whole: trained parameters on the rank; layer, trained: all and the trained ones of a mean layer [1].
-    ranks: of the group; shard: over which
-    optimizer state (with FSDP everything) is sharded; stride: GPUs between neighbours; straddle: see placement.
-    """
-
-    name: str
-    whole: Amount
-    layer: Amount
-    trained: Amount
-    ranks: Amount
-    shard: Amount
-    stride: Amount
-    straddle: Amount
-
-
 def written(ledger: Ledger, owner: Owner) -> Owner:
     """The owner with its parameters as entries of the ledger."""
     p = owner.name
+
+    def ends(name: str, expr: Amount, title: str) -> Amount:
+        return ledger.define(f"{p}_{name}_parameters", expr, "1", title) if expr != 0 else 0
+
     return replace(
         owner,
         whole=ledger.define(f"{p}_parameters", owner.whole, "1", "parameters on the rank with most of them"),
@@ -53,6 +37,8 @@ def written(ledger: Ledger, owner: Owner) -> Owner:
         trained=ledger.define(
             f"{p}_layer_trained_parameters", owner.trained, "1", "trained parameters of a mean layer"
         ),
+        first=ends("first", owner.first, "parameters of the unit with which FSDP begins and ends a pass"),
+        output=ends("output", owner.output, "parameters of an output layer that is a unit of FSDP by itself"),
     )
 
 
@@ -92,14 +78,6 @@ def overlap_allowed(x: SimpleNamespace) -> Amount:
     return (1 - x.one_queue * alone) * minimum(x.norm_margin / 16, 1)
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """One collective of an owner: its seconds before any overlap [s], and the compute lost under a second of it [1]."""
-
-    seconds: Amount
-    slowdown: Amount
-
-
 def data_parallel_terms(
     ledger: Ledger,
     x: SimpleNamespace,
@@ -117,10 +95,8 @@ def data_parallel_terms(
     Distributed optimizer: once a step, gradients under the last micro-batch's backward pass and parameters
     under the first forward pass, on a pipeline's first stage, which ends last; the last bucket of gradients and the
     first of parameters move alone. An interleaved schedule passes pp micro-batches through a chunk before the next:
-    all of them hide what chunks done earlier reduce, but one in the chunk done last. FSDP: parameters are gathered
-    layer by layer for every micro-batch, forward and (when parameters are sharded) backward, gradients reduced each
-    backward pass, each under one layer's compute. Sources: arXiv:1910.02054; Megatron-Core 0.17.1,
-    DistributedOptimizer and schedules.py, grad_sync_func and param_sync_func; Megatron-FSDP; Megatron-Bridge
+    all of them hide what chunks done earlier reduce, but one in the chunk done last. Sources: arXiv:1910.02054;
+    Megatron-Core 0.17.1, DistributedOptimizer and schedules.py, grad_sync_func and param_sync_func; Megatron-Bridge
     performance tuning guide ("DP communications overlap with multiple micro-batches").
     """
     allowed = overlap_allowed(x)
@@ -149,32 +125,18 @@ def data_parallel_terms(
     def seconds(kind: str) -> Amount:
         return sum(each[kind].seconds for each in found)
 
-    scatter = _shown(of("scatter"), under_backward, alone)
+    scatter = shown(of("scatter"), under_backward, alone)
     # Without overlap the optimizer of each owner gathers all parameters when it is done: see work/messages.py.
     gathers = 1 + (len(owners) - 1) * (1 - x.overlap_gather * x.overlap_reduce)
-    gather = ledger.define(
-        "dp_gather_shown", _shown(of("gather", gathers), under_forward, alone), "s", _shown
-    )
-    plain = _shown(of("reduce"), under_backward, alone)
-    layer_forward = hiding(
-        "dp_under_layer_forward", allowed * x.overlap_gather * forward / maximum(layers, 1)
-    )
-    layer_backward = hiding(
-        "dp_under_layer_backward", allowed * x.overlap_reduce * backward / maximum(layers, 1)
-    )
-    unit_gather = of("unit_gather", x.params_sharded)
-    copies = x.fsdp_copies * sum(flat_copies(x, owner) for owner in owners)
+    gather = ledger.define("dp_gather_shown", shown(of("gather", gathers), under_forward, alone), "s", shown)
+    plain = shown(of("reduce"), under_backward, alone)
     per_layer = (
-        _shown(unit_gather, layer_forward) + _shown(unit_gather + of("unit_scatter"), layer_backward) + copies
+        hiding("dp_under_layer_forward", allowed * x.overlap_gather * forward / maximum(layers, 1)),
+        hiding("dp_under_layer_backward", allowed * x.overlap_reduce * backward / maximum(layers, 1)),
     )
-    edges = (
-        seconds("unit_gather")
-        + seconds("unit_scatter")
-        + (1 - x.params_sharded) * gather
-        + overlap.exposed(seconds("replica"), under_backward)
-        + overlap.exposed(seconds("replica_gather"), under_forward)
+    fsdp = fully_sharded_time(
+        ledger, x, owners, found, gather, (under_forward, under_backward), per_layer, layers
     )
-    fsdp = x.m * layers * per_layer + edges
     scattered = x.optimizer_sharded * (1 - muon)
     reduced = scattered * scatter + (1 - scattered) * plain
     return [
@@ -189,36 +151,9 @@ def data_parallel_terms(
             data_parallel_terms,
         ),
         ledger.term(
-            "fsdp_exposed", "FSDP gathers and reductions, exposed", x.fsdp * fsdp, "s", data_parallel_terms
+            "fsdp_exposed", "FSDP gathers and reductions, exposed", x.fsdp * fsdp, "s", fully_sharded_time
         ),
     ]
-
-
-def _shown(traffic: Collection[Traffic], compute: Amount, alone: Amount = 0) -> Amount:
-    """What collectives, one after the other beside `compute`, add to it: the rest of them and lost compute. [s]
-
-    alone: share of them beside which nothing is computed [1].
-    """
-    lost: Amount = 0
-    left = compute
-    for each in traffic:
-        lost += overlap.contention(each.seconds, left, each.slowdown)
-        left = maximum(0, left - each.seconds)
-    whole = sum(each.seconds for each in traffic)
-    return maximum(overlap.exposed(whole, compute), alone * whole) + lost
-
-
-def flat_copies(x: SimpleNamespace, owner: Owner) -> Amount:
-    """Copies of PyTorch's FSDP2 for a layer and micro-batch, on the compute stream. [s]
-
-    What was gathered is copied out of the flat buffer, in both passes when parameters are sharded; gradients are
-    copied into the buffer that is reduced, in its format. Megatron's FSDP computes on its communication buffers.
-    Source: torch/distributed/fsdp, foreach_all_gather_copy_out and foreach_reduce_scatter_copy_in; NeMo performance
-    guide ("minimizing the data movement to the communication tensors").
-    """
-    out = 2 * x.params_sharded * 2 * x.weight_bytes * owner.layer
-    into = (x.weight_bytes + x.grad_bytes) * owner.trained
-    return is_more_than_one(owner.shard) * stream(x, out + into, x.stream_fraction)
 
 
 def buckets_of(x: SimpleNamespace, elements: Amount) -> Amount:
@@ -275,10 +210,14 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     def gathered(size: Amount) -> Amount:
         return all_gather_time(x, size, owner.shard, inside)
 
-    def unit(ring: Callable[[Amount], Amount], size: Amount) -> Amount:
+    def on_ranks(ring: Callable[[Amount], Amount]) -> Callable[[Amount], Amount]:
         """Of a unit of FSDP; `early_zero3`: see costmodel/stacks.toml. [s]"""
-        wire = size * (owner.shard - 1) / owner.shard
-        return maximum(ring(size), x.early_zero3 * one_card_time(x, wire, owner.shard, inside))
+
+        def unit(size: Amount) -> Amount:
+            wire = size * (owner.shard - 1) / owner.shard
+            return maximum(ring(size), x.early_zero3 * one_card_time(x, wire, owner.shard, inside))
+
+        return unit
 
     def slow(kind: str, ranks: Amount, near: Amount, *, gathers: bool) -> Amount:
         return ledger.define(f"slowdown_{p}_{kind}", slowdown(x, ranks, near, gathers=gathers), "1", slowdown)
@@ -304,18 +243,7 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
             all_reduce_time,
             reduces,
         ),
-        "unit_gather": traffic(
-            "fsdp_gather",
-            unit(gathered, communication.gather_bytes(x, owner.layer)),
-            all_gather_time,
-            gathers,
-        ),
-        "unit_scatter": traffic(
-            "fsdp_scatter",
-            unit(scattered, communication.gradient_bytes(x, owner.trained)),
-            reduce_scatter_time,
-            scatters,
-        ),
+        **unit_traffic(ledger, x, owner, on_ranks(gathered), on_ranks(scattered), (gathers, scatters)),
         "replica": traffic(
             "fsdp_replica_reduce",
             between_replicas(x, between, apart),

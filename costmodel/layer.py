@@ -23,7 +23,7 @@ from costmodel.exposed import (
     ring_merges,
     tensor_parallel_times,
 )
-from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream
+from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream, torch_gradients
 from costmodel.term import Ledger, symbol
 from costmodel.timing import kernels
 from costmodel.work import attention, mixers, quantisation
@@ -270,7 +270,9 @@ def block_times(
         "elementwise": sum(times["forward"] for times in small.values()),
     }
     summed = x.trained * x.accumulate_split * (work.weights(True) + work.weights(False))
-    accumulated = 2 * x.grad_bytes * summed
+    # Added to a buffer, or copied into one under Megatron's FSDP (_grad_acc of megatron_fsdp.py).
+    moved = (2 - x.fsdp) * x.grad_bytes + x.fsdp * x.weight_bytes
+    accumulated = (1 - torch_gradients(x)) * moved * summed
     backward: Parts = {
         "linear_dgrad": sum(times["dgrad"] for times in plain),
         "linear_wgrad": sum(times["wgrad"] for times in plain),

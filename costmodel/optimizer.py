@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, maximum
-from costmodel.data_parallel import Owner
+from costmodel.fully_sharded import Owner
 from costmodel.muon import muon_share, muon_time
 from costmodel.rates import stream
 from costmodel.stage_parameters import Blocks, largest_table, under_adam
@@ -16,6 +16,10 @@ from costmodel.work import communication
 # Seconds of one element in PyTorch's CPU Adam, copies apart. Published with copies: 1.04 ns (Qwen3-30B-A3B, eight
 # ranks of a DGX H100, Megatron-Bridge memory notes) and 1.5 ns (Qwen3-0.6B on one H100, NVIDIA-NeMo/RL PR 3628).
 HOST_ADAM = 1.15e-9
+# Bytes of an element in torch.optim's AdamW with foreach, one kernel after the other in FP32: weight decay (8), first
+# moment (12), second moment (8 + 12), root, division and sum of the denominator (24), update (16), over the 28 of one
+# kernel. Source: torch/optim/adam.py, _multi_tensor_adam.
+FOREACH_MORE = 80 - 28
 
 
 def optimizer_terms(
@@ -62,8 +66,8 @@ def optimizer_time(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
 
 
 def adam_bytes(x: SimpleNamespace) -> Amount:
-    """HBM bytes of Adam for one element, the norm of its gradient included. [byte]"""
-    return 2 * x.state_bytes + 2 * x.grad_bytes + x.weight_bytes
+    """HBM bytes of Adam for one element, the norm of its gradient included; more without one kernel for all. [byte]"""
+    return 2 * x.state_bytes + 2 * x.grad_bytes + x.weight_bytes + x.foreach_adam * FOREACH_MORE
 
 
 def zeroed_bytes(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:

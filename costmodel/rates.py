@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling, is_more_than_one, minimum
+from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
 from costmodel.timing import kernels
 from costmodel.work import linear
 from costmodel.work.linear import Linear
@@ -156,8 +156,20 @@ def accumulation_time(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amou
 
 
 def accumulated_bytes(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amount:
-    """What a weight gradient moves beyond a 16-bit result: read and written in the gradient buffer. [byte]"""
-    return (1 - x.accumulate_split) * (2 * x.grad_bytes - x.activation_bytes) * rows * columns
+    """What a weight gradient moves beyond a 16-bit result: read and written in the gradient buffer. [byte]
+
+    Under Megatron's FSDP written alone, into the buffer that is reduced for each micro-batch (overwrite_main_grad);
+    PyTorch's adds nothing, copies of what it keeps apart: see `costmodel.fully_sharded.flat_copies`.
+    Source: Megatron-Core 0.16.1, megatron_fsdp.py, _init_fsdp_param_and_grad_buffer.
+    """
+    summed = 2 * x.grad_bytes - x.activation_bytes
+    written = (1 - torch_gradients(x)) * (x.grad_bytes - x.activation_bytes)
+    return (1 - x.accumulate_split) * ((1 - x.fsdp) * summed + x.fsdp * written) * rows * columns
+
+
+def torch_gradients(x: SimpleNamespace) -> Amount:
+    """1 where weight gradients are autograd's own tensors: under PyTorch's FSDP. [1]"""
+    return x.fsdp * maximum(x.fsdp1, x.fsdp2, x.fsdp_copies)
 
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:

@@ -31,6 +31,11 @@ INPUTS = (
     "reads_documents",
     "documents_apart",
     "early_zero3",
+    "fsdp1",
+    "fsdp2",
+    "root_unit",
+    "foreach_adam",
+    "defers_gradients",
     "partial_rings",
     "dtensor",
     "megatron_core",
@@ -58,6 +63,8 @@ class Stack:
     reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
     documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
+    fsdp1, fsdp2: its FSDP is PyTorch's first one, or fully_shard. root_unit: which gathers embedding and output layer
+    together. defers_gradients: and reduces gradients once a step.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     torchao: linear layers leave the model's format by torchao's recipes.
     dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
@@ -67,6 +74,7 @@ class Stack:
     stand_ins: a tensor for each shape of a weight stands for gradients that are in their buffer already.
     master_shards: FSDP shards FP32 parameters, which the optimizer updates. root_tables: embedding and output layer are
     one unit of FSDP, whole through a step.
+    foreach_adam: Adam is a row of kernels for all tensors together.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
     lists them; "" where they are not on file. names_from: the release from which on they are its own, "" for all.
@@ -93,6 +101,10 @@ class Stack:
     reads_documents: bool = False
     documents_apart: bool = False
     early_zero3: bool = False
+    fsdp1: bool = False
+    fsdp2: bool = False
+    root_unit: bool = False
+    defers_gradients: bool = False
     partial_rings: bool = False
     dtensor: bool = False
     torchao: bool = False
@@ -102,6 +114,7 @@ class Stack:
     stand_ins: bool = False
     master_shards: bool = False
     root_tables: bool = False
+    foreach_adam: bool = False
     title: str = ""
     names: str = ""
     names_from: str = ""
@@ -180,6 +193,9 @@ def load_stack(text: str) -> Stack:
         "separate_gate",
         "reads_documents",
         "partial_rings",
+        "fsdp1",
+        "fsdp2",
+        "defers_gradients",
         "dtensor",
         "torchao",
         "megatron_core",
@@ -205,6 +221,8 @@ def load_stack(text: str) -> Stack:
         stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
         root_tables=age is not None and age <= known("root_tables_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
+        foreach_adam=age is not None and age <= known("foreach_adam_until", "00.01"),
+        root_unit=age is not None and age <= known("root_unit_until", "00.01"),
         documents_apart=age is not None
         and not known("documents_apart_until", "00.01") < age < known("documents_apart_from", "99.12"),
         wide_heads_apart=age is not None and age < known("wide_heads_from", "00.01"),

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, logarithm2, maximum, minimum
-from costmodel.data_parallel import Owner, data_parallel_terms, written
+from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
+from costmodel.data_parallel import data_parallel_terms, written
 from costmodel.dispatch import Beside, dispatch_times, overlapped_dispatch
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time, encoder_weights
+from costmodel.fully_sharded import Owner
 from costmodel.host_waits import block_gaps, host_term
 from costmodel.layer import BlockTimes, block_times, block_tokens
 from costmodel.memory import rank_memory
@@ -29,6 +30,7 @@ from costmodel.symbols import BLOCKS, symbol_table
 from costmodel.term import Ledger, Term, symbol
 from costmodel.timing import host
 from costmodel.work import communication
+from costmodel.work.parameters import embedding_parameters, output_parameters
 
 # Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
 # Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055).
@@ -253,6 +255,15 @@ def compute_trees(
     ]
 
 
+def end_units(x: SimpleNamespace) -> tuple[Amount, Amount]:
+    """Parameters of FSDP's unit with which a pass begins and ends, and of an output layer that is one by itself. [1]
+
+    The first is the embedding, or the root's (`root_unit`), which has both where there is one stage.
+    """
+    output = (1 - is_more_than_one(x.pp)) * output_parameters(x)
+    return embedding_parameters(x) + x.root_unit * output, (1 - x.root_unit) * output
+
+
 def parameter_owners(
     x: SimpleNamespace, blocks: Blocks, features: Collection[str], encoder: dict[str, BlockTimes]
 ) -> list[Owner]:
@@ -283,6 +294,7 @@ def parameter_owners(
             x.shard,
             x.tp,
             x.dp_straddle,
+            *end_units(x),
         )
     ]
     if "experts" in blocks:

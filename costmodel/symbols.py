@@ -266,6 +266,11 @@ INPUTS: tuple[Input, ...] = tuple(
         documents_apart | 1 | 1 when rotary embedding that is not fused turns one packed document after the other
         partial_rings | 1 | 1 when a ring over some of a domain's GPUs leaves it at one GPU's share of the network cards
         early_zero3 | 1 | 1 when sharded parameters and gradients move at the rate of one network card a node
+        fsdp1 | 1 | 1 when FSDP is PyTorch's first one, of flat parameters
+        fsdp2 | 1 | 1 when FSDP is PyTorch's fully_shard
+        root_unit | 1 | 1 when FSDP gathers embedding and output layer together, as its root
+        defers_gradients | 1 | 1 when FSDP reduces gradients once a step, whatever the micro-batches
+        foreach_adam | 1 | 1 when Adam is a row of element-wise kernels, not one
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables

@@ -282,6 +282,35 @@ def test_layers_that_an_nvfp4_run_keeps_in_16_bits_are_shared_out_to_both_ends(p
     assert found.cluster.gpu.name == "gb200"
 
 
+@pytest.mark.parametrize(("date", "fused"), [("2024-12", False), ("2025-06", True), ("2026", False)])
+def test_torchtitan_compiled_its_loss_in_2025(date, fused):
+    flags = json.dumps({"torch_compile": True})
+    row = case(NEMO, source="torchtitan benchmarks", container="", date=date, fsdp="1", other_flags=flags)
+    assert row.plan.fused_cross_entropy == fused
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_gather_in_8_bits_is_read_under_torchtitans_name(gathers):
+    flags = json.dumps({"fsdp_float8_all_gather": gathers})
+    row = {
+        "source": "torchtitan benchmarks",
+        "container": "",
+        "fsdp": "1",
+        "precision": "fp8-tensorwise(torchao)",
+    }
+    plan = case(NEMO | {"fp8_param_gather": ""}, **row, other_flags=flags).plan
+    assert plan.precision == "fp8-cs"
+    assert plan.fp8_param_gather == gathers
+
+
+@pytest.mark.parametrize(("fsdp", "stated", "wide"), [("0", "", True), ("1", "", False), ("1", "1", True)])
+def test_megatrons_fsdp_reduces_gradients_in_16_bits_unless_a_row_says_otherwise(fsdp, stated, wide):
+    row = {"source": "Megatron-MoE-ModelZoo best practice", "container": "Megatron-LM dev", "fsdp": fsdp}
+    plan = case(NEMO | {"pp": "1", "vp": ""}, **row, grad_reduce_in_fp32=stated).plan
+    assert plan.fsdp == (fsdp == "1")
+    assert plan.grad_reduce_in_fp32 == wide
+
+
 def test_runs_in_fp16_reduced_gradients_in_fp16():
     """Megatron-LM before Megatron-Core: FP32 only for bfloat16, or where asked for."""
     for source in ("Narayanan 2021 Table 1", "Korthikanti 2022 Table 5"):

@@ -299,7 +299,7 @@ def test_replicas_that_share_the_optimizer_state_hold_a_part_of_it_each():
 
 
 def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
-    """Out of the flat buffer in both passes with ZeRO 3, gradients into it; nothing on one GPU."""
+    """Out of the flat buffer in both passes with ZeRO 3, gradients into it, of both ends once; nothing on one GPU."""
 
     def more(plan: Plan, batch: int = 64) -> float:
         own, torch = (
@@ -311,6 +311,7 @@ def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
     plan = Plan(dp=64, fsdp=True, zero_stage=3)
     values = predict(LLAMA, Workload(8192, 64), H100, plan).values
     moved = 80 * (2 * 2 * 2 + 2 + 4) * values["dp_layer_parameters"]
+    moved += (2 * 2 + 2 + 4) * (values["dp_first_parameters"] + values["dp_output_parameters"])
     x = SimpleNamespace(**values)
     assert more(plan) == pytest.approx(stream(x, moved, x.stream_fraction))
     assert more(plan, 256) == pytest.approx(4 * more(plan))

@@ -146,12 +146,16 @@ def test_stacks_that_scatter_send_less_between_stages():
 
 def test_flash_attention_2_has_tables_of_its_own_where_it_was_measured():
     """Slower than cuDNN's kernel on Hopper, most at long sequences, and less bothered by small heads."""
-    flash, cudnn = (on_h100(stack).values for stack in ("torchtitan", "nemo"))
-    assert "attention.flash2" in on_h100("torchtitan").sources["attention_forward_fraction"]
+    flash, cudnn = (on_h100(stack).values for stack in ("torchtitan-25.06", "nemo"))
+    assert "attention.flash2" in on_h100("torchtitan-25.06").sources["attention_forward_fraction"]
     assert flash["attention_forward_fraction"] < 0.6 * cudnn["attention_forward_fraction"]
     assert flash["attention_forward_half"] < cudnn["attention_forward_half"]
     for name in ("forward", "backward"):
         assert flash[f"attention_{name}_half_dim"] < cudnn[f"attention_{name}_half_dim"]
+
+
+def test_torchtitan_runs_cudnns_attention_since_its_0_2():
+    assert "attention.bf16" in on_h100("torchtitan-26.06").sources["attention_forward_fraction"]
 
 
 def test_a_gpu_without_that_table_takes_the_formats():

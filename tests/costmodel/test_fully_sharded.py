@@ -1,0 +1,130 @@
+"""Laws of fully sharded data parallelism: its units, what waits in every micro-batch, copies, gradients that wait."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hardware_db
+from costmodel.fully_sharded import flat_copies
+from costmodel.model_registry import load_model
+from costmodel.optimizer import adam_bytes
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.rates import accumulated_bytes, stream
+from costmodel.workload import Workload
+
+H100 = hardware_db.resolve("h100", None)[0]
+LLAMA = load_model("llama3-8b")
+TABLE = 128_256 * 4096
+FSDP: dict[str, Any] = {"dp": 8, "fsdp": True, "zero_stage": 3}
+
+
+def values(stack: str = "nemo", batch: int = 8, model: str = "llama3-8b", **knobs: Any) -> SimpleNamespace:
+    plan = Plan(**FSDP | knobs)
+    return SimpleNamespace(**predict(load_model(model), Workload(8192, batch), H100, plan, stack).values)
+
+
+@pytest.mark.parametrize(
+    ("stack", "first", "output"),
+    [("torchtitan-25.06", 2, 0), ("torchtitan-26.06", 1, 1), ("nemo", 1, 1)],
+)
+def test_the_root_gathers_embedding_and_output_layer_together_where_layers_alone_are_wrapped(
+    stack, first, output
+):
+    x = values(stack)
+    assert x.dp_first_parameters == pytest.approx(first * TABLE, rel=1e-4)
+    assert getattr(x, "dp_output_parameters", 0) == pytest.approx(output * TABLE, rel=1e-4)
+
+
+def test_layers_alone_are_gathered_in_8_bits():
+    narrow, wide = (values("torchtitan", precision="fp8-cs", fp8_param_gather=fp8) for fp8 in (True, False))
+    assert narrow.dp_fsdp_gather < 0.6 * wide.dp_fsdp_gather
+    assert narrow.dp_fsdp_first_gather == wide.dp_fsdp_first_gather
+    assert narrow.fsdp_exposed < wide.fsdp_exposed  # less is copied too
+
+
+def test_a_tied_output_layer_is_no_unit():
+    assert values(model="gpt3-5b").dp_output_parameters == 2 * 4096  # the norm in front of it
+
+
+@pytest.mark.parametrize("stack", ["nemo", "torchtitan"])
+def test_every_micro_batch_waits_for_the_first_units_and_for_the_last_gradients(stack):
+    one, four = (values(stack, batch) for batch in (8, 32))
+    assert four.fsdp_exposed == pytest.approx(4 * one.fsdp_exposed)
+    edges = one.dp_fsdp_gather + one.dp_fsdp_first_gather + one.dp_fsdp_scatter + one.dp_fsdp_first_scatter
+    assert one.fsdp_exposed > edges > 4 * one.dp_fsdp_scatter
+
+
+def test_what_is_not_sharded_is_gathered_once():
+    def seconds(batch: int) -> float:
+        return values(batch=batch, zero_stage=2).fsdp_exposed
+
+    once = 2 * seconds(8) - seconds(16)
+    assert once == pytest.approx(values(zero_stage=2).dp_gather_shown)
+
+
+def test_deferred_gradients_are_reduced_once_a_step_and_added_up_before():
+    """Time grows with the micro-batches as a straight line that does not start at nothing."""
+    found = {batch: values("automodel", batch) for batch in (16, 32, 64)}
+    assert all(x.fsdp_deferred == 1 and x.fsdp_kept == 0 for x in found.values())
+    two, four, eight = (x.fsdp_exposed for x in found.values())
+    assert eight - four == pytest.approx(2 * (four - two))
+    x = found[16]
+    assert two - (four - two) > x.dp_fsdp_scatter + x.dp_fsdp_first_scatter
+    assert values("automodel", 8).fsdp_deferred == 0  # one micro-batch is the last
+
+
+def test_a_pipeline_of_pytorchs_keeps_parameters_and_gradients_until_it_has_ended():
+    knobs = {"dp": 4, "pp": 2}
+    assert [values(stack, 32, **knobs).fsdp_kept for stack in ("torchtitan", "nemo")] == [1, 0]
+    x = values("torchtitan", 32, **knobs)
+    assert x.fsdp_exposed > 16 * x.dp_fsdp_scatter  # one reduction a layer, nothing beside it
+    more = values("torchtitan", 64, **knobs).fsdp_exposed - x.fsdp_exposed
+    added = 8 * (2 + 4 + 4) * (16 * x.dp_layer_parameters + x.dp_first_parameters)
+    assert more == pytest.approx(stream(x, added, x.stream_fraction))  # no traffic
+
+
+def test_experts_of_automodel_stay_gathered():
+    assert values("automodel", 64, "qwen3-30b-a3b", ep=4).fsdp_kept == 1
+
+
+def test_copies_of_each_kind_of_fsdp():
+    owner = SimpleNamespace(layer=100.0, trained=100.0, first=40.0, output=20.0, shard=8)
+
+    def moved(stack: str, kept: float = 0, deferred: float = 0) -> float:
+        x = values(stack, 16)
+        x = SimpleNamespace(**vars(x) | {"weight_bytes": 2, "grad_bytes": 4, "m": 2})
+        seconds = flat_copies(x, owner, 10, kept, deferred)  # type: ignore[arg-type]
+        rate = x.elementwise_scale * x.release_scale * x.stream_fraction * x.hbm_bandwidth
+        return seconds * rate
+
+    whole = 10 * 100 + 60
+    assert moved("nemo") == 0
+    assert moved("llm_foundry") == pytest.approx(2 * 2 * 2 * whole)
+    assert moved("torchtitan") == pytest.approx(2 * (2 * 2 * (whole + 1000) + (2 + 4) * whole))
+    # Out once; in the first micro-batch cast, in the second added, at the end copied from.
+    waits = 2 * 2 * whole + ((2 + 4) + (2 + 4 + 4) + (4 + 4)) * whole
+    assert moved("torchtitan", 1, 1) == pytest.approx(waits)
+
+
+def test_a_weight_gradient_is_written_to_the_buffer_or_is_a_tensor_of_its_own():
+    """Added to Megatron's buffer in FP32, written into that of Megatron's FSDP, left in 16 bits by PyTorch's."""
+
+    def extra(stack: str, **knobs: Any) -> float:
+        return accumulated_bytes(values(stack, grad_reduce_in_fp32=True, **knobs), 1, 1)
+
+    plain = {"fsdp": False, "zero_stage": 1}
+    assert [extra("nemo", **plain), extra("nemo"), extra("torchtitan"), extra("llm_foundry")] == [6, 2, 0, 0]
+    assert extra("nemo", fsdp_implementation="torch") == 0
+    split = [
+        values("torchtitan", gradient_accumulation_fusion=fused).synchronous_time for fused in (True, False)
+    ]
+    assert split[0] == pytest.approx(split[1])
+
+
+def test_adam_of_many_kernels_moves_nearly_three_times_the_bytes():
+    many, one = (adam_bytes(values(stack)) for stack in ("torchtitan-24.12", "torchtitan-25.05"))
+    assert many - one == 52
