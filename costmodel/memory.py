@@ -23,6 +23,13 @@ from costmodel.memory_beside import (
     stand_in_bytes,
     stream_pool_bytes,
 )
+from costmodel.memory_states import (
+    gathered_bytes,
+    gradient_bytes,
+    optimizer_bytes,
+    weight_bytes,
+    whole_tables,
+)
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
     Blocks,
@@ -40,89 +47,6 @@ from costmodel.work import experts as expert_work
 STAGES = ("first", "second", "fullest", "last")
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
 OFFLOAD_BUFFERS = 2
-
-
-def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount, shard: Amount) -> Amount:
-    """Parameters in the model's format plus quantised copies of the linear weights. [byte]
-
-    With fp8_param_gather the copies replace the linear weights' 16-bit originals: nothing is saved where
-    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8), and MXFP8 gathers in 16 bits into a
-    buffer of its own unless it reuses the gradients'. FSDP with ZeRO 3 keeps 1 / shard of them; where its
-    shards are the FP32 parameters that the optimizer updates, nothing beside those: each gather casts anew.
-    Sources: S. Rajbhandari et al., SC 2020, arXiv:1910.02054; Megatron-Core, reuse_grad_buf_for_mxfp8_param_ag;
-    PyTorch 2.13, _fully_shard/_fsdp_param.py, all_gather_inputs.
-    """
-    quantised = (1 - x.bf16_share) * linear_weights
-    replaced = keeps_quantised(x) * x.weight_bytes
-    copies = (x.quantised_copy_bytes - replaced + x.gather_copy_bytes) * quantised
-    kept = 1 - x.params_sharded + x.params_sharded * (1 - cast_shards(x)) / shard
-    return (x.weight_bytes * all_weights + copies) * kept
-
-
-def keeps_quantised(x: SimpleNamespace) -> Amount:
-    """1 where quantised copies of linear weights stand in place of the weights. [1]"""
-    return x.param_gather * minimum(1, x.quantised_copy_bytes)
-
-
-def cast_shards(x: SimpleNamespace) -> Amount:
-    """1 where FSDP's shards are FP32 parameters, cast to the model's own format of 16 bits by each gather. [1]"""
-    return x.master_shards * x.params_sharded * minimum(1, maximum(0, 4 - x.weight_bytes))
-
-
-def gathered_bytes(
-    x: SimpleNamespace,
-    layer: tuple[Amount, Amount],
-    stage_weights: Amount,
-    loss: Amount,
-    workspace: Amount = 0,
-) -> Amount:
-    """FSDP: what is whole for a time. [byte]
-
-    layer: weights of one, and those of its linear layers [1]. Parameters of two layers (one in use, one
-    prefetched; in 8 bits where they are kept so) and the output layer's, with the embedding's where they are one
-    unit; the gradients of one layer as they come, in the parameters' format, and of the one before as they are
-    reduced, in theirs, which with a layer's workspace take the place of the logits. Beside pipeline stages the
-    whole stage: gathering it anew for each micro-batch is what frameworks avoid, and its gradients add up whole
-    until the last one.
-    Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward; the root's unit stays whole);
-    torchtitan, reshard_after_forward_policy "default" with pipeline parallelism; Megatron-Core 0.16.1, megatron_fsdp,
-    param_and_grad_buffer.py (buffers of 8-bit parameters in uint8).
-    """
-    weights, linear_weights = layer
-    once = x.params_sharded * x.weight_bytes
-    lighter = keeps_quantised(x) * (x.weight_bytes - x.quantised_copy_bytes) * (1 - x.bf16_share)
-    gradients = x.grads_sharded * weights * (x.weight_bytes + x.grad_bytes)
-    beside = maximum(workspace + gradients - loss, 0) - maximum(workspace - loss, 0)
-    layers = once * (2 * weights + whole_tables(x)) - 2 * x.params_sharded * lighter * linear_weights + beside
-    stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)
-    return layers + is_more_than_one(x.pp) * (stage - layers)
-
-
-def whole_tables(x: SimpleNamespace) -> Amount:
-    """Elements of vocabulary tables that FSDP has whole through a step: the output layer's, or both. [1]"""
-    return parameters.embedding_parameters(x) + x.root_tables * linear.padded_vocabulary(x) * x.h / x.tp
-
-
-def gradient_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
-    """Gradient buffer, in the reduction's format; 1 / shard of it from ZeRO 2 on. [byte]
-
-    FSDP 2 keeps its shard in the parameters' format, FP32 where they are, whatever the reduction's. Source: PyTorch
-    2.13, _fully_shard/_fsdp_collectives.py, foreach_reduce, orig_dtype.
-    """
-    own = x.weight_bytes + cast_shards(x) * (4 - x.weight_bytes)
-    kept = x.grad_bytes + x.dtensor * x.params_sharded * (own - x.grad_bytes)
-    return kept * trained * (1 - x.grads_sharded + x.grads_sharded / shard)
-
-
-def optimizer_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:
-    """Master parameters and both Adam moments; 1 / shard of them when sharded, less what the host keeps. [byte]
-
-    12 bytes a parameter: 4 + 4 + 4, less with the precision-aware optimizer, without which the master parameters
-    of an offloaded optimizer stay on the device too. Source: arXiv:1910.02054, sec. 3.1; Megatron-Core dry run,
-    12 params / DP to the byte; cpu_offloading, 15.3 GB of 1.91e9 parameters a rank published.
-    """
-    on_device = x.state_bytes - x.optimizer_offload * x.host_state_bytes
-    return on_device * trained * (1 - x.optimizer_sharded + x.optimizer_sharded / shard)
 
 
 def activation_bytes(

@@ -68,7 +68,7 @@ def stream_pool_bytes(x: SimpleNamespace, layer_weights: Amount, tables: Amount)
     A gather writes into a buffer from which parameters are copied out: that of two layers, one prefetched, or of the
     vocabulary's tables [1]. Source: PyTorch 2.13, _fully_shard/_fsdp_collectives.py, foreach_all_gather.
     """
-    return x.params_sharded * x.dtensor * x.weight_bytes * maximum(2 * layer_weights, tables)
+    return x.params_sharded * x.fsdp2 * x.weight_bytes * maximum(2 * layer_weights, tables)
 
 
 def context_bytes(x: SimpleNamespace) -> Amount:

@@ -41,7 +41,6 @@ INPUTS = (
     "megatron_core",
     "stand_ins",
     "master_shards",
-    "root_tables",
 )
 
 
@@ -63,8 +62,8 @@ class Stack:
     reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
     documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
-    fsdp1, fsdp2: its FSDP is PyTorch's first one, or fully_shard. root_unit: which gathers embedding and output layer
-    together. defers_gradients: and reduces gradients once a step.
+    fsdp1, fsdp2: its FSDP is PyTorch's first one, or fully_shard. root_unit: with embedding and output layer as one
+    unit, whole through a step. defers_gradients: and reduces gradients once a step.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
     torchao: linear layers leave the model's format by torchao's recipes.
     dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
@@ -72,8 +71,7 @@ class Stack:
     plain_dispatch: its own configurations send tokens to experts by all-to-all.
     megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
     stand_ins: a tensor for each shape of a weight stands for gradients that are in their buffer already.
-    master_shards: FSDP shards FP32 parameters, which the optimizer updates. root_tables: embedding and output layer are
-    one unit of FSDP, whole through a step.
+    master_shards: FSDP shards FP32 parameters, which the optimizer updates.
     foreach_adam: Adam is a row of kernels for all tensors together.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
@@ -113,7 +111,6 @@ class Stack:
     plain_dispatch: bool = False
     stand_ins: bool = False
     master_shards: bool = False
-    root_tables: bool = False
     foreach_adam: bool = False
     title: str = ""
     names: str = ""
@@ -219,7 +216,6 @@ def load_stack(text: str) -> Stack:
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
         stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
-        root_tables=age is not None and age <= known("root_tables_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
         foreach_adam=age is not None and age <= known("foreach_adam_until", "00.01"),
         root_unit=age is not None and age <= known("root_unit_until", "00.01"),

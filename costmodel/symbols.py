@@ -259,7 +259,6 @@ INPUTS: tuple[Input, ...] = tuple(
         separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
         stand_ins | 1 | 1 when a tensor for each shape of a weight stands for its gradients
         master_shards | 1 | 1 when FSDP shards the FP32 parameters themselves
-        root_tables | 1 | 1 when FSDP has embedding and output layer as one unit
         dtensor | 1 | 1 when collectives of tensor parallelism wait where they stand, as PyTorch's DTensor has them
         megatron_core | 1 | 1 when the framework trains with Megatron-Core or its Megatron-LM
         reads_documents | 1 | 1 when the host reads lengths of packed documents for rotary embedding that is not fused
@@ -268,7 +267,7 @@ INPUTS: tuple[Input, ...] = tuple(
         early_zero3 | 1 | 1 when sharded parameters and gradients move at the rate of one network card a node
         fsdp1 | 1 | 1 when FSDP is PyTorch's first one, of flat parameters
         fsdp2 | 1 | 1 when FSDP is PyTorch's fully_shard
-        root_unit | 1 | 1 when FSDP gathers embedding and output layer together, as its root
+        root_unit | 1 | 1 when embedding and output layer are one unit of FSDP, its root, whole through a step
         defers_gradients | 1 | 1 when FSDP reduces gradients once a step, whatever the micro-batches
         foreach_adam | 1 | 1 when Adam is a row of element-wise kernels, not one
         early_stop | 1 | 1 when full recompute ends with the last saved tensor

@@ -118,7 +118,7 @@ def test_torchao_keeps_no_quantised_weights(precision):
 def test_the_root_unit_of_older_releases_holds_both_tables():
     old, new = (run(stack=f"torchtitan-{release}", **FSDP) for release in ("25.06", "25.08"))
     table = 2 * 128256 * load_model("llama3-8b").hidden
-    assert part(old, "gathered") - part(new, "gathered") == pytest.approx(table)
+    assert part(old, "gathered") - part(new, "gathered") == pytest.approx(table, rel=1e-4)
 
 
 def test_parameters_in_8_bits_are_gathered_in_8_bits():
