@@ -282,8 +282,8 @@ def test_layers_that_an_nvfp4_run_keeps_in_16_bits_are_shared_out_to_both_ends(p
     assert found.cluster.gpu.name == "gb200"
 
 
-@pytest.mark.parametrize(("date", "fused"), [("2024-12", False), ("2025-06", True), ("2026", False)])
-def test_torchtitan_compiled_its_loss_in_2025(date, fused):
+@pytest.mark.parametrize(("date", "fused"), [("2024-12", False), ("2025-06", True), ("2026", True)])
+def test_torchtitan_compiles_its_loss_since_2025(date, fused):
     flags = json.dumps({"torch_compile": True})
     row = case(NEMO, source="torchtitan benchmarks", container="", date=date, fsdp="1", other_flags=flags)
     assert row.plan.fused_cross_entropy == fused
