@@ -267,7 +267,7 @@ def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:
     """Whether softmax and loss are fused: by the source's habit, from some release on.
 
     torchtitan compiled only the layers in 2024, since 2025 the loss too (0.1.0, components/loss.py). Configurations of
-    2026 name the layers alone (0.3.0, llama3/config_registry.py), but its published peak in NVFP4 of that year, 111 GiB,
+    2026 name the layers alone (0.3.0, llama3/config_registry.py), but the published peak in NVFP4 of that year, 111 GiB
     has no room for the 64 GiB more of a loss that is not fused.
     """
     compiled = row.json("other_flags").get("torch_compile") is True and row.text("date")[:4] >= "2025"
