@@ -13,6 +13,8 @@ from costmodel.plan import RECOMPUTE_MODULES
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
 # What of a flag column is on when the row says nothing: our plan's default.
+# Modules that fused experts cannot offload: rule fused_experts_whole.
+APART_FROM_FUSED_EXPERTS = ("expert_fc1", "moe_act")
 PLAIN_FLAGS = {
     "delay_wgrad": "delay_wgrad_compute",
     "shared_expert_overlap": "moe_shared_expert_overlap",
@@ -105,6 +107,8 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str
     """Switches of kernels and of the step that a row names, or that its source always has."""
     flags = row.json("other_flags")
     values: dict[str, Any] = dict.fromkeys(habit.get("kernels", ()), True)
+    if any(part in row.text("fine_grained_offload") for part in APART_FROM_FUSED_EXPERTS):
+        values.pop("expert_mlp_fusion", None)
     values |= dict.fromkeys(habit.get("plain_kernels", ()), False)
     values |= {ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags}
     if row.text("other_flags") and RESOLVED_RECIPE.match(row.text("recipe_key")):

@@ -190,7 +190,7 @@ def test_side_by_side_says_what_was_measured_and_what_predicted(folder):
     for pair in (("run", "close_run"), ("small", "run")):
         found = compared(folder, *pair)
         lines = {line.name: line for line in found.numbers}
-        assert lines["tokens/s/GPU, measured"].b == found.b.tokens_per_second_per_gpu
+        assert lines["tokens/s/GPU, measured"].b == pytest.approx(found.b.tokens_per_second_per_gpu)
         assert lines["tokens/s/GPU, predicted"].b == found.b.predicted["tokens_per_second_per_gpu"]
         slower = found.b.step_time / found.b.predicted["step_time_s"]
         assert lines["MFU, measured"].b == pytest.approx(found.b.predicted["mfu"] / slower)

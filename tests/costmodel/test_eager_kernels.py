@@ -105,7 +105,7 @@ def test_frozen_weights_spare_the_copies_that_their_gradients_would_read():
 
 
 def test_a_loss_of_megatron_core_moves_fp32_logits():
-    """40 bytes of a logit until NeMo 25.07, 10 in Triton, 52 not fused; 4 more of them are held."""
+    """40 bytes of a logit until NeMo 25.07, 10 in Triton, 52 not fused; 8 more of them are held."""
 
     def loss(stack: str, fused: bool) -> tuple[float, float]:
         plan = Plan(dp=8, fused_cross_entropy=fused)
@@ -116,7 +116,7 @@ def test_a_loss_of_megatron_core_moves_fp32_logits():
     eager = loss("nemo-25.09", False)[0]
     assert native == pytest.approx(triton * 40 / 10)
     assert eager == pytest.approx(triton * 52 / 10)
-    assert held - least == pytest.approx(4 * 8192 * 128256)
+    assert held - least == pytest.approx(8 * 8192 * 128256)
 
 
 def test_mamba_copies_where_a_micro_batch_has_several_sequences():
@@ -193,7 +193,10 @@ def test_gathered_operands_are_quantised_before_the_gather(where, precision, sha
     def elements(tp: int) -> float:
         sizes: dict[str, Any] = {"tp": tp, "dp": 8 // tp, "sequence_parallel": tp > 1}
         found = run("llama3-8b", cluster, Workload(8192, 8 * 4096), precision=precision, **sizes)
-        return found.values["mlp_fc1_quantise_forward"]
+        values = found.values
+        latency = values["all_reduce_low_latency"] + (tp - 1) * values["all_reduce_low_latency_per_rank"]
+        # Less the exchange of a maximum by ranks that share one scale.
+        return values["mlp_fc1_quantise_forward"] - values["joint_scale"] * (tp > 1) * latency
 
     # Many micro-batches, over which the weights' casts vanish.
     assert elements(4) == pytest.approx(share * elements(1), rel=0.02)

@@ -42,7 +42,8 @@ def test_matrix_kernels_slow_down_under_a_lower_power_limit():
 def test_a_power_limit_reaches_fused_attention_but_not_flash_attention_2(cluster, name):
     """FlashAttention-2, which torchtitan runs, leaves the tensor units of these GPUs idle most of the time."""
     apart, fused = (
-        [fractions(scale, cluster, stack)[name] for scale in (0.7, 1.0)] for stack in ("torchtitan", "nemo")
+        [fractions(scale, cluster, stack)[name] for scale in (0.7, 1.0)]
+        for stack in ("torchtitan-25.06", "nemo")
     )
     assert apart[0] == apart[1]
     assert fused[0] == pytest.approx(fused[1] * 0.7**POWER_EXPONENT)
