@@ -61,9 +61,8 @@ def changed(model: ModelSpec, changes: dict[str, Any]) -> ModelSpec:
     return replace(model, **own)
 
 
-def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
-    """What the rules say about the knobs in the setting of the case, by id."""
-    model = changed(load_model(case.get("model", "llama3-70b")), case.get("model_change", {}))
+def broken(case: dict[str, Any], model: ModelSpec, plan: Any, stack: str | None) -> dict[str, Violation]:
+    """What the rules say about a plan in the setting of the case, by id."""
     workload = Workload(
         case.get("seq_len", 8192),
         128,
@@ -73,21 +72,26 @@ def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
         lora_rank=case.get("lora_rank", 16),
     )
     generation = case.get("on", "hopper")
-    gpu = SimpleNamespace(
-        generation=generation, title=generation.upper(), vendor=case.get("vendor", "NVIDIA")
-    )
-    link = SimpleNamespace(name=case.get("link", "nvlink4"))
-    network = SimpleNamespace(name=case.get("network", "ib-ndr-400"))
-    host = SimpleNamespace(name=case.get("host_link", "pcie5-x16"))
-    domain = case.get("domain", 8)
     cluster = SimpleNamespace(
-        name="stub", domain_size=domain, gpu=gpu, intra=link, inter=network, host_link=host
+        name="stub",
+        domain_size=case.get("domain", 8),
+        gpu=SimpleNamespace(
+            generation=generation, title=generation.upper(), vendor=case.get("vendor", "NVIDIA")
+        ),
+        intra=SimpleNamespace(name=case.get("link", "nvlink4")),
+        inter=SimpleNamespace(name=case.get("network", "ib-ndr-400")),
+        host_link=SimpleNamespace(name=case.get("host_link", "pcie5-x16")),
     )
+    found = violations(model, workload, cluster, plan, case.get("gpus", 0), case.get("predicted", {}), stack)
+    return {each.id: each for each in found}
+
+
+def told(case: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Violation]:
+    """What the rules say about the knobs in the setting of the case, by id."""
+    model = changed(load_model(case.get("model", "llama3-70b")), case.get("model_change", {}))
     settings = knobs.get("settings", {})
     plan = PlanWithSettings(Plan(**{k: v for k, v in knobs.items() if k != "settings"}), settings)
-    words = case.get("predicted", {})
-    found = violations(model, workload, cluster, plan, case.get("gpus", 0), words, case.get("stack"))
-    return {v.id: v for v in found}
+    return broken(case, model, plan, case.get("stack"))
 
 
 @pytest.mark.parametrize("topic", TOPICS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.diagnose import load_rules as diagnoses
 from hardware_db import resolve
-from tests.advisor.test_rules_cases import CASES, PlanWithSettings, changed, load_model
+from tests.advisor.test_rules_cases import CASES, PlanWithSettings, broken, changed, load_model
 from tests.advisor.test_rules_cases import RULES as ALL_RULES
 
 # Generation, vendor, link, network and domain of machines that lack different things.
@@ -57,31 +56,7 @@ def model_of(rule: str) -> Any:
 
 def judged(rule: str, plan: Any, stack: str | None, machine: dict[str, Any]) -> dict[str, Violation]:
     """What the rules say of a plan in the setting of a rule's case, on another machine and stack, by id."""
-    case = CASES[rule] | machine
-    workload = Workload(
-        case.get("seq_len", 8192),
-        128,
-        case.get("task", "pretrain"),
-        mean_length=case.get("mean_length", 0),
-        packed=case.get("packed", True),
-        lora_rank=case.get("lora_rank", 16),
-    )
-    generation = case.get("on", "hopper")
-    gpu = SimpleNamespace(
-        generation=generation, title=generation.upper(), vendor=case.get("vendor", "NVIDIA")
-    )
-    cluster = SimpleNamespace(
-        name="stub",
-        domain_size=case.get("domain", 8),
-        gpu=gpu,
-        intra=SimpleNamespace(name=case.get("link", "nvlink4")),
-        inter=SimpleNamespace(name=case.get("network", "ib-ndr-400")),
-        host_link=SimpleNamespace(name=case.get("host_link", "pcie5-x16")),
-    )
-    found = violations(
-        model_of(rule), workload, cluster, plan, case.get("gpus", 0), case.get("predicted", {}), stack
-    )
-    return {each.id: each for each in found}
+    return broken(CASES[rule] | machine, model_of(rule), plan, stack)
 
 
 def taken(way: str, plan: Any) -> Any | None:

@@ -376,12 +376,19 @@ def best(model: str, where: str, gpus: int, seq_len: int, batch: int, **pins: in
     return found
 
 
+@pytest.mark.xfail(
+    strict=True, reason="CP8 with 16,384 tokens a rank fits by our count and gains 1 % over CP16"
+)
 def test_CL021_128k_tokens_start_with_16_or_32_context_ranks():
-    """4096 to 8192 tokens remain on each rank. CP8 with 16,384 fits too, by our count, and gains a percent."""
+    """4096 to 8192 tokens remain on each rank."""
+    plan = best("llama3-8b", "dgx-h100", 64, 131072, 32).plan
+    assert plan.cp in (16, 32)
+    assert 4096 <= 131072 / (plan.cp * plan.tp) <= 8192
+
+
+def test_CL021_16_context_ranks_are_within_2_percent_of_the_best():
     free, started = (best("llama3-8b", "dgx-h100", 64, 131072, 32, **pins) for pins in ({}, {"cp": 16}))
     assert started.prediction.step_time_s < 1.02 * free.prediction.step_time_s
-    plan = started.plan
-    assert 4096 <= 131072 / (plan.cp * plan.tp) <= 8192
 
 
 def test_CL022_recomputing_attention_costs_more_per_byte_than_recomputing_the_mlp():
