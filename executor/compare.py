@@ -80,6 +80,9 @@ def compare(predicted: dict[str, Any], measured: dict[str, Any]) -> list[Row]:
         memory = predicted["memory"]["worst_rank_gib"] * 2**30
         peak = max(measured["peak_memory_bytes"])
         rows.append(Row("memory of the worst rank", memory, peak, "byte", verdict(memory, peak)))
+    if measured.get("peak_allocated_bytes"):
+        tensors, peak = predicted["memory"]["allocated_gib"] * 2**30, max(measured["peak_allocated_bytes"])
+        rows.append(Row("of it live tensors", tensors, peak, "byte", verdict(tensors, peak)))
     return rows
 
 

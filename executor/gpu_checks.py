@@ -1,22 +1,22 @@
 """What can be checked on one GPU, in less than eight minutes: `python -m executor.gpu_checks`.
 
 Calibrates the device (products, attention, memory), then trains Llama-like stacks and a mixture of experts through
-the same path as `advisor run`, and prints predicted beside measured: with the constants that ship, and with those
-just measured. Keeps the records and the profile in a folder of hardware_db/measured. What does not fit into the
-time is left out and named.
+the same path as `advisor run`, and prints predicted beside measured: with the constants that ship, with kernels just
+measured, and with what the other runs taught on top (`advisor calibrate --from`). Keeps the records and both profiles
+in a folder of hardware_db/measured. What does not fit into the time is left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import hardware_db
 from costmodel.model_spec import ModelSpec, Moe
@@ -29,9 +29,11 @@ from executor.resolve import resolve
 from hardware_db import Cluster
 
 SECONDS = 470.0  # of eight minutes
-CALIBRATE = 110.0
-# A stack is started only with this much time left. [s]
-STACK = 75.0
+CALIBRATE = 60.0
+# A stack is started only with this much time left: most of it goes into importing and compiling. [s]
+STACK = 50.0
+# What learning from the runs takes. [s]
+LEARN = 20.0
 STEPS, WARMUP, GLOBAL_BATCH = 8, 4, 4
 
 
@@ -42,11 +44,12 @@ class Stack:
     model: ModelSpec
     seq_len: int
     recompute: str = "none"
+    precision: str = "bf16"
 
     @property
     def name(self) -> str:
-        """Such as hidden4096-8192-full."""
-        return f"{self.model.name}-{self.seq_len}-{self.recompute}"
+        """Such as hidden4096-8192-full-bf16."""
+        return f"{self.model.name}-{self.seq_len}-{self.recompute}-{self.precision}"
 
 
 def llama(hidden: int, layers: int, moe: Moe | None = None) -> ModelSpec:
@@ -71,19 +74,23 @@ STACKS = (
     Stack(llama(8192, 3), 4096),
     Stack(llama(8192, 3), 8192, "full"),
     Stack(llama(2048, 6, Moe(num_experts=8, topk=2, expert_ffn=4096)), 4096),
+    Stack(llama(4096, 8), 8192, precision="fp8-cs"),
+    Stack(llama(8192, 3), 4096, precision="fp8-cs"),
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One stack: seconds measured, and predicted with shipped and with measured constants; the worst rank's bytes."""
+    """One stack: seconds measured, and predicted with shipped constants, with kernels measured here, and with what the
+    other runs taught (nan where there are too few); bytes of live tensors on the worst rank, and predicted."""
 
     name: str
     measured: float
     shipped: float
-    calibrated: float
+    kernels: float
     memory: float
     memory_predicted: float
+    others: float = math.nan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,13 +133,21 @@ def check(
     except (RuntimeError, ValueError) as error:
         left_out.append(f"calibration: {error}")
     for stack in stacks:
-        if end - time.monotonic() < STACK:
+        left = end - time.monotonic() - LEARN
+        if left < STACK:
             left_out.append(f"{stack.name}: no time left")
             continue
         try:
-            rows.append(train(stack, cluster, own, out / stack.name, end - time.monotonic(), tell))
+            rows.append(train(stack, cluster, own, out / stack.name, left, tell))
         except (RuntimeError, ValueError) as error:
             left_out.append(f"{stack.name}: {error}")
+    if len(rows) > 1:
+        learned = calibrate.calibrate_from([out / row.name for row in rows], own, out / "learned.toml")
+        apart = learned.outcome.apart if learned.outcome else {}
+        rows = [
+            replace(row, others=row.measured * math.exp(apart[row.name])) if row.name in apart else row
+            for row in rows
+        ]
     return rows, left_out
 
 
@@ -141,7 +156,7 @@ def train(
 ) -> Row:
     """Train one stack and keep its record."""
     machine = run.here()
-    asked = Plan(precision="bf16" if machine.cuda else "fp32", recompute=stack.recompute)
+    asked = Plan(precision=stack.precision if machine.cuda else "fp32", recompute=stack.recompute)
     plan, _ = resolve(asked, stack.model, machine)
     workload = Workload(stack.seq_len, GLOBAL_BATCH)
     shipped, calibrated = (predict(stack.model, workload, each, plan) for each in (cluster, own))
@@ -161,36 +176,41 @@ def train(
         requested=asked,
         variables=run.cuda_variables(calibrated, cluster) if machine.cuda else None,
     )
+    allocated = result.measured.get("peak_allocated_bytes")
     return Row(
         stack.name,
         result.measured["step_time_s"],
         shipped.step_time_s,
         calibrated.step_time_s,
-        max(result.measured["peak_memory_bytes"]),
-        calibrated.memory.value,
+        max(allocated or result.measured["peak_memory_bytes"]),
+        calibrated.allocated_bytes if allocated else calibrated.memory.value,
     )
 
 
 def table(rows: Sequence[Row], left_out: Sequence[str]) -> str:
-    """Predicted beside measured, one line a stack, and their median error."""
+    """Predicted beside measured, one line a stack, and the median errors."""
+    names = {"shipped": "as shipped", "kernels": "kernels measured", "others": "told by the others"}
     lines = [
-        f"{'stack':28} {'measured':>9} {'shipped':>9} {'error':>7} {'calibrated':>10} {'error':>7} "
-        f"{'GiB':>6} {'predicted':>9}"
+        f"{'stack':29} {'measured':>9} "
+        + " ".join(f"{title:>18}" for title in names.values())
+        + "  live tensors"
     ]
     for row in rows:
+        told = " ".join(_told(getattr(row, name), row.measured) for name in names)
         lines.append(
-            f"{row.name:28} {row.measured:8.3f}s {row.shipped:8.3f}s {row.shipped / row.measured - 1:+7.1%} "
-            f"{row.calibrated:9.3f}s {row.calibrated / row.measured - 1:+7.1%} "
-            f"{row.memory / 2**30:6.1f} {row.memory_predicted / 2**30:9.1f}"
+            f"{row.name:29} {row.measured:8.3f}s {told}  {row.memory / 2**30:6.1f} GiB "
+            f"{row.memory_predicted / row.memory - 1:+6.1%}"
         )
-    errors: dict[str, Any] = {
-        name: sorted(abs(getattr(row, name) / row.measured - 1) for row in rows)
-        for name in ("shipped", "calibrated")
-    }
-    lines += [
-        f"median error, {name}: {found[len(found) // 2]:.1%}" for name, found in errors.items() if found
-    ]
+    for name, title in names.items():
+        errors = sorted(abs(getattr(row, name) / row.measured - 1) for row in rows)
+        known = [error for error in errors if not math.isnan(error)]
+        if known:
+            lines.append(f"median error, {title}: {known[len(known) // 2]:.1%}")
     return "\n".join([*lines, *(f"left out: {one}" for one in left_out)])
+
+
+def _told(predicted: float, measured: float) -> str:
+    return f"{'-':>18}" if math.isnan(predicted) else f"{predicted:9.3f}s {predicted / measured - 1:+7.1%}"
 
 
 if __name__ == "__main__":

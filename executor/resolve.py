@@ -14,14 +14,15 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 
 TE = "needs Transformer Engine"
-APEX = "needs Transformer Engine or Apex"
+APEX = "needs Apex's fused_weight_gradient_mlp_cuda: Megatron-Core's output layer accumulates with it"
 CUDA = "needs a CUDA device"
+WHOLE = "`run` times phases, which one graph of the whole step has no place for"
 ALONE = "one data-parallel rank has nobody to share with"
 
 
 @dataclass(frozen=True)
 class Here:
-    """What a run finds: NVIDIA devices, Transformer Engine, Apex."""
+    """What a run finds: NVIDIA devices, Transformer Engine, and Apex's kernel that accumulates weight gradients."""
 
     cuda: bool = False
     te: bool = False
@@ -45,7 +46,6 @@ class Feature:
 
 # Knob, value that runs instead, why. Values that Transformer Engine's kernels or Apex's bring.
 WITHOUT_TE: tuple[tuple[str, Any, str], ...] = (
-    ("gradient_accumulation_fusion", False, APEX),
     ("rope_fusion", False, TE),
     ("fused_cross_entropy", False, TE),
     ("tp_comm_overlap", False, TE),
@@ -104,11 +104,14 @@ def resolve(plan: Plan, model: ModelSpec, here: Here) -> tuple[Plan, dict[str, s
 
     if not here.te:
         change(tuple(row for row in WITHOUT_TE if not (here.cuda and row[0] in COMPILED)))
-        if here.apex:
-            changes.pop("gradient_accumulation_fusion", None)
+    if not here.apex:
+        # Also with Transformer Engine, whose own layers would not need it: one field says it for all layers.
+        change((("gradient_accumulation_fusion", False, APEX),))
     if not here.cuda:
         change(WITHOUT_CUDA)
     change(NEVER)
+    if plan.cuda_graph and "full_iteration" in plan.cuda_graph_scope:
+        change((("cuda_graph", False, WHOLE), ("cuda_graph_scope", (), WHOLE)))
     if plan.moe_dispatcher in ("deepep", "hybridep") and not (here.cuda and here.te):
         changes["moe_dispatcher"] = ("alltoall", f"{plan.moe_dispatcher} needs its CUDA library")
     if plan.attention_backend != "fused" and not here.te:

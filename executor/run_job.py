@@ -44,7 +44,10 @@ def here() -> Here:
     def installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
 
-    return Here(has_cuda(), has_cuda() and installed("transformer_engine"), has_cuda() and installed("apex"))
+    cuda = has_cuda()
+    return Here(
+        cuda, cuda and installed("transformer_engine"), cuda and installed("fused_weight_gradient_mlp_cuda")
+    )
 
 
 def check_data(prefix: str) -> None:

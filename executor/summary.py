@@ -104,6 +104,8 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
         "last_loss": losses[-1] if losses else None,
         "peak_memory_bytes": memory,
     }
+    if allocated := tensors(steps):
+        measured["peak_allocated_bytes"] = allocated
     warnings = []
     if spread > 0.10:
         warnings.append(
@@ -122,7 +124,16 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
 def peaks(steps: list[dict[str, Any]], ends: list[dict[str, Any]]) -> list[int]:
     """Most that each rank takes: of a device all of it, context and reserve too, as predicted; else what it
     allocates beyond its libraries. Empty where the run did not reach its end. [byte]"""
-    devices = [step["memory"]["device"] for step in steps if "device" in step.get("memory", {})]
-    if devices:
-        return [max(each) for each in zip(*devices, strict=True)]
+    if devices := _most(steps, "device"):
+        return devices
     return [max(0, entry["peak_bytes"] - entry["base_bytes"]) for entry in ends]
+
+
+def tensors(steps: list[dict[str, Any]]) -> list[int]:
+    """Peak of live tensors of each rank, torch's max_memory_allocated; empty on a CPU. [byte]"""
+    return _most(steps, "peak_allocated")
+
+
+def _most(steps: list[dict[str, Any]], name: str) -> list[int]:
+    found = [step["memory"][name] for step in steps if name in step.get("memory", {})]
+    return [max(each) for each in zip(*found, strict=True)]

@@ -39,7 +39,7 @@ def group_name(group: Any, between_stages: bool = False) -> str:
     return GROUP_NAMES.get(described, "pp" if between_stages else "world")
 
 
-def make_groups(plan: Mapping[str, Any], seed: int) -> None:
+def make_groups(plan: Mapping[str, Any], seed: int, te_rng_tracker: bool = False) -> None:
     """Megatron-Core's process groups for the plan's sizes, and its random states."""
     import torch
     from megatron.core import parallel_state
@@ -60,4 +60,5 @@ def make_groups(plan: Mapping[str, Any], seed: int) -> None:
         create_gloo_process_groups=False,
     )
     torch.manual_seed(seed)
-    model_parallel_cuda_manual_seed(seed)
+    # Graphs replay random states of Transformer Engine's tracker only.
+    model_parallel_cuda_manual_seed(seed, te_rng_tracker=te_rng_tracker)

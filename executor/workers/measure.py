@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from executor.workers.layer_graphs import replayed
 from executor.workers.state import counter_bytes, gradient_buffers, is_plain, parameter_counts, state_bytes
 from executor.workers.stopwatch import Stopwatch
 
@@ -160,6 +161,7 @@ def observed(chunks: list[Any], optimizer: Any, watch: Stopwatch) -> dict[str, s
         "gradient_accumulation_fusion": _flags(modules, "gradient_accumulation_fusion"),
         "recompute": ", ".join(f"{number} {what} again" for what, number in RECOMPUTED.items())
         or "nothing again",
+        "cuda_graph": replayed(modules),
     }
     RECOMPUTED.clear()
     experts = kinds & {"SequentialMLP", "GroupedMLP", "TEGroupedMLP"}

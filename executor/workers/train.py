@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from executor.workers import last_words, measure
 from executor.workers.data import batches, own_chunks, source
+from executor.workers.layer_graphs import LayerGraphs
 from executor.workers.quiet import QuietClock
 from executor.workers.stopwatch import HostClock, Stopwatch, StreamClock
 
@@ -62,8 +63,9 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     base_memory = measure.memory(cuda)["allocated" if cuda else "resident"]
     notes: list[str] = []
     measure.count_recompute()
-    make_groups(job["plan"], seed=1234)
+    make_groups(job["plan"], seed=1234, te_rng_tracker=job["plan"]["cuda_graph"])
     chunks, optimizer = build(job, cuda, notes)
+    graphs = LayerGraphs(job, chunks, optimizer)
     watch.watch_phases()
     draw = source(job)
     run_step = stepper(job, chunks, optimizer, watch, get_forward_backward_func(), cuda)
@@ -75,8 +77,9 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     for index in range(job["steps"]):
         step = job["first_step"] + index
         data = batches(job, draw, step, parallel_state.get_data_parallel_rank())
+        captured = graphs.before_step(index)
         record, spans = run_step(data)
-        if index < 2:
+        if index < 2 or captured:
             # The optimizer has its state after the first step; gradients are sent as they come from the second on.
             facts = measure.everyone(measure.rank_facts(chunks, optimizer, watch, cuda))
             if rank == 0:
@@ -114,7 +117,12 @@ def join(job: dict[str, Any], cuda: bool) -> None:
         if not torch.cuda.is_available():
             raise RuntimeError(f"this torch ({torch.__version__}) finds no CUDA device it can use")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+        if job["plan"]["cuda_graph"]:
+            # As Megatron-LM: what is built on the legacy stream cannot be captured.
+            torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        # Without a device_id: with one, NCCL gives every group its buffers at once, those of one rank and those that
+        # are never used too (0.4 GiB each on an H200).
+        dist.init_process_group("nccl")
         return
     torch.set_num_threads(int(job["threads"]))
     from executor.workers import cpu_shim
