@@ -96,7 +96,7 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
         global_batch=global_batch,
         precision=pins.get("precision", "bf16" if here.cuda else "fp32"),
         pins=pins,
-        stack=None if here.cuda else "local",
+        stack="local",
     )
     plans = search(request).plans
     if not plans:
@@ -125,12 +125,13 @@ def prepared(
     from costmodel.predict import predict
     from executor.megatron_here import why_not_here
     from executor.resolve import resolve
+    from executor.run_job import stack_of
 
     resolved, _ = resolve(plan, model, here)
     problem = why_not_here(resolved, workload, model, here)
     if problem:
         raise ValueError(problem)
-    prediction = with_schedule(predict(model, workload, cluster, resolved))
+    prediction = with_schedule(predict(model, workload, cluster, resolved, stack_of(here.cuda)))
     if not prediction.fits:
         gib = 2**30
         raise ValueError(

@@ -57,6 +57,7 @@ def hardware_inputs(
         "linear_peak": _quantity(cluster, f"peak_{linear}"),
         "gpu_peak": _quantity(cluster, f"peak_{base}"),
         "gpu_sms": _quantity(cluster, "sm_count"),
+        "gpu_clock": _clock(cluster),
         "gpu_memory": _quantity(cluster, "hbm_capacity_usable"),
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
     }
@@ -101,6 +102,13 @@ def _formats(recipe: Mapping[str, Any], precision: str) -> tuple[str, str]:
 def cluster_stack(cluster: Cluster) -> str:
     """Software release assumed for a cluster when none is named."""
     return "local" if cluster.gpu.generation == "cpu" else default_stack()
+
+
+def _clock(cluster: Cluster) -> Bound:
+    """The boost clock; without one on file, as of a machine of processors, kernels wait for their bytes alone."""
+    if "boost_clock" in cluster.gpu.quantities:
+        return _quantity(cluster, "boost_clock")
+    return Bound(1e18, f"{cluster.gpu.title}: no clock on file, so that kernels wait for their bytes alone")
 
 
 def _quantity(cluster: Cluster, key: str) -> Bound:
@@ -283,6 +291,8 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
             bound[symbol] = _release_rate(stack, architecture(cluster.gpu.generation))
         elif name in own:
             bound[symbol] = bound_of(own[name], f"{cluster.gpu.name}, step.{name}")
+        elif name == "step_overhead" and stack.loop:
+            bound[symbol] = Bound(stack.loop, f"costmodel/stacks.toml, {stack.family}.loop: {stack.title}")
         elif where in fits.get(name, {}):
             record = fits[name][where]
             bound[symbol] = Bound(

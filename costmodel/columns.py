@@ -344,7 +344,9 @@ def _formats(
     bits that BF16 lacks: `remainders`, not with recipes that scale anew (all but delayed scaling), with which
     Megatron-Core keeps the master parameters itself, unless the host updates a part of them. Source: Megatron-Core
     0.16.1 to 0.19.2, optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8, and distrib_optimizer.py;
-    TE FusedAdam, store_param_remainders.
+    TE FusedAdam, store_param_remainders. Any other reads FP32 gradients, made from the buffer's where these have 16
+    bits, and its FP32 parameters are read once more to be copied into the model's (distrib_optimizer.py,
+    _copy_model_grads_to_main_grads and _copy_main_params_to_model_params; optimizer.py, the same without sharding).
     """
     sizes = {name: np.array([DTYPE_BYTES[kind] for kind in KNOBS[name].choices]) for name in OPTIMIZER_DTYPES}
     size = {name: np.choose(c[name].astype(int), sizes[name]) for name in OPTIMIZER_DTYPES}
@@ -360,10 +362,15 @@ def _formats(
     one_byte = buffered & np.logical_not(block_scaled)
     own_buffer = buffered & block_scaled & (c["reuse_grad_buf"] == 0)
     # FP32 parameters are their own master copy.
-    plain = np.where(np.less(precision_bytes, 4), 12.0, 8.0)
+    apart = np.less(precision_bytes, 4)
+    plain = np.where(apart, 12.0, 8.0)
     precise = c["precision_aware_optimizer"] > 0
+    main_grads = np.where(precise, grads, 4.0)
+    widened = np.where(main_grads > grads, grads + main_grads, 0.0)
     return {
         "grad_bytes": grads,
+        "main_grad_bytes": main_grads,
+        "update_copies": np.where(precise, 0.0, np.where(apart, 4.0, 0.0) + widened),
         "gather_bytes": np.where(one_byte, 1.0, precision_bytes),
         "param_gather": np.multiply(c["fp8_param_gather"], quantised),
         "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),

@@ -24,6 +24,7 @@ from costmodel.exposed import (
     tensor_parallel_times,
 )
 from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream, torch_gradients
+from costmodel.streams import stream_times
 from costmodel.term import Ledger, symbol
 from costmodel.timing import kernels
 from costmodel.work import attention, mixers, quantisation
@@ -38,8 +39,6 @@ from costmodel.work.mlp import mlp
 from costmodel.work.recompute import kept_products
 
 Parts = dict[str, Amount]
-# NVTE_FWD/BWD_LAYERNORM_SM_MARGIN of the published recipes.
-USUAL_NORM_MARGIN = 16
 
 
 @dataclass(frozen=True)
@@ -222,36 +221,6 @@ def scan_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
     }
 
 
-def stream_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Times:
-    """Forward and backward time of each of the block's element-wise streams.
-
-    Norms leave SMs to communication, which a memory-bound kernel feels by half; tables hold the usual 16.
-    """
-    margin = 1 - (x.norm_margin - USUAL_NORM_MARGIN) / x.gpu_sms / 2
-    rates = {
-        ("norm", "forward"): x.norm_fraction * margin,
-        ("norm", "backward"): x.norm_backward_fraction * margin,
-        ("contiguous", "forward"): x.contiguous_fraction,
-        ("contiguous", "backward"): x.contiguous_fraction,
-        ("permute", "forward"): x.permute_fraction,
-        ("permute", "backward"): x.permute_fraction,
-    }
-    return {
-        one.name: {
-            name: ledger.define(
-                f"{block.name}_{one.name}_{name}",
-                stream(x, size, rates.get((one.kind, name), x.elementwise_fraction)),
-                "s",
-                f"costmodel.work.elementwise.{one.name}"
-                if one.name in ("norm", "residual", "rotary", "activation")
-                else "costmodel.timing.kernels.stream_time",
-            )
-            for name, size in (("forward", one.forward), ("backward", one.backward))
-        }
-        for one in block.streams
-    }
-
-
 def block_times(
     ledger: Ledger, x: SimpleNamespace, name: str, features: Collection[str], label: str = ""
 ) -> BlockTimes:
@@ -271,7 +240,7 @@ def block_times(
     }
     summed = x.trained * x.accumulate_split * (work.weights(True) + work.weights(False))
     # Added to a buffer, or copied into one under Megatron's FSDP (_grad_acc of megatron_fsdp.py).
-    moved = (2 - x.fsdp) * x.grad_bytes + x.fsdp * x.weight_bytes
+    moved = (2 - x.fsdp) * x.grad_bytes + x.weight_bytes
     accumulated = (1 - torch_gradients(x)) * moved * summed
     backward: Parts = {
         "linear_dgrad": sum(times["dgrad"] for times in plain),

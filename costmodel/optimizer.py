@@ -58,16 +58,23 @@ def optimizer_terms(
 def optimizer_time(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
     """Adam over one rank's shard: read gradient, master and moments, write back, write the parameter. [s]
 
-    2 state_bytes + grad_bytes + weight_bytes an element, and the gradient once more for its norm and
-    once to be zeroed (whole buffer). Source: TE FusedAdam, multi_tensor_adam.cu.
+    2 state_bytes + main_grad_bytes + weight_bytes an element; the gradient once more for its norm, and read and written
+    where it is clipped, as in the first steps of a training, which benchmarks measure; Megatron-Core's copies; and
+    the whole buffer zeroed. Sources: TE FusedAdam, multi_tensor_adam.cu; Megatron-Core, clip_grads.py; kernels of
+    steps profiled on an H200, docs/run.md.
     """
     on_device = adam_bytes(x) * sharded(x, owners) * (1 - x.optimizer_offload)
     return stream(x, on_device + zeroed_bytes(x, owners), x.stream_fraction)
 
 
 def adam_bytes(x: SimpleNamespace) -> Amount:
-    """HBM bytes of Adam for one element, the norm of its gradient included; more without one kernel for all. [byte]"""
-    return 2 * x.state_bytes + 2 * x.grad_bytes + x.weight_bytes + x.foreach_adam * FOREACH_MORE
+    """HBM bytes of Adam for one element, its gradient's norm and clipping and copies included. [byte]
+
+    Without one kernel for all, more.
+    """
+    gradient = (1 + 1 + 2) * x.main_grad_bytes  # norm, Adam, clipping
+    copies = x.megatron_core * x.update_copies
+    return 2 * x.state_bytes + gradient + x.weight_bytes + copies + x.foreach_adam * FOREACH_MORE
 
 
 def zeroed_bytes(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:

@@ -118,6 +118,8 @@ overlap_p2p | 1 | 1 when pipeline send/recv is overlapped (interleaved schedules
 graph | 1 | 1 when kernels are replayed from CUDA graphs
 graph_step | 1 | 1 when one graph holds a whole step
 grad_bytes | byte | bytes of one gradient element in memory and on the wire
+main_grad_bytes | byte | bytes of one gradient element as the optimizer reads it
+update_copies | byte | HBM bytes an element of copies between Megatron-Core's optimizer and the model
 gather_bytes | byte | bytes of one parameter element on the wire of the gather
 param_gather | 1 | 1 when parameters are kept and gathered in FP8
 state_bytes | byte | optimizer bytes of one parameter: master copy and two moments

@@ -74,6 +74,7 @@ class Stack:
     master_shards: FSDP shards FP32 parameters, which the optimizer updates.
     foreach_adam: Adam is a row of kernels for all tensors together.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
+    loop: fixed seconds of a step, 0 for those of published trainings. [s]
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
     lists them; "" where they are not on file. names_from: the release from which on they are its own, "" for all.
     """
@@ -112,6 +113,7 @@ class Stack:
     stand_ins: bool = False
     master_shards: bool = False
     foreach_adam: bool = False
+    loop: float = 0.0
     title: str = ""
     names: str = ""
     names_from: str = ""
@@ -207,6 +209,7 @@ def load_stack(text: str) -> Stack:
         family["early_stop"],
         expert_bias_fused=age is not None and age >= known("expert_bias_fused_from", "99.12"),
         **{flag: family.get(flag, False) for flag in flags},
+        loop=family.get("loop", 0.0),
         title=family["title"],
         names=family["early_names" if early_names else "names"] if "names" in family else "",
         names_from=family.get("names_from", ""),

@@ -21,6 +21,7 @@ from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 from executor.record import read_steps
+from executor.run_job import stack_of
 from executor.term_phases import phases_of
 from hardware_db import Cluster
 
@@ -116,6 +117,7 @@ class Modelled:
 
     def __init__(self, run: Observed, cluster: Cluster, stack: str | None = None) -> None:
         self.run = run
+        stack = stack or stack_of(run.device == "cuda")
         found: Prediction = predict(run.model, run.workload, cluster, run.plan, stack)
         self.compiled = compiled_family(found.features)
         self.inputs = {name: np.float64(found.values[name]) for name in BY_NAME if name in found.values}

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import hardware_db
@@ -25,6 +24,7 @@ from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor import calibrate, run
 from executor.devices import gpu_here
+from executor.gpu_records import LEARNED, PROFILE, read_rows, records_of, table
 from executor.resolve import resolve
 from hardware_db import Cluster
 
@@ -45,11 +45,12 @@ class Stack:
     seq_len: int
     recompute: str = "none"
     precision: str = "bf16"
+    micro_batch: int = 1
 
     @property
     def name(self) -> str:
-        """Such as hidden4096-8192-full-bf16."""
-        return f"{self.model.name}-{self.seq_len}-{self.recompute}-{self.precision}"
+        """Such as hidden4096-8192-mb1-full-bf16."""
+        return f"{self.model.name}-{self.seq_len}-mb{self.micro_batch}-{self.recompute}-{self.precision}"
 
 
 def llama(hidden: int, layers: int, moe: Moe | None = None) -> ModelSpec:
@@ -70,27 +71,15 @@ def llama(hidden: int, layers: int, moe: Moe | None = None) -> ModelSpec:
 
 STACKS = (
     Stack(llama(4096, 8), 8192),
-    Stack(llama(2048, 16), 4096),
+    Stack(llama(2048, 16), 4096, micro_batch=4),
     Stack(llama(8192, 3), 4096),
     Stack(llama(8192, 3), 8192, "full"),
-    Stack(llama(2048, 6, Moe(num_experts=8, topk=2, expert_ffn=4096)), 4096),
+    Stack(llama(2048, 6, Moe(num_experts=8, topk=2, expert_ffn=4096)), 4096, micro_batch=4),
     Stack(llama(4096, 8), 8192, precision="fp8-cs"),
     Stack(llama(8192, 3), 4096, precision="fp8-cs"),
+    # Narrow layers and short passes: the host can be what a step waits for.
+    Stack(llama(2048, 16), 4096),
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One stack: seconds measured, and predicted with shipped constants, with kernels measured here, and with what the
-    other runs taught (nan where there are too few); bytes of live tensors on the worst rank, and predicted."""
-
-    name: str
-    measured: float
-    shipped: float
-    kernels: float
-    memory: float
-    memory_predicted: float
-    others: float = math.nan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,9 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shipped = Path(hardware_db.__file__).parent / "measured"
     out = given.out or shipped / f"{gpu}-{datetime.date.today().isoformat()}"
     end = time.monotonic() + given.seconds
-    rows, left_out = check(STACKS, hardware_db.resolve(gpu, None)[0], out, end, say)
-    print(table(rows, left_out))
-    print(f"records and profile: {out}")
+    left_out = check(STACKS, hardware_db.resolve(gpu, None)[0], out, end, say)
+    rows = read_rows(out, hardware_db.resolve(gpu, None)[0])
+    print("\n".join([*table(rows), *(f"left out: {one}" for one in left_out)]))
+    print(f"records and profiles: {out}")
     return 0 if rows and not left_out else 1
 
 
@@ -119,11 +109,10 @@ def say(line: str) -> None:
 
 def check(
     stacks: Sequence[Stack], cluster: Cluster, out: Path, end: float, tell: Callable[[str], None]
-) -> tuple[list[Row], list[str]]:
-    """Calibrate, train the stacks until `end` (of time.monotonic), and what was left out or failed, a line each."""
+) -> list[str]:
+    """Calibrate, train the stacks until `end` (of time.monotonic), learn from them; what was left out or failed."""
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "profile.toml"
-    rows: list[Row] = []
+    path = out / PROFILE
     left_out: list[str] = []
     own = cluster
     try:
@@ -138,79 +127,42 @@ def check(
             left_out.append(f"{stack.name}: no time left")
             continue
         try:
-            rows.append(train(stack, cluster, own, out / stack.name, left, tell))
+            train(stack, own, out / stack.name, left, tell)
         except (RuntimeError, ValueError) as error:
             left_out.append(f"{stack.name}: {error}")
-    if len(rows) > 1:
-        learned = calibrate.calibrate_from([out / row.name for row in rows], own, out / "learned.toml")
-        apart = learned.outcome.apart if learned.outcome else {}
-        rows = [
-            replace(row, others=row.measured * math.exp(apart[row.name])) if row.name in apart else row
-            for row in rows
-        ]
-    return rows, left_out
+    records = records_of(out)
+    if records:
+        calibrate.calibrate_from(records, own, out / LEARNED)
+    return left_out
 
 
-def train(
-    stack: Stack, cluster: Cluster, own: Cluster, folder: Path, limit: float, tell: Callable[[str], None]
-) -> Row:
+def train(stack: Stack, cluster: Cluster, folder: Path, limit: float, tell: Callable[[str], None]) -> None:
     """Train one stack and keep its record."""
     machine = run.here()
-    asked = Plan(precision=stack.precision if machine.cuda else "fp32", recompute=stack.recompute)
+    asked = Plan(
+        micro_batch=stack.micro_batch,
+        precision=stack.precision if machine.cuda else "fp32",
+        recompute=stack.recompute,
+    )
     plan, _ = resolve(asked, stack.model, machine)
     workload = Workload(stack.seq_len, GLOBAL_BATCH)
-    shipped, calibrated = (predict(stack.model, workload, each, plan) for each in (cluster, own))
+    predicted = predict(stack.model, workload, cluster, plan, run.stack_of(machine.cuda))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    tell(f"{stack.name}: {calibrated.step_time_s:.2f} s a step predicted")
-    result = run.execute(
+    tell(f"{stack.name}: {predicted.step_time_s:.2f} s a step predicted")
+    run.execute(
         plan,
         workload,
         stack.model,
-        predicted=calibrated.to_dict(),
+        predicted=predicted.to_dict(),
         steps=STEPS,
         warmup=WARMUP,
         out=folder,
         progress=tell,
         limit=limit,
         requested=asked,
-        variables=run.cuda_variables(calibrated, cluster) if machine.cuda else None,
+        variables=run.cuda_variables(predicted, cluster) if machine.cuda else None,
     )
-    allocated = result.measured.get("peak_allocated_bytes")
-    return Row(
-        stack.name,
-        result.measured["step_time_s"],
-        shipped.step_time_s,
-        calibrated.step_time_s,
-        max(allocated or result.measured["peak_memory_bytes"]),
-        calibrated.allocated_bytes if allocated else calibrated.memory.value,
-    )
-
-
-def table(rows: Sequence[Row], left_out: Sequence[str]) -> str:
-    """Predicted beside measured, one line a stack, and the median errors."""
-    names = {"shipped": "as shipped", "kernels": "kernels measured", "others": "told by the others"}
-    lines = [
-        f"{'stack':29} {'measured':>9} "
-        + " ".join(f"{title:>18}" for title in names.values())
-        + "  live tensors"
-    ]
-    for row in rows:
-        told = " ".join(_told(getattr(row, name), row.measured) for name in names)
-        lines.append(
-            f"{row.name:29} {row.measured:8.3f}s {told}  {row.memory / 2**30:6.1f} GiB "
-            f"{row.memory_predicted / row.memory - 1:+6.1%}"
-        )
-    for name, title in names.items():
-        errors = sorted(abs(getattr(row, name) / row.measured - 1) for row in rows)
-        known = [error for error in errors if not math.isnan(error)]
-        if known:
-            lines.append(f"median error, {title}: {known[len(known) // 2]:.1%}")
-    return "\n".join([*lines, *(f"left out: {one}" for one in left_out)])
-
-
-def _told(predicted: float, measured: float) -> str:
-    return f"{'-':>18}" if math.isnan(predicted) else f"{predicted:9.3f}s {predicted / measured - 1:+7.1%}"
 
 
 if __name__ == "__main__":

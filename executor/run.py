@@ -15,7 +15,15 @@ from executor import megatron_here
 from executor.launch import Nodes, run_worker
 from executor.record import environment, read_steps, write_json
 from executor.resolve import resolve
-from executor.run_job import check_data, cuda_variables, has_cuda, here, make_job, missing_software
+from executor.run_job import (
+    check_data,
+    cuda_variables,
+    has_cuda,
+    here,
+    make_job,
+    missing_software,
+    stack_of,
+)
 from executor.summary import RunResult, conclude, plan_of, summarise
 
 __all__ = [
@@ -30,6 +38,7 @@ __all__ = [
     "make_job",
     "missing_software",
     "resume",
+    "stack_of",
     "summarise",
 ]
 

@@ -50,6 +50,14 @@ def here() -> Here:
     )
 
 
+def stack_of(cuda: bool) -> str | None:
+    """The software that a run's prediction is for: on GPUs what is installed here, not a published release.
+
+    A processor's profile has the constants of its own runs.
+    """
+    return "local" if cuda else None
+
+
 def check_data(prefix: str) -> None:
     """Raise ValueError, one line, when an indexed dataset is not there. "" is generated text."""
     missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if not Path(name).is_file()]

@@ -15,12 +15,16 @@ from costmodel.work.linear import Linear
 
 @dataclass(frozen=True)
 class Stream:
-    """Memory-bound kernels: HBM bytes forward and backward; kind "norm", "permute", "contiguous" or "elementwise"."""
+    """Kernels without products: HBM bytes forward and backward; kind "norm", "permute", "contiguous" or "elementwise".
+
+    cycles: of one SM, forward and backward, of kernels whose arithmetic or indexing can outlast their bytes. [1]
+    """
 
     name: str
     forward: Amount
     backward: Amount
     kind: str = "elementwise"
+    cycles: tuple[Amount, Amount] = (0, 0)
 
 
 @dataclass(frozen=True)

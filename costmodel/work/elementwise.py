@@ -35,6 +35,13 @@ DOCUMENT_COPIES = 2
 # What a squared ReLU that nothing compiles reads and writes beyond a compiled one, forward and backward, in elements,
 # and its kernels more.
 PLAIN_SQUARED_RELU_PASSES, PLAIN_SQUARED_RELU_KERNELS = (2, 7), (1.0, 3.0)
+# Cycles of one SM, at the data sheet's boost clock, that an element takes where a kernel waits for its arithmetic or
+# indexing and not for memory. Measured in profiled training steps of two models on an H200 (Transformer Engine 2.12,
+# PyTorch 2.11, clocks of 1.70 GHz in BF16 and 1.76 in FP8, whose kernels were 4 % faster; docs/run.md): backward pass
+# of a compiled SwiGLU, an element of its output; fused rotary embedding, forward, backward; a strided copy of heads.
+SWIGLU_BACKWARD_CYCLES = 1.02
+ROTARY_CYCLES = (0.55, 0.60)
+HEAD_COPY_CYCLES = 0.60
 # Time of PyTorch's own backward pass of a norm over a fused one's: 1.5 to 1.8 against 3.4 to 3.8 TB/s on H200.
 # Source: shared hardware notes, section 7.
 PLAIN_NORM_BACKWARD = 2.2
@@ -131,6 +138,7 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
         (2 + x.gates + 2 * gated + biased + forward) * elements,
         (3 + 2 * x.gates + 4 * gated + backward) * elements,
         "contiguous",
+        (0, SWIGLU_BACKWARD_CYCLES * x.gates * (1 - x.activation_split) * rows * width),
     )
 
 
@@ -157,7 +165,30 @@ def rotary(x: SimpleNamespace, width: Amount, passes: tuple[float, float] = ROTA
     apart = _rotary_apart(x, passes, COMPLEX_ROTARY_PASSES)
     forward, backward = (2 * (1 - x.rope_split) + x.rope_split * each for each in apart)
     copies = x.rope_split * x.documents_apart * DOCUMENT_COPIES * x.documents
-    return Stream("rotary", size * forward, size * (backward + copies))
+    turned = x.rotary * (1 - x.rope_split) * tokens(x) * width
+    return Stream(
+        "rotary",
+        size * forward,
+        size * (backward + copies),
+        cycles=(ROTARY_CYCLES[0] * turned, ROTARY_CYCLES[1] * turned),
+    )
+
+
+def head_copies(x: SimpleNamespace, queries: Amount, values: Amount, grouped: Amount) -> Stream:
+    """Heads copied out of the QKV product, where Megatron-Core splits it, and its gradient put together again.
+
+    queries, values: columns on this rank. Queries of several groups are copied to lie as heads; values to lie as
+    queries and keys do, which rotary embedding has written anew. Source: Megatron-Core 0.16.1, attention.py,
+    get_query_key_value_tensors; Transformer Engine's SplitAlongDim; kernels of a step profiled on an H200.
+    """
+    apart = x.megatron_core * tokens(x)
+    copied = apart * (grouped * queries + x.rotary * values)
+    return Stream(
+        "heads",
+        2 * x.activation_bytes * copied,
+        2 * x.activation_bytes * apart * (queries + 2 * values),
+        cycles=(HEAD_COPY_CYCLES * copied, 0),
+    )
 
 
 def rotary_kernels(

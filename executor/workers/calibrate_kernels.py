@@ -229,5 +229,6 @@ def optimizer(meter: Meter, seconds: float) -> list[Entry]:
 def host(meter: Meter, seconds: float) -> list[Entry]:
     """A hundred dispatched operations on sixteen numbers: the cost is the dispatch."""
     small = torch.randn(16, device=meter.device)
+    meter = Meter(False) if meter.cuda else meter  # of the host, not of the device
     entry = meter.timed(lambda: [small + 1.0 for _ in range(100)], seconds)
     return [{"name": "operation", **entry, "seconds": entry["seconds"] / 100, "quick": entry["quick"] / 100}]

@@ -19,7 +19,8 @@ from executor.resolve import Here, receipt, resolve
 
 TINY = load_model("tiny-gpt")
 WORKLOAD = Workload(256, 8)
-CPU, GPU, FULL = Here(), Here(cuda=True), Here(cuda=True, te=True)
+CPU, GPU, TE = Here(), Here(cuda=True), Here(cuda=True, te=True)
+FULL = Here(cuda=True, te=True, apex=True)
 MOE = dataclasses.replace(
     TINY, name="tiny-moe", family="", moe=Moe(num_experts=4, topk=2, expert_ffn=192, aux_loss_coeff=0.01)
 )
@@ -136,8 +137,26 @@ def test_one_rank_shards_and_overlaps_nothing():
     assert resolve(Plan(cp=2, cp_comm_type="a2a"), TINY, CPU)[0].cp_comm_type == "all_gather"
 
 
+def test_without_apex_no_layer_accumulates_in_its_product():
+    # Transformer Engine's own layers could; Megatron-Core's output layer, which has the same field, ends the run.
+    resolved, why = resolve(Plan(), TINY, TE)
+    assert not resolved.gradient_accumulation_fusion
+    assert "fused_weight_gradient_mlp_cuda" in why["gradient_accumulation_fusion"]
+    assert not transformer_config(resolved, WORKLOAD, TINY, TE)["gradient_accumulation_fusion"]
+    assert resolve(Plan(), TINY, FULL)[0].gradient_accumulation_fusion
+
+
+def test_a_graph_of_the_whole_step_is_no_graph_of_a_run_and_graphs_of_layers_are():
+    whole = Plan(cuda_graph=True, cuda_graph_scope=("full_iteration",))
+    resolved, why = resolve(whole, TINY, FULL)
+    assert not resolved.cuda_graph
+    assert "phases" in why["cuda_graph"]
+    layers = resolve(Plan(cuda_graph=True), TINY, FULL)[0]
+    assert transformer_config(layers, WORKLOAD, TINY, FULL)["cuda_graph_impl"] == "transformer_engine"
+
+
 def test_what_is_resolved_stays_resolved():
-    for here in (CPU, GPU, FULL):
+    for here in (CPU, GPU, TE, FULL):
         for model in (TINY, MOE):
             once, _ = resolve(Plan(dp=2, moe_dispatcher="deepep", rope_fusion=True), model, here)
             assert resolve(once, model, here) == (once, {})
