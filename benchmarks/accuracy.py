@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import accuracy_sections as sections  # noqa: E402
+from accuracy_gpu import gpu_sections  # noqa: E402
 from accuracy_pairs import gap_section, ranking_section  # noqa: E402
 from accuracy_plot import write_plot  # noqa: E402
 from accuracy_regressions import regression_section  # noqa: E402
@@ -64,6 +65,7 @@ def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
         *gap_section(gaps, reasons("gap_reasons.toml"), WORST),
         "",
         *memory_section(report, recipe_lines()),
+        *gpu_sections(),
     ]
     return lines, report
 

@@ -12,10 +12,6 @@ from costmodel.work.linear import Linear
 # Share by which clock boost raises matrix rates and lowers memory bandwidth. Source: NeMo performance guide,
 # vboost; NVIDIA System Management Interface, boost slider.
 VBOOST_CORES, VBOOST_MEMORY = 0.03, 0.02
-# Share of the time of a gradient buffer's bytes, at the memory's full bandwidth, that a weight gradient's product takes
-# longer for adding to an FP32 buffer: 0.43 to 0.65 in BF16, 0.55 to 0.81 in FP8. Measured on an H200 at five shapes with
-# Transformer Engine 2.12 and cuBLAS 13.1 (docs/run.md).
-ACCUMULATION_EXPOSED = 0.6
 
 # GEMMs of a grouped GEMM that run side by side and share waves. Source: Transformer Engine, cublaslt_gemm.cu,
 # multi_stream_cublas_gemm: one GEMM a group, over four streams.
@@ -153,10 +149,11 @@ def accumulation_time(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amou
     """Seconds in which a weight gradient is added to its buffer and no tile is computed. [s]
 
     Kernel tables are of products that write a 16-bit result. Read, added and written once a tile is done, the buffer's
-    elements move 2 grad_bytes instead, of which ACCUMULATION_EXPOSED of the time is not hidden by other tiles. Without
-    fusion a kernel of its own adds. Sources: Megatron-Core, gradient_accumulation_fusion.
+    elements move 2 grad_bytes instead. Without fusion a kernel of its own adds. Sources: Megatron-Core,
+    gradient_accumulation_fusion; errors of runs left out (docs/fit-history.md, where cuBLAS 13.1 alone on an H200 was
+    quicker).
     """
-    return ACCUMULATION_EXPOSED * accumulated_bytes(x, rows, columns) / x.hbm_bandwidth
+    return accumulated_bytes(x, rows, columns) / gemm_bandwidth(x)
 
 
 def accumulated_bytes(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amount:

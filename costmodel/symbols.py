@@ -190,7 +190,7 @@ INPUTS: tuple[Input, ...] = tuple(
         "hardware",
         """
         gpu_sms | 1 | streaming multiprocessors
-        gpu_clock | Hz | boost clock of the data sheet
+        gpu_clock | Hz | boost clock, for kernels that wait for multiprocessors (Hopper; elsewhere out of reach)
         gpu_peak | FLOP/s | dense peak of the 16-bit (or model) format, used by attention and vocabulary
         gpu_memory | byte | device memory usable by the process
         hbm_bandwidth | byte/s | datasheet memory bandwidth

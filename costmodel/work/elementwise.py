@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, minimum
+from costmodel.amount import Amount, maximum, minimum
 from costmodel.work.block import Stream
 from costmodel.work.linear import tokens
 
@@ -38,7 +38,9 @@ PLAIN_SQUARED_RELU_PASSES, PLAIN_SQUARED_RELU_KERNELS = (2, 7), (1.0, 3.0)
 # Cycles of one SM, at the data sheet's boost clock, that an element takes where a kernel waits for its arithmetic or
 # indexing and not for memory. Measured in profiled training steps of two models on an H200 (Transformer Engine 2.12,
 # PyTorch 2.11, clocks of 1.70 GHz in BF16 and 1.76 in FP8, whose kernels were 4 % faster; docs/run.md): backward pass
-# of a compiled SwiGLU, an element of its output; fused rotary embedding, forward, backward; a strided copy of heads.
+# of a compiled SwiGLU, an element of its output, where it puts the gradients of both halves together (of halves in
+# tensors of their own it keeps pace with the memory); fused rotary embedding, forward and backward; a strided copy of
+# heads.
 SWIGLU_BACKWARD_CYCLES = 1.02
 ROTARY_CYCLES = (0.55, 0.60)
 HEAD_COPY_CYCLES = 0.60
@@ -131,6 +133,7 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
     """
     elements = x.activation_bytes * rows * width
     gated = x.activation_split * x.gates * (2 - x.separate_gate)
+    apart = maximum(x.activation_split, x.separate_gate)
     biased = 2 * x.activation_split * (1 - x.gates) * x.biases
     forward, backward = (plain_squared_relu(x) * number for number in PLAIN_SQUARED_RELU_PASSES)
     return Stream(
@@ -138,7 +141,7 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
         (2 + x.gates + 2 * gated + biased + forward) * elements,
         (3 + 2 * x.gates + 4 * gated + backward) * elements,
         "contiguous",
-        (0, SWIGLU_BACKWARD_CYCLES * x.gates * (1 - x.activation_split) * rows * width),
+        (0, SWIGLU_BACKWARD_CYCLES * x.gates * (1 - apart) * rows * width),
     )
 
 
