@@ -37,7 +37,8 @@ def test_clamps_move_the_bytes_of_their_kernels():
         found["experts_activation_forward"] * 8 / 3 * slower
     )
     assert found["experts_clamp_backward"] == pytest.approx(
-        found["experts_activation_backward"] * 15 / 5 * slower
+        # Forward, for backward the activation function can wait for the multiprocessors.
+        found["experts_activation_forward"] * 15 / 3 * slower
     )
     assert run("qwen3-30b-a3b", ep=8, dp=8).values["experts_clamp_forward"] == 0
 
