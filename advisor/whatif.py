@@ -41,6 +41,7 @@ NUMERICS = (
     "fp8_attention",
     "fp8_output",
     "bf16_end_layers",
+    "tp_only_amax_red",
 )
 
 
