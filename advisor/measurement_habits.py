@@ -38,6 +38,8 @@ COLUMNS = {
     "dispatcher_sms": "other_flags",
     "kernels": "other_flags",
     "plain_kernels": "other_flags",
+    "nan_checks": "other_flags",
+    "maxima_inside": "other_flags",
 }
 # What tells which rows an entry is for, and is its own.
 NAMING = ("match", "also", "until", "container")

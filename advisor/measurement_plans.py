@@ -200,11 +200,18 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         fused_cross_entropy=_fused_loss(row, habit, assumed),
         dropout=not modern or (habit["family"] == "nemo" and model.learned_positions > 0),
         nccl_ub=row.flag("nccl_ub", False),
+        check_for_nan_in_grad=bool(_said(row, "check_for_nan_in_grad", habit.get("nan_checks", True))),
+        tp_only_amax_red=bool(_said(row, "tp_only_amax_red", habit.get("maxima_inside", False))),
         # PerfEnvPlugin of Megatron-Bridge switches it on with registered buffers.
         nvls=row.flag("nccl_ub", False),
         expandable_segments=habit.get("expandable_segments", True),
     )
     return plan, assumed
+
+
+def _said(row: Row, name: str, usual: bool) -> Any:
+    """What the row's other flags say of a switch, else what is usual."""
+    return row.json("other_flags").get(name, usual)
 
 
 def _fsdp(row: Row, assumed: list[str]) -> bool:

@@ -25,6 +25,8 @@ GIB = 2**30
 HELPS_ABOVE = 0.001
 # Rules that say what a machine lacks: no change uses more of that.
 MACHINE_LACKS = frozenset(rule.id for rule in load_rules() if rule.lacks)
+# Notes of what is given up for a gain, which a change must not be told without.
+PRICES = ("nan_checks_off",)
 # Below these a knob moves nothing: seconds as a share of the step, and bytes.
 STILL_SECONDS, STILL_BYTES = 1e-9, 1024.0
 # Knobs that change what is computed, not only how fast: a gain from one of them needs a look at the loss.
@@ -41,6 +43,7 @@ NUMERICS = (
     "fp8_attention",
     "fp8_output",
     "bf16_end_layers",
+    "tp_only_amax_red",
 )
 
 
@@ -58,7 +61,7 @@ class Change:
     """One legal neighbour. deltas are its prediction less the plan's: step time [s], worst rank [byte].
 
     drove: the term that did most of it, where the one that moved most went the other way. notes: AUTOFIX
-    and SILENT rules that it breaks and the plan does not.
+    and SILENT rules that it breaks and the plan does not, and what else is given up for it.
     """
 
     neighbour: Neighbour
@@ -210,7 +213,8 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
     notes = tuple(
         violation
         for violation in found
-        if violation.severity in ("AUTOFIX", "SILENT") and violation.id not in known
+        if violation.id not in known
+        and (violation.severity in ("AUTOFIX", "SILENT") or violation.id in PRICES)
     )
     delta = other.step_time_s - base.step_time_s
     memory = other.peak_memory_bytes - base.peak_memory_bytes

@@ -269,6 +269,8 @@ def _precision_inputs(precision: str, generation: str, kernels: str) -> dict[str
         "quantise_kernels": recipe["kernels"],
         "cast_anew": recipe.get("anew", 0.0),
         "joint_scale": recipe.get("joint", 0.0),
+        "shared_history": recipe.get("history", 0.0),
+        "loss_scaled": recipe.get("loss_scaled", 0.0),
         "products_apart": recipe.get("operators", 0.0),
     }
     return {name: Bound(float(number), where) for name, number in numbers.items()}

@@ -156,6 +156,8 @@ def knob_inputs(
     inputs |= _recompute(c, stage_layers) | graph_inputs(c) | _offload(c, stage_layers)
     inputs |= _formats(c, precision_bytes, quantised, block_scaled, remainders)
     inputs["projection_copy"] = np.multiply(delayed, 1.0)
+    inputs["checked"] = c["check_for_nan_in_grad"] * (1.0 - inputs["graph_step"])
+    inputs["amax_inside"] = c["tp_only_amax_red"]
     inputs["fp8_output"] = np.multiply(block_scaled, c["fp8_output"])
     inputs["expert_mlp_fused"] = np.multiply(block_scaled, c["expert_mlp_fusion"] * c["moe_grouped_gemm"])
     inputs["bf16_share"] = np.multiply(casts, np.minimum(2 * c["bf16_end_layers"] / num_layers, 1.0))
@@ -253,6 +255,7 @@ def _overlaps(c: Columns) -> dict[str, Array]:
         "one_queue": (c["max_connections"] == 1) * 1.0,
         "many_queues": ((c["max_connections"] > 1) | needs_queues) * 1.0,
         "norm_margin": c["layernorm_sm_margin"],
+        "bucket_said": (c["bucket_size"] > 0) * 1.0,
         "bucket": np.where(c["bucket_size"] > 0, c["bucket_size"], np.maximum(40e6, 1e6 * c["dp"] * c["cp"])),
         "sharp": c["sharp"],
         "user_buffers": c["nccl_ub"],

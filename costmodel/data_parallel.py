@@ -21,6 +21,8 @@ from costmodel.work import communication
 # Source: Megatron-Core, distributed_data_parallel_config.py, table of nccl_ub.
 RING_SMS, SHARP_SMS = 16, 6
 NVLINK_SMS, NETWORK_SMS, NETWORK_SHARP_SMS = (4, 5), (1, 4), 1
+# Elements of a bucket by NVIDIA's recipes, where several data-parallel ranks reduce. Source: see `bucket_elements`.
+LARGE_BUCKET = 128 * 1024**2
 
 
 def written(ledger: Ledger, owner: Owner) -> Owner:
@@ -103,7 +105,7 @@ def data_parallel_terms(
     found = [_collectives(ledger, x, owner) for owner in owners]
     whole = sum(owner.whole for owner in owners)
     # Buckets count on the first stage's first chunk alone; elsewhere a chunk is one bucket.
-    in_bucket = minimum(x.bucket / whole, 1) * (1 - is_more_than_one(x.pp))
+    in_bucket = minimum(bucket_elements(x) / whole, 1) * (1 - is_more_than_one(x.pp))
     alone = ledger.define(
         "dp_alone",
         maximum(1 / maximum(layers, 1), in_bucket),
@@ -156,6 +158,16 @@ def data_parallel_terms(
     ]
 
 
+def bucket_elements(x: SimpleNamespace) -> Amount:
+    """Gradients of one bucket: as the plan says, else as the recipes of the stack, else as Megatron-Core. [1]
+
+    Source: Megatron-Bridge 0.6.2, comm_overlap.py, _get_optimized_overlap_cfgs; Megatron-Core 0.16.1,
+    distributed_data_parallel.py.
+    """
+    large = (1 - x.bucket_said) * x.large_buckets * is_more_than_one(x.dp)
+    return x.bucket + large * (LARGE_BUCKET - x.bucket)
+
+
 def buckets_of(x: SimpleNamespace, elements: Amount) -> Amount:
     """Collectives into which gradients or parameters of so many elements are cut. [1]
 
@@ -163,7 +175,7 @@ def buckets_of(x: SimpleNamespace, elements: Amount) -> Amount:
     rather than buckets. Source: Megatron-Core, distributed_data_parallel.py and param_and_grad_buffer.py.
     """
     cut = x.overlap_reduce * (1 - is_more_than_one(x.pp)) * (1 - x.fsdp)
-    return 1 + cut * (maximum(elements / x.bucket, 1) - 1)
+    return 1 + cut * (maximum(elements / bucket_elements(x), 1) - 1)
 
 
 def two_stages(inside: Amount, between: Amount) -> Amount:

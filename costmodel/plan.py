@@ -111,6 +111,7 @@ class Plan:
     offload_modules: tuple[str, ...] = ()
     fp8_attention: bool = False
     fp8_output: bool = False
+    tp_only_amax_red: bool = False
     bf16_end_layers: int = 0
     reuse_grad_buf: bool = False
     cuda_graph_scope: tuple[str, ...] = ()
@@ -126,6 +127,7 @@ class Plan:
     tp_overlap_sms: int = 16
     tp_overlap_cga: int = 2
     gradient_accumulation_fusion: bool = True
+    check_for_nan_in_grad: bool = True
     rope_fusion: bool = True
     bias_activation_fusion: bool = True
     bias_dropout_fusion: bool = True

@@ -64,11 +64,14 @@ offload_fused_group_mlp | 1 | 1 when all that fused experts keep does
 muon | 1 | 1 when the optimizer is Muon
 optimizer_offload | 1 | share of the optimizer on the host
 offload_overlapped | 1 | 1 when copies of the offloaded optimizer overlap
+checked | 1 | 1 when gradients and loss are checked for NaN, which no graph of the whole step holds
+amax_inside | 1 | 1 when maxima of delayed scaling stay among tensor and context ranks
 bf16_share | 1 | share of the layers that stay in 16 bits
 fp8_attention | 1 | 1 when the attention core runs in FP8
 fp8_output | 1 | 1 when the output layer's products are in MXFP8
 gather_copy_bytes | byte | bytes of a parameter's buffer for the gather beside its quantised copies
-bucket | 1 | elements of a gradient bucket
+bucket | 1 | elements of a gradient bucket, or those that Megatron-Core takes where the plan says none
+bucket_said | 1 | 1 when the plan says them
 sharp | 1 | 1 when switches of the network are to reduce (SHARP)
 user_buffers | 1 | 1 with registered buffers in data-parallel collectives
 one_queue | 1 | 1 with CUDA_DEVICE_MAX_CONNECTIONS=1 set by hand

@@ -182,7 +182,7 @@ class Prediction:
 
 
 # Waits of a run outside its passes, by who makes it wait: also what logs and phases of a run are compared by.
-DATA_PARALLEL = ("dp_gradients", "dp_gather", "fsdp_exposed")
+DATA_PARALLEL = ("dp_gradients", "dp_gather", "fsdp_exposed", "maxima")
 PIPELINE = (
     "pipeline_bubble",
     "pipeline_send_recv",
@@ -212,6 +212,7 @@ RESOURCES = {
         "forward_quantise",
         "backward_quantise",
         "optimizer_step",
+        "nan_checks",
     ),
     "tensor-parallel communication": ("forward_tensor_parallel", "backward_tensor_parallel"),
     "context-parallel communication": ("forward_context_parallel", "backward_context_parallel"),

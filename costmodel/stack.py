@@ -41,6 +41,9 @@ INPUTS = (
     "megatron_core",
     "stand_ins",
     "master_shards",
+    "large_buckets",
+    "checks_gradients",
+    "checks_loss",
 )
 
 
@@ -73,6 +76,8 @@ class Stack:
     stand_ins: a tensor for each shape of a weight stands for gradients that are in their buffer already.
     master_shards: FSDP shards FP32 parameters, which the optimizer updates.
     foreach_adam: Adam is a row of kernels for all tensors together.
+    large_buckets: recipes cut gradients into buckets of 128 Mi elements.
+    checks_gradients, checks_loss: training can look for NaN in gradients, and in the loss of each micro-batch.
     wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
     loop: fixed seconds of a step, 0 for those of published trainings. [s]
     title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
@@ -114,6 +119,9 @@ class Stack:
     master_shards: bool = False
     foreach_adam: bool = False
     loop: float = 0.0
+    large_buckets: bool = False
+    checks_gradients: bool = False
+    checks_loss: bool = False
     title: str = ""
     names: str = ""
     names_from: str = ""
@@ -178,6 +186,11 @@ def load_stack(text: str) -> Stack:
         return months(family.get(name, otherwise))
 
     age = months(release) if release else None
+
+    def begun(name: str) -> bool:
+        # What a family without releases has, it has now.
+        return name in family and (age is None or age >= months(family[name]))
+
     early = age is not None and age <= known("early_until", "00.01")
     early_names = age is not None and age <= known("early_names_until", "00.01")
     native = age is not None and not known("native_loss_until", "00.01") < age < known(
@@ -221,6 +234,9 @@ def load_stack(text: str) -> Stack:
         stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
         foreach_adam=age is not None and age <= known("foreach_adam_until", "00.01"),
+        large_buckets=begun("large_buckets_from"),
+        checks_gradients=begun("checks_gradients_from"),
+        checks_loss=begun("checks_loss_from"),
         root_unit=age is not None and age <= known("root_unit_until", "00.01"),
         documents_apart=age is not None
         and not known("documents_apart_until", "00.01") < age < known("documents_apart_from", "99.12"),

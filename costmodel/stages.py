@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 
 from costmodel import schedule
+from costmodel.agreements import loss_check_time
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.data_parallel import RING_SMS
 from costmodel.term import Ledger, Term, symbol
@@ -35,6 +36,7 @@ def stage_times(
     """
     embedding, output, projection = vocabulary_times(ledger, x, features)
     embedding, output = embedding + x.pass_host / 2, output + x.pass_host / 2
+    output += ledger.define("loss_check", loss_check_time(x), "s", loss_check_time)
     several = is_more_than_one(x.pp)
     head: Amount = 0
     if "mtp" in features:

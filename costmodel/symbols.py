@@ -178,6 +178,8 @@ INPUTS: tuple[Input, ...] = tuple(
         cast_anew | 1 | 1 when weights are quantised for every pass and nothing is gathered quantised
         joint_scale | 1 | 1 when tensor-parallel ranks agree on one scale for what sequence parallelism gathers
         transpose_bytes | byte | HBM bytes to transpose one element of an operand that was gathered in 8 bits
+        shared_history | 1 | 1 when ranks agree on the maxima from which later passes take their scales
+        loss_scaled | 1 | 1 when a NaN in gradients is a signal to the scale of the loss, for which nothing checks
         quantise_kernels | 1 | kernels one operand's quantisation launches
         linear_peak | FLOP/s | dense peak of the linear layers' format
         linear_fraction | 1 | fraction of linear_peak that large GEMMs reach
@@ -271,6 +273,9 @@ INPUTS: tuple[Input, ...] = tuple(
         root_unit | 1 | 1 when embedding and output layer are one unit of FSDP, its root, whole through a step
         defers_gradients | 1 | 1 when FSDP reduces gradients once a step, whatever the micro-batches
         foreach_adam | 1 | 1 when Adam is a row of element-wise kernels, not one
+        large_buckets | 1 | 1 when recipes cut gradients into buckets of 128 Mi elements where a plan says nothing
+        checks_gradients | 1 | 1 when training can look for NaN in each bucket of gradients before it is reduced
+        checks_loss | 1 | 1 when it can in the loss of each micro-batch too
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables

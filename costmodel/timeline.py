@@ -34,11 +34,18 @@ HIDDEN_FSDP = "FSDP gathers and reductions, under compute"
 RESIDUAL = "waiting that the formula counts and the schedule does not"
 # Terms that passes and their order stand for, and terms of each micro-batch on the pace-setting stage.
 IN_PASSES = ("forward", "backward", "launch_gaps", "vocabulary")
-EACH_MICROBATCH = {"host_bound": "host", "pipeline_starts": "host", "fsdp_exposed": "dp", "offload": "host"}
+EACH_MICROBATCH = {
+    "host_bound": "host",
+    "pipeline_starts": "host",
+    "maxima": "dp",
+    "fsdp_exposed": "dp",
+    "offload": "host",
+}
 # The others follow the pipeline in this order, and whatever is not named here after them.
 AFTER = {
     "length_variance": "dp",
     "straggler_time": "host",
+    "nan_checks": "compute",
     "dp_gradients": "dp",
     "shared_embedding": "pp",
     "optimizer_muon": "compute",

@@ -55,7 +55,8 @@ def make_job(
             "model_class": model_class(model),
             "config": fields,
             "arguments": model_arguments(model, plan.tp, workload.seq_len),
-            "ddp": ddp_fields(plan) | {"fp8_param_gather": False},
+            # Nothing has a value in a dry run, so nothing can be checked.
+            "ddp": ddp_fields(plan) | {"fp8_param_gather": False, "check_for_nan_in_grad": False},
             "optimizer": optimizer_fields(plan),
         },
     }

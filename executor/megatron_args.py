@@ -132,6 +132,8 @@ def precision_fields(plan: Plan) -> dict[str, Any]:
         fields["fp4_param" if plan.precision == "nvfp4" else "fp8_param"] = True
     if plan.fp8_attention:
         fields["fp8_dot_product_attention"] = True
+    if plan.tp_only_amax_red:
+        fields["tp_only_amax_red"] = True
     if plan.fp8_output:
         fields["fp8_output_proj"] = True
     if plan.bf16_end_layers:

@@ -24,6 +24,7 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
         "overlap_grad_reduce": plan.overlap_grad_reduce,
         "overlap_param_gather": plan.overlap_param_gather and sharded and plan.overlap_grad_reduce,
         "use_distributed_optimizer": sharded and not by_layer,
+        "check_for_nan_in_grad": checks_for_nan(plan),
     }
     if plan.bucket_size:
         fields["bucket_size"] = plan.bucket_size
@@ -41,6 +42,14 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
     }
     fields |= {name: True for name, on in switches.items() if on}
     return fields | setting_fields(plan, "DistributedDataParallelConfig")
+
+
+def checks_for_nan(plan: Plan) -> bool:
+    """Whether gradients and loss are checked: not inside a graph of the whole step, which no look at a number may stop.
+
+    Source: Megatron-Core 0.17.1, arguments.py; Megatron-Bridge 0.3.1, config.py, validate.
+    """
+    return plan.check_for_nan_in_grad and not (plan.cuda_graph and "full_iteration" in plan.cuda_graph_scope)
 
 
 def optimizer_fields(plan: Plan) -> dict[str, Any]:

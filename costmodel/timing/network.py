@@ -22,6 +22,9 @@ from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, mini
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Sources: DeepSeek-AI, DeepEP README (24 of 132 for all, 20 by Megatron-Core); Megatron-Core, moe_hybridep_num_sms.
 DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
+# Seconds of one hop of a tree between nodes in NCCL's low-latency protocol, which small messages take.
+# Source: NCCL, src/graph/tuning.cc, hwLat of the network (from memory).
+TREE_HOP = 5e-6
 # NCCL passes these through every rank; all-reduces cross domains in trees. Source: NCCL, src/graph/tuning.cc.
 RINGS_ONLY = ("all_gather", "reduce_scatter")
 CONSTANTS = (
@@ -141,6 +144,17 @@ def all_reduce_time(
 ) -> Amount:
     """Seconds of an all-reduce of `size` bytes: w = 2 size (n - 1) / n. [s] Source: module docstring."""
     return ring_time(x, "all_reduce", 2 * size * (ranks - 1) / ranks, ranks, ranks_in_domain, in_switch)
+
+
+def small_all_reduce_time(x: SimpleNamespace, ranks: Amount, ranks_in_domain: Amount) -> Amount:
+    """Seconds of an all-reduce of a few KB, whose bytes take no time; 0 for one rank. [s]
+
+    The low-latency protocol: a chain inside a domain, up and down a tree between domains. `network_time`, whose
+    latency is that of large messages in a ring, would take three times as long.
+    Source: NCCL, src/graph/tuning.cc, ncclTopoTuneModel (from memory): base + 2 (chain + log2(nodes) hop).
+    """
+    inside = x.all_reduce_low_latency + x.all_reduce_low_latency_per_rank * (ranks_in_domain - 1)
+    return is_more_than_one(ranks) * (inside + 2 * TREE_HOP * logarithm2(ranks / ranks_in_domain))
 
 
 def all_to_all_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:

@@ -83,7 +83,6 @@ FURTHER = (
     "fp4_recipe",
     "init_model_with_meta_device",
     "average_in_collective",
-    "check_for_nan_in_grad",
     "enable_cuda_graph",
     "external_cuda_graph",
     "use_layer_wise_distributed_optimizer",

@@ -29,7 +29,7 @@ from executor.export.unsaid import (
 )
 from executor.megatron_args import core_fields
 from executor.megatron_model import model_arguments, model_fields, mtp_segments, yarn_arguments
-from executor.megatron_training import ddp_fields, optimizer_fields
+from executor.megatron_training import checks_for_nan, ddp_fields, optimizer_fields
 
 # Recipes of mixed precision that say what each precision of ours means; fp32 has none.
 PRECISIONS = {
@@ -69,14 +69,12 @@ OFF: dict[str, Any] = {
     "ddp.num_distributed_optimizer_instances": 1,
     "ddp.bucket_size": None,
     "ddp.nccl_ub": False,
-    "ddp.check_for_nan_in_grad": True,
     "optimizer.use_precision_aware_optimizer": False,
     "optimizer.main_params_dtype": "fp32",
     "optimizer.main_grads_dtype": "fp32",
     "optimizer.exp_avg_dtype": "fp32",
     "optimizer.exp_avg_sq_dtype": "fp32",
     "optimizer.optimizer_cpu_offload": False,
-    "rerun_state_machine.check_for_nan_in_loss": True,
 }
 # Values that a release without the field has anyway.
 NOTHING = (None, False, 0, "none", "no_shard", [], "")
@@ -217,9 +215,6 @@ def graph_settings(job: Job, names: Names) -> dict[str, Any]:
         fields["cuda_graph_scope"] = graph_word(job.plan, job.model) if one_word else parts
     settings = {f"model.{name}": value for name, value in fields.items()}
     settings |= {"model.use_te_rng_tracker": True, "rng.te_rng_tracker": True}
-    if whole:
-        # ConfigContainer.validate refuses the checks: they would stop the graph to look at a number.
-        settings |= {"rerun_state_machine.check_for_nan_in_loss": False, "ddp.check_for_nan_in_grad": False}
     return settings
 
 
@@ -231,6 +226,7 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
         "train.global_batch_size": job.workload.global_batch,
         "train.micro_batch_size": plan.micro_batch,
         "train.manual_gc": plan.manual_gc,
+        "rerun_state_machine.check_for_nan_in_loss": checks_for_nan(plan),
         f"dataset.{length}": job.workload.seq_len,
     }
     ddp = {name: value for name, value in ddp_fields(plan).items() if name != "fp8_param_gather"}

@@ -235,7 +235,6 @@ def _graphs(writer: Writer, fields: Arguments) -> None:
     if whole and writer.job.plan.offload_modules and not parts:
         writer.put("--fine-grained-offloading-max-inflight-offloads", 1)  # 0.19 asks for a bound
     if whole:
-        writer.put("--no-check-for-nan-in-loss-and-grad")
         writer.notes.append("a graph of the whole step excludes checks for NaN in loss and gradients")
 
 

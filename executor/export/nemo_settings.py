@@ -93,7 +93,6 @@ OFF: dict[str, Any] = {
     f"{CONFIG}.recompute_modules": None,
     f"{CONFIG}.cpu_offloading": False,
     f"{CONFIG}.cpu_offloading_num_layers": 0,
-    f"{STRATEGY}.ddp.check_for_nan_in_grad": True,
     "optim.config.use_precision_aware_optimizer": False,
     "optim.config.main_params_dtype": "fp32",
     "optim.config.main_grads_dtype": "fp32",
@@ -226,8 +225,6 @@ def graph_settings(job: Job, names: Names) -> dict[str, Any]:
         fields["cuda_graph_scope"] = graph_word(job.plan, job.model)
     settings = {f"{CONFIG}.{name}": value for name, value in fields.items()}
     settings[f"{STRATEGY}.use_te_rng_tracker"] = plan.cuda_graph
-    if plan.cuda_graph and whole:
-        settings[f"{STRATEGY}.ddp.check_for_nan_in_grad"] = False
     return settings
 
 

@@ -123,3 +123,31 @@ def test_a_source_does_not_take_the_words_of_the_one_it_is_like():
     )
     assert found.stack == "deepspeed-22.04"
     assert found.plan.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("changes", "checked"),
+    [
+        ({}, False),
+        ({"container": "nemo:25.04"}, True),
+        ({"source": "Megatron-Bridge verification card"}, True),
+        ({"other_flags": '{"check_for_nan_in_grad": true}'}, True),
+        ({"container": "mcore"}, True),
+        ({"container": "Megatron-MoE-ModelZoo"}, False),
+    ],
+)
+def test_performance_scripts_check_nothing_for_nan(changes, checked):
+    assert case(**changes).plan.check_for_nan_in_grad == checked
+
+
+def test_gpt3_s_maxima_stay_inside_since_nemo_25_04():
+    gpt = {
+        "model": "gpt3-175b",
+        "system": "dgx-h100",
+        "precision": "fp8-delayed",
+        "ep": "",
+        "vp": "6",
+        "tp": "4",
+    }
+    later, before = (case(**gpt, container=f"nemo:{release}").plan for release in ("25.04", "25.02"))
+    assert (later.tp_only_amax_red, before.tp_only_amax_red) == (True, False)

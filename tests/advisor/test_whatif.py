@@ -269,3 +269,10 @@ def test_overlapped_dispatch_and_delayed_gradients_follow_each_other():
     model += ["--overlap-moe-comm", "--delay-wgrad"]
     off = json.loads(run(*model, "--knob", "overlap_moe_comm", "--json").output)
     assert [change["follows"] for change in off["changes"]] == [{"delay_wgrad": False}]
+
+
+def test_a_gain_by_checks_switched_off_is_told_with_what_it_gives_up(tried):
+    _, result = tried
+    off = next(each for each in result.changes if each.neighbour.knob == "check_for_nan_in_grad")
+    assert off.delta_time < 0
+    assert [note.id for note in off.notes] == ["nan_checks_off"]

@@ -271,10 +271,14 @@ def test_CL056_buckets_of_400_million_beat_40_million_at_dp_256(where):
     assert large.step_time_s < small.step_time_s
 
 
-def test_CL056_without_a_size_buckets_are_megatrons_and_pay_their_latency():
-    """max(40 million, 1 million x dp x cp) elements, and one bucket where reductions do not overlap."""
-    for gpus, size in ((16, 40_000_000), (256, 256_000_000)):
-        usual, said = (llama_8b(gpus, bucket_size=given) for given in (0, size))
+@pytest.mark.parametrize(
+    ("stack", "sizes"),
+    [("mcore-26.05", (40_000_000, 256_000_000)), ("nemo-26.06", (128 * 1024**2, 128 * 1024**2))],
+)
+def test_CL056_without_a_size_buckets_are_the_frameworks_and_pay_their_latency(stack, sizes):
+    """Megatron-Core: max(40 million, 1 million x dp x cp) elements; NVIDIA's recipes: 128 Mi. Without overlap one."""
+    for gpus, size in zip((16, 256), sizes, strict=True):
+        usual, said = (llama_8b(gpus, bucket_size=given, stack=stack) for given in (0, size))
         assert usual.step_time_s == said.step_time_s
         assert usual.values["buckets_dp"] == pytest.approx(usual.values["dp_parameters"] / size)
         one = llama_8b(gpus, overlap_grad_reduce=False, overlap_param_gather=False)
@@ -286,8 +290,8 @@ ETHERNET = ("gcp-a3-highgpu-8g", "gcp-a3-megagpu-8g")
 
 
 def instances(where: str | Cluster, number: int, **more: Any) -> Prediction:
-    """70B, DP64 on nodes with 100 or 200 Gbit/s a GPU."""
-    return llama_70b(where, 64, 64, optimizer_instances=number, **more)
+    """70B, DP64 on nodes with 100 or 200 Gbit/s a GPU, in Megatron-Core's own buckets."""
+    return llama_70b(where, 64, 64, optimizer_instances=number, bucket_size=64_000_000, **more)
 
 
 @pytest.mark.parametrize("where", ETHERNET)

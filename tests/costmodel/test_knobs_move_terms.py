@@ -66,6 +66,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
         "dgx-b200",
         Plan(tp=2, pp=2, dp=8, precision="mxfp8", fp8_param_gather=True, reuse_grad_buf=False),
     ),
+    "delayed": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, precision="fp8-delayed")),
     "vision": ("vision", "dgx-h100", Plan(tp=2, pp=2, dp=8)),
     "vision apart": ("vision", "dgx-h100", Plan(tp=2, pp=2, dp=8, encoder_tp=1, encoder_pp=1)),
     "experts": (
@@ -123,6 +124,7 @@ WHERE = {
     "shared_expert_overlap": "experts",
     "expert_mlp_fusion": "experts",
     "fp8_output": "mxfp8",
+    "tp_only_amax_red": "delayed",
 } | {name: "experts" for name in KNOBS if name.startswith("moe_")}
 NUMBERS = {"int": (0, 1, 2, 4, 8, 16, 32, 80, 10_000_000), "float": (0.5, 1.0, 1.25, 2.0)}
 LISTS = {
@@ -214,6 +216,8 @@ def test_a_knob_moves_a_term_unless_its_record_says_nothing(name):
         ("reuse_grad_buf", "memory_first_weights"),
         ("vpp_group_size", "memory_first_activations"),
         ("encoder_tp", "pipeline_bubble"),
+        ("check_for_nan_in_grad", "nan_checks"),
+        ("tp_only_amax_red", "maxima"),
     ],
 )
 def test_a_knob_moves_the_term_that_its_record_names(name, leaf):

@@ -24,6 +24,7 @@ from executor.export.exported import Job
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT
 from executor.export.megatron_lm_names import version_of, versions
 from executor.megatron_args import FUSABLE, core_fields
+from executor.megatron_training import checks_for_nan
 
 H100 = hardware_db.load_cluster("dgx-h100")
 RANDOM_PLANS = 40
@@ -235,7 +236,8 @@ def said(plan: Plan, job: Job) -> Plan:
     default = lambda *names: changes.update({name: getattr(plain, name) for name in names})  # noqa: E731
     # No argument, or in a file of its own.
     default("offload_weights", "fp8_attention", "param_remainders", "nvl_segment", "encoder_tp")
-    default("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga", "fsdp_shard_size")
+    default("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga", "fsdp_shard_size", "tp_only_amax_red")
+    changes["check_for_nan_in_grad"] = checks_for_nan(plan)
     if plan.fsdp and 0 < plan.fsdp_shard_size < plan.dp * plan.cp and plan.fsdp_implementation == "megatron":
         changes["fsdp_shard_size"] = plan.fsdp_shard_size
     elif plan.fsdp and plan.optimizer_instances > 1 and plan.fsdp_implementation == "megatron":
