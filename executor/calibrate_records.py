@@ -22,6 +22,7 @@ from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 from executor.record import read_steps
 from executor.run_job import stack_of
+from executor.summary import plan_of
 from executor.term_phases import phases_of
 from hardware_db import Cluster
 
@@ -62,7 +63,7 @@ def read_observed(folder: Path) -> Observed:
     """The run of a record. ValueError in one line when it is no record, or holds no measured step."""
     try:
         job = json.loads((folder / "job.json").read_text())
-        plan, workload = Plan(**job["plan"]), Workload(**job["workload"])
+        plan, workload = plan_of(job), Workload(**job["workload"])
         model = _model(job)
     except FileNotFoundError:
         raise ValueError(

@@ -70,8 +70,12 @@ def merged(observed: list[dict[str, str]]) -> dict[str, str]:
 
 
 def plan_of(job: dict[str, Any]) -> Plan:
-    """The plan of a job, resolved."""
-    return Plan(**job["plan"])
+    """The plan of a job, resolved. Records from before a knob ran without what it says.
+
+    Checks for NaN are on unless a plan says otherwise, and Megatron-Core's own default is off.
+    """
+    checked = job.get("megatron", {}).get("ddp", {}).get("check_for_nan_in_grad", False)
+    return Plan(**{"check_for_nan_in_grad": checked} | job["plan"])
 
 
 def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[str, Any], list[str]]:
