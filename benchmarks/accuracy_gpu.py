@@ -24,7 +24,7 @@ def gpu_sections() -> list[str]:
         "attention as `advisor calibrate` measured them there. *Told by the others* adds what the other runs of the",
         "table teach (`advisor calibrate --from`), each run predicted without itself. No run is in the fit.",
     ]
-    for folder in sorted(each for each in MEASURED.iterdir() if records_of(each)):
+    for folder in sorted(each for each in MEASURED.iterdir() if each.is_dir() and records_of(each)):
         lines += folder_section(folder)
     return lines
 

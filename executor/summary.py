@@ -74,8 +74,9 @@ def plan_of(job: dict[str, Any]) -> Plan:
 
     Checks for NaN are on unless a plan says otherwise, and Megatron-Core's own default is off.
     """
+    plan = job["plan"]
     checked = job.get("megatron", {}).get("ddp", {}).get("check_for_nan_in_grad", False)
-    return Plan(**{"check_for_nan_in_grad": checked} | job["plan"])
+    return Plan(**{"check_for_nan_in_grad": checked} | plan)
 
 
 def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[str, Any], list[str]]:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.record import environment, new_record, read_memory, read_steps, write_json
 from executor.run import resume, summarise
+from executor.summary import plan_of
 
 
 def step(number: int, seconds: float = 1.0, loss: float | None = 5.0, warmup: bool = False) -> dict:
@@ -97,3 +99,10 @@ def test_summary_warns_of_scatter_and_of_a_loss_that_does_not_fall(tmp_path):
     assert len(warnings) == 2
     assert "scatter" in warnings[0]
     assert "loss" in warnings[1]
+
+
+def test_a_record_from_before_a_knob_is_read_as_it_ran():
+    # Checks for NaN are on unless a plan says otherwise; such records ran with Megatron-Core's own default.
+    plan = {name: value for name, value in Plan().to_dict().items() if name != "check_for_nan_in_grad"}
+    assert not plan_of({"plan": plan, "megatron": {"ddp": {}}}).check_for_nan_in_grad
+    assert plan_of({"plan": Plan().to_dict(), "megatron": {"ddp": {}}}).check_for_nan_in_grad
