@@ -175,10 +175,9 @@ def test_gains_stand_with_the_space_in_one_line(told):
         "; with other numerics "
     )
     shares = {gain.knob: f"({100 * gain.share:+.1f} %)" for gain in told.outside}
-    assert (
-        own
-        == f"nccl_ub=on with expandable_segments=off and nvls=on {shares['nccl_ub']}, vboost=on {shares['vboost']}"
-    )
+    buffers = f"nccl_ub=on with expandable_segments=off and nvls=on {shares['nccl_ub']}"
+    # The larger gain first; the two are within a tenth of a per cent.
+    assert set(own.split(", ")) == {buffers, f"vboost=on {shares['vboost']}"}
     assert other == f"precision=fp8-delayed {shares['precision']}"
     text = " ".join("\n".join(explanation_lines(told)).split())
     assert f"- N{line[1:]}." in text

@@ -67,7 +67,7 @@ class Training:
         assert "\n" not in str(failed.value)
         assert processes_with(str(job)) == []
         # The rank that fills the disk may do so before the other has written down the step just done.
-        self.steps_read(1 if fault == "fill the disk" else 2)
+        self.steps_read(1 if fault == "fill the disk" or "learning_rate" in changes else 2)
         return failed.value
 
     def steps_read(self, least: int = 2) -> None:
