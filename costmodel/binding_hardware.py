@@ -110,9 +110,11 @@ def _clock(cluster: Cluster) -> Bound:
     Elsewhere one so high that they wait for their bytes alone. On Blackwell a clock of its own made runs that are left
     out of the fit no better told (docs/fit-history.md).
     """
-    if cluster.gpu.generation == "hopper":
+    if cluster.gpu.generation == "hopper" and "boost_clock" in cluster.gpu.quantities:
         return _quantity(cluster, "boost_clock")
-    return Bound(1e18, f"{cluster.gpu.title}: no such kernel was profiled; all wait for their bytes")
+    return Bound(
+        1e18, f"{cluster.gpu.title}: no such kernel was profiled, or no clock is on file; all wait for bytes"
+    )
 
 
 def _quantity(cluster: Cluster, key: str) -> Bound:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -85,3 +86,10 @@ def test_bytes_of_an_update():
     # The precision-aware optimizer takes it as it is, and writes the parameter itself.
     aware = {"precision_aware_optimizer": True, "zero_stage": 1, "param_remainders": False}
     assert moved(grad_reduce_in_fp32=False, **aware) == state + 4 * 2 + weight
+
+
+def test_a_machine_file_without_a_clock_predicts():
+    bare = {name: each for name, each in H200.gpu.quantities.items() if name != "boost_clock"}
+    without = dataclasses.replace(H200, gpu=dataclasses.replace(H200.gpu, quantities=bare))
+    found = predict(LLAMA, Workload(8192, 4), without, Plan(), "local").values
+    assert found["mlp_activation_backward"] < values("local")["mlp_activation_backward"]

@@ -100,9 +100,7 @@ def test_what_is_exported_reads_back_as_the_same_plan(data):
     job = comparable(with_even_stages(with_adam(drawn)))
     exported = exported_or_none(nemo, job)
     assume(exported is not None)
-    lost = any(
-        "left out" in note or "is set" in note or "takes one word" in note for note in exported.notes
-    )
+    lost = any("left out" in note or "is set" in note or "takes one word" in note for note in exported.notes)
     reading = nemo.read(text_of(exported))
     assert not reading.unread
     assert reading.model == job.model.name
