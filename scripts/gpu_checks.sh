@@ -9,7 +9,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 export PYTHONPATH="$PWD${MEGATRON_CORE:+:$MEGATRON_CORE}${PYTHONPATH:+:$PYTHONPATH}"
-nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader || true
+if command -v nvidia-smi > /dev/null; then
+  nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader || true
+fi
 "$PYTHON" - <<'PY'
 import importlib.util, sys
 needed = ("torch", "megatron.core", "click", "numpy", "pydantic", "sympy", "tomli_w")
