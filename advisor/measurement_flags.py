@@ -12,9 +12,9 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
-# What of a flag column is on when the row says nothing: our plan's default.
 # Modules that fused experts cannot offload: rule fused_experts_whole.
 APART_FROM_FUSED_EXPERTS = ("expert_fc1", "moe_act")
+# What of a flag column is on when the row says nothing: our plan's default.
 PLAIN_FLAGS = {
     "delay_wgrad": "delay_wgrad_compute",
     "shared_expert_overlap": "moe_shared_expert_overlap",

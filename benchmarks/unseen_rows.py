@@ -94,7 +94,8 @@ def main(path: Path) -> None:
     sources: dict[str, list[str]] = defaultdict(list)
     for identity in told:
         sources[numbered(identity)[0]].append(identity)
-    generator, met, sums = random.Random(0), Counter[str](), Counter[str]()
+    generator, met = random.Random(0), Counter[str]()
+    sums: dict[str, float] = defaultdict(float)
     for _ in range(DRAWS):
         drawn = {
             identity
@@ -110,7 +111,7 @@ def main(path: Path) -> None:
             },
         )
         for name, (value, good) in figures.items():
-            sums[name] += value  # type: ignore[assignment]
+            sums[name] += value
             met[name] += good
         met["all, pairs of plans"] += all(
             good for name, (_, good) in figures.items() if name != "pairs of any kind"

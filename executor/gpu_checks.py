@@ -95,8 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shipped = Path(hardware_db.__file__).parent / "measured"
     out = given.out or shipped / f"{gpu}-{datetime.date.today().isoformat()}"
     end = time.monotonic() + given.seconds
-    left_out = check(STACKS, hardware_db.resolve(gpu, None)[0], out, end, say)
-    rows = read_rows(out, hardware_db.resolve(gpu, None)[0])
+    cluster = hardware_db.resolve(gpu, None)[0]
+    left_out = check(STACKS, cluster, out, end, say)
+    rows = read_rows(out, cluster)
     print("\n".join([*table(rows), *(f"left out: {one}" for one in left_out)]))
     print(f"records and profiles: {out}")
     return 0 if rows and not left_out else 1

@@ -7,6 +7,7 @@ A folder holds a record of each run, as `executor.run` wrote it, and perhaps the
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +112,10 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def median_error(rows: Sequence[Row], name: str) -> float | None:
     """Median |predicted / measured - 1| of one basis, None where no row has it. [1]"""
-    errors = sorted(
+    errors = [
         abs(getattr(row, name) / row.measured - 1) for row in rows if not math.isnan(getattr(row, name))
-    )
-    return errors[len(errors) // 2] if errors else None
+    ]
+    return statistics.median(errors) if errors else None
 
 
 def _told(predicted: float, measured: float) -> str:

@@ -57,8 +57,8 @@ class Training:
         write_json(self.folder / "job.json", job | changes)
         return self.folder / "job.json"
 
-    def end_with(self, fault: str, rank: int = 1, poll=lambda: None, **changes) -> RunFailed:
-        """The failure of a run with that fault; bounded, one line, nobody left, finished steps readable."""
+    def end_with(self, fault: str, rank: int = 1, poll=lambda: None, least: int = 2, **changes) -> RunFailed:
+        """The failure of a run with that fault; bounded, one line, nobody left, `least` finished steps readable."""
         job = self.write_job(**changes)
         start = time.monotonic()
         with pytest.raises(RunFailed) as failed:
@@ -66,8 +66,7 @@ class Training:
         assert time.monotonic() - start < BOUND
         assert "\n" not in str(failed.value)
         assert processes_with(str(job)) == []
-        # The rank that fills the disk may do so before the other has written down the step just done.
-        self.steps_read(1 if fault == "fill the disk" or "learning_rate" in changes else 2)
+        self.steps_read(least)
         return failed.value
 
     def steps_read(self, least: int = 2) -> None:
