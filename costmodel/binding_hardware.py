@@ -11,7 +11,14 @@ from typing import Any
 
 import hardware_db
 from costmodel.binding_attention import attention_inputs, fp8_attention_gains
-from costmodel.binding_tables import bound_of, leaf, leaf_if_known, limited, power_factor
+from costmodel.binding_tables import (
+    NONE_KNOWN,
+    bound_of,
+    leaf,
+    leaf_if_known,
+    limited,
+    power_factor,
+)
 from costmodel.bound import Bound
 from costmodel.placement import is_newer, network_reduces, switch_reduces
 from costmodel.stack import INPUTS, Stack, default_stack, nearest_release
@@ -57,10 +64,10 @@ def hardware_inputs(
         "linear_peak": _quantity(cluster, f"peak_{linear}"),
         "gpu_peak": _quantity(cluster, f"peak_{base}"),
         "gpu_sms": _quantity(cluster, "sm_count"),
-        "gpu_clock": _clock(cluster),
         "gpu_memory": _quantity(cluster, "hbm_capacity_usable"),
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
     }
+    bound |= _cycles(tables, cluster)
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
     bound |= attention_inputs(tables, cluster, table_of_base, software, mla)
     bound |= fp8_attention_gains(tables, cluster, precision, mla)
@@ -104,17 +111,19 @@ def cluster_stack(cluster: Cluster) -> str:
     return "local" if cluster.gpu.generation == "cpu" else default_stack()
 
 
-def _clock(cluster: Cluster) -> Bound:
-    """The boost clock where kernels that wait for multiprocessors were profiled: on Hopper.
+def _cycles(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound]:
+    """The clock, and the cycles of SMs that element-wise kernels take where a table has them.
 
-    Elsewhere one so high that they wait for their bytes alone. On Blackwell a clock of its own made runs that are left
-    out of the fit no better told (docs/fit-history.md).
+    None where no such kernel was profiled, or where the GPU's file has no clock: those kernels go by their bytes.
     """
-    if cluster.gpu.generation == "hopper" and "boost_clock" in cluster.gpu.quantities:
-        return _quantity(cluster, "boost_clock")
-    return Bound(
-        1e18, f"{cluster.gpu.title}: no such kernel was profiled, or no clock is on file; all wait for bytes"
+    timed = "boost_clock" in cluster.gpu.quantities
+    clock = (
+        _quantity(cluster, "boost_clock") if timed else Bound(1.0, f"{cluster.gpu.title}: no clock on file")
     )
+    return {"gpu_clock": clock} | {
+        f"{name}_cycles": leaf_if_known(tables, cluster, "sm_cycles", name) if timed else NONE_KNOWN
+        for name in ("swiglu_backward", "rotary_forward", "rotary_backward", "head_copy")
+    }
 
 
 def _quantity(cluster: Cluster, key: str) -> Bound:

@@ -31,15 +31,19 @@ def stream_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Times:
         one.name: {
             name: ledger.define(
                 f"{block.name}_{one.name}_{name}",
-                outlasted(x, stream(x, size, rates.get((one.kind, name), x.elementwise_fraction)), cycles),
+                outlasted(
+                    x,
+                    stream(x, size, rates.get((one.kind, name), x.elementwise_fraction)),
+                    getattr(x, cycles) * busy if cycles else 0,
+                ),
                 "s",
                 f"costmodel.work.elementwise.{one.name}"
                 if one.name in ("norm", "residual", "rotary", "activation")
                 else "costmodel.timing.kernels.stream_time",
             )
-            for name, size, cycles in (
-                ("forward", one.forward, one.cycles[0]),
-                ("backward", one.backward, one.cycles[1]),
+            for name, size, busy, cycles in (
+                ("forward", one.forward, one.busy[0], one.cycles[0]),
+                ("backward", one.backward, one.busy[1], one.cycles[1]),
             )
         }
         for one in block.streams

@@ -192,7 +192,11 @@ INPUTS: tuple[Input, ...] = tuple(
         "hardware",
         """
         gpu_sms | 1 | streaming multiprocessors
-        gpu_clock | Hz | boost clock, for kernels that wait for multiprocessors (Hopper; elsewhere out of reach)
+        gpu_clock | Hz | boost clock, for kernels that wait for multiprocessors
+        swiglu_backward_cycles | 1 | cycles of one multiprocessor for an element of SwiGLU's output, backward
+        rotary_forward_cycles | 1 | the same for an element of fused rotary embedding, forward
+        rotary_backward_cycles | 1 | the same, backward
+        head_copy_cycles | 1 | the same for an element of a strided copy of heads
         gpu_peak | FLOP/s | dense peak of the 16-bit (or model) format, used by attention and vocabulary
         gpu_memory | byte | device memory usable by the process
         hbm_bandwidth | byte/s | datasheet memory bandwidth

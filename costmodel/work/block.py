@@ -17,14 +17,16 @@ from costmodel.work.linear import Linear
 class Stream:
     """Kernels without products: HBM bytes forward and backward; kind "norm", "permute", "contiguous" or "elementwise".
 
-    cycles: of one SM, forward and backward, of kernels whose arithmetic or indexing can outlast their bytes. [1]
+    busy: elements, forward and backward, whose arithmetic or indexing on the SMs can outlast their bytes [1]; cycles:
+    symbols of the cycles that one of them takes.
     """
 
     name: str
     forward: Amount
     backward: Amount
     kind: str = "elementwise"
-    cycles: tuple[Amount, Amount] = (0, 0)
+    busy: tuple[Amount, Amount] = (0, 0)
+    cycles: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,6 @@ DOCUMENT_COPIES = 2
 # What a squared ReLU that nothing compiles reads and writes beyond a compiled one, forward and backward, in elements,
 # and its kernels more.
 PLAIN_SQUARED_RELU_PASSES, PLAIN_SQUARED_RELU_KERNELS = (2, 7), (1.0, 3.0)
-# Cycles of one SM, at the data sheet's boost clock, that an element takes where a kernel waits for its arithmetic or
-# indexing and not for memory. Measured in profiled training steps of two models on an H200 (Transformer Engine 2.12,
-# PyTorch 2.11, clocks of 1.70 GHz in BF16 and 1.76 in FP8, whose kernels were 4 % faster; docs/run.md): backward pass
-# of a compiled SwiGLU, an element of its output, where it puts the gradients of both halves together (of halves in
-# tensors of their own it keeps pace with the memory); fused rotary embedding, forward and backward; a strided copy of
-# heads.
-SWIGLU_BACKWARD_CYCLES = 1.02
-ROTARY_CYCLES = (0.55, 0.60)
-HEAD_COPY_CYCLES = 0.60
 # Time of PyTorch's own backward pass of a norm over a fused one's: 1.5 to 1.8 against 3.4 to 3.8 TB/s on H200.
 # Source: shared hardware notes, section 7.
 PLAIN_NORM_BACKWARD = 2.2
@@ -126,9 +117,10 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
     SwiGLU reads both halves and writes one (3), backward reads three and writes two (5); GELU 2 and 3.
     Not fused: SiLU (2), an offset added to the other half (2), their product (3); backward two products (6), SiLU's
     gradient (3), halves put together (4). No offset and no halves where gate and rest are products of their own. A
-    bias is added apart (2). Source: Megatron-Core 0.16.1, mlp.py, glu. Squared ReLU that nothing compiles: ReLU and
-    its power read and write (4); backward its power again (2) times two (2), times the gradient (3), which passes the
-    ReLU (3).
+    bias is added apart (2). SwiGLU's backward kernel takes cycles of SMs where it puts both gradients together; of
+    halves in tensors of their own it keeps pace with the memory. Squared ReLU that nothing compiles: ReLU and its
+    power read and write (4); backward its power again (2) times two (2), times the gradient (3), which passes the
+    ReLU (3). Source: Megatron-Core 0.16.1, mlp.py, glu.
     Source of the last: PyTorch, FunctionsManual.cpp, pow_backward; derivatives.yaml, relu (both from memory).
     """
     elements = x.activation_bytes * rows * width
@@ -141,7 +133,8 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
         (2 + x.gates + 2 * gated + biased + forward) * elements,
         (3 + 2 * x.gates + 4 * gated + backward) * elements,
         "contiguous",
-        (0, SWIGLU_BACKWARD_CYCLES * x.gates * (1 - apart) * rows * width),
+        (0, x.gates * (1 - apart) * rows * width),
+        ("", "swiglu_backward_cycles"),
     )
 
 
@@ -173,7 +166,8 @@ def rotary(x: SimpleNamespace, width: Amount, passes: tuple[float, float] = ROTA
         "rotary",
         size * forward,
         size * (backward + copies),
-        cycles=(ROTARY_CYCLES[0] * turned, ROTARY_CYCLES[1] * turned),
+        busy=(turned, turned),
+        cycles=("rotary_forward_cycles", "rotary_backward_cycles"),
     )
 
 
@@ -190,7 +184,8 @@ def head_copies(x: SimpleNamespace, queries: Amount, values: Amount, grouped: Am
         "heads",
         2 * x.activation_bytes * copied,
         2 * x.activation_bytes * apart * (queries + 2 * values),
-        cycles=(HEAD_COPY_CYCLES * copied, 0),
+        busy=(copied, 0),
+        cycles=("head_copy_cycles", ""),
     )
 
 
