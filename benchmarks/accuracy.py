@@ -7,6 +7,7 @@ docs/recipe-gap.csv, see benchmarks/recipe_gap.py), memory, the worst rows with 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 import tomllib
@@ -79,4 +80,8 @@ def main(paths: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", type=Path, nargs="+", help="measurements.csv, others beside it")
+    main(parser.parse_args().tables)

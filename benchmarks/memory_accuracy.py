@@ -5,10 +5,10 @@ Allocated is what torch's allocator counts as live tensors at the peak, reserved
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -208,10 +208,14 @@ def functional_section(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(memory_section(validate(read_rows(Path(sys.argv[1]))), recipe_lines())))
-    for name in sys.argv[2:]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", type=Path, help="measurements.csv")
+    parser.add_argument("tests", type=Path, nargs="*", help="functional_tests.csv")
+    given = parser.parse_args()
+    print("\n".join(memory_section(validate(read_rows(given.table)), recipe_lines())))
+    for path in given.tests:
         print(
-            "\n".join(
-                ["", "Megatron-LM's functional tests, peak allocated:", "", *functional_section(Path(name))]
-            )
+            "\n".join(["", "Megatron-LM's functional tests, peak allocated:", "", *functional_section(path)])
         )

@@ -13,8 +13,8 @@ number given as a second argument, are left out. All of it takes some minutes on
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -195,4 +195,10 @@ def main(path: Path, most_gpus: int = MOST_GPUS) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *(int(text) for text in sys.argv[2:3]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", type=Path, help="measurements.csv")
+    parser.add_argument("most_gpus", type=int, nargs="?", default=MOST_GPUS, help="larger works are left out")
+    given = parser.parse_args()
+    main(given.table, given.most_gpus)

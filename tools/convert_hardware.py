@@ -8,8 +8,8 @@ measurements were taken on are the tables below. Running it again gives the same
 
 from __future__ import annotations
 
+import argparse
 import datetime
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -373,4 +373,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="the folder `hardware` of the shared data")
+    main(parser.parse_args().folder)

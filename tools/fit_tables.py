@@ -11,9 +11,9 @@ constants are of the GEMM alone. GPUs without a table take the starting factors 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
-import sys
 from collections import defaultdict
 from datetime import date
 from pathlib import Path
@@ -297,4 +297,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="the folder `hardware` of the shared data")
+    main(parser.parse_args().folder)

@@ -34,6 +34,7 @@ def command(
 
     FILE.csv has a row a run with id, model, system, gpus, precision, gbs, seq_len, the layout (tp, pp, cp, vp, mbs,
     fsdp) and step_time_s or tokens_per_sec_per_gpu. Rows that cannot be expressed are listed with the reason.
+    Ends with 2 where none could be predicted.
 
     \b
     advisor validate measurements.csv
@@ -53,6 +54,10 @@ def command(
     with Progress(wanted=not as_json) as progress:
         report = validate(rows, include_superseded, progress)
     click.echo(json.dumps(report, indent=2) if as_json else page(report, by, worst))
+    if not report["summary"]["n"]:
+        raise ValueError(
+            f"{csv_file}: no row could be predicted. The reason of each row stands in the output."
+        )
 
 
 def page(report: dict[str, Any], by: str, worst: int) -> str:

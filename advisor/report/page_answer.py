@@ -94,8 +94,10 @@ def _numbers(prediction: Prediction, data: dict[str, Any]) -> Markup:
 
 
 def _notes(subject: Subject, data: dict[str, Any]) -> Iterator[Markup]:
-    """Lines of the answer that are there only sometimes: fewer GPUs, the cost of training, the nearest run."""
+    """Lines that are there only sometimes: what was asked for in vain, fewer GPUs, the cost of training, the nearest run."""
     explanation, world = subject.explanation, subject.prediction.plan.world
+    if explanation and subject.best:
+        yield from (tag("p", line) for line in explanation.not_there)
     if explanation and world < explanation.request.gpus:
         yield tag("p", f"{world:,} of {explanation.request.gpus:,} GPUs: fewest GPU-hours a token.")
     if subject.cost:

@@ -286,3 +286,12 @@ def test_pins_in_vain_are_told_first():
     found = explain(make_request("llama3-8b", 8, "h100", pins=["recompute_modules=layernorm+moe", "tp=2"]))
     assert any(line.startswith("Pinned in vain: recompute modules moe") for line in found.not_there)
     assert not any("tp = 2" in line for line in found.not_there)
+
+
+def test_the_page_tells_what_was_asked_for_in_vain(tmp_path):
+    page = tmp_path / "page.html"
+    asked = "explain --model 8b --gpus 8 --gpu h100 --precision bf16,nvfp4 --pin tp_comm_overlap=true --html"
+    assert CliRunner().invoke(advisor, [*asked.split(), str(page)]).exit_code == 0
+    told = page.read_text().split('id="why"')[0]
+    assert "<p>Without nvfp4: it needs arithmetic that H100 SXM5 80GB lacks" in told
+    assert "<p>Pinned in vain: tp_comm_overlap" in told

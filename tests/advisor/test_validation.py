@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from advisor.cli import main
 from advisor.commands.validate import GROUPS, command
 from advisor.measurements import Row
 from advisor.validation import GROUPS as LABELS
@@ -100,6 +102,23 @@ def test_the_command(tmp_path):
         "peak_memory_gib",
         "note",
     } <= set(report["rows"][0])
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_table_that_tells_nothing_is_bad_input(tmp_path, capfd, monkeypatch, options):
+    path = tmp_path / "rows.csv"
+    row = ANCHORS[0] | {"model": "mixtral-9x9b"}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row)
+    monkeypatch.setattr(sys, "argv", ["advisor", "validate", str(path), *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    told, said = capfd.readouterr()
+    assert "mixtral-8x7b" in told
+    assert said.startswith(f"Error: {path}: no row could be predicted.")
 
 
 def test_reasons_that_differ_in_a_name_are_told_once_with_every_name():
