@@ -94,7 +94,7 @@ def _numbers(prediction: Prediction, data: dict[str, Any]) -> Markup:
 
 
 def _notes(subject: Subject, data: dict[str, Any]) -> Iterator[Markup]:
-    """Lines that are there only sometimes: what was asked for in vain, fewer GPUs, the cost of training, the nearest run."""
+    """Lines that are there only sometimes: what was asked for in vain, fewer GPUs, the cost of training, evidence."""
     explanation, world = subject.explanation, subject.prediction.plan.world
     if explanation and subject.best:
         yield from (tag("p", line) for line in explanation.not_there)
