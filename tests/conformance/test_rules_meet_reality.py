@@ -162,6 +162,7 @@ ELSEWHERE = {
     "fsdp_shard_divides": "process groups, as instances_divide; FSDP's need einops",
     "fsdp_shard_stage": "Megatron-FSDP, while it is built",
     "ep_overlap_fsdp_graph": "Megatron-Bridge's configuration",
+    "ep_overlap_fsdp_buffers": "Megatron-FSDP's adapter, while it is built",
     "outer_sharding": "Megatron-FSDP, while it is built",
     "sequence_over_tp": "scatter of the sequence, in the first forward pass",
     "a2a_heads": "Transformer Engine's attention",
