@@ -14,6 +14,7 @@ from advisor.request import Request
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import RESOURCES, Prediction
+from hardware_db.order import Order, order_held
 
 Amounts = TypeVar("Amounts", float, NDArray[np.float64])
 
@@ -24,7 +25,8 @@ class Candidate:
 
     step_time [s]; closed_form_time [s] is what `evaluate_plans` gave; peak_memory [byte] of the worst rank.
     rank: 1 is the best. lost_by: how much worse than the best by the objective, as a share. lost_to_term:
-    what it lost most to, and lost_amount by how much: seconds, or bytes for the objective "memory".
+    what it lost most to, and lost_amount by how much: seconds, or bytes for the objective "memory". order: how often
+    the order of published plans held that are predicted as far apart in time; None for the best, and for its equals.
     """
 
     plan: Plan
@@ -34,6 +36,7 @@ class Candidate:
     lost_by: float = 0.0
     lost_to_term: str = ""
     lost_amount: float = 0.0
+    order: Order | None = None
 
     @property
     def step_time(self) -> float:
@@ -80,7 +83,8 @@ def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:
     term, amount = max(differences.items(), key=lambda item: item[1])
     if lost_by <= 0:
         term, amount = "", 0.0
-    return replace(other, lost_by=lost_by, lost_to_term=term, lost_amount=amount)
+    order = order_held(lost_by) if lost_by > 0 and request.objective != "memory" else None
+    return replace(other, lost_by=lost_by, lost_to_term=term, lost_amount=amount, order=order)
 
 
 def resource_seconds(prediction: Prediction) -> dict[str, float]:

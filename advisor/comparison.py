@@ -13,6 +13,7 @@ from typing import Any
 
 from advisor.comparison_record import Side
 from executor.compare import Row, compare
+from hardware_db.order import Order, order_held
 
 MILLION = 1e6
 # Single terms err more than whole steps do, whose errors partly cancel; assumed: half of a difference.
@@ -47,7 +48,8 @@ class Verdict:
     faster: "a", "b" or None; by: the quicker one's throughput over the other's, less 1. shared_errors: one model
     on one machine and software, so that errors of the predictions mostly cancel. deciding: the term whose
     difference goes the way of the verdict furthest; turns_at: the share of that difference that must be wrong
-    to turn the order. close: the difference lies within the uncertainty.
+    to turn the order. close: the difference lies within the uncertainty. order: how often the order of published
+    plans held that are predicted as far apart, where both plans do the same work.
     """
 
     faster: str | None
@@ -57,6 +59,7 @@ class Verdict:
     close: bool
     deciding: Line | None = None
     turns_at: float = 0.0
+    order: Order | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--json`."""
@@ -68,6 +71,7 @@ class Verdict:
             "within_uncertainty": self.close,
             "deciding_term": self.deciding.to_dict() if self.deciding else None,
             "turns_if_wrong_by": self.turns_at if self.deciding else None,
+            "order_held": self.order.to_dict() if self.order else None,
         }
 
 
@@ -202,7 +206,8 @@ class Comparison:
         deciding = max(self.terms, key=lambda line: (line.delta or 0.0) * difference)
         turns_at = difference / (deciding.delta or difference)
         close = turns_at < TERM_ERROR if shared else overlap
-        return Verdict(faster, by, shared, overlap, close, deciding, turns_at)
+        order = order_held(by) if shared and self.same_work else None
+        return Verdict(faster, by, shared, overlap, close, deciding, turns_at, order)
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `compare --json`."""

@@ -103,8 +103,14 @@ def certainty(found: Comparison) -> list[str]:
     text = f"The {level} intervals {overlap} ({spans})"
     if not verdict.shared_errors:
         return [f"{text}; models or machines differ, so their errors do not cancel.", _decides(found)]
+    held = (
+        f" Of {verdict.order.pairs:,} pairs of published plans that are predicted about as far apart, "
+        f"{percent(verdict.order.share, 0)} were measured in that order."
+        if verdict.order
+        else ""
+    )
     return [
-        f"{text}; plans of one model on one machine share most errors, so their order is surer than that.",
+        f"{text}; plans of one model on one machine share most errors, so their order is surer than that.{held}",
         _decides(found),
     ]
 

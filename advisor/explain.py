@@ -150,6 +150,7 @@ def _plan_dict(candidate: Candidate) -> dict[str, Any]:
         "prediction": candidate.prediction.to_dict(),
         "lost_by": candidate.lost_by,
         "lost_to_term": candidate.lost_to_term or None,
+        "order_held": candidate.order.to_dict() if candidate.order else None,
     }
 
 

@@ -10,6 +10,7 @@ from advisor.outside import outside_lines
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.search import HOW_RANKED
 from advisor.sections import (
+    ORDER_HELD,
     assumption_section,
     binding_section,
     cost_line,
@@ -68,7 +69,7 @@ def _alternative(alternative: WhyNot) -> list[str]:
 
 
 def _runners_up(explanation: Explanation) -> list[str]:
-    """Other layouts, what each loses by, and to which term."""
+    """Other layouts, what each loses by, how often such an order held, and to which term it is lost."""
     others = explanation.result.plans[1:]
     if not others:
         return [heading("Runners-up"), "  none: no other layout fits."]
@@ -77,13 +78,15 @@ def _runners_up(explanation: Explanation) -> list[str]:
             str(candidate.rank),
             seconds(candidate.step_time),
             f"+{percent(candidate.lost_by)}",
+            percent(candidate.order.share, 0) if candidate.order else "",
             gib(candidate.peak_memory),
             f"{candidate.plan.describe()}{_lost(explanation, candidate)}",
         )
         for candidate in others
     ]
     title = "Runners-up, the best of each other layout"
-    return [heading(title), *table(["", "step", "loses", "memory", "plan"], rows, "rrrrl")]
+    lines = table(["", "step", "loses", "order held", "memory", "plan"], rows, "rrrrrl")
+    return [heading(title), *lines, *([wrap(ORDER_HELD, "  ")] if any(each.order for each in others) else [])]
 
 
 def _lost(explanation: Explanation, candidate: Candidate) -> str:

@@ -24,6 +24,10 @@ GIB = 2**30
 OTHERWISE = "megatron_bridge"
 DERIVED = "follows from the others"
 METER = 40  # columns of the bar of memory
+ORDER_HELD = (
+    "order held: of published plans of the same work that are predicted as far apart, the share of pairs that were "
+    "measured in that order."
+)
 # Sizes are told in the headline; the rest of the non-default knobs in the table under it.
 SEVERITY_WORDS = {
     "ERROR": "cannot run",

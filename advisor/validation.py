@@ -36,9 +36,23 @@ def validate(
     include_superseded: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> dict[str, Any]:
-    """The report of `advisor validate --json`: rows, summary and skipped.
+    """The report of `advisor validate --json`: rows, summary and skipped; rel_error is predicted / measured - 1."""
+    done, skipped = judged(rows, include_superseded, progress)
+    return {
+        "rows": [result for _, result in done],
+        "summary": summarise(done, len(skipped)),
+        "skipped": skipped,
+    }
 
-    rel_error is predicted / measured - 1. Rows with superseded = 1 are left out unless asked for.
+
+def judged(
+    rows: Iterable[Row],
+    include_superseded: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> tuple[list[tuple[Case, dict[str, Any]]], list[dict[str, str]]]:
+    """Each run with its prediction beside the measurement, and the rows that cannot be expressed, with the reason.
+
+    Rows with superseded = 1 are left out unless asked for.
     """
     chosen = [row for row in rows if include_superseded or row.text("superseded") != "1"]
     done: list[tuple[Case, dict[str, Any]]] = []
@@ -54,11 +68,7 @@ def validate(
             done.append((case, _result(case)))
         except ValueError as error:
             skipped.append({"id": case.id, "reason": str(error)})
-    return {
-        "rows": [result for _, result in done],
-        "summary": summarise(done, len(skipped)),
-        "skipped": skipped,
-    }
+    return done, skipped
 
 
 def _result(case: Case) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, folded, join, section, table, tag
 from advisor.report.subject import Subject
 from advisor.sections import (
+    ORDER_HELD,
     SEVERITY_WORDS,
     cost_line,
     evidence_text,
@@ -205,16 +206,19 @@ def _runners_up(subject: Subject) -> Iterator[Markup]:
                 each.plan.describe(),
                 seconds(each.step_time),
                 f"+{percent(each.lost_by)}" if each.rank > 1 else "",
+                percent(each.order.share, 0) if each.order else "",
                 gib(each.peak_memory),
                 f"{lost} to {each.lost_to_term}" if each.lost_to_term else "",
             )
         )
     yield table(
-        ["plan", "step", "loses", "memory", "most of it"],
+        ["plan", "step", "loses", "order held", "memory", "most of it"],
         rows,
         "The best plan of each layout, by rank",
-        "lrrrl",
+        "lrrrrl",
     )
+    if any(each.order for each in explanation.result.plans):
+        yield tag("p", f"{ORDER_HELD[0].upper()}{ORDER_HELD[1:]}", class_="note")
 
 
 def _worth_knowing(subject: Subject) -> Iterator[Markup]:

@@ -12,6 +12,7 @@ from advisor.comparison import TERM_ERROR, Comparison
 from advisor.comparison_record import Side
 from advisor.comparison_sides import read_side
 from advisor.comparison_text import answer, certainty, comparison_lines
+from hardware_db.order import order_held
 
 SMALL = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
 LARGE = [
@@ -117,7 +118,11 @@ def test_the_same_work_is_compared_by_the_step(folder):
     ratio = found.a.predicted["step_time_s"] / found.b.predicted["step_time_s"]
     assert found.verdict.by == pytest.approx(ratio - 1)
     assert f"B is {100 * (ratio - 1):.1f} % faster than A" in answer(found)
-    assert "share most errors" in " ".join(certainty(found))
+    told, order = " ".join(certainty(found)), order_held(found.verdict.by)
+    assert "share most errors" in told
+    assert f"Of {order.pairs} pairs of published plans" in told
+    assert f"{order.share:.0%}".replace("%", " %") in told
+    assert found.to_dict()["verdict"]["order_held"] == order.to_dict()
 
 
 def test_other_models_are_compared_by_the_token(folder):
