@@ -16,7 +16,7 @@ from advisor.request import Request
 from advisor.rules import rules_of
 from advisor.rules.facts import divisors
 from advisor.rules.features import lacked
-from advisor.space_grid import Space, cross, drop_illegal, keep
+from advisor.space_grid import LAYOUT_AXES, Space, cross, drop_illegal, keep
 from advisor.space_options import (
     BALANCED_CHUNKS,
     BALANCED_CHUNKS_OF_EXPERTS,
@@ -27,8 +27,10 @@ from advisor.space_options import (
     pipelines,
 )
 from advisor.space_there import there
-from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
+from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns, plan_columns, plan_from_columns
+from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
+from costmodel.plan import Plan
 from costmodel.stack import Stack, default_stack, load_stack
 from hardware_db import Cluster
 
@@ -58,6 +60,21 @@ def build_space(request: Request, precision: str) -> Space:
     assert not waiting, f"rules that were never applied: {[rule.id for rule in waiting]}"
     space.drop_empty_layouts()
     return space
+
+
+def fixed_beside(request: Request, plan: Plan) -> dict[str, Any]:
+    """Values of the knobs that are not searched, on the layout of a plan.
+
+    Some follow from the layout: how gradients are reduced from the ranks, the dispatcher from ep.
+    """
+    pins = {name: value for name, value in request.knob_pins.items() if name != "precision"}
+    columns = plan_columns([plan])
+    layout = {name: column for name, column in columns.items() if name in LAYOUT_AXES}
+    fixed = _fixed(layout, request, pins)
+    tables = option_tables(request, plan.precision, pins)
+    searched = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
+    whole = plan_from_columns(columns | fixed, 0, plan.precision)
+    return {name: getattr(whole, name) for name in fixed if name in KNOBS and name not in searched}
 
 
 def declared_space() -> tuple[str, ...]:

@@ -196,3 +196,14 @@ def test_a_question_about_the_scope_of_graphs_is_answered_once():
         {"cuda_graph_scope": ("full_iteration",)},
         {"tp": 2},
     ]
+
+
+def test_a_knob_that_follows_from_the_layout_is_told_where_another_value_gains():
+    """From 128 ranks on gradients are reduced in FP32: other layouts of the same search reduce them in BF16."""
+    request = make_request("llama3.2-1b", 128, "h100")
+    answer = explain(request, ["grad_reduce_in_fp32=off"])
+    assert answer.best.plan.dp == 128
+    gains = {gain.knob: gain for gain in answer.outside}
+    assert gains["grad_reduce_in_fp32"].value is False
+    assert gains["grad_reduce_in_fp32"].numerics
+    assert answer.alternatives[0].not_taken == "of grad_reduce_in_fp32 it tries on"
