@@ -14,7 +14,7 @@ from advisor.options import value_text
 from advisor.rules import error_masks, rules_of, violations
 from advisor.rules.facts import facts
 from advisor.space import fixed_beside
-from advisor.whatif import HELPS_ABOVE, MACHINE_LACKS, NUMERICS
+from advisor.whatif import DOUBTED, HELPS_ABOVE, MACHINE_LACKS, NUMERICS, unpriced
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
 from costmodel.family import family_features
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 # Values of each knob that plans of a search have.
 Tried = Mapping[str, frozenset[Any]]
-# Knobs whose other values lack a cost in the model, so that their gain is not believed.
-UNPRICED = {
-    "zero_stage": "a bucket of unsharded gradients is not priced",
-}
-# Rules that forbid nothing and yet say that a gain is not to be believed, or that the machine lacks what would gain.
-DOUBTED = ("head_size", *sorted(MACHINE_LACKS))
 # So many values of a knob are told, and so many knobs that gain.
 MOST_TOLD = 8
 
@@ -146,7 +140,7 @@ def why_untried(request: Request, tried: Tried, values: Mapping[str, Any]) -> st
                 if KNOBS[name].kind == "bool" and values[name] and KNOBS[name].hurts
                 else ""
             )
-            price = UNPRICED.get(name) or hurts
+            price = unpriced(name, values[name]) or hurts
             told.append(f"of {name} it tries {_told(tried[name])}" + (f" ({price})" if price else ""))
     return "; ".join(told)
 
@@ -203,7 +197,7 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
     there = tried_beside(request, tried, best.plan)
     any_family, own = request.objective == "memory", family(best.plan)
     for name, knob in KNOBS.items():
-        if name in request.pins or name in UNPRICED:
+        if name in request.pins:
             continue
         if not any(untried(there, {name: value}) for value in values_beside(best.prediction, knob)):
             continue
@@ -212,6 +206,7 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
             if (
                 kept
                 and not each.problem
+                and not unpriced(name, each.after)
                 and untried(there, {name: each.after})
                 and (any_family or family(each.plan) == own)
             ):

@@ -14,7 +14,7 @@ from advisor.case import Case
 from advisor.cli import advisor
 from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
-from advisor.outside import UNPRICED, option, outside_lines, tried_in, untried
+from advisor.outside import option, outside_lines, tried_in, untried
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import search
 from advisor.space import build_space
@@ -158,11 +158,16 @@ def test_gains_are_what_whatif_finds_beside_what_was_searched(told):
         file = PlanFile("", request.workload, "", request.gpus, plan)
         case = Case(request.model, request.workload, request.cluster, request.gpus, plan, None, (), file)
         tried = tried_in(build_space(request, each) for each in request.precisions)
-        names = [name for name in KNOBS if name not in request.pins and name not in UNPRICED]
+        names = [name for name in KNOBS if name not in request.pins]
         expected: dict[str, float] = {}
         for change in what_if(case, names).movers:
             name, value = change.neighbour.knob, change.neighbour.after
-            holds = change.fits and not change.prediction.tight and change.share < -HELPS_ABOVE
+            holds = (
+                change.fits
+                and not change.doubt
+                and not change.prediction.tight
+                and change.share < -HELPS_ABOVE
+            )
             if holds and untried(tried, {name: value}):
                 expected[name] = min(change.share, expected.get(name, 0.0))
         assert expected
