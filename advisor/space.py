@@ -21,6 +21,7 @@ from advisor.space_options import (
     BALANCED_CHUNKS,
     BALANCED_CHUNKS_OF_EXPERTS,
     Columns,
+    Finish,
     Row,
     option_tables,
     pinned,
@@ -46,7 +47,7 @@ def build_space(request: Request, precision: str) -> Space:
     pins = {name: value for name, value in request.knob_pins.items() if name != "precision"}
     layouts = _layouts(request, precision, pins)
     tables = option_tables(request, precision, pins)
-    decided_later = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
+    decided_later = _searched(tables)
     fixed = {
         name: column for name, column in _fixed(layouts, request, pins).items() if name not in decided_later
     }
@@ -70,11 +71,19 @@ def fixed_beside(request: Request, plan: Plan) -> dict[str, Any]:
     pins = {name: value for name, value in request.knob_pins.items() if name != "precision"}
     columns = plan_columns([plan])
     layout = {name: column for name, column in columns.items() if name in LAYOUT_AXES}
-    fixed = _fixed(layout, request, pins)
     tables = option_tables(request, plan.precision, pins)
-    searched = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
+    fixed = {
+        name: column
+        for name, column in _fixed(layout, request, pins).items()
+        if name not in _searched(tables)
+    }
     whole = plan_from_columns(columns | fixed, 0, plan.precision)
-    return {name: getattr(whole, name) for name in fixed if name in KNOBS and name not in searched}
+    return {name: getattr(whole, name) for name in fixed if name in KNOBS}
+
+
+def _searched(tables: list[tuple[list[Row], Finish]]) -> set[str]:
+    """Columns that tables of options decide."""
+    return {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
 
 
 def declared_space() -> tuple[str, ...]:
@@ -92,9 +101,9 @@ def declared_space() -> tuple[str, ...]:
         "experts moe_act, moe; with MLA mla_up_proj), or full recompute of 1/4 to all layers; cp_comm_type; on "
         "NVIDIA GPUs tp_comm_overlap and cuda_graph; with FP8 fp8_param_gather; overlap_moe_comm with "
         "delay_wgrad, or without it where CUDA graphs refuse that (linear layers with bias)",
-        "fixed on, as the model never finds them slower: sequence_parallel with tp > 1, overlap_grad_reduce, "
-        "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
-        "grouped GEMMs and fusions",
+        "fixed on, as the guides advise, and told below where off gains: sequence_parallel with tp > 1, "
+        "overlap_grad_reduce, overlap_param_gather, overlap_p2p, fused attention (for heads that have a "
+        "kernel), fused cross entropy, grouped GEMMs and fusions",
         "fixed, as in published runs: tokens are dispatched to their experts by HybridEP in NVLink domains of more "
         "than 8 GPUs from 25.11 on, and in smaller domains, except on A100, from NeMo 26.02 and Megatron-LM 26.03 "
         "on; before those, in domains of up to 8 GPUs, by DeepEP; elsewhere, and where the software has neither, by "

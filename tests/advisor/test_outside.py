@@ -212,3 +212,9 @@ def test_a_knob_that_follows_from_the_layout_is_told_where_another_value_gains()
     assert gains["grad_reduce_in_fp32"].value is False
     assert gains["grad_reduce_in_fp32"].numerics
     assert answer.alternatives[0].not_taken == "of grad_reduce_in_fp32 it tries on"
+
+
+def test_what_follows_from_the_layout_is_asked_of_sharded_plans_too():
+    """A plan of FSDP with the default of its stage is none, which the question built."""
+    answer = explain(make_request("llama3.2-1b", 8, "h100", pins=["fsdp=on"]))
+    assert answer.best.plan.zero_stage == 3
