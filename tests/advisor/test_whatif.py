@@ -301,3 +301,13 @@ def test_a_gain_that_the_search_does_not_believe_is_never_the_best(tmp_path):
     assert filling.prediction.tight
     assert filling.share < -HELPS_ABOVE
     assert tight.best() is None
+
+
+def test_a_plan_with_graphs_is_sharded_without_them():
+    """NeMo takes graphs back with FSDP: the gain that was told for fsdp was one of a plan that never runs."""
+    graphs = ["--model", "llama3.2-1b", "--gpus", "8", "--gpu", "h100", "--cuda-graph"]
+    document = json.loads(run(*graphs, "--knob", "fsdp", "--json").output)
+    (change,) = document["changes"]
+    assert change["follows"] == {"zero_stage": 3, "cuda_graph": False}
+    assert change["doubt"] is None
+    assert "fsdp_cuda_graph" not in {note["id"] for note in change["notes"]}
