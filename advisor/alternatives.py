@@ -9,7 +9,7 @@ from typing import Any
 
 from advisor.candidates import Candidate, compared, memory_parts
 from advisor.options import value_text
-from advisor.outside import Tried, option, tried_in, why_untried
+from advisor.outside import Tried, option, tried_beside, tried_in, why_untried
 from advisor.render import gib, seconds
 from advisor.request import Request, completed
 from advisor.search import GIB, SearchResult, fits_at_all, search
@@ -99,7 +99,7 @@ def _better(
         amounts = [
             f"{text} on {each.plan.world} GPUs" for text, each in zip(amounts, (other, best), strict=True)
         ]
-    why = why_untried(request, tried, pins)
+    why = why_untried(request, tried_beside(request, tried, other.plan), pins)
     if not why and other.prediction.tight and not best.prediction.tight:
         why = "its memory is so full that the allocator stalls: such plans count only where nothing else fits"
     elif not why:

@@ -13,7 +13,8 @@ from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.options import value_text
 from advisor.rules import error_masks, rules_of, violations
 from advisor.rules.facts import facts
-from advisor.whatif import HELPS_ABOVE, MACHINE_LACKS, NUMERICS
+from advisor.space import fixed_beside
+from advisor.whatif import DOUBTED, HELPS_ABOVE, MACHINE_LACKS, NUMERICS, unpriced
 from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
 from costmodel.family import family_features
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
 
 # Values of each knob that plans of a search have.
 Tried = Mapping[str, frozenset[Any]]
-# Knobs whose other values lack a cost in the model, so that their gain is not believed.
-UNPRICED = {
-    "zero_stage": "a bucket of unsharded gradients is not priced",
-}
-# Rules that forbid nothing and yet say that a gain is not to be believed, or that the machine lacks what would gain.
-DOUBTED = ("head_size", *sorted(MACHINE_LACKS))
 # So many values of a knob are told, and so many knobs that gain.
 MOST_TOLD = 8
 
@@ -103,6 +98,12 @@ def tried_in(spaces: Iterable[Space]) -> dict[str, frozenset[Any]]:
     return {name: frozenset(values) for name, values in found.items()}
 
 
+def tried_beside(request: Request, tried: Tried, plan: Plan) -> Tried:
+    """What was tried on the layout of a plan: of knobs that follow from it, the one value there."""
+    fixed = fixed_beside(request, plan).items()
+    return {**tried, **{name: frozenset({_plain(name, value)}) for name, value in fixed}}
+
+
 def _value(name: str, number: float) -> Any:
     if name in CODED:
         return KNOBS[name].choices[int(number)]
@@ -136,10 +137,10 @@ def why_untried(request: Request, tried: Tried, values: Mapping[str, Any]) -> st
         else:
             hurts = (
                 f"what it hurts: {KNOBS[name].hurts}"
-                if KNOBS[name].kind == "bool" and KNOBS[name].hurts
+                if KNOBS[name].kind == "bool" and values[name] and KNOBS[name].hurts
                 else ""
             )
-            price = UNPRICED.get(name) or hurts
+            price = unpriced(name, values[name]) or hurts
             told.append(f"of {name} it tries {_told(tried[name])}" + (f" ({price})" if price else ""))
     return "; ".join(told)
 
@@ -193,18 +194,20 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
     def family(plan: Plan) -> frozenset[str]:
         return family_features(request.model, request.workload, plan_columns([plan]))
 
+    there = tried_beside(request, tried, best.plan)
     any_family, own = request.objective == "memory", family(best.plan)
     for name, knob in KNOBS.items():
-        if name in request.pins or name in UNPRICED:
+        if name in request.pins:
             continue
-        if not any(untried(tried, {name: value}) for value in values_beside(best.prediction, knob)):
+        if not any(untried(there, {name: value}) for value in values_beside(best.prediction, knob)):
             continue
         for each in neighbours(best.prediction, name):
             kept = not request.pins.keys() & each.follows.keys()
             if (
                 kept
                 and not each.problem
-                and untried(tried, {name: each.after})
+                and not unpriced(name, each.after)
+                and untried(there, {name: each.after})
                 and (any_family or family(each.plan) == own)
             ):
                 yield each

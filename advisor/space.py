@@ -16,19 +16,22 @@ from advisor.request import Request
 from advisor.rules import rules_of
 from advisor.rules.facts import divisors
 from advisor.rules.features import lacked
-from advisor.space_grid import Space, cross, drop_illegal, keep
+from advisor.space_grid import LAYOUT_AXES, Space, cross, drop_illegal, keep
 from advisor.space_options import (
     BALANCED_CHUNKS,
     BALANCED_CHUNKS_OF_EXPERTS,
     Columns,
+    Finish,
     Row,
     option_tables,
     pinned,
     pipelines,
 )
 from advisor.space_there import there
-from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns
+from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns, plan_columns, plan_from_columns
+from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
+from costmodel.plan import Plan
 from costmodel.stack import Stack, default_stack, load_stack
 from hardware_db import Cluster
 
@@ -44,7 +47,7 @@ def build_space(request: Request, precision: str) -> Space:
     pins = {name: value for name, value in request.knob_pins.items() if name != "precision"}
     layouts = _layouts(request, precision, pins)
     tables = option_tables(request, precision, pins)
-    decided_later = {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
+    decided_later = _searched(tables)
     fixed = {
         name: column for name, column in _fixed(layouts, request, pins).items() if name not in decided_later
     }
@@ -58,6 +61,29 @@ def build_space(request: Request, precision: str) -> Space:
     assert not waiting, f"rules that were never applied: {[rule.id for rule in waiting]}"
     space.drop_empty_layouts()
     return space
+
+
+def fixed_beside(request: Request, plan: Plan) -> dict[str, Any]:
+    """Values of the knobs that are not searched, on the layout of a plan.
+
+    Some follow from the layout: how gradients are reduced from the ranks, the dispatcher from ep.
+    """
+    pins = {name: value for name, value in request.knob_pins.items() if name != "precision"}
+    columns = plan_columns([plan])
+    layout = {name: column for name, column in columns.items() if name in LAYOUT_AXES}
+    tables = option_tables(request, plan.precision, pins)
+    fixed = {
+        name: column
+        for name, column in _fixed(layout, request, pins).items()
+        if name not in _searched(tables)
+    }
+    whole = plan_from_columns(columns | fixed, 0, plan.precision)
+    return {name: getattr(whole, name) for name in fixed if name in KNOBS}
+
+
+def _searched(tables: list[tuple[list[Row], Finish]]) -> set[str]:
+    """Columns that tables of options decide."""
+    return {name for table, _ in tables for name in table[0]} | {"recompute_num_layers"}
 
 
 def declared_space() -> tuple[str, ...]:
@@ -75,9 +101,9 @@ def declared_space() -> tuple[str, ...]:
         "experts moe_act, moe; with MLA mla_up_proj), or full recompute of 1/4 to all layers; cp_comm_type; on "
         "NVIDIA GPUs tp_comm_overlap and cuda_graph; with FP8 fp8_param_gather; overlap_moe_comm with "
         "delay_wgrad, or without it where CUDA graphs refuse that (linear layers with bias)",
-        "fixed on, as the model never finds them slower: sequence_parallel with tp > 1, overlap_grad_reduce, "
-        "overlap_param_gather, overlap_p2p, fused attention (for heads that have a kernel), fused cross entropy, "
-        "grouped GEMMs and fusions",
+        "fixed on, as the guides advise, and told below where off gains: sequence_parallel with tp > 1, "
+        "overlap_grad_reduce, overlap_param_gather, overlap_p2p, fused attention (for heads that have a "
+        "kernel), fused cross entropy, grouped GEMMs and fusions",
         "fixed, as in published runs: tokens are dispatched to their experts by HybridEP in NVLink domains of more "
         "than 8 GPUs from 25.11 on, and in smaller domains, except on A100, from NeMo 26.02 and Megatron-LM 26.03 "
         "on; before those, in domains of up to 8 GPUs, by DeepEP; elsewhere, and where the software has neither, by "

@@ -27,6 +27,14 @@ HELPS_ABOVE = 0.001
 MACHINE_LACKS = frozenset(rule.id for rule in load_rules() if rule.lacks)
 # Notes of what is given up for a gain, which a change must not be told without.
 PRICES = ("nan_checks_off",)
+# Knobs some of whose values lack a cost in the model, these values, and what is not counted: a gain from them is not
+# believed.
+UNPRICED = {
+    "zero_stage": ((0, 2), "a bucket of unsharded gradients is not priced"),
+}
+# Rules that forbid nothing and yet say that a gain is not to be believed, that the framework takes it back, or that the
+# machine lacks what would gain.
+DOUBTED = frozenset({"head_size", "fsdp_cuda_graph", *MACHINE_LACKS})
 # Below these a knob moves nothing: seconds as a share of the step, and bytes.
 STILL_SECONDS, STILL_BYTES = 1e-9, 1024.0
 # Knobs that change what is computed, not only how fast: a gain from one of them needs a look at the loss.
@@ -61,7 +69,8 @@ class Change:
     """One legal neighbour. deltas are its prediction less the plan's: step time [s], worst rank [byte].
 
     drove: the term that did most of it, where the one that moved most went the other way. notes: AUTOFIX
-    and SILENT rules that it breaks and the plan does not, and what else is given up for it.
+    and SILENT rules that it breaks and the plan does not, and what else is given up for it. doubt: why its time is
+    not to be believed, "" where it is.
     """
 
     neighbour: Neighbour
@@ -72,6 +81,7 @@ class Change:
     moved: Move | None
     drove: Move | None = None
     notes: tuple[Violation, ...] = ()
+    doubt: str = ""
 
     @property
     def fits(self) -> bool:
@@ -95,6 +105,7 @@ class Change:
             "drove": asdict(self.drove) if self.drove else None,
             "changes_numerics": self.neighbour.knob in NUMERICS,
             "notes": [note.to_dict() for note in self.notes],
+            "doubt": self.doubt or None,
         }
 
 
@@ -139,11 +150,15 @@ class WhatIf:
     def best(self, numerics: bool = True) -> Change | None:
         """The fastest change that fits and helps; where the plan itself cannot be, the fastest that can.
 
-        numerics: whether changes of the arithmetic count too.
+        As in a search, a change whose time is doubted does not count, nor one that fills the memory until the
+        allocator stalls, where the plan does not. numerics: whether changes of the arithmetic count too.
         """
         holds = self.base.fits and not self.errors
+        roomy = holds and not self.base.tight
         for change in self.movers:
-            if not change.fits or not (numerics or change.neighbour.knob not in NUMERICS):
+            if not change.fits or change.doubt or (roomy and change.prediction.tight):
+                continue
+            if not numerics and change.neighbour.knob in NUMERICS:
                 continue
             return change if not holds or change.share < -HELPS_ABOVE else None
         return None
@@ -216,10 +231,18 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
         if violation.id not in known
         and (violation.severity in ("AUTOFIX", "SILENT") or violation.id in PRICES)
     )
+    taken_back = (violation.text for violation in found if violation.id in DOUBTED - known)
     delta = other.step_time_s - base.step_time_s
     memory = other.peak_memory_bytes - base.peak_memory_bytes
     moved, drove = _moves(base, other, delta)
-    return Change(each, other, delta, memory, delta / base.step_time_s, moved, drove, notes)
+    doubt = unpriced(each.knob, each.after) or next(taken_back, "")
+    return Change(each, other, delta, memory, delta / base.step_time_s, moved, drove, notes, doubt)
+
+
+def unpriced(knob: str, value: Any) -> str:
+    """What the model does not count of a value of a knob, "" where it counts all."""
+    values, lacking = UNPRICED.get(knob, ((), ""))
+    return lacking if value in values else ""
 
 
 def _moves(base: Prediction, other: Prediction, delta: float) -> tuple[Move | None, Move | None]:

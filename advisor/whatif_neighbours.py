@@ -199,10 +199,11 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     """Knobs that a change of `knob` takes along, as the frameworks demand."""
     plan = chosen.plan
     if knob == "fsdp":
-        return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0}
+        return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0, **_graphs_beside(plan, value)}
     if knob == "zero_stage":
         overlap = {"overlap_param_gather": False} if value == 0 else {}
-        return {"fsdp": value >= 2, **overlap} | ({} if value == 3 else {"fsdp_shard_size": 0})
+        shards = {"fsdp": value >= 2, **overlap, **_graphs_beside(plan, value >= 2)}
+        return shards | ({} if value == 3 else {"fsdp_shard_size": 0})
     if knob == "nccl_ub" and value:
         # In vain without the switch inside a domain; growing segments are refused (rules user_buffers_*).
         switch = {"nvls": True} if chosen.values["switch_reduces"] else {}
@@ -234,6 +235,11 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     if knob == "recompute_modules":
         return {"recompute": "selective" if value else "none", "recompute_num_layers": 0}
     return {}
+
+
+def _graphs_beside(plan: Plan, fsdp: bool) -> dict[str, Any]:
+    """Graphs are switched off with FSDP: see the rule fsdp_cuda_graph. Those of a sharded plan are its own."""
+    return {"cuda_graph": False, "cuda_graph_scope": ()} if fsdp and not plan.fsdp else {}
 
 
 def _inner_size(chosen: Prediction) -> int:

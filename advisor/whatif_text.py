@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from advisor.options import value_text
 from advisor.render import bold, gib, heading, percent, seconds, table, width, wrap
 from advisor.sections import fit_text, setting, violation_section
-from advisor.whatif import NUMERICS, Change, Forbidden, Move, WhatIf
+from advisor.whatif import HELPS_ABOVE, NUMERICS, Change, Forbidden, Move, WhatIf
 from advisor.whatif_neighbours import label
 from costmodel.prediction import TIGHT_ABOVE
 
@@ -40,6 +40,8 @@ def answer(result: WhatIf) -> str:
     wrong = "cannot run" if result.errors else "" if base.fits else "does not fit"
     if best is None and wrong:
         return f"This plan {wrong}, and no single change mends it."
+    if best is None and any(change.fits and change.share < -HELPS_ABOVE for change in result.movers):
+        return "No single change makes this plan faster whose time is to be believed and whose memory leaves room."
     if best is None:
         return "No single change that fits makes this plan faster."
     change = f"{_long(best)}: {seconds(best.prediction.step_time_s)}"
@@ -132,6 +134,9 @@ def _notes(changes: Sequence[Change]) -> list[str]:
         for note in change.notes:
             text = f"{note.severity} {note.text} [{note.id}]"
             about.setdefault(note.id, (text, []))[1].append(label(change.neighbour))
+        if change.doubt and change.doubt not in {note.text for note in change.notes}:
+            text = f"its time is not to be believed: {change.doubt}"
+            about.setdefault(change.doubt, (text, []))[1].append(label(change.neighbour))
     if not about:
         return []
     lines = [heading("Worth knowing")]

@@ -104,8 +104,9 @@ def data_parallel_terms(
     allowed = overlap_allowed(x)
     found = [_collectives(ledger, x, owner) for owner in owners]
     whole = sum(owner.whole for owner in owners)
-    # Buckets count on the first stage's first chunk alone; elsewhere a chunk is one bucket.
-    in_bucket = minimum(bucket_elements(x) / whole, 1) * (1 - is_more_than_one(x.pp))
+    # Buckets count on the first stage's first chunk alone; elsewhere a chunk is one bucket. A stage without layers
+    # trains nothing where only adapters are trained.
+    in_bucket = minimum(bucket_elements(x) / maximum(whole, 1), 1) * (1 - is_more_than_one(x.pp))
     alone = ledger.define(
         "dp_alone",
         maximum(1 / maximum(layers, 1), in_bucket),

@@ -10,7 +10,7 @@ from typing import Any
 from executor.export.environment import environment
 from executor.export.exported import Exported, Job
 from executor.export.launch import SCRIPT, train_script
-from executor.export.slurm import JOB_SCRIPT, sbatch_script, segment_note
+from executor.export.slurm import JOB_SCRIPT, placement_note, sbatch_script, segment_note
 from executor.megatron_model import ENCODER_NOTE
 
 VBOOST = "vboost: `sudo nvidia-smi boost-slider --vboost 1` once a node before the run; --slurm writes it into the job"
@@ -59,6 +59,8 @@ def bundle(job: Job, target: str, slurm: bool, note: str = "", encoder_time: str
     first = [f"{each}{encoder_time}" for each in first]
     exported = replace(exported, notes=(*first, *([note] if note else []), *others))
     inputs = module.inputs(job) if hasattr(module, "inputs") else {}
+    if not slurm and (placed := placement_note(job)):
+        exported = replace(exported, notes=(*exported.notes, placed))
     files = {SCRIPT: train_script(job, exported, inputs), **exported.files}
     start = f"bash {SCRIPT}"
     if job.plan.vboost and not slurm:

@@ -87,6 +87,25 @@ def segment_note(job: Job) -> str:
     )
 
 
+def placement_note(job: Job) -> str:
+    """A line on the placement that was priced, for a start without Slurm; "" where it needs no asking."""
+    nodes, _ = nodes_of(job)
+    together = _together(job, nodes)
+    if not together:
+        return ""
+    if unasked := segment_note(job):
+        return unasked
+    many = (
+        f"all {nodes} nodes in one NVLink domain"
+        if together >= nodes
+        else f"{together} nodes of each NVLink domain"
+    )
+    return (
+        f"the plan is priced on {many} (nvl_segment), in the order of node ranks: placed otherwise, groups straddle "
+        "domains; --slurm writes a job that asks for it"
+    )
+
+
 def _segment(job: Job, nodes: int) -> list[str]:
     """Nodes of each NVLink domain that the job takes together (Slurm's block topology)."""
     together = _together(job, nodes)

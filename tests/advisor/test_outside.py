@@ -14,7 +14,7 @@ from advisor.case import Case
 from advisor.cli import advisor
 from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
-from advisor.outside import UNPRICED, option, outside_lines, tried_in, untried
+from advisor.outside import option, outside_lines, tried_in, untried
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import search
 from advisor.space import build_space
@@ -158,11 +158,16 @@ def test_gains_are_what_whatif_finds_beside_what_was_searched(told):
         file = PlanFile("", request.workload, "", request.gpus, plan)
         case = Case(request.model, request.workload, request.cluster, request.gpus, plan, None, (), file)
         tried = tried_in(build_space(request, each) for each in request.precisions)
-        names = [name for name in KNOBS if name not in request.pins and name not in UNPRICED]
+        names = [name for name in KNOBS if name not in request.pins]
         expected: dict[str, float] = {}
         for change in what_if(case, names).movers:
             name, value = change.neighbour.knob, change.neighbour.after
-            holds = change.fits and not change.prediction.tight and change.share < -HELPS_ABOVE
+            holds = (
+                change.fits
+                and not change.doubt
+                and not change.prediction.tight
+                and change.share < -HELPS_ABOVE
+            )
             if holds and untried(tried, {name: value}):
                 expected[name] = min(change.share, expected.get(name, 0.0))
         assert expected
@@ -196,3 +201,20 @@ def test_a_question_about_the_scope_of_graphs_is_answered_once():
         {"cuda_graph_scope": ("full_iteration",)},
         {"tp": 2},
     ]
+
+
+def test_a_knob_that_follows_from_the_layout_is_told_where_another_value_gains():
+    """From 128 ranks on gradients are reduced in FP32: other layouts of the same search reduce them in BF16."""
+    request = make_request("llama3.2-1b", 128, "h100")
+    answer = explain(request, ["grad_reduce_in_fp32=off"])
+    assert answer.best.plan.dp == 128
+    gains = {gain.knob: gain for gain in answer.outside}
+    assert gains["grad_reduce_in_fp32"].value is False
+    assert gains["grad_reduce_in_fp32"].numerics
+    assert answer.alternatives[0].not_taken == "of grad_reduce_in_fp32 it tries on"
+
+
+def test_what_follows_from_the_layout_is_asked_of_sharded_plans_too():
+    """A plan of FSDP with the default of its stage is none, which the question built."""
+    answer = explain(make_request("llama3.2-1b", 8, "h100", pins=["fsdp=on"]))
+    assert answer.best.plan.zero_stage == 3

@@ -14,6 +14,7 @@ from advisor.pipeline import with_schedule
 from advisor.rules import violations
 from advisor.whatif import HELPS_ABOVE, WhatIf, chosen_knobs, what_if
 from advisor.whatif_neighbours import Neighbour, label
+from advisor.whatif_text import answer, what_if_lines
 from costmodel.knobs import KNOBS
 from costmodel.knobs.names import meant
 from costmodel.plan import Plan
@@ -103,10 +104,11 @@ def test_the_best_change_is_the_fastest_that_fits(tried):
     best = result.best()
     fitting = [change for change in result.movers if change.fits]
     if result.base.fits:
-        helping = [change for change in fitting if change.share < -HELPS_ABOVE]
+        roomy = [change for change in fitting if not change.prediction.tight or result.base.tight]
+        helping = [change for change in roomy if change.share < -HELPS_ABOVE and not change.doubt]
         assert best == (helping[0] if helping else None)
     else:
-        assert best == fitting[0]
+        assert best == next(change for change in fitting if not change.doubt)
 
 
 def test_the_term_that_moved_is_the_largest_difference(tried):
@@ -235,7 +237,6 @@ def test_a_knob_is_found_by_every_name_that_a_pin_has(name, knob):
 
 
 def test_a_result_without_movers_says_that_none_helps(tmp_path):
-    from advisor.whatif_text import answer
 
     case = case_of(tmp_path, SMALL)
     result = what_if(case, ["moe_grouped_gemm"])
@@ -276,3 +277,37 @@ def test_a_gain_by_checks_switched_off_is_told_with_what_it_gives_up(tried):
     off = next(each for each in result.changes if each.neighbour.knob == "check_for_nan_in_grad")
     assert off.delta_time < 0
     assert [note.id for note in off.notes] == ["nan_checks_off"]
+
+
+def test_a_gain_that_the_search_does_not_believe_is_never_the_best(tmp_path):
+    """A gradient bucket without a price, graphs that NeMo takes back, and memory in which the allocator stalls."""
+    sharded = ["--model", "llama3.2-1b", "--gpus", "8", "--gpu", "h100", "--fsdp", "--zero-stage", "3"]
+    result = what_if(case_of(tmp_path, sharded), ["zero_stage", "cuda_graph"])
+    doubts = {
+        (change.neighbour.knob, change.neighbour.after): change.doubt
+        for change in result.changes
+        if change.share < -HELPS_ABOVE
+    }
+    assert doubts["zero_stage", 2] == "a bucket of unsharded gradients is not priced"
+    assert doubts["cuda_graph", True] == "NeMo switches CUDA graphs off with FSDP"
+    assert all(doubts.values())
+    assert result.best() is None
+    assert answer(result).startswith("No single change makes this plan faster whose time is to be believed")
+    assert "its time is not to be believed: a bucket of unsharded" in " ".join(what_if_lines(result)[-9:])
+    full = ["--model", "8b", "--gpus", "8", "--gpu", "h100", "--fsdp", "--zero-stage", "3"]
+    tight = what_if(case_of(tmp_path, [*full, "--seq-len", "5632"]), ["micro_batch"])
+    assert not tight.base.tight
+    (filling,) = [change for change in tight.changes if change.fits]
+    assert filling.prediction.tight
+    assert filling.share < -HELPS_ABOVE
+    assert tight.best() is None
+
+
+def test_a_plan_with_graphs_is_sharded_without_them():
+    """NeMo takes graphs back with FSDP: the gain that was told for fsdp was one of a plan that never runs."""
+    graphs = ["--model", "llama3.2-1b", "--gpus", "8", "--gpu", "h100", "--cuda-graph"]
+    document = json.loads(run(*graphs, "--knob", "fsdp", "--json").output)
+    (change,) = document["changes"]
+    assert change["follows"] == {"zero_stage": 3, "cuda_graph": False}
+    assert change["doubt"] is None
+    assert "fsdp_cuda_graph" not in {note["id"] for note in change["notes"]}

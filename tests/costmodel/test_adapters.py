@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from costmodel.model_registry import load_model
@@ -147,3 +148,11 @@ def test_recompute_of_the_mlp_repeats_its_adapters():
 def test_a_frozen_embedding_has_no_gradient():
     lora, trained = (run(work=work, dp=8).values for work in (LORA, replace(LORA, task="sft")))
     assert lora["embedding_time"] / trained["embedding_time"] == pytest.approx(4 / 14)
+
+
+def test_a_stage_without_layers_reduces_nothing():
+    """32 stages of 30 layers: the ends hold embedding and loss alone, whose adapters are none."""
+    ends = {"account_embedding": True, "account_loss": True}
+    with np.errstate(all="raise"):
+        found = run(model="mcore-gpt-7.1b", work=Workload(4096, 72, "lora"), pp=32, dp=9, **ends)
+    assert found.values["dp_parameters"] == 0

@@ -206,3 +206,20 @@ def test_a_placement_that_cannot_be_asked_for_is_told(segment, asked):
         assert "16 nodes of each NVLink domain, in 3 domains" in notes[0]
         assert "--nvl-segment 36 or 48 or 72 can be asked for" in notes[0]
         assert "16 nodes of each NVLink domain" in text.replace("\n# ", " ")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "segment", "told"),
+    [
+        (144, 72, "priced on 18 nodes of each NVLink domain (nvl_segment)"),
+        (64, 0, "priced on all 16 nodes in one NVLink domain"),
+        (144, 0, "--segment cannot ask for that"),
+        (4, 0, ""),
+    ],
+)
+def test_without_a_job_script_the_placement_that_was_priced_is_told(gpus, segment, told):
+    """nvl_segment 72 instead of 64 was worth 11 % of a step, and nothing of the export said it."""
+    made = bundle(job_of(Plan(dp=gpus, nvl_segment=segment), "gb200-nvl72"), "megatron-lm", slurm=False)
+    notes = [note for note in made.exported.notes if "NVLink domain" in note]
+    assert len(notes) == (1 if told else 0)
+    assert all(told in note and note in made.files["train.sh"] for note in notes)
