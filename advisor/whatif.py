@@ -187,7 +187,7 @@ def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], N
         if progress:
             progress(place / len(names), f"changing {name}")
         tried = [_tried(case, base, known, each) for each in neighbours(base, name)]
-        legal = [each for each in tried if isinstance(each, Change)]
+        legal = [each for each in tried if isinstance(each, Change) and not _in_vain(each)]
         changes += legal
         forbidden += [each for each in tried if isinstance(each, Forbidden)]
         if not legal:
@@ -220,6 +220,12 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
     memory = other.peak_memory_bytes - base.peak_memory_bytes
     moved, drove = _moves(base, other, delta)
     return Change(each, other, delta, memory, delta / base.step_time_s, moved, drove, notes)
+
+
+def _in_vain(change: Change) -> bool:
+    """Whether modules that the model lacks take the place of full recompute: what is gained is that of none at all."""
+    knobs = {knob for note in change.notes if note.severity == "SILENT" for knob in note.knobs}
+    return bool(change.neighbour.instead) and change.neighbour.knob in knobs
 
 
 def _moves(base: Prediction, other: Prediction, delta: float) -> tuple[Move | None, Move | None]:
