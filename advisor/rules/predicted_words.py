@@ -32,6 +32,7 @@ WAITS = {
     "cp_percent": "context-parallel communication",
     "ep_percent": "expert dispatch",
     "dp_percent": "data-parallel communication",
+    "recompute_percent": "recompute",
 }
 UNPREDICTED: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(
