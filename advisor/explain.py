@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
 from advisor.candidates import Candidate
+from advisor.options import as_pins
 from advisor.outside import Gain, gains_outside, tried_in
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
@@ -53,10 +54,11 @@ class Explanation:
 
     @cached_property
     def found(self) -> list[Violation]:
-        """What the rules say about the plan shown: its price, and what the environment must hold."""
+        """What the rules say about the plan shown: its price, what the environment must hold, ways out as pins."""
         request, plan = self.request, self.shown.plan
         words = predicted_words(self.shown.prediction)
-        return violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
+        found = violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
+        return [replace(each, way_out=as_pins(each.way_out)) for each in found]
 
     @property
     def not_there(self) -> list[str]:

@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from advisor.commands import HELP
+from advisor.options import PinsKnobs
 from advisor.profiles import profile_option
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
 
 
-@click.command(name="explain", context_settings=HELP)
+@click.command(name="explain", context_settings=HELP, cls=PinsKnobs)
 @click.option("--model", required=True, help="Model: a name, an alias such as 70b, a TOML or a config.json.")
 @click.option("--gpus", type=int, required=True, metavar="N", help="GPUs in all.")
 @click.option("--gpu", metavar="NAME", help="GPU type, such as h100, b200, or a TOML of yours.")
