@@ -9,6 +9,7 @@ from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
 from advisor.candidates import Candidate
+from advisor.counts import Count, fewer_gpus, in_time
 from advisor.options import as_pins
 from advisor.outside import Gain, gains_outside, tried_in
 from advisor.request import Request, parse_pins
@@ -27,7 +28,8 @@ SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 class Explanation:
     """Everything `advisor explain` tells. best is None when nothing fits; remedies then say what would.
 
-    outside: what the search does not try and what would gain on the best plan.
+    outside: what the search does not try and what would gain on the best plan. fewer: a rounder number of GPUs that
+    does more work than all of them. days: deadline that was asked about, in_time: the GPUs that keep it.
     """
 
     request: Request
@@ -37,6 +39,9 @@ class Explanation:
     alternatives: tuple[WhyNot, ...] = ()
     remedies: tuple[str, ...] = ()
     outside: tuple[Gain, ...] = ()
+    fewer: Count | None = None
+    days: float | None = None
+    in_time: Count | None = None
 
     @property
     def shown(self) -> Candidate:
@@ -105,6 +110,8 @@ class Explanation:
             "not_there": self.not_there,
             "violations": [violation.to_dict() for violation in self.found],
             "cost": self.cost,
+            "fewer_gpus": self.fewer.to_dict(self.request.tokens) if self.fewer else None,
+            "in_time": self.in_time.to_dict(self.request.tokens) if self.in_time else None,
             "assumptions": self.assumptions,
         }
 
@@ -114,10 +121,12 @@ def explain(
     questions: Sequence[str] = (),
     progress: Progress | None = None,
     look: Look | None = None,
+    days: float | None = None,
 ) -> Explanation:
     """Search, then gather what makes the answer believable. ValueError in one line as `search`.
 
-    questions: texts of --why-not, each NAME=VALUE, several joined by commas. look: as `search`.
+    questions: texts of --why-not, each NAME=VALUE, several joined by commas. look: as `search`. days: the time that the
+    request's tokens may take.
     """
     asked = [parse_pins([text], "--why-not") for text in questions]
     tried: dict[str, frozenset[Any]] = {}
@@ -129,7 +138,9 @@ def explain(
 
     result = search(request, progress, seen)
     if not result.plans:
-        return Explanation(request, result, None, remedies=what_would_fit(result))
+        return Explanation(
+            request, result, None, remedies=what_would_fit(result), fewer=fewer_gpus(request, None)
+        )
     best = result.plans[0]
     path = Path(best.prediction, request.precisions, request.stack)
     return Explanation(
@@ -142,6 +153,9 @@ def explain(
             *filter(None, [] if _asks_scope(asked) else [whole_step_graph(request, best)]),
         ),
         outside=gains_outside(request, best, tried),
+        fewer=fewer_gpus(request, best),
+        days=days,
+        in_time=in_time(request, best, days) if days else None,
     )
 
 
