@@ -26,6 +26,12 @@ from advisor.sections import (
 )
 from advisor.space import declared_space
 
+# Ways out of PERF rules name sizes and overlaps that the search has compared, which reads as if it had not.
+PRICE = (
+    "PERF is the price of the fastest plan found: the sizes, micro-batches, recompute and overlaps that its lines name "
+    "were searched, and none is faster. A larger --global-batch, and what Space searched leaves out, were not tried."
+)
+
 
 def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:
     """Everything, answer first."""
@@ -48,6 +54,9 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
     changed = knobs_to_set(prediction) | dict(prediction.plan.settings)
     lines += [heading("Set these"), *knob_table(changed, explanation.request.stack)]
     lines += violation_section(explanation.found, "Worth knowing")
+    priced = any(each.severity == "PERF" for each in explanation.found)
+    if priced and explanation.request.objective == "throughput":
+        lines.append(wrap(PRICE, "  "))
     for alternative in explanation.alternatives:
         lines += _alternative(alternative)
     lines += time_section(prediction)

@@ -21,8 +21,17 @@ FRAMEWORKS = {
 
 
 # What a question says beside the knobs: options of the same name, which no pin and no --set takes.
-BESIDE = ("model", "gpus", "gpu", "cluster", "stack", "task", "packed", "mean_length", "length_cv", "lora_rank")
-BESIDE += ("lora_targets", "moe_imbalance", "moe_adjacent")
+WORKLOAD = (
+    "task",
+    "packed",
+    "mean_length",
+    "length_cv",
+    "lora_rank",
+    "lora_targets",
+    "moe_imbalance",
+    "moe_adjacent",
+)
+BESIDE = ("model", "gpus", "gpu", "cluster", "stack", *WORKLOAD)
 
 
 def normal(name: str) -> str:
