@@ -19,6 +19,8 @@ QUICKER = 1.01
 # Numbers tried for a deadline are multiples of the largest power of two below these shares of the number needed.
 SHARES = (1 / 16, 1 / 4, 1)
 MOST_SEARCHES = 8
+# GPUs are raised so much where none of a round suffices; an answer so near to the deadline is not lowered.
+FURTHER, CLOSE = 1.2, 1.05
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,26 @@ def in_time(request: Request, best: Candidate, days: float) -> Count | None:
     """The fewest GPUs tried that train the request's tokens in as many days; None where none up to the limit do."""
     assert request.tokens is not None
     needed = request.tokens / (days * 86400)
-    own = Count(best)
-    gpus, tried = own.gpus * needed / own.rate, 0
-    while gpus <= MOST_GPUS and tried < MOST_SEARCHES:
-        for count in _round_up(gpus):
+    own, kept, tried = Count(best), None, 0
+    each = own.rate / own.gpus  # of one GPU, by the last answer
+    while tried < MOST_SEARCHES:
+        for count in _round_up(needed / each):
+            if kept is not None and count >= kept.gpus:
+                return kept
             tried += 1
             found = own if count == own.gpus else on(request, count)
             if found and found.rate >= needed:
-                return found
-        gpus *= 1.2
-    return None
+                kept = found
+                break
+        else:
+            if kept is not None or needed / each > MOST_GPUS:
+                return kept
+            each /= FURTHER
+            continue
+        if kept.rate < CLOSE * needed:
+            return kept
+        each = kept.rate / kept.gpus
+    return kept
 
 
 def _round_up(gpus: float) -> Iterator[int]:
