@@ -213,27 +213,31 @@ def _leaner(request: Request) -> Iterator[str]:
     """Knobs outside the search that save memory, each with the best step it allows; of shares the fastest."""
     layers = request.model.num_layers
     layers_of = [{"offload_layers": max(1, layers * part // 4)} for part in (1, 2, 3)]
-    choices = (
+    # Megatron-LM's arguments refuse offloading without the precision-aware optimizer.
+    aware = REMAINDER if load_stack(request.stack or default_stack()).megatron_core else {}
+    shares = [{"optimizer_offload": share} | aware for share in (25, 50, 75, 100)]
+    choices: tuple[tuple[list[dict[str, Any]], str], ...] = (
         ([REMAINDER], "16-bit remainder of the master weights"),
         ([REMAINDER | MOMENTS], "16-bit remainder and moments"),
-        (
-            [{"optimizer_offload": share} for share in (25, 50, 75, 100)],
-            "percent of its state in host memory",
-        ),
+        (shares, "percent of its state in host memory"),
         (layers_of, "layers' activations in host memory"),
     )
     for sizes, words in choices:
-        free = [
-            pins
-            for pins in sizes
-            if all(request.pins.get(name, value) == value for name, value in pins.items())
-        ]
-        tried = [(pins, _best(replace(request, pins={**request.pins, **pins}, top=1))) for pins in free]
-        fitting = [(best.step_time, number, best, pins) for number, (pins, best) in enumerate(tried) if best]
-        if fitting:
+        if fitting := _fitting(request, sizes):
             _, _, best, pins = min(fitting, key=lambda each: each[:2])
             pinned = " ".join(f"--pin {name}={_text(value)}" for name, value in pins.items())
             yield f"{pinned} ({words}): {best.plan.describe()}, {best.step_time:.4g} s a step"
+
+
+def _fitting(
+    request: Request, sizes: list[dict[str, Any]]
+) -> list[tuple[float, int, Candidate, dict[str, Any]]]:
+    """Step time, place, best plan and pins of those that the request's own pins leave free and that fit."""
+    free = [
+        pins for pins in sizes if all(request.pins.get(name, value) == value for name, value in pins.items())
+    ]
+    tried = [(pins, _best(replace(request, pins={**request.pins, **pins}, top=1))) for pins in free]
+    return [(best.step_time, number, best, pins) for number, (pins, best) in enumerate(tried) if best]
 
 
 def _best(request: Request) -> Candidate | None:

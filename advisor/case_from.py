@@ -86,6 +86,11 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
             )
         return model
     shape = dict(found.architecture)
+    if not shape.get("num_layers") and not shape.get("layer_pattern"):
+        raise ValueError(
+            "the configuration does not say which model it trains: it has no sizes, and no recipe that is known here. "
+            "Add --model, such as --model 70b; `advisor models` lists them."
+        )
     if not shape.get("vocab"):
         shape["vocab"] = 128256
         notes.append(
@@ -152,6 +157,8 @@ def _case(
         raise ValueError("a configuration names no machine: give --gpu or --cluster. Try --gpu h100.")
     cluster, note = hardware_db.resolve(options.get("gpu"), options.get("cluster"))
     notes += [note] if note else []
-    gpus = options.get("gpus") or plan.world
-    record = PlanFile(model.name, workload, cluster.name, gpus, plan, options.get("stack") or "")
+    gpus, gpu = options.get("gpus") or plan.world, options.get("gpu")
+    machine = options.get("cluster") or (gpu if gpu and gpu.endswith(".toml") else cluster.name)
+    named = options.get("model") or model.name
+    record = PlanFile(named, workload, machine, gpus, plan, options.get("stack") or "")
     return Case(model, workload, cluster, gpus, plan, record.stack or None, tuple(notes), record)

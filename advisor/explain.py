@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
 from advisor.candidates import Candidate
+from advisor.counts import Count, fewer_gpus, in_time
+from advisor.options import as_pins
 from advisor.outside import Gain, gains_outside, tried_in
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
-from advisor.rules.predicted_words import predicted_words
+from advisor.rules.predicted_words import predicted_words, room_words
 from advisor.search import Look, Progress, Scored, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
@@ -26,7 +28,8 @@ SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 class Explanation:
     """Everything `advisor explain` tells. best is None when nothing fits; remedies then say what would.
 
-    outside: what the search does not try and what would gain on the best plan.
+    outside: what the search does not try and what would gain on the best plan. fewer: a rounder number of GPUs that
+    does more work than all of them. days: deadline that was asked about, in_time: the GPUs that keep it.
     """
 
     request: Request
@@ -36,6 +39,9 @@ class Explanation:
     alternatives: tuple[WhyNot, ...] = ()
     remedies: tuple[str, ...] = ()
     outside: tuple[Gain, ...] = ()
+    fewer: Count | None = None
+    days: float | None = None
+    in_time: Count | None = None
 
     @property
     def shown(self) -> Candidate:
@@ -53,10 +59,12 @@ class Explanation:
 
     @cached_property
     def found(self) -> list[Violation]:
-        """What the rules say about the plan shown: its price, and what the environment must hold."""
+        """What the rules say about the plan shown: its price, what the environment must hold, ways out as pins."""
         request, plan = self.request, self.shown.plan
-        words = predicted_words(self.shown.prediction)
-        return violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
+        shown = self.shown.prediction
+        words = {**predicted_words(shown), **room_words(shown, request.stack)}
+        found = violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
+        return [replace(each, way_out=as_pins(each.way_out)) for each in found]
 
     @property
     def not_there(self) -> list[str]:
@@ -103,6 +111,8 @@ class Explanation:
             "not_there": self.not_there,
             "violations": [violation.to_dict() for violation in self.found],
             "cost": self.cost,
+            "fewer_gpus": self.fewer.to_dict(self.request.tokens) if self.fewer else None,
+            "in_time": self.in_time.to_dict(self.request.tokens) if self.in_time else None,
             "assumptions": self.assumptions,
         }
 
@@ -112,10 +122,12 @@ def explain(
     questions: Sequence[str] = (),
     progress: Progress | None = None,
     look: Look | None = None,
+    days: float | None = None,
 ) -> Explanation:
     """Search, then gather what makes the answer believable. ValueError in one line as `search`.
 
-    questions: texts of --why-not, each NAME=VALUE, several joined by commas. look: as `search`.
+    questions: texts of --why-not, each NAME=VALUE, several joined by commas. look: as `search`. days: the time that the
+    request's tokens may take.
     """
     asked = [parse_pins([text], "--why-not") for text in questions]
     tried: dict[str, frozenset[Any]] = {}
@@ -127,7 +139,9 @@ def explain(
 
     result = search(request, progress, seen)
     if not result.plans:
-        return Explanation(request, result, None, remedies=what_would_fit(result))
+        return Explanation(
+            request, result, None, remedies=what_would_fit(result), fewer=fewer_gpus(request, None)
+        )
     best = result.plans[0]
     path = Path(best.prediction, request.precisions, request.stack)
     return Explanation(
@@ -140,6 +154,9 @@ def explain(
             *filter(None, [] if _asks_scope(asked) else [whole_step_graph(request, best)]),
         ),
         outside=gains_outside(request, best, tried),
+        fewer=fewer_gpus(request, best),
+        days=days,
+        in_time=in_time(request, best, days) if days else None,
     )
 
 

@@ -137,6 +137,14 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
     if not target:
         if options.get("model") and machine:
             return _case_of_options(log, options, notes)
+        if machine:  # a name that is none is refused, though nothing is predicted
+            import hardware_db
+
+            hardware_db.resolve(options.get("gpu"), options.get("cluster"))
+        notes.append(
+            "The log does not show its plan, so nothing is predicted: name it with --plan. `advisor check --from "
+            "megatron-lm train.sh --gpu h100 --save plan.toml` makes one of a launch script."
+        )
         return None
     if not machine:
         if need:

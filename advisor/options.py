@@ -30,17 +30,47 @@ def as_pins(text: str) -> str:
 
     def pin(found: re.Match[str]) -> str:
         name, value = found[2].replace("-", "_"), (found[3] or "").strip()
-        if name not in KNOBS or name == "precision":
+        knob = KNOBS.get(name) or SETTINGS.get(name)
+        if knob is None or name == "precision":
             return found[0]
-        if KNOBS[name].kind == "bool":
+        if knob.kind == "bool":
             return f"--pin {name}={'off' if found[1] else 'on'}{found[3] or ''}"
         try:
-            KNOBS[name].parse(value)
+            knob.parse(value)
         except ValueError:  # --tp with --cp
             return found[0]
         return f"--pin {name}={value}"
 
+    text = text.replace("--set ", "--pin ")
     return re.sub(r"--(no-)?([a-z][a-z0-9-]*)( [a-z0-9][\w.,+-]*\b)?", pin, text)
+
+
+class PinsKnobs(click.Command):
+    """A command that searches the knobs: the option of a knob, as other commands have it, is told as its pin."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; ValueError with the pin where an option is that of a knob."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            option = error.option_name
+            place = next((at for at, word in enumerate(given) if word.partition("=")[0] == option), None)
+            said = "" if place is None else " ".join(given[place : place + 2]).replace("=", " ", 1)
+            pinned = as_pins(said)
+            if option == "--set":
+                pinned = (
+                    f"--pin {given[place + 1]}"
+                    if place is not None and len(given) > place + 1
+                    else "--pin NAME=VALUE"
+                )
+            elif not pinned.startswith("--pin "):
+                raise
+            way = " ".join(pinned.split()[:2])
+            raise ValueError(
+                f"{ctx.info_name} searches the knobs, and {option} is no option of it. "
+                f"Try {way}, and the rest is searched around it, or `advisor predict` for a plan of your own."
+            ) from None
 
 
 def knob_options(function: Function) -> Function:

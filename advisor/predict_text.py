@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from costmodel.plan import Plan
     from costmodel.prediction import Prediction
 
+WAY_OUT = (
+    "way out    `advisor check` in place of `advisor predict` tells the first change that makes it fit; "
+    "`advisor explain` finds the best plan that does."
+)
+
 
 def prediction_lines(
     prediction: Prediction, found: list[Violation], notes: list[str], formulas: bool = False
@@ -36,7 +41,10 @@ def prediction_lines(
         lines.append(heading("If it ran"))
     else:
         lines.append("")
-    lines += [*numbers(prediction), *settings_lines(prediction.plan)]
+    lines += numbers(prediction)
+    if not prediction.fits:
+        lines.append(wrap(WAY_OUT, "  ", " " * 13))
+    lines += settings_lines(prediction.plan)
     lines += time_section(prediction)
     lines += memory_section(prediction)
     lines += binding_section(prediction)

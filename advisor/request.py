@@ -40,6 +40,8 @@ CPU_SEQUENCES = 8
 # 2048 on 1024); fine-tuning 32, then half a GPU. Longer sequences than 8192 keep the tokens of a step.
 SEQUENCES = {"pretrain": (128, 2.0), "sft": (32, 0.5), "lora": (32, 0.5)}
 LONG_SEQUENCE = 8192
+# A batch that the odd part of the GPUs divides may be this many times what a recipe would take.
+MOST_OVER = 4
 # Knobs that one kind of recompute alone takes.
 RECOMPUTE_OF = {"recompute_modules": "selective", "recompute_num_layers": "full"}
 
@@ -289,12 +291,18 @@ def _why_that_long(model: ModelSpec, seq_len: int) -> str:
 
 
 def default_global_batch(gpus: int, seq_len: int, task: str) -> int:
-    """Sequences of one step in the manner of published recipes, a multiple or a divisor of `gpus`. [1]"""
+    """Sequences of one step in the manner of published recipes, a multiple or a divisor of `gpus`. [1]
+
+    Of divisors one that data parallelism can share out where no other size takes what is odd of the GPUs.
+    """
     least, each = SEQUENCES[task]
     target = max(least, each * gpus) * LONG_SEQUENCE / max(seq_len, LONG_SEQUENCE)
     if target > gpus / 2:
         return gpus * math.ceil(target / gpus)
-    return min(gpus // d for d in range(1, gpus + 1) if gpus % d == 0 and gpus // d >= target)
+    found = sorted(gpus // d for d in range(1, gpus + 1) if gpus % d == 0 and gpus // d >= target)
+    odd = gpus // (gpus & -gpus)
+    shared = next(batch for batch in found if batch % odd == 0)
+    return shared if shared <= MOST_OVER * target else found[0]
 
 
 def _hint(given: str, known: Iterable[str]) -> str:

@@ -202,7 +202,7 @@ def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], N
         if progress:
             progress(place / len(names), f"changing {name}")
         tried = [_tried(case, base, known, each) for each in neighbours(base, name)]
-        legal = [each for each in tried if isinstance(each, Change)]
+        legal = [each for each in tried if isinstance(each, Change) and not _in_vain(each)]
         changes += legal
         forbidden += [each for each in tried if isinstance(each, Forbidden)]
         if not legal:
@@ -243,6 +243,12 @@ def unpriced(knob: str, value: Any) -> str:
     """What the model does not count of a value of a knob, "" where it counts all."""
     values, lacking = UNPRICED.get(knob, ((), ""))
     return lacking if value in values else ""
+
+
+def _in_vain(change: Change) -> bool:
+    """Whether modules that the model lacks take the place of full recompute: what is gained is that of none at all."""
+    knobs = {knob for note in change.notes if note.severity == "SILENT" for knob in note.knobs}
+    return bool(change.neighbour.instead) and change.neighbour.knob in knobs
 
 
 def _moves(base: Prediction, other: Prediction, delta: float) -> tuple[Move | None, Move | None]:

@@ -45,7 +45,8 @@ WHOLE_WHEN_EMPTY = {"cuda_graph_scope": "all"}
 class Neighbour:
     """A plan with one knob changed. follows: the other knobs that had to change with it, by name.
 
-    problem: why no such plan can be built, empty when it can; plan is then the unchanged one.
+    problem: why no such plan can be built, empty when it can; plan is then the unchanged one. instead: what an item
+    of a list takes the place of, such as `recompute full`.
     """
 
     knob: str
@@ -54,6 +55,7 @@ class Neighbour:
     plan: Plan
     follows: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+    instead: str = ""
 
 
 def named(neighbour: Neighbour) -> dict[str, Any]:
@@ -73,6 +75,8 @@ def named(neighbour: Neighbour) -> dict[str, Any]:
 def label(neighbour: Neighbour) -> str:
     """`tp 4 -> 2`, `sequence_parallel off`, `recompute_modules +mlp`, `cuda_graph_scope all -> attn`."""
     name, before, after = neighbour.knob, neighbour.before, neighbour.after
+    if neighbour.instead:
+        return f"{neighbour.instead} -> {'+'.join(after)}"
     if isinstance(after, bool):
         return f"{name} {value_text(after)}"
     if name in WHOLE_WHEN_EMPTY and not (before and after):
@@ -174,7 +178,8 @@ def _neighbour(chosen: Prediction, knob: str, value: Any) -> Neighbour:
             changed = replace(plan, **{knob: value}, **_followers(chosen, knob, value))
     except ValueError as error:
         return Neighbour(knob, now, value, plan, problem=str(error))
-    return Neighbour(knob, now, value, changed, dict(_changes(plan, changed, knob)))
+    instead = "recompute full" if knob == "recompute_modules" and value and plan.recompute == "full" else ""
+    return Neighbour(knob, now, value, changed, dict(_changes(plan, changed, knob)), instead=instead)
 
 
 def _resized(chosen: Prediction, knob: str, value: int) -> Plan:

@@ -23,6 +23,14 @@ def nemotron_h(config: Config) -> Config:
     pattern = _pattern(config, "hybrid_override_pattern", "layers_block_type")
     if not pattern:
         raise ValueError("hybrid_override_pattern is missing. Give it, or layers_block_type, in the file.")
+    if config.get("hybrid_override_pattern") and count(config, "num_hidden_layers", len(pattern)) != len(
+        pattern
+    ):
+        # The class asserts it: configuration_nemotron_h.py of the published models.
+        raise ValueError(
+            f"num_hidden_layers {config['num_hidden_layers']} is not the {len(pattern)} letters of "
+            "hybrid_override_pattern. Correct one of the two."
+        )
     sizes = {"num_hidden_layers": len(pattern), "head_dim": config.get("attention_head_dim") or 128}
     values = llama(sizes | config | {"num_hidden_layers": len(pattern), "hidden_act": "silu"})
     values["rotary_base"] = None  # attention has no positions

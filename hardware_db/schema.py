@@ -64,7 +64,6 @@ LINK_NEEDS = ("bandwidth", "latency")
 CLUSTER_KEYS = {
     "price_per_gpu_hour": "USD/h",
     "power_per_gpu": "W",
-    "nics_per_gpu": "1",
     "host_cores": "1",
     "host_numa_nodes": "1",
     "host_memory": "byte",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,28 +78,43 @@ class _TextOrOptions(click.Command):
     metavar="NAME",
     help="PLAN is a configuration of megatron-lm, megatron-bridge or nemo: a file, or its text in quotes.",
 )
+@click.option(
+    "--save", metavar="FILE", help="Write what was checked as a plan file, for every other command."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
 def command(
-    context: click.Context, plan: str | None, source: str | None, as_json: bool, **options: Any
+    context: click.Context,
+    plan: str | None,
+    source: str | None,
+    save: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Everything that keeps a plan from running, and the way out.
 
     PLAN is a plan file; any option changes it. Every rule that the plan breaks is listed at once, memory among them:
     ERROR (refused, or wrong results), AUTOFIX (the framework silently changes it), SILENT (no effect), PERF (slower or
     in vain), ENV (the environment must say so too) and NOTE (depends on version or framework). The exit code is 1 when
-    there is an ERROR. With --from, the configuration of a framework is read, checked and predicted.
+    there is an ERROR. With --from, the configuration of a framework is read, checked and predicted; --save makes it a
+    plan file for `whatif`, `compare`, `diagnose` and `export`.
 
     \b
     advisor check plan.toml
     advisor check plan.toml --tp 16
     advisor check --from megatron-lm train.sh --gpu h100
+    advisor check --from megatron-lm train.sh --gpu h100 --save today.toml
     """
     found = checked(_case(plan, source, options))
+    if save:
+        from advisor.case_save import save_case
+
+        save_case(save, found.case, found.prediction)
     if as_json:
         click.echo(json.dumps(found.to_dict() | (read_record(found) if source else {}), indent=2))
     else:
-        click.echo("\n".join(check_lines(found, told=source is not None)))
+        lines = check_lines(found, told=source is not None)
+        click.echo("\n".join([*lines, *_saved_lines(save)] if save else lines))
     context.exit(1 if found.errors else 0)
 
 
@@ -108,6 +124,17 @@ def _case(plan: str | None, source: str | None, options: dict[str, Any]) -> Case
     from advisor.case_from import read_foreign
 
     return read_foreign(source, plan, options)
+
+
+def _saved_lines(path: str) -> list[str]:
+    from advisor.render import wrap
+
+    name = shlex.quote(path)
+    text = (
+        f"Saved as {path}. `advisor whatif {name}` ranks what to change, "
+        f"`advisor diagnose train.log --plan {name}` says why a run of it is slow."
+    )
+    return ["", wrap(text)]
 
 
 def read_record(found: Checked) -> dict[str, Any]:
@@ -126,7 +153,7 @@ def checked(case: Case) -> Checked:
     from advisor.cures import first_cure
     from advisor.pipeline import with_schedule
     from advisor.rules import violations
-    from advisor.rules.predicted_words import predicted_words
+    from advisor.rules.predicted_words import predicted_words, room_words
     from costmodel.predict import predict
 
     prediction: Prediction | None = None
@@ -136,7 +163,7 @@ def checked(case: Case) -> Checked:
         prediction = with_schedule(closed_form)
     except ValueError as error:
         reason = str(error)
-    words = predicted_words(prediction)
+    words = {**predicted_words(prediction), **room_words(prediction, case.stack)}
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)

@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from advisor.commands import HELP
+from advisor.options import PinsKnobs
 from advisor.profiles import profile_option
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
 
 
-@click.command(name="explain", context_settings=HELP)
+@click.command(name="explain", context_settings=HELP, cls=PinsKnobs)
 @click.option("--model", required=True, help="Model: a name, an alias such as 70b, a TOML or a config.json.")
 @click.option("--gpus", type=int, required=True, metavar="N", help="GPUs in all.")
 @click.option("--gpu", metavar="NAME", help="GPU type, such as h100, b200, or a TOML of yours.")
@@ -37,6 +38,9 @@ from advisor.workload_options import given_workload, task_option, tokens_option,
     help="What that would cost, or what forbids it; repeatable.",
 )
 @tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh.")
+@click.option(
+    "--days", type=float, metavar="D", help="Days that --tokens may take: how many GPUs that needs."
+)
 @click.option("--top", type=int, default=5, show_default=True, metavar="K", help="Plans to tell about.")
 @click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06 [the newest known].")
 @workload_options
@@ -55,7 +59,8 @@ def command(context: click.Context, **options: Any) -> None:
 
     \b
     advisor explain --model 70b --gpus 64 --gpu b200
-    advisor explain --model 70b --gpus 64 --gpu b200 --why-not tp=8 --tokens 15T
+    advisor explain --model 70b --gpus 64 --gpu b200 --why-not tp=8
+    advisor explain --model 70b --gpus 64 --gpu b200 --tokens 15T --days 60
     """
     from advisor.progress import Progress
     from advisor.request import make_request
@@ -64,6 +69,13 @@ def command(context: click.Context, **options: Any) -> None:
     if options["gpu"] is None and options["cluster"] is None:
         raise ValueError(
             "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
+        )
+    days, tokens = options["days"], options["tokens"]
+    if days is not None and not 0 < days < 1e6:
+        raise ValueError(f"--days {days:g} is not a positive number of days. Try --days 60.")
+    if days is not None and tokens is None:
+        raise ValueError(
+            "--days asks how many GPUs train --tokens in time, and no tokens are named. Add --tokens 15T."
         )
     for given in ("save", "html"):
         if options[given] is not None:
@@ -107,11 +119,11 @@ def _explained(request: Any, options: dict[str, Any], progress: Any) -> tuple[An
     from advisor.explain import explain
 
     if options["html"] is None:
-        return explain(request, options["why_not"], progress), None
+        return explain(request, options["why_not"], progress, days=options["days"]), None
     from advisor.report.cloud import Cloud
 
     cloud = Cloud()
-    return explain(request, options["why_not"], progress, cloud), cloud
+    return explain(request, options["why_not"], progress, cloud, options["days"]), cloud
 
 
 def _report(explanation: Any, cloud: Any, saved: str | None, options: dict[str, Any], progress: Any) -> Any:

@@ -132,7 +132,7 @@ def page(found: Gpu | Link | Cluster, note: str) -> str:
         lines += [
             f"  {found.domain_size} GPUs a scale-up domain, {found.gpus_per_node} a node",
             f"  gpu        {found.gpu.name}: {found.gpu.title}",
-            *(f"  {role:<10} {link.name}: {link.title}" for role, link in _links(found).items()),
+            *(wrap(_link_line(role, link), "  ", " " * 13) for role, link in _links(found).items()),
             "",
         ]
     for key, quantity in found.quantities.items():
@@ -150,6 +150,12 @@ def page(found: Gpu | Link | Cluster, note: str) -> str:
 
 def _links(cluster: Cluster) -> dict[str, Link]:
     return {"scale-up": cluster.intra, "network": cluster.inter, "host": cluster.host_link}
+
+
+def _link_line(role: str, link: Link) -> str:
+    """What a link is and does: its rate is that of one GPU, one way."""
+    rate = f"{link.bandwidth / 1e9:,.4g} GB/s a GPU one way, {link.latency * 1e6:.3g} us"
+    return f"{role:<10} {link.name}: {link.title}, {rate}"
 
 
 def _calibration_lines(gpu: Gpu) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.commands import HELP
+from advisor.options import PinsKnobs
 from advisor.profiles import named
 from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN, check_processes
 
@@ -22,7 +23,7 @@ __all__ = ["check_processes", "command"]
 TRACE_SPANS = 20_000
 
 
-@click.command(name="run", context_settings=HELP)
+@click.command(name="run", context_settings=HELP, cls=PinsKnobs)
 @click.argument("plan_file", required=False, metavar="[PLAN]")
 @click.option("--model", default=None, help="Model to plan for, such as tiny-gpt, when no PLAN is given.")
 @click.option("--gpus", type=int, default=None, metavar="N", help="Processes, one a GPU [2].")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hardware_db import Cluster
 
 GB = 1e9
+# Share of the step from which recompute is worth a question; threshold of executor/diagnoses.toml.
+RECOMPUTE_SHARE = 0.05
 # Forward products whose output user buffers scatter in chunks: entry of the scatter, entry of the product.
 # Source: Transformer Engine's names proj_fprop and fc2_fprop, Megatron-Bridge 0.3.1 training/comm_overlap.py:204-252.
 SCATTERED = (
@@ -39,6 +42,7 @@ UNPREDICTED: Mapping[str, Any] = MappingProxyType(
             "memory_percent",
             "scatter_percent",
             "tp_overlap_gain",
+            "recompute_gain",
             "host_gb",
             "host_most_gb",
             "host_memory_gb",
@@ -53,9 +57,9 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """Words of a predicted plan, those of `UNPREDICTED` where there is none.
 
     memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product.
-    tp_overlap_gain: see its function. host_gb, host_most_gb: host memory that offloading takes of the fullest node, at
-    least and at most; host_memory_gb: what the node has, unsaid where it is not on file. Words of `WAITS`: share of the
-    step that waits for each.
+    tp_overlap_gain: see its function. recompute_gain: unsaid, see `room_words`. host_gb, host_most_gb: host memory that
+    offloading takes of the fullest node, at least and at most; host_memory_gb: what the node has, unsaid where it is
+    not on file. Words of `WAITS`: share of the step that waits for each.
     """
     if prediction is None:
         return UNPREDICTED
@@ -65,6 +69,7 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
         "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
         "scatter_percent": round(100 * longest_scatter(prediction.values)),
         "tp_overlap_gain": tp_overlap_gain(prediction),
+        "recompute_gain": UNSAID,
         "host_gb": round(least / GB),
         "host_most_gb": round(most / GB),
         "host_memory_gb": host_memory_gb(prediction.cluster),
@@ -89,6 +94,26 @@ def tp_overlap_gain(prediction: Prediction) -> int:
     inputs = {name: np.float64(found[name]) for name in BY_NAME if name in found}
     step = compiled_family(prediction.features).full(inputs | {"tp_overlap": 1.0, "sp": 1.0})["step_time"]
     return max(0, round(100 * (1 - float(step) / found["step_time"])))
+
+
+def room_words(prediction: Prediction | None, stack: str | None) -> dict[str, Any]:
+    """recompute_gain: percent of the step that recompute of nothing would save; left out where that does not fit.
+
+    Apart from the other words because it takes another prediction, on the same stack.
+    """
+    if prediction is None or prediction.plan.recompute == "none":
+        return {}
+    if resource_shares(prediction.time)["recompute"] <= RECOMPUTE_SHARE:
+        return {}
+    from costmodel.predict import predict
+
+    kept = replace(prediction.plan, recompute="none", recompute_modules=(), recompute_num_layers=0)
+    try:
+        other = predict(prediction.model, prediction.workload, prediction.cluster, kept, stack)
+    except ValueError:
+        return {}
+    saved = 1 - other.step_time_s / prediction.values["step_time"]
+    return {"recompute_gain": round(100 * saved)} if other.fits and not other.tight and saved > 0 else {}
 
 
 def longest_scatter(values: Mapping[str, float]) -> float:

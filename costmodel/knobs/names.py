@@ -20,6 +20,20 @@ FRAMEWORKS = {
 }
 
 
+# What a question says beside the knobs: options of the same name, which no pin and no --set takes.
+WORKLOAD = (
+    "task",
+    "packed",
+    "mean_length",
+    "length_cv",
+    "lora_rank",
+    "lora_targets",
+    "moe_imbalance",
+    "moe_adjacent",
+)
+BESIDE = ("model", "gpus", "gpu", "cluster", "stack", *WORKLOAD)
+
+
 def normal(name: str) -> str:
     """A name as the index has it: no dashes, no value behind '=', lower case."""
     return name.split("=", 1)[0].strip().lstrip("-").replace("-", "_").lower()
@@ -94,6 +108,8 @@ def meant(name: str, option: str) -> Knob:
 
     option: where it was given, for the error.
     """
+    if normal(name) in BESIDE:
+        raise ValueError(f"{option} {name}: it is no knob. Use --{normal(name).replace('_', '-')}.")
     found = find(name)
     same = [knob for knob in found if not _counts_otherwise(knob, name)]
     if len(same) > 1:

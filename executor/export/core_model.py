@@ -63,7 +63,14 @@ def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
     tied = fields.get("share_embeddings_and_output_weights")
     differing += tied is not None and tied != model.tied_embeddings
     differing += position_kind(fields) not in ("", position_embedding(model))
+    differing += other_base(fields, model)
     return 4 * (other_tokens(fields, model) > 0) + differing
+
+
+def other_base(fields: Mapping[str, Any], model: ModelSpec) -> bool:
+    """Whether the base of rotary positions that is said is not the model's: it tells Llama 2 from Llama 3."""
+    said = fields.get("rotary_base")
+    return isinstance(said, int | float) and model.rotary_base is not None and said != model.rotary_base
 
 
 def other_tokens(fields: Mapping[str, Any], model: ModelSpec) -> int:

@@ -11,7 +11,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.stack import newest_stack
 from executor.export.configuration_text import yaml_of
-from executor.export.core_model import architecture, other_tokens, position_kind, same_models
+from executor.export.core_model import architecture, other_base, other_tokens, position_kind, same_models
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
@@ -55,7 +55,11 @@ def reading(text: str) -> Reading:
     around = environment_knobs(read_environment(text))
     settings |= around.pop("settings")
     knobs |= around | _arguments_alone(given, fields) | _launcher(text, given)
-    models, vocab = same_models(fields), 0
+    # The default base is what a text without the flag trains with, but says nothing of which model is meant.
+    telling = {
+        name: value for name, value in fields.items() if name != "rotary_base" or "--rotary-base" in given
+    }
+    models, vocab = same_models(telling), 0
     if models:
         model = load_model(models[0])
         knobs = of_model(knobs | {"settings": settings}, model)
@@ -70,7 +74,7 @@ def reading(text: str) -> Reading:
         workload=_workload(given, fields),
         unread=tuple(_unread(given)),
         otherwise=(*mixed_exchange(fields), *_optimizer(given), *_other_positions(given, fields, models)),
-        alike=_alike(fields, models),
+        alike=_alike(telling, models),
         vocab=vocab,
         packs="--sft" in given,
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
@@ -78,10 +82,17 @@ def reading(text: str) -> Reading:
 
 
 def _alike(fields: Mapping[str, Any], models: list[str]) -> tuple[str, ...]:
-    """Models that the text leaves to choose from; none where it says the vocabulary, or one alone pads to its."""
+    """Models that the text leaves to choose from; none where it says the vocabulary, or one alone pads to its.
+
+    A base of rotary positions tells them apart too.
+    """
     if fields.get("vocab_size"):
         return ()
-    fitting = [name for name in models if not other_tokens(fields, load_model(name))]
+    fitting = [
+        name
+        for name in models
+        if not other_tokens(fields, load_model(name)) and not other_base(fields, load_model(name))
+    ]
     return tuple(fitting) if len(fitting) > 1 else ()
 
 

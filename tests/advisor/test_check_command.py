@@ -212,3 +212,26 @@ def test_settings_are_shown_where_there_are_any(command):
 
     assert "settings   nccl_debug=INFO" in text("--set", "NCCL_DEBUG=INFO")
     assert "settings  " not in text()
+
+
+@pytest.mark.parametrize(("gpu", "said"), [("h200", True), ("h100", False)])
+def test_recompute_is_remarked_where_memory_has_room_without_it(gpu, said):
+    """What is told to add must fit: no remark where it would not."""
+    plan = [
+        "--model",
+        "llama3-70b",
+        "--gpus",
+        "64",
+        "--gpu",
+        gpu,
+        "--tp",
+        "4",
+        "--pp",
+        "4",
+        "--sequence-parallel",
+    ]
+    plan += ["--recompute", "full", "--global-batch", "128"]
+    found = {each["id"]: each for each in json.loads(run(*plan, "--json").output)["violations"]}
+    assert ("recompute_with_room" in found) == said
+    without = run(*plan, "--recompute", "none", "--json")
+    assert json.loads(without.output)["memory"]["fits"] == said

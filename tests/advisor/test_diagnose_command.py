@@ -373,6 +373,7 @@ def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):
     assert code == 0
     assert text.startswith("Regular spikes: garbage collection")
     assert "one every 10 steps" in " ".join(text.split())
+    assert "name it with --plan. `advisor check --from" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("every", [8, 0], ids=["regular", "irregular"])
@@ -582,6 +583,7 @@ def test_a_record_tells_what_its_ranks_waited_for(ask, predicted, tmp_path):
         (("compare", "{plan}", "{binary}"), "is binary"),
         (("compare", "{plan}", "{empty}"), "is empty"),
         (("diagnose", "{other}"), "no training log"),
+        (("diagnose", "{plain}", "--gpu", "h100x"), "Did you mean h100"),
     ],
 )
 def test_errors_in_one_line(ask, tmp_path, words, said):

@@ -102,6 +102,15 @@ def test_variants_keep_the_gpus_and_the_batch(small):
             assert variant.plan.num_microbatches(32) >= 1
 
 
+def test_what_the_search_has_tried_is_not_told_as_if_it_had_not():
+    """ "Try --no-fsdp" stood beside a plan that the search had chosen over all plans without it."""
+    asked = ["--model", "llama3-8b", "--gpus", "512", "--gpu", "h100", "--top", "1", "--global-batch", "512"]
+    text = " ".join(run(*asked).output.split())
+    assert "PERF (runs, but costs)" in text
+    assert "PERF is the price of the fastest plan found" in text
+    assert "PERF is the price" not in run(*asked, "--objective", "memory").output
+
+
 def test_forbidden_and_legal_questions_are_both_answered(small):
     legal, forbidden = small.alternatives
     assert legal.candidate is not None

@@ -60,3 +60,16 @@ def test_a_users_file(tmp_path):
 def test_unknown_names_suggest():
     with pytest.raises(ValueError, match="dgx-b200"):
         show("dgx-b20")
+
+
+def test_the_links_of_a_cluster_are_shown_with_what_they_do(tmp_path):
+    """Of a link of one's own the page told the name alone."""
+    own = tmp_path / "own.toml"
+    text = (
+        'name = "own"\ntitle = "own"\ngpu = "h100-sxm"\ngpus_per_node = 4\ndomain_size = 4\nintra = "nvlink4"\n'
+        'inter = "eth-100"\nhost_link = "pcie5-x16"\n[links.eth-100]\nscope = "inter"\n'
+        'bandwidth = { value = 25, unit = "Gbit/s", kind = "assumed", source = "me", read_on = 2026-11-26 }\n'
+        'latency = { value = 20, unit = "us", kind = "assumed", source = "me", read_on = 2026-11-26 }\n'
+    )
+    own.write_text(text)
+    assert "eth-100: eth-100, 3.125 GB/s a GPU one way, 20 us" in show(str(own))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from advisor.cli import advisor
 from advisor.options import as_pins
 from advisor.request import make_request, parse_pins
 from advisor.search import search
@@ -61,6 +63,39 @@ def test_a_way_out_is_told_as_pins():
     assert as_pins("Add --sequence-parallel, or --precision bf16; a smaller --tp with --cp.") == (
         "Add --pin sequence_parallel=on, or --precision bf16; a smaller --tp with --cp."
     )
+
+
+def test_settings_and_set_are_pins_too():
+    assert as_pins("Try --set tp_overlap_fp8_buf=true.") == "Try --pin tp_overlap_fp8_buf=true."
+    assert as_pins("Add --calculate-per-token-loss.") == "Add --pin calculate_per_token_loss=on."
+
+
+@pytest.mark.parametrize(
+    ("given", "pinned"),
+    [
+        (["--tp", "4"], "--pin tp=4,"),
+        (["--tp=4"], "--pin tp=4,"),
+        (["--no-bias-activation-fusion"], "--pin bias_activation_fusion=off,"),
+        (["--set", "nccl_debug=INFO"], "--pin nccl_debug=INFO,"),
+    ],
+)
+def test_the_option_of_a_knob_is_told_as_its_pin(given, pinned):
+    """`explain --tp 4` was refused with other options that look alike."""
+    asked = ["explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", *given]
+    with pytest.raises(ValueError, match="explain searches the knobs") as refusal:
+        CliRunner().invoke(advisor, asked, catch_exceptions=False)
+    assert f"Try {pinned}" in str(refusal.value)
+
+
+def test_what_explain_says_to_add_is_taken_by_explain():
+    """A plan of squared ReLU was told to add an option that explain did not have."""
+    asked = ["explain", "--model", "nemotron4-15b", "--gpus", "64", "--gpu", "h100", "--top", "1"]
+    told = CliRunner().invoke(advisor, asked, catch_exceptions=False).output
+    assert "--pin bias_activation_fusion=off" in told
+    done = CliRunner().invoke(
+        advisor, [*asked, "--pin", "bias_activation_fusion=off"], catch_exceptions=False
+    )
+    assert "bias_activation_fusion has no kernel" not in done.output
 
 
 def test_a_batch_that_the_pinned_micro_batch_divides_is_the_way_out():

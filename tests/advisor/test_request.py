@@ -61,6 +61,16 @@ def test_longer_sequences_keep_the_tokens_of_a_step():
     assert default_global_batch(8, 131072, "pretrain") * 131072 == 128 * 8192
 
 
+@pytest.mark.parametrize(("gpus", "batch"), [(24, 12), (96, 12), (100, 25), (64, 8)])
+def test_the_usual_batch_of_long_sequences_can_be_shared_out(gpus, batch):
+    """24 GPUs were given 8 sequences, of which no plan of a hybrid without a third of anything could be made."""
+    assert default_global_batch(gpus, 131072, "pretrain") == batch
+
+
+def test_an_odd_number_of_gpus_does_not_blow_up_the_usual_batch():
+    assert default_global_batch(100, 1 << 20, "pretrain") == 2
+
+
 def test_a_length_that_nothing_tells_is_not_called_usual(tmp_path):
     path = tmp_path / "mine.toml"
     sizes = "num_layers = 4\nhidden = 256\nffn_hidden = 512\nnum_heads = 4\nvocab = 1000\n"

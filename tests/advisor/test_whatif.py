@@ -168,6 +168,15 @@ def test_an_empty_list_that_means_everything_is_said_so(knob, before, after, sai
     assert label(Neighbour(knob, before, after, Plan())) == said
 
 
+def test_modules_that_take_the_place_of_full_recompute_are_those_that_the_model_has():
+    """`+moe` of a dense model stood among the best changes: what it gained was that of no recompute at all."""
+    full = run(*SMALL, "--recompute", "full", "--knob", "recompute_modules")
+    assert "recompute full -> mlp " in full.output
+    for module in ("moe", "moe_act", "shared_experts", "layernorm"):
+        assert f"-> {module} " not in full.output
+        assert f"+{module}" not in full.output
+
+
 def test_text_answers_first_and_tells_what_does_not_move():
     done = run(*SMALL)
     assert done.exit_code == 0

@@ -155,6 +155,8 @@ def test_values_in_the_words_of_others(pair, name, value):
         ("NVTE_DPA_FP8_RECIPE=F16", "Set fp8_attention (true, false) instead."),
         ("global_batch_size=9", "stands with the workload. Use --global-batch."),
         ("mtp_num_layers=1", "stands with the model"),
+        ("mean_length=900", "it is no knob. Use --mean-length."),
+        ("gpu=h200", "it is no knob. Use --gpu."),
         ("model.cp_comm_type=p2", "Did you mean p2p?"),
     ],
 )

@@ -160,6 +160,11 @@ def test_a_vision_model_ties_its_tables_as_its_language_model_does(tmp_path):
         (NEMOTRON_H_8B, {"hybrid_override_pattern": "MXM"}, "is no text of the letters M"),
         (
             NEMOTRON_H_8B,
+            {"hybrid_override_pattern": "M-M*"},
+            "is not the 4 letters of hybrid_override_pattern",
+        ),
+        (
+            NEMOTRON_H_8B,
             {"layers_block_type": ["mamba", "conv"]},
             "layers_block_type ['mamba', 'conv'] is no",
         ),

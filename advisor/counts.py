@@ -1,0 +1,125 @@
+"""Other numbers of GPUs: fewer that are quicker than a number with few divisors, and how many a deadline takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from advisor.candidates import Candidate
+from advisor.request import MOST_GPUS, Request, default_global_batch
+from advisor.search import search
+from advisor.sections import training_cost
+
+# A rounder number leaves at most this share of the GPUs idle.
+IDLE = 1 / 8
+# Below this gain fewer GPUs are not worth a line: two runs of one plan differ by as much.
+QUICKER = 1.01
+# Numbers tried for a deadline are multiples of the largest power of two below these shares of the number needed.
+SHARES = (1 / 16, 1 / 4, 1)
+MOST_SEARCHES = 8
+# GPUs are raised so much where none of a round suffices; an answer so near to the deadline is not lowered.
+FURTHER, CLOSE = 1.2, 1.05
+
+
+@dataclass(frozen=True)
+class Count:
+    """The best plan on a number of GPUs, and the tokens a second of all of them together."""
+
+    best: Candidate
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the plan. [1]"""
+        return self.best.plan.world
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, padding not counted. [1/s]"""
+        return self.best.prediction.tokens_per_second_per_gpu * self.gpus
+
+    def to_dict(self, tokens: float | None = None) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        found = self.best.prediction
+        return {
+            "gpus": self.gpus,
+            "knobs": self.best.plan.to_dict(),
+            "global_batch": found.workload.global_batch,
+            "step_time_s": found.step_time_s,
+            "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+            "cost": training_cost(found, tokens) if tokens else None,
+        }
+
+
+def rounder(gpus: int) -> int:
+    """The nearest smaller number with more powers of two, at most an eighth less; 0 where there is none. [1]"""
+    step = _power_below(gpus * IDLE)
+    return gpus - gpus % step if gpus % step else 0
+
+
+def fewer_gpus(request: Request, best: Candidate | None) -> Count | None:
+    """The best plan on a rounder number of GPUs, where all of them do more work than the plan of the request's own.
+
+    best: of the request, None where nothing fits. Another objective than throughput is another question.
+    """
+    gpus = rounder(request.gpus)
+    if not gpus or request.objective != "throughput":
+        return None
+    found = on(request, gpus)
+    return found if found and (best is None or found.rate > QUICKER * Count(best).rate) else None
+
+
+def in_time(request: Request, best: Candidate, days: float) -> Count | None:
+    """The fewest GPUs tried that train the request's tokens in as many days; None where none up to the limit do."""
+    assert request.tokens is not None
+    needed = request.tokens / (days * 86400)
+    own, kept, tried = Count(best), None, 0
+    each = own.rate / own.gpus  # of one GPU, by the last answer
+    while tried < MOST_SEARCHES:
+        for count in _round_up(needed / each):
+            if kept is not None and count >= kept.gpus:
+                return kept
+            tried += 1
+            found = own if count == own.gpus else on(request, count)
+            if found and found.rate >= needed:
+                kept = found
+                break
+        else:
+            if kept is not None or needed / each > MOST_GPUS:
+                return kept
+            each /= FURTHER
+            continue
+        if kept.rate < CLOSE * needed:
+            return kept
+        each = kept.rate / kept.gpus
+    return kept
+
+
+def _round_up(gpus: float) -> Iterator[int]:
+    """Numbers from `gpus` on that plans divide well, the nearest first; a power of two last."""
+    steps = [_power_below(gpus * share) for share in SHARES]
+    counts = {math.ceil(gpus / step) * step for step in steps}
+    yield from sorted(count for count in counts if count <= MOST_GPUS)
+
+
+def _power_below(limit: float) -> int:
+    return 1 << max(0, math.floor(math.log2(limit))) if limit >= 1 else 1
+
+
+def on(request: Request, gpus: int) -> Count | None:
+    """The best plan of the same question on another number of GPUs, None where there is none.
+
+    A batch that follows the GPUs follows them there too.
+    """
+    workload, task = request.workload, request.workload.task
+    if workload.global_batch == default_global_batch(request.gpus, workload.seq_len, task):
+        workload = replace(workload, global_batch=default_global_batch(gpus, workload.seq_len, task))
+    pins = {name: value for name, value in request.pins.items() if name != "dp"}
+    objective = "throughput" if request.objective == "cost" else request.objective
+    try:
+        asked = replace(request, gpus=gpus, workload=workload, pins=pins, objective=objective, top=1)
+        found = search(asked).best
+    except ValueError:
+        return None
+    return Count(found) if found else None
