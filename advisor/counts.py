@@ -77,7 +77,7 @@ def in_time(request: Request, best: Candidate, days: float) -> Count | None:
     own, kept, tried = Count(best), None, 0
     each = own.rate / own.gpus  # of one GPU, by the last answer
     while tried < MOST_SEARCHES:
-        for count in _round_up(needed / each):
+        for count in _round_up(needed / each, request.cluster.gpus_per_node):
             if kept is not None and count >= kept.gpus:
                 return kept
             tried += 1
@@ -96,9 +96,10 @@ def in_time(request: Request, best: Candidate, days: float) -> Count | None:
     return kept
 
 
-def _round_up(gpus: float) -> Iterator[int]:
-    """Numbers from `gpus` on that plans divide well, the nearest first; a power of two last."""
-    steps = [_power_below(gpus * share) for share in SHARES]
+def _round_up(gpus: float, node: int) -> Iterator[int]:
+    """Numbers from `gpus` on that plans divide well, the nearest first; beyond a node of whole nodes."""
+    least = node if gpus > node else 1
+    steps = [math.ceil(_power_below(gpus * share) / least) * least for share in SHARES]
     counts = {math.ceil(gpus / step) * step for step in steps}
     yield from sorted(count for count in counts if count <= MOST_GPUS)
 

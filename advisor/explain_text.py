@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from advisor.alternatives import WhyNot, missing, shortfall
 from advisor.candidates import Candidate
-from advisor.counts import Count
+from advisor.counts_text import count_notes, on_count
 from advisor.explain import Explanation
 from advisor.options import value_text
 from advisor.outside import outside_lines
-from advisor.render import bold, count, gib, heading, percent, seconds, table, wrap
+from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.search import HOW_RANKED
 from advisor.sections import (
     ORDER_HELD,
@@ -22,7 +22,6 @@ from advisor.sections import (
     placement_section,
     setting,
     time_section,
-    training_cost,
     violation_section,
 )
 from advisor.space import declared_space
@@ -77,44 +76,7 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
 
 def _other_counts(explanation: Explanation) -> list[str]:
     """What fewer GPUs would do where they do more, and how many keep to the deadline."""
-    fewer, days = explanation.fewer, explanation.days
-    assert explanation.best is not None
-    own = Count(explanation.best)
-    lines = []
-    if fewer:
-        lines.append(
-            f"fewer GPUs {fewer.gpus:,} of them do {fewer.rate / own.rate:.2f} times the work: {_on(fewer)}"
-        )
-    if days:
-        found, tokens = explanation.in_time, explanation.request.tokens
-        assert tokens is not None
-        if found is None:
-            text = f"no number of GPUs that was tried trains {count(tokens)} tokens in {days:g} days"
-        elif found.gpus == own.gpus:
-            text = f"{days:g} days take these {own.gpus:,} GPUs"
-        else:
-            text = f"{days:g} days take {found.gpus:,} GPUs: {_on(found)}"
-        if found is not None:
-            known = found.best.prediction
-            cost = training_cost(known, tokens)
-            needed = cost["hours"] / 24
-            low, high = (
-                needed * end / known.step_time_s for end in (known.interval_low, known.interval_high)
-            )
-            price = f", ${cost['usd']:,.0f}" if "usd" in cost else ""
-            text += f". They need {needed:,.1f} days ({low:,.1f} to {high:,.1f}), restarts not counted{price}"
-        lines.append(f"deadline   {text}")
-    return [wrap(line, "  ", " " * 13) for line in lines]
-
-
-def _on(found: Count) -> str:
-    """The plan of another number of GPUs, and how to ask for it."""
-    known = found.best.prediction
-    batch = known.workload.global_batch
-    return (
-        f"{found.best.plan.describe()}, {seconds(known.step_time_s)} a step of {batch:,} sequences; "
-        f"--gpus {found.gpus} --global-batch {batch} explains it"
-    )
+    return [wrap(f"{label:<10} {text}", "  ", " " * 13) for label, text in count_notes(explanation)]
 
 
 def _alternative(alternative: WhyNot) -> list[str]:
@@ -192,7 +154,7 @@ def _nothing_fits(explanation: Explanation) -> list[str]:
     ]
     lines += [wrap(change, "  - ", "    ") for change in explanation.remedies]
     if explanation.fewer:
-        lines.append(wrap(f"fewer GPUs, which divide better: {_on(explanation.fewer)}", "  - ", "    "))
+        lines.append(wrap(f"fewer GPUs, which divide better: {on_count(explanation.fewer)}", "  - ", "    "))
     if not explanation.remedies and not explanation.fewer:
         lines.append("  no single change: not more GPUs, a shorter sequence or a leaner optimizer")
     return [*lines, *memory_section(prediction)]

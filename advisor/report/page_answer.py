@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from advisor.counts_text import count_notes
 from advisor.options import value_text
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, folded, join, section, table, tag
@@ -104,6 +105,10 @@ def _notes(subject: Subject, data: dict[str, Any]) -> Iterator[Markup]:
     if subject.cost:
         told = " ".join(cost_line(subject.cost).split()[1:])
         yield tag("p", f"Training: {told}.")
+    if explanation and explanation.best and subject.best:
+        yield from (
+            tag("p", f"{label[0].upper()}{label[1:]}: {text}.") for label, text in count_notes(explanation)
+        )
     for run in data["prediction"]["evidence"][:1]:
         yield tag("p", f"Evidence: {evidence_text(run)}.", class_="note")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -60,7 +61,7 @@ def test_a_deadline_is_kept_and_by_few_gpus(batch):
     assert found is not None
     needed = 1e12 / (60 * 86400)
     assert found.rate >= needed
-    assert found.rate < 1.3 * needed
+    assert found.rate < 1.3 * needed + 8 * found.rate / found.gpus  # whole nodes
     batch_there = found.best.prediction.workload.global_batch
     assert batch_there == 256 if batch else batch_there > 128
 
@@ -102,3 +103,23 @@ def test_a_deadline_needs_tokens():
 def test_a_pinned_dp_does_not_hold_elsewhere():
     request = make_request(model="llama3-8b", gpus=8, gpu="h100", top=1, pins={"dp": 8})
     assert on(request, 16) is not None
+
+
+@pytest.mark.parametrize(("gpu", "node"), [("h100", 8), ("gb200", 4)])
+def test_a_deadline_takes_whole_nodes(gpu, node):
+    request = make_request(model="llama3-8b", gpus=12, gpu=gpu, top=1, tokens=1e12, precision="bf16")
+    best = search(request).best
+    assert best is not None
+    found = in_time(request, best, 30)
+    assert found is not None
+    assert found.gpus > node
+    assert found.gpus % node == 0
+
+
+def test_the_page_tells_the_deadline_as_the_text_does(tmp_path):
+    page = tmp_path / "page.html"
+    asked = "explain --model 8b --gpus 8 --gpu h100 --precision bf16 --tokens 1T --days 30 --html"
+    told = CliRunner().invoke(advisor, [*asked.split(), str(page)], catch_exceptions=False).output
+    sentence = re.search(r"deadline +(30 days take .*?)\n\n", told, re.DOTALL)
+    assert sentence
+    assert f"Deadline: {' '.join(sentence[1].split())}." in page.read_text()

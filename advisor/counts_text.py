@@ -1,0 +1,55 @@
+"""Other numbers of GPUs in words, for the text and the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from advisor.counts import Count
+from advisor.render import count, seconds
+from advisor.sections import training_cost
+
+if TYPE_CHECKING:
+    from advisor.explain import Explanation
+
+
+def count_notes(explanation: Explanation) -> list[tuple[str, str]]:
+    """Label and sentence: what fewer GPUs would do where they do more, and how many keep to the deadline."""
+    fewer, days = explanation.fewer, explanation.days
+    assert explanation.best is not None
+    own = Count(explanation.best)
+    notes = []
+    if fewer:
+        times = fewer.rate / own.rate
+        notes.append(
+            ("fewer GPUs", f"{fewer.gpus:,} of them do {times:.2f} times the work: {on_count(fewer)}")
+        )
+    if days:
+        notes.append(("deadline", _deadline(explanation, own, days)))
+    return notes
+
+
+def _deadline(explanation: Explanation, own: Count, days: float) -> str:
+    found, tokens = explanation.in_time, explanation.request.tokens
+    assert tokens is not None
+    if found is None:
+        return f"no number of GPUs that was tried trains {count(tokens)} tokens in {days:g} days"
+    if found.gpus == own.gpus:
+        text = f"{days:g} days take these {own.gpus:,} GPUs"
+    else:
+        text = f"{days:g} days take {found.gpus:,} GPUs: {on_count(found)}"
+    known = found.best.prediction
+    cost = training_cost(known, tokens)
+    needed = cost["hours"] / 24
+    low, high = (needed * end / known.step_time_s for end in (known.interval_low, known.interval_high))
+    price = f", ${cost['usd']:,.0f}" if "usd" in cost else ""
+    return f"{text}. They need {needed:,.1f} days ({low:,.1f} to {high:,.1f}), restarts not counted{price}"
+
+
+def on_count(found: Count) -> str:
+    """The plan of another number of GPUs, and how to ask for it."""
+    known = found.best.prediction
+    batch = known.workload.global_batch
+    return (
+        f"{found.best.plan.describe()}, {seconds(known.step_time_s)} a step of {batch:,} sequences; "
+        f"--gpus {found.gpus} --global-batch {batch} explains it"
+    )
