@@ -23,6 +23,8 @@ from executor.export.model_read import of_model
 from executor.export.shell_words import read_flags
 from executor.megatron_model import position_embedding
 
+# Of Megatron-LM's arguments (core 0.16.1 to 0.19.2, arguments.py).
+DEFAULT_ROTARY_BASE = 10000
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
 ASIDE = re.compile(
     r"--(lr|min-lr|train|eval|log|save|load|data-|split|tokenizer|weight-decay|adam|init|seed|clip|tensorboard|wandb"
@@ -55,9 +57,9 @@ def reading(text: str) -> Reading:
     around = environment_knobs(read_environment(text))
     settings |= around.pop("settings")
     knobs |= around | _arguments_alone(given, fields) | _launcher(text, given)
-    # The default base is what a text without the flag trains with, but says nothing of which model is meant.
+    # The default base, which logs print too, is what a text without the flag trains with: it says nothing of the model.
     telling = {
-        name: value for name, value in fields.items() if name != "rotary_base" or "--rotary-base" in given
+        name: value for name, value in fields.items() if name != "rotary_base" or value != DEFAULT_ROTARY_BASE
     }
     models, vocab = same_models(telling), 0
     if models:
