@@ -14,7 +14,7 @@ from advisor.options import as_pins
 from advisor.outside import Gain, gains_outside, tried_in
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
-from advisor.rules.predicted_words import predicted_words, room_words
+from advisor.rules.predicted_words import all_words
 from advisor.search import Look, Progress, Scored, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
@@ -62,7 +62,7 @@ class Explanation:
         """What the rules say about the plan shown: its price, what the environment must hold, ways out as pins."""
         request, plan = self.request, self.shown.plan
         shown = self.shown.prediction
-        words = {**predicted_words(shown), **room_words(shown, request.stack)}
+        words = all_words(shown, request.stack)
         found = violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
         return [replace(each, way_out=as_pins(each.way_out)) for each in found]
 

@@ -153,7 +153,7 @@ def checked(case: Case) -> Checked:
     from advisor.cures import first_cure
     from advisor.pipeline import with_schedule
     from advisor.rules import violations
-    from advisor.rules.predicted_words import predicted_words, room_words
+    from advisor.rules.predicted_words import all_words
     from costmodel.predict import predict
 
     prediction: Prediction | None = None
@@ -163,7 +163,7 @@ def checked(case: Case) -> Checked:
         prediction = with_schedule(closed_form)
     except ValueError as error:
         reason = str(error)
-    words = {**predicted_words(prediction), **room_words(prediction, case.stack)}
+    words = all_words(prediction, case.stack)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)

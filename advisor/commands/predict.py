@@ -35,14 +35,14 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from advisor.pipeline import with_schedule
     from advisor.predict_text import prediction_lines
     from advisor.rules import violations
-    from advisor.rules.predicted_words import predicted_words, room_words
+    from advisor.rules.predicted_words import all_words
     from costmodel.plan_file import provenance, save_plan_file
     from costmodel.predict import predict
 
     case = read_case(plan, options)
     closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed_form)
-    words = {**predicted_words(closed_form), **room_words(closed_form, case.stack)}
+    words = all_words(closed_form, case.stack)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     if options["save"]:
         from dataclasses import replace

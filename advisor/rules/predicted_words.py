@@ -96,11 +96,13 @@ def tp_overlap_gain(prediction: Prediction) -> int:
     return max(0, round(100 * (1 - float(step) / found["step_time"])))
 
 
-def room_words(prediction: Prediction | None, stack: str | None) -> dict[str, Any]:
-    """recompute_gain: percent of the step that recompute of nothing would save; left out where that does not fit.
+def all_words(prediction: Prediction | None, stack: str | None) -> Mapping[str, Any]:
+    """`predicted_words`, with those that take another prediction on the same stack."""
+    return {**predicted_words(prediction), **room_words(prediction, stack)}
 
-    Apart from the other words because it takes another prediction, on the same stack.
-    """
+
+def room_words(prediction: Prediction | None, stack: str | None) -> dict[str, Any]:
+    """recompute_gain: percent of the step that recompute of nothing would save; left out where that does not fit."""
     if prediction is None or prediction.plan.recompute == "none":
         return {}
     if resource_shares(prediction.time)["recompute"] <= RECOMPUTE_SHARE:
