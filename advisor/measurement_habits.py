@@ -40,6 +40,7 @@ COLUMNS = {
     "plain_kernels": "other_flags",
     "nan_checks": "other_flags",
     "maxima_inside": "other_flags",
+    "cudnn_norms": "other_flags",
 }
 # What tells which rows an entry is for, and is its own.
 NAMING = ("match", "also", "until", "container")

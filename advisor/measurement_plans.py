@@ -197,6 +197,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         overlap_p2p=habit.get("overlap_p2p", overlap),
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp)),
         fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
+        cudnn_norms=precision in habit.get("cudnn_norms", ()),
         fused_cross_entropy=_fused_loss(row, habit, assumed),
         dropout=not modern or (habit["family"] == "nemo" and model.learned_positions > 0),
         nccl_ub=row.flag("nccl_ub", False),

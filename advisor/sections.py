@@ -144,7 +144,8 @@ def name_there(name: str, stack: str | None) -> str:
     shown = load_stack(stack or default_stack()).names or OTHERWISE
     text: str = getattr(CATALOGUE[name], shown)
     derived = CATALOGUE[name].megatron_bridge == "(derived)"
-    return text.replace("(derived)", DERIVED) or (DERIVED if derived else "no name on file")
+    environment: str = CATALOGUE[name].env
+    return text.replace("(derived)", DERIVED) or (DERIVED if derived else environment or "no name on file")
 
 
 def time_section(prediction: Prediction) -> list[str]:

@@ -49,7 +49,9 @@ def build_space(request: Request, precision: str) -> Space:
     tables = option_tables(request, precision, pins)
     decided_later = _searched(tables)
     fixed = {
-        name: column for name, column in _fixed(layouts, request, pins).items() if name not in decided_later
+        name: column
+        for name, column in _fixed(layouts, request, precision, pins).items()
+        if name not in decided_later
     }
     rows = len(layouts["tp"])
     space = Space(precision, layouts | fixed, np.ones(rows, dtype=bool), rows)
@@ -74,7 +76,7 @@ def fixed_beside(request: Request, plan: Plan) -> dict[str, Any]:
     tables = option_tables(request, plan.precision, pins)
     fixed = {
         name: column
-        for name, column in _fixed(layout, request, pins).items()
+        for name, column in _fixed(layout, request, plan.precision, pins).items()
         if name not in _searched(tables)
     }
     whole = plan_from_columns(columns | fixed, 0, plan.precision)
@@ -103,7 +105,7 @@ def declared_space() -> tuple[str, ...]:
         "delay_wgrad, or without it where CUDA graphs refuse that (linear layers with bias)",
         "fixed on, as the guides advise, and told below where off gains: sequence_parallel with tp > 1, "
         "overlap_grad_reduce, overlap_param_gather, overlap_p2p, fused attention (for heads that have a "
-        "kernel), fused cross entropy, grouped GEMMs and fusions",
+        "kernel), fused cross entropy, grouped GEMMs and fusions; in MXFP8 cudnn_norms",
         "fixed, as in published runs: tokens are dispatched to their experts by HybridEP in NVLink domains of more "
         "than 8 GPUs from 25.11 on, and in smaller domains, except on A100, from NeMo 26.02 and Megatron-LM 26.03 "
         "on; before those, in domains of up to 8 GPUs, by DeepEP; elsewhere, and where the software has neither, by "
@@ -200,7 +202,7 @@ def _attention(request: Request) -> str:
     return "unfused" if engine and not latents and model.head_dim % 8 else "fused"
 
 
-def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
+def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, Any]) -> Columns:
     """Columns of the knobs that are not searched: best value, default, or the pin."""
     shards = layouts["dp"] * layouts["cp"]
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
@@ -210,6 +212,9 @@ def _fixed(layouts: Columns, request: Request, pins: dict[str, Any]) -> Columns:
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
         "grad_reduce_in_fp32": (shards >= least) * 1.0,
         "overlap_param_gather": np.array([float(pins.get("zero_stage", 1) > 0)]),
+        "cudnn_norms": np.array(
+            [float(precision == "mxfp8" and load_stack(request.stack or default_stack()).norm_linear)]
+        ),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
         "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
     }

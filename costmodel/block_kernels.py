@@ -12,7 +12,7 @@ from costmodel.amount import Amount, is_more_than_one
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import LATENT_ROTARY_KERNELS, rotary_kernels
-from costmodel.work.quantisation import agrees_on_scale
+from costmodel.work.quantisation import agrees_on_scale, spared_kernels
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         f"{work.name}_kernels_forward",
         work.kernels_forward
         + per_linear
+        - sum(spared_kernels(x, layer) for layer in work.linears)
         + agreed["column"]
         + 2 * collectives
         + apart

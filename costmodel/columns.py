@@ -276,6 +276,7 @@ def _flags(c: Columns) -> dict[str, Array]:
     on = {
         "vboost": "vboost",
         "defer_wgrad": "defer_embedding_wgrad",
+        "cudnn_norms": "cudnn_norms",
         "fp8_attention": "fp8_attention",
         "fused_loss": "fused_cross_entropy",
         "dropout": "dropout",

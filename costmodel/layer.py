@@ -95,7 +95,7 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
         column = layer.split == "column"
         plain = gathered_plain(x, layer) if column else 0
-        inputs = quantisation.operand_traffic(x, x.quantise_input_bytes, column, plain)
+        inputs = quantisation.operand_traffic(x, x.quantise_input_bytes, column, plain, layer.normed)
         grads = quantisation.operand_traffic(x, x.quantise_grad_bytes, layer.split == "row", x.cast_anew)
         cast_forward = inputs * quantisation.quantise_input_elements(layer) + weights
         cast_backward = grads * quantisation.quantise_grad_elements(layer)

@@ -76,6 +76,7 @@ sharp | 1 | 1 when switches of the network are to reduce (SHARP)
 user_buffers | 1 | 1 with registered buffers in data-parallel collectives
 one_queue | 1 | 1 with CUDA_DEVICE_MAX_CONNECTIONS=1 set by hand
 many_queues | 1 | 1 with more than one set by hand, under FSDP or for overlapped experts
+cudnn_norms | 1 | 1 when norms are cuDNN's, forward
 norm_margin | 1 | streaming multiprocessors that norms leave to communication
 vboost | 1 | 1 with clock boost
 own_gc | 1 | 1 when each rank collects garbage when it likes

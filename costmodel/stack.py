@@ -23,6 +23,8 @@ INPUTS = (
     "scatter_gather",
     "plain_norms",
     "composed_norms",
+    "norm_linear",
+    "norm_maxima",
     "packs_attention",
     "plain_squared_relu",
     "native_loss",
@@ -59,7 +61,8 @@ class Stack:
     hybrid_dispatch: HybridEP sends tokens to experts in NVLink domains of any size, not in larger ones alone.
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
-    kernels of their own. plain_squared_relu: squared ReLU is PyTorch's own kernels, one for each operation.
+    kernels of their own. norm_linear: a norm and the linear layer behind it are one module. norm_maxima: such a norm
+    finds the maximum of what it writes. plain_squared_relu: squared ReLU is kernels of PyTorch, one an operation.
     complex_rotary: rotary embedding that is not fused multiplies complex numbers.
     separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
     reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
@@ -98,6 +101,8 @@ class Stack:
     whole_step: bool = False
     hybrid_dispatch: bool = False
     fp4_apart: bool = False
+    norm_linear: bool = False
+    norm_maxima: bool = False
     plain_squared_relu: bool = False
     wide_heads_apart: bool = False
     complex_rotary: bool = False
@@ -199,6 +204,7 @@ def load_stack(text: str) -> Stack:
     flags = (
         "scatter_gather",
         "plain_norms",
+        "norm_linear",
         "packs_attention",
         "wheels",
         "complex_rotary",
@@ -230,6 +236,7 @@ def load_stack(text: str) -> Stack:
         composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
         hybrid_dispatch=age is not None and age >= known("hybrid_dispatch_from", "99.12"),
         whole_step=age is not None and age >= known("whole_step_from", "99.12"),
+        norm_maxima=begun("norm_maxima_from"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
         stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),

@@ -180,6 +180,9 @@ INPUTS: tuple[Input, ...] = tuple(
         transpose_bytes | byte | HBM bytes to transpose one element of an operand that was gathered in 8 bits
         shared_history | 1 | 1 when ranks agree on the maxima from which later passes take their scales
         loss_scaled | 1 | 1 when a NaN in gradients is a signal to the scale of the loss, for which nothing checks
+        norm_writes | 1 | 1 when a norm that is one module with a linear layer writes that layer's operand
+        cudnn_writes | 1 | 1 when the norm of such a module does if it is cuDNN's
+        maximum_bytes | byte | HBM bytes of reading one element of an operand for its maximum, before it is quantised
         quantise_kernels | 1 | kernels one operand's quantisation launches
         linear_peak | FLOP/s | dense peak of the linear layers' format
         linear_fraction | 1 | fraction of linear_peak that large GEMMs reach
@@ -259,6 +262,8 @@ INPUTS: tuple[Input, ...] = tuple(
         scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
         plain_norms | 1 | 1 when norms are PyTorch's own kernels
         composed_norms | 1 | 1 when norms that nothing compiles are rows of element-wise kernels
+        norm_linear | 1 | 1 when a norm and the linear layer behind it are one module
+        norm_maxima | 1 | 1 when the norm of such a module finds the maximum of what it writes
         plain_squared_relu | 1 | 1 when squared ReLU is PyTorch's own kernels, one for each operation
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel

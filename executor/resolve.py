@@ -64,6 +64,7 @@ WITHOUT_TE: tuple[tuple[str, Any, str], ...] = (
     ("offload_weights", False, TE),
     ("offload_modules", (), TE),
     ("nccl_ub", False, TE),
+    ("cudnn_norms", False, TE),
     ("bias_dropout_fusion", False, CUDA),
     ("bias_activation_fusion", False, CUDA),
 )

@@ -37,6 +37,15 @@ def adapted(x: SimpleNamespace, name: str) -> Amount:
     return (1 - x.trained) * getattr(x, f"lora_{name}") if name else 0
 
 
+def joined_norm(x: SimpleNamespace, name: str) -> Amount:
+    """1 where a norm is one module with the column-parallel layers of that name, and they alone read it. [1]
+
+    Source: Transformer Engine 2.8, module/layernorm_linear.py, with_quantized_norm; an adapter reads the norm's output
+    too (return_layernorm_output).
+    """
+    return x.norm_linear * (1 - adapted(x, name))
+
+
 def adapter_of(x: SimpleNamespace, layer: Linear) -> Adapter:
     """The adapter of a layer. Experts' are not split over etp here."""
     rows = layer.groups * layer.rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.work.adapters import kept_norm
+from costmodel.work.adapters import joined_norm, kept_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     COMPOSED_NORM_SAVED,
@@ -213,11 +213,15 @@ def attention(x: SimpleNamespace) -> BlockWork:
     return BlockWork(
         name="attention",
         linears=(
-            Linear("qkv", qkv, x.h, rows, "column", adapter="qkv"),
+            Linear("qkv", qkv, x.h, rows, "column", adapter="qkv", normed=joined_norm(x, "qkv")),
             Linear("proj", x.h, heads * x.d, rows, "row", adapter="proj"),
         ),
         streams=(
-            norm(x, x.qk_norms * rows * (x.a + x.k) * x.d / x.tp),
+            norm(
+                x,
+                x.qk_norms * rows * (x.a + x.k) * x.d / x.tp,
+                residual_tokens(x) * x.h * joined_norm(x, "qkv"),
+            ),
             residual(x),
             rotary(x, (x.a + x.k) * x.d / x.tp),
             head_copies(x, heads * x.d, kv * x.d, grouped),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, maximum, minimum
 from costmodel.work.block import Stream
 from costmodel.work.linear import tokens
+from costmodel.work.quantisation import writes_operands
 
 # Kernels of one block with fused norm, rotary embedding, SwiGLU and bias-dropout-add, beyond the
 # quantisation's: 135 forward and 170 backward in ten llama layers of a Megatron-Core 0.16.1 dry run.
@@ -57,20 +58,25 @@ def residual_tokens(x: SimpleNamespace) -> Amount:
     return tokens(x) / (1 + x.sp * (x.tp - 1))
 
 
-def norm(x: SimpleNamespace, more: Amount = 0) -> Stream:
+def norm(x: SimpleNamespace, more: Amount = 0, fed: Amount = 0) -> Stream:
     """The norm in front of a block: read and write the hidden state; `more` elements normalised beside it.
 
-    Backward reads input and output gradient and writes the input's: 1.5 times as much, at half the rate in
-    PyTorch's own kernel. A composed norm moves the bytes of all its kernels instead.
+    fed: of all those, the ones that a norm writes as the operand of the linear layer behind it where the recipe can,
+    for both of its products unless they are transposed behind. Backward reads input and output gradient and writes the
+    input's: 1.5 times as much, at half the rate in PyTorch's own kernel. A composed norm moves the bytes of all its
+    kernels instead.
     """
     elements = residual_tokens(x) * x.h + more
-    forward = x.activation_bytes * 2 * elements
+    plain = x.activation_bytes * 2 * elements
+    other = x.trained * (x.quantised_copy_bytes - x.operand_bytes - x.transpose_bytes / 2)
+    narrower = writes_operands(x) * (1 - x.bf16_share) * (x.activation_bytes - x.operand_bytes - other)
+    forward = plain - narrower * fed
     slower = 1 + x.plain_norms * (PLAIN_NORM_BACKWARD - 1)
     apart = composes_norm(x)
     return Stream(
         "norm",
         (1 - apart) * forward + apart * COMPOSED_NORM_BYTES[0] * elements,
-        (1 - apart) * 1.5 * slower * forward + apart * COMPOSED_NORM_BYTES[1] * elements,
+        (1 - apart) * 1.5 * slower * plain + apart * COMPOSED_NORM_BYTES[1] * elements,
         "norm",
     )
 

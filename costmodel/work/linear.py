@@ -21,7 +21,8 @@ class Linear:
     its output is reduced; "none" when every rank holds it whole. grouped: one of the experts' layers.
     quantised: in the recipe's format, else in the model's own. adapter: which low-rank adapters it belongs to
     under task lora: "qkv", "proj" or "mlp"; "" has none. cast_input, cast_grad: share of its input and of its output's
-    gradient that a kernel of its own quantises; 0 where the product before it writes them so.
+    gradient that a kernel of its own quantises; 0 where the product before it writes them so. normed: share of its
+    input that the norm in front of it makes, one module with it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Linear:
     adapter: str = ""
     cast_input: Amount = 1
     cast_grad: Amount = 1
+    normed: Amount = 0
 
 
 def tokens(x: SimpleNamespace) -> Amount:

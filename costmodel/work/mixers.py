@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.work.adapters import kept_input, kept_norm
+from costmodel.work.adapters import joined_norm, kept_input, kept_norm
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
-from costmodel.work.elementwise import norm, residual, split_kernels
+from costmodel.work.elementwise import norm, residual, residual_tokens, split_kernels
 from costmodel.work.linear import Linear, tokens
 
 # Tokens of one chunk of the scan. Sources: Megatron-Core 0.16.1, mamba_mixer.py (128); flash-linear-attention, gated
@@ -90,11 +90,11 @@ def _mixer(
     return BlockWork(
         name=name,
         linears=(
-            Linear("in_proj", wide, x.h, rows, "column", adapter="mlp"),
+            Linear("in_proj", wide, x.h, rows, "column", adapter="mlp", normed=joined_norm(x, "mlp")),
             Linear("out_proj", x.h, inner, rows, "row", adapter="mlp"),
         ),
         streams=(
-            norm(x),
+            norm(x, fed=residual_tokens(x) * x.h * joined_norm(x, "mlp")),
             residual(x),
             _copies(x, name, wide, convolved, inner),
             Stream("convolution", 2 * e * rows * convolved, 4 * e * rows * convolved),

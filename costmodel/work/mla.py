@@ -6,7 +6,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
-from costmodel.work.adapters import kept_input
+from costmodel.work.adapters import joined_norm, kept_input
 from costmodel.work.attention import document_loops, saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
@@ -74,10 +74,11 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     """
     heads, rows, own = x.a / x.tp, tokens(x), residual_tokens(x)
     query = x.d_nope + x.d_rope
+    joined = x.qk_norms * joined_norm(x, "qkv")  # latents' norms with up projections
     if "q_lora" in features:
         queries: tuple[Linear, ...] = (
             Linear("q_down", x.q_lora, x.h, own, "none", adapter="qkv"),
-            Linear("q_up", heads * query, x.q_lora, rows, "column", adapter="qkv"),
+            Linear("q_up", heads * query, x.q_lora, rows, "column", adapter="qkv", normed=joined),
         )
         gathered, norms = x.q_lora, 2
     else:
@@ -97,11 +98,13 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         linears=(
             *queries,
             Linear("kv_down", x.kv_lora + x.d_rope, x.h, own, "none", adapter="qkv"),
-            Linear("kv_up", heads * (x.d_nope + x.d_v), x.kv_lora, rows, "column", adapter="qkv"),
+            Linear(
+                "kv_up", heads * (x.d_nope + x.d_v), x.kv_lora, rows, "column", adapter="qkv", normed=joined
+            ),
             Linear("proj", x.h, heads * x.d_v, rows, "row", adapter="proj"),
         ),
         streams=(
-            norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora)),
+            norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora), joined * own * (x.q_lora + x.kv_lora)),
             residual(x),
             rotary(x, heads * x.d_rope, LATENT_ROTARY_PASSES),
             Stream("heads", copied, copied),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.work.adapters import kept_input, kept_norm
+from costmodel.work.adapters import joined_norm, kept_input, kept_norm
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import (
@@ -40,10 +40,16 @@ def mlp(x: SimpleNamespace) -> BlockWork:
     return BlockWork(
         name="mlp",
         linears=(
-            Linear("fc1", (1 + x.gates) * width, x.h, rows, "column", adapter="mlp"),
+            Linear(
+                "fc1", (1 + x.gates) * width, x.h, rows, "column", adapter="mlp", normed=joined_norm(x, "mlp")
+            ),
             Linear("fc2", x.h, width, rows, "row", adapter="mlp"),
         ),
-        streams=(norm(x), residual(x), activation(x, "activation", rows, width)),
+        streams=(
+            norm(x, fed=residual_tokens(x) * x.h * joined_norm(x, "mlp")),
+            residual(x),
+            activation(x, "activation", rows, width),
+        ),
         gathered=x.operand_bytes * rows * x.h,
         reduced=x.activation_bytes * rows * x.h,
         saved=saved_norm(

@@ -9,25 +9,53 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, maximum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.linear import Linear
 
 
-def operand_traffic(x: SimpleNamespace, whole: Amount, gathered: bool, plain: Amount = 0) -> Amount:
+def writes_operands(x: SimpleNamespace) -> Amount:
+    """1 where a norm writes the operand of the linear layer that it is one module with. [1]
+
+    With delayed scaling always; in MXFP8 cuDNN's norm does (NVTE_NORM_FWD_USE_CUDNN), for tokens and hidden sizes that
+    are multiples of 128. Source: Transformer Engine 1.11 to 2.20, csrc/extensions/normalization.cpp.
+    """
+    return x.norm_writes + x.cudnn_norms * x.cudnn_writes
+
+
+def finds_maxima(x: SimpleNamespace) -> Amount:
+    """1 where such a norm finds the maximum of what it writes: Transformer Engine's own from 2.7 on, not cuDNN's. [1]
+
+    Source: Transformer Engine 2.6 to 2.20, csrc/extensions/normalization.cpp, FUSED_NORM_AMAX_FP8.
+    """
+    return x.norm_maxima * (1 - x.cudnn_norms)
+
+
+def operand_traffic(
+    x: SimpleNamespace, whole: Amount, gathered: bool, plain: Amount = 0, normed: Amount = 0
+) -> Amount:
     """HBM bytes to quantise one element of an operand, as this rank's products read it. [byte]
 
     whole: quantised on this rank, for both directions at once. What sequence parallelism gathers is quantised before
     that, each rank its share, and where products need it transposed that is done behind, instead of a second copy
     written at once. Frozen weights have no gradients for which an operand would be needed the other way round.
-    plain: 1 where it is gathered in 16 bits, for an adapter reads it too, and quantised behind.
+    plain: 1 where it is gathered in 16 bits, for an adapter reads it too, and quantised behind. normed: 1 where a norm
+    made it: some recipes' operands it writes itself, of others it finds the maximum.
     Source: Transformer Engine 2.8, pytorch/distributed.py, gather_along_first_dim; module/linear.py, set_usage.
     """
     other = maximum(0, x.quantised_copy_bytes - x.operand_bytes)
-    whole = whole - (1 - x.trained) * other
+    whole = whole - (1 - x.trained) * other - normed * finds_maxima(x) * x.maximum_bytes
     if not gathered:
         return whole
     behind = x.trained * x.sp * is_more_than_one(x.tp) * x.transpose_bytes
-    return plain * whole + (1 - plain) * ((whole - behind / 2) / (1 + x.sp * (x.tp - 1)) + behind)
+    alone = plain * whole + (1 - plain) * ((whole - behind / 2) / (1 + x.sp * (x.tp - 1)) + behind)
+    written = normed * writes_operands(x)
+    return written * x.trained * x.transpose_bytes + (1 - written) * alone
+
+
+def spared_kernels(x: SimpleNamespace, layer: Linear) -> Amount:
+    """Launches that a norm spares the layer behind it: the search for a maximum, or all but a transposition. [1]"""
+    written = writes_operands(x) * (1 - x.trained * minimum(1, x.transpose_bytes))
+    return layer.normed * (written + finds_maxima(x) * minimum(1, x.maximum_bytes))
 
 
 def agrees_on_scale(x: SimpleNamespace, layer: Linear, split: str) -> Amount:

@@ -53,6 +53,8 @@ def _chosen(job: Job) -> Iterator[Variable]:
     margin = str(plan.layernorm_sm_margin)
     for name in KNOBS["layernorm_sm_margin"].env.split(", "):
         yield Variable(name, margin, "SMs that norm kernels leave to the communication beside them")
+    if plan.cudnn_norms:
+        yield Variable(KNOBS["cudnn_norms"].env, "1", "norms write the operands of MXFP8 products")
     yield from _allocator(job)
     streams = str(int(plan.avoid_record_streams))
     yield Variable(
@@ -190,6 +192,7 @@ def environment_knobs(variables: Mapping[str, str | None]) -> dict[str, Any]:
         knobs["layernorm_sm_margin"] = numbers["NVTE_FWD_LAYERNORM_SM_MARGIN"]
     for name, knob in (
         ("NCCL_NVLS_ENABLE", "nvls"),
+        (KNOBS["cudnn_norms"].env, "cudnn_norms"),
         ("TORCH_NCCL_AVOID_RECORD_STREAMS", "avoid_record_streams"),
     ):
         if name in numbers:

@@ -13,9 +13,11 @@ from costmodel.workload import Workload
 H100, B200 = (hardware_db.resolve(name, None)[0] for name in ("h100", "b200"))
 
 
-def values(precision: str, tp: int, model: str = "llama3-8b", cluster=H100, **knobs) -> dict[str, float]:
+def values(
+    precision: str, tp: int, model: str = "llama3-8b", cluster=H100, batch: int = 32, **knobs
+) -> dict[str, float]:
     plan = Plan(tp=tp, dp=8 // tp, sequence_parallel=tp > 1, precision=precision, **knobs)
-    return predict(load_model(model), Workload(8192, 32), cluster, plan).values
+    return predict(load_model(model), Workload(8192, batch), cluster, plan).values
 
 
 def without_exchange(found: dict[str, float], name: str) -> float:
@@ -27,10 +29,12 @@ def without_exchange(found: dict[str, float], name: str) -> float:
 def test_current_scaling_adds_an_all_reduce_forward_in_column_and_backward_in_row_layers():
     """Delayed scaling on Blackwell moves 2 bytes less an element and exchanges nothing here."""
     current, delayed = (values(precision, 4, cluster=B200) for precision in ("fp8-cs", "fp8-delayed"))
-    for name in ("attention_qkv_quantise_forward", "mlp_fc2_quantise_backward"):
-        assert without_exchange(current, name) > delayed[name]
-        moved = without_exchange(current, name) / delayed[name]
-        assert moved == pytest.approx(5 / 3, rel=0.01)
+    name = "mlp_fc2_quantise_backward"
+    assert without_exchange(current, name) / delayed[name] == pytest.approx(5 / 3, rel=0.01)
+    # What norms feed, on a quarter of the tokens a rank; with so many micro-batches the weights' casts vanish.
+    alone, split = (values("fp8-cs", tp, cluster=B200, batch=32768) for tp in (1, 4))
+    name = "attention_qkv_quantise_forward"
+    assert without_exchange(split, name) / alone[name] == pytest.approx(1 / 4, rel=0.01)
     # Operands that nobody gathers are scaled by each rank alone.
     for name in ("attention_proj_quantise_forward", "mlp_fc1_quantise_backward"):
         assert current[name] / delayed[name] == pytest.approx(5 / 3, rel=0.01)
