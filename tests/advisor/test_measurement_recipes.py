@@ -151,3 +151,16 @@ def test_gpt3_s_maxima_stay_inside_since_nemo_25_04():
     }
     later, before = (case(**gpt, container=f"nemo:{release}").plan for release in ("25.04", "25.02"))
     assert (later.tp_only_amax_red, before.tp_only_amax_red) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("container", "precision", "on"),
+    [
+        ("nemo:25.09", "mxfp8", True),
+        ("nemo:25.07", "mxfp8", False),
+        ("nemo:25.09", "fp8-cs", False),
+        ("Megatron-MoE-ModelZoo", "mxfp8", False),
+    ],
+)
+def test_norms_of_mxfp8_are_cudnns_since_megatron_bridge(container, precision, on):
+    assert case(container=container, precision=precision, system="dgx-b200").plan.cudnn_norms == on

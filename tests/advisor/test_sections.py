@@ -208,6 +208,10 @@ def test_knobs_to_set_have_the_names_of_the_stack(stack, title, name):
     assert "not on file" not in "".join(lines)
 
 
+def test_knobs_that_are_variables_have_the_names_of_those():
+    assert "NVTE_NORM_FWD_USE_CUDNN" in knob_table({"cudnn_norms": True})[1]
+
+
 def test_names_of_another_framework_say_so():
     lines = knob_table({"tp": 4, "dp": 2}, "deepspeed")
     assert "in Megatron-Bridge" in lines[0]

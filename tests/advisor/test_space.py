@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.request import Request
+from advisor.request import Request, make_request
 from advisor.rules import legal_mask, violations
 from advisor.rules.features import load_features
 from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
@@ -405,3 +405,18 @@ def test_chunks_that_no_even_split_makes_are_balanced():
     balanced = {plan.vpp for plan in plans(request) if plan.pipeline_layout}
     assert balanced >= {4, 5, 7}
     assert "balancer's split (vpp up to 7; with experts 1, 2, 3, 4, 6)" in " ".join(declared_space())
+
+
+@pytest.mark.parametrize(
+    ("precision", "stack", "on"),
+    [
+        ("mxfp8", None, True),
+        ("mxfp8", "mcore-26.03", True),
+        ("fp8-cs", None, False),
+        ("bf16", None, False),
+        ("mxfp8", "torchtitan", False),
+    ],
+)
+def test_norms_of_mxfp8_are_cudnns_where_transformer_engine_has_them(precision, stack, on):
+    request = make_request("llama3-8b", 8, "b200", stack=stack)
+    assert np.all(build_space(request, precision).columns["cudnn_norms"] == on)

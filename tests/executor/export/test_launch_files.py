@@ -103,6 +103,13 @@ def test_every_variable_has_its_reason_and_reads_back():
     assert knobs["settings"] == {"nccl_algo": "Ring"}
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_norms_of_cudnn_are_asked_for_and_read_back(on):
+    found = variables(Plan(dp=8, precision="mxfp8", cudnn_norms=on), "dgx-b200")
+    assert found.get("NVTE_NORM_FWD_USE_CUDNN") == ("1" if on else None)
+    assert environment_knobs(found).get("cudnn_norms", False) == on
+
+
 def test_a_world_fills_whole_nodes():
     assert nodes_of(job_of(Plan(dp=4))) == (1, 4)
     assert nodes_of(job_of(Plan(dp=16))) == (2, 8)
