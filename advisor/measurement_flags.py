@@ -28,6 +28,7 @@ PLAIN_FLAGS = {
     "moe_grouped_gemm": "moe_grouped_gemm",
     "gradient_accumulation_fusion": "gradient_accumulation_fusion",
     "rope_fusion": "apply_rope_fusion",
+    "calculate_per_token_loss": "calculate_per_token_loss",
 }
 # Megatron-Bridge's recipes as they were resolved ("v0.5.0:...", "HEAD:..."): they name the fusions that are on.
 RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")

@@ -52,6 +52,7 @@ NUMERICS = (
     "fp8_output",
     "bf16_end_layers",
     "tp_only_amax_red",
+    "calculate_per_token_loss",
 )
 
 

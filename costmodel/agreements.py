@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, maximum
 from costmodel.data_parallel import buckets_of
 from costmodel.fully_sharded import Owner
+from costmodel.gradient_scaling import scaled_once, scaling_time
 from costmodel.rates import stream
 from costmodel.term import Ledger, Term
 from costmodel.timing.network import small_all_reduce_time
@@ -73,6 +74,18 @@ def maxima_term(ledger: Ledger, x: SimpleNamespace) -> Term:
     again = x.m * x.recompute_layers * x.layers_pace
     return ledger.term(
         "maxima", "agreeing on maxima of delayed scaling", (passes + again) * each, "s", maxima_term
+    )
+
+
+def gradient_scaling_term(ledger: Ledger, x: SimpleNamespace, owners: Collection[Owner]) -> Term:
+    """Gradients of data parallelism divided by their ranks, once a step, on the stream that computes. [s]"""
+    scaled = sum(scaled_once(x, experts=owner.name == "edp") * owner.whole for owner in owners)
+    return ledger.term(
+        "gradient_scaling",
+        "gradients divided by their ranks before they are reduced",
+        scaling_time(x, scaled),
+        "s",
+        scaled_once,
     )
 
 

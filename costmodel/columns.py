@@ -276,6 +276,7 @@ def _flags(c: Columns) -> dict[str, Array]:
     on = {
         "vboost": "vboost",
         "defer_wgrad": "defer_embedding_wgrad",
+        "per_token_loss": "calculate_per_token_loss",
         "cudnn_norms": "cudnn_norms",
         "fp8_attention": "fp8_attention",
         "fused_loss": "fused_cross_entropy",

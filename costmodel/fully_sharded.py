@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum
+from costmodel.gradient_scaling import scaled_each_pass, scaling_time
 from costmodel.rates import stream
 from costmodel.term import Ledger
 from costmodel.timing import overlap
@@ -160,7 +161,15 @@ def fully_sharded_time(
     replicas = overlap.exposed(seconds("replica"), whole_pass[1])
     replicas += overlap.exposed(seconds("replica_gather"), whole_pass[0])
     copies = sum(flat_copies(x, owner, layers, kept, deferred) for owner in owners)
+    gradients_each = sum(gradients(x, owner, layers) for owner in owners)
+    scaling = scaled_each_pass(x) * scaling_time(x, x.m * gradients_each)
+    copies += ledger.define("fsdp_scaling", scaling, "s", scaled_each_pass)
     return layers * per_layer + first + last + output + (1 - x.params_sharded) * once + replicas + copies
+
+
+def gradients(x: SimpleNamespace, owner: Owner, layers: Amount) -> Amount:
+    """Gradients of an owner's units in one backward pass, before they are reduced. [1]"""
+    return layers * owner.trained + x.trained * (owner.first + owner.output)
 
 
 def flat_copies(x: SimpleNamespace, owner: Owner, layers: Amount, kept: Amount, deferred: Amount) -> Amount:
@@ -175,7 +184,7 @@ def flat_copies(x: SimpleNamespace, owner: Owner, layers: Amount, kept: Amount, 
     performance guide ("minimizing the data movement to the communication tensors").
     """
     ends = owner.first + owner.output
-    trained = layers * owner.trained + x.trained * ends
+    trained = gradients(x, owner, layers)
     forward = x.m + kept * (1 - x.m)
     both = forward + x.params_sharded * (1 - kept) * x.m
     out = 2 * (x.gather_bytes * both * layers * owner.layer + x.weight_bytes * forward * ends)

@@ -128,6 +128,7 @@ class Plan:
     tp_overlap_cga: int = 2
     gradient_accumulation_fusion: bool = True
     check_for_nan_in_grad: bool = True
+    calculate_per_token_loss: bool = False
     cudnn_norms: bool = False
     rope_fusion: bool = True
     bias_activation_fusion: bool = True

@@ -64,6 +64,7 @@ offload_fused_group_mlp | 1 | 1 when all that fused experts keep does
 muon | 1 | 1 when the optimizer is Muon
 optimizer_offload | 1 | share of the optimizer on the host
 offload_overlapped | 1 | 1 when copies of the offloaded optimizer overlap
+per_token_loss | 1 | 1 when the loss is divided by tokens at the end of a step
 checked | 1 | 1 when gradients and loss are checked for NaN, which no graph of the whole step holds
 amax_inside | 1 | 1 when maxima of delayed scaling stay among tensor and context ranks
 bf16_share | 1 | share of the layers that stay in 16 bits

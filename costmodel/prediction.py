@@ -212,6 +212,7 @@ RESOURCES = {
         "forward_quantise",
         "backward_quantise",
         "optimizer_step",
+        "gradient_scaling",
         "nan_checks",
     ),
     "tensor-parallel communication": ("forward_tensor_parallel", "backward_tensor_parallel"),

@@ -24,6 +24,7 @@ INPUTS = (
     "plain_norms",
     "composed_norms",
     "norm_linear",
+    "collective_mean",
     "norm_maxima",
     "packs_attention",
     "plain_squared_relu",
@@ -62,7 +63,8 @@ class Stack:
     composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
     kernels of their own. norm_linear: a norm and the linear layer behind it are one module. norm_maxima: such a norm
-    finds the maximum of what it writes. plain_squared_relu: squared ReLU is kernels of PyTorch, one an operation.
+    finds the maximum of what it writes. collective_mean: reductions of gradients average them, but under FSDP.
+    plain_squared_relu: squared ReLU is kernels of PyTorch, one an operation.
     complex_rotary: rotary embedding that is not fused multiplies complex numbers.
     separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
     reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
@@ -102,6 +104,7 @@ class Stack:
     hybrid_dispatch: bool = False
     fp4_apart: bool = False
     norm_linear: bool = False
+    collective_mean: bool = False
     norm_maxima: bool = False
     plain_squared_relu: bool = False
     wide_heads_apart: bool = False
@@ -205,6 +208,7 @@ def load_stack(text: str) -> Stack:
         "scatter_gather",
         "plain_norms",
         "norm_linear",
+        "collective_mean",
         "packs_attention",
         "wheels",
         "complex_rotary",

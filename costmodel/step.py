@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
-from costmodel.agreements import checks_term, maxima_term
+from costmodel.agreements import checks_term, gradient_scaling_term, maxima_term
 from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
 from costmodel.data_parallel import data_parallel_terms, written
 from costmodel.dispatch import Beside, dispatch_times, overlapped_dispatch
@@ -109,6 +109,7 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     muon = x.muon if "muon" in features else 0
     trees += data_parallel_terms(ledger, x, owners, forward, backward, x.layers_pace, muon=muon)
     trees.append(shared_embedding_term(ledger, x))
+    trees.append(gradient_scaling_term(ledger, x, owners))
     trees += [checks_term(ledger, x, owners), maxima_term(ledger, x)]
     trees += optimizer_terms(ledger, x, owners, blocks, features)
     if "offload" in features:

@@ -45,6 +45,7 @@ EACH_MICROBATCH = {
 AFTER = {
     "length_variance": "dp",
     "straggler_time": "host",
+    "gradient_scaling": "compute",
     "nan_checks": "compute",
     "dp_gradients": "dp",
     "shared_embedding": "pp",

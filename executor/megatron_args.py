@@ -134,6 +134,8 @@ def precision_fields(plan: Plan) -> dict[str, Any]:
         fields["fp8_dot_product_attention"] = True
     if plan.tp_only_amax_red:
         fields["tp_only_amax_red"] = True
+    if plan.calculate_per_token_loss:
+        fields["calculate_per_token_loss"] = True
     if plan.fp8_output:
         fields["fp8_output_proj"] = True
     if plan.bf16_end_layers:

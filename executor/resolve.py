@@ -78,6 +78,7 @@ WITHOUT_CUDA: tuple[tuple[str, Any, str], ...] = (
     ("vboost", False, CUDA),
 )
 NEVER: tuple[tuple[str, Any, str], ...] = (
+    ("calculate_per_token_loss", False, "runs divide the loss by micro-batches"),
     ("optimizer", "adam", "runs train with Adam; what `advisor export` writes trains with Muon"),
 )
 ONE_RANK: tuple[tuple[str, Any, str], ...] = (

@@ -13,7 +13,6 @@ DEFAULTS: dict[str, Any] = {
     "activation_func_fp8_input_store": False,
     "activation_offload_fraction": 1.0,
     "async_save": False,
-    "calculate_per_token_loss": False,
     "ckpt_format": "",
     "ep_overlap_early_attn_memory_release": False,
     "fake_process_group": False,

@@ -80,7 +80,7 @@ def reading(text: str) -> Reading:
     model = model_of_recipe(recipe) or model_of(fields)
     workload = workload_of(said)
     if workload.get("task") and knobs.get("cp", 1) > 1:
-        knobs.get("settings", {}).pop("calculate_per_token_loss", None)  # fine-tuning with cp needs it
+        knobs.pop("calculate_per_token_loss", None)  # fine-tuning with cp needs it
     if model:
         knobs = of_model(knobs, load_model(model))
     return Reading(

@@ -238,6 +238,8 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
         settings |= {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False}
     if plan.fsdp:
         settings |= fsdp_settings(plan)
+    if plan.calculate_per_token_loss:
+        settings["ddp.average_in_collective"] = False  # Megatron-Core refuses both
     if plan.sharp:
         settings["dist.use_sharp"] = True
     return settings

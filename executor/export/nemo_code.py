@@ -132,7 +132,7 @@ def _start(job: Job, names: Names, found: Recipe, imports: set[str]) -> Iterator
         imports.add(f"from {LLM}.recipes import {found.module}")
         yield f"    recipe = {found.module}.{function}({said})"
     imports.add(DDP)
-    average = f"average_in_collective={not job.plan.fsdp}"
+    average = f"average_in_collective={not (job.plan.fsdp or job.plan.calculate_per_token_loss)}"
     yield f"    recipe.{STRATEGY}.ddp = run.Config(DistributedDataParallelConfig, {average})"
     yield from _plugin(found.settings, imports)
     if tuning:

@@ -102,6 +102,7 @@ EXPORTED = {
     "offload_twice": "cannot be enabled with cpu_offloading",
     "offload_projection": "attn_proj cannot be set to offload_modules alone",
     "offload_recomputed": "while recomputing the entire MoE layer",
+    "offload_graph_experts": "Token-drop MoE is temporarily not supported with activation offloading",
     "recompute_full_graph": "only supported with full iteration CUDA graph",
     "graph_dropout": "dropout is not supported with graphed",
     "graph_moe_router": "must not contain both moe and moe_router",
