@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from advisor.commands import HELP
 from advisor.options import PinsKnobs
@@ -81,7 +82,8 @@ TRACE_SPANS = 20_000
 )
 @click.option("--recalibrate", is_flag=True, help="Measure this machine again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def command(context: click.Context, plan_file: str | None, as_json: bool, **options: Any) -> None:
     """Execute a plan with Megatron-Core and put predicted beside measured.
 
     It measures the machine (once), plans, trains real steps on generated text or on --data, and compares step time,
@@ -96,6 +98,8 @@ def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
     advisor run plan.toml --slurm --print-only
     """
     check_together(plan_file, options)
+    told = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    check_of_use(plan_file, options, told)
     if options["trace"]:
         from costmodel.plan_file import check_writable
 
@@ -156,6 +160,33 @@ def check_together(plan_file: str | None, options: dict[str, Any]) -> None:
     if options["resume_measure"] and (plan_file or options["model"] or options["slurm"]):
         raise ValueError(
             "--resume-measure goes on with the plan of its record: give no PLAN, --model or --slurm beside it."
+        )
+
+
+# Options that search a plan; those beside --resume-measure that say where the ranks run and what is written.
+SEARCHING = ("model", "gpus", "seq_len", "global_batch", "pin")
+RESUMING = ("resume_measure", "nodes", "rdzv", "node_rank", "trace")
+
+
+def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]) -> None:
+    """Refuse options that a plan or a record decides: left aside, they would run something else than was asked."""
+    words = {name: "--" + name.replace("_", "-") for name in told}
+    if options["resume_measure"]:
+        idle = [words[name] for name in told if name not in RESUMING]
+        if idle:
+            raise ValueError(
+                f"{', '.join(idle)} beside --resume-measure: the record says what runs. Leave it out."
+            )
+        return
+    idle = [words[name] for name in told if name in SEARCHING]
+    if plan_file is not None and idle:
+        raise ValueError(
+            f"{', '.join(idle)} beside the plan {plan_file}, which says all that: leave it out. "
+            f"`advisor predict {plan_file} --tp 2 --save other.toml`, with any other option, writes a changed plan."
+        )
+    if plan_file is None and options["model"] is None and idle:
+        raise ValueError(
+            f"{', '.join(idle)} without --model: the plan explained last would run as it is. Try --model tiny-gpt."
         )
 
 

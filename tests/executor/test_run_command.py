@@ -54,6 +54,23 @@ def test_bad_input_is_one_line(tmp_path, arguments, part):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["plan.toml", "--pin", "tp=2"], "--pin beside the plan plan.toml"),
+        (["plan.toml", "--seq-len", "64", "--gpus", "4"], "--seq-len, --gpus beside the plan"),
+        (["plan.toml", "--model", "tiny-gpt"], "--model beside the plan"),
+        (["plan.toml", "--slurm", "--pin", "tp=2"], "--pin beside the plan"),
+        (["--gpus", "4", "--pin", "tp=2"], "Try --model tiny-gpt"),
+        (["--resume-measure", "x", "--steps", "50"], "--steps beside --resume-measure"),
+        (["--resume-measure", "x", "--pin", "tp=2", "--data", "y"], "--pin, --data beside --resume-measure"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_would_be_left_aside_is_refused(tmp_path, arguments, part):
+    assert part in refused(advisor_run(tmp_path, *arguments))
+
+
 def test_a_broken_plan_file_is_one_line(tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text("tp = [")
