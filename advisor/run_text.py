@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def page(result: RunResult, predicted: dict[str, Any]) -> str:
     """The comparison as text, answer first."""
-    from advisor.render import heading, memory, percent, seconds, table, wrap
+    from advisor.render import heading, memory, seconds, table, wrap
 
     measured = result.measured
     ratio, interval = measured["step_time_s"] / predicted["step_time_s"], predicted["interval"]
@@ -27,8 +27,8 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
             f"predicted between {seconds(interval['low'])} and {seconds(interval['high'])}: {result.rows[0].verdict}"
         ),
         wrap(
-            f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
-            f"steps after the warm-up; steps scatter by {percent(measured['spread'], 0)}"
+            f"loss {measured['first_loss']:.3f} at the first step, {measured['last_loss']:.3f} at the last; "
+            f"{_counted(measured['num_steps'], measured['spread'])}"
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
@@ -58,6 +58,14 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     lines += [heading("Requested, resolved, observed"), *feature_lines(result.features)]
     lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in result.warnings]
     return "\n".join([*lines, "", f"record: {result.record}"])
+
+
+def _counted(steps: int, spread: float) -> str:
+    from advisor.render import percent
+
+    if steps == 1:
+        return "one step after the warm-up"
+    return f"the {steps} steps after the warm-up scatter by {percent(spread, 1)}"
 
 
 def _disturbed(result: RunResult) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,27 @@ def new_record(home: Path, name: str) -> Path:
         except FileExistsError:
             continue
     raise ValueError(f"{path}: too many runs in one second. Wait a moment and try again.")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a record while ranks write into it; ValueError where another run does.
+
+    The kernel lets go of it when this process ends, however it ends.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is being written by another `advisor run`. Wait for its end, or end it first."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Any) -> None:

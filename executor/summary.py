@@ -13,6 +13,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor import state
 from executor.compare import Row, compare
+from executor.logs.summary import scatter_of
 from executor.record import read_memory, read_ranks, read_steps, write_json
 from executor.resolve import Feature, Here, receipt, resolve
 
@@ -89,7 +90,9 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     # The median step stands for all: its phases add up to its time, medians of phases would not.
     typical = sorted(counted, key=lambda step: step["seconds"])[(len(counted) - 1) // 2]
     median, phases = typical["seconds"], typical["phases"]
-    spread = statistics.pstdev(seconds) / statistics.mean(seconds)
+    # As `advisor diagnose` counts it: a few slow steps do not widen it, they are told apart.
+    scatter, limit = scatter_of(seconds)
+    spread = scatter / statistics.median(seconds)
     # A run that was cut and went on began anew: its last session learned on its own.
     session = max(step.get("session", 0) for step in steps)
     losses = [
@@ -115,6 +118,11 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     if spread > 0.10:
         warnings.append(
             f"steps scatter by {spread:.0%}: other work on the machine, or too short a warm-up; trust the minimum more"
+        )
+    if slow := [each for each in seconds if each > limit]:
+        warnings.append(
+            f"{len(slow)} of {len(seconds)} steps stand far above the median, up to {max(slow):.3f} s: "
+            "other work on the machine, or too short a warm-up"
         )
     queued = measured["queued_s"] / statistics.median(seconds)
     if queued > QUEUED:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from executor.logs.record import Iteration, Log, Memory, Timer
+from executor.logs.record import RUN, Iteration, Log, Memory, Timer
 from executor.record import read_memory, read_steps
-
-RUN = "advisor run"
 
 
 def log_of_run(folder: str | Path) -> Log:
