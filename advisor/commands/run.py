@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,9 @@ def command(context: click.Context, plan_file: str | None, as_json: bool, **opti
         raise ValueError(problem)
     from executor.launch import RunFailed
     from executor.run import ElsewhereError
+    from executor.watchdog import asked_patience
+
+    asked_patience()  # refused before anything is measured
 
     try:
         if options["resume_measure"]:
@@ -223,25 +227,27 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
     prediction = ready.prediction
     name = prediction.model.name + (f"-node{nodes.rank}" if nodes is not None and nodes.rank else "")
     folder = new_record(home(), name)
+    processes = f"{prediction.plan.world} process{'es' * (prediction.plan.world > 1)}"
     click.echo(
-        f"{prediction.plan.describe()}: {prediction.model.name}, {prediction.plan.world} processes",
+        f"{prediction.plan.describe()}: {prediction.model.name}, {processes}",
         err=as_json,
     )
     write_trace(folder / PREDICTED, predicted_trace(prediction, TRACE_SPANS))
-    result = execute(
-        prediction.plan,
-        prediction.workload,
-        prediction.model,
-        predicted=prediction.to_dict(),
-        steps=options["steps"],
-        warmup=options["warmup"],
-        out=folder,
-        progress=tell,
-        requested=ready.requested,
-        data=options["data"],
-        nodes=nodes,
-        variables=cuda_variables(prediction, ready.cluster) if machine.cuda else None,
-    )
+    with says_where(folder):
+        result = execute(
+            prediction.plan,
+            prediction.workload,
+            prediction.model,
+            predicted=prediction.to_dict(),
+            steps=options["steps"],
+            warmup=options["warmup"],
+            out=folder,
+            progress=tell,
+            requested=ready.requested,
+            data=options["data"],
+            nodes=nodes,
+            variables=cuda_variables(prediction, ready.cluster) if machine.cuda else None,
+        )
     result.warnings[:0] = ready.warnings
     return result
 
@@ -250,7 +256,19 @@ def resumed(options: dict[str, Any], tell: Callable[[str], None]) -> Any:
     """The rest of a run that was cut."""
     from executor.run import resume
 
-    return resume(Path(options["resume_measure"]), tell, nodes=nodes_of(options))
+    folder = Path(options["resume_measure"])
+    with says_where(folder):
+        return resume(folder, tell, nodes=nodes_of(options))
+
+
+@contextlib.contextmanager
+def says_where(folder: Path) -> Iterator[None]:
+    """Name the record of a run that is interrupted, and what goes on with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"record: {folder}; `advisor run --resume-measure {folder}` goes on.", err=True)
+        raise
 
 
 def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> None:

@@ -71,6 +71,15 @@ def test_an_option_that_would_be_left_aside_is_refused(tmp_path, arguments, part
     assert part in refused(advisor_run(tmp_path, *arguments))
 
 
+@pytest.mark.parametrize("given", ["abc", "nan", "-1", "0", "inf"])
+@pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
+def test_a_patience_that_is_no_time_is_refused_before_anything_runs(tmp_path, monkeypatch, given):
+    monkeypatch.setenv("ADVISOR_PATIENCE", given)
+    text = refused(advisor_run(tmp_path, "--model", "tiny-gpt"))
+    assert f"ADVISOR_PATIENCE={given} is not a number of seconds above 0. Try" in text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_broken_plan_file_is_one_line(tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text("tp = [")
