@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -539,6 +540,25 @@ def test_the_record_of_a_run(ask, tmp_path):
     assert code == 0
     assert found["framework"] == "advisor run"
     assert found["step_time_s"] == 0.5
+
+
+def test_a_model_that_cannot_be_costs_the_prediction_and_not_the_diagnosis(ask, tmp_path):
+    """Where the log is at fault, not the options: those are refused."""
+    path = tmp_path / "torn.log"
+    text = megatron_log([(step, 1.0 + 0.01 * (step % 3)) for step in range(1, 20)], dump=DUMP)
+    torn = re.sub(r"(?m)^(\s+num_layers \.+ )\d+", r"\1lots", text)
+    assert torn != text
+    path.write_text(torn)
+    code, said = ask("diagnose", str(path), "--gpu", "h100")
+    assert code == 0
+    assert "cannot be read, so nothing is predicted: num_layers 'lots'" in " ".join(said.split())
+    code, said = ask("compare", str(path), "--gpu", "h100")
+    assert code == 2
+    assert "Name the plan that ran" in said
+    path.write_text(text)
+    code, said = ask("diagnose", str(path), "--gpu", "h100", "--gpus", "7")
+    assert code == 2
+    assert said.startswith("--gpus 7 does not fit")
 
 
 def test_a_record_tells_what_its_ranks_waited_for(ask, predicted, tmp_path):
