@@ -69,7 +69,7 @@ def read_observed(folder: Path) -> Observed:
         raise ValueError(
             f"{folder} is no record of a run: it has no job.json. Give a folder that `advisor run` wrote."
         ) from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder}/job.json cannot be read ({error}). Run the plan again.") from None
     steps = [step for step in read_steps(folder) if not step["warmup"]]
     if not steps:

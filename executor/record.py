@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import fcntl
 import json
+import math
 import os
 import platform
 import sys
@@ -89,7 +90,7 @@ def environment() -> dict[str, Any]:
 def read_steps(folder: Path) -> list[dict[str, Any]]:
     """Steps of a record; lines that are no step are left out, as the last one that a kill cut short."""
     try:
-        lines = (folder / "steps.jsonl").read_text().splitlines()
+        lines = (folder / "steps.jsonl").read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     steps = []
@@ -98,9 +99,21 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
             step = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if isinstance(step, dict) and {"step", "seconds", "warmup"} <= set(step):
+        if isinstance(step, dict) and is_step(step):
             steps.append(step)
     return steps
+
+
+def is_step(line: dict[str, Any]) -> bool:
+    """Whether a line tells a step: its number, a time above 0, whether it is warm-up, and phases by name if any."""
+    seconds = line.get("seconds")
+    timed = isinstance(seconds, int | float) and 0 < seconds < math.inf
+    return (
+        timed
+        and isinstance(line.get("step"), int)
+        and "warmup" in line
+        and isinstance(line.get("phases", {}), dict)
+    )
 
 
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
@@ -112,5 +125,11 @@ def read_ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_memory(folder: Path) -> list[dict[str, Any]]:
-    """Memory of every rank that reached its end."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("memory-*.json"))]
+    """Memory of every rank that reached its end; a file that tells none is left out."""
+    found = []
+    for path in sorted(folder.glob("memory-*.json")):
+        with contextlib.suppress(ValueError):  # JSON and its encoding
+            told = json.loads(path.read_text())
+            if isinstance(told, dict) and {"peak_bytes", "base_bytes"} <= set(told):
+                found.append(told)
+    return found

@@ -146,8 +146,8 @@ def read_job(out: Path) -> dict[str, Any]:
         Workload(**job["workload"])
         for name in ("wanted", "warmup", "model", "megatron", "variables"):
             _ = job[name]
-        for name in ("prediction.json", "requested.json"):
-            json.loads((out / name).read_text())
+        Plan(**json.loads((out / "requested.json").read_text()))
+        _ = json.loads((out / "prediction.json").read_text())["interval"]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{out} cannot go on: its record is not whole ({error}). Run the plan again."

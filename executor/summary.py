@@ -85,7 +85,10 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     steps = read_steps(folder)
     counted = [step for step in steps if not step["warmup"]]
     if not counted:
-        raise ValueError(f"{folder} holds no measured step. Run it again with more --steps.")
+        raise ValueError(
+            f"{folder} holds no measured step: it was cut before the end of its warm-up. "
+            f"`advisor run --resume-measure {folder}` goes on."
+        )
     seconds = [step["seconds"] for step in counted]
     # The median step stands for all: its phases add up to its time, medians of phases would not.
     typical = sorted(counted, key=lambda step: step["seconds"])[(len(counted) - 1) // 2]

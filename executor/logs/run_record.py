@@ -13,7 +13,7 @@ def log_of_run(folder: str | Path) -> Log:
     home = Path(folder)
     steps = [each for each in read_steps(home) if isinstance(each.get("seconds"), int | float)]
     if not steps:
-        raise ValueError(f"{folder} holds no finished step. Run it again, or name another record.")
+        raise ValueError(f"{folder} holds no finished step. `advisor run --resume-measure {folder}` goes on.")
     log = Log(str(folder), framework=RUN)
     for each in steps:
         number = int(each["step"]) + 1
