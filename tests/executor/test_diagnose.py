@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.knobs import KNOBS, SETTINGS
-from executor.diagnose import SEVERITIES, Facts, Unseen, compiled, diagnose, load_rules, load_rules, table, value
+from executor.diagnose import SEVERITIES, Facts, Unseen, compiled, diagnose, load_rules, table, value
 
 CALM = {
     "step": 2.0,
