@@ -73,9 +73,17 @@ def _disturbed(result: RunResult) -> list[str]:
     from advisor.render import percent, wrap
     from executor.summary import QUEUED
 
-    share = result.measured.get("queued_s", 0.0) / result.measured["step_time_s"]
+    measured = result.measured
+    share = measured.get("queued_s", 0.0) / measured["step_time_s"]
     if share <= QUEUED:
         return []
+    if cores := measured.get("shared_cores"):
+        return [
+            wrap(
+                f"the ranks share {cores} cores: for {percent(share, 0)} of a step each waited for one, as it did when "
+                "the machine was measured; phases are told by who held a core, the step as a whole compares"
+            )
+        ]
     return [
         wrap(
             f"for {percent(share, 0)} of a step ranks waited for a core that other work or other ranks held: these "

@@ -128,13 +128,26 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
             "other work on the machine, or too short a warm-up"
         )
     queued = measured["queued_s"] / statistics.median(seconds)
-    if queued > QUEUED:
+    cores = cores_of(folder)
+    if cores and processes > cores:
+        measured["shared_cores"] = cores
+    elif queued > QUEUED:
         warnings.append(
-            f"ranks waited for a core {queued:.0%} of a step: other work, or more ranks than cores; seconds are longer"
+            f"ranks waited for a core {queued:.0%} of a step: other work held it; seconds are longer"
         )
     if losses and losses[-1] >= losses[0]:
         warnings.append("the loss did not fall: too few steps to judge, or a broken layout")
     return measured, warnings
+
+
+def cores_of(folder: Path) -> int:
+    """Cores of the machine of a record's one node, 0 where several nodes ran or the record does not say."""
+    try:
+        hosts = {rank["host"] for rank in read_ranks(folder)}
+        cores = json.loads((folder / "environment.json").read_text())["cores"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return cores if isinstance(cores, int) and len(hosts) == 1 else 0
 
 
 def peaks(steps: list[dict[str, Any]], ends: list[dict[str, Any]]) -> list[int]:

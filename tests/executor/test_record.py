@@ -114,6 +114,17 @@ def test_a_summary_and_a_diagnosis_tell_one_scatter_and_slow_steps_apart(tmp_pat
     assert warnings[0].startswith("3 of 10 steps stand far above the median, up to 0.698 s")
 
 
+@pytest.mark.parametrize(("processes", "told"), [(2, True), (4, False)])
+def test_waiting_for_a_core_is_blamed_on_other_work_only_where_ranks_have_cores(tmp_path, processes, told):
+    steps = [step(number, 1.0, 9.0 - number) | {"queued": 0.4} for number in range(4)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
+    write_json(tmp_path / "environment.json", {"cores": 2})
+    write_json(tmp_path / "ranks.json", {"ranks": [{"rank": rank, "host": "a"} for rank in range(processes)]})
+    measured, warnings = summarise(tmp_path, Workload(128, 4), processes)
+    assert any("other work held it" in warning for warning in warnings) == told
+    assert measured.get("shared_cores") == (None if told else 2)
+
+
 def test_a_record_is_written_by_one_run_at_a_time(tmp_path):
     write_json(tmp_path / "job.json", {})
     refused = pytest.raises(ValueError, match=r"is being written by another `advisor run`. Wait")
