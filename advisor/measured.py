@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NoPlanError(ValueError):
-    """A measurement that shows no plan, where one is needed."""
+    """A measurement that shows no plan, or not the machine that ran it, where one is needed."""
 
 
 def read_measured(
@@ -168,7 +168,7 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
         return None
     if not machine:
         if need:
-            raise ValueError(
+            raise NoPlanError(
                 f"{log.path} shows its plan but not its machine: give --gpu or --cluster. Try --gpu h100."
             )
         notes.append(

@@ -334,6 +334,23 @@ def test_two_logs_are_compared_as_runs(ask, tmp_path):
     )
 
 
+def test_two_logs_of_an_unknown_machine_are_compared_by_what_was_measured(ask, tmp_path):
+    """Their arguments show the plan; only --gpu is missing, which is what to give."""
+    paths = []
+    for name, seconds in (("a.log", 2.0), ("b.log", 1.6)):
+        paths.append(str(tmp_path / name))
+        (tmp_path / name).write_text(megatron_log([(step, seconds) for step in range(1, 30)], dump=DUMP))
+    code, text = ask("compare", *paths)
+    assert code == 0
+    told = " ".join(text.split())
+    assert told.startswith("B is 25.0 % faster than A: 1.600 s a step measured against 2.000 s")
+    assert "No machine is named (--gpu or --cluster), so no term is compared" in told
+    plain = tmp_path / "plain.log"
+    plain.write_text(megatron_log([(step, 2.0) for step in range(1, 30)]))
+    told = " ".join(ask("compare", paths[0], str(plain))[1].split())
+    assert "B does not show the plan that ran" in told
+
+
 def test_two_logs_without_plans_are_compared_by_what_was_measured(ask, tmp_path):
     """NeMo prints no plan; before and after a change are worth comparing all the same."""
     paths, dice = [], random.Random(5)
