@@ -112,6 +112,12 @@ def calibrate_from(
     outcome = tell_apart(learn(runs, cluster, stack), runs, cluster, stack)
     busy = [f"{run.name}: ranks waited for cores that others held" for run in runs if run.busy]
     warnings = [*left_out, *busy]
+    worlds = sorted({run.plan.world for run in runs})
+    if cluster.gpu.generation == "cpu" and len(worlds) > 1:
+        warnings.append(
+            f"runs of {', '.join(map(str, worlds))} processes bend one another's constants: a profile of processors "
+            "belongs to one number of them; give records of one number at a time"
+        )
     if not any(each.taught for each in outcome.learned):
         warnings.append("these runs teach no constant: the profile is what it was")
     document = taught(base_document(cluster), outcome, runs)

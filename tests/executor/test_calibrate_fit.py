@@ -297,6 +297,19 @@ def test_a_record_without_measured_steps_is_told(tmp_path, modelled):
         read_all([tmp_path / "run"])
 
 
+def test_runs_of_several_numbers_of_processes_are_warned_of(tmp_path, modelled, cluster):
+    """A profile belongs to its number of processes: two that share a machine's memory are slower than one."""
+    seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
+    dense = next(each for each in modelled if each.run.model.moe is None)
+    for processes in (2, 4):
+        run = dataclasses.replace(dense.run, plan=Plan(dp=processes, precision="fp32"))
+        record(tmp_path / str(processes), Modelled(run, cluster), seconds, device="cpu")
+    found = calibrate_from([tmp_path / "2", tmp_path / "4"], cluster, tmp_path / "mine.toml")
+    assert any(warning.startswith("runs of 2, 4 processes bend") for warning in found.warnings)
+    found = calibrate_from([tmp_path / "2"], cluster, tmp_path / "mine.toml")
+    assert not any("bend" in warning for warning in found.warnings)
+
+
 def test_a_run_that_was_cut_in_its_warm_up_is_left_out_of_many(tmp_path, modelled):
     """`--from runs/*` names every folder, also that of a run that was interrupted."""
     seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
