@@ -32,7 +32,8 @@ def calibration_lines(found: Calibration) -> list[str]:
     if found.outcome is not None and found.outcome.before:
         before, after = quality(found.outcome)
         lines.append(
-            f"steps of {len(found.runs)} runs are predicted within {after:.0%} (median; {before:.0%} by kernels alone)"
+            f"steps of {len(found.runs)} run{'s' * (len(found.runs) > 1)} are predicted within {after:.0%} "
+            f"(median; {before:.0%} by kernels alone)"
         )
         if found.outcome.apart:
             apart, width = found.outcome.median(found.outcome.apart), math.expm1(found.outcome.half_width)

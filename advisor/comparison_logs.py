@@ -50,16 +50,27 @@ class Logs:
             f"{seconds(high)}, {sure} the scatter of their steps."
         )
 
+    def _unknown(self) -> str:
+        """What keeps the two from being predicted, and the way out."""
+        from executor.logs.plan_text import plan_text
+
+        planless = [
+            name
+            for name, each in (("A", self.a), ("B", self.b))
+            if each.predicted is None and not (each.log and plan_text(each.log)[0])
+        ]
+        if not planless:
+            return "No machine is named (--gpu or --cluster)"
+        who = "Neither log shows" if len(planless) == 2 else f"{planless[0]} does not show"
+        return f"{who} the plan that ran (`advisor compare PLAN LOG` sets a log beside its plan)"
+
     def lines(self) -> list[str]:
         """The page."""
-        without = [name for name, each in (("A", self.a), ("B", self.b)) if each.predicted is None]
-        who = "Neither log shows" if len(without) == 2 else f"{without[0]} does not show"
         found = [
             bold(wrap(self.answer())),
             *map(wrap, self._spikes()),
             wrap(
-                f"{who} the plan that ran, so no term is compared. `advisor diagnose LOG` tells what slows one of "
-                "them; `advisor compare PLAN LOG` sets it beside its plan."
+                f"{self._unknown()}, so no term is compared. `advisor diagnose LOG` tells what slows one of them."
             ),
             heading("Measured"),
         ]

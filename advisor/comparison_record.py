@@ -110,9 +110,13 @@ def run_side(folder: Path) -> Side:
         side = Side(str(folder), predicted, measured, stack="local", warnings=tuple(warnings))
         Plan(**predicted["knobs"])
         _ = side.setting, side.leaves, side.interval, side.predicted["memory"]["components"]
+        _ = predicted["interval"]["low"], predicted["interval"]["high"]
+        if not side.step_time > 0:
+            raise TypeError(f"a step of {side.step_time} s")
     except (KeyError, TypeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(
-            f"{folder} is a run record of another form: {error} is missing or wrong. Run the plan again."
+            f"{folder} is a run record of another form or version ({what}). Run the plan again."
         ) from None
     return side
 

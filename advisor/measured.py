@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NoPlanError(ValueError):
-    """A measurement that shows no plan, where one is needed."""
+    """A measurement that shows no plan, or not the machine that ran it, where one is needed."""
 
 
 def read_measured(
@@ -126,6 +126,26 @@ def _case_of_options(log: Log, options: dict[str, Any], notes: list[str]) -> Cas
     return read_case(None, options | taken)
 
 
+def _why_no_case(log: Log, target: str, text: str, options: dict[str, Any]) -> str:
+    """Why a log's configuration makes no plan, "" where it does; ValueError where options alone are the reason."""
+    import hardware_db
+    from advisor.case_from import read_foreign
+    from executor.logs.plan_text import gpus_of
+
+    machine = {name: options.get(name) for name in ("gpu", "cluster", "profile")}
+    hardware_db.resolve(machine["gpu"], machine["cluster"])
+    gpus = gpus_of(log) or None
+    try:
+        read_foreign(target, text, options | {"gpus": options.get("gpus") or gpus})
+    except ValueError as wrong:
+        try:
+            read_foreign(target, text, machine | {"gpus": gpus})
+        except ValueError as error:
+            return str(error)
+        raise wrong
+    return ""
+
+
 def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) -> Case | None:
     """The plan that a log dumps, on the machine of --gpu or --cluster; else the plan of the options, if any."""
     from advisor.log_gpus import gpus_by_work
@@ -148,7 +168,7 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
         return None
     if not machine:
         if need:
-            raise ValueError(
+            raise NoPlanError(
                 f"{log.path} shows its plan but not its machine: give --gpu or --cluster. Try --gpu h100."
             )
         notes.append(
@@ -156,17 +176,14 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
         )
         return None
     from advisor.case_from import read_foreign
-    from executor.export.bundle import target_module
 
-    try:
-        target_module(target).read(text)
-    except ValueError as error:
+    if wrong := _why_no_case(log, target, text, options):
         if need:
             raise ValueError(
-                f"The configuration in {log.path} cannot be read: {error} "
+                f"The configuration in {log.path} cannot be read: {wrong} "
                 f"Name the plan that ran: `advisor compare PLAN {log.path}`."
-            ) from None
-        notes.append(f"The log's configuration cannot be read, so nothing is predicted: {error}")
+            )
+        notes.append(f"The log's configuration cannot be read, so nothing is predicted: {wrong}")
         return None
     told = options | {"gpus": options.get("gpus") or gpus_of(log) or None}
     batch, said = last_batch(log), log.arguments.get("global_batch_size", "")

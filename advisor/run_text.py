@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def page(result: RunResult, predicted: dict[str, Any]) -> str:
     """The comparison as text, answer first."""
-    from advisor.render import heading, memory, percent, seconds, table, wrap
+    from advisor.render import heading, memory, seconds, table, wrap
 
     measured = result.measured
     ratio, interval = measured["step_time_s"] / predicted["step_time_s"], predicted["interval"]
@@ -27,8 +27,8 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
             f"predicted between {seconds(interval['low'])} and {seconds(interval['high'])}: {result.rows[0].verdict}"
         ),
         wrap(
-            f"loss {measured['first_loss']:.3f} -> {measured['last_loss']:.3f} over {measured['num_steps']} "
-            f"steps after the warm-up; steps scatter by {percent(measured['spread'], 0)}"
+            f"loss {measured['first_loss']:.3f} at the first step, {measured['last_loss']:.3f} at the last; "
+            f"{_counted(measured['num_steps'], measured['spread'])}"
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
@@ -60,14 +60,30 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"record: {result.record}"])
 
 
+def _counted(steps: int, spread: float) -> str:
+    from advisor.render import percent
+
+    if steps == 1:
+        return "one step after the warm-up"
+    return f"the {steps} steps after the warm-up scatter by {percent(spread, 1)}"
+
+
 def _disturbed(result: RunResult) -> list[str]:
     """That other work held the cores, before a reader takes the times for the plan's; nothing on a quiet machine."""
     from advisor.render import percent, wrap
     from executor.summary import QUEUED
 
-    share = result.measured.get("queued_s", 0.0) / result.measured["step_time_s"]
+    measured = result.measured
+    share = measured.get("queued_s", 0.0) / measured["step_time_s"]
     if share <= QUEUED:
         return []
+    if cores := measured.get("shared_cores"):
+        return [
+            wrap(
+                f"the ranks share {cores} cores: for {percent(share, 0)} of a step each waited for one, as it did when "
+                "the machine was measured; phases are told by who held a core, the step as a whole compares"
+            )
+        ]
     return [
         wrap(
             f"for {percent(share, 0)} of a step ranks waited for a core that other work or other ranks held: these "

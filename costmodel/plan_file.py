@@ -174,6 +174,11 @@ def last_plan_path() -> Path:
 def _read(source: Path) -> dict[str, Any]:
     try:
         if source.is_dir():
+            if (source / "job.json").is_file():
+                raise ValueError(
+                    f"{source} is the record of a run, not a plan file. `advisor compare {source}` and "
+                    f"`advisor diagnose {source}` read it."
+                )
             raise ValueError(f"{source} is a folder, not a plan file. Name the TOML file in it.")
         with source.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)

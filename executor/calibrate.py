@@ -16,7 +16,7 @@ import hardware_db
 from executor.calibrate_fit import Learned, Outcome, learn, tell_apart
 from executor.calibrate_gpu import gpu_tables
 from executor.calibrate_probes import run_probes
-from executor.calibrate_records import Observed, named, read_observed
+from executor.calibrate_records import Observed, read_all
 from executor.devices import gpu_here
 from executor.local_profile import home, make_room, measure, profile, warnings_of, write_profile
 from executor.run_job import has_cuda
@@ -102,7 +102,7 @@ def calibrate_from(
     Raises ValueError when a folder is no record, or runs were on something else than the cluster.
     """
     make_room(out)
-    runs = named([read_observed(folder) for folder in records])
+    runs, left_out = read_all(records)
     for run in runs:
         if run.device and (run.device == "cpu") != (cluster.gpu.generation == "cpu"):
             where = "a processor" if run.device == "cpu" else "GPUs"
@@ -110,7 +110,14 @@ def calibrate_from(
                 f"{run.name} ran on {where}, and {cluster.gpu.title} is none. Name its machine by --gpu or --profile."
             )
     outcome = tell_apart(learn(runs, cluster, stack), runs, cluster, stack)
-    warnings = [f"{run.name}: ranks waited for cores that other work held" for run in runs if run.busy]
+    busy = [f"{run.name}: ranks waited for cores that others held" for run in runs if run.busy]
+    warnings = [*left_out, *busy]
+    worlds = sorted({run.plan.world for run in runs})
+    if cluster.gpu.generation == "cpu" and len(worlds) > 1:
+        warnings.append(
+            f"runs of {', '.join(map(str, worlds))} processes bend one another's constants: a profile of processors "
+            "belongs to one number of them; give records of one number at a time"
+        )
     if not any(each.taught for each in outcome.learned):
         warnings.append("these runs teach no constant: the profile is what it was")
     document = taught(base_document(cluster), outcome, runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +59,24 @@ class Observed:
         }
 
 
+class NoStepError(ValueError):
+    """A record of a run that was cut before its first measured step."""
+
+
+def read_all(folders: Sequence[Path]) -> tuple[list[Observed], list[str]]:
+    """The runs of records, and what was left out: those cut before a measured step. ValueError when none is left."""
+    runs, left_out, first = [], [], None
+    for folder in folders:
+        try:
+            runs.append(read_observed(folder))
+        except NoStepError as error:
+            first = first or error
+            left_out.append(f"{folder.name}: left out, it holds no measured step")
+    if first is not None and not runs:
+        raise first
+    return named(runs), left_out
+
+
 def read_observed(folder: Path) -> Observed:
     """The run of a record. ValueError in one line when it is no record, or holds no measured step."""
     try:
@@ -69,11 +87,11 @@ def read_observed(folder: Path) -> Observed:
         raise ValueError(
             f"{folder} is no record of a run: it has no job.json. Give a folder that `advisor run` wrote."
         ) from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder}/job.json cannot be read ({error}). Run the plan again.") from None
     steps = [step for step in read_steps(folder) if not step["warmup"]]
     if not steps:
-        raise ValueError(f"{folder} holds no measured step. Give a record of a run that measured some.")
+        raise NoStepError(f"{folder} holds no measured step. Give a record of a run that measured some.")
     found = observed(folder.name, model, workload, plan, steps, job.get("clock", "wall"))
     return replace(found, device=str(job.get("device", "")))
 

@@ -248,11 +248,15 @@ def warnings_of(
 ) -> list[str]:
     """What makes a measurement uncertain: other load on the machine, queueing for a core, scattered repeats."""
     found = []
+    if measured.get("crowded"):
+        found.append(
+            f"{measured['ranks']} processes share {cores} cores: their waiting for a core is in every time"
+        )
     if measured["load"] > cores:
         found.append(
             f"other work ran while measuring (load {measured['load']:.1f} on {cores} cores): times may be too long"
         )
-    if measured.get("queued", 0.0) > noisy:
+    if measured.get("queued", 0.0) > noisy and not measured.get("crowded"):
         # The clock knows the queueing of its own thread, not that of the threads which that one waits for.
         rest = (
             "that is taken out, slower caches are not"

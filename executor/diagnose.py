@@ -114,7 +114,8 @@ class Rule:
     def do(self) -> str:
         """The ways out as one sentence, or as what the one of them says; "" where none is left."""
         text = "; ".join(way.rstrip(".") for way in self.ways)
-        return f"{text[0].upper()}{text[1:]}." if text else ""
+        knob = "_" in text.partition(" ")[0]  # a name stays as it is typed
+        return f"{text[:1] if knob else text[:1].upper()}{text[1:]}." if text else ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from executor.watchdog import PATIENCE_OF_NODES, PATIENCE_TO_MEET, Watchdog
 # Seconds that ranks get to end by themselves before they are killed.
 GRACE = 5.0
 LEASH = "executor.workers.leash"
+# torchrun's own folder, empty as its ranks write into worker.log: in the record, or one stays in /tmp for every run.
+TORCHRUN = "torchrun"
 # Signals that end a run as Ctrl-C does.
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -113,7 +116,7 @@ def run_worker(
     command = [
         *(sys.executable, "-m", LEASH, "SIGTERM", "torch.distributed.run"),
         *(nodes.arguments() if nodes is not None else ["--standalone"]),
-        *(f"--nproc-per-node={processes}", "--max-restarts=0"),
+        *(f"--nproc-per-node={processes}", "--max-restarts=0", f"--log-dir={folder / TORCHRUN}"),
         *("-m", LEASH, "SIGKILL", module, *arguments),
     ]
     log = folder / "worker.log"
@@ -142,6 +145,7 @@ def run_worker(
                 time.sleep(0.2)
         finally:
             end_group(child)
+            shutil.rmtree(folder / TORCHRUN, ignore_errors=True)
         poll()
         if child.returncode:
             raise RunFailed(faults.classify(folder, child.returncode, log, kills))

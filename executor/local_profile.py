@@ -53,8 +53,8 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
         tell(f"using the profile of this machine, {path}")
         return path, kept_warnings(path, "--recalibrate")
     tell(
-        f"measuring this machine with {processes} processes, about {SECONDS:.0f} s: matmul, attention, memory, gloo; "
-        "`advisor calibrate` takes longer and is nearer"
+        f"measuring this machine with {processes} process{'es' * (processes > 1)}, about {SECONDS:.0f} s: "
+        "matmul, attention, memory, gloo; `advisor calibrate` takes longer and is nearer"
     )
     measured = measure(processes, SECONDS, path.parent, tell)
     write_profile(path, profile(measured, processes))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
+import math
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,27 @@ def new_record(home: Path, name: str) -> Path:
         except FileExistsError:
             continue
     raise ValueError(f"{path}: too many runs in one second. Wait a moment and try again.")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a record while ranks write into it; ValueError where another run does.
+
+    The kernel lets go of it when this process ends, however it ends.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is being written by another `advisor run`. Wait for its end, or end it first."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -65,7 +90,7 @@ def environment() -> dict[str, Any]:
 def read_steps(folder: Path) -> list[dict[str, Any]]:
     """Steps of a record; lines that are no step are left out, as the last one that a kill cut short."""
     try:
-        lines = (folder / "steps.jsonl").read_text().splitlines()
+        lines = (folder / "steps.jsonl").read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     steps = []
@@ -74,9 +99,21 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
             step = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if isinstance(step, dict) and {"step", "seconds", "warmup"} <= set(step):
+        if isinstance(step, dict) and is_step(step):
             steps.append(step)
     return steps
+
+
+def is_step(line: dict[str, Any]) -> bool:
+    """Whether a line tells a step: its number, a time above 0, whether it is warm-up, and phases by name if any."""
+    seconds = line.get("seconds")
+    timed = isinstance(seconds, int | float) and 0 < seconds < math.inf
+    return (
+        timed
+        and isinstance(line.get("step"), int)
+        and "warmup" in line
+        and isinstance(line.get("phases", {}), dict)
+    )
 
 
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
@@ -88,5 +125,11 @@ def read_ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_memory(folder: Path) -> list[dict[str, Any]]:
-    """Memory of every rank that reached its end."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("memory-*.json"))]
+    """Memory of every rank that reached its end; a file that tells none is left out."""
+    found = []
+    for path in sorted(folder.glob("memory-*.json")):
+        with contextlib.suppress(ValueError):  # JSON and its encoding
+            told = json.loads(path.read_text())
+            if isinstance(told, dict) and {"peak_bytes", "base_bytes"} <= set(told):
+                found.append(told)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor import megatron_here
 from executor.launch import Nodes, run_worker
-from executor.record import environment, read_steps, write_json
+from executor.record import alone, environment, read_steps, write_json
 from executor.resolve import resolve
 from executor.run_job import (
     check_data,
@@ -92,11 +93,17 @@ def execute(
         data=data,
     )
     job["variables"] = variables
-    write_json(out / "job.json", job)
-    write_json(out / "prediction.json", predicted)
-    write_json(out / "requested.json", (requested or plan).to_dict())
-    write_json(out / "environment.json", environment())
-    return train(out, job, progress, limit, nodes)
+    with held(out, nodes):
+        write_json(out / "job.json", job)
+        write_json(out / "prediction.json", predicted)
+        write_json(out / "requested.json", (requested or plan).to_dict())
+        write_json(out / "environment.json", environment())
+        return train(out, job, progress, limit, nodes)
+
+
+def held(out: Path, nodes: Nodes | None) -> contextlib.AbstractContextManager[None]:
+    """The record for this run alone; several nodes may share a folder."""
+    return alone(out) if nodes is None or nodes.count == 1 else contextlib.nullcontext()
 
 
 def resume(
@@ -106,6 +113,13 @@ def resume(
 
     Weights start anew, as nothing but the measurement was kept. Raises ValueError where the record cannot go on.
     """
+    read_job(out)  # refuses what is no record
+    with held(out, nodes):
+        return go_on(out, progress, limit, nodes)
+
+
+def go_on(out: Path, progress: Callable[[str], None], limit: float, nodes: Nodes | None) -> RunResult:
+    """The missing steps of a record that nothing else writes."""
     job, done = read_job(out), read_steps(out)
     missing = job["wanted"] - sum(not step["warmup"] for step in done)
     if missing <= 0:
@@ -132,8 +146,8 @@ def read_job(out: Path) -> dict[str, Any]:
         Workload(**job["workload"])
         for name in ("wanted", "warmup", "model", "megatron", "variables"):
             _ = job[name]
-        for name in ("prediction.json", "requested.json"):
-            json.loads((out / name).read_text())
+        Plan(**json.loads((out / "requested.json").read_text()))
+        _ = json.loads((out / "prediction.json").read_text())["interval"]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{out} cannot go on: its record is not whole ({error}). Run the plan again."

@@ -13,6 +13,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor import state
 from executor.compare import Row, compare
+from executor.logs.summary import scatter_of
 from executor.record import read_memory, read_ranks, read_steps, write_json
 from executor.resolve import Feature, Here, receipt, resolve
 
@@ -84,12 +85,17 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     steps = read_steps(folder)
     counted = [step for step in steps if not step["warmup"]]
     if not counted:
-        raise ValueError(f"{folder} holds no measured step. Run it again with more --steps.")
+        raise ValueError(
+            f"{folder} holds no measured step: it was cut before the end of its warm-up. "
+            f"`advisor run --resume-measure {folder}` goes on."
+        )
     seconds = [step["seconds"] for step in counted]
     # The median step stands for all: its phases add up to its time, medians of phases would not.
     typical = sorted(counted, key=lambda step: step["seconds"])[(len(counted) - 1) // 2]
     median, phases = typical["seconds"], typical["phases"]
-    spread = statistics.pstdev(seconds) / statistics.mean(seconds)
+    # As `advisor diagnose` counts it: a few slow steps do not widen it, they are told apart.
+    scatter, limit = scatter_of(seconds)
+    spread = scatter / statistics.median(seconds)
     # A run that was cut and went on began anew: its last session learned on its own.
     session = max(step.get("session", 0) for step in steps)
     losses = [
@@ -116,14 +122,32 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
         warnings.append(
             f"steps scatter by {spread:.0%}: other work on the machine, or too short a warm-up; trust the minimum more"
         )
-    queued = measured["queued_s"] / statistics.median(seconds)
-    if queued > QUEUED:
+    if slow := [each for each in seconds if each > limit]:
         warnings.append(
-            f"ranks waited for a core {queued:.0%} of a step: other work, or more ranks than cores; seconds are longer"
+            f"{len(slow)} of {len(seconds)} steps stand far above the median, up to {max(slow):.3f} s: "
+            "other work on the machine, or too short a warm-up"
+        )
+    queued = measured["queued_s"] / statistics.median(seconds)
+    cores = cores_of(folder)
+    if cores and processes > cores:
+        measured["shared_cores"] = cores
+    elif queued > QUEUED:
+        warnings.append(
+            f"ranks waited for a core {queued:.0%} of a step: other work held it; seconds are longer"
         )
     if losses and losses[-1] >= losses[0]:
         warnings.append("the loss did not fall: too few steps to judge, or a broken layout")
     return measured, warnings
+
+
+def cores_of(folder: Path) -> int:
+    """Cores of the machine of a record's one node, 0 where several nodes ran or the record does not say."""
+    try:
+        hosts = {rank["host"] for rank in read_ranks(folder)}
+        cores = json.loads((folder / "environment.json").read_text())["cores"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return cores if isinstance(cores, int) and len(hosts) == 1 else 0
 
 
 def peaks(steps: list[dict[str, Any]], ends: list[dict[str, Any]]) -> list[int]:

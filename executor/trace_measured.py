@@ -72,7 +72,7 @@ def measured_trace(folder: Path) -> dict[str, Any]:
 def _drawn(job: dict[str, Any], timeline: dict[str, Any]) -> dict[str, Any]:
     seconds = float(timeline["seconds"])
     trace = Trace()
-    trace.process(STEP, "measured step", f"step {timeline['step']}")
+    trace.process(STEP, "measured step", f"step {int(timeline['step']) + 1}")
     trace.slice(STEP, "phase", "step", 0.0, seconds, "measured", {"seconds": seconds})
     for rank in timeline["ranks"]:
         pid = RANKS + int(rank["rank"])

@@ -6,6 +6,7 @@ Ranks show a pulse in the record at every step (workers/last_words.py). When non
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -92,9 +93,8 @@ class Watchdog:
         to_start: float = PATIENCE_TO_START,
         to_meet: float = PATIENCE_TO_MEET,
     ) -> None:
-        given = os.environ.get("ADVISOR_PATIENCE")
         self.folder = folder
-        self.patience = patience if patience is not None else float(given) if given else None
+        self.patience = patience if patience is not None else asked_patience()
         self.to_start, self.to_meet = to_start, to_meet
         self._began = time.monotonic()
         self._last: tuple[float, ...] = ()
@@ -138,6 +138,22 @@ def read_pulses(folder: Path) -> dict[int, tuple[int, str, float]]:
         except (OSError, ValueError):
             continue
     return pulses
+
+
+def asked_patience() -> float | None:
+    """Seconds of ADVISOR_PATIENCE, None where it is not set. ValueError for what is no time."""
+    given = os.environ.get("ADVISOR_PATIENCE")
+    if not given:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"ADVISOR_PATIENCE={given} is not a number of seconds above 0. Try ADVISOR_PATIENCE=60, or unset it."
+        )
+    return seconds
 
 
 def ask(folder: Path) -> list[Whereabouts]:
@@ -215,9 +231,7 @@ def culprit(ranks: list[Whereabouts]) -> str:
     if guilty:
         first = guilty[0]
         said = f"rank {first.rank} {'is gone' if first in gone else first.place}"
-        more = (
-            f" (and ranks {', '.join(str(each.rank) for each in guilty[1:])} likewise)" if guilty[1:] else ""
-        )
+        more = f" (and {_who(guilty[1:])} likewise)" if guilty[1:] else ""
         others = f"; {_who(waiting)} {waiting[0].place.replace('waits', _verb(waiting))}" if waiting else ""
         return f"{said}{more}{others}, after {after or 'the start'}"
     if len({(each.collective, each.group) for each in waiting}) > 1:

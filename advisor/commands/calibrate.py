@@ -87,7 +87,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
             f"Refused: other work runs here (load {load:.1f}). Wait, or drop --refuse-noise.", err=True
         )
         return None
-    said = f"measuring with {processes} processes, about {options['seconds']:.0f} s"
+    said = f"measuring with {processes} process{'es' * (processes > 1)}, about {options['seconds']:.0f} s"
     click.echo(f"  {said}", err=True)
     import time
 
@@ -129,7 +129,7 @@ def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:
     """The machine whose constants the runs move: as named, else this machine's own profile."""
     import hardware_db
     from advisor.profiles import machine_options
-    from executor.calibrate_records import read_observed
+    from executor.calibrate_records import read_all
     from executor.local_profile import profile_path
 
     if options["profile"]:
@@ -137,11 +137,11 @@ def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:
         return hardware_db.resolve(chosen["gpu"], chosen["cluster"])[0]
     if options["gpu"] or options["cluster"]:
         return hardware_db.resolve(options["gpu"], options["cluster"])[0]
-    processes = read_observed(records[0]).plan.world
+    processes = read_all(records)[0][0].plan.world
     path = profile_path(processes)
     if not path.is_file():
         raise ValueError(
-            f"no profile of this machine with {processes} processes to go on from. "
+            f"no profile of this machine with {processes} process{'es' * (processes > 1)} to go on from. "
             f"Try `advisor calibrate --gpus {processes}` first, or --gpu NAME for runs elsewhere."
         )
     return hardware_db.load_cluster(str(path))

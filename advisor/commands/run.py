@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from advisor.commands import HELP
 from advisor.options import PinsKnobs
@@ -81,7 +83,8 @@ TRACE_SPANS = 20_000
 )
 @click.option("--recalibrate", is_flag=True, help="Measure this machine again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def command(context: click.Context, plan_file: str | None, as_json: bool, **options: Any) -> None:
     """Execute a plan with Megatron-Core and put predicted beside measured.
 
     It measures the machine (once), plans, trains real steps on generated text or on --data, and compares step time,
@@ -96,6 +99,8 @@ def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
     advisor run plan.toml --slurm --print-only
     """
     check_together(plan_file, options)
+    told = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    check_of_use(plan_file, options, told)
     if options["trace"]:
         from costmodel.plan_file import check_writable
 
@@ -115,6 +120,9 @@ def command(plan_file: str | None, as_json: bool, **options: Any) -> None:
         raise ValueError(problem)
     from executor.launch import RunFailed
     from executor.run import ElsewhereError
+    from executor.watchdog import asked_patience
+
+    asked_patience()  # refused before anything is measured
 
     try:
         if options["resume_measure"]:
@@ -159,6 +167,33 @@ def check_together(plan_file: str | None, options: dict[str, Any]) -> None:
         )
 
 
+# Options that search a plan; those beside --resume-measure that say where the ranks run and what is written.
+SEARCHING = ("model", "gpus", "seq_len", "global_batch", "pin")
+RESUMING = ("resume_measure", "nodes", "rdzv", "node_rank", "trace")
+
+
+def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]) -> None:
+    """Refuse options that a plan or a record decides: left aside, they would run something else than was asked."""
+    words = {name: "--" + name.replace("_", "-") for name in told}
+    if options["resume_measure"]:
+        idle = [words[name] for name in told if name not in RESUMING]
+        if idle:
+            raise ValueError(
+                f"{', '.join(idle)} beside --resume-measure: the record says what runs. Leave it out."
+            )
+        return
+    idle = [words[name] for name in told if name in SEARCHING]
+    if plan_file is not None and idle:
+        raise ValueError(
+            f"{', '.join(idle)} beside the plan {plan_file}, which says all that: leave it out. "
+            f"`advisor predict {plan_file} --tp 2 --save other.toml`, with any other option, writes a changed plan."
+        )
+    if plan_file is None and options["model"] is None and idle:
+        raise ValueError(
+            f"{', '.join(idle)} without --model: the plan explained last would run as it is. Try --model tiny-gpt."
+        )
+
+
 def nodes_of(options: dict[str, Any]) -> Nodes | None:
     """The other nodes, None where there are none."""
     from executor.launch import Nodes
@@ -192,25 +227,27 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
     prediction = ready.prediction
     name = prediction.model.name + (f"-node{nodes.rank}" if nodes is not None and nodes.rank else "")
     folder = new_record(home(), name)
+    processes = f"{prediction.plan.world} process{'es' * (prediction.plan.world > 1)}"
     click.echo(
-        f"{prediction.plan.describe()}: {prediction.model.name}, {prediction.plan.world} processes",
+        f"{prediction.plan.describe()}: {prediction.model.name}, {processes}",
         err=as_json,
     )
     write_trace(folder / PREDICTED, predicted_trace(prediction, TRACE_SPANS))
-    result = execute(
-        prediction.plan,
-        prediction.workload,
-        prediction.model,
-        predicted=prediction.to_dict(),
-        steps=options["steps"],
-        warmup=options["warmup"],
-        out=folder,
-        progress=tell,
-        requested=ready.requested,
-        data=options["data"],
-        nodes=nodes,
-        variables=cuda_variables(prediction, ready.cluster) if machine.cuda else None,
-    )
+    with says_where(folder):
+        result = execute(
+            prediction.plan,
+            prediction.workload,
+            prediction.model,
+            predicted=prediction.to_dict(),
+            steps=options["steps"],
+            warmup=options["warmup"],
+            out=folder,
+            progress=tell,
+            requested=ready.requested,
+            data=options["data"],
+            nodes=nodes,
+            variables=cuda_variables(prediction, ready.cluster) if machine.cuda else None,
+        )
     result.warnings[:0] = ready.warnings
     return result
 
@@ -219,7 +256,19 @@ def resumed(options: dict[str, Any], tell: Callable[[str], None]) -> Any:
     """The rest of a run that was cut."""
     from executor.run import resume
 
-    return resume(Path(options["resume_measure"]), tell, nodes=nodes_of(options))
+    folder = Path(options["resume_measure"])
+    with says_where(folder):
+        return resume(folder, tell, nodes=nodes_of(options))
+
+
+@contextlib.contextmanager
+def says_where(folder: Path) -> Iterator[None]:
+    """Name the record of a run that is interrupted, and what goes on with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"record: {folder}; `advisor run --resume-measure {folder}` goes on.", err=True)
+        raise
 
 
 def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> None:

@@ -72,10 +72,11 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
 def _said(output: str, about: dict[str, Any], slices: int) -> list[str]:
     from advisor.render import seconds, wrap
 
-    times = [
-        f"{seconds(about[key])} {how}"
-        for key, how in (("step_time_s", "predicted"), ("measured_step_s", "measured"))
-        if key in about
-    ]
-    told = f"{output}: {slices:,} slices of a step of {' and '.join(times)}"
+    times = [f"a step of {seconds(about['step_time_s'])} predicted"] if "step_time_s" in about else []
+    if "measured_step_s" in about:
+        # Numbered as `advisor run` and `advisor diagnose` do, from 1.
+        times.append(
+            f"step {about['step'] + 1} as measured, {seconds(about['measured_step_s'])}, near the median"
+        )
+    told = f"{output}: {slices:,} slices of {' and of '.join(times)}"
     return [wrap(told + "."), "Open it at https://ui.perfetto.dev or in chrome://tracing."]

@@ -171,6 +171,15 @@ def _disk(machine: Machine) -> Iterator[Finding]:
     place = machine.record
     while not place.exists() and place != place.parent:
         place = place.parent
+    if not machine.writable(place):
+        yield Finding(
+            "disk",
+            "fail",
+            f"{place} is no folder that this user can write",
+            "the record of a run is written as it goes",
+            "Set ADVISOR_HOME to another folder, or mend its permissions",
+        )
+        return
     free = machine.free(place)
     there = f"{free / GIB:.1f} GiB free for records at {place}"
     if free >= DISK_WARN:

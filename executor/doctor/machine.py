@@ -56,6 +56,9 @@ class Machine:
     affinity: int
     record: Path
     free: Callable[[Path], int] = field(default=lambda path: shutil.disk_usage(path).free)
+    writable: Callable[[Path], bool] = field(
+        default=lambda path: path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    )
 
     def text(self, path: str) -> str:
         """A file below root, empty where it cannot be read."""

@@ -14,8 +14,7 @@ from typing import Any
 
 from costmodel.prediction import DATA_PARALLEL, PIPELINE
 from executor.compare import Row, verdict
-from executor.logs.record import Log
-from executor.logs.run_record import RUN
+from executor.logs.record import RUN, Log
 from executor.logs.summary import Steady, timer_medians
 from executor.profiles.profile import Profile
 from executor.term_phases import GAPS

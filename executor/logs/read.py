@@ -31,6 +31,8 @@ def read_log(path: str | Path, progress: Callable[[float, str], None] | None = N
             troubles.feed(line, log)
     for reader in readers:
         reader.finish(log)
+    if not log.lines:
+        raise ValueError(f"{path} holds no line of text. Check the path, or wait for the first step.")
     if not log.iterations:
         raise ValueError(_none(log))
     return log

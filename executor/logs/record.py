@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 MIB = 2**20
 LM, BRIDGE, NEMO = "Megatron-LM", "Megatron-Bridge", "NeMo"
+# The record of `advisor run`, which says itself what is warm-up.
+RUN = "advisor run"
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Log:
     @property
     def cold(self) -> bool:
         """Whether its only line holds the start of the run too: compilation, set-up, first messages."""
-        return len(self.iterations) == 1 and not self.iterations[0].warm
+        return len(self.iterations) == 1 and not self.iterations[0].warm and self.framework != RUN
 
     def mark(self, kind: str, step: int | None = None) -> None:
         """Note that `kind` (checkpoint, evaluation) happened after the step read last."""

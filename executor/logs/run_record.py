@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from executor.logs.record import Iteration, Log, Memory, Timer
+from executor.logs.record import RUN, Iteration, Log, Memory, Timer
 from executor.record import read_memory, read_steps
-
-RUN = "advisor run"
 
 
 def log_of_run(folder: str | Path) -> Log:
@@ -15,7 +13,7 @@ def log_of_run(folder: str | Path) -> Log:
     home = Path(folder)
     steps = [each for each in read_steps(home) if isinstance(each.get("seconds"), int | float)]
     if not steps:
-        raise ValueError(f"{folder} holds no finished step. Run it again, or name another record.")
+        raise ValueError(f"{folder} holds no finished step. `advisor run --resume-measure {folder}` goes on.")
     log = Log(str(folder), framework=RUN)
     for each in steps:
         number = int(each["step"]) + 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from executor.logs.record import Iteration, Log
+from executor.logs.record import RUN, Iteration, Log
 
 # A leading line slower than this times the median of the rest belongs to the warm-up.
 WARM = 1.10
@@ -71,14 +71,13 @@ def steady(log: Log) -> Steady:
             "NeMo prints it with TimingCallback; Megatron always does."
         )
     timed, ramp = _last_batch(timed)
-    timed, left_out, warm = _without_warmup(timed)
+    timed, left_out, warm = (timed, {}, None) if _all_count(log, timed) else _without_warmup(timed)
     kept, disturbed, delays = _without_disturbed(log, timed)
     left_out |= disturbed
     left_out |= ramp
     values = [each.seconds or 0.0 for each in kept]
     median = statistics.median(values)
-    scatter = MAD * statistics.median(abs(value - median) for value in values)
-    limit = median + max(SPIKE_SHARE * median, SPIKE_SCATTERS * scatter)
+    scatter, limit = scatter_of(values)
     spikes = [each.step for each, value in zip(kept, values, strict=True) if value > limit]
     ordered = sorted(values)
     rest = [value for value in values if value <= limit]
@@ -103,11 +102,23 @@ def steady(log: Log) -> Steady:
     )
 
 
+def scatter_of(values: Sequence[float]) -> tuple[float, float]:
+    """Robust standard deviation of step times, and the time above which a step is a spike. [s]"""
+    median = statistics.median(values)
+    scatter = MAD * statistics.median(abs(value - median) for value in values)
+    return scatter, median + max(SPIKE_SHARE * median, SPIKE_SCATTERS * scatter)
+
+
 def _last_batch(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, int]]:
     """Only lines with the last global batch: a ramp-up trains smaller ones first."""
     last = timed[-1].global_batch
     kept = [each for each in timed if each.global_batch in (None, last) or last is None]
     return kept, {"other batch": len(timed) - len(kept)} if len(kept) < len(timed) else {}
+
+
+def _all_count(log: Log, timed: list[Iteration]) -> bool:
+    """Whether no line is warm-up: a record marks those, and a run of `--warmup 0` has none."""
+    return log.framework == RUN and not any(each.warm for each in timed)
 
 
 def _without_warmup(timed: list[Iteration]) -> tuple[list[Iteration], dict[str, int], float | None]:

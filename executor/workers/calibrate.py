@@ -35,7 +35,8 @@ def main(out: Path, seconds: float) -> None:
     if ranks > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
     load = os.getloadavg()[0]
-    meter, results, began = Meter(cuda), {}, time.monotonic()
+    crowded = not cuda and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > (os.cpu_count() or 1)
+    meter, results, began = Meter(cuda, crowded), {}, time.monotonic()
     parts = calibrate_kernels.parts(cuda) + (calibrate_collectives.parts(cuda) if ranks > 1 else [])
     whole = sum(part.weight for part in parts)
     for index, part in enumerate(parts):
@@ -51,6 +52,7 @@ def main(out: Path, seconds: float) -> None:
     results |= {
         "load": load,
         "queued": meter.queued_share,
+        "crowded": crowded,
         "threads": 1 if cuda else torch.get_num_threads(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if cuda else "cpu",

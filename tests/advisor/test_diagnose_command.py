@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -333,6 +334,23 @@ def test_two_logs_are_compared_as_runs(ask, tmp_path):
     )
 
 
+def test_two_logs_of_an_unknown_machine_are_compared_by_what_was_measured(ask, tmp_path):
+    """Their arguments show the plan; only --gpu is missing, which is what to give."""
+    paths = []
+    for name, seconds in (("a.log", 2.0), ("b.log", 1.6)):
+        paths.append(str(tmp_path / name))
+        (tmp_path / name).write_text(megatron_log([(step, seconds) for step in range(1, 30)], dump=DUMP))
+    code, text = ask("compare", *paths)
+    assert code == 0
+    told = " ".join(text.split())
+    assert told.startswith("B is 25.0 % faster than A: 1.600 s a step measured against 2.000 s")
+    assert "No machine is named (--gpu or --cluster), so no term is compared" in told
+    plain = tmp_path / "plain.log"
+    plain.write_text(megatron_log([(step, 2.0) for step in range(1, 30)]))
+    told = " ".join(ask("compare", paths[0], str(plain))[1].split())
+    assert "B does not show the plan that ran" in told
+
+
 def test_two_logs_without_plans_are_compared_by_what_was_measured(ask, tmp_path):
     """NeMo prints no plan; before and after a change are worth comparing all the same."""
     paths, dice = [], random.Random(5)
@@ -539,6 +557,25 @@ def test_the_record_of_a_run(ask, tmp_path):
     assert code == 0
     assert found["framework"] == "advisor run"
     assert found["step_time_s"] == 0.5
+
+
+def test_a_model_that_cannot_be_costs_the_prediction_and_not_the_diagnosis(ask, tmp_path):
+    """Where the log is at fault, not the options: those are refused."""
+    path = tmp_path / "torn.log"
+    text = megatron_log([(step, 1.0 + 0.01 * (step % 3)) for step in range(1, 20)], dump=DUMP)
+    torn = re.sub(r"(?m)^(\s+num_layers \.+ )\d+", r"\1lots", text)
+    assert torn != text
+    path.write_text(torn)
+    code, said = ask("diagnose", str(path), "--gpu", "h100")
+    assert code == 0
+    assert "cannot be read, so nothing is predicted: num_layers 'lots'" in " ".join(said.split())
+    code, said = ask("compare", str(path), "--gpu", "h100")
+    assert code == 2
+    assert "Name the plan that ran" in said
+    path.write_text(text)
+    code, said = ask("diagnose", str(path), "--gpu", "h100", "--gpus", "7")
+    assert code == 2
+    assert said.startswith("--gpus 7 does not fit")
 
 
 def test_a_record_tells_what_its_ranks_waited_for(ask, predicted, tmp_path):

@@ -36,3 +36,12 @@ def test_a_run_that_shared_its_cores_says_so_before_the_table(queued, told):
 
 def test_a_ratio_of_small_memories_can_be_seen():
     assert "292 MiB   407 MiB   1.39" in shown(0.0)
+
+
+def test_the_losses_are_said_of_the_steps_they_are_of():
+    """The first loss is that of the first step, which the warm-up holds."""
+    head = " ".join(shown(0.0).split())
+    assert (
+        "loss 9.000 at the first step, 4.000 at the last; the 6 steps after the warm-up scatter by 17.0 %"
+        in head
+    )

@@ -29,7 +29,7 @@ from executor.calibrate import (
 )
 from executor.calibrate_fit import CONSTANTS, Learned, Outcome, learn, tell_apart
 from executor.calibrate_probes import probes, small
-from executor.calibrate_records import Modelled, Observed, observed, part_of, read_observed
+from executor.calibrate_records import Modelled, Observed, observed, part_of, read_all, read_observed
 from executor.local_profile import profile, write_profile
 
 NAMES = {constant.name: constant for constant in CONSTANTS}
@@ -293,6 +293,32 @@ def test_a_record_without_measured_steps_is_told(tmp_path, modelled):
     (tmp_path / "run" / "steps.jsonl").write_text('{"step": 0, "warmup": true, "seconds": 1}\n')
     with pytest.raises(ValueError, match="no measured step"):
         read_observed(tmp_path / "run")
+    with pytest.raises(ValueError, match="no measured step"):
+        read_all([tmp_path / "run"])
+
+
+def test_runs_of_several_numbers_of_processes_are_warned_of(tmp_path, modelled, cluster):
+    """A profile belongs to its number of processes: two that share a machine's memory are slower than one."""
+    seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
+    dense = next(each for each in modelled if each.run.model.moe is None)
+    for processes in (2, 4):
+        run = dataclasses.replace(dense.run, plan=Plan(dp=processes, precision="fp32"))
+        record(tmp_path / str(processes), Modelled(run, cluster), seconds, device="cpu")
+    found = calibrate_from([tmp_path / "2", tmp_path / "4"], cluster, tmp_path / "mine.toml")
+    assert any(warning.startswith("runs of 2, 4 processes bend") for warning in found.warnings)
+    found = calibrate_from([tmp_path / "2"], cluster, tmp_path / "mine.toml")
+    assert not any("bend" in warning for warning in found.warnings)
+
+
+def test_a_run_that_was_cut_in_its_warm_up_is_left_out_of_many(tmp_path, modelled):
+    """`--from runs/*` names every folder, also that of a run that was interrupted."""
+    seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
+    for name in ("good", "cut"):
+        record(tmp_path / name, modelled[0], seconds)
+    (tmp_path / "cut" / "steps.jsonl").write_text("")
+    runs, left_out = read_all([tmp_path / "cut", tmp_path / "good"])
+    assert [run.name for run in runs] == ["good"]
+    assert left_out == ["cut: left out, it holds no measured step"]
 
 
 def test_a_run_on_a_processor_teaches_nothing_of_a_gpu(tmp_path, modelled):

@@ -43,3 +43,15 @@ def test_two_processes_measure_a_profile_that_predicts(tmp_path):
         assert 1e-3 < found.step_time_s < 1e3
     # Nothing stays beside it.
     assert [entry.name for entry in tmp_path.iterdir()] == ["local.toml"]
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_waiting_for_a_core_counts_where_ranks_share_cores(monkeypatch, crowded):
+    """Of two ranks a core each waits half of the time, in a run as in its measurement."""
+    from executor.workers.calibrate_timing import Meter
+
+    meter, wall, queued = Meter(False, crowded), iter([10.0, 14.0]), iter([1.0, 3.0])
+    monkeypatch.setattr("executor.workers.calibrate_timing.time.perf_counter", lambda: next(wall))
+    monkeypatch.setattr(meter.clock, "queued", lambda: next(queued))
+    assert meter.once(lambda: None) == (4.0 if crowded else 2.0)
+    assert meter.queued_share == 0.5

@@ -272,3 +272,10 @@ def test_the_page_tells_every_symptom():
     assert module.main(["--check"]) == 0, "run tools/write_diagnoses.py"
     stale = module.PAGE.read_text(encoding="utf-8").replace("NCCL fell back to TCP", "NCCL is slow")
     assert module.page(stale) != stale
+
+
+def test_a_way_out_that_begins_with_a_knob_keeps_its_name():
+    ways = {rule.id: rule.do for rule in load_rules()}
+    assert ways["tp_overlap_failed"][0].isupper()
+    assert ways["unfused_attention"].startswith("attention_backend ")
+    assert ways["tp_exposed"].startswith("tp_comm_overlap ")

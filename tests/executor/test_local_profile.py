@@ -60,6 +60,9 @@ def test_load_and_scatter_are_told():
     assert "40%" in found[1]
     queued = planted() | {"queued": 0.48}
     assert warnings_of(queued | {"threads": 1})[0].endswith("that is taken out, slower caches are not")
+    shared = warnings_of(queued | {"threads": 1, "crowded": True, "ranks": 4})
+    assert shared[0].startswith("4 processes share ")
+    assert not any("taken out" in warning for warning in shared)
     assert warnings_of(queued | {"threads": 2})[0].endswith("may make times several times too long")
 
 

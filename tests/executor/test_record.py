@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.record import environment, new_record, read_memory, read_steps, write_json
-from executor.run import resume, summarise
+from executor.logs.run_record import log_of_run
+from executor.logs.summary import steady
+from executor.record import alone, environment, new_record, read_memory, read_steps, write_json
+from executor.run import make_job, resume, summarise
 from executor.summary import plan_of
 
 
@@ -99,6 +102,50 @@ def test_summary_warns_of_scatter_and_of_a_loss_that_does_not_fall(tmp_path):
     assert len(warnings) == 2
     assert "scatter" in warnings[0]
     assert "loss" in warnings[1]
+
+
+def test_a_summary_and_a_diagnosis_tell_one_scatter_and_slow_steps_apart(tmp_path):
+    times = [0.528, 0.521, 0.518, 0.522, 0.520, 0.536, 0.698, 0.650, 0.642, 0.539]
+    steps = [step(number, seconds, 9.0 - number) for number, seconds in enumerate(times)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
+    measured, warnings = summarise(tmp_path, Workload(128, 4), 2)
+    assert measured["spread"] == steady(log_of_run(tmp_path)).scatter
+    assert len(warnings) == 1
+    assert warnings[0].startswith("3 of 10 steps stand far above the median, up to 0.698 s")
+
+
+@pytest.mark.parametrize(("processes", "told"), [(2, True), (4, False)])
+def test_waiting_for_a_core_is_blamed_on_other_work_only_where_ranks_have_cores(tmp_path, processes, told):
+    steps = [step(number, 1.0, 9.0 - number) | {"queued": 0.4} for number in range(4)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
+    write_json(tmp_path / "environment.json", {"cores": 2})
+    write_json(tmp_path / "ranks.json", {"ranks": [{"rank": rank, "host": "a"} for rank in range(processes)]})
+    measured, warnings = summarise(tmp_path, Workload(128, 4), processes)
+    assert any("other work held it" in warning for warning in warnings) == told
+    assert measured.get("shared_cores") == (None if told else 2)
+
+
+def test_a_record_is_written_by_one_run_at_a_time(tmp_path):
+    write_json(tmp_path / "job.json", {})
+    refused = pytest.raises(ValueError, match=r"is being written by another `advisor run`. Wait")
+    with alone(tmp_path), refused, alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
+
+
+def test_a_run_that_goes_on_twice_at_once_is_refused(tmp_path):
+    plan, workload = Plan(dp=2, precision="fp32"), Workload(64, 4)
+    job = make_job(plan, workload, load_model("tiny-gpt"), steps=3, warmup=0, cuda=False) | {
+        "variables": None
+    }
+    predicted = {"interval": {}, "terms": {}, "memory": {}}
+    files = {"job.json": job, "prediction.json": predicted, "requested.json": plan.to_dict()}
+    for name, content in files.items():
+        write_json(tmp_path / name, content)
+    with alone(tmp_path), pytest.raises(ValueError, match="another `advisor run`"):
+        resume(tmp_path, print)
+    assert json.loads((tmp_path / "job.json").read_text()) == json.loads(json.dumps(job))
 
 
 def test_a_record_from_before_a_knob_is_read_as_it_ran():

@@ -54,6 +54,32 @@ def test_bad_input_is_one_line(tmp_path, arguments, part):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["plan.toml", "--pin", "tp=2"], "--pin beside the plan plan.toml"),
+        (["plan.toml", "--seq-len", "64", "--gpus", "4"], "--seq-len, --gpus beside the plan"),
+        (["plan.toml", "--model", "tiny-gpt"], "--model beside the plan"),
+        (["plan.toml", "--slurm", "--pin", "tp=2"], "--pin beside the plan"),
+        (["--gpus", "4", "--pin", "tp=2"], "Try --model tiny-gpt"),
+        (["--resume-measure", "x", "--steps", "50"], "--steps beside --resume-measure"),
+        (["--resume-measure", "x", "--pin", "tp=2", "--data", "y"], "--pin, --data beside --resume-measure"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_would_be_left_aside_is_refused(tmp_path, arguments, part):
+    assert part in refused(advisor_run(tmp_path, *arguments))
+
+
+@pytest.mark.parametrize("given", ["abc", "nan", "-1", "0", "inf"])
+@pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
+def test_a_patience_that_is_no_time_is_refused_before_anything_runs(tmp_path, monkeypatch, given):
+    monkeypatch.setenv("ADVISOR_PATIENCE", given)
+    text = refused(advisor_run(tmp_path, "--model", "tiny-gpt"))
+    assert f"ADVISOR_PATIENCE={given} is not a number of seconds above 0. Try" in text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_broken_plan_file_is_one_line(tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text("tp = [")

@@ -56,8 +56,11 @@ def long_job(folder: Path) -> Path:
     return folder / "job.json"
 
 
-def test_a_killed_rank_ends_the_run_with_its_name(tmp_path):
+def test_a_killed_rank_ends_the_run_with_its_name(tmp_path, monkeypatch):
     job = long_job(tmp_path)
+    elsewhere = tmp_path / "temporary"
+    elsewhere.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
     killed: list[float] = []
 
     def poll() -> None:
@@ -73,6 +76,8 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path):
     assert time.monotonic() - killed[0] < 40
     assert "\n" not in str(failed.value)
     assert processes_with(str(job)) == {}
+    # torchrun's own folder is neither left in the record nor among temporary files.
+    assert list(elsewhere.glob("torchelastic*")) == [] == list(tmp_path.glob("torchrun*"))
     steps = read_steps(tmp_path)
     assert 2 <= len(steps) < LONG
     assert [step["step"] for step in steps] == list(range(len(steps)))
@@ -85,8 +90,10 @@ def test_an_interrupt_ends_every_rank(tmp_path, number):
         "import sys; from pathlib import Path\n"
         "from advisor import cli\n"
         "from executor.launch import run_worker\n"
+        "from advisor.commands.run import says_where\n"
         "def train(*_):\n"
-        "    run_worker('executor.workers.train', [job], 2, Path(job).parent, 120, print)\n"
+        "    with says_where(Path(job).parent):\n"
+        "        run_worker('executor.workers.train', [job], 2, Path(job).parent, 120, print)\n"
         # Inside click, which makes an interrupt its own.
         "job, sys.argv[1:] = sys.argv[1], ['run']\n"
         "cli.advisor.invoke = train\n"
@@ -108,6 +115,9 @@ def test_an_interrupt_ends_every_rank(tmp_path, number):
     _, said = child.communicate(timeout=60)
     assert child.returncode == 128 + number
     # click ends the line on which ^C stands.
-    assert said.strip() == "interrupted; nothing was left half-written."
+    assert [line for line in said.splitlines() if line] == [
+        f"record: {tmp_path}; `advisor run --resume-measure {tmp_path}` goes on.",
+        "interrupted; nothing was left half-written.",
+    ]
     assert processes_with(str(job)) == {}
     assert read_steps(tmp_path)

@@ -9,7 +9,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from click.testing import CliRunner
 
+from advisor.cli import advisor
 from advisor.pipeline import with_schedule
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -200,6 +202,10 @@ def test_measured_stands_beside_predicted(run):
     assert len(beside) == 3
     assert end(record, min(beside)) == pytest.approx(3.4)
     assert end(record, 1) == pytest.approx(prediction.step_time_s, abs=1e-9)
+    # It is one step, not the median that `compare` tells, and has the number that `advisor run` told it by.
+    said = CliRunner().invoke(advisor, ["trace", "--record", str(run), "-o", str(run / "trace.json")]).output
+    assert "predicted and of step 8 as measured, 3.400 s, near the median." in " ".join(said.split())
+    assert "step 8" in json.dumps(record)
 
 
 @pytest.mark.launch

@@ -377,6 +377,17 @@ def test_the_host(maker):
     assert any(line.startswith("disk: 0.0 GiB free") for line in failed)
 
 
+def test_a_place_for_records_that_cannot_be_written_fails(maker):
+    """A file system that is mounted read-only has room, and takes nothing."""
+    failed = found(maker.machine(writable=lambda path: False), "fail")
+    assert any(
+        line.startswith(f"disk: {maker.root} is no folder that this user can write") for line in failed
+    )
+    (maker.root / "file").write_text("")
+    failed = found(maker.machine(record=maker.root / "file"), "fail")
+    assert any("file is no folder that this user can write" in line for line in failed)
+
+
 def test_sizes_of_the_host_have_units(maker):
     maker.write("/proc/mounts", "shm /dev/shm tmpfs rw,nosuid,size=24684092k 0 0\n")
     machine = maker.machine(limits={"memlock": 8 << 20, "nofile": 65536})

@@ -173,6 +173,7 @@ def test_a_restart_replaces_the_steps_it_repeats(write):
     ("content", "said"),
     [
         (b"", "is empty"),
+        (b"\n\n\n", "holds no line of text"),
         (b"\x7fELF" + bytes(range(32)) * 200, "is binary"),
         (b"Solver started\nEpoch 1 loss 0.3\n", "no training log that is known here"),
         (b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "out of memory"),
