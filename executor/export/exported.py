@@ -58,6 +58,7 @@ class Reading:
     read first, where it leaves open which. vocab: its vocabulary where that is not the model's, else 0. [tokens]
     packs: whether its fine-tuning packs documents, of which no text says how long they are.
     stack: software release that its settings belong to, "" for the newest.
+    unseen: knobs that stand in an environment or a launch line, of which the text has none.
     """
 
     knobs: Mapping[str, Any]
@@ -70,3 +71,4 @@ class Reading:
     vocab: int = 0
     packs: bool = False
     stack: str = ""
+    unseen: tuple[str, ...] = ()

@@ -19,8 +19,10 @@ from executor.export.core_read import (
 )
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
+from executor.export.launch_read import unseen, with_environment
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 from executor.export.model_read import of_model
+from executor.export.python_environment import environment_said, variables_of
 from executor.export.target_names import table
 
 FULL = {"bf16": True}
@@ -81,6 +83,8 @@ def reading(text: str) -> Reading:
     workload = workload_of(said)
     if workload.get("task") and knobs.get("cp", 1) > 1:
         knobs.get("settings", {}).pop("calculate_per_token_loss", None)  # fine-tuning with cp needs it
+    if variables := variables_of(said):
+        knobs = with_environment(knobs, variables)
     if model:
         knobs = of_model(knobs, load_model(model))
     return Reading(
@@ -94,6 +98,7 @@ def reading(text: str) -> Reading:
             *own_loss(fields),
             *other_optimizer(said.get("optimizer.optimizer")),
         ),
+        unseen=unseen(variables),
     )
 
 
@@ -114,6 +119,7 @@ def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 _assign(said, dotted_name(target), node.value)
+    said |= {f"env_vars.{name}": value for name, value in environment_said(tree).items()}
     return said, recipe
 
 

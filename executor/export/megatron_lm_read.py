@@ -16,6 +16,7 @@ from executor.export.core_read import knobs_of, other_optimizer, said_fields
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
+from executor.export.launch_read import launch_knobs, unseen
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, setting_flags
 from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
@@ -25,6 +26,8 @@ from executor.megatron_model import position_embedding
 
 # Of Megatron-LM's arguments (core 0.16.1 to 0.19.2, arguments.py).
 DEFAULT_ROTARY_BASE = 10000
+# Flags of the launch line, without which a text says nothing of how its processes start.
+LAUNCHERS = {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"}
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
 ASIDE = re.compile(
     r"--(lr|min-lr|train|eval|log|save|load|data-|split|tokenizer|weight-decay|adam|init|seed|clip|tensorboard|wandb"
@@ -55,8 +58,9 @@ def reading(text: str) -> Reading:
     knobs = knobs_of(fields, _world(given))
     settings = knobs.pop("settings", {}) | _flag_settings(given)
     around = environment_knobs(read_environment(text))
-    settings |= around.pop("settings")
-    knobs |= around | _arguments_alone(given, fields) | _launcher(text, given)
+    settings |= (beside := around.pop("settings"))
+    launch = launch_knobs(text) if LAUNCHERS & set(given) else {}
+    knobs |= around | _arguments_alone(given, fields) | launch
     # The default base, which logs print too, is what a text without the flag trains with: it says nothing of the model.
     telling = {
         name: value for name, value in fields.items() if name != "rotary_base" or value != DEFAULT_ROTARY_BASE
@@ -80,6 +84,7 @@ def reading(text: str) -> Reading:
         vocab=vocab,
         packs="--sft" in given,
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
+        unseen=unseen(around | beside, bool(launch)),
     )
 
 
@@ -159,16 +164,6 @@ def _arguments_alone(given: Mapping[str, list[str]], fields: Mapping[str, Any]) 
     found: dict[str, Any] = {"manual_gc": "--manual-gc" in given, "sharp": "--use-sharp" in given}
     if fields.get("micro_batch_size"):
         found["micro_batch"] = fields["micro_batch_size"]
-    return found
-
-
-def _launcher(text: str, given: Mapping[str, list[str]]) -> dict[str, Any]:
-    """What stands around the arguments: binding, clocks; nothing when the text has no launch line."""
-    if not {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"} & set(given):
-        return {}
-    found: dict[str, Any] = {"cpu_binding": bool(re.search(r"numactl|--cpu-bind|taskset", text))}
-    if "boost-slider" in text:
-        found["vboost"] = True
     return found
 
 

@@ -18,15 +18,17 @@ from executor.export.core_read import (
 )
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
+from executor.export.launch_read import unseen, with_environment
 from executor.export.megatron_bridge_read import PRECISION_RECIPES, workload_of
 from executor.export.model_read import of_model
 from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, PRECISIONS, STRATEGY
+from executor.export.python_environment import environment_said, variables_of
 from executor.export.target_names import names_of, releases, table
 
 # Parts of a recipe whose fields are those of Megatron-Core's classes, the later winning over the earlier.
 CORE_PARTS = ("optim.config", CONFIG, STRATEGY, f"{STRATEGY}.ddp", "trainer.plugins", OVERLAP)
 KINDS = {"bf16-mixed": "bf16", "bf16": "bf16", "16-mixed": "fp16", "fp16-mixed": "fp16", "32": "fp32"}
-USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.")
+USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.", "env_vars.")
 
 
 def reading(text: str) -> Reading:
@@ -43,6 +45,8 @@ def reading(text: str) -> Reading:
     if fields.get("use_sharp"):
         knobs["sharp"] = True
     model = model_of_module(module, said) or model_of(fields)
+    if variables := variables_of(said):
+        knobs = with_environment(knobs, variables)
     if model:
         knobs = of_model(knobs, load_model(model))
     return Reading(
@@ -52,6 +56,7 @@ def reading(text: str) -> Reading:
         workload=_workload(said),
         unread=() if dump else tuple(_unread(said)),
         otherwise=(*mixed_exchange(fields), *own_loss(fields)),
+        unseen=unseen(variables),
     )
 
 
@@ -81,6 +86,7 @@ def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
             root, _, path = target.partition(".")
             if root in names and path:
                 said[f"{names[root]}.{path}".lstrip(".")] = value_of(node.value)
+    said |= {f"env_vars.{name}": value for name, value in environment_said(tree).items()}
     return said, module
 
 
