@@ -154,6 +154,7 @@ def _workload(
     found: Reading, model: ModelSpec, plan: Plan, options: dict[str, Any], notes: list[str]
 ) -> Workload:
     from advisor.request import usual_seq_len
+    from executor.export.batch_ramp import uneven
 
     said = dict(found.workload)
     said |= {name: options[name] for name in ("seq_len", "global_batch", "task") if options.get(name)}
@@ -163,6 +164,8 @@ def _workload(
     if "global_batch" not in said:
         said["global_batch"] = plan.micro_batch * plan.dp
         notes.append(f"--global-batch {said['global_batch']}: one micro-batch a rank, as none was said.")
+    if told := uneven(found.batches, plan.micro_batch * plan.dp):
+        notes.append(told)
     if found.packs and said.get("task") != "pretrain":
         said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     workload = Workload(**said | given_workload(options))

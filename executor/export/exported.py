@@ -59,6 +59,7 @@ class Reading:
     packs: whether its fine-tuning packs documents, of which no text says how long they are.
     stack: software release that its settings belong to, "" for the newest.
     unseen: knobs that stand in an environment or a launch line, of which the text has none.
+    batches: smaller ones before the global batch is reached, that must be shared out evenly. [1]
     """
 
     knobs: Mapping[str, Any]
@@ -72,3 +73,4 @@ class Reading:
     packs: bool = False
     stack: str = ""
     unseen: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()

@@ -73,11 +73,10 @@ def with_scripts(found: Reading, scripts: Mapping[str, str]) -> Reading:
 
 def unseen_line(names: Collection[str]) -> str:
     """A line about knobs that stand in an environment or a launch which was not given."""
-    variables = [KNOBS[name].env.partition(",")[0] for name in names if name in BY_ENVIRONMENT]
-    launch = ["binding to cores"] * ("cpu_binding" in names) + ["clocks"] * ("vboost" in names)
-    said = [*(["the environment (" + ", ".join(variables) + ")"] if variables else []), *launch]
     options = ", ".join("--" + name.replace("_", "-") for name in names)
+    whole = any(name in BY_ENVIRONMENT for name in names)
+    where = "Environment and launch line are" if whole else "The launch line is"
     return (
-        f"Not said: {', '.join(said)}; the usual values are taken. {SCRIPT} in the file's folder is read too where it "
-        f"starts the file; {options} say others."
+        f"{where} not in the text: {options} are as usual unless you give them. A {SCRIPT} in the file's folder that "
+        "starts it is read too."
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from costmodel.model_registry import load_model
+from executor.export.batch_ramp import ramp_line, ramp_of
 from executor.export.configuration_text import dotted_name, flat, value_of
 from executor.export.core_model import said_architecture
 from executor.export.core_read import (
@@ -65,6 +66,9 @@ SAID = (
     "train.global_batch_size",
     "train.manual_gc",
     "train.train_iters",
+    "train.train_samples",
+    "train.rampup_batch_size",
+    "train.decrease_batch_size_if_needed",
     "WORLD_SIZE",
 )
 
@@ -87,6 +91,8 @@ def reading(text: str) -> Reading:
         knobs = with_environment(knobs, variables)
     if model:
         knobs = of_model(knobs, load_model(model))
+    name = "train.rampup_batch_size"
+    ramp = ramp_of(said.get(name), workload.get("global_batch"), name)
     return Reading(
         knobs=knobs,
         model=model,
@@ -97,7 +103,13 @@ def reading(text: str) -> Reading:
             *mixed_exchange(fields),
             *own_loss(fields),
             *other_optimizer(said.get("optimizer.optimizer")),
+            *(
+                [ramp_line(ramp, said.get("train.train_samples"), said.get("train.train_iters"))]
+                if ramp
+                else []
+            ),
         ),
+        batches=ramp.smaller if ramp and not said.get("train.decrease_batch_size_if_needed") else (),
         unseen=unseen(variables),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from costmodel.model_registry import load_model
+from executor.export.batch_ramp import ramp_line, ramp_of
 from executor.export.configuration_text import dotted_name, flat, value_of
 from executor.export.core_model import said_architecture
 from executor.export.core_read import (
@@ -49,13 +50,17 @@ def reading(text: str) -> Reading:
         knobs = with_environment(knobs, variables)
     if model:
         knobs = of_model(knobs, load_model(model))
+    name, steps = "data.rampup_batch_size", said.get("trainer.max_steps")
+    ramp = ramp_of(said.get(name), said.get("data.global_batch_size"), name)
+    told = [ramp_line(ramp, None, steps if isinstance(steps, int) and steps > 0 else None)] if ramp else []
     return Reading(
         knobs=knobs,
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=_workload(said),
         unread=() if dump else tuple(_unread(said)),
-        otherwise=(*mixed_exchange(fields), *own_loss(fields)),
+        otherwise=(*mixed_exchange(fields), *own_loss(fields), *told),
+        batches=ramp.smaller if ramp else (),
         unseen=unseen(variables),
     )
 
