@@ -345,16 +345,19 @@ def _formats(
 
     The precision-aware optimizer keeps moments in their own formats, and of a 32-bit master parameter the 16
     bits that BF16 lacks: `remainders`, not with recipes that scale anew (all but delayed scaling), with which
-    Megatron-Core keeps the master parameters itself, unless the host updates a part of them. Source: Megatron-Core
-    0.16.1 to 0.19.2, optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8, and distrib_optimizer.py;
-    TE FusedAdam, store_param_remainders. Any other reads FP32 gradients, made from the buffer's where these have 16
-    bits, and its FP32 parameters are read once more to be copied into the model's (distrib_optimizer.py,
-    _copy_model_grads_to_main_grads and _copy_main_params_to_model_params; optimizer.py, the same without sharding).
+    Megatron-Core keeps the master parameters itself. Source: Megatron-Core 0.16.1 to 0.19.2, optimizer_config.py,
+    use_precision_aware_optimizer_no_fp8_or_ds_fp8, and distrib_optimizer.py; TE FusedAdam, store_param_remainders.
+    Where the host updates a part, master parameters and moments are FP32 on both sides whatever is said of their
+    formats, and the switch means that no second master stays on the device (cpu_offloading/hybrid_optimizer.py,
+    param_update_in_fp32; optimizer/__init__.py hands it no format). Any other reads FP32 gradients, made from the
+    buffer's where these have 16 bits, and its FP32 parameters are read once more to be copied into the model's
+    (distrib_optimizer.py, _copy_model_grads_to_main_grads and _copy_main_params_to_model_params; optimizer.py, the
+    same without sharding).
     """
     sizes = {name: np.array([DTYPE_BYTES[kind] for kind in KNOBS[name].choices]) for name in OPTIMIZER_DTYPES}
     size = {name: np.choose(c[name].astype(int), sizes[name]) for name in OPTIMIZER_DTYPES}
     halves = (c["param_remainders"] > 0) & (size["main_params_dtype"] == 4) & (precision_bytes == 2)
-    halves = halves & (np.greater(remainders, 0) | (c["optimizer_offload"] > 0))
+    halves = halves & np.greater(remainders, 0)
     master = np.where(halves, 2.0, size["main_params_dtype"])
     aware = master + size["exp_avg_dtype"] + size["exp_avg_sq_dtype"]
     # Gradients have the format of the parameters unless they are kept in FP32.
@@ -367,7 +370,8 @@ def _formats(
     # FP32 parameters are their own master copy.
     apart = np.less(precision_bytes, 4)
     plain = np.where(apart, 12.0, 8.0)
-    precise = c["precision_aware_optimizer"] > 0
+    alone = c["precision_aware_optimizer"] > 0  # no master parameters beside the optimizer's own
+    precise = alone & (c["optimizer_offload"] == 0)
     main_grads = np.where(precise, grads, 4.0)
     widened = np.where(main_grads > grads, grads + main_grads, 0.0)
     return {
@@ -378,5 +382,5 @@ def _formats(
         "param_gather": np.multiply(c["fp8_param_gather"], quantised),
         "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),
         "state_bytes": np.where(precise, aware, plain),
-        "host_state_bytes": np.where(precise, aware, 8.0),
+        "host_state_bytes": np.where(alone, plain, 8.0),
     }

@@ -118,6 +118,11 @@ def _refuse_by_parser(job: Job) -> None:
             "--main-grads-dtype bf16 with gradients reduced in FP32: Megatron-LM refuses the two together. "
             "Try --no-grad-reduce-in-fp32, or --main-grads-dtype fp32."
         )
+    if plan.optimizer_offload and not plan.precision_aware_optimizer:
+        raise ValueError(
+            f"--optimizer-offload {plan.optimizer_offload}: Megatron-LM offloads the precision-aware optimizer alone, "
+            "whose master parameters leave the GPU too. Try --precision-aware-optimizer, or --to megatron-bridge."
+        )
     ordered = (plan.tp > 1 or plan.cp > 1) and not plan.fsdp and not plan.overlap_moe_comm
     older = not job.cluster.gpu.generation.startswith("blackwell")
     if ordered and older and plan.max_connections > 1:
