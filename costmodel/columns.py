@@ -58,9 +58,7 @@ def plan_columns(plans: Sequence[Plan]) -> dict[str, Array]:
 
 def _acting(plan: Plan, knob: str) -> tuple[str, ...]:
     """Items of a list knob that act: recompute modules only with selective recompute."""
-    if knob == "recompute_modules" and plan.recompute != "selective":
-        return ()
-    items: tuple[str, ...] = getattr(plan, knob)
+    items: tuple[str, ...] = plan.recomputed_modules if knob == "recompute_modules" else getattr(plan, knob)
     return items
 
 
@@ -241,7 +239,8 @@ def _expert_inputs(c: Columns) -> dict[str, Array]:
 def _overlaps(c: Columns) -> dict[str, Array]:
     """Overlaps and what they run beside. FSDP, and experts' exchange beside compute, are launched with several queues.
 
-    Source: `executor.export.environment`, which sets CUDA_DEVICE_MAX_CONNECTIONS where a plan does not.
+    FSDP overlaps what it shards whatever is said. Sources: `executor.export.environment`, which sets
+    CUDA_DEVICE_MAX_CONNECTIONS where a plan does not; Megatron-Core 0.16.1, megatron_fsdp.py, __init__.
     """
     splits = c["tp_overlap_splits"]
     needs_queues = (c["max_connections"] == 0) & ((c["overlap_moe_comm"] > 0) | (c["fsdp"] > 0))
@@ -249,8 +248,8 @@ def _overlaps(c: Columns) -> dict[str, Array]:
         "tp_overlap": c["tp_comm_overlap"] * c["sequence_parallel"],
         "overlap_chunks": np.where(splits > 0, np.maximum(splits, 1.0), c["tp"]),
         "overlap_sms": c["tp_overlap_sms"],
-        "overlap_reduce": c["overlap_grad_reduce"],
-        "overlap_gather": c["overlap_param_gather"],
+        "overlap_reduce": np.maximum(c["overlap_grad_reduce"], c["fsdp"] * (c["zero_stage"] >= 2)),
+        "overlap_gather": np.maximum(c["overlap_param_gather"], c["fsdp"] * (c["zero_stage"] == 3)),
         "overlap_p2p": c["overlap_p2p"],
         "one_queue": (c["max_connections"] == 1) * 1.0,
         "many_queues": ((c["max_connections"] > 1) | needs_queues) * 1.0,

@@ -7,7 +7,7 @@ from typing import Any
 from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_lm_arguments import arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
-from executor.export.unsaid import OVERLAP_SETTING, facts_not_on_file, own_overlap
+from executor.export.unsaid import OVERLAP_SETTING, facts_not_on_file, gather_note, own_overlap
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -164,7 +164,7 @@ def user_arguments(job: Job) -> dict[str, Any]:
 
 def _unknown(job: Job) -> list[str]:
     """What our model files do not hold and the user must add."""
-    notes = list(facts_not_on_file(job.model, flag_of, latent_scaling=1))
+    notes = [*facts_not_on_file(job.model, flag_of, latent_scaling=1), *gather_note(job.plan)]
     if job.model.mamba is not None:
         notes.append("newer checkouts call the script pretrain_hybrid.py")
     if job.cluster.gpu.vendor.lower() == "amd":
