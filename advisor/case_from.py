@@ -33,10 +33,32 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
     found: Reading = target_module(target).read(text)
     notes = [_unread(found)] if found.unread else []
     notes += [f"Read otherwise than it is said: {'; '.join(found.otherwise)}."] if found.otherwise else []
+    found = _with_launch(found, given, options, notes)
     model = _model(found, options, notes)
     plan = _plan(found, options, notes)
     workload = _workload(found, model, plan, options, notes)
     return _case(model, workload, plan, options | {"stack": _stack(found, options, notes)}, notes)
+
+
+def _with_launch(found: Reading, given: str | None, options: dict[str, Any], notes: list[str]) -> Reading:
+    """What was read, with the launch script in its file's folder that starts it; a note on what neither says."""
+    from executor.export.launch_read import scripts_beside, unseen_line, with_scripts
+
+    scripts = (
+        scripts_beside(Path(given).expanduser()) if given and given != "-" and not _is_text(given) else {}
+    )
+    if scripts:
+        say = "say" if len(scripts) > 1 else "says"
+        notes.append(f"Environment and launch as {' and '.join(scripts)} beside it {say}.")
+        found = with_scripts(found, scripts)
+    if left := [name for name in found.unseen if options.get(name) is None]:
+        notes.append(unseen_line(left))
+    return found
+
+
+def _is_text(given: str) -> bool:
+    """Whether what was given is the configuration itself rather than its file."""
+    return "--" in given or "\n" in given or "=" in given
 
 
 def _text(target: str, given: str | None) -> str:
@@ -48,7 +70,7 @@ def _text(target: str, given: str | None) -> str:
         )
     if given == "-":
         return sys.stdin.read(LARGEST + 1)
-    if "--" in given or "\n" in given or "=" in given:
+    if _is_text(given):
         return given
     path = Path(given).expanduser()
     if not path.is_file():
@@ -132,6 +154,7 @@ def _workload(
     found: Reading, model: ModelSpec, plan: Plan, options: dict[str, Any], notes: list[str]
 ) -> Workload:
     from advisor.request import usual_seq_len
+    from executor.export.batch_ramp import uneven
 
     said = dict(found.workload)
     said |= {name: options[name] for name in ("seq_len", "global_batch", "task") if options.get(name)}
@@ -141,6 +164,8 @@ def _workload(
     if "global_batch" not in said:
         said["global_batch"] = plan.micro_batch * plan.dp
         notes.append(f"--global-batch {said['global_batch']}: one micro-batch a rank, as none was said.")
+    if told := uneven(found.batches, plan.micro_batch * plan.dp):
+        notes.append(told)
     if found.packs and said.get("task") != "pretrain":
         said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     workload = Workload(**said | given_workload(options))

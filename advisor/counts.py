@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from advisor.candidates import Candidate
@@ -19,6 +20,8 @@ QUICKER = 1.01
 # Numbers tried for a deadline are multiples of the largest power of two below these shares of the number needed.
 SHARES = (1 / 16, 1 / 4, 1)
 MOST_SEARCHES = 8
+# Of the first power of two on which something fits these shares are tried too, the least first: half of it is too few.
+LESS = (5 / 8, 3 / 4)
 # GPUs are raised so much where none of a round suffices; an answer so near to the deadline is not lowered.
 FURTHER, CLOSE = 1.2, 1.05
 
@@ -70,11 +73,16 @@ def fewer_gpus(request: Request, best: Candidate | None) -> Count | None:
     return found if found and (best is None or found.rate > QUICKER * Count(best).rate) else None
 
 
-def in_time(request: Request, best: Candidate, days: float) -> Count | None:
-    """The fewest GPUs tried that train the request's tokens in as many days; None where none up to the limit do."""
+def in_time(request: Request, best: Candidate | None, days: float) -> Count | None:
+    """The fewest GPUs tried that train the request's tokens in as many days; None where none up to the limit do.
+
+    best: of the request, None where nothing fits on its GPUs: the fewest that hold the model are the least then.
+    """
     assert request.tokens is not None
     needed = request.tokens / (days * 86400)
-    own, kept, tried = Count(best), None, 0
+    own, kept, tried = Count(best) if best else least(request), None, 0
+    if own is None or (best is None and own.rate >= needed):
+        return own
     each = own.rate / own.gpus  # of one GPU, by the last answer
     while tried < MOST_SEARCHES:
         for count in _round_up(needed / each, request.cluster.gpus_per_node):
@@ -94,6 +102,22 @@ def in_time(request: Request, best: Candidate, days: float) -> Count | None:
             return kept
         each = kept.rate / kept.gpus
     return kept
+
+
+def least(request: Request) -> Count | None:
+    """The fewest GPUs tried on which something fits, with the best plan there; None where nothing does."""
+    low = _power_below(request.gpus)
+    doubled = (low << number for number in range(MOST_SEARCHES) if low << number <= MOST_GPUS)
+    found = next((count for count in map(partial(on, request), doubled) if count), None)
+    if found is None or found.gpus == low:
+        return found
+    node = request.cluster.gpus_per_node
+    for share in LESS:
+        gpus = found.gpus * share
+        within = on(request, int(gpus)) if gpus % min(node, _power_below(gpus)) == 0 else None
+        if within is not None:
+            return within
+    return found
 
 
 def _round_up(gpus: float, node: int) -> Iterator[int]:

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 def count_notes(explanation: Explanation) -> list[tuple[str, str]]:
     """Label and sentence: what fewer GPUs would do where they do more, and how many keep to the deadline."""
     fewer, days = explanation.fewer, explanation.days
-    assert explanation.best is not None
-    own = Count(explanation.best)
+    own = Count(explanation.best) if explanation.best else None
     notes = []
-    if fewer:
+    if fewer and own:
         times = fewer.rate / own.rate
         notes.append(
             ("fewer GPUs", f"{fewer.gpus:,} of them do {times:.2f} times the work: {on_count(fewer)}")
@@ -28,12 +27,17 @@ def count_notes(explanation: Explanation) -> list[tuple[str, str]]:
     return notes
 
 
-def _deadline(explanation: Explanation, own: Count, days: float) -> str:
+def _deadline(explanation: Explanation, own: Count | None, days: float) -> str:
     found, tokens = explanation.in_time, explanation.request.tokens
     assert tokens is not None
     if found is None:
         return f"no number of GPUs that was tried trains {count(tokens)} tokens in {days:g} days"
-    if found.gpus == own.gpus:
+    if own is None:
+        text = (
+            f"of those tried, {found.gpus:,} GPUs are the fewest that hold a plan and keep to {days:g} days: "
+            f"{on_count(found)}"
+        )
+    elif found.gpus == own.gpus:
         text = f"{days:g} days take these {own.gpus:,} GPUs"
     else:
         text = f"{days:g} days take {found.gpus:,} GPUs: {on_count(found)}"

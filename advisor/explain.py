@@ -140,7 +140,13 @@ def explain(
     result = search(request, progress, seen)
     if not result.plans:
         return Explanation(
-            request, result, None, remedies=what_would_fit(result), fewer=fewer_gpus(request, None)
+            request,
+            result,
+            None,
+            remedies=what_would_fit(result),
+            fewer=fewer_gpus(request, None),
+            days=days,
+            in_time=in_time(request, None, days) if days else None,
         )
     best = result.plans[0]
     path = Path(best.prediction, request.precisions, request.stack)

@@ -157,4 +157,9 @@ def _nothing_fits(explanation: Explanation) -> list[str]:
         lines.append(wrap(f"fewer GPUs, which divide better: {on_count(explanation.fewer)}", "  - ", "    "))
     if not explanation.remedies and not explanation.fewer:
         lines.append("  no single change: not more GPUs, a shorter sequence or a leaner optimizer")
+    if explanation.days:
+        (_, text), *_ = count_notes(explanation)
+        gpus = explanation.request.gpus
+        why = f"On {gpus:,} GPU{'s' * (gpus > 1)} nothing fits: {missing(shown)} are missing. "
+        lines += [heading("Deadline"), wrap(f"{why}{text[0].upper()}{text[1:]}.", "  ")]
     return [*lines, *memory_section(prediction)]

@@ -40,8 +40,12 @@ def fp8_attention_gains(
 ) -> dict[str, Bound]:
     """What FP8 gains the attention core, by pass: of the precision's format and the heads' shape. [1]
 
-    Kernels of another shape stand in where a GPU has none of these; 1 without any table.
+    Kernels of another shape stand in where a GPU has none of these; 1 without any table, and without FP8, where the
+    knob does nothing (rule fp8_attention_precision).
     """
+    if not precision.startswith(("fp8", "mxfp8")):
+        idle = Bound(1.0, f"attention follows the precision, {precision}")
+        return {f"attention_{name}_fp8_gain": idle for name in ("forward", "backward")}
     measured = tables.get("attention", {})
     dtype = "mxfp8" if precision == "mxfp8" and "mxfp8" in measured else "fp8"
     by_heads = measured.get(dtype, {})

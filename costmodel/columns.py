@@ -58,9 +58,7 @@ def plan_columns(plans: Sequence[Plan]) -> dict[str, Array]:
 
 def _acting(plan: Plan, knob: str) -> tuple[str, ...]:
     """Items of a list knob that act: recompute modules only with selective recompute."""
-    if knob == "recompute_modules" and plan.recompute != "selective":
-        return ()
-    items: tuple[str, ...] = getattr(plan, knob)
+    items: tuple[str, ...] = plan.recomputed_modules if knob == "recompute_modules" else getattr(plan, knob)
     return items
 
 
@@ -241,7 +239,8 @@ def _expert_inputs(c: Columns) -> dict[str, Array]:
 def _overlaps(c: Columns) -> dict[str, Array]:
     """Overlaps and what they run beside. FSDP, and experts' exchange beside compute, are launched with several queues.
 
-    Source: `executor.export.environment`, which sets CUDA_DEVICE_MAX_CONNECTIONS where a plan does not.
+    FSDP overlaps what it shards whatever is said. Sources: `executor.export.environment`, which sets
+    CUDA_DEVICE_MAX_CONNECTIONS where a plan does not; Megatron-Core 0.16.1, megatron_fsdp.py, __init__.
     """
     splits = c["tp_overlap_splits"]
     needs_queues = (c["max_connections"] == 0) & ((c["overlap_moe_comm"] > 0) | (c["fsdp"] > 0))
@@ -249,8 +248,8 @@ def _overlaps(c: Columns) -> dict[str, Array]:
         "tp_overlap": c["tp_comm_overlap"] * c["sequence_parallel"],
         "overlap_chunks": np.where(splits > 0, np.maximum(splits, 1.0), c["tp"]),
         "overlap_sms": c["tp_overlap_sms"],
-        "overlap_reduce": c["overlap_grad_reduce"],
-        "overlap_gather": c["overlap_param_gather"],
+        "overlap_reduce": np.maximum(c["overlap_grad_reduce"], c["fsdp"] * (c["zero_stage"] >= 2)),
+        "overlap_gather": np.maximum(c["overlap_param_gather"], c["fsdp"] * (c["zero_stage"] == 3)),
         "overlap_p2p": c["overlap_p2p"],
         "one_queue": (c["max_connections"] == 1) * 1.0,
         "many_queues": ((c["max_connections"] > 1) | needs_queues) * 1.0,
@@ -347,16 +346,19 @@ def _formats(
 
     The precision-aware optimizer keeps moments in their own formats, and of a 32-bit master parameter the 16
     bits that BF16 lacks: `remainders`, not with recipes that scale anew (all but delayed scaling), with which
-    Megatron-Core keeps the master parameters itself, unless the host updates a part of them. Source: Megatron-Core
-    0.16.1 to 0.19.2, optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8, and distrib_optimizer.py;
-    TE FusedAdam, store_param_remainders. Any other reads FP32 gradients, made from the buffer's where these have 16
-    bits, and its FP32 parameters are read once more to be copied into the model's (distrib_optimizer.py,
-    _copy_model_grads_to_main_grads and _copy_main_params_to_model_params; optimizer.py, the same without sharding).
+    Megatron-Core keeps the master parameters itself. Source: Megatron-Core 0.16.1 to 0.19.2, optimizer_config.py,
+    use_precision_aware_optimizer_no_fp8_or_ds_fp8, and distrib_optimizer.py; TE FusedAdam, store_param_remainders.
+    Where the host updates a part, master parameters and moments are FP32 on both sides whatever is said of their
+    formats, and the switch means that no second master stays on the device (cpu_offloading/hybrid_optimizer.py,
+    param_update_in_fp32; optimizer/__init__.py hands it no format). Any other reads FP32 gradients, made from the
+    buffer's where these have 16 bits, and its FP32 parameters are read once more to be copied into the model's
+    (distrib_optimizer.py, _copy_model_grads_to_main_grads and _copy_main_params_to_model_params; optimizer.py, the
+    same without sharding).
     """
     sizes = {name: np.array([DTYPE_BYTES[kind] for kind in KNOBS[name].choices]) for name in OPTIMIZER_DTYPES}
     size = {name: np.choose(c[name].astype(int), sizes[name]) for name in OPTIMIZER_DTYPES}
     halves = (c["param_remainders"] > 0) & (size["main_params_dtype"] == 4) & (precision_bytes == 2)
-    halves = halves & (np.greater(remainders, 0) | (c["optimizer_offload"] > 0))
+    halves = halves & np.greater(remainders, 0)
     master = np.where(halves, 2.0, size["main_params_dtype"])
     aware = master + size["exp_avg_dtype"] + size["exp_avg_sq_dtype"]
     # Gradients have the format of the parameters unless they are kept in FP32.
@@ -369,7 +371,8 @@ def _formats(
     # FP32 parameters are their own master copy.
     apart = np.less(precision_bytes, 4)
     plain = np.where(apart, 12.0, 8.0)
-    precise = c["precision_aware_optimizer"] > 0
+    alone = c["precision_aware_optimizer"] > 0  # no master parameters beside the optimizer's own
+    precise = alone & (c["optimizer_offload"] == 0)
     main_grads = np.where(precise, grads, 4.0)
     widened = np.where(main_grads > grads, grads + main_grads, 0.0)
     return {
@@ -380,5 +383,5 @@ def _formats(
         "param_gather": np.multiply(c["fp8_param_gather"], quantised),
         "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),
         "state_bytes": np.where(precise, aware, plain),
-        "host_state_bytes": np.where(precise, aware, 8.0),
+        "host_state_bytes": np.where(alone, plain, 8.0),
     }

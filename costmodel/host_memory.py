@@ -16,10 +16,10 @@ from costmodel.symbols import BY_NAME
 
 # Inputs that move something to the host; without them everything stays on the device.
 OFFLOADS = ("offload_share", "optimizer_offload", *MODULE_FLAGS)
-# Copies of parameter and gradient in FP32 that an offloaded optimizer has on the host beside both moments, where the
-# master parameters stay on the device: byte a parameter. Source: Megatron-Core 0.16.1, optimizer/cpu_offloading/
-# hybrid_optimizer.py:109 and :274 (pinned).
-HOST_COPIES = 8.0
+# What an offloaded optimizer has on the host of a parameter, in FP32 all of it: itself, its gradient (pinned) and both
+# moments. [byte] Source: Megatron-Core 0.16.1 and 0.19.2, optimizer/cpu_offloading/hybrid_optimizer.py,
+# _set_sub_optimizer_grads and _get_sub_optimizer_param_groups.
+HOST_STATE = 16.0
 
 
 def rank_host_bytes(
@@ -77,9 +77,7 @@ def host_bytes(held: Mapping[str, Any], whole: Mapping[str, Any], stage: str) ->
     activations, state = (
         whole[name] - held[name] for name in (f"memory_{stage}_activations", f"memory_{stage}_optimizer")
     )
-    moved = held["host_state_bytes"]
-    copies = np.where(held["state_bytes"] > moved, HOST_COPIES, 0.0)
-    return activations + state * (1 + copies / moved)
+    return activations + state * HOST_STATE / held["host_state_bytes"]
 
 
 def _without(inputs: Mapping[str, Any]) -> dict[str, Any]:

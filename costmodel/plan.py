@@ -171,6 +171,14 @@ class Plan:
         ranks = self.dp * self.cp
         return int(sharding_instances(ranks, self.fsdp, self.fsdp_shard_size, self.optimizer_instances))
 
+    @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        """Modules that selective recompute computes again; where none is named, the core of attention.
+
+        Source: Megatron-Core 0.16.1 to 0.19.2, transformer_config.py, __post_init__.
+        """
+        return (self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else ()
+
     def num_microbatches(self, global_batch: int) -> int:
         """Micro-batches each data-parallel rank computes in one step. [1] ValueError where they are not whole."""
         per_pass = self.micro_batch * self.dp

@@ -157,7 +157,7 @@ def recompute_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
             "recompute_num_layers": min(chosen, layers_per_chunk),
         }
     elif plan.recompute == "selective":
-        fields = {"recompute_granularity": "selective", "recompute_modules": list(plan.recompute_modules)}
+        fields = {"recompute_granularity": "selective", "recompute_modules": list(plan.recomputed_modules)}
     if plan.offload_layers:
         fields["cpu_offloading"] = True
         fields["cpu_offloading_num_layers"] = plan.offload_layers

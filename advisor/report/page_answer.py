@@ -105,7 +105,7 @@ def _notes(subject: Subject, data: dict[str, Any]) -> Iterator[Markup]:
     if subject.cost:
         told = " ".join(cost_line(subject.cost).split()[1:])
         yield tag("p", f"Training: {told}.")
-    if explanation and explanation.best and subject.best:
+    if explanation and (subject.best or not explanation.best):
         yield from (
             tag("p", f"{label[0].upper()}{label[1:]}: {text}.") for label, text in count_notes(explanation)
         )

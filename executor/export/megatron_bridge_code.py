@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from executor.export.environment import environment
 from executor.export.exported import Job
 from executor.export.megatron_bridge_settings import Overrides
+from executor.export.python_environment import SET, UNSET, environment_code
 from executor.export.python_text import assignment, literal, options_of, sorted_imports
 from executor.export.target_names import Names
 
@@ -64,8 +66,11 @@ DELTA_LAYERS = (
 
 def python_file(job: Job, names: Names, found: Overrides, variables: Iterable[str]) -> str:
     """The whole file. variables: of the launch script, which the file takes as options."""
-    imports = {"import argparse", "import os", f"from {BRIDGE}.training.config import ConfigContainer"}
+    imports = {"import argparse", f"from {BRIDGE}.training.config import ConfigContainer"}
+    variables_set = environment(job, "megatron-bridge")
     body = [*_start(job, names, found, imports), *_overrides(job, names, found, imports)]
+    if names.has("container", "env_vars"):
+        body += _variables(any(each.value is None for each in variables_set))
     user = list(_inputs(job, imports))
     task = "pretrain" if job.workload.task == "pretrain" else "finetune"
     imports |= {f"from {BRIDGE}.training.{task} import {task}"}
@@ -76,6 +81,8 @@ def python_file(job: Job, names: Names, found: Overrides, variables: Iterable[st
         f"Written by `advisor export` for Megatron-Bridge {names.release} (Megatron-Core {names.core}).",
         *(f"Note: {note}." for note in found.notes),
         '"""',
+        "",
+        *environment_code(variables_set),
         "",
         *sorted_imports(imports),
         "",
@@ -194,6 +201,13 @@ def _made(section: str, part: Mapping[str, Any], imports: set[str]) -> Iterator[
     elif section == "peft":
         imports.add(f"from {BRIDGE}.peft.lora import LoRA")
         yield "    cfg.peft = LoRA()"
+
+
+def _variables(some_unset: bool) -> list[str]:
+    """What the recipe would set of the environment, without what must not be set."""
+    kept = f"{{name: text for name, text in cfg.env_vars.items() if name not in {UNSET}}}"
+    before = f"{kept} | {SET}" if some_unset else f"cfg.env_vars | {SET}"
+    return ["    # Environment: a recipe has variables of its own", f"    cfg.env_vars = {before}"]
 
 
 def _inputs(job: Job, imports: set[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from costmodel.model_registry import load_model
+from executor.export.batch_ramp import ramp_line, ramp_of
 from executor.export.configuration_text import dotted_name, flat, value_of
 from executor.export.core_model import said_architecture
 from executor.export.core_read import (
@@ -19,8 +20,10 @@ from executor.export.core_read import (
 )
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
+from executor.export.launch_read import unseen, with_environment
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 from executor.export.model_read import of_model
+from executor.export.python_environment import environment_said, variables_of
 from executor.export.target_names import table
 
 FULL = {"bf16": True}
@@ -63,6 +66,9 @@ SAID = (
     "train.global_batch_size",
     "train.manual_gc",
     "train.train_iters",
+    "train.train_samples",
+    "train.rampup_batch_size",
+    "train.decrease_batch_size_if_needed",
     "WORLD_SIZE",
 )
 
@@ -81,8 +87,12 @@ def reading(text: str) -> Reading:
     workload = workload_of(said)
     if workload.get("task") and knobs.get("cp", 1) > 1:
         knobs.pop("calculate_per_token_loss", None)  # fine-tuning with cp needs it
+    if variables := variables_of(said):
+        knobs = with_environment(knobs, variables)
     if model:
         knobs = of_model(knobs, load_model(model))
+    name = "train.rampup_batch_size"
+    ramp = ramp_of(said.get(name), workload.get("global_batch"), name)
     return Reading(
         knobs=knobs,
         model=model,
@@ -93,7 +103,14 @@ def reading(text: str) -> Reading:
             *mixed_exchange(fields),
             *own_loss(fields),
             *other_optimizer(said.get("optimizer.optimizer")),
+            *(
+                [ramp_line(ramp, said.get("train.train_samples"), said.get("train.train_iters"))]
+                if ramp
+                else []
+            ),
         ),
+        batches=ramp.smaller if ramp and not said.get("train.decrease_batch_size_if_needed") else (),
+        unseen=unseen(variables),
     )
 
 
@@ -114,6 +131,7 @@ def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 _assign(said, dotted_name(target), node.value)
+    said |= {f"env_vars.{name}": value for name, value in environment_said(tree).items()}
     return said, recipe
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_lm_arguments import arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
-from executor.export.unsaid import OVERLAP_SETTING, facts_not_on_file, own_overlap
+from executor.export.unsaid import OVERLAP_SETTING, facts_not_on_file, gather_note, own_overlap
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -118,6 +118,11 @@ def _refuse_by_parser(job: Job) -> None:
             "--main-grads-dtype bf16 with gradients reduced in FP32: Megatron-LM refuses the two together. "
             "Try --no-grad-reduce-in-fp32, or --main-grads-dtype fp32."
         )
+    if plan.optimizer_offload and not plan.precision_aware_optimizer:
+        raise ValueError(
+            f"--optimizer-offload {plan.optimizer_offload}: Megatron-LM offloads the precision-aware optimizer alone, "
+            "whose master parameters leave the GPU too. Try --precision-aware-optimizer, or --to megatron-bridge."
+        )
     ordered = (plan.tp > 1 or plan.cp > 1) and not plan.fsdp and not plan.overlap_moe_comm
     older = not job.cluster.gpu.generation.startswith("blackwell")
     if ordered and older and plan.max_connections > 1:
@@ -159,7 +164,7 @@ def user_arguments(job: Job) -> dict[str, Any]:
 
 def _unknown(job: Job) -> list[str]:
     """What our model files do not hold and the user must add."""
-    notes = list(facts_not_on_file(job.model, flag_of, latent_scaling=1))
+    notes = [*facts_not_on_file(job.model, flag_of, latent_scaling=1), *gather_note(job.plan)]
     if job.model.mamba is not None:
         notes.append("newer checkouts call the script pretrain_hybrid.py")
     if job.cluster.gpu.vendor.lower() == "amd":

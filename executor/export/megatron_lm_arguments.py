@@ -248,9 +248,6 @@ def _reduction(writer: Writer, fields: Arguments) -> None:
         writer.put("--grad-reduce-in-bf16")
     if plan.fsdp:
         _fsdp(writer, fields)
-    if plan.optimizer_offload and not plan.precision_aware_optimizer:
-        writer.put("--use-precision-aware-optimizer")
-        writer.notes.append("--use-precision-aware-optimizer: Megatron-LM offloads no other optimizer")
     if plan.sharp:
         writer.put("--use-sharp")
 

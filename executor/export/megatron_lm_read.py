@@ -10,12 +10,14 @@ from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.stack import newest_stack
+from executor.export.batch_ramp import IGNORED, RAMP, SCHEDULE, Ramp, ramp_in, ramp_line
 from executor.export.configuration_text import yaml_of
 from executor.export.core_model import architecture, other_base, other_tokens, position_kind, same_models
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
+from executor.export.launch_read import launch_knobs, unseen
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, setting_flags
 from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
@@ -25,6 +27,8 @@ from executor.megatron_model import position_embedding
 
 # Of Megatron-LM's arguments (core 0.16.1 to 0.19.2, arguments.py).
 DEFAULT_ROTARY_BASE = 10000
+# Flags of the launch line, without which a text says nothing of how its processes start.
+LAUNCHERS = {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"}
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
 ASIDE = re.compile(
     r"--(lr|min-lr|train|eval|log|save|load|data-|split|tokenizer|weight-decay|adam|init|seed|clip|tensorboard|wandb"
@@ -36,7 +40,7 @@ ASIDE = re.compile(
     r"|bind|cpunodebind|membind|query-gpu|format|enable-experimental|disable-msc|optimizer$|fp8-amax|fp8-margin"
     r"|fp8-interval|position-embedding|max-position|micro-batch|global-batch|seq-length|make-vocab|use-flash-attn"
     r"|fp8-format|fp8-recipe|manual-gc|tp-comm-overlap-cfg|swiglu|squared-relu|quick-geglu|no-bias-|ddp-|untie"
-    r"|use-sharp|is-hybrid|vboost|fine-grained-offloading-max|segment|no-rope-freq|moe-latent|mtp-|hybrid-|num-experts|use-megatron-fsdp|data-parallel-sharding)"
+    r"|use-sharp|is-hybrid|decrease-batch|vboost|fine-grained-offloading-max|segment|no-rope-freq|moe-latent|mtp-|hybrid-|num-experts|use-megatron-fsdp|data-parallel-sharding)"
 )
 
 
@@ -55,8 +59,9 @@ def reading(text: str) -> Reading:
     knobs = knobs_of(fields, _world(given))
     settings = knobs.pop("settings", {}) | _flag_settings(given)
     around = environment_knobs(read_environment(text))
-    settings |= around.pop("settings")
-    knobs |= around | _arguments_alone(given, fields) | _launcher(text, given)
+    settings |= (beside := around.pop("settings"))
+    launch = launch_knobs(text) if LAUNCHERS & set(given) else {}
+    knobs |= around | _arguments_alone(given, fields) | launch
     # The default base, which logs print too, is what a text without the flag trains with: it says nothing of the model.
     telling = {
         name: value for name, value in fields.items() if name != "rotary_base" or value != DEFAULT_ROTARY_BASE
@@ -69,17 +74,25 @@ def reading(text: str) -> Reading:
         said = fields.get("vocab_size") or fields.get("padded_vocab_size")
         vocab = said if said and other_tokens(fields, model) else 0
     told = {name: value for name, value in knobs.items() if _plain(name) != value}
+    ramp = ramp_in(given, fields)
     return Reading(
         knobs=told | ({"settings": settings} if settings else {}),
         model=models[0] if models else "",
         architecture={} if models else architecture(fields),
-        workload=_workload(given, fields),
+        workload=_workload(given, fields) | ({"global_batch": ramp.full} if ramp else {}),
         unread=tuple(_unread(given)),
-        otherwise=(*mixed_exchange(fields), *_optimizer(given), *_other_positions(given, fields, models)),
+        otherwise=(
+            *mixed_exchange(fields),
+            *_optimizer(given),
+            *_other_positions(given, fields, models),
+            *_ramp(ramp, fields),
+        ),
         alike=_alike(telling, models),
         vocab=vocab,
         packs="--sft" in given,
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
+        batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
+        unseen=unseen(around | beside, bool(launch)),
     )
 
 
@@ -162,16 +175,6 @@ def _arguments_alone(given: Mapping[str, list[str]], fields: Mapping[str, Any]) 
     return found
 
 
-def _launcher(text: str, given: Mapping[str, list[str]]) -> dict[str, Any]:
-    """What stands around the arguments: binding, clocks; nothing when the text has no launch line."""
-    if not {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"} & set(given):
-        return {}
-    found: dict[str, Any] = {"cpu_binding": bool(re.search(r"numactl|--cpu-bind|taskset", text))}
-    if "boost-slider" in text:
-        found["vboost"] = True
-    return found
-
-
 def _flag_settings(given: Mapping[str, list[str]]) -> dict[str, Any]:
     """Settings that are arguments but no fields; at their default they say nothing."""
     found: dict[str, Any] = {}
@@ -202,9 +205,24 @@ def _workload(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict
     return found
 
 
+def _ramp(ramp: Ramp | None, fields: Mapping[str, Any]) -> Iterator[str]:
+    """What is trained before the full batch, and whether the release still knows the flag."""
+    if ramp:
+        samples, steps = (fields.get(name) for name in ("train_samples", "train_iters"))
+        yield ramp_line(
+            ramp, *(number if isinstance(number, int) else None for number in (samples, steps))
+        ) + (f" ({IGNORED})" if ramp.said.startswith(RAMP) else "")
+
+
 def _unread(given: Mapping[str, list[str]]) -> list[str]:
     """Flags that mean nothing here."""
-    known = said_fields() | {*names()["flags"].values()} | {*names()["off"].values()} | set(OTHERS)
+    known = (
+        said_fields()
+        | {RAMP, SCHEDULE}
+        | {*names()["flags"].values()}
+        | {*names()["off"].values()}
+        | set(OTHERS)
+    )
     said = {flag for setting in SETTINGS.values() for flag in setting_flags(setting.megatron_lm)}
     return [
         " ".join([flag, *values])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from executor.export.environment import environment
 from executor.export.exported import Job
 from executor.export.nemo_settings import (
     CONFIG,
@@ -16,6 +17,7 @@ from executor.export.nemo_settings import (
     Recipe,
     arguments_of,
 )
+from executor.export.python_environment import SET, environment_code
 from executor.export.python_text import assignment, literal, options_of, sorted_imports
 from executor.export.target_names import Names
 
@@ -53,7 +55,7 @@ TRAINER = """\
 
 def python_file(job: Job, names: Names, found: Recipe, variables: Iterable[str]) -> str:
     """The whole file. variables: of the launch script, which the file takes as options."""
-    imports = {"import argparse", "import os", "import nemo_run as run"}
+    imports = {"import argparse", "import nemo_run as run"}
     body = [*_start(job, names, found, imports), *_inputs(job, imports)]
     body += [*_parts(found.settings, imports), *_callbacks(found.settings, imports)]
     per_node = found.settings["trainer.devices"]
@@ -64,6 +66,8 @@ def python_file(job: Job, names: Names, found: Recipe, variables: Iterable[str])
         f"Written by `advisor export` for NeMo {names.release} (Megatron-Core {names.core}).",
         *(f"Note: {note}." for note in found.notes),
         '"""',
+        "",
+        *environment_code(environment(job, "nemo")),
         "",
         *sorted_imports(imports),
         "",
@@ -91,7 +95,10 @@ def _executor(nodes: int, per_node: int) -> list[str]:
     if nodes == 1:
         return [
             "    else:",
-            f'        run.run(recipe, executor=run.LocalExecutor(ntasks_per_node={per_node}, launcher="torchrun"))',
+            "        executor = run.LocalExecutor(",
+            f'            ntasks_per_node={per_node}, launcher="torchrun", env_vars={SET}',
+            "        )",
+            "        run.run(recipe, executor=executor)",
         ]
     return [
         "    else:",
@@ -105,6 +112,7 @@ def _executor(nodes: int, per_node: int) -> list[str]:
         '            time="04:00:00",',
         '            mem="0",',
         "            exclusive=True,",
+        f"            env_vars={SET},",
         "            tunnel=run.LocalTunnel(job_dir=os.getcwd()),",
         "        )",
         "        run.run(recipe, executor=executor)",

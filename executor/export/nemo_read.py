@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from costmodel.model_registry import load_model
+from executor.export.batch_ramp import ramp_line, ramp_of
 from executor.export.configuration_text import dotted_name, flat, value_of
 from executor.export.core_model import said_architecture
 from executor.export.core_read import (
@@ -18,15 +19,17 @@ from executor.export.core_read import (
 )
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
+from executor.export.launch_read import unseen, with_environment
 from executor.export.megatron_bridge_read import PRECISION_RECIPES, workload_of
 from executor.export.model_read import of_model
 from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, PRECISIONS, STRATEGY
+from executor.export.python_environment import environment_said, variables_of
 from executor.export.target_names import names_of, releases, table
 
 # Parts of a recipe whose fields are those of Megatron-Core's classes, the later winning over the earlier.
 CORE_PARTS = ("optim.config", CONFIG, STRATEGY, f"{STRATEGY}.ddp", "trainer.plugins", OVERLAP)
 KINDS = {"bf16-mixed": "bf16", "bf16": "bf16", "16-mixed": "fp16", "fp16-mixed": "fp16", "32": "fp32"}
-USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.")
+USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.", "env_vars.")
 
 
 def reading(text: str) -> Reading:
@@ -43,15 +46,22 @@ def reading(text: str) -> Reading:
     if fields.get("use_sharp"):
         knobs["sharp"] = True
     model = model_of_module(module, said) or model_of(fields)
+    if variables := variables_of(said):
+        knobs = with_environment(knobs, variables)
     if model:
         knobs = of_model(knobs, load_model(model))
+    name, steps = "data.rampup_batch_size", said.get("trainer.max_steps")
+    ramp = ramp_of(said.get(name), said.get("data.global_batch_size"), name)
+    told = [ramp_line(ramp, None, steps if isinstance(steps, int) and steps > 0 else None)] if ramp else []
     return Reading(
         knobs=knobs,
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=_workload(said),
         unread=() if dump else tuple(_unread(said)),
-        otherwise=(*mixed_exchange(fields), *own_loss(fields)),
+        otherwise=(*mixed_exchange(fields), *own_loss(fields), *told),
+        batches=ramp.smaller if ramp else (),
+        unseen=unseen(variables),
     )
 
 
@@ -81,6 +91,7 @@ def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
             root, _, path = target.partition(".")
             if root in names and path:
                 said[f"{names[root]}.{path}".lstrip(".")] = value_of(node.value)
+    said |= {f"env_vars.{name}": value for name, value in environment_said(tree).items()}
     return said, module
 
 

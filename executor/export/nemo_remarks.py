@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from executor.export.exported import Job
 from executor.export.target_names import Names
-from executor.export.unsaid import facts_not_on_file, graph_word_note, overlap_note
+from executor.export.unsaid import (
+    documents_note,
+    facts_not_on_file,
+    gather_note,
+    graph_word_note,
+    overlap_note,
+)
 from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed
 
@@ -36,6 +42,7 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
             f"HybridEP, --moe-dispatcher {stand_in(job)} tells the other"
         )
     yield from overlap_note(plan, "a tp_comm_overlap_cfg of the callback")
+    yield from (*gather_note(plan), *documents_note(job.workload))
     yield from graph_word_note(plan, model, f"NeMo {names.release}")
     if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:
         yield "NaN checks of gradients are off: a graph of the whole iteration cannot stop for them"

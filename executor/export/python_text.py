@@ -59,7 +59,7 @@ def assignment(target: str, value: str, indent: str = "    ") -> str:
 def sorted_imports(imports: set[str]) -> list[str]:
     """Import lines in the usual order: the standard library, then the rest, plain imports first."""
     standard = sorted(
-        line for line in imports if line in ("import argparse", "import os", "from functools import partial")
+        line for line in imports if line in ("import argparse", "from functools import partial")
     )
     others = sorted(imports - set(standard), key=lambda line: (line.startswith("from"), line))
     return [*standard, *([""] if standard and others else []), *others]

@@ -10,6 +10,7 @@ from costmodel.graph_parts import captured_parts
 from costmodel.knobs import SETTINGS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.workload import Workload
 from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_embedding
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
@@ -36,6 +37,24 @@ def overlap_note(plan: Plan, place: str) -> Iterator[str]:
     if found:
         said = ", ".join(f"{name}={value}" for name, value in found.items())
         yield f"{said}: set in {place}; without one Transformer Engine's defaults hold"
+
+
+def gather_note(plan: Plan) -> Iterator[str]:
+    """A note where parameters are gathered after the step, since gradients are: Megatron-Core takes no other."""
+    if plan.overlap_param_gather and not plan.overlap_grad_reduce and plan.zero_stage == 1 and not plan.fsdp:
+        yield (
+            "overlap_param_gather is off, as overlap_grad_reduce is, without which Megatron-LM refuses it; the plan is "
+            "priced with it, --no-overlap-param-gather tells the other"
+        )
+
+
+def documents_note(workload: Workload) -> Iterator[str]:
+    """A note on the lengths of documents that were priced, which no configuration says."""
+    if workload.task != "pretrain" and workload.packed and 0 < workload.mean_length < workload.seq_len:
+        yield (
+            f"packs of documents of {workload.mean_length:,} tokens on average are priced; theirs are those of your "
+            "data set"
+        )
 
 
 def graph_word(plan: Plan, model: ModelSpec) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.cli import advisor
-from advisor.counts import QUICKER, Count, fewer_gpus, in_time, on, rounder
+from advisor.counts import QUICKER, Count, fewer_gpus, in_time, least, on, rounder
 from advisor.request import make_request
 from advisor.search import search
 
@@ -124,3 +124,38 @@ def test_the_page_tells_the_deadline_as_the_text_does(tmp_path):
     sentence = re.search(r"deadline +(30 days take .*?)\n\n", told, re.DOTALL)
     assert sentence
     assert f"Deadline: {' '.join(sentence[1].split())}." in page.read_text()
+
+
+@pytest.mark.parametrize(("tokens", "days"), [(1e12, 60), (1e10, 60)], ids=["time decides", "memory decides"])
+def test_where_nothing_fits_a_deadline_still_gives_a_number(tokens, days):
+    """405B on 16 H100 told nothing of the deadline: neither how many GPUs, nor why not these."""
+    request = make_request(
+        model="405b", gpus=16, gpu="h100", top=1, tokens=tokens, precision="fp8-cs", pins={"cp": 1}
+    )
+    assert search(request).best is None
+    found = in_time(request, None, days)
+    assert found is not None
+    needed = tokens / (days * 86400)
+    assert found.rate >= needed
+    few = least(request)
+    assert few is not None
+    assert on(request, few.gpus // 2) is None
+    assert found.rate < 1.3 * needed if tokens > 1e11 else found.gpus == few.gpus
+
+
+def test_the_text_tells_why_these_gpus_hold_nothing_and_how_many_do():
+    asked = "explain --model 405b --gpus 16 --gpu h100 --precision fp8-cs --pin cp=1 --tokens 10B --days 60"
+    run = CliRunner()
+    done = run.invoke(advisor, asked.split(), catch_exceptions=False)
+    told = " ".join(done.output.split())
+    number = json.loads(run.invoke(advisor, [*asked.split(), "--json"]).output)["in_time"]["gpus"]
+    assert done.exit_code == 1
+    assert re.search(r"On 16 GPUs nothing fits: [\d.]+ GiB a GPU are missing", told)
+    assert f"{number} GPUs are the fewest that hold a plan and keep to 60 days" in told
+
+
+def test_a_deadline_that_no_number_keeps_is_told():
+    asked = "explain --model 405b --gpus 1 --gpu h100 --precision bf16 --pin tp=1 --pin pp=1 --pin cp=1"
+    asked += " --pin fsdp=false --tokens 1T --days 60"
+    told = CliRunner().invoke(advisor, asked.split(), catch_exceptions=False).output
+    assert "o number of GPUs that was tried trains 1.00 T tokens in 60 days" in " ".join(told.split())

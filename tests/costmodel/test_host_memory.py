@@ -46,9 +46,13 @@ def test_nothing_offloaded_is_nothing_on_the_host():
     assert told(offloaded()) == set()
 
 
-def test_an_offloaded_optimizer_has_16_bytes_a_parameter_on_its_node():
-    """Both moments, and Megatron-Core's pinned FP32 copies of parameters and gradients, over the node's 8 ranks."""
-    least, most = offloaded(optimizer_offload=100).node_host_bytes
+@pytest.mark.parametrize("knobs", [{}, {"precision_aware_optimizer": True}], ids=str)
+def test_an_offloaded_optimizer_has_16_bytes_a_parameter_on_its_node(knobs):
+    """Both moments, and Megatron-Core's FP32 copies of parameters and gradients, over the node's 8 ranks.
+
+    10 had been counted with the precision-aware optimizer.
+    """
+    least, most = offloaded(optimizer_offload=100, **knobs).node_host_bytes
     assert least == most == pytest.approx(16 * PARAMETERS, rel=1e-3)
 
 

@@ -44,7 +44,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
     "replicas of shards": (
         "dense",
         "dgx-h100",
-        Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=8, overlap_grad_reduce=False),
+        Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=8, layernorm_sm_margin=0),
     ),
     "recompute": ("dense", "dgx-h100", Plan(tp=2, pp=4, dp=8, recompute="full", recompute_num_layers=5)),
     "selective": (

@@ -47,3 +47,16 @@ def test_where_maxima_are_agreed_on_is_written_and_read():
     for name in ("megatron-bridge", "nemo"):
         assert read_back(name, job(**inside)).tp_only_amax_red
     assert any("tp_only_amax_red" in note for note in megatron_lm.export(job(**inside)).notes)
+
+
+def test_the_optimizer_that_is_offloaded_is_the_one_that_was_priced():
+    """Megatron-LM's arguments want the precision-aware one: it was added, and the memory told was the other's."""
+    with pytest.raises(ValueError, match=r"Try --precision-aware-optimizer, or --to megatron-bridge"):
+        megatron_lm.export(job(optimizer_offload=50))
+    both = job(optimizer_offload=50, precision_aware_optimizer=True)
+    assert "--use-precision-aware-optimizer" in megatron_lm.export(both).command
+    assert not [note for note in megatron_lm.export(both).notes if "precision" in note]
+    for name in TARGETS:
+        back = read_back(name, both)
+        assert (back.optimizer_offload, back.precision_aware_optimizer) == (50, True)
+    assert not read_back("megatron-bridge", job(optimizer_offload=50)).precision_aware_optimizer

@@ -270,10 +270,7 @@ def said(plan: Plan, job: Job) -> Plan:
         default("optimizer_instances")
     if plan.precision in ("fp32", "fp16"):
         changes["grad_reduce_in_fp32"] = plan.grad_reduce_in_fp32 or plan.precision == "fp32"
-    # Offload of the optimizer is that of the precision-aware one.
-    if plan.optimizer_offload:
-        changes["precision_aware_optimizer"] = True
-    else:
+    if not plan.optimizer_offload:
         default("overlap_optimizer_offload")
     if not plan.precision_aware_optimizer:
         default("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")

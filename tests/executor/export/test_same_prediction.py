@@ -105,4 +105,6 @@ def test_nemo_before_implementations_reads_its_two_switches():
     exported, back = read_back(job, "nemo")
     assert not [note for note in exported.notes if "cuda_graph_impl" in note]
     assert back.plan.cuda_graph
-    assert back.plan.settings == ()
+    assert dict(back.plan.settings) == {
+        "nccl_graph_register": False
+    }  # of the environment, no switch of graphs
