@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from costmodel.amount import maximum
 from costmodel.work.adapters import joined_norm, kept_input, kept_norm
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork
@@ -33,8 +34,10 @@ def mlp(x: SimpleNamespace) -> BlockWork:
     rows, width = tokens(x), x.f / x.tp
     kept = (1 - x.recompute_mlp) * rows * width
     gate = (1 + x.gates * (1 - x.recompute_ops)) * (1 - x.recompute_ops + kept_products(x))
+    # A bare activation function, and squared ReLU at all, is one kernel either way.
+    fusable = maximum(x.gates, x.biases) * (1 - x.squared_relu)
     split = [
-        ACTIVATION_KERNELS * x.activation_split + plain_squared_relu(x) * apart + kernels
+        ACTIVATION_KERNELS * x.activation_split * fusable + plain_squared_relu(x) * apart + kernels
         for apart, kernels in zip(PLAIN_SQUARED_RELU_KERNELS, split_kernels(x), strict=True)
     ]
     return BlockWork(

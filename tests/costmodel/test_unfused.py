@@ -260,3 +260,12 @@ def operations(torch: Any, function: Callable[..., Any], *widths: int) -> tuple[
         torch.autograd.grad(result, tensors, gradient)
     share = [each / result.numel() for each in counting.moved]
     return share[:forward], share[begun:]
+
+
+def test_squared_relu_is_one_kernel_with_or_without_fusion():
+    """It has no bias and no gate that a fused kernel could take along."""
+    fused, apart = (
+        values("nemotronh-8b", "nemo-25.09", bias_activation_fusion=fusion) for fusion in (True, False)
+    )
+    assert fused["mlp_kernels_forward"] == apart["mlp_kernels_forward"]
+    assert fused["mlp_activation_forward"] == apart["mlp_activation_forward"]
