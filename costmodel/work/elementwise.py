@@ -42,10 +42,10 @@ PLAIN_NORM_BACKWARD = 2.2
 # RMSNorm as rows of element-wise kernels over 16-bit elements: bytes an element and kernels, forward and backward.
 # Forward casts to FP32 (6), squares (8), averages (4), scales (8), casts back (6), multiplies by the weight (4).
 # Backward: of the weight's product (4 and 6) with its sum (2), casts (6 and 6), of the scale (8, and 16 of its factor),
-# of the square (28) and a sum of two gradients (12). Source: PyTorch 2.5, ATen/native/layer_norm.cpp, rms_norm;
-# transformers, LlamaRMSNorm (both from memory).
-COMPOSED_NORM_BYTES = (36.0, 88.0)
-COMPOSED_NORM_KERNELS = (8.0, 17.0)
+# of the average (4), of the square (28) and a sum of two gradients (12). Source: transformers 5.24.0, LlamaRMSNorm, as
+# PyTorch 2.13 issues its operations; that PyTorch's own before 2.9 (ATen, layer_norm.cpp) is alike is from memory.
+COMPOSED_NORM_BYTES = (36.0, 92.0)
+COMPOSED_NORM_KERNELS = (8.0, 16.0)
 # Bytes an element that it keeps for the backward pass: FP32 input, and the scaled one for the weight's gradient.
 COMPOSED_NORM_SAVED = 6
 
