@@ -36,8 +36,8 @@ FSDP = re.compile(
     r"\d+(\.0)?|(torch|pytorch|megatron)?[-_ ]?fsdp ?[12]?|hsdp|zero-?3|(full|hybrid)([-_ ]shard)?|stage ?3"
 )
 NO_FSDP = re.compile(r"|zero-?2-like|zero[- ]?[012]|ddp|dp|no[-_ ]shard|shard[-_ ]grad[-_ ]op")
-# Until then attention wrote its scores, unless a run names FlashAttention: that came in May 2022, and into Megatron-LM
-# and PyTorch 2.0 in early 2023 (from memory).
+# Until then attention wrote its scores, unless a run names FlashAttention: that came in May 2022, into Megatron-LM in
+# early 2023 (both from memory), and with PyTorch 2.0.0 of March 2023 (_scaled_dot_product_flash_attention).
 UNFUSED_UNTIL = "22.12"
 
 # SQuAD in packed sequences: mean tokens of a question with its answer, and their spread over it.

@@ -45,7 +45,8 @@ def loss_check_time(x: SimpleNamespace) -> Amount:
     """The host waiting for the loss of one micro-batch, which it checks before the backward pass. [s]
 
     Source: Megatron-Bridge 0.6.2, training/losses.py, masked_next_token_loss; Megatron-LM, pretrain_gpt.py, loss_func
-    (from memory), by the switch of the gradients.
+    (from memory: no wheel has that file), by the switch of the gradients (megatron-core 0.18 and 0.19,
+    training/argument_utils.py, check_for_nan_in_loss).
     """
     return x.checked * x.checks_loss * (1 - x.loss_scaled) * x.expert_wait
 

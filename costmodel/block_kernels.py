@@ -30,8 +30,8 @@ class Issued:
 
 
 # Kernels of a low-rank adapter: two products, the scale and the sum; gradients of data and weights, the scale's, and
-# what adds three of them up. Source: Megatron-Bridge, peft/lora_layers.py, LoRALinear; peft/utils.py,
-# ParallelLinearAdapter (from memory).
+# what adds three of them up. Source: Megatron-Bridge 0.6.2, peft/lora_layers.py, LoRALinear; peft/utils.py,
+# ParallelLinearAdapter.
 ADAPTER_KERNELS = (4.0, 8.0)
 
 

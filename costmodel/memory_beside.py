@@ -18,8 +18,8 @@ def stand_in_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, has_loss: Amo
 
     One for each shape of a weight, in the weights' format, kept for good: autograd wants a gradient to call its hooks
     with. Of the kinds of blocks on a stage, its experts alike, and of the output layer; kinds are taken to differ in
-    shape. None where weight gradients are added by kernels of their own. Source: Megatron-Core 0.16.1,
-    tensor_parallel/layers.py, get_dummy_wgrad; Transformer Engine, module/base.py, _dummy_wgrads (from memory).
+    shape. None where weight gradients are added by kernels of their own. Source: Megatron-Core 0.14 to 0.19,
+    tensor_parallel/layers.py, get_dummy_wgrad; Transformer Engine 2.3 to 2.20, module/base.py, _dummy_wgrads.
     """
     shapes: Amount = has_loss * padded_vocabulary(x) * x.h / x.tp
     for name, times in blocks.items():

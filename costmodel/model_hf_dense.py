@@ -23,6 +23,8 @@ from costmodel.model_hf_values import (
 # Norms that our layers have no place for; a few thousand weights a layer, and the time to read and write its tokens.
 NORMS_BEHIND = "norms behind attention and MLP"
 NORMS_OF_ALL_HEADS = "norms of Q and K over all heads at once, taken a head at a time"
+# Both read what enters the layer and are added to it at once, so that one all-reduce over tp may serve for two.
+SIDE_BY_SIDE = "attention and MLP side by side"
 
 # What classes take for granted where a file has no share of rotary dimensions.
 HALF_ROTARY = {"partial_rotary_factor": 0.5}
@@ -128,7 +130,9 @@ def gpt_neox(config: Config) -> Config:
     values = llama({"attention_bias": True, "mlp_bias": True, "rotary_pct": 0.25} | config)
     bias = {"qkv_bias": True, "linear_bias": True}
     activation = read_activation(config, "hidden_act", "gelu")
-    return values | bias | {"gated": False, "activation": activation, "norm": "LayerNorm"}
+    left_out = SIDE_BY_SIDE if flag(config, "use_parallel_residual", True) else ""
+    own = {"gated": False, "activation": activation, "norm": "LayerNorm", "left_out": left_out}
+    return values | bias | own
 
 
 def _windowed(values: Config, config: Config, default: int, interval: int) -> Config:

@@ -23,7 +23,7 @@ ACTIVATION_KERNELS, RESIDUAL_KERNELS = 3.0, 2.0
 # kernels more than two for queries and keys together. Megatron-Core turns halves around and adds products with cosine
 # and sine, for latent attention it also reorders interleaved columns; torchtitan multiplies complex numbers in FP32.
 # Counted as PyTorch 2.13 issues their operations: Megatron-Core 0.16.1, rope_utils.py, _apply_rotary_pos_emb_bshd (12
-# kernels and 7, latent 13 and 10); torchtitan, apply_rotary_emb (from memory; 3 and 3). Hugging Face's: 10 and 15.
+# kernels and 7, latent 13 and 10); torchtitan 0.1.0 to 0.3.0, apply_rotary_emb (3 and 3). Hugging Face's: 10 and 15.
 ROTARY_PASSES, ROTARY_KERNELS = (12, 14), (22.0, 12.0)
 LATENT_ROTARY_PASSES, LATENT_ROTARY_KERNELS = (14, 21), (24.0, 18.0)
 COMPLEX_ROTARY_PASSES, COMPLEX_ROTARY_KERNELS = (10, 10), (4.0, 4.0)
@@ -42,10 +42,10 @@ PLAIN_NORM_BACKWARD = 2.2
 # RMSNorm as rows of element-wise kernels over 16-bit elements: bytes an element and kernels, forward and backward.
 # Forward casts to FP32 (6), squares (8), averages (4), scales (8), casts back (6), multiplies by the weight (4).
 # Backward: of the weight's product (4 and 6) with its sum (2), casts (6 and 6), of the scale (8, and 16 of its factor),
-# of the square (28) and a sum of two gradients (12). Source: PyTorch 2.5, ATen/native/layer_norm.cpp, rms_norm;
-# transformers, LlamaRMSNorm (both from memory).
-COMPOSED_NORM_BYTES = (36.0, 88.0)
-COMPOSED_NORM_KERNELS = (8.0, 17.0)
+# of the average (4), of the square (28) and a sum of two gradients (12). Source: transformers 5.24.0, LlamaRMSNorm, as
+# PyTorch 2.13 issues its operations; that PyTorch's own before 2.9 (ATen, layer_norm.cpp) is alike is from memory.
+COMPOSED_NORM_BYTES = (36.0, 92.0)
+COMPOSED_NORM_KERNELS = (8.0, 16.0)
 # Bytes an element that it keeps for the backward pass: FP32 input, and the scaled one for the weight's gradient.
 COMPOSED_NORM_SAVED = 6
 
@@ -127,7 +127,7 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
     halves in tensors of their own it keeps pace with the memory. Squared ReLU that nothing compiles: ReLU and its
     power read and write (4); backward its power again (2) times two (2), times the gradient (3), which passes the
     ReLU (3). Source: Megatron-Core 0.16.1, mlp.py, glu.
-    Source of the last: PyTorch, FunctionsManual.cpp, pow_backward; derivatives.yaml, relu (both from memory).
+    Source of the last: PyTorch 2.13, derivatives.yaml, pow and relu, and the operations that it issues for them.
     """
     elements = x.activation_bytes * rows * width
     gated = x.activation_split * x.gates * (2 - x.separate_gate)

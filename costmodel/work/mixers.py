@@ -38,7 +38,8 @@ def wide_state(x: SimpleNamespace) -> Amount:
 
     mamba_ssm's kernels take a state up to 128 in one product and loop over a wider one. How much slower that is was
     chosen by the errors of left-out models and releases: without it Nemotron-H 56B (256) comes out 4 % fast while
-    Nemotron 3 Nano (128) comes out 6 % slow on H100. Source: mamba_ssm, ops/triton/ssd_chunk_scan.py (from memory).
+    Nemotron 3 Nano (128) comes out 6 % slow on H100. Source: mamba-ssm 2.2.4 and 2.3.2, ops/triton/ssd_chunk_scan.py,
+    ssd_chunk_state.py and ssd_combined.py (BLOCK_SIZE_DSTATE <= 128).
     """
     return 1 + WIDE_STATE_COST * minimum(1, maximum(0, x.mamba_state - WIDEST_STATE))
 

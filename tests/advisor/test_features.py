@@ -148,3 +148,10 @@ def test_a_plan_is_judged_for_its_stack():
     setting = (request.model, request.workload, request.cluster, Plan(dp=8))
     assert "stack_distributed_optimizer" in {each.id for each in violations(*setting, stack="torchtitan")}
     assert not [each.id for each in violations(*setting) if each.id.startswith("stack_")]
+
+
+def test_hybridep_came_to_automodel_with_its_release_of_april_2026():
+    """nemo-automodel 0.4.0, models/common/utils.py, takes it as a dispatcher, 0.3.0 of March does not."""
+    (hybrid,) = (feature for feature in load_features() if feature.name == "hybridep")
+    assert hybrid.lacked_by(load_stack("automodel-25.10"))
+    assert not hybrid.lacked_by(load_stack("automodel-26.04"))

@@ -73,6 +73,9 @@ def test_the_loss_is_looked_at_in_every_micro_batch_by_those_that_do():
 def test_what_checks_is_data_of_the_stack():
     assert load_stack("nemo-24.09").checks_gradients
     assert not load_stack("nemo-24.07").checks_gradients
+    # Megatron-Core 0.5 of 2024-02 has no such check, 0.6 of 2024-04 has.
+    assert not load_stack("megatron-24.02").checks_gradients
+    assert load_stack("mcore-24.07").checks_gradients
     assert not load_stack("nemo-25.07").checks_loss
     assert load_stack("local").checks_gradients
     assert not load_stack("local").large_buckets

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 
 import pytest
+from hf_configs import GLM45_AIR, NEOX_20B
+from hf_configs_newer import OLMO2_32B, OLMOE, PHI4, SMOLLM3_3B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costmodel.model_hf import read_hf_config
 from costmodel.model_registry import MODELS, list_aliases, list_models, load_model, parse_size_name
 from costmodel.parameter_counts import count_parameters
 
 UNHURRIED = settings(deadline=None)
+# What names a model and its totals, and numbers that the configurations of these tests leave out.
+TOLD_ELSEWHERE = (
+    "name",
+    "source",
+    "left_out",
+    "params_published",
+    "params_printed",
+    "params_published_source",
+)
+LEFT_OPEN = ("norm_epsilon", "rotary_base", "rotary_scaling")
 
 
 def test_every_file_is_a_model_of_its_name():
@@ -27,6 +42,39 @@ def test_files_cite_public_sources_only():
         text = (MODELS / f"{name}.toml").read_text(encoding="utf-8")
         for private in ("file id", "notes on", "flops_formula", "recipe_flags", "read visually", "/work"):
             assert private not in text, name
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("glm4.5-air", GLM45_AIR | {"routed_scaling_factor": 1.0}),
+        ("gpt-neox-20b", NEOX_20B),
+        ("olmo2-32b", OLMO2_32B),
+        ("olmoe-1b-7b", OLMOE),
+        ("phi-4", PHI4),
+        ("smollm3-3b", SMOLLM3_3B),
+    ],
+)
+def test_files_written_by_hand_agree_with_their_configurations(tmp_path, name, config):
+    """Also in what they do not say and so take by default: shares of rotary dimensions, layers without them, heads
+    for more tokens, routers; and what is not counted of one is said of the other."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec, read = load_model(name), read_hf_config(tmp_path / "config.json")
+    for field in dataclasses.fields(spec):
+        if field.name not in TOLD_ELSEWHERE + LEFT_OPEN:
+            assert getattr(spec, field.name) == getattr(read, field.name), field.name
+    assert bool(spec.left_out) == bool(read.left_out)
+
+
+def test_files_written_by_hand_hold_what_an_export_says():
+    """Their norms' epsilon and rotary base, but where no source states them or two sources differ."""
+    texts = {name: (MODELS / f"{name}.toml").read_text(encoding="utf-8") for name in list_models()}
+    specs = [load_model(name) for name, text in texts.items() if "from what its publisher prints" in text]
+    without = {spec.name for spec in specs if spec.norm_epsilon is None}
+    assert without == {"dbrx-132b", "deepseek-llm-67b", "qwen2.5-14b", "yi-34b"}
+    rotary = [spec for spec in specs if not spec.learned_positions and "ALiBi" not in spec.left_out]
+    unsaid = {"dbrx-132b", "deepseek-llm-67b", "llama-33b", "llama-65b", "smollm3-3b", "yi-34b"}
+    assert {spec.name for spec in rotary if spec.rotary_base is None} == unsaid
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -66,6 +67,40 @@ def test_megatron_core_issues_the_operations_that_are_counted(latent, passes, ke
     for found, moved, more in zip((forward, backward), passes, kernels, strict=True):
         assert sum(found) == pytest.approx(moved, rel=0.03)
         assert 2 * (len(found) - 1) == more
+
+
+def test_torchtitan_issues_the_operations_that_are_counted():
+    """As in torchtitan 0.1.0 to 0.2.2, models/llama3, apply_rotary_emb; ComplexRoPE of 0.3.0 is the same."""
+    torch = pytest.importorskip("torch")
+    table = torch.polar(torch.ones(16, 1, 1, 16), torch.randn(16, 1, 1, 16))
+
+    def turned(tensor: Any) -> Any:
+        pairs = torch.view_as_complex(tensor.float().reshape(*tensor.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * table).flatten(3).type_as(tensor)
+
+    counted = operations(torch, turned, 32, in_bytes=True)
+    passes, kernels = elementwise.COMPLEX_ROTARY_PASSES, elementwise.COMPLEX_ROTARY_KERNELS
+    for found, moved, more in zip(counted, passes, kernels, strict=True):
+        large = [each for each in found if each > 1]
+        assert sum(large) / 2 == pytest.approx(moved, rel=0.03)
+        assert 2 * (len(large) - 1) == more
+
+
+def test_hugging_face_issues_the_operations_of_a_norm_that_are_counted():
+    """As in transformers 5.24.0, LlamaRMSNorm; a number for each token is not counted as bytes, but as a kernel."""
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(4096, dtype=torch.bfloat16, requires_grad=True)
+
+    def norm(tensor: Any) -> Any:
+        wide = tensor.to(torch.float32)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return weight * scaled.to(tensor.dtype)
+
+    counted = operations(torch, norm, 4096, in_bytes=True, beside=[weight])
+    sizes, kernels = elementwise.COMPOSED_NORM_BYTES, elementwise.COMPOSED_NORM_KERNELS
+    for found, moved, number in zip(counted, sizes, kernels, strict=True):
+        assert sum(found) == pytest.approx(moved, rel=0.01)
+        assert len(found) == number
 
 
 def halves(torch: Any, both: Any) -> Any:
@@ -225,10 +260,13 @@ def recorded(torch: Any, function: Callable[[], Any]) -> tuple[Any, list[tuple[s
         return function(), issued
 
 
-def operations(torch: Any, function: Callable[..., Any], *widths: int) -> tuple[list[float], list[float]]:
+def operations(
+    torch: Any, function: Callable[..., Any], *widths: int, in_bytes: bool = False, beside: Sequence[Any] = ()
+) -> tuple[list[float], list[float]]:
     """Elements that each operation reads and writes for one of the result, forward and backward; views move none.
 
-    widths: last size of each tensor that the function takes.
+    widths: last size of each tensor that the function takes. in_bytes: bytes instead, of what stands in memory alone.
+    beside: weights whose gradients are asked for too.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -247,6 +285,9 @@ def operations(torch: Any, function: Callable[..., Any], *widths: int) -> tuple[
             return result
 
     def numbers(value: Any) -> int:
+        if isinstance(value, torch.Tensor) and in_bytes:
+            kept = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
+            return math.prod(kept) * int(value.element_size())
         if isinstance(value, torch.Tensor):
             return int(value.numel())
         return sum(map(numbers, value)) if isinstance(value, (list, tuple)) else 0
@@ -257,7 +298,7 @@ def operations(torch: Any, function: Callable[..., Any], *widths: int) -> tuple[
         forward = len(counting.moved)
         gradient = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
         begun = len(counting.moved)
-        torch.autograd.grad(result, tensors, gradient)
+        torch.autograd.grad(result, [*tensors, *beside], gradient)
     share = [each / result.numel() for each in counting.moved]
     return share[:forward], share[begun:]
 

@@ -294,3 +294,11 @@ def test_scaling_of_a_model_of_ones_own_is_read_back(name, monkeypatch):
     read = from_mapping({"name": "read", **found.architecture})
     assert read.rotary_scaling == job.model.rotary_scaling
     assert not found.unread
+
+
+@pytest.mark.parametrize("name", ["nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b"])
+def test_routers_of_nemotron_3_scale_their_weights(name):
+    """routed_scaling_factor and norm_eps of their config.json; Nano's factor is half of it."""
+    spec = load_model(name)
+    assert (spec.moe.router_scaling_factor, spec.norm_epsilon) == (5.0, 1e-5)
+    assert load_model("nemotron3-nano-30b-a3b").moe.router_scaling_factor == 2.5
