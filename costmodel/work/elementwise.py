@@ -98,9 +98,12 @@ def splits_residual(x: SimpleNamespace, bias: Amount = 1) -> Amount:
 
 
 def split_kernels(x: SimpleNamespace, bias: Amount = 1) -> tuple[Amount, Amount]:
-    """Kernels more of a block whose norm and residual are not fused, forward and backward; bias: as above. [1]"""
+    """Kernels more of a block whose norm and residual are not fused, forward and backward; bias: as above. [1]
+
+    A composed norm has its kernels in place of the fused one.
+    """
     residual = RESIDUAL_KERNELS * splits_residual(x, bias)
-    forward, backward = (composes_norm(x) * number for number in COMPOSED_NORM_KERNELS)
+    forward, backward = (composes_norm(x) * (number - 1) for number in COMPOSED_NORM_KERNELS)
     return residual + forward, residual + backward
 
 

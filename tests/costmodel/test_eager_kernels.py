@@ -210,12 +210,12 @@ def on(stack: str, model: str = "llama3-8b", **knobs: Any) -> Prediction:
 
 @pytest.mark.parametrize("stack", ["torchtitan-24.12", "automodel-26.04"])
 def test_norms_that_nothing_compiles_are_rows_of_kernels(stack: str):
-    """36 bytes an element forward and 92 backward, where a fused norm moves 4 and 6; 8 and 16 kernels."""
+    """36 bytes an element forward and 92 backward, where a fused norm moves 4 and 6; 8 and 16 kernels for one."""
     fused, apart = on(stack), on(stack, bias_dropout_fusion=False)
     for name in ("attention_norm", "mlp_norm"):
         assert apart.values[f"{name}_forward"] == pytest.approx(fused.values[f"{name}_forward"] * 36 / 4)
         assert apart.values[f"{name}_backward"] == pytest.approx(fused.values[f"{name}_backward"] * 92 / 6)
-    for way, kernels in (("forward", 8), ("backward", 16)):
+    for way, kernels in (("forward", 7), ("backward", 15)):
         more = apart.values[f"mlp_kernels_{way}"] - fused.values[f"mlp_kernels_{way}"]
         assert more == pytest.approx(kernels)
     kept = 32 * 2 * 6 * 8192 * 4096  # layers, norms, bytes, tokens, width
