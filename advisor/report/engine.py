@@ -28,12 +28,13 @@ from advisor.sections import SEVERITY_WORDS
 from costmodel.binding import recipe_formats
 from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
 from costmodel.family import family_features
-from costmodel.host_memory import HOST_COPIES, OFFLOADS
+from costmodel.host_memory import HOST_STATE, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
 from costmodel.javascript_columns import Trace, literal
 from costmodel.javascript_functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
+from costmodel.plan import Plan
 from costmodel.prediction import FITS_BELOW, RESOURCES, TIGHT_ABOVE, Prediction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term
@@ -95,6 +96,7 @@ def _data(
         "domain": cluster.domain_size,
         "columns": {name: _column(name, found, prediction) for name in (*NUMERIC, *CODED, "pipeline_layout")},
         "items": {name: list(where) for name, where in ITEMS.items()},
+        "unnamed_modules": list(Plan(recompute="selective").recomputed_modules),
         "bound": bound_tables(prediction, found, stack),
         "precision": precision_tables(prediction, found),
         "layouts": layout_tables(prediction, found),
@@ -109,7 +111,7 @@ def _data(
         "unpredicted": list(UNPREDICTED),
         "waits": {word: RESOURCES[name] for word, name in WAITS.items()},
         "offloads": OFFLOADS,
-        "host_copies": HOST_COPIES,
+        "host_state": HOST_STATE,
         "host_memory_gb": host_memory_gb(cluster),
         "gpus_per_node": cluster.gpus_per_node,
         "command": options | _workload_options(load, stack),

@@ -82,15 +82,7 @@ def block_over_tensor(
     ("where", "gpus", "batch", "cp"),
     [
         ("dgx-b200", 128, 64, 2),
-        pytest.param(
-            "gb300-nvl72",
-            256,
-            1536,
-            1,
-            marks=pytest.mark.xfail(
-                strict=True, reason="1.024: ranks exchange maxima of current scaling alone"
-            ),
-        ),
+        ("gb300-nvl72", 256, 1536, 1),
     ],
 )
 def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise_with_405b(where, gpus, batch, cp):

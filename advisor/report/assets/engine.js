@@ -59,10 +59,10 @@ function columnsOf(settings) {
   const columns = {};
   for (const [name, choices] of Object.entries(data.columns))
     columns[name] = choices === null ? Number(settings[name]) : choices.indexOf(settings[name]);
-  for (const [name, [knob, item]] of Object.entries(data.items)) {
-    const acts = knob !== "recompute_modules" || settings.recompute === "selective";
-    columns[name] = Number(acts && settings[knob].includes(item));
-  }
+  const modules = settings.recompute_modules.length ? settings.recompute_modules : data.unnamed_modules;
+  const recomputed = settings.recompute === "selective" ? modules : [];
+  for (const [name, [knob, item]] of Object.entries(data.items))
+    columns[name] = Number((knob === "recompute_modules" ? recomputed : settings[knob]).includes(item));
   return columns;
 }
 
@@ -160,10 +160,9 @@ function predicted(settings, columns) {
 function nodeHost({ tp, pp, cp, dp }, held, stages) {
   if (!data.offloads.some((name) => held[name])) return [0, 0];
   const whole = ledger({ ...held, ...Object.fromEntries(data.offloads.map((name) => [name, 0])) });
-  const copies = held.state_bytes > held.host_state_bytes ? data.host_copies / held.host_state_bytes : 0;
   const each = stages.map((stage) => {
     const [activations, state] = ["activations", "optimizer"].map((part) => `memory_${stage}_${part}`);
-    return whole[activations] - held[activations] + (whole[state] - held[state]) * (1 + copies);
+    return whole[activations] - held[activations] + ((whole[state] - held[state]) * data.host_state) / held.host_state_bytes;
   });
   const ranks = Math.min(data.gpus_per_node, data.gpus);
   const apart = (tp * cp * dp) % data.gpus_per_node === 0 || pp === 1;
