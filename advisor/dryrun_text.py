@@ -87,7 +87,7 @@ def _counted_only(stage: StageResult) -> Iterable[str]:
     found = []
     if counted.peak:
         found.append(
-            f"activations at their peak: {number(predicted.peak)} byte predicted, {number(counted.peak)} byte counted"
+            f"activations at most [byte]: {number(predicted.peak)} predicted, {number(counted.peak)} counted"
         )
     if counted.operations:
         parts = ", ".join(f"{number(size)} {name}" for name, size in counted.operations.items())

@@ -41,6 +41,11 @@ BASES: dict[str, tuple[str, str, Plan]] = {
     ),
     "flat": ("dense", "dgx-h100", Plan(tp=2, dp=32, sequence_parallel=True, overlap_param_gather=False)),
     "fsdp": ("dense", "dgx-h100", Plan(dp=64, fsdp=True, zero_stage=3)),
+    "fsdp in 16 bits": (
+        "dense",
+        "dgx-h100",
+        Plan(dp=64, fsdp=True, zero_stage=3, grad_reduce_in_fp32=False),
+    ),
     "replicas of shards": (
         "dense",
         "dgx-h100",
@@ -86,6 +91,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
 }
 # Where a knob acts, when the first base is not such a place.
 WHERE = {
+    "calculate_per_token_loss": "fsdp in 16 bits",
     "cp_a2a_size": "mixed exchange",
     "cp_comm_type": "mixed exchange",
     "ep": "experts",
@@ -205,6 +211,8 @@ def test_a_knob_moves_a_term_unless_its_record_says_nothing(name):
         ("bucket_size", "dp_gradients"),
         ("nccl_ub", "dp_gradients"),
         ("fsdp", "fsdp_exposed"),
+        ("calculate_per_token_loss", "fsdp_exposed"),
+        ("cudnn_norms", "forward_quantise"),
         ("fsdp_shard_size", "fsdp_exposed"),
         ("outer_dp_sharding_strategy", "fsdp_exposed"),
         ("outer_dp_sharding_strategy", "memory_first_optimizer"),
