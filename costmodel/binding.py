@@ -54,11 +54,11 @@ def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:
     """Every input that is not of the plan. ValueError when the GPU lacks the precision."""
-    if not has_formats(cluster, precision_recipe(precision), precision):
+    if not has_formats(cluster, precision_recipe(precision, cluster.gpu.generation), precision):
         raise ValueError(_no_precision(cluster, precision))
     software = _software(model, cluster, stack)
     amounts = bind_amounts(model, workload, precision, cluster.gpu.generation, software.kernels)
-    recipe = precision_recipe(precision)
+    recipe = precision_recipe(precision, cluster.gpu.generation, software.kernels)
     return amounts | hardware_inputs(cluster, recipe, precision, software, mla=model.mla is not None)
 
 
@@ -90,8 +90,9 @@ def bind_amounts(
 
 def step_keys(model: ModelSpec, cluster: Cluster, precision: str, stack: str | None = None) -> dict[str, str]:
     """Input symbol -> the step constant behind it; see `costmodel.step_constants.parameter_keys`."""
-    gemm = precision_recipe(precision)["gemm"]
-    return parameter_keys(cluster, gemm, _software(model, cluster, stack))
+    software = _software(model, cluster, stack)
+    gemm = precision_recipe(precision, cluster.gpu.generation, software.kernels)["gemm"]
+    return parameter_keys(cluster, gemm, software)
 
 
 @lru_cache(maxsize=64)
