@@ -220,7 +220,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
             norm(
                 x,
                 x.qk_norms * rows * (x.a + x.k) * x.d / x.tp,
-                residual_tokens(x) * x.h * joined_norm(x, "qkv"),
+                joined_norm(x, "qkv"),
             ),
             residual(x),
             rotary(x, (x.a + x.k) * x.d / x.tp),

@@ -58,15 +58,16 @@ def residual_tokens(x: SimpleNamespace) -> Amount:
     return tokens(x) / (1 + x.sp * (x.tp - 1))
 
 
-def norm(x: SimpleNamespace, more: Amount = 0, fed: Amount = 0) -> Stream:
+def norm(x: SimpleNamespace, more: Amount = 0, joined: Amount = 0, joined_more: Amount = 0) -> Stream:
     """The norm in front of a block: read and write the hidden state; `more` elements normalised beside it.
 
-    fed: of all those, the ones that a norm writes as the operand of the linear layer behind it where the recipe can,
-    for both of its products unless they are transposed behind. Backward reads input and output gradient and writes the
-    input's: 1.5 times as much, at half the rate in PyTorch's own kernel. A composed norm moves the bytes of all its
-    kernels instead.
+    joined, joined_more: 1 where the norm of either is one module with the linear layer behind it, whose operand it
+    writes where the recipe can: for both of its products, unless that is transposed behind. Backward reads input and
+    output gradient and writes the input's: 1.5 times as much, at half the rate in PyTorch's own kernel. A composed norm
+    moves the bytes of all its kernels instead.
     """
-    elements = residual_tokens(x) * x.h + more
+    hidden = residual_tokens(x) * x.h
+    elements, fed = hidden + more, joined * hidden + joined_more * more
     plain = x.activation_bytes * 2 * elements
     other = x.trained * (x.quantised_copy_bytes - x.operand_bytes - x.transpose_bytes / 2)
     narrower = writes_operands(x) * (1 - x.bf16_share) * (x.activation_bytes - x.operand_bytes - other)

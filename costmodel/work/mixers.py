@@ -8,7 +8,7 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.adapters import joined_norm, kept_input, kept_norm
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
-from costmodel.work.elementwise import norm, residual, residual_tokens, split_kernels
+from costmodel.work.elementwise import norm, residual, split_kernels
 from costmodel.work.linear import Linear, tokens
 
 # Tokens of one chunk of the scan. Sources: Megatron-Core 0.16.1, mamba_mixer.py (128); flash-linear-attention, gated
@@ -95,7 +95,7 @@ def _mixer(
             Linear("out_proj", x.h, inner, rows, "row", adapter="mlp"),
         ),
         streams=(
-            norm(x, fed=residual_tokens(x) * x.h * joined_norm(x, "mlp")),
+            norm(x, joined=joined_norm(x, "mlp")),
             residual(x),
             _copies(x, name, wide, convolved, inner),
             Stream("convolution", 2 * e * rows * convolved, 4 * e * rows * convolved),

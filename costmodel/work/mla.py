@@ -104,7 +104,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             Linear("proj", x.h, heads * x.d_v, rows, "row", adapter="proj"),
         ),
         streams=(
-            norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora), joined * own * (x.q_lora + x.kv_lora)),
+            norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora), joined_more=joined),
             residual(x),
             rotary(x, heads * x.d_rope, LATENT_ROTARY_PASSES),
             Stream("heads", copied, copied),

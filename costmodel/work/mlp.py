@@ -49,7 +49,7 @@ def mlp(x: SimpleNamespace) -> BlockWork:
             Linear("fc2", x.h, width, rows, "row", adapter="mlp"),
         ),
         streams=(
-            norm(x, fed=residual_tokens(x) * x.h * joined_norm(x, "mlp")),
+            norm(x, joined=joined_norm(x, "mlp")),
             residual(x),
             activation(x, "activation", rows, width),
         ),
