@@ -1,0 +1,109 @@
+"""Ways out of the tuning guides help: the plan that takes one runs, and waits less for what the rule is about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from advisor.rules import Violation, violations
+from advisor.rules.predicted_words import all_words
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.prediction import Prediction, resource_shares
+from costmodel.workload import Workload
+from hardware_db import load_cluster
+
+
+def predicted(
+    plan: Plan, workload: Workload, model: str = "llama3-8b", where: str = "dgx-h100"
+) -> Prediction:
+    return predict(load_model(model), workload, load_cluster(where), plan)
+
+
+def told(found: Prediction) -> dict[str, Violation]:
+    """What the rules say of a predicted plan, by id."""
+    words = all_words(found, None)
+    plan = found.plan
+    return {
+        each.id: each
+        for each in violations(found.model, found.workload, found.cluster, plan, plan.world, words)
+    }
+
+
+def taking(found: Prediction, batch: int = 0, **knobs: Any) -> Prediction:
+    """The plan with other knobs, and another global batch where one is said."""
+    workload = replace(found.workload, global_batch=batch or found.workload.global_batch)
+    return predict(found.model, workload, found.cluster, replace(found.plan, **knobs))
+
+
+def waits(found: Prediction, resource: str) -> float:
+    return resource_shares(found.time)[resource]
+
+
+SHARDED = Plan(dp=64, fsdp=True, zero_stage=3)
+
+
+def test_fsdp_hides_under_larger_micro_batches_and_not_under_more_of_them():
+    """It gathers for every micro-batch anew."""
+    exposed, what = predicted(SHARDED, Workload(2048, 256)), "data-parallel communication"
+    way_out = told(exposed)["dp_exposed"].way_out
+    assert way_out.startswith("Try a larger --micro-batch, or --no-fsdp --zero-stage 1")
+    assert "--global-batch" not in way_out
+    assert waits(taking(exposed, batch=1024), what) > 0.95 * waits(exposed, what)
+    assert waits(taking(exposed, micro_batch=4), what) < 0.5 * waits(exposed, what)
+    assert taking(exposed, fsdp=False, zero_stage=1).step_time_s < exposed.step_time_s
+
+
+def test_fsdp_with_one_micro_batch_is_told_that_both_batches_grow():
+    way_out = told(predicted(SHARDED, Workload(2048, 64)))["dp_exposed"].way_out
+    assert way_out.startswith("Try a larger --micro-batch and --global-batch")
+
+
+def test_packed_documents_fill_longer_sequences_and_not_larger_micro_batches():
+    """NeMo performance tuning guide, Sequence Packing: in place of the micro-batch the sequence grows."""
+    packed = Workload(1024, 64, task="sft", mean_length=300)
+    exposed = told(predicted(SHARDED, packed))["dp_exposed"]
+    assert exposed.way_out.startswith("Try a longer --seq-len")
+    waiting = told(predicted(Plan(dp=64), packed, "llama3.2-1b"))["host_bound"]
+    assert waiting.way_out.startswith("Try a longer --seq-len")
+    apart = told(predicted(Plan(dp=64), replace(packed, packed=False), "llama3.2-1b"))["host_bound"]
+    assert apart.way_out.startswith("Try a larger --micro-batch")
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "dp", "model", "seq_len", "size"),
+    [
+        (1, 64, 1, "llama3-8b", 65536, 8),
+        (4, 8, 2, "llama3-70b", 4096, 2),
+        (8, 8, 1, "llama3-70b", 8192, 0),
+    ],
+)
+def test_a_ring_that_shows_is_told_an_exchange_that_runs(tp, cp, dp, model, seq_len, size):
+    """a2a+p2p with the inner size that the key/value heads allow, or not at all."""
+    plan = Plan(tp=tp, cp=cp, dp=dp, sequence_parallel=tp > 1, recompute="full")
+    exposed = predicted(plan, Workload(seq_len, 32), model)
+    way_out = told(exposed)["cp_exposed"].way_out
+    assert "--cp-comm-type all_gather" in way_out
+    assert ("--cp-comm-type a2a+p2p" in way_out) == (size > 0)
+    ways = [{"cp_comm_type": "all_gather"}]
+    if size:
+        assert f"--cp-comm-type a2a+p2p --cp-a2a-size {size}" in way_out
+        ways.append({"cp_comm_type": "a2a+p2p", "cp_a2a_size": size})
+    for way in ways:
+        other = taking(exposed, **way)
+        assert other.step_time_s < exposed.step_time_s
+        assert not {name for name, each in told(other).items() if each.severity == "ERROR"}
+
+
+@pytest.mark.parametrize(("dp", "gpus", "segment"), [(18, 288, 72), (16, 256, 0)])
+def test_stages_that_straddle_are_told_the_part_of_the_domain_that_they_tile(dp, gpus, segment):
+    """NeMo performance tuning guide, NVL72: tp x dp divides the whole domain, or 64 of its GPUs."""
+    plan = Plan(tp=4, pp=4, dp=dp, sequence_parallel=True, nvl_segment=0 if segment else 72)
+    straddled = predicted(plan, Workload(8192, 8 * dp), "llama3-70b", "gb200-nvl72")
+    way_out = told(straddled)["domain_straddled"].way_out
+    assert ("Try --nvl-segment 72" in way_out) == (segment == 72)
+    assert ("leave out --nvl-segment" in way_out) == (segment == 0)
+    assert "domain_straddled" not in told(taking(straddled, nvl_segment=segment))
