@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "nccl_net_gdr_c2c": UNSAID,
     "nccl_net_gdr_level": "",
     "nvte_cpu_offload_v1": UNSAID,
+    "nvte_flash_attn": UNSAID,
     "nvte_fused_attn": UNSAID,
     "overlap_p2p_comm_warmup_flush": False,
     "overlap_param_gather_with_optimizer_step": False,
