@@ -35,6 +35,8 @@ WAITS = {
     "cp_percent": "context-parallel communication",
     "ep_percent": "expert dispatch",
     "dp_percent": "data-parallel communication",
+    "pp_percent": "pipeline bubble and transfers",
+    "host_link_percent": "host memory and its link",
 }
 UNPREDICTED: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(

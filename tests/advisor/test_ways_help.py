@@ -43,6 +43,7 @@ def waits(found: Prediction, resource: str) -> float:
     return resource_shares(found.time)[resource]
 
 
+PIPELINE, HOST_LINK = "pipeline bubble and transfers", "host memory and its link"
 SHARDED = Plan(dp=64, fsdp=True, zero_stage=3)
 
 
@@ -107,3 +108,43 @@ def test_stages_that_straddle_are_told_the_part_of_the_domain_that_they_tile(dp,
     assert ("Try --nvl-segment 72" in way_out) == (segment == 72)
     assert ("leave out --nvl-segment" in way_out) == (segment == 0)
     assert "domain_straddled" not in told(taking(straddled, nvl_segment=segment))
+
+
+def test_a_pipeline_without_virtual_stages_is_told_that_they_fill_it():
+    """NeMo performance tuning guide, Pipeline Parallelism: VPP with PP. Sends alone were told, with overlap_p2p on."""
+    plan = Plan(tp=4, pp=8, dp=2, sequence_parallel=True, recompute="full", overlap_p2p=False)
+    waiting = predicted(plan, Workload(8192, 32), "llama3-70b")
+    way_out = told(waiting)["pipeline_exposed"].way_out
+    assert way_out.startswith(
+        "Try --vpp 2, or a larger --global-batch, or a smaller --pp with more --tp or --cp"
+    )
+    ways = ({"vpp": 2, "overlap_p2p": True}, {"batch": 128}, {"pp": 4, "tp": 8})
+    for way in ways:
+        other = taking(waiting, **way)
+        assert waits(other, PIPELINE) < 0.7 * waits(waiting, PIPELINE)
+        assert not {name for name, each in told(other).items() if each.severity == "ERROR"}
+    full = taking(waiting, batch=1024, vpp=5, overlap_p2p=True)
+    assert "pipeline_exposed" not in told(full)
+
+
+def test_virtual_stages_are_told_only_where_layers_and_micro_batches_divide():
+    def way_out(model: str, batch: int, **knobs: Any) -> str:
+        plan = Plan(tp=4, pp=8, dp=2, sequence_parallel=True, recompute="full", **knobs)
+        return told(predicted(plan, Workload(8192, batch), model))["pipeline_exposed"].way_out
+
+    assert "--vpp" in way_out("llama3-70b", 32)
+    assert "--vpp" not in way_out("llama3-70b", 34)
+    assert "--vpp" not in way_out("llama3-70b", 32, pipeline_layout="balanced")
+    assert "--micro-batch 1" in way_out("llama3-70b", 32, micro_batch=2)
+
+
+def test_offloading_that_the_host_link_does_not_hide_is_told():
+    """Over PCIe, not over C2C; fewer layers help, as the guides say."""
+    plan = Plan(cp=2, dp=32, offload_layers=31)
+    shown = predicted(plan, Workload(32768, 64))
+    assert "Try fewer --offload-layers" in told(shown)["offload_exposed"].way_out
+    assert waits(taking(shown, offload_layers=16), HOST_LINK) < 0.5 * waits(shown, HOST_LINK)
+    assert taking(shown, offload_layers=0, recompute="full").step_time_s < shown.step_time_s
+    fewer = replace(plan, offload_layers=16)
+    assert "offload_exposed" in told(predicted(fewer, Workload(16384, 64)))
+    assert "offload_exposed" not in told(predicted(fewer, Workload(16384, 64), where="gb200-nvl72"))
