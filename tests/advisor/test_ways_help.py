@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from advisor.case import Case
+from advisor.cures import first_cure
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
 from costmodel.model_registry import load_model
@@ -148,3 +150,19 @@ def test_offloading_that_the_host_link_does_not_hide_is_told():
     fewer = replace(plan, offload_layers=16)
     assert "offload_exposed" in told(predicted(fewer, Workload(16384, 64)))
     assert "offload_exposed" not in told(predicted(fewer, Workload(16384, 64), where="gb200-nvl72"))
+
+
+@pytest.mark.parametrize(
+    ("where", "cure"), [("gb200-nvl72", "--offload-layers 20"), ("dgx-b200", "recompute")]
+)
+def test_what_does_not_fit_waits_in_host_memory_where_its_link_is_fast(where, cure):
+    """NeMo performance tuning guide, FSDP: on GB200 activations are offloaded, at no time here."""
+    plan = Plan(dp=64, fsdp=True, zero_stage=3, grad_reduce_in_fp32=False)
+    found = predicted(plan, Workload(8192, 64), "llama3-70b", where)
+    assert not found.fits
+    case = Case(found.model, found.workload, found.cluster, 64, plan, None, (), None)  # type: ignore[arg-type]
+    mended = first_cure(case)
+    assert mended is not None
+    assert cure in mended.options()
+    slower = mended.prediction.step_time_s / found.step_time_s
+    assert slower == pytest.approx(1, abs=1e-6) if where == "gb200-nvl72" else slower > 1.1
