@@ -152,6 +152,19 @@ def test_offloading_that_the_host_link_does_not_hide_is_told():
     assert "offload_exposed" not in told(predicted(fewer, Workload(16384, 64), where="gb200-nvl72"))
 
 
+def test_tensor_parallelism_that_starves_the_gpu_is_told_that_fsdp_does_without():
+    """NeMo performance tuning guide, FSDP: a host-bound baseline, and tensors that grow by eliminating TP."""
+    plan = Plan(tp=8, dp=8, sequence_parallel=True)
+    starved = predicted(plan, Workload(2048, 64))
+    for rule in ("host_bound", "tp_exposed"):
+        assert "--fsdp --zero-stage 3 --tp 1" in told(starved)[rule].way_out
+    sharded = taking(starved, tp=1, dp=64, sequence_parallel=False, fsdp=True, zero_stage=3)
+    assert sharded.step_time_s < 0.6 * starved.step_time_s
+    assert "host_bound" not in told(sharded)
+    staged = told(predicted(replace(plan, dp=4, pp=2), Workload(2048, 64)))
+    assert not any("--fsdp" in staged[rule].way_out for rule in ("host_bound", "tp_exposed"))
+
+
 @pytest.mark.parametrize(
     ("where", "cure"), [("gb200-nvl72", "--offload-layers 20"), ("dgx-b200", "recompute")]
 )
