@@ -151,10 +151,12 @@ def recompute_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     if plan.recompute == "full":
         layers_per_chunk = -(-model.num_layers // (plan.pp * plan.vpp))
         chosen = plan.recompute_num_layers // plan.vpp if plan.recompute_num_layers else layers_per_chunk
+        method = dict(plan.settings).get("recompute_method", "block")
         fields = {
             "recompute_granularity": "full",
-            "recompute_method": "block",
-            "recompute_num_layers": min(chosen, layers_per_chunk),
+            "recompute_method": method,
+            # "uniform" counts the layers of a group, which keep all activations at once: one, as plans are counted.
+            "recompute_num_layers": 1 if method == "uniform" else min(chosen, layers_per_chunk),
         }
     elif plan.recompute == "selective":
         fields = {"recompute_granularity": "selective", "recompute_modules": list(plan.recomputed_modules)}

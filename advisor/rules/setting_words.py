@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "overlap_p2p_comm_warmup_flush": False,
     "overlap_param_gather_with_optimizer_step": False,
     "pad_cu_seqlens": False,
+    "recompute_method": "block",
     "reduce_scatter_with_fp32_accumulation": False,
     "sequence_parallel_input_regather": False,
     "te_rng_tracker": UNSAID,
