@@ -9,6 +9,7 @@ import pytest
 
 from advisor.case import Case
 from advisor.cures import first_cure
+from advisor.pipeline import with_schedule
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
 from costmodel.model_registry import load_model
@@ -138,6 +139,23 @@ def test_virtual_stages_are_told_only_where_layers_and_micro_batches_divide():
     assert "--vpp" not in way_out("llama3-70b", 34)
     assert "--vpp" not in way_out("llama3-70b", 32, pipeline_layout="balanced")
     assert "--micro-batch 1" in way_out("llama3-70b", 32, micro_batch=2)
+
+
+@pytest.mark.parametrize(("sizes", "gains"), [((8, 4, 2), True), ((4, 1, 4), True), ((4, 4, 4), False)])
+def test_a_large_vocabulary_on_an_end_stage_is_told_where_fewer_layers_there_gain(sizes, gains):
+    """NeMo performance tuning guide, Asymmetric Transformer layer allocation: 128k words on 32 layers."""
+    pp, vpp, dp = sizes
+    plan = Plan(pp=pp, vpp=vpp, dp=dp, recompute="full")
+    uneven = predicted(plan, Workload(8192, 64))
+    found = told(uneven)
+    assert ("stages_uneven" in found) == gains
+    assert told(with_schedule(uneven)).keys() == found.keys()
+    balanced = with_schedule(taking(uneven, pipeline_layout="balanced")).step_time_s
+    saved = 100 * (1 - balanced / with_schedule(uneven).step_time_s)
+    assert (saved > 1) == gains
+    if gains:
+        assert found["stages_uneven"].way_out == "Try --pipeline-layout balanced."
+        assert f"would save {round(saved)} %" in found["stages_uneven"].text
 
 
 def test_offloading_that_the_host_link_does_not_hide_is_told():
