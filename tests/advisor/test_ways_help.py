@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from advisor.case import Case
+from advisor.cli import advisor
 from advisor.cures import first_cure
 from advisor.pipeline import with_schedule
 from advisor.rules import Violation, violations
@@ -197,3 +200,31 @@ def test_what_does_not_fit_waits_in_host_memory_where_its_link_is_fast(where, cu
     assert cure in mended.options()
     slower = mended.prediction.step_time_s / found.step_time_s
     assert slower == pytest.approx(1, abs=1e-6) if where == "gb200-nvl72" else slower > 1.1
+
+
+def test_predict_and_check_tell_the_same_bubble():
+    """Both of the simulated pipeline."""
+    plan = [
+        "--model",
+        "8b",
+        "--gpus",
+        "16",
+        "--gpu",
+        "h100",
+        "--pp",
+        "8",
+        "--dp",
+        "2",
+        "--global-batch",
+        "16",
+        "--recompute",
+        "full",
+    ]
+    found = {}
+    for command in ("predict", "check"):
+        done = CliRunner().invoke(advisor, [command, *plan, "--json"])
+        record = json.loads(done.output)
+        (found[command],) = (
+            each["text"] for each in record["violations"] if each["id"] == "pipeline_exposed"
+        )
+    assert found["predict"] == found["check"]
