@@ -391,15 +391,10 @@ def test_usual_lines_are_no_trouble(write):
     assert not write("\n".join([*lines, megatron_log(STEPS)])).counted
 
 
-def test_a_run_that_ran_out_of_memory_before_its_first_step_is_told_the_order_of_cures(tmp_path):
-    """The one place where most runs do. Tensor parallelism comes last, not second as the recipes on AWS have it."""
+def test_out_of_memory_before_the_first_step_is_told_the_order_of_cures(tmp_path):
     log = tmp_path / "rank0.log"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
     with pytest.raises(ValueError, match="Mend that first") as refused:
         read_log(log)
-    order = ("expandable segments", "recompute", "--offload-layers", "micro-batch", "context", "more tensor")
-    places = [str(refused.value).index(words) for words in order]
-    assert places == sorted(places)
-    log.write_text("Traceback (most recent call last):\n")
-    with pytest.raises(ValueError, match=r"Mend that first\. Look for the first traceback"):
-        read_log(log)
+    order = ("expandable", "recompute", "--offload-layers", "micro-batch", "context", "more tensor")
+    assert sorted(order, key=str(refused.value).index) == list(order)
