@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from advisor.case import Case
     from costmodel.prediction import Prediction
 
+# What costs little: modules recomputed, and where the CPU hangs on the GPU by NVLink-C2C layers that wait in host
+# memory (NeMo performance tuning guide, Activation offloading to host memory; elsewhere PCIe makes that dear).
+LIGHT = ("recompute_modules",)
 # Knobs in the order in which they are tried, the fastest change of a group first: what costs nothing, what costs
 # little, other sizes, what costs much, and tp last, whose messages every layer waits for (NeMo performance tuning
 # guide, Techniques for Reducing Memory). With experts ep comes before all (Megatron-Bridge skills, recipe recommender:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 ORDER = (
     ("expandable_segments", "avoid_record_streams", "nvls"),
     ("precision_aware_optimizer", "fp8_param_gather"),
-    ("recompute_modules",),
+    LIGHT,
     ("micro_batch",),
     ("zero_stage", "fsdp"),
     ("cp",),
@@ -57,11 +60,19 @@ def first_cure(case: Case) -> Cure | None:
     """The first change that runs and fits, None where none of these does alone. ValueError as `predict`."""
     if case.model.moe is not None and (wider := _wider_experts(case)):
         return wider
+    near_host = case.cluster.host_link.name == "nvlink-c2c"
     for knobs in ORDER:
-        for change in what_if(case, knobs).changes:
-            if change.fits:
-                return Cure(_changed(change), change.prediction)
+        tried = (*knobs, "offload_layers") if near_host and knobs == LIGHT else knobs
+        if fitting := [change for change in what_if(case, tried).changes if change.fits]:
+            change = min(fitting, key=_cost)
+            return Cure(_changed(change), change.prediction)
     return None
+
+
+def _cost(change: Change) -> tuple[float, int]:
+    """Time, and of two that take the same the one that offloads fewer layers: host memory is finite too."""
+    offloads = change.neighbour.knob == "offload_layers"
+    return change.delta_time, change.neighbour.after if offloads else 0
 
 
 def _wider_experts(case: Case) -> Cure | None:

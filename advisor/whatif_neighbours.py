@@ -156,7 +156,7 @@ def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
         "fsdp_shard_size": [0, *reversed([d for d in divisors(shards) if 1 < d < shards])],
         "cp_a2a_size": divisors(plan.cp),
         "recompute_num_layers": sorted({0, *(plan.vpp * max(1, chunk * part // 4) for part in (1, 2, 3))}),
-        "offload_layers": sorted({0, 1, max(1, each // 2), each}),
+        "offload_layers": sorted({0, *(max(1, each * part // 4) for part in (1, 2, 3)), max(1, each - 1)}),
         "first_stage_layers": ends,
         "last_stage_layers": ends,
         "vpp_group_size": [0, 2 * plan.pp, 4 * plan.pp] if plan.vpp > 1 else [0],

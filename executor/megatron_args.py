@@ -151,10 +151,12 @@ def recompute_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     if plan.recompute == "full":
         layers_per_chunk = -(-model.num_layers // (plan.pp * plan.vpp))
         chosen = plan.recompute_num_layers // plan.vpp if plan.recompute_num_layers else layers_per_chunk
+        method = dict(plan.settings).get("recompute_method", "block")
         fields = {
             "recompute_granularity": "full",
-            "recompute_method": "block",
-            "recompute_num_layers": min(chosen, layers_per_chunk),
+            "recompute_method": method,
+            # "uniform" counts the layers of a group, which keep all activations at once: one, as plans are counted.
+            "recompute_num_layers": 1 if method == "uniform" else min(chosen, layers_per_chunk),
         }
     elif plan.recompute == "selective":
         fields = {"recompute_granularity": "selective", "recompute_modules": list(plan.recomputed_modules)}
@@ -211,13 +213,28 @@ def fuses_residual(plan: Plan, model: ModelSpec) -> bool:
     return not (model.moe is not None and model.linear_bias and plan.moe_grouped_gemm)
 
 
+def attention_word(plan: Plan) -> str:
+    """Megatron-Core's word for the attention kernels that the plan and its variables of Transformer Engine leave.
+
+    Megatron-Core sets the variables by its word, and stops at one that says another thing: auto means all three.
+    Source: Megatron-Core 0.16.1, models/common/language_module/language_module.py, _set_attention_backend.
+    """
+    given = dict(plan.settings)
+    flash, fused = (bool(given.get(name, True)) for name in ("nvte_flash_attn", "nvte_fused_attn"))
+    if plan.attention_backend == "unfused" or not (flash or fused):
+        return "unfused"
+    if flash and fused:
+        return "auto"
+    return "flash" if flash else "fused"
+
+
 def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     """Fusions, dropout and CUDA graphs."""
     rate = 0.1 if plan.dropout else 0.0
     fields: dict[str, Any] = {
         "hidden_dropout": rate,
         "attention_dropout": rate,
-        "attention_backend": "auto" if plan.attention_backend == "fused" else plan.attention_backend,
+        "attention_backend": attention_word(plan),
         "cross_entropy_loss_fusion": plan.fused_cross_entropy,
         "gradient_accumulation_fusion": plan.gradient_accumulation_fusion,
         "bias_activation_fusion": plan.bias_activation_fusion and fuses_activation(plan, model),

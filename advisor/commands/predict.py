@@ -40,9 +40,8 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from costmodel.predict import predict
 
     case = read_case(plan, options)
-    closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
-    prediction = with_schedule(closed_form)
-    words = all_words(closed_form, case.stack)
+    prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+    words = all_words(prediction, case.stack)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     if options["save"]:
         from dataclasses import replace

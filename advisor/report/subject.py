@@ -86,7 +86,7 @@ def subject_of_case(
     """
     closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     prediction = with_schedule(closed)
-    words = predicted_words(closed)
+    words = predicted_words(prediction)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     runs = tuple(run_records(prediction, records))
     recipes, note = choose_precisions("auto", case.cluster, case.stack)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 GB = 1e9
 # Share of the step from which recompute is worth a question; threshold of executor/diagnoses.toml.
 RECOMPUTE_SHARE = 0.05
+# Share of embedding, logits and loss on one stage from which another split of the layers is worth a question.
+VOCABULARY_SHARE = 0.05
 # Forward products whose output user buffers scatter in chunks: entry of the scatter, entry of the product.
 # Source: Transformer Engine's names proj_fprop and fc2_fprop, Megatron-Bridge 0.3.1 training/comm_overlap.py:204-252.
 SCATTERED = (
@@ -35,6 +37,8 @@ WAITS = {
     "cp_percent": "context-parallel communication",
     "ep_percent": "expert dispatch",
     "dp_percent": "data-parallel communication",
+    "pp_percent": "pipeline bubble and transfers",
+    "host_link_percent": "host memory and its link",
 }
 UNPREDICTED: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(
@@ -43,6 +47,7 @@ UNPREDICTED: Mapping[str, Any] = MappingProxyType(
             "scatter_percent",
             "tp_overlap_gain",
             "recompute_gain",
+            "balanced_gain",
             "host_gb",
             "host_most_gb",
             "host_memory_gb",
@@ -57,9 +62,9 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """Words of a predicted plan, those of `UNPREDICTED` where there is none.
 
     memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product.
-    tp_overlap_gain: see its function. recompute_gain: unsaid, see `room_words`. host_gb, host_most_gb: host memory that
-    offloading takes of the fullest node, at least and at most; host_memory_gb: what the node has, unsaid where it is
-    not on file. Words of `WAITS`: share of the step that waits for each.
+    tp_overlap_gain: see its function. recompute_gain, balanced_gain: unsaid, see `all_words`. host_gb, host_most_gb:
+    host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what the node has,
+    unsaid where it is not on file. Words of `WAITS`: share of the step that waits for each.
     """
     if prediction is None:
         return UNPREDICTED
@@ -70,6 +75,7 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
         "scatter_percent": round(100 * longest_scatter(prediction.values)),
         "tp_overlap_gain": tp_overlap_gain(prediction),
         "recompute_gain": UNSAID,
+        "balanced_gain": UNSAID,
         "host_gb": round(least / GB),
         "host_most_gb": round(most / GB),
         "host_memory_gb": host_memory_gb(prediction.cluster),
@@ -98,7 +104,11 @@ def tp_overlap_gain(prediction: Prediction) -> int:
 
 def all_words(prediction: Prediction | None, stack: str | None) -> Mapping[str, Any]:
     """`predicted_words`, with those that take another prediction on the same stack."""
-    return {**predicted_words(prediction), **room_words(prediction, stack)}
+    return {
+        **predicted_words(prediction),
+        **room_words(prediction, stack),
+        **split_words(prediction, stack),
+    }
 
 
 def room_words(prediction: Prediction | None, stack: str | None) -> dict[str, Any]:
@@ -116,6 +126,31 @@ def room_words(prediction: Prediction | None, stack: str | None) -> dict[str, An
         return {}
     saved = 1 - other.step_time_s / prediction.values["step_time"]
     return {"recompute_gain": round(100 * saved)} if other.fits and not other.tight and saved > 0 else {}
+
+
+def split_words(prediction: Prediction | None, stack: str | None) -> dict[str, Any]:
+    """balanced_gain: percent of the step that the balancer's split of layers over stages would save, simulated.
+
+    Left out where embedding, logits and loss weigh little, where the split is not even, and where it saves nothing.
+    """
+    if prediction is None or prediction.plan.pp == 1 or prediction.model.mamba is not None:
+        return {}
+    plan, time = prediction.plan, prediction.time
+    vocabulary = sum(leaf.value for leaf in time.leaves() if leaf.name == "vocabulary")
+    given = plan.pipeline_layout or plan.first_stage_layers or plan.last_stage_layers
+    if given or vocabulary <= VOCABULARY_SHARE * time.value:
+        return {}
+    from advisor.pipeline import CORRECTION, with_schedule
+    from costmodel.predict import predict
+
+    balanced = replace(plan, pipeline_layout="balanced", account_embedding=False, account_loss=False)
+    try:
+        other = predict(prediction.model, prediction.workload, prediction.cluster, balanced, stack)
+    except ValueError:
+        return {}
+    now = prediction if CORRECTION in prediction.values else with_schedule(prediction)
+    saved = 1 - with_schedule(other).step_time_s / now.step_time_s
+    return {"balanced_gain": round(100 * saved)} if other.fits and not other.tight and saved > 0 else {}
 
 
 def longest_scatter(values: Mapping[str, float]) -> float:

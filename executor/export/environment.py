@@ -14,14 +14,21 @@ from typing import Any
 from costmodel.knobs import KNOBS, SETTINGS
 from executor.export.exported import Job
 from executor.export.target_names import names_of
+from executor.megatron_args import attention_word
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 GROWING = "expandable_segments:True"
 OF_HYBRIDEP = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NVLINK_DOMAIN_SIZE", "USE_MNNVL")
 DISPATCHER = "moe_flex_dispatcher_backend"  # the field by which a release tells HybridEP from DeepEP
+# Variables of Transformer Engine that Megatron-Core sets by its attention_backend -> the words with which they are 1.
+ATTENTION = {
+    "NVTE_FLASH_ATTN": ("flash", "auto"),
+    "NVTE_FUSED_ATTN": ("fused", "auto"),
+    "NVTE_UNFUSED_ATTN": ("unfused", "auto"),
+}
 # Variables of choice knobs that the target's own argument sets, or that a knob says through another name.
-SAID_ELSEWHERE = {"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_DPA_FP8_RECIPE"}
+SAID_ELSEWHERE = {*ATTENTION, "NVTE_DPA_FP8_RECIPE"}
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,11 @@ def _settings(job: Job) -> Iterator[Variable]:
         record = SETTINGS[name]
         if record.env:
             text = str(int(value)) if isinstance(value, bool) else str(value)
+            word = attention_word(job.plan)
+            if record.env in ATTENTION and value != (word in ATTENTION[record.env]):
+                why = f"Megatron-Core sets it by attention_backend {word}, and stops at another value"
+                yield Variable(record.env, None, why)
+                continue
             yield Variable(record.env, text, record.meaning)
 
 

@@ -195,8 +195,8 @@ def model_settings(job: Job, names: Names, known: bool) -> dict[str, Any]:
     settings[f"{CONFIG}.seq_length"] = job.workload.seq_len
     kind = job.plan.precision if job.plan.precision in ("fp16", "fp32") else "bf16"
     settings[f"{STRATEGY}.pipeline_dtype"] = kind
-    # An enumeration that the older configurations do not take by name; cuDNN's attention is the default.
-    if job.plan.attention_backend == "fused":
+    # An enumeration that the older configurations do not take by name; auto is the default.
+    if settings.get(f"{CONFIG}.attention_backend") == "auto":
         settings.pop(f"{CONFIG}.attention_backend", None)
     if not names.has(CONFIG, "cuda_graph_impl"):
         settings.pop(f"{CONFIG}.cuda_graph_impl", None)  # two switches say it, see graph_settings

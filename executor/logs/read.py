@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from executor.diagnose import load_rules
 from executor.logs import megatron_bridge, megatron_lm, nemo, troubles
 from executor.logs.lines import lines
 from executor.logs.record import Log
+
+# What ends a run before its first step, most telling first -> its symptom in diagnoses.toml.
+CURES = {
+    "out of memory": "out_of_memory",
+    "nccl timeout": "collective_timeout",
+    "killed": "ended_early",
+    "traceback": "ended_early",
+}
 
 
 def read_log(path: str | Path, progress: Callable[[float, str], None] | None = None) -> Log:
@@ -38,16 +47,19 @@ def read_log(path: str | Path, progress: Callable[[float, str], None] | None = N
     return log
 
 
+def _ways_out(rule: str) -> str:
+    """What the symptom of that name is told to do about it."""
+    return next(each.do for each in load_rules() if each.id == rule)
+
+
 def _none(log: Log) -> str:
     """Why a file without iterations is of no use, as precisely as its lines allow."""
     formats = "`elapsed time per iteration (ms)` of Megatron or `train_step_timing in s` of NeMo"
-    trouble = next(
-        (kind for kind in ("out of memory", "nccl timeout", "killed", "traceback") if log.counted[kind]), ""
-    )
+    trouble = next((kind for kind in CURES if log.counted[kind]), "")
     if trouble:
         return (
             f"{log.path} ends before the first iteration: {trouble} (`{log.examples[trouble][:120].strip()}`). "
-            "Mend that first."
+            f"Mend that first. {_ways_out(CURES[trouble])}"
         )
     if log.framework:
         return (

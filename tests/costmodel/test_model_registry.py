@@ -96,6 +96,14 @@ def test_files_written_by_hand_hold_what_an_export_says():
         ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
         ("tiny-gpt", "tiny-gpt"),
         ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        # As the NeMo recipes on AWS print them, and their scripts.
+        ("LLAMA3.1-405B", "llama3.1-405b"),
+        ("LLAMA4-Scout-LLM", "llama4-scout"),
+        ("llama4_e16", "llama4-scout"),
+        ("LLAMA4-Maverick-LLM", "llama4-maverick"),
+        ("llama4_e128", "llama4-maverick"),
+        ("Nemotron5-H-56B", "nemotronh-56b"),
+        ("DeepSeekV3", "deepseek-v3"),
     ],
 )
 def test_aliases(alias, name):

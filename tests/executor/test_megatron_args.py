@@ -128,6 +128,13 @@ def test_recompute_of_some_layers_is_shared_over_chunks():
     assert (config["recompute_method"], config["recompute_num_layers"]) == ("block", 3)
 
 
+def test_uniform_recompute_has_groups_of_one_layer():
+    """Of all layers in one group all activations would be there at once: no recompute at all."""
+    plan = Plan(pp=1, recompute="full", settings={"recompute_method": "uniform"})
+    config = transformer_config(plan, WORKLOAD, TINY, CPU)
+    assert (config["recompute_method"], config["recompute_num_layers"]) == ("uniform", 1)
+
+
 def test_one_rank_shards_and_overlaps_nothing():
     resolved, why = resolve(Plan(grad_reduce_in_fp32=False), TINY, FULL)
     fields = ddp_fields(resolved)

@@ -176,12 +176,18 @@ function overlapGain({ tp, tp_comm_overlap }, found) {
   return Math.max(0, round(100 * (1 - step_time / found.step_time)));
 }
 
+// Values of the parts of a tree that have no parts, by name.
+function leavesOf({ name, value, parts }) {
+  return parts.length ? Object.assign({}, ...parts.map(leavesOf)) : { [name]: value };
+}
+
 // As advisor.rules.predicted_words has them.
-function predictedWords({ problem, step_time, memory, device, values: found, host }, settings) {
+function predictedWords({ problem, step_time, memory, device, values: found, host, time }, settings) {
   if (problem) return Object.fromEntries(data.unpredicted.map((name) => [name, data.unsaid]));
   const shares = data.scattered.map(([scatter, gemm]) =>
     found[scatter] > 0 && found[gemm] > 0 ? found[scatter] / found[gemm] : 0,
   );
+  const spent = leavesOf(time);
   return {
     memory_percent: round((100 * memory) / device),
     scatter_percent: round(100 * Math.max(...shares)),
@@ -192,7 +198,7 @@ function predictedWords({ problem, step_time, memory, device, values: found, hos
     ...Object.fromEntries(
       Object.entries(data.waits).map(([word, leaves]) => [
         word,
-        round((100 * leaves.reduce((sum, leaf) => sum + (found[leaf] ?? 0), 0)) / step_time),
+        round((100 * leaves.reduce((sum, leaf) => sum + (spent[leaf] ?? 0), 0)) / step_time),
       ]),
     ),
   };

@@ -230,3 +230,35 @@ def test_without_a_job_script_the_placement_that_was_priced_is_told(gpus, segmen
     notes = [note for note in made.exported.notes if "NVLink domain" in note]
     assert len(notes) == (1 if told else 0)
     assert all(told in note and note in made.files["train.sh"] for note in notes)
+
+
+# What each word of Megatron-Core asserts of NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN, where they are set.
+ASSERTED = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001"}
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "nemo", "megatron-lm"])
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({}, "auto"),
+        ({"nvte_flash_attn": True}, "auto"),
+        ({"nvte_fused_attn": False}, "flash"),  # recipes on AWS
+        ({"nvte_flash_attn": False, "nvte_fused_attn": True}, "fused"),  # NeMo guide, Operator Fusion
+        ({"nvte_flash_attn": False, "nvte_fused_attn": False}, "unfused"),
+        ({"nvte_unfused_attn": False}, "auto"),
+    ],
+)
+def test_megatron_core_does_not_stop_at_the_variables_of_attention(target, settings, word):
+    files = bundle(job_of(Plan(dp=8, settings=settings), model="llama3-8b"), target, slurm=False).files
+    written = {
+        "megatron-bridge": f"cfg.model.attention_backend = AttnBackend.{word}",
+        "nemo": f"recipe.model.config.attention_backend = AttnBackend.{word}",
+        "megatron-lm": f"--attention-backend {word}",
+    }[target]
+    assert (written in "\n".join(files.values())) == (target != "nemo" or word != "auto")
+    found = read_environment(files["train.sh"])
+    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+    given = [found.get(name) for name in names]
+    assert all(value in (None, wanted) for value, wanted in zip(given, ASSERTED[word], strict=True))
+    own = {name.upper() for name, value in settings.items()}
+    assert own <= set(found)

@@ -389,3 +389,12 @@ def test_usual_lines_are_no_trouble(write):
         "support overlapping p2p communication and aligned param AG",
     ]
     assert not write("\n".join([*lines, megatron_log(STEPS)])).counted
+
+
+def test_out_of_memory_before_the_first_step_is_told_the_order_of_cures(tmp_path):
+    log = tmp_path / "rank0.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
+    with pytest.raises(ValueError, match="Mend that first") as refused:
+        read_log(log)
+    order = ("expandable", "recompute", "--offload-layers", "micro-batch", "context", "more tensor")
+    assert sorted(order, key=str(refused.value).index) == list(order)
