@@ -37,8 +37,8 @@ DEFAULT_SEQ_LEN = 4096
 # On a processor a step should still end in seconds.
 CPU_SEQUENCES = 8
 # Sequences of one step in the published recipes: 128 up to 64 GPUs, then 2 a GPU (llama3-70b: 128 on 64,
-# 2048 on 1024); fine-tuning 32, then half a GPU. Longer sequences than 8192 keep the tokens of a step. Those of mixtures
-# of experts take 8 to 64 a GPU (Megatron-Bridge performance summaries), which `_why_that_many` says.
+# 2048 on 1024); fine-tuning 32, then half a GPU. Longer sequences than 8192 keep the tokens of a step.
+# Those of mixtures of experts take 8 to 64 a GPU (Megatron-Bridge performance summaries): `_why_that_many`.
 SEQUENCES = {"pretrain": (128, 2.0), "sft": (32, 0.5), "lora": (32, 0.5)}
 LONG_SEQUENCE = 8192
 # Tokens of a step that no published pre-training run goes far beyond, whatever its GPUs: DeepSeek-V3's 15,360 sequences

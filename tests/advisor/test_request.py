@@ -77,9 +77,13 @@ def test_the_usual_batch_of_experts_is_not_called_that_of_their_recipes():
     """Published steps of DeepSeek-V3, Qwen3 and GPT-OSS have 8 sequences a GPU and more."""
     (dense,) = (note for note in make_request("70b", 64, "h100").notes if "global batch" in note)
     (experts,) = (note for note in make_request("deepseek-v3", 256, "h100").notes if "global batch" in note)
-    (tuned,) = (note for note in make_request("deepseek-v3", 256, "h100", task="sft").notes if "batch" in note)
-    assert dense.endswith("as published recipes do") and tuned.endswith("as published recipes do")
-    assert "dense models" in experts and "try a larger --global-batch" in experts
+    (tuned,) = (
+        note for note in make_request("deepseek-v3", 256, "h100", task="sft").notes if "batch" in note
+    )
+    assert dense.endswith("as published recipes do")
+    assert tuned.endswith("as published recipes do")
+    assert "dense models" in experts
+    assert "try a larger --global-batch" in experts
 
 
 def test_an_odd_number_of_gpus_does_not_blow_up_the_usual_batch():
