@@ -337,6 +337,19 @@ def test_deferred_weight_gradients_fill_the_flush_and_no_more():
     assert gain < plain.values["pipeline_bubble"] < 64 * many.values["output_wgrad"]
 
 
+def test_deferred_weight_gradients_keep_the_gradients_of_the_logits():
+    """Memory was "unchanged": of 16 micro-batches of 8,192 tokens and 128,256 words they are 29 GiB."""
+    told = deferred(16)
+    plain = predict(
+        told.model, told.workload, H100, dataclasses.replace(told.plan, defer_embedding_wgrad=False)
+    )
+    each = 2 * 8192 * (128256 + 4096)
+    assert told.values["memory_last"] - plain.values["memory_last"] == pytest.approx(15 * each)
+    assert told.values["memory_first"] == plain.values["memory_first"]
+    quarter = deferred(16, tp=4, sequence_parallel=True).values["memory_last_deferred"]
+    assert quarter == pytest.approx(15 * each / 4, rel=0.01)  # the vocabulary is padded further
+
+
 def deepseek(**knobs: Any) -> Prediction:
     return predict(load_model("deepseek-v3"), Workload(4096, 256), H100, Plan(dp=8, ep=8, **knobs))
 
