@@ -194,6 +194,14 @@ def test_other_numbers_of_expert_ranks_have_the_dispatcher_that_the_search_takes
     assert {size: found[size] for size in others} == others
 
 
+@pytest.mark.parametrize(("objective", "told"), [("memory", False), ("throughput", True)])
+def test_recompute_that_the_least_memory_asks_for_is_not_called_in_vain(objective, told):
+    """`--objective memory` chose full recompute, and was told to add --pin recompute=none."""
+    pins = ["recompute=full", "tp=8", "pp=1"]
+    asked = make_request("llama3-8b", 8, "h100", precision="bf16", objective=objective, pins=pins)
+    assert ("recompute_with_room" in {each.id for each in explain(asked, []).found}) == told
+
+
 def test_pipelines_are_explained_with_their_bubble():
     request = make_request("llama3-70b", 64, "h100", precision="bf16", global_batch=128)
     plan = Plan(tp=4, pp=4, vpp=5, dp=4, sequence_parallel=True)
