@@ -15,6 +15,7 @@ from advisor.outside import Gain, gains_outside, tried_in
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
+from advisor.rules.setting_words import UNSAID
 from advisor.search import Look, Progress, Scored, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import Path, Step
@@ -63,6 +64,8 @@ class Explanation:
         request, plan = self.request, self.shown.plan
         shown = self.shown.prediction
         words = all_words(shown, request.stack)
+        if request.objective == "memory":  # room that recompute leaves is what was asked for
+            words = {**words, "recompute_gain": UNSAID}
         found = violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
         return [replace(each, way_out=as_pins(each.way_out)) for each in found]
 

@@ -41,6 +41,14 @@ def as_pins(text: str) -> str:
             return found[0]
         return f"--pin {name}={value}"
 
+    def refused(found: re.Match[str]) -> str:
+        knob = KNOBS.get(found[2].replace("-", "_"))
+        if knob is None or knob.kind != "bool":
+            return found[0]
+        return f"{'T' if found[1] == 'D' else 't'}ry --no-{found[2]}"
+
+    # What the search chose was not given: it is refused, not dropped.
+    text = re.sub(r"\b([Dd])rop --([a-z][a-z0-9-]*)", refused, text)
     text = text.replace("--set ", "--pin ")
     return re.sub(r"--(no-)?([a-z][a-z0-9-]*)( [a-z0-9][\w.,+-]*\b)?", pin, text)
 

@@ -38,8 +38,12 @@ DEFAULT_SEQ_LEN = 4096
 CPU_SEQUENCES = 8
 # Sequences of one step in the published recipes: 128 up to 64 GPUs, then 2 a GPU (llama3-70b: 128 on 64,
 # 2048 on 1024); fine-tuning 32, then half a GPU. Longer sequences than 8192 keep the tokens of a step.
+# Those of mixtures of experts take 8 to 64 a GPU (Megatron-Bridge performance summaries): `_why_that_many`.
 SEQUENCES = {"pretrain": (128, 2.0), "sft": (32, 0.5), "lora": (32, 0.5)}
 LONG_SEQUENCE = 8192
+# Tokens of a step that no published pre-training run goes far beyond, whatever its GPUs: DeepSeek-V3's 15,360 sequences
+# of 4,096 on 2,048 GPUs; Llama 3.1 405B takes 16 million on 16,384. Sources: arXiv:2412.19437, arXiv:2407.21783.
+MOST_TOKENS = 2**26
 # A batch that the odd part of the GPUs divides may be this many times what a recipe would take.
 MOST_OVER = 4
 # Knobs that one kind of recompute alone takes.
@@ -197,7 +201,7 @@ def make_request(
         global_batch = CPU_SEQUENCES * gpus if on_cpu else default_global_batch(gpus, seq_len, task)
         notes.append(
             f"global batch {global_batch} sequences ({global_batch * seq_len:,} tokens a step), "
-            + ("small, for a processor" if on_cpu else "scaled with the GPUs as published recipes do")
+            + ("small, for a processor" if on_cpu else _why_that_many(spec, task))
         )
     fixed = completed(pins if isinstance(pins, Mapping) else parse_pins(pins))
     recipes, recipe_note = choose_precisions(precision, place, stack)
@@ -297,12 +301,23 @@ def default_global_batch(gpus: int, seq_len: int, task: str) -> int:
     """
     least, each = SEQUENCES[task]
     target = max(least, each * gpus) * LONG_SEQUENCE / max(seq_len, LONG_SEQUENCE)
+    target = min(target, MOST_TOKENS / seq_len)
     if target > gpus / 2:
         return gpus * math.ceil(target / gpus)
     found = sorted(gpus // d for d in range(1, gpus + 1) if gpus % d == 0 and gpus // d >= target)
     odd = gpus // (gpus & -gpus)
     shared = next(batch for batch in found if batch % odd == 0)
     return shared if shared <= MOST_OVER * target else found[0]
+
+
+def _why_that_many(model: ModelSpec, task: str) -> str:
+    """Where the usual batch comes from, and what it is not."""
+    if model.moe is None or task != "pretrain":
+        return "scaled with the GPUs as published recipes do"
+    return (
+        "scaled with the GPUs as published recipes of dense models do; those of mixtures of experts take 8 to 64 "
+        "sequences a GPU, which leaves less of a step exposed: try a larger --global-batch"
+    )
 
 
 def _hint(given: str, known: Iterable[str]) -> str:

@@ -172,16 +172,15 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     return columns
 
 
-def _dispatcher(request: Request) -> str:
+def usual_dispatcher(cluster: Cluster, stack_name: str | None) -> str:
     """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all.
 
     DeepEP does not run in domains of more than 8 GPUs (rule deepep_gpu). Source: costmodel/stacks.toml.
     """
-    cluster = request.cluster
     if cluster.intra.name.startswith("pcie") or cluster.gpu.vendor == "AMD":
         return "alltoall"
-    stack = load_stack(request.stack or default_stack())
-    absent = lacked(request.stack)
+    stack = load_stack(stack_name or default_stack())
+    absent = lacked(stack_name)
     if stack.plain_dispatch:
         return "alltoall"
     if "hybridep" not in absent and (cluster.domain_size > 8 or _small_hybrid(stack, cluster)):
@@ -206,7 +205,7 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
     """Columns of the knobs that are not searched: best value, default, or the pin."""
     shards = layouts["dp"] * layouts["cp"]
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
-    dispatcher = code("moe_dispatcher", _dispatcher(request))
+    dispatcher = code("moe_dispatcher", usual_dispatcher(request.cluster, request.stack))
     least = 0 if "bf16_reduction" in lacked(request.stack) else BF16_REDUCTION_RANKS
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,

@@ -12,12 +12,20 @@ from advisor.pipeline import with_schedule
 from advisor.render import gib, seconds
 from advisor.rules import violations
 from advisor.rules.features import lacked
+from advisor.space import usual_dispatcher
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 
 # Model chunks a stage that published interleaved recipes use where nothing else is said.
 _USUAL_VPP = 5
+
+
+def without_partners(plan: Plan) -> dict[str, Any]:
+    """Changes that a plan takes whose experts stand on every rank: nobody to send to (rule flex_needs_ranks)."""
+    if plan.ep * plan.etp > 1 or plan.moe_dispatcher == "alltoall":
+        return {}
+    return {"moe_dispatcher": "alltoall", "overlap_moe_comm": False, "delay_wgrad": False}
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,13 @@ class Variants:
             changes |= self._exchange()
         if sized.pp != self.plan.pp:
             changes |= self._stages(sized.pp, changes["dp"])
-        return replace(sized, **changes)
+        return replace(sized, **changes, **self._dispatch(sized))
+
+    def _dispatch(self, sized: Plan) -> dict[str, Any]:
+        """The dispatcher of another number of expert ranks, as the search takes it."""
+        if sized.ep > 1 == self.plan.ep * self.plan.etp and self.plan.moe_dispatcher == "alltoall":
+            return {"moe_dispatcher": usual_dispatcher(self.chosen.cluster, self.stack)}
+        return without_partners(sized)
 
     def _exchange(self) -> dict[str, Any]:
         """The exchange that sinks or windows leave, see the rules cp_sinks and cp_sliding_window."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from advisor.options import value_text
 from advisor.rules.facts import divisors
-from advisor.variants import Variants
+from advisor.variants import Variants, without_partners
 from costmodel.knobs import KNOBS, Knob
 from costmodel.placement import segment_sizes
 from costmodel.plan import Plan
@@ -197,12 +197,15 @@ def _resized(chosen: Prediction, knob: str, value: int) -> Plan:
         changes |= {"pipeline_layout": "", "first_stage_layers": 0, "last_stage_layers": 0}
     if knob == "cp" and value == 1:
         changes |= {"cp_comm_type": KNOBS["cp_comm_type"].default, "cp_a2a_size": 1}
-    return replace(sized, **changes)
+    sized = replace(sized, **changes)
+    return replace(sized, **without_partners(sized))
 
 
 def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     """Knobs that a change of `knob` takes along, as the frameworks demand."""
     plan = chosen.plan
+    if knob in ("ep", "etp"):
+        return without_partners(replace(plan, **{knob: value}))
     if knob == "fsdp":
         return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0, **_graphs_beside(plan, value)}
     if knob == "zero_stage":

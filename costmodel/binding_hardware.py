@@ -47,6 +47,8 @@ HOST_LINK_EFFICIENCY = 0.85
 HOST_MEMORY_BANDWIDTH = 75e9
 # Share of a link that point-to-point copies reach, NVLink's P2P. [1] Source: shared hardware notes, section 7.
 SEND_RECV_EFFICIENCY = 0.83
+# Constants of a collective that are rates of the link.
+LINK_RATES = ("bandwidth", "low_latency_bandwidth")
 
 
 def hardware_inputs(
@@ -177,8 +179,9 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
         table = measured.get(operation, {})
         for name in CONSTANTS:
             if name in table:
-                bound[f"{operation}_{name}"] = bound_of(
-                    table[name], f"{cluster.gpu.name}, collective.{operation}.{name}"
+                found = bound_of(table[name], f"{cluster.gpu.name}, collective.{operation}.{name}")
+                bound[f"{operation}_{name}"] = (
+                    _over_own_link(found, operation, cluster) if name in LINK_RATES else found
                 )
         if not table:
             bound |= _link_constants(operation, link.bandwidth, link.latency, f"link {link.name}")
@@ -201,6 +204,23 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
         f"link {network.name}: latency for each doubling of the domains",
     )
     return bound
+
+
+def _over_own_link(found: Bound, operation: str, cluster: Cluster) -> Bound:
+    """A fitted rate of a collective, as much of this cluster's link as it was of the link that was measured.
+
+    A user's own measurement is of the own link. Source: DeepSeek-AI, DeepEP README: 153 GB/s of the H800's 160 usable.
+    """
+    gpu, link, of = cluster.gpu, cluster.intra, hardware_db.calibration_link(cluster.gpu)
+    if of is None or of.bandwidth == link.bandwidth or operation in gpu.own_calibration.get("collective", {}):
+        return found
+    share = link.bandwidth / of.bandwidth
+    return Bound(
+        found.value * share,
+        f"{found.source}; x {share:.3g}, link {link.name} over {of.name}",
+        f"collectives over link {link.name} are assumed to reach the share of its {link.bandwidth / 1e9:g} GB/s that "
+        f"{gpu.calibrated_like} reaches of the {of.bandwidth / 1e9:g} GB/s of {of.name}",
+    )
 
 
 def _network(link: Link) -> Bound:

@@ -41,6 +41,7 @@ from costmodel.stage_parameters import (
     parameters_of,
 )
 from costmodel.term import Ledger, Term
+from costmodel.vocabulary import waits_for_flush
 from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
 
@@ -231,6 +232,18 @@ def _loss_bytes(x: SimpleNamespace, features: Collection[str], stage: str) -> Am
     return loss
 
 
+def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
+    """What deferred weight gradients of the output layer keep: its input and output gradient, by micro-batch. [byte]
+
+    Of one the gradient is written over the logits. Source: Megatron-Core 0.16.1, tensor_parallel/layers.py,
+    grad_output_buffer and embedding_activation_buffer; wgrad_deferral_limit 0, which keeps all.
+    """
+    outputs = 1 + x.mtp_heads if "mtp" in features else 1
+    gradients = linear.tokens(x) * linear.padded_vocabulary(x) / x.tp
+    each = x.activation_bytes * gradients + activations.layer_input(x)
+    return x.trained * waits_for_flush(x) * maximum(0, x.m * outputs - 1) * each
+
+
 def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amount) -> Amount:
     """CUDA graph pools of a stage. [byte]"""
     blocks_here = sum(count(x, name, of.name) for name in blocks)
@@ -333,6 +346,9 @@ def _stage_memory(
     ):  # On GPUs of its own it needs less than the first stage, which stands for it.
         own = (1 - x.enc_own) * encoder_bytes(x, encoder, of.flying)
         parts.append(("encoder", "encoder in the first stage", own, encoder_bytes))
+    if stage == "last":
+        kept = deferred_bytes(x, features)
+        parts.append(("deferred", "logits' gradients that wait for the flush", kept, deferred_bytes))
     p = f"memory_{stage}"
     return ledger.total(
         p,

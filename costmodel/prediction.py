@@ -201,6 +201,7 @@ RESOURCES = {
         "forward_adapters",
         "backward_adapters",
         "vocabulary",
+        "deferred_wgrad",
     ),
     "Muon's matrices": ("optimizer_muon",),
     "attention rate": ("forward_attention", "backward_attention"),

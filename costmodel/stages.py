@@ -11,7 +11,7 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.data_parallel import RING_SMS
 from costmodel.term import Ledger, Term, symbol
 from costmodel.timing.network import all_gather_time, all_reduce_time, send_recv_time
-from costmodel.vocabulary import vocabulary_times
+from costmodel.vocabulary import deferred_time, vocabulary_times
 from costmodel.work import communication
 from costmodel.work.linear import padded_vocabulary
 
@@ -124,6 +124,20 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
         ),
         ledger.term("pipeline_starts", "beginning the passes of stages", starts, "s", pipeline_terms),
     ]
+
+
+def deferred_term(
+    ledger: Ledger, x: SimpleNamespace, backward_share: Amount, features: Collection[str]
+) -> Term:
+    """Deferred weight gradients of the output layer, beyond the flush: the bubble's part of backward passes. [s]"""
+    flush = symbol("pipeline_bubble") * backward_share
+    return ledger.term(
+        "deferred_wgrad",
+        "deferred weight gradients of the output layer, beyond the flush",
+        deferred_time(x, flush, features),
+        "s",
+        deferred_time,
+    )
 
 
 def shared_embedding_term(ledger: Ledger, x: SimpleNamespace) -> Term:

@@ -20,6 +20,7 @@ from costmodel.offload import offload_exposed, offloaded_bytes
 from costmodel.optimizer import optimizer_terms
 from costmodel.stage_parameters import adapters_of, parameters_of
 from costmodel.stages import (
+    deferred_term,
     in_stage,
     pipeline_terms,
     shared_embedding_term,
@@ -101,6 +102,7 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
         for kind in ("forward", "backward")
     )
     backward -= spared
+    trees.append(deferred_term(ledger, x, backward / (forward + backward), features))
     # Traffic hides under a wait for the host as it does under compute.
     source = "compute of the pace-setting stage for one micro-batch, with its wait for the host"
     forward = ledger.define("pace_forward", forward + symbol("host_wait_forward"), "s", source)

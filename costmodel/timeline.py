@@ -43,6 +43,7 @@ EACH_MICROBATCH = {
 }
 # The others follow the pipeline in this order, and whatever is not named here after them.
 AFTER = {
+    "deferred_wgrad": "compute",
     "length_variance": "dp",
     "straggler_time": "host",
     "gradient_scaling": "compute",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one
+from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.rates import linear_gemm, model_gemm, stream
-from costmodel.term import Ledger
+from costmodel.term import Ledger, symbol
 from costmodel.timing import kernels
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication, linear, vocabulary
@@ -20,27 +20,35 @@ def vocabulary_times(
     """Time of the embedding, of everything behind the last layer, and of one MTP head beside its layer and its logits.
 
     Forward and backward, one micro-batch [s]. MTP heads have their logits and loss behind the last layer; where they
-    are, they project embedding and hidden state together. Deferred weight gradients of the output layer fill the
-    flush of the pipeline.
+    are, they project embedding and hidden state together. Deferred weight gradients of the output layer are no part of
+    it: see `deferred_time`.
     """
     rows, columns = linear.tokens(x), linear.padded_vocabulary(x) / x.tp
     size = communication.tensor_parallel_bytes(x)
     inside = communication.ranks_in_domain(x, x.tp, 1)
-    in_step = 1 - x.defer_wgrad * is_more_than_one(x.pp)
-    gemms = (
-        model_gemm(x, rows, columns, x.h)
-        + model_gemm(x, rows, x.h, columns)
-        + x.trained * in_step * model_gemm(x, columns, x.h, rows, accumulate=True)
-    )
+    gemms = model_gemm(x, rows, columns, x.h) + model_gemm(x, rows, x.h, columns)
     layer = linear.Linear("output", columns, x.h, rows, "none")
     low = (
         linear_gemm(x, layer, "forward")
         + linear_gemm(x, layer, "dgrad")
-        + x.trained * in_step * linear_gemm(x, layer, "wgrad")
         + stream(x, cast_bytes(x, layer), x.elementwise_fraction)
     )
+    wgrad = ledger.define(
+        "output_wgrad",
+        x.trained
+        * (
+            (1 - x.fp8_output) * model_gemm(x, columns, x.h, rows, accumulate=True)
+            + x.fp8_output * linear_gemm(x, layer, "wgrad")
+        ),
+        "s",
+        kernels.gemm_time,
+        "weight gradient of the output layer",
+    )
     logits = ledger.define(
-        "logits_gemms", (1 - x.fp8_output) * gemms + x.fp8_output * low, "s", kernels.gemm_time
+        "logits_gemms",
+        (1 - x.fp8_output) * gemms + x.fp8_output * low + (1 - waits_for_flush(x)) * wgrad,
+        "s",
+        kernels.gemm_time,
     )
     loss = ledger.define(
         "loss_time",
@@ -69,3 +77,18 @@ def vocabulary_times(
     passes = sum(linear_gemm(x, projection, kind) for kind in ("forward", "dgrad", "wgrad"))
     head = ledger.define("mtp_projection", passes, "s", kernels.gemm_time)
     return embedding, (1 + x.mtp_heads) * output, head + embedding
+
+
+def waits_for_flush(x: SimpleNamespace) -> Amount:
+    """1 where the output layer's weight gradients wait until the last stage has ended its passes. [1]"""
+    return x.defer_wgrad * is_more_than_one(x.pp)
+
+
+def deferred_time(x: SimpleNamespace, flush: Amount, features: Collection[str]) -> Amount:
+    """Deferred weight gradients of the output layer that the flush does not hide. [s]
+
+    The last stage works them off after its last backward pass, while those before it still flush. They are not less
+    work for being late. Source: Megatron-Core 0.16.1, pipeline_parallel/utils.py, drain_embedding_wgrad_compute.
+    """
+    outputs = 1 + x.mtp_heads if "mtp" in features else 1
+    return waits_for_flush(x) * maximum(0, x.m * outputs * symbol("output_wgrad") - flush)

@@ -2,6 +2,7 @@
 
 from hardware_db.catalogue import list_clusters, list_gpus, list_links
 from hardware_db.loader import (
+    calibration_link,
     calibration_path,
     load_calibration,
     load_cluster,
@@ -16,6 +17,7 @@ __all__ = [
     "Gpu",
     "Link",
     "Quantity",
+    "calibration_link",
     "calibration_path",
     "list_clusters",
     "list_gpus",

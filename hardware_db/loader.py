@@ -120,6 +120,14 @@ def calibration_path(gpu_name: str) -> Path | None:
     return path if not is_path(gpu_name) and path.is_file() else None
 
 
+def calibration_link(gpu: Gpu) -> Link | None:
+    """The link over which collectives of a GPU's fitted tables were measured, None where no cluster tells it."""
+    found = (
+        one for one in shipped_clusters() if one.is_default_for_gpu and one.gpu.name == gpu.calibrated_like
+    )
+    return next((cluster.intra for cluster in found), None)
+
+
 def _named_cluster(name: str) -> Cluster | None:
     """The shipped cluster that a GPU's or cluster's name means."""
     wanted = word(name)

@@ -6,12 +6,14 @@ what the frameworks refuse (advisor/rules/environment.toml and graphs.toml hold 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from costmodel.knobs import KNOBS, SETTINGS
+from costmodel.placement import used_domain
 from executor.export.exported import Job
 from executor.export.target_names import names_of
 from executor.megatron_args import attention_word
@@ -133,9 +135,12 @@ def _experts(job: Job) -> Iterator[Variable]:
     plan, domain = job.plan, job.cluster.domain_size
     if plan.moe_dispatcher != "hybridep" or job.model.moe is None or plan.ep == 1:
         return
-    inside = min(plan.ep, domain)
+    used, group = used_domain(domain, plan.world, plan.nvl_segment), plan.ep * plan.etp
+    # Of a job in several domains, blocks of that many ranks lie in one each, whatever the sizes are.
+    inside = group if plan.world <= used else math.gcd(group, used)
     ranks, size, spans = OF_HYBRIDEP
-    yield Variable(ranks, str(inside), f"ep {plan.ep} on domains of {domain} GPUs")
+    part = "" if used == domain else f"{used} of the "
+    yield Variable(ranks, str(inside), f"ep {plan.ep} on {part}{domain} GPUs of each domain")
     if domain > job.cluster.gpus_per_node:
         yield Variable(size, str(domain), "GPUs that NVLink joins")
         yield Variable(spans, "1", "the domain spans nodes")

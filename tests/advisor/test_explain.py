@@ -185,6 +185,23 @@ def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
     ]
 
 
+@pytest.mark.parametrize(("ep", "others"), [(2, {1: "alltoall", 8: "hybridep"}), (1, {8: "hybridep"})])
+def test_other_numbers_of_expert_ranks_have_the_dispatcher_that_the_search_takes(ep, others):
+    """HybridEP with ep 1 is refused, and was told as faster than the chosen ep 2; see the rule flex_needs_ranks."""
+    asked = make_request("qwen3-30b-a3b", 8, "h200", pins=[f"ep={ep}", "fsdp=on", "recompute=full"])
+    (step,) = (step for step in explain(asked, []).steps if step.topic == "expert parallel")
+    found = {variant.plan.ep: variant.plan.moe_dispatcher for variant in step.evidence}
+    assert {size: found[size] for size in others} == others
+
+
+@pytest.mark.parametrize(("objective", "told"), [("memory", False), ("throughput", True)])
+def test_recompute_that_the_least_memory_asks_for_is_not_called_in_vain(objective, told):
+    """`--objective memory` chose full recompute, and was told to add --pin recompute=none."""
+    pins = ["recompute=full", "tp=8", "pp=1"]
+    asked = make_request("llama3-8b", 8, "h100", precision="bf16", objective=objective, pins=pins)
+    assert ("recompute_with_room" in {each.id for each in explain(asked, []).found}) == told
+
+
 def test_pipelines_are_explained_with_their_bubble():
     request = make_request("llama3-70b", 64, "h100", precision="bf16", global_batch=128)
     plan = Plan(tp=4, pp=4, vpp=5, dp=4, sequence_parallel=True)

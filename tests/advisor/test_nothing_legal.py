@@ -66,6 +66,10 @@ def test_a_way_out_is_told_as_pins():
 
 
 def test_settings_and_set_are_pins_too():
+    # Nobody gave what the search chose.
+    assert as_pins("Try --pp 1, or drop --fsdp.") == "Try --pin pp=1, or try --pin fsdp=off."
+    assert as_pins("Drop --fsdp.") == "Try --pin fsdp=off."
+    assert as_pins("drop --gpu") == "drop --gpu"
     assert as_pins("Try --set tp_overlap_fp8_buf=true.") == "Try --pin tp_overlap_fp8_buf=true."
     assert as_pins("Add --calculate-per-token-loss.") == "Add --pin calculate_per_token_loss=on."
 

@@ -67,6 +67,25 @@ def test_the_usual_batch_of_long_sequences_can_be_shared_out(gpus, batch):
     assert default_global_batch(gpus, 131072, "pretrain") == batch
 
 
+@pytest.mark.parametrize(("gpus", "batch"), [(4096, 8192), (8192, 8192), (16384, 8192), (65536, 8192)])
+def test_a_step_takes_no_more_tokens_than_published_runs(gpus, batch):
+    """16,384 GPUs were given 268 million tokens a step, "as published recipes do"; Llama 3.1 405B took 16 million."""
+    assert default_global_batch(gpus, 8192, "pretrain") == batch
+
+
+def test_the_usual_batch_of_experts_is_not_called_that_of_their_recipes():
+    """Published steps of DeepSeek-V3, Qwen3 and GPT-OSS have 8 sequences a GPU and more."""
+    (dense,) = (note for note in make_request("70b", 64, "h100").notes if "global batch" in note)
+    (experts,) = (note for note in make_request("deepseek-v3", 256, "h100").notes if "global batch" in note)
+    (tuned,) = (
+        note for note in make_request("deepseek-v3", 256, "h100", task="sft").notes if "batch" in note
+    )
+    assert dense.endswith("as published recipes do")
+    assert tuned.endswith("as published recipes do")
+    assert "dense models" in experts
+    assert "try a larger --global-batch" in experts
+
+
 def test_an_odd_number_of_gpus_does_not_blow_up_the_usual_batch():
     assert default_global_batch(100, 1 << 20, "pretrain") == 2
 

@@ -206,3 +206,14 @@ def test_what_if_offers_nothing_that_the_machine_lacks(gpu: str, knobs: dict[str
     for change in what_if(case, names).changes:
         found = violations(case.model, case.workload, cluster, change.neighbour.plan)
         assert not LACKING & {each.id for each in found}, change.neighbour
+
+
+@pytest.mark.parametrize(("batch", "told"), [(8, False), (64, True)])
+def test_one_rank_a_sequence_is_advised_only_where_the_batch_has_so_many_sequences(batch, told):
+    """8 sequences of 131,072 tokens on 64 GPUs: "try --tp 1 --cp 1" could not be."""
+    plan = Plan(cp=8, dp=8, zero_stage=3, fsdp=True)
+    workload = Workload(131072, batch)
+    found = violations(load_model("llama3-8b"), workload, resolve("h100", None)[0], plan)
+    (rule,) = (each for each in found if each.id == "max_connections_conflict")
+    assert ("--cp 1" in rule.way_out) == told
+    assert "--fsdp" in rule.way_out

@@ -281,6 +281,16 @@ def test_overlapped_dispatch_and_delayed_gradients_follow_each_other():
     assert [change["follows"] for change in off["changes"]] == [{"delay_wgrad": False}]
 
 
+def test_experts_on_every_rank_leave_the_dispatchers_that_need_partners(tmp_path):
+    """Megatron-Core refuses DeepEP and HybridEP with one rank; priced with them, ep 1 looked like a gain."""
+    model = ["--model", "qwen3-30b-a3b", "--gpus", "8", "--gpu", "h200", "--ep", "2", "--global-batch", "64"]
+    overlapped = ["--moe-dispatcher", "hybridep", "--overlap-moe-comm", "--delay-wgrad"]
+    result = what_if(case_of(tmp_path, [*model, *overlapped]), ["ep"])
+    follows = {change.neighbour.after: change.neighbour.follows for change in result.changes}
+    assert follows[1] == {"moe_dispatcher": "alltoall", "overlap_moe_comm": False, "delay_wgrad": False}
+    assert follows[4] == {}
+
+
 def test_a_gain_by_checks_switched_off_is_told_with_what_it_gives_up(tried):
     _, result = tried
     off = next(each for each in result.changes if each.neighbour.knob == "check_for_nan_in_grad")

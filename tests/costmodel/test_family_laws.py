@@ -34,6 +34,7 @@ TRAFFIC = (
     "pipeline_send_recv",
     "pipeline_starts",
     "shared_embedding",
+    "deferred_wgrad",
     "dp_gradients",
     "dp_gather",
     "dp_reduce_scatter",

@@ -196,6 +196,7 @@ def test_one_rank_communicates_nothing(m, precision):
         "pipeline_send_recv",
         "pipeline_starts",
         "shared_embedding",
+        "deferred_wgrad",
         "pipeline_bubble",
         "dp_gradients",
         "dp_gather",

@@ -316,6 +316,40 @@ def test_an_embedding_on_one_stage_is_not_summed_over_two():
     assert leaf(llama_of_four_stages(1), "shared_embedding") == 0
 
 
+def deferred(sequences: int, **knobs: Any) -> Prediction:
+    plan = Plan(pp=4, dp=2, defer_embedding_wgrad=True, **knobs)
+    return predict(load_model("llama3-8b"), Workload(8192, 2 * sequences), H100, plan)
+
+
+def test_deferred_weight_gradients_fill_the_flush_and_no_more():
+    """The last stage still has to work them off: they were free, however many micro-batches there were."""
+    few, many = deferred(4), deferred(64)
+    for told, sequences in ((few, 4), (many, 64)):
+        v = told.values
+        share = 1 / (1 + v["forward"] / v["backward"])
+        beyond = sequences * v["output_wgrad"] - share * v["pipeline_bubble"]
+        assert leaf(told, "deferred_wgrad") == pytest.approx(max(0.0, beyond), rel=0.02)
+    assert leaf(few, "deferred_wgrad") == 0 < leaf(many, "deferred_wgrad")
+    at_once = dataclasses.replace(many.plan, defer_embedding_wgrad=False)
+    plain = predict(many.model, many.workload, H100, at_once)
+    assert leaf(plain, "deferred_wgrad") == 0
+    gain = plain.step_time_s - many.step_time_s
+    assert gain < plain.values["pipeline_bubble"] < 64 * many.values["output_wgrad"]
+
+
+def test_deferred_weight_gradients_keep_the_gradients_of_the_logits():
+    """Memory was "unchanged": of 16 micro-batches of 8,192 tokens and 128,256 words they are 29 GiB."""
+    told = deferred(16)
+    plain = predict(
+        told.model, told.workload, H100, dataclasses.replace(told.plan, defer_embedding_wgrad=False)
+    )
+    each = 2 * 8192 * (128256 + 4096)
+    assert told.values["memory_last"] - plain.values["memory_last"] == pytest.approx(15 * each)
+    assert told.values["memory_first"] == plain.values["memory_first"]
+    quarter = deferred(16, tp=4, sequence_parallel=True).values["memory_last_deferred"]
+    assert quarter == pytest.approx(15 * each / 4, rel=0.01)  # the vocabulary is padded further
+
+
 def deepseek(**knobs: Any) -> Prediction:
     return predict(load_model("deepseek-v3"), Workload(4096, 256), H100, Plan(dp=8, ep=8, **knobs))
 

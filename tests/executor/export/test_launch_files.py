@@ -71,6 +71,22 @@ def test_settings_of_the_plan_win_and_experts_get_theirs():
     assert variables(Plan(dp=8, offload_modules=("core_attn",)))["NVTE_CPU_OFFLOAD_V1"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("machine", "knobs", "ranks"),
+    [
+        ("gb200-nvl72", {"dp": 256, "ep": 128}, "64"),  # 64 of 72 GPUs are used: 72 is no divisor of 128
+        ("gb200-nvl72", {"dp": 144, "ep": 16, "nvl_segment": 72}, "8"),
+        ("gb200-nvl72", {"dp": 64, "ep": 32}, "32"),
+        ("gb200-nvl72", {"dp": 32, "ep": 8, "etp": 2}, "16"),
+        ("dgx-h100", {"dp": 64, "ep": 16}, "8"),
+    ],
+)
+def test_hybridep_is_told_the_ranks_that_share_a_domain(machine, knobs, ranks):
+    """72 of ep 128 were said to share an NVL72 of which the job uses 64: memory of another rack was to be mapped."""
+    made = variables(Plan(moe_dispatcher="hybridep", **knobs), machine, "deepseek-v3")
+    assert made["NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"] == ranks
+
+
 @pytest.mark.parametrize("target", ["nemo", "megatron-bridge"])
 def test_variables_of_hybridep_are_for_targets_that_have_it(target):
     plan = Plan(dp=64, ep=64, moe_dispatcher="hybridep")
