@@ -30,6 +30,9 @@ PLAIN_FLAGS = {
     "rope_fusion": "apply_rope_fusion",
     "calculate_per_token_loss": "calculate_per_token_loss",
 }
+# Micro-batches whose vocabulary gradients wait where a row's recipe defers them: what all recipes of Llama say that do,
+# in Megatron-Bridge 0.3.1 and 0.6.2 (llama3.py); rows do not carry it.
+DEFERRED = 22
 # Megatron-Bridge's recipes as they were resolved ("v0.5.0:...", "HEAD:..."): they name the fusions that are on.
 RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")
 
@@ -112,6 +115,8 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str
         values.pop("expert_mlp_fusion", None)
     values |= dict.fromkeys(habit.get("plain_kernels", ()), False)
     values |= {ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags}
+    if values.get("defer_embedding_wgrad"):
+        values["wgrad_deferral_limit"] = int(flags.get("wgrad_deferral_limit", DEFERRED))
     if row.text("other_flags") and RESOLVED_RECIPE.match(row.text("recipe_key")):
         values["rope_fusion"] = "apply_rope_fusion" in flags
         if model.moe is not None:

@@ -173,6 +173,7 @@ def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
         "enc_own": (c["encoder_pp"] > 0) * 1.0,
         "sp": c["sequence_parallel"] * (c["tp"] > 1),
         "vpp_group": np.where(c["vpp_group_size"] > 0, c["vpp_group_size"], c["pp"]),
+        "deferral_limit": np.where(c["wgrad_deferral_limit"] > 0, c["wgrad_deferral_limit"], 1e9),
     }
 
 

@@ -41,7 +41,7 @@ from costmodel.stage_parameters import (
     parameters_of,
 )
 from costmodel.term import Ledger, Term
-from costmodel.vocabulary import waits_for_flush
+from costmodel.vocabulary import deferred
 from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
 
@@ -236,12 +236,11 @@ def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
     """What deferred weight gradients of the output layer keep: its input and output gradient, by micro-batch. [byte]
 
     Of one the gradient is written over the logits. Source: Megatron-Core 0.16.1, tensor_parallel/layers.py,
-    grad_output_buffer and embedding_activation_buffer; wgrad_deferral_limit 0, which keeps all.
+    grad_output_buffer and embedding_activation_buffer.
     """
-    outputs = 1 + x.mtp_heads if "mtp" in features else 1
     gradients = linear.tokens(x) * linear.padded_vocabulary(x) / x.tp
     each = x.activation_bytes * gradients + activations.layer_input(x)
-    return x.trained * waits_for_flush(x) * maximum(0, x.m * outputs - 1) * each
+    return x.trained * maximum(0, deferred(x, features) - 1) * each
 
 
 def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amount) -> Amount:

@@ -80,6 +80,7 @@ class Plan:
     last_stage_layers: int = 0
     vpp_group_size: int = 0
     defer_embedding_wgrad: bool = False
+    wgrad_deferral_limit: int = 0
     nvl_segment: int = 0
     encoder_tp: int = 0
     encoder_pp: int = 0

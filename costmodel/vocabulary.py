@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, maximum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.rates import linear_gemm, model_gemm, stream
 from costmodel.term import Ledger, symbol
 from costmodel.timing import kernels
@@ -46,7 +46,9 @@ def vocabulary_times(
     )
     logits = ledger.define(
         "logits_gemms",
-        (1 - x.fp8_output) * gemms + x.fp8_output * low + (1 - waits_for_flush(x)) * wgrad,
+        (1 - x.fp8_output) * gemms
+        + x.fp8_output * low
+        + (1 - deferred(x, features) / passes_of(x, features)) * wgrad,
         "s",
         kernels.gemm_time,
     )
@@ -79,9 +81,18 @@ def vocabulary_times(
     return embedding, (1 + x.mtp_heads) * output, head + embedding
 
 
-def waits_for_flush(x: SimpleNamespace) -> Amount:
-    """1 where the output layer's weight gradients wait until the last stage has ended its passes. [1]"""
-    return x.defer_wgrad * is_more_than_one(x.pp)
+def passes_of(x: SimpleNamespace, features: Collection[str]) -> Amount:
+    """Passes through the output layer in a step: of every micro-batch, and of its MTP heads. [1]"""
+    return x.m * (1 + x.mtp_heads if "mtp" in features else 1)
+
+
+def deferred(x: SimpleNamespace, features: Collection[str]) -> Amount:
+    """Of those, the ones whose weight gradients wait until the last stage has ended its passes. [1]
+
+    The first ones wait, as many as the limit says. Source: Megatron-Core 0.16.1, tensor_parallel/layers.py,
+    LinearWithGradAccumulationAndAsyncCommunication.backward.
+    """
+    return x.defer_wgrad * is_more_than_one(x.pp) * minimum(passes_of(x, features), x.deferral_limit)
 
 
 def deferred_time(x: SimpleNamespace, flush: Amount, features: Collection[str]) -> Amount:
@@ -90,5 +101,4 @@ def deferred_time(x: SimpleNamespace, flush: Amount, features: Collection[str]) 
     The last stage works them off after its last backward pass, while those before it still flush. They are not less
     work for being late. Source: Megatron-Core 0.16.1, pipeline_parallel/utils.py, drain_embedding_wgrad_compute.
     """
-    outputs = 1 + x.mtp_heads if "mtp" in features else 1
-    return waits_for_flush(x) * maximum(0, x.m * outputs * symbol("output_wgrad") - flush)
+    return maximum(0, deferred(x, features) * symbol("output_wgrad") - flush)

@@ -49,6 +49,7 @@ NOT_OFFERED = (
     "first_stage_layers",
     "last_stage_layers",
     "vpp_group_size",
+    "wgrad_deferral_limit",
 )
 # Chunks that balanced layouts take for any number of layers.
 USUAL_CHUNKS = (2, 3, 4)

@@ -305,7 +305,7 @@ def overlap_settings(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     fields |= {name: ddp[name] for name in ("overlap_grad_reduce", "overlap_param_gather")}
     fields["bucket_size"] = plan.bucket_size or None
     if plan.defer_embedding_wgrad:
-        fields["wgrad_deferral_limit"] = deferral_limit(plan)
+        fields["wgrad_deferral_limit"] = plan.wgrad_deferral_limit
     if not ddp["use_distributed_optimizer"]:
         # Without the distributed optimizer Bridge reads these from ddp only.
         fields = {
@@ -314,11 +314,6 @@ def overlap_settings(plan: Plan, model: ModelSpec) -> dict[str, Any]:
             if name not in ("bucket_size", "overlap_param_gather")
         }
     return {f"comm_overlap.{name}": value for name, value in fields.items()}
-
-
-def deferral_limit(plan: Plan) -> int:
-    """Micro-batches whose embedding gradients wait; 0 is all. Bridge and NeMo would say -1, which they refuse."""
-    return max(0, int(dict(plan.settings).get("wgrad_deferral_limit") or 0))
 
 
 def other_settings(job: Job, names: Names) -> Iterator[tuple[str, str, Any]]:

@@ -21,7 +21,6 @@ from executor.export.megatron_bridge_settings import (
     BY_OVERLAP,
     BY_PRECISION,
     NOTHING,
-    deferral_limit,
     loss_names,
     recompute_names,
 )
@@ -305,7 +304,7 @@ def overlap_settings(job: Job) -> dict[str, Any]:
         fields["batch_p2p_comm"] = False
     fields |= {name: ddp[name] for name in ("overlap_grad_reduce", "overlap_param_gather")}
     if job.plan.defer_embedding_wgrad:
-        fields["wgrad_deferral_limit"] = deferral_limit(job.plan)
+        fields["wgrad_deferral_limit"] = job.plan.wgrad_deferral_limit
     if job.plan.bucket_size:
         fields["bucket_size"] = job.plan.bucket_size
     return {f"{OVERLAP}.{name}": value for name, value in fields.items()}

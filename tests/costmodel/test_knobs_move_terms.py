@@ -65,6 +65,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
     "host optimizer": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, optimizer_offload=50)),
     "offload": ("dense", "dgx-h100", Plan(dp=8, offload_layers=80)),
     "graphs": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, cuda_graph=True)),
+    "deferred": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, defer_embedding_wgrad=True)),
     "dropout": ("dense", "dgx-h100", Plan(tp=2, pp=2, dp=8, dropout=True)),
     "mxfp8": (
         "dense",
@@ -92,6 +93,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
 # Where a knob acts, when the first base is not such a place.
 WHERE = {
     "calculate_per_token_loss": "fsdp in 16 bits",
+    "wgrad_deferral_limit": "deferred",
     "cp_a2a_size": "mixed exchange",
     "cp_comm_type": "mixed exchange",
     "ep": "experts",
@@ -223,6 +225,7 @@ def test_a_knob_moves_a_term_unless_its_record_says_nothing(name):
         ("param_remainders", "memory_first_optimizer"),
         ("reuse_grad_buf", "memory_first_weights"),
         ("vpp_group_size", "memory_first_activations"),
+        ("wgrad_deferral_limit", "vocabulary"),
         ("encoder_tp", "pipeline_bubble"),
         ("check_for_nan_in_grad", "nan_checks"),
         ("tp_only_amax_red", "maxima"),

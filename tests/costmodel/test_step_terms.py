@@ -440,3 +440,16 @@ def test_attention_in_fp8_gains_what_its_kernels_were_measured_to(cluster, model
     for name, gain in zip(("forward", "backward"), gains, strict=True):
         core = f"{prefix}_core_{name}"
         assert sixteen[core] / eight[core] == pytest.approx(gain, rel=0.08)
+
+
+def test_a_limit_defers_the_first_micro_batches_alone():
+    """Megatron-Core's 0 is no limit; the others are worked off as they come, and keep nothing."""
+    everything, some = deferred(64), deferred(64, wgrad_deferral_limit=8)
+    wgrad = some.values["output_wgrad"]
+    plain = dataclasses.replace(some.plan, defer_embedding_wgrad=False)
+    at_once = predict(some.model, some.workload, H100, plain).values["logits_gemms"]
+    assert some.values["logits_gemms"] == pytest.approx(at_once - wgrad * 8 / 64)
+    assert everything.values["logits_gemms"] == pytest.approx(at_once - wgrad)
+    kept = [told.values["memory_last_deferred"] for told in (some, everything)]
+    assert kept[0] == pytest.approx(kept[1] * 7 / 63)
+    assert deferred(64, wgrad_deferral_limit=64).values == everything.values | {"deferral_limit": 64}

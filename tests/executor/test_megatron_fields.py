@@ -95,10 +95,10 @@ def test_layers_that_do_not_divide_get_a_layout_and_those_that_do_get_none():
 
 
 def test_settings_reach_the_class_that_has_them():
-    plan = Plan(settings={"align_param_gather": True, "wgrad_deferral_limit": 3})
+    plan = Plan(settings={"align_param_gather": True, "overlap_p2p_comm_warmup_flush": True})
     assert ddp_fields(plan)["align_param_gather"] is True
     fields = core_fields(plan, load_model("llama3-8b"), WORKLOAD)
-    assert fields["wgrad_deferral_limit"] == 3
+    assert fields["overlap_p2p_comm_warmup_flush"] is True
     assert "align_param_gather" not in fields
 
 
