@@ -100,25 +100,38 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings=HELP)
+@click.group(
+    cls=LazyGroup,
+    context_settings=HELP,
+    invoke_without_command=True,
+    no_args_is_help=False,
+    subcommand_metavar="COMMAND [ARGS]...",
+)
 @click.version_option(package_name="advisor")
-def advisor() -> None:
+@click.pass_context
+def advisor(ctx: click.Context) -> None:
     """Decide how to train a language model on a GPU cluster, and see why.
 
     \b
     advisor explain --model 70b --gpus 64 --gpu b200   the plan, and why
     advisor run --model tiny-gpt --gpus 2 --gpu local  train with it here
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)
 
 
 def main() -> None:
     """Entry point. Exit codes: 0 good, 1 a plan that does not hold, 2 bad input, 130 interrupted, 143 terminated."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called (`>&-`): nobody reads it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         code = advisor.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
-        _say(error.format_message())
+        _say(_with_way_out(error))
         code = 2
     except (click.Abort, KeyboardInterrupt) as error:
         _say("interrupted; nothing was left half-written.", prefix="")
@@ -132,6 +145,14 @@ def main() -> None:
         _say(f"{where}{error.strerror or error}. Check the path and its permissions.")
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _with_way_out(error: click.ClickException) -> str:
+    """What click says of options and arguments, with where to read what the command takes."""
+    said = error.format_message().rstrip()
+    if not isinstance(error, click.UsageError) or "Did you mean" in said or error.ctx is None:
+        return said
+    return f"{said.rstrip('.')}. `{error.ctx.command_path} --help` tells what it takes."
 
 
 def _say(message: str, prefix: str = "Error: ") -> None:

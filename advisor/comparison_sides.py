@@ -51,6 +51,7 @@ def _plan(path: str) -> Side:
     from advisor.case import read_case
     from advisor.pipeline import with_schedule
     from advisor.rules import violations
+    from advisor.rules.predicted_words import all_words
     from costmodel.predict import predict
 
     case = read_case(path, {})
@@ -58,7 +59,8 @@ def _plan(path: str) -> Side:
         closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, stack=case.stack)
+    words = all_words(closed_form, case.stack)
+    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     errors = tuple(violation.line() for violation in found if violation.severity == "ERROR")
     predicted = with_schedule(closed_form).to_dict()
     return Side(path, predicted, errors=errors, price=case.cluster.price_per_gpu_hour, stack=case.stack or "")

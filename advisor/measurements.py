@@ -26,6 +26,8 @@ from hardware_db import Cluster
 
 NEEDED = ("id", "model", "system", "gpus", "precision", "gbs", "seq_len")
 TIMES = ("step_time_s", "tokens_per_sec_per_gpu")
+# A step time and a rate of tokens that differ by less are printed with few digits.
+SAME_STEP = 0.05
 # Frameworks whose one memory figure is what the allocator reserves. Source: torchtitan, components/metrics.py.
 PRINTS_RESERVED = ("torchtitan",)
 # What else tables are separated by, and its name.
@@ -177,9 +179,27 @@ def row_case(row: Row) -> Case | Skip:
         measured_reserved_bytes=reserved,
         assumptions=tuple(
             filter(
-                None, (*assumptions, how_model, how_cluster, unknown_release(stack), *unsaid, *micro_batch)
+                None,
+                (
+                    *assumptions,
+                    how_model,
+                    how_cluster,
+                    unknown_release(stack),
+                    *unsaid,
+                    *micro_batch,
+                    _two_times(step, rate and batch * seq_len / (gpus * rate)),
+                ),
             )
         ),
+    )
+
+
+def _two_times(step: float, by_rate: float | None) -> str:
+    """What a note says of a row whose step time and tokens a second are of different steps, else ""."""
+    if by_rate is None or abs(by_rate / step - 1) < SAME_STEP:
+        return ""
+    return (
+        f"step_time_s says {step:.4g} s and tokens_per_sec_per_gpu {by_rate:.4g} s: the step time is compared"
     )
 
 

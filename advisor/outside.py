@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Tried = Mapping[str, frozenset[Any]]
 # So many values of a knob are told, and so many knobs that gain.
 MOST_TOLD = 8
+# Relative difference below which two sums of the same terms are equal.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def gains_outside(request: Request, best: Candidate, tried: Tried) -> tuple[Gain
     """The best untried value beside the best plan of every knob that gains by one, largest gain first.
 
     Of plans that hold to the rules and fit; `advisor whatif` tells of the others too. The closed form, which takes
-    many at once, names the value of each knob and the knobs; those are predicted whole.
+    many at once, names the value of each knob and the knobs; those are predicted whole, for what one gains may be
+    mostly in the simulated schedule.
     """
     closed = sorted(_scored(request, best, list(_neighbours(request, best, tried))), key=lambda pair: pair[0])
     chosen: dict[str, Neighbour] = {}
@@ -168,9 +171,10 @@ def gains_outside(request: Request, best: Candidate, tried: Tried) -> tuple[Gain
             compared(request, best, candidate(request, each.plan)).lost_by,
             each.follows,
         )
-        for each in list(chosen.values())[:MOST_TOLD]
+        for each in chosen.values()
     ]
-    return tuple(sorted((gain for gain in gains if gain.share < -HELPS_ABOVE), key=lambda gain: gain.share))
+    helping = sorted((gain for gain in gains if gain.share < -HELPS_ABOVE), key=lambda gain: gain.share)
+    return tuple(helping[:MOST_TOLD])
 
 
 def outside_lines(gains: Iterable[Gain]) -> Iterator[str]:
@@ -238,7 +242,7 @@ def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Itera
         legal = [each for each, fault in zip(some, broken, strict=True) if not fault]
         scores = _scores(request, legal, best.prediction.tight)
         gaining = zip(scores, legal, strict=True)
-        yield from (pair for pair in gaining if pair[0] < (1 - HELPS_ABOVE) * base)
+        yield from (pair for pair in gaining if pair[0] < (1 - ROUNDING) * base)
 
 
 def _scores(request: Request, some: list[Neighbour], tight: bool = True) -> list[float]:

@@ -44,7 +44,8 @@ def setting(prediction: Prediction) -> str:
     load, cluster = prediction.workload, prediction.cluster
     task = "" if load.task == "pretrain" else f"{load.task}, "
     machine = f"{prediction.plan.world:,} x {cluster.gpu.title} ({cluster.name})"
-    batch = f"{load.seq_len:,} tokens a sequence, {load.global_batch:,} sequences a step"
+    sequences = f"{load.global_batch:,} sequence{'s' * (load.global_batch != 1)}"
+    batch = f"{load.seq_len:,} tokens a sequence, {sequences} a step"
     return f"{prediction.model.name}, {task}{batch}, {machine}"
 
 

@@ -34,7 +34,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     """
     from advisor.pipeline import with_schedule
     from advisor.predict_text import prediction_lines
-    from advisor.rules import violations
+    from advisor.rules import holds, violations
     from advisor.rules.predicted_words import all_words
     from costmodel.plan_file import provenance, save_plan_file
     from costmodel.predict import predict
@@ -64,5 +64,4 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
         click.echo("\n".join(prediction_lines(prediction, found, list(case.notes), options["formulas"])))
         if options["save"]:
             click.echo(f"\nSaved as {options['save']}.")
-    holds = prediction.fits and all(violation.severity != "ERROR" for violation in found)
-    context.exit(0 if holds else 1)
+    context.exit(0 if holds(prediction, found) else 1)

@@ -36,6 +36,7 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
     exposed inside them, messages between stages, data-parallel traffic, optimizer; memory as a counter. It ends at
     the predicted step time. PLAN is a plan file; without one, the plan of the options, or the one that
     `advisor explain` gave last. --record lays one measured step of every rank beside the prediction of its run.
+    Exit code 1 when the plan does not hold.
 
     \b
     advisor trace plan.toml -o trace.json
@@ -48,28 +49,35 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
     if options["record"] is not None and plan is not None:
         raise ValueError(f"PLAN {plan} and --record: a record has its own plan. Give one of them.")
     check_writable(output)
+    runs = True
     if options["record"] is not None:
         from executor.trace_measured import record_trace
 
         trace = record_trace(Path(options["record"]).expanduser())
     else:
         from advisor.pipeline import with_schedule
+        from advisor.rules import holds, violations
+        from advisor.rules.predicted_words import all_words
         from costmodel.predict import predict
         from executor.trace_predicted import predicted_trace
 
         case = read_case(plan, options)
         closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        words = all_words(closed_form, case.stack)
+        found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+        runs = holds(closed_form, found)
         trace = predicted_trace(with_schedule(closed_form), options["max_spans"] or 0)
     write_trace(Path(output), trace)
     about = trace["otherData"]
     slices = sum(event["ph"] == "X" for event in trace["traceEvents"])
     if options["as_json"]:
         click.echo(json.dumps({"file": output, "slices": slices} | about, indent=2))
-        return
-    click.echo("\n".join(_said(output, about, slices)))
+    else:
+        click.echo("\n".join(_said(output, about, slices, runs)))
+    context.exit(0 if runs else 1)
 
 
-def _said(output: str, about: dict[str, Any], slices: int) -> list[str]:
+def _said(output: str, about: dict[str, Any], slices: int, runs: bool) -> list[str]:
     from advisor.render import seconds, wrap
 
     times = [f"a step of {seconds(about['step_time_s'])} predicted"] if "step_time_s" in about else []
@@ -79,4 +87,5 @@ def _said(output: str, about: dict[str, Any], slices: int) -> list[str]:
             f"step {about['step'] + 1} as measured, {seconds(about['measured_step_s'])}, near the median"
         )
     told = f"{output}: {slices:,} slices of {' and of '.join(times)}"
-    return [wrap(told + "."), "Open it at https://ui.perfetto.dev or in chrome://tracing."]
+    lines = [wrap(told + "."), "Open it at https://ui.perfetto.dev or in chrome://tracing."]
+    return lines if runs else [*lines, "The plan does not hold: `advisor check` tells why, and the way out."]

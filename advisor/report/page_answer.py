@@ -60,8 +60,12 @@ def verdict(subject: Subject) -> Markup:
         ]
         words = f"The {goal} of {explanation.result.feasible:,} plans that fit, of {explanation.result.legal:,} legal."
         mood = "good"
+    elif explanation.best is None:
+        words, mood = (
+            "Fits; no plan that a search tries does: what makes this one fit is not searched.",
+            "good",
+        )
     else:
-        assert explanation.best is not None
         best = explanation.best
         ratio = prediction.step_time_s / best.step_time
         behind = f"{percent(ratio - 1)} slower than" if ratio > 1 else f"{percent(1 - ratio)} faster than"

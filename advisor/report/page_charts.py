@@ -74,7 +74,9 @@ def plans(data: dict[str, Any]) -> Markup:
     """Throughput against memory of everything that fits."""
     cloud, points, front = data["cloud"], data["cloud"]["points"], data["cloud"]["front"]
     if not front:
-        return section("plans", "All plans that fit", tag("p", "No plan fits in this setting."))
+        return section(
+            "plans", "All plans that fit", tag("p", "No plan that a search tries fits in this setting.")
+        )
     columns = [points[name][:front] for name in ("plan", "step_time_s", "gpus", "memory_bytes")]
     rows = [
         (plan, seconds(step), f"{cloud['tokens_per_step'] / step / gpus:,.0f}", gib(size))

@@ -15,7 +15,7 @@ from advisor.report.cloud import Cloud
 from advisor.report.records import run_records
 from advisor.report.scaling import scaling
 from advisor.request import Request, choose_precisions
-from advisor.rules import Violation, violations
+from advisor.rules import Violation, holds, violations
 from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
 from advisor.why import Path, Step
@@ -64,7 +64,7 @@ class Subject:
     @property
     def holds(self) -> bool:
         """Whether the plan runs and fits."""
-        return _holds(self.prediction, self.found)
+        return holds(self.prediction, self.found)
 
     @property
     def cost(self) -> dict[str, float] | None:
@@ -118,7 +118,7 @@ def subject_of_case(
         steps=steps,
         found=tuple(found),
         notes=case.notes,
-        commands=next_commands(path, asked, _holds(prediction, found)),
+        commands=next_commands(path, asked, holds(prediction, found)),
         names={"model": case.plan_file.model, "cluster": case.plan_file.cluster},
         records=runs,
         scaling=curve,
@@ -201,10 +201,6 @@ def without_page(asked: Sequence[str], options: Sequence[str] = ("--html",)) -> 
         elif not word.startswith(tuple(f"{option}=" for option in options)):
             kept.append(word)
     return kept
-
-
-def _holds(prediction: Prediction, found: Sequence[Violation]) -> bool:
-    return prediction.fits and not any(each.severity == "ERROR" for each in found)
 
 
 def _part(tell: Progress, start: float, end: float) -> Progress:

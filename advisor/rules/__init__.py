@@ -30,6 +30,7 @@ from costmodel.stack import Stack, default_stack, load_stack
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
+    from costmodel.prediction import Prediction
     from hardware_db import Cluster
 
 
@@ -237,6 +238,11 @@ def violation(rule: Rule, words: Facts, index: int) -> Violation:
     """What `rule` says about row `index`."""
     text, way_out = rule.message(words, index)
     return Violation(rule.id, rule.severity, rule.knobs, text, way_out, rule.source, rule.cites)
+
+
+def holds(prediction: Prediction, found: Iterable[Violation]) -> bool:
+    """Whether a plan fits and breaks no ERROR rule: else commands about it end with exit code 1."""
+    return prediction.fits and all(each.severity != "ERROR" for each in found)
 
 
 def error_masks(words: Facts, rules: Iterable[Rule] | None = None) -> dict[str, Mask]:

@@ -102,6 +102,37 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, says):
     assert done.stdout == ""
 
 
+def test_no_command_shows_the_help_as_it_is():
+    """It came as an error, all of the help in one line."""
+    done = run()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["trace", "plan.toml"], "Missing option '-o'"),
+        (["predict", "--gpus", "1.5"], "not a valid integer"),
+        (["diagnose"], "Missing argument"),
+    ],
+)
+def test_an_error_about_options_tells_the_way_out(arguments, fault):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert done.stderr.endswith(f"{arguments[0]} --help` tells what it takes.\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_outputs_are_no_fault_of_the_command(closed):
+    command = f"{sys.executable} -m advisor models tiny-gpt {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
 def options_command() -> click.Command:
     found: dict[str, object] = {}
 

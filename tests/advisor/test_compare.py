@@ -254,6 +254,41 @@ def test_a_plan_that_does_not_fit_is_told_and_exits_1(folder):
     assert "B DOES NOT FIT" in done.output
 
 
+def test_a_plan_that_its_host_cannot_hold_is_told_and_exits_1(tmp_path):
+    """Rules about what is predicted count here as in predict and check."""
+    cluster = tmp_path / "small-host.toml"
+    lines = [
+        'gpu = "h100-sxm"',
+        "gpus_per_node = 8",
+        "domain_size = 8",
+        'intra = "nvlink4"',
+        'inter = "ib-ndr-400"',
+    ]
+    lines += ['name = "small-host"', 'title = "64 GB a node"', 'host_link = "pcie5-x16"', "[host_memory]"]
+    lines += ["value = 0.064", 'unit = "TB"', 'kind = "assumed"', 'source = "a test"', "read_on = 2026-11-21"]
+    cluster.write_text("\n".join(lines))
+    plan = tmp_path / "plan.toml"
+    asked = [
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "8",
+        "--cluster",
+        str(cluster),
+        "--tp",
+        "8",
+        "--sequence-parallel",
+    ]
+    asked += ["--optimizer-offload", "100", "--save", str(plan)]
+    assert CliRunner().invoke(advisor, ["predict", *asked]).exit_code == 1
+    done = run(plan, plan, "--json")
+    assert done.exit_code == 1
+    side = json.loads(done.output)["a"]
+    assert side["prediction"]["memory"]["fits"]
+    assert not side["holds"]
+    assert "host memory" in side["errors"][0]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

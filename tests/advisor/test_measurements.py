@@ -90,6 +90,14 @@ def test_a_bridge_row():
     assert found.assumptions
 
 
+def test_two_times_that_differ_are_told_and_the_step_time_is_compared():
+    """1619 tokens/s of 64 GPUs are a step of 10.12 s."""
+    for seconds, told in (("10.1", False), ("14", True)):
+        found = case(NEMO, step_time_s=seconds)
+        assert found.measured_step_time_s == float(seconds)
+        assert any("tokens_per_sec_per_gpu 10.12 s" in words for words in found.assumptions) == told
+
+
 def test_old_stacks_write_scores_and_do_not_overlap():
     plan = case(VTRAIN).plan
     assert plan.attention_backend == "unfused"

@@ -18,6 +18,7 @@ from advisor.sections import (
     cost_line,
     knob_table,
     numbers,
+    setting,
     training_cost,
 )
 from costmodel.evidence import Near
@@ -129,6 +130,12 @@ def test_golden_page():
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("batch", "told"), [(1, ", 1 sequence a step"), (8, ", 8 sequences a step")])
+def test_one_sequence_is_not_called_sequences(batch, told):
+    found = predict(load_model("tiny-gpt"), Workload(256, batch), load_cluster("dgx-h100"), Plan())
+    assert told in setting(found)
 
 
 def test_numbers_assumed_for_one_reason_share_a_line():

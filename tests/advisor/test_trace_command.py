@@ -47,6 +47,20 @@ def test_the_step_is_the_one_that_predict_tells(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "fault", ["--micro-batch 8 --global-batch 32 --vpp 2 --offload-layers 2", "--model 70b"]
+)
+def test_a_plan_that_does_not_hold_is_drawn_and_exits_1(tmp_path, fault):
+    """As predict, report and compare do: one breaks a rule, one does not fit."""
+    path = tmp_path / "trace.json"
+    code, output, _ = trace(f"{PLAN} {fault} -o {path}")
+    assert code == 1
+    assert "does not hold" in output
+    assert path.exists()
+    assert trace(f"{PLAN} {fault} -o {path} --json")[0] == 1
+    assert "does not hold" not in trace(f"{PLAN} -o {path}")[1]
+
+
 def test_a_hostile_name_stays_text(tmp_path):
     name = '"}]} </script><img src=x> \u202e'
     spec = tmp_path / "model.toml"

@@ -249,3 +249,15 @@ def test_a_file_that_is_there_is_replaced_whole(large, hostile):
         assert made.html.startswith("<!doctype html>")
         assert made.html.rstrip().endswith("</html>")
         assert not list(made.path.parent.glob(".*"))
+
+
+def test_a_plan_that_fits_by_what_no_search_tries_has_a_page(tmp_path):
+    """8B on one GPU fits with its optimizer on the host alone, which is searched only when pinned."""
+    asked = "--model 8b --gpus 1 --gpu h100 --optimizer-offload 100 --recompute full --global-batch 1"
+    asked += " --no-grad-reduce-in-fp32 --seq-len 1024"
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(advisor, ["report", *asked.split(), "-o", str(page)])
+    assert done.exit_code == 0, done.exception
+    shown = page.read_text(encoding="utf-8")
+    assert "Fits; no plan that a search tries does" in shown
+    assert "No plan that a search tries fits in this setting." in shown
