@@ -88,7 +88,7 @@ def pipeline_fields(plan: Plan, model: ModelSpec, seq_len: int) -> dict[str, Any
         fields["num_layers_in_first_pipeline_stage"] = plan.first_stage_layers
     if plan.last_stage_layers:
         fields["num_layers_in_last_pipeline_stage"] = plan.last_stage_layers
-    if plan.defer_embedding_wgrad:
+    if plan.wgrad_deferral_limit:
         fields["wgrad_deferral_limit"] = plan.wgrad_deferral_limit
     if plan.vpp_group_size:
         fields["microbatch_group_size_per_vp_stage"] = plan.vpp_group_size

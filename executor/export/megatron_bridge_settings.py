@@ -304,7 +304,7 @@ def overlap_settings(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         fields["batch_p2p_comm"] = False
     fields |= {name: ddp[name] for name in ("overlap_grad_reduce", "overlap_param_gather")}
     fields["bucket_size"] = plan.bucket_size or None
-    if plan.defer_embedding_wgrad:
+    if plan.defer_embedding_wgrad or plan.wgrad_deferral_limit:
         fields["wgrad_deferral_limit"] = plan.wgrad_deferral_limit
     if not ddp["use_distributed_optimizer"]:
         # Without the distributed optimizer Bridge reads these from ddp only.

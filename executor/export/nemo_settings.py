@@ -303,7 +303,7 @@ def overlap_settings(job: Job) -> dict[str, Any]:
     if job.plan.pp == 1:
         fields["batch_p2p_comm"] = False
     fields |= {name: ddp[name] for name in ("overlap_grad_reduce", "overlap_param_gather")}
-    if job.plan.defer_embedding_wgrad:
+    if job.plan.defer_embedding_wgrad or job.plan.wgrad_deferral_limit:
         fields["wgrad_deferral_limit"] = job.plan.wgrad_deferral_limit
     if job.plan.bucket_size:
         fields["bucket_size"] = job.plan.bucket_size

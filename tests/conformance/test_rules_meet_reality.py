@@ -153,6 +153,7 @@ ELSEWHERE = {
     "unfused_packed": "Transformer Engine's attention, while it runs",
     "cp_sinks": "Transformer Engine's attention, while it runs",
     "cp_sliding_window": "Transformer Engine's attention, while it runs",
+    "recompute_layers_method": "nothing: it groups layers by that number, which is not what the plan has",
     "layout_fits": "the text does not fit, so there is no plan to export: costmodel.layout refuses it first",
     "vpp_microbatches": "the interleaved schedule, while it runs",
     "vpp_group_range": "the interleaved schedule, while it runs",
