@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import hardware_db
+from costmodel.graph_parts import captured_parts
 from costmodel.layout import expand, layout_of
 from costmodel.model_registry import list_models, load_model
 from costmodel.plan import Plan
@@ -256,8 +257,11 @@ def said(plan: Plan, job: Job) -> Plan:
         default("overlap_p2p")  # batched sends between two stages would mix
     if plan.cp == 1:
         default("cp_comm_type", "cp_a2a_size")
-    if not plan.cuda_graph:
-        default("cuda_graph_scope")
+    # Whole layers of dropless experts are said by the parts that can be captured.
+    parts = captured_parts(plan, model) if plan.cuda_graph else ()
+    changes["cuda_graph_scope"] = parts
+    if "moe" in parts and plan.moe_capacity_factor > 0:  # whole experts are captured padded to their capacity
+        settings["moe_pad_expert_input_to_capacity"] = True
     if not plan.fsdp:
         default("fsdp_implementation")
     # Megatron gathers parameters early only beside an overlapped reduction of sharded state.
