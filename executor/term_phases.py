@@ -21,7 +21,7 @@ def phases_of(leaf: str) -> Mapping[str, float]:
     direction, _, kind = leaf.partition("_")
     if direction in ("forward", "backward"):
         return {"communication" if kind in MESSAGES else direction: 1.0}
-    if leaf in ("recompute", "gradient_scaling", "nan_checks"):
+    if leaf in ("recompute", "deferred_wgrad", "gradient_scaling", "nan_checks"):
         return {"backward": 1.0}
     if leaf in WAITING:
         return {"communication": 1.0}
