@@ -92,7 +92,7 @@ activation_split | 1 | 1 when bias and activation function are not fused
 residual_split | 1 | 1 when bias, dropout and residual are not fused
 accumulate_split | 1 | 1 when weight gradients are added by kernels of their own
 defer_wgrad | 1 | 1 when the output layer's weight gradients wait for the flush
-deferral_limit | 1 | micro-batches of which they do at most
+deferral_limit | 1 | passes through the output layer whose weight gradients may wait
 tp | 1 | tensor parallel size
 pp | 1 | pipeline parallel size (stages)
 vpp | 1 | virtual pipeline size (model chunks on each stage)
