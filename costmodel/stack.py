@@ -60,7 +60,7 @@ class Stack:
     are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
     wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
     hybrid_dispatch: HybridEP sends tokens to experts in NVLink domains of any size, not in larger ones alone.
-    composed_norms: norms that nothing compiles are rows of element-wise kernels. whole_step: recipes capture a whole
+    composed_norms: an RMSNorm that nothing compiles is a row of kernels. whole_step: recipes capture a whole
     step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
     kernels of their own. norm_linear: a norm and the linear layer behind it are one module. norm_maxima: such a norm
     finds the maximum of what it writes. collective_mean: reductions of gradients average them, but under FSDP.

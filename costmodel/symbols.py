@@ -261,7 +261,7 @@ INPUTS: tuple[Input, ...] = tuple(
         expert_bias_fused | 1 | 1 when grouped GEMMs of captured expert blocks add the experts' biases
         scatter_gather | 1 | 1 when stages send a share of the hidden states from each tensor-parallel rank
         plain_norms | 1 | 1 when norms are PyTorch's own kernels
-        composed_norms | 1 | 1 when norms that nothing compiles are rows of element-wise kernels
+        composed_norms | 1 | 1 when an RMSNorm that nothing compiles is a row of element-wise kernels
         collective_mean | 1 | 1 when recipes let reductions of gradients average them, but under FSDP
         norm_linear | 1 | 1 when a norm and the linear layer behind it are one module
         norm_maxima | 1 | 1 when the norm of such a module finds the maximum of what it writes

@@ -44,6 +44,7 @@ PLAIN_NORM_BACKWARD = 2.2
 # Backward: of the weight's product (4 and 6) with its sum (2), casts (6 and 6), of the scale (8, and 16 of its factor),
 # of the average (4), of the square (28) and a sum of two gradients (12). Source: transformers 5.24.0, LlamaRMSNorm, as
 # PyTorch 2.13 issues its operations; that PyTorch's own before 2.9 (ATen, layer_norm.cpp) is alike is from memory.
+# LayerNorm has had a kernel of its own in every PyTorch that trains language models (native_layer_norm).
 COMPOSED_NORM_BYTES = (36.0, 92.0)
 COMPOSED_NORM_KERNELS = (8.0, 16.0)
 # Bytes an element that it keeps for the backward pass: FP32 input, and the scaled one for the weight's gradient.
@@ -63,8 +64,8 @@ def norm(x: SimpleNamespace, more: Amount = 0, joined: Amount = 0, joined_more: 
 
     joined, joined_more: 1 where the norm of either is one module with the linear layer behind it, whose operand it
     writes where the recipe can: for both of its products, unless that is transposed behind. Backward reads input and
-    output gradient and writes the input's: 1.5 times as much, at half the rate in PyTorch's own kernel. A composed norm
-    moves the bytes of all its kernels instead.
+    output gradient and writes the input's: 1.5 times as much, at half the rate in PyTorch's own kernel, which LayerNorm
+    has where RMSNorm is composed. A composed norm moves the bytes of all its kernels instead.
     """
     hidden = residual_tokens(x) * x.h
     elements, fed = hidden + more, joined * hidden + joined_more * more
@@ -72,7 +73,8 @@ def norm(x: SimpleNamespace, more: Amount = 0, joined: Amount = 0, joined_more: 
     other = x.trained * (x.quantised_copy_bytes - x.operand_bytes - x.transpose_bytes / 2)
     narrower = writes_operands(x) * (1 - x.bf16_share) * (x.activation_bytes - x.operand_bytes - other)
     forward = plain - narrower * fed
-    slower = 1 + x.plain_norms * (PLAIN_NORM_BACKWARD - 1)
+    own = maximum(x.plain_norms, x.composed_norms * x.residual_split * (x.norm_vectors - 1))
+    slower = 1 + own * (PLAIN_NORM_BACKWARD - 1)
     apart = composes_norm(x)
     return Stream(
         "norm",
@@ -83,8 +85,8 @@ def norm(x: SimpleNamespace, more: Amount = 0, joined: Amount = 0, joined_more: 
 
 
 def composes_norm(x: SimpleNamespace) -> Amount:
-    """1 where a norm is a row of element-wise kernels: in a framework that has it so, with nothing compiled. [1]"""
-    return x.composed_norms * x.residual_split
+    """1 where a norm is a row of element-wise kernels: RMSNorm, in a framework that has it so, nothing compiled. [1]"""
+    return x.composed_norms * x.residual_split * (2 - x.norm_vectors)
 
 
 def splits_residual(x: SimpleNamespace, bias: Amount = 1) -> Amount:

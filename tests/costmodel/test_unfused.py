@@ -103,6 +103,25 @@ def test_hugging_face_issues_the_operations_of_a_norm_that_are_counted():
         assert len(found) == number
 
 
+def test_a_layer_norm_that_nothing_compiles_is_one_kernel_of_pytorch():
+    """native_layer_norm and its backward pass, where an RMSNorm of then is a row of kernels."""
+    torch = pytest.importorskip("torch")
+    weight, bias = (torch.ones(4096, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+
+    def norm(tensor: Any) -> Any:
+        return torch.nn.functional.layer_norm(tensor, (4096,), weight, bias)
+
+    assert [len(found) for found in operations(torch, norm, 4096, beside=[weight, bias])] == [1, 1]
+    fused, apart = (
+        values("gpt3-5b", "torchtitan-24.12", bias_dropout_fusion=fusion) for fusion in (True, False)
+    )
+    assert apart["attention_norm_forward"] == fused["attention_norm_forward"]
+    slower = elementwise.PLAIN_NORM_BACKWARD
+    assert apart["mlp_norm_backward"] == pytest.approx(slower * fused["mlp_norm_backward"])
+    residual = elementwise.RESIDUAL_KERNELS
+    assert apart["attention_kernels_forward"] - fused["attention_kernels_forward"] == pytest.approx(residual)
+
+
 def halves(torch: Any, both: Any) -> Any:
     """As in Megatron-Core 0.16.1, transformer/mlp.py, glu, whose function is local to MLP.forward."""
     gate, rest = torch.chunk(both, 2, dim=-1)
