@@ -68,6 +68,13 @@ def said(found: Case, words: str) -> bool:
         ("AWS p5.48xlarge", "aws-p5"),
         ("Standard_ND96isr_H100_v5", "azure-nd96isr-h100-v5"),
         ("8xH100", "dgx-h100"),
+        (
+            "16x A3 (h100-80gb-8)",
+            "gcp-a3-highgpu-8g",
+        ),  # MaxText's README: Google's name of the machine's GPUs
+        ("h100-80gb-8", "dgx-h100"),  # eight of that GPU, of whatever machine
+        ("h100-mega-80gb-8", "gcp-a3-megagpu-8g"),
+        ("1x 4090", "rtx4090-8"),  # torchtune's README
         ("8x H100 SXM5 80GB", "dgx-h100"),
         ("H100 (InfiniBand 400G)", "dgx-h100"),
         ("DGX A100 (HDR 200Gb/s)", "dgx-a100"),
