@@ -305,6 +305,7 @@ def test_months(date, container, source, month):
         ("torchtitan v0.1.0", "", "", "torchtitan-25.06"),
         ("PyTorch 2.5, DeepSpeed ZeRO-3", "", "2024-11", "torchtitan-24.11"),
         ("OLMo-core", "", "2024-12", "torchtitan-24.12"),
+        ("", "modalities 0.5.0", "2024-07", "torchtitan-24.07"),
     ],
 )
 def test_software(container, source, date, stack):
