@@ -12,6 +12,10 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
+# Optimizers by name: ours, and those of Adam's name that keep less on the GPU (bitsandbytes, Adam-mini, on the host).
+MUON = ("muon", "dist_muon")
+ADAM = r"adam(?!ax|-?mini)"
+LIGHTER_ADAM = r"(?<!\d)[48]-?bit|paged|cpu|offload"
 # Modules that fused experts cannot offload: rule fused_experts_whole.
 APART_FROM_FUSED_EXPERTS = ("expert_fc1", "moe_act")
 # What of a flag column is on when the row says nothing: our plan's default.
@@ -71,12 +75,23 @@ def optimizer_knobs(row: Row) -> dict[str, Any]:
     }
     instances = flags.get("num_distributed_optimizer_instances")
     values: dict[str, Any] = {"precision_aware_optimizer": aware} | (formats if aware else {})
-    if row.text("optimizer") in ("muon", "dist_muon"):
+    if row.text("optimizer").strip().lower() in MUON:
         values["optimizer"] = "muon"
     return values | {
         "optimizer_instances": int(instances) if instances else 1,
         "outer_dp_sharding_strategy": flags.get("outer_dp_sharding_strategy", "no_shard"),
     }
+
+
+def optimizer_words(row: Row) -> list[str]:
+    """What is counted in place of an optimizer that is none of ours, in words; nothing for Adam, Muon or silence."""
+    said = row.text("optimizer").strip()
+    name = said.lower()
+    if not name or name in MUON or (re.search(ADAM, name) and not re.search(LIGHTER_ADAM, name)):
+        return []
+    return [
+        f"optimizer {said!r} is not modelled: Adam counts in its place, with the state that other columns say"
+    ]
 
 
 def offload_knobs(row: Row) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from advisor.measurement_flags import (
     graph_knobs,
     offload_knobs,
     optimizer_knobs,
+    optimizer_words,
     recompute_knobs,
 )
 from advisor.measurement_habits import habit_of, row_release, row_task
@@ -169,7 +170,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     sizes = parallel_sizes(row, habit, model, gpus, assumed)
     overlap = habit.get("overlap", modern)
     shards_overlap = habit.get("overlap_data_parallel", overlap)
-    assumed += row.unread_switches()
+    assumed += row.unread_switches() + optimizer_words(row)
     fsdp = _fsdp(row, assumed)
     shards = row.count("fsdp", 0)
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])

@@ -95,6 +95,28 @@ def test_a_system_is_read_however_it_is_written(system, cluster):
 
 
 @pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("bitsandbytes PagedAdamW8bit", True),
+        ("AdamW8bit", True),
+        ("adam-mini", True),
+        ("sgd", True),
+        ("", False),
+        ("AdamW", False),
+        ("adamw (fp32 states, FSDP2)", False),
+        ("distributed_fused_adam", False),
+        ("Muon", False),
+    ],
+)
+def test_an_optimizer_that_is_not_modelled_is_told(written, told):
+    assert said(case(optimizer=written), f"optimizer {written!r} is not modelled") == told
+
+
+def test_muon_in_letters_of_either_case():
+    assert case(optimizer="Muon").plan.optimizer == "muon"
+
+
+@pytest.mark.parametrize(
     ("system", "says"),
     [
         ("H100 PCIe 80GB", "another card"),
