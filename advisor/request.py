@@ -302,14 +302,16 @@ def _why_that_long(model: ModelSpec, seq_len: int) -> str:
 def default_global_batch(gpus: int, seq_len: int, task: str, experts: bool = False) -> int:
     """Sequences of one step in the manner of published recipes, a multiple or a divisor of `gpus`. [1]
 
-    experts: whether the model is a mixture of experts, whose recipes take more. Of divisors one that data parallelism
-    can share out where no other size takes what is odd of the GPUs.
+    experts: whether the model is a mixture of experts, whose recipes take more. Of multiples one that micro-batches
+    divide; of divisors one that data parallelism can share out where no other size takes what is odd of the GPUs.
     """
     least, each = (SEQUENCES | (SEQUENCES_OF_EXPERTS if experts else {}))[task]
     target = max(least, each * gpus) * LONG_SEQUENCE / max(seq_len, LONG_SEQUENCE)
     target = min(target, MOST_TOKENS / seq_len)
     if target > gpus / 2:
-        return gpus * math.ceil(target / gpus)
+        share = math.ceil(target / gpus)
+        unit = 1 << max(0, share.bit_length() - 2)
+        return gpus * math.ceil(share / unit) * unit
     found = sorted(gpus // d for d in range(1, gpus + 1) if gpus % d == 0 and gpus // d >= target)
     odd = gpus // (gpus & -gpus)
     shared = next(batch for batch in found if batch % odd == 0)

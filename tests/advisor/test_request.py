@@ -104,6 +104,12 @@ def test_experts_are_tuned_with_the_batch_of_dense_models():
         assert any(note.endswith("as published recipes do") for note in request.notes)
 
 
+@pytest.mark.parametrize(("gpus", "batch"), [(3, 144), (6, 144), (12, 144), (24, 144), (100, 200)])
+def test_micro_batches_divide_the_usual_batch_of_odd_numbers_of_gpus(gpus, batch):
+    """12 GPUs were given 11 sequences each, which leave no micro-batch but 1."""
+    assert default_global_batch(gpus, 8192, "pretrain") == batch
+
+
 def test_an_odd_number_of_gpus_does_not_blow_up_the_usual_batch():
     assert default_global_batch(100, 1 << 20, "pretrain") == 2
 
