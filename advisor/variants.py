@@ -22,7 +22,10 @@ _USUAL_VPP = 5
 
 
 def without_partners(plan: Plan) -> dict[str, Any]:
-    """Changes that a plan takes whose experts stand on every rank: nobody to send to (rule flex_needs_ranks)."""
+    """Changes that a plan takes whose experts stand on every rank: nobody to send to.
+
+    See the rules flex_needs_ranks and hybridep_alone.
+    """
     if plan.ep * plan.etp > 1 or plan.moe_dispatcher not in ("deepep", "hybridep"):
         return {}
     return {"moe_dispatcher": "alltoall", "overlap_moe_comm": False, "delay_wgrad": False}

@@ -187,7 +187,7 @@ def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
 
 @pytest.mark.parametrize(("ep", "others"), [(2, {1: "alltoall", 8: "hybridep"}), (1, {8: "hybridep"})])
 def test_other_numbers_of_expert_ranks_have_the_dispatcher_that_the_search_takes(ep, others):
-    """HybridEP with ep 1 is refused, and was told as faster than the chosen ep 2; see the rule flex_needs_ranks."""
+    """HybridEP with ep 1 sends nothing, and was told as faster than the chosen ep 2; see the rule hybridep_alone."""
     asked = make_request("qwen3-30b-a3b", 8, "h200", pins=[f"ep={ep}", "fsdp=on", "recompute=full"])
     (step,) = (step for step in explain(asked, []).steps if step.topic == "expert parallel")
     found = {variant.plan.ep: variant.plan.moe_dispatcher for variant in step.evidence}
