@@ -172,6 +172,11 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     return columns
 
 
+def fp32_reduction_ranks(stack: str | None) -> int:
+    """Data-parallel ranks, those of context parallelism among them, from which on gradients are summed in FP32."""
+    return 0 if "bf16_reduction" in lacked(stack) else BF16_REDUCTION_RANKS
+
+
 def most_expert_ranks(cluster: Cluster, dispatcher: str) -> int:
     """Ranks that experts are spread over: HybridEP stays in a domain of more than 8 GPUs, see hybridep_domain."""
     return cluster.domain_size if dispatcher == "hybridep" and cluster.domain_size > 8 else MOST_GPUS
@@ -211,10 +216,9 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
     shards = layouts["dp"] * layouts["cp"]
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
     dispatcher = code("moe_dispatcher", usual_dispatcher(request.cluster, request.stack))
-    least = 0 if "bf16_reduction" in lacked(request.stack) else BF16_REDUCTION_RANKS
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
-        "grad_reduce_in_fp32": (shards >= least) * 1.0,
+        "grad_reduce_in_fp32": (shards >= fp32_reduction_ranks(request.stack)) * 1.0,
         "overlap_param_gather": np.array([float(pins.get("zero_stage", 1) > 0)]),
         "cudnn_norms": np.array(
             [float(precision == "mxfp8" and load_stack(request.stack or default_stack()).norm_linear)]

@@ -64,7 +64,7 @@ class Path:
         self.device = f"the {gib(FITS_BELOW * chosen.device_bytes)} a plan may use"
         batch, world = chosen.workload.global_batch, self.plan.world
         self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
-        self.plain = replace(self.plan, **_UNSPLIT, dp=self.most_dp)
+        self.plain = self.variants.reduced(replace(self.plan, **_UNSPLIT, dp=self.most_dp))
 
     def steps(self) -> list[Step]:
         """Every step of the path."""

@@ -95,6 +95,20 @@ def test_the_path_holds_the_chosen_plan_and_nothing_faster_that_it_could_have_be
                 assert variant.prediction.step_time_s >= 0.98 * best.step_time
 
 
+@pytest.mark.parametrize(
+    ("chosen", "others"), [(False, {1: True, 2: True, 4: False}), (True, dict.fromkeys((1, 2, 4), True))]
+)
+def test_other_sizes_sum_gradients_as_the_search_takes_it_of_their_ranks(chosen, others):
+    """PP1 with DP288 was told 6 % faster than the chosen PP3: with gradients in BF16, as only fewer ranks have them."""
+    asked = make_request("llama3-8b", 256, "h100", precision="bf16")
+    plan = Plan(pp=4, dp=64, grad_reduce_in_fp32=chosen)
+    steps = Path(predict(asked.model, asked.workload, asked.cluster, plan), asked.precisions).steps()
+    assert all(each.plan.grad_reduce_in_fp32 for step in steps[:3] for each in step.evidence)
+    (step,) = (step for step in steps if step.topic == "pipeline parallel")
+    found = {each.plan.pp: each.plan.grad_reduce_in_fp32 for each in step.evidence if each.plan.pp in others}
+    assert found == others
+
+
 def test_variants_keep_the_gpus_and_the_batch(small):
     for step in small.steps[2:]:
         for variant in step.evidence:
