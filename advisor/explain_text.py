@@ -93,7 +93,7 @@ def _runners_up(explanation: Explanation) -> list[str]:
         (
             str(candidate.rank),
             seconds(candidate.step_time),
-            f"+{percent(candidate.lost_by)}",
+            percent(candidate.lost_by, signed=True),
             percent(candidate.order.share, 0) if candidate.order else "",
             gib(candidate.peak_memory),
             f"{candidate.plan.describe()}{_lost(explanation, candidate)}",
