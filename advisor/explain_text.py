@@ -25,6 +25,7 @@ from advisor.sections import (
     violation_section,
 )
 from advisor.space import declared_space
+from advisor.space_text import ADDED_UP, counted, reasons
 
 # Ways out of PERF rules name sizes and overlaps that the search has compared, which reads as if it had not.
 PRICE = (
@@ -127,17 +128,13 @@ def _space(explanation: Explanation) -> list[str]:
         verdict = "No sampling: the model knows no plan of this space that fits."
     lines = [
         heading("Space searched"),
-        wrap(
-            f"{result.enumerated:,} combinations, {result.legal:,} of them legal and evaluated, "
-            f"{result.feasible:,} fit ({result.seconds:.2f} s). {verdict}",
-            "  ",
-        ),
+        wrap(f"{counted(result)} {verdict}", "  "),
     ]
     told = (*declared_space(), *outside_lines(explanation.outside))
     lines += [wrap(text[0].upper() + text[1:] + ".", "  - ", "    ") for text in told]
     if result.rejected:
-        rows = [(each.reason, f"{each.count:,}", each.example) for each in result.rejected[:5]]
-        lines += ["", *table(["dropped by", "plans", "for example"], rows, "lrl")]
+        lines += ["", *table(["dropped by", "combinations", "for example"], reasons(result, 5), "lrl")]
+        lines.append(wrap(f"{ADDED_UP}.", "  "))
     return lines
 
 

@@ -52,12 +52,15 @@ PIPELINE = ("vpp", "micro_batch", "account_embedding", "account_loss", "pipeline
 # Scores closer than this share are equal.
 EQUAL_WITHIN = 1e-6
 GIB = 2**30
+# Combinations that are another's plan.
+REPEATED = "same plan"
+SAME = "a knob that does nothing beside the others, such as cp_comm_type with cp 1: counted where it has its default"
 Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reason that dropped plans: rule id, "memory" or "host memory", number of plans, and one example in words."""
+    """A reason that dropped plans: rule id, REPEATED, "memory" or "host memory", how many, and one example in words."""
 
     reason: str
     count: int
@@ -68,9 +71,10 @@ class Rejection:
 class SearchResult:
     """Answer of a search. plans is empty when nothing fits; then least_bad needs the least memory.
 
-    enumerated: combinations of the declared axes; legal: those that break no rule; feasible: those that
-    fit. seconds: time of the search. notes: what was assumed. left_out: of several recipes that were asked for those
-    that no plan has, each with the reason.
+    enumerated: combinations of the declared axes; legal: those that break no rule; feasible: those that fit; tight:
+    those of them that are ranked only where nothing else fits. rejected: what dropped the combinations that are not
+    feasible, each counted once. seconds: time of the search. notes: what was assumed. left_out: of several recipes that
+    were asked for those that no plan has, each with the reason.
     """
 
     request: Request
@@ -78,6 +82,7 @@ class SearchResult:
     enumerated: int
     legal: int
     feasible: int
+    tight: int
     seconds: float
     rejected: tuple[Rejection, ...]
     least_bad: Candidate | None = None
@@ -160,15 +165,13 @@ def search(request: Request, progress: Progress | None = None, look: Look | None
         rejected.append(_memory_rejection(scored, legal - on_device))
     if feasible < on_device:
         rejected.append(_host_rejection(request, scored, on_device - feasible))
-    if tight := feasible - sum(int(part.fits(TIGHT_ABOVE).sum()) for part in scored):
-        share = f"above {100 * TIGHT_ABOVE:.0f} % of the device's memory, where the allocator stalls"
-        rejected.append(Rejection("tight memory", tight, share))
     return SearchResult(
         request=request,
         plans=_ranked(request, scored, tell) if feasible else (),
         enumerated=sum(space.enumerated for space in spaces),
         legal=legal,
         feasible=feasible,
+        tight=feasible - sum(int(part.fits(TIGHT_ABOVE).sum()) for part in scored),
         seconds=time.perf_counter() - started,
         rejected=tuple(sorted(rejected, key=lambda reason: (-reason.count, reason.reason))),
         least_bad=None if feasible else _least_bad(request, scored),
@@ -353,7 +356,9 @@ def _rule_rejections(spaces: list[Space]) -> list[Rejection]:
         for rule, count in space.rejected.items():
             counts[rule] = counts.get(rule, 0) + count
     examples = {rule: found.line() for space in spaces for rule, found in space.examples.items()}
-    return [Rejection(rule, count, examples[rule]) for rule, count in counts.items()]
+    found = [Rejection(rule, count, examples[rule]) for rule, count in counts.items()]
+    repeated = sum(space.repeated for space in spaces)
+    return [*found, Rejection(REPEATED, repeated, SAME)] if repeated else found
 
 
 def _memory_rejection(scored: list[Scored], count: int) -> Rejection:

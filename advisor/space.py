@@ -58,7 +58,7 @@ def build_space(request: Request, precision: str) -> Space:
     waiting = drop_illegal(space, request, list(rules_of(request.stack)))
     for table, finish in tables:
         space.cross(table)
-        space.keep(finish(space.grid))
+        space.keep_useful(finish(space.grid))
         waiting = drop_illegal(space, request, waiting)
     assert not waiting, f"rules that were never applied: {[rule.id for rule in waiting]}"
     space.drop_empty_layouts()
