@@ -33,6 +33,7 @@ from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
 from costmodel.stack import Stack, default_stack, load_stack
+from executor.megatron_args import FUSABLE
 from hardware_db import Cluster
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -225,6 +226,8 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
         ),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
         "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
+        # Of others there is no kernel: see the rule activation_fusion.
+        "bias_activation_fusion": np.array([float(request.model.activation in FUSABLE)]),
     }
     for name, value in pins.items():
         if name in ITEM_PREFIX:

@@ -414,6 +414,20 @@ def test_experts_stay_in_a_rack_unless_it_is_asked_for(gpu, pins, most):
     assert build_space(asked, "bf16").column("ep").max() == most
 
 
+@pytest.mark.parametrize(
+    ("model", "pins", "on"),
+    [
+        ("nemotronh-8b", [], False),
+        ("nemotronh-8b", ["bias_activation_fusion=on"], True),
+        ("llama3-8b", [], True),
+    ],
+)
+def test_a_plan_has_no_fused_activation_that_has_no_kernel(model, pins, on):
+    """The answer for Nemotron-H told to add --pin bias_activation_fusion=off to the plan it had just given."""
+    space = build_space(make_request(model, 8, "h100", precision="bf16", pins=pins), "bf16")
+    assert (space.column("bias_activation_fusion") == on).all()
+
+
 def test_chunks_that_no_even_split_makes_are_balanced():
     """126 layers on 5 stages of 7 chunks: 1.1 % quicker on 1,000 H100s than any other, and was not tried."""
     request = ask(load_model("llama3.1-405b"), 40, 8192, 10, pins={"tp": 8, "pp": 5})
