@@ -24,14 +24,17 @@ from advisor.sections import (
     time_section,
     violation_section,
 )
+from advisor.simplest import toss_up
 from advisor.space import declared_space
 from advisor.space_text import ADDED_UP, counted, reasons
 
 # Ways out of PERF rules name sizes and overlaps that the search has compared, which reads as if it had not.
 PRICE = (
-    "PERF is the price of the fastest plan found: the sizes, micro-batches, recompute and overlaps that its lines name "
-    "were searched, and none is faster. A larger --global-batch, and what Space searched leaves out, were not tried."
+    "PERF is the price of the fastest plan found, or of the simplest as fast: the sizes, micro-batches, recompute and "
+    f"overlaps that its lines name were searched, and none is faster by {percent(toss_up().below, 0)}. A larger "
+    "--global-batch, and what Space searched leaves out, were not tried."
 )
+SIMPLER = f"below 0: layouts within {percent(toss_up().below, 0)} count as equal, and the plan is the simplest of them."
 
 
 def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:
@@ -103,7 +106,9 @@ def _runners_up(explanation: Explanation) -> list[str]:
     ]
     title = "Runners-up, the best of each other layout"
     lines = table(["", "step", "loses", "order held", "memory", "plan"], rows, "rrrrrl")
-    return [heading(title), *lines, *([wrap(ORDER_HELD, "  ")] if any(each.order for each in others) else [])]
+    notes = [ORDER_HELD] if any(each.order for each in others) else []
+    notes += [SIMPLER] if any(each.lost_by < 0 for each in others) else []
+    return [heading(title), *lines, *(wrap(note, "  ") for note in notes)]
 
 
 def _lost(explanation: Explanation, candidate: Candidate) -> str:

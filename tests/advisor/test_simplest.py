@@ -62,6 +62,7 @@ def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
     assert others[0].order == order_held(-others[0].lost_by)
     text = "\n".join(explanation_lines(Explanation(request, found, first)))
     assert f"-{-100 * others[0].lost_by:.1f} %" in text
+    assert "the plan is the simplest of them." in text
     monkeypatch.setattr("advisor.alternatives.toss_up", lambda: Order(0.0, 0.5, 3, 2))
     asked = why_not(request, {"tp": fastest.plan.tp, "cp": fastest.plan.cp}, first)
     assert "within 50 % it takes the simplest (67 % of pairs so close" in asked.reason
