@@ -10,9 +10,10 @@ from typing import Any
 from advisor.candidates import Candidate, compared, memory_parts
 from advisor.options import value_text
 from advisor.outside import Tried, option, tried_beside, tried_in, why_untried
-from advisor.render import gib, seconds
+from advisor.render import gib, percent, seconds
 from advisor.request import Request, completed
 from advisor.search import GIB, SearchResult, fits_at_all, search
+from advisor.simplest import toss_up
 from advisor.space import build_space
 from costmodel.prediction import FITS_BELOW
 from costmodel.stack import default_stack, load_stack
@@ -102,6 +103,9 @@ def _better(
     why = why_untried(request, tried_beside(request, tried, other.plan), pins)
     if not why and other.prediction.tight and not best.prediction.tight:
         why = "its memory is so full that the allocator stalls: such plans count only where nothing else fits"
+    elif not why and objective == "throughput" and -other.lost_by < toss_up().below:
+        close, share = percent(toss_up().below, 0), percent(toss_up().share, 0)
+        why = f"of layouts within {close} it takes the simplest ({share} of pairs so close ran in that order)"
     elif not why:
         why = "it tries these values, but not together or not in the pipelines that it simulates"
     take = " ".join(option(name, value) for name, value in pins.items())

@@ -27,6 +27,7 @@ class Candidate:
     rank: 1 is the best. lost_by: how much worse than the best by the objective, as a share. lost_to_term:
     what it lost most to, and lost_amount by how much: seconds, or bytes for the objective "memory". order: how often
     the order of published plans held that are predicted as far apart in time; None for the best, and for its equals.
+    The best may be slower than others by a toss-up, as the simplest of them: those lose less than nothing.
     """
 
     plan: Plan
@@ -83,7 +84,7 @@ def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:
     term, amount = max(differences.items(), key=lambda item: item[1])
     if lost_by <= 0:
         term, amount = "", 0.0
-    order = order_held(lost_by) if lost_by > 0 and request.objective != "memory" else None
+    order = order_held(abs(lost_by)) if lost_by and request.objective != "memory" else None
     return replace(other, lost_by=lost_by, lost_to_term=term, lost_amount=amount, order=order)
 
 

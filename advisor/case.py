@@ -121,7 +121,7 @@ def _from_options(options: dict[str, Any], notes: list[str]) -> Case:
     batch = options.get("global_batch")
     if batch is None:
         Workload(seq_len, 1, task)  # says what is wrong with them before they are used
-        batch = default_global_batch(plan.world, seq_len, task)
+        batch = default_global_batch(plan.world, seq_len, task, model.moe is not None)
         step = plan.micro_batch * plan.dp
         batch = max(1, round(batch / step)) * step
         notes.append(f"--global-batch {batch}: a usual batch for this size, as none was given.")

@@ -137,9 +137,10 @@ def on(request: Request, gpus: int) -> Count | None:
 
     A batch that follows the GPUs follows them there too.
     """
-    workload, task = request.workload, request.workload.task
-    if workload.global_batch == default_global_batch(request.gpus, workload.seq_len, task):
-        workload = replace(workload, global_batch=default_global_batch(gpus, workload.seq_len, task))
+    workload = request.workload
+    kind = (workload.seq_len, workload.task, request.model.moe is not None)
+    if workload.global_batch == default_global_batch(request.gpus, *kind):
+        workload = replace(workload, global_batch=default_global_batch(gpus, *kind))
     pins = {name: value for name, value in request.pins.items() if name != "dp"}
     objective = "throughput" if request.objective == "cost" else request.objective
     try:

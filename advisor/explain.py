@@ -106,6 +106,7 @@ class Explanation:
                 "enumerated": result.enumerated,
                 "legal": result.legal,
                 "feasible": result.feasible,
+                "tight": result.tight,
                 "seconds": result.seconds,
             },
             "not_searched": [gain.to_dict() for gain in self.outside],

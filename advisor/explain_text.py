@@ -24,13 +24,17 @@ from advisor.sections import (
     time_section,
     violation_section,
 )
+from advisor.simplest import toss_up
 from advisor.space import declared_space
+from advisor.space_text import ADDED_UP, counted, reasons
 
 # Ways out of PERF rules name sizes and overlaps that the search has compared, which reads as if it had not.
 PRICE = (
-    "PERF is the price of the fastest plan found: the sizes, micro-batches, recompute and overlaps that its lines name "
-    "were searched, and none is faster. A larger --global-batch, and what Space searched leaves out, were not tried."
+    "PERF is the price of the fastest plan found, or of the simplest as fast: the sizes, micro-batches, recompute and "
+    f"overlaps that its lines name were searched, and none is faster by {percent(toss_up().below, 0)}. A larger "
+    "--global-batch, and what Space searched leaves out, were not tried."
 )
+SIMPLER = f"below 0: layouts within {percent(toss_up().below, 0)} count as equal, and the plan is the simplest of them."
 
 
 def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:
@@ -93,7 +97,7 @@ def _runners_up(explanation: Explanation) -> list[str]:
         (
             str(candidate.rank),
             seconds(candidate.step_time),
-            f"+{percent(candidate.lost_by)}",
+            percent(candidate.lost_by, signed=True),
             percent(candidate.order.share, 0) if candidate.order else "",
             gib(candidate.peak_memory),
             f"{candidate.plan.describe()}{_lost(explanation, candidate)}",
@@ -102,7 +106,9 @@ def _runners_up(explanation: Explanation) -> list[str]:
     ]
     title = "Runners-up, the best of each other layout"
     lines = table(["", "step", "loses", "order held", "memory", "plan"], rows, "rrrrrl")
-    return [heading(title), *lines, *([wrap(ORDER_HELD, "  ")] if any(each.order for each in others) else [])]
+    notes = [ORDER_HELD] if any(each.order for each in others) else []
+    notes += [SIMPLER] if any(each.lost_by < 0 for each in others) else []
+    return [heading(title), *lines, *(wrap(note, "  ") for note in notes)]
 
 
 def _lost(explanation: Explanation, candidate: Candidate) -> str:
@@ -127,17 +133,13 @@ def _space(explanation: Explanation) -> list[str]:
         verdict = "No sampling: the model knows no plan of this space that fits."
     lines = [
         heading("Space searched"),
-        wrap(
-            f"{result.enumerated:,} combinations, {result.legal:,} of them legal and evaluated, "
-            f"{result.feasible:,} fit ({result.seconds:.2f} s). {verdict}",
-            "  ",
-        ),
+        wrap(f"{counted(result)} {verdict}", "  "),
     ]
     told = (*declared_space(), *outside_lines(explanation.outside))
     lines += [wrap(text[0].upper() + text[1:] + ".", "  - ", "    ") for text in told]
     if result.rejected:
-        rows = [(each.reason, f"{each.count:,}", each.example) for each in result.rejected[:5]]
-        lines += ["", *table(["dropped by", "plans", "for example"], rows, "lrl")]
+        lines += ["", *table(["dropped by", "combinations", "for example"], reasons(result, 5), "lrl")]
+        lines.append(wrap(f"{ADDED_UP}.", "  "))
     return lines
 
 

@@ -66,9 +66,9 @@ def memory(value: float) -> str:
     return gib(value) if abs(value) >= 2**30 or not value else f"{value / 2**20:.0f} MiB"
 
 
-def percent(share: float, digits: int = 1) -> str:
-    """A share as percent."""
-    return f"{100 * share:.{digits}f} %"
+def percent(share: float, digits: int = 1, signed: bool = False) -> str:
+    """A share as percent, with a plus in front where `signed`."""
+    return f"{100 * share:{'+' * signed}.{digits}f} %"
 
 
 def count(value: float) -> str:

@@ -38,8 +38,12 @@ DEFAULT_SEQ_LEN = 4096
 CPU_SEQUENCES = 8
 # Sequences of one step in the published recipes: 128 up to 64 GPUs, then 2 a GPU (llama3-70b: 128 on 64,
 # 2048 on 1024); fine-tuning 32, then half a GPU. Longer sequences than 8192 keep the tokens of a step.
-# Those of mixtures of experts take 8 to 64 a GPU (Megatron-Bridge performance summaries): `_why_that_many`.
 SEQUENCES = {"pretrain": (128, 2.0), "sft": (32, 0.5), "lora": (32, 0.5)}
+# Those of mixtures of experts in pre-training: 512 up to 64 GPUs, then 8 a GPU. Of 27 published choices for a model and
+# a number of GPUs, up to 8,192 tokens long, those on 8 GPUs are 480 and 512, 16 of the 21 on 64 and more are 8 to 20
+# a GPU; DeepSeek-V3's own is 15,360 on 2,048. Sources: Megatron-Bridge performance summaries and verification cards,
+# DGXC recipes 25.09, Megatron-MoE-ModelZoo (measurements.csv); arXiv:2412.19437. Fine-tuning is as of dense models.
+SEQUENCES_OF_EXPERTS = {"pretrain": (512, 8.0)}
 LONG_SEQUENCE = 8192
 # Tokens of a step that no published pre-training run goes far beyond, whatever its GPUs: DeepSeek-V3's 15,360 sequences
 # of 4,096 on 2,048 GPUs; Llama 3.1 405B takes 16 million on 16,384. Sources: arXiv:2412.19437, arXiv:2407.21783.
@@ -198,7 +202,8 @@ def make_request(
     if global_batch is None:
         Workload(seq_len, 1, task)
         on_cpu = place.gpu.generation == "cpu"
-        global_batch = CPU_SEQUENCES * gpus if on_cpu else default_global_batch(gpus, seq_len, task)
+        usual = default_global_batch(gpus, seq_len, task, spec.moe is not None)
+        global_batch = CPU_SEQUENCES * gpus if on_cpu else usual
         notes.append(
             f"global batch {global_batch} sequences ({global_batch * seq_len:,} tokens a step), "
             + ("small, for a processor" if on_cpu else _why_that_many(spec, task))
@@ -294,16 +299,19 @@ def _why_that_long(model: ModelSpec, seq_len: int) -> str:
     return f"as nothing tells how {model.name} is trained"
 
 
-def default_global_batch(gpus: int, seq_len: int, task: str) -> int:
+def default_global_batch(gpus: int, seq_len: int, task: str, experts: bool = False) -> int:
     """Sequences of one step in the manner of published recipes, a multiple or a divisor of `gpus`. [1]
 
-    Of divisors one that data parallelism can share out where no other size takes what is odd of the GPUs.
+    experts: whether the model is a mixture of experts, whose recipes take more. Of multiples one that micro-batches
+    divide; of divisors one that data parallelism can share out where no other size takes what is odd of the GPUs.
     """
-    least, each = SEQUENCES[task]
+    least, each = (SEQUENCES | (SEQUENCES_OF_EXPERTS if experts else {}))[task]
     target = max(least, each * gpus) * LONG_SEQUENCE / max(seq_len, LONG_SEQUENCE)
     target = min(target, MOST_TOKENS / seq_len)
     if target > gpus / 2:
-        return gpus * math.ceil(target / gpus)
+        share = math.ceil(target / gpus)
+        unit = 1 << max(0, share.bit_length() - 2)
+        return gpus * math.ceil(share / unit) * unit
     found = sorted(gpus // d for d in range(1, gpus + 1) if gpus % d == 0 and gpus // d >= target)
     odd = gpus // (gpus & -gpus)
     shared = next(batch for batch in found if batch % odd == 0)
@@ -311,13 +319,9 @@ def default_global_batch(gpus: int, seq_len: int, task: str) -> int:
 
 
 def _why_that_many(model: ModelSpec, task: str) -> str:
-    """Where the usual batch comes from, and what it is not."""
-    if model.moe is None or task != "pretrain":
-        return "scaled with the GPUs as published recipes do"
-    return (
-        "scaled with the GPUs as published recipes of dense models do; those of mixtures of experts take 8 to 64 "
-        "sequences a GPU, which leaves less of a step exposed: try a larger --global-batch"
-    )
+    """Where the usual batch comes from."""
+    of = "" if model.moe is None or task not in SEQUENCES_OF_EXPERTS else " of mixtures of experts"
+    return f"scaled with the GPUs as published recipes{of} do"
 
 
 def _hint(given: str, known: Iterable[str]) -> str:

@@ -1,9 +1,10 @@
 """The best plan of the declared space: evaluate every legal plan, keep what fits, rank, simulate the best.
 
 Exhaustive over `advisor.space` by the closed form; of those within SIMULATION_GAIN of the best, the first pipelines of
-the first layouts are simulated where a bound leaves them a chance, and the quickest is the answer. Ties go to the
-simpler plan. A plan that is not simulated could be quicker than the answer where its pipeline runs further ahead of
-the closed form than any of those that SIMULATION_GAIN was taken from, or behind PIPELINES_PER_LAYOUT others.
+the first layouts are simulated where a bound leaves them a chance, and the quickest is the answer; for throughput the
+simplest of those that are as quick but for a toss-up (`advisor.simplest`). Other ties go to the simpler plan. A plan
+that is not simulated could be quicker than the answer where its pipeline runs further ahead of the closed form than any
+of those that SIMULATION_GAIN was taken from, or behind PIPELINES_PER_LAYOUT others.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.candidates import Candidate, candidate, compared, objective_of, objective_value
+from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.contenders import Contenders
 from advisor.request import Request
 from advisor.rules import Mask
+from advisor.simplest import SIMPLEST_OF, complexity, simplest_first, toss_up
 from advisor.space import build_space, nothing_legal
 from advisor.space_grid import ALL, Rows, Space
 from costmodel.binding import bind
-from costmodel.columns import MODULE_COLUMNS, Array, plan_from_columns
+from costmodel.columns import Array, plan_from_columns
 from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, evaluate_plans, host_share
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
@@ -38,7 +40,8 @@ PIPELINES_PER_LAYOUT = 8
 SIMULATION_GAIN = 0.09
 HOW_RANKED = (
     "all are ranked by the closed form, then the pipelines of the best layouts are simulated, and the best of those is "
-    "the plan"
+    f"the plan; for throughput the simplest of layouts within {100 * toss_up().below:.0f} % of the fastest, as of "
+    f"published pairs so close {100 * toss_up().share:.0f} % were measured in the order predicted"
 )
 # The objective "cost" may leave GPUs idle: it also looks at this many halvings.
 COST_HALVINGS = 3
@@ -49,12 +52,15 @@ PIPELINE = ("vpp", "micro_batch", "account_embedding", "account_loss", "pipeline
 # Scores closer than this share are equal.
 EQUAL_WITHIN = 1e-6
 GIB = 2**30
+# Combinations that are another's plan.
+REPEATED = "same plan"
+SAME = "a knob that does nothing beside the others, such as cp_comm_type with cp 1: counted where it has its default"
 Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reason that dropped plans: rule id, "memory" or "host memory", number of plans, and one example in words."""
+    """A reason that dropped plans: rule id, REPEATED, "memory" or "host memory", how many, and one example in words."""
 
     reason: str
     count: int
@@ -65,9 +71,10 @@ class Rejection:
 class SearchResult:
     """Answer of a search. plans is empty when nothing fits; then least_bad needs the least memory.
 
-    enumerated: combinations of the declared axes; legal: those that break no rule; feasible: those that
-    fit. seconds: time of the search. notes: what was assumed. left_out: of several recipes that were asked for those
-    that no plan has, each with the reason.
+    enumerated: combinations of the declared axes; legal: those that break no rule; feasible: those that fit; tight:
+    those of them that are ranked only where nothing else fits. rejected: what dropped the combinations that are not
+    feasible, each counted once. seconds: time of the search. notes: what was assumed. left_out: of several recipes that
+    were asked for those that no plan has, each with the reason.
     """
 
     request: Request
@@ -75,6 +82,7 @@ class SearchResult:
     enumerated: int
     legal: int
     feasible: int
+    tight: int
     seconds: float
     rejected: tuple[Rejection, ...]
     least_bad: Candidate | None = None
@@ -121,11 +129,7 @@ class Scored:
 
     def complexity(self, rows: Rows = ALL) -> Array:
         """Number of things that plans ask for beyond the default. [1]"""
-        sizes = np.log2(math.prod(self.space.column(name, rows) for name in ("tp", "pp", "cp", "vpp", "etp")))
-        extras = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
-        switches = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
-        asked = (*extras, *switches, "overlap_moe_comm")
-        return sizes + sum(self.space.column(name, rows) for name in asked)
+        return complexity(lambda name: self.space.column(name, rows))
 
     def plan(self, row: int) -> Plan:
         """The plan of one row."""
@@ -161,15 +165,13 @@ def search(request: Request, progress: Progress | None = None, look: Look | None
         rejected.append(_memory_rejection(scored, legal - on_device))
     if feasible < on_device:
         rejected.append(_host_rejection(request, scored, on_device - feasible))
-    if tight := feasible - sum(int(part.fits(TIGHT_ABOVE).sum()) for part in scored):
-        share = f"above {100 * TIGHT_ABOVE:.0f} % of the device's memory, where the allocator stalls"
-        rejected.append(Rejection("tight memory", tight, share))
     return SearchResult(
         request=request,
         plans=_ranked(request, scored, tell) if feasible else (),
         enumerated=sum(space.enumerated for space in spaces),
         legal=legal,
         feasible=feasible,
+        tight=feasible - sum(int(part.fits(TIGHT_ABOVE).sum()) for part in scored),
         seconds=time.perf_counter() - started,
         rejected=tuple(sorted(rejected, key=lambda reason: (-reason.count, reason.reason))),
         least_bad=None if feasible else _least_bad(request, scored),
@@ -265,24 +267,26 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
     layouts = [order[members].tolist() for members in first]
     numbers = [number for members in layouts for number in members]
     contenders = Contenders(request, [each.space for each in scored], part, row, numbers)
-    chosen = _best_of_layouts(request, layouts, score, contenders, tell)
-    best = [candidate(request, scored[part[index]].plan(int(row[index]))) for index in chosen]
-    best.sort(key=lambda each: objective_value(request.objective, each))
+    found = _best_of_layouts(request, layouts, score, contenders, tell)
+    if request.objective == "throughput":
+        found = simplest_first(found, lambda number: float(scored[part[number]].complexity(row[[number]])[0]))
+    best = [candidate(request, scored[part[each]].plan(int(row[each]))) for _, each in found[: request.top]]
     return tuple(replace(compared(request, best[0], each), rank=rank) for rank, each in enumerate(best, 1))
 
 
 def _best_of_layouts(
     request: Request, layouts: list[list[int]], score: Array, contenders: Contenders, tell: Progress
-) -> list[int]:
-    """The best plan of each of the best layouts, pipelines simulated, in order.
+) -> list[tuple[float, int]]:
+    """Value and number of the best plan of each of the best layouts, pipelines simulated, in order.
 
     layouts: numbers of the plans of each, in order of their score. A pipeline is not simulated where its bound shows
     that it cannot be among the plans returned.
     """
     best: list[tuple[float, int]] = []
+    wanted = max(request.top, SIMPLEST_OF)
     for done, pipelines in enumerate(layouts):
         tell(0.8, f"simulating pipelines, {done} layouts done")
-        rival = sorted(best)[request.top - 1][0] if len(best) >= request.top else math.inf
+        rival = sorted(best)[wanted - 1][0] if len(best) >= wanted else math.inf
         if score[pipelines[0]] * (1 - SIMULATION_GAIN) > rival:
             break
         found = (math.inf, pipelines[0])
@@ -294,7 +298,7 @@ def _best_of_layouts(
                 found = min(found, (contender.value(request.objective), number), key=itemgetter(0))
         best.append(found)
     best.sort(key=itemgetter(0))
-    return [number for value, number in best[: request.top] if value < math.inf]
+    return [each for each in best[:wanted] if each[0] < math.inf]
 
 
 def _rows_that_matter(
@@ -352,7 +356,9 @@ def _rule_rejections(spaces: list[Space]) -> list[Rejection]:
         for rule, count in space.rejected.items():
             counts[rule] = counts.get(rule, 0) + count
     examples = {rule: found.line() for space in spaces for rule, found in space.examples.items()}
-    return [Rejection(rule, count, examples[rule]) for rule, count in counts.items()]
+    found = [Rejection(rule, count, examples[rule]) for rule, count in counts.items()]
+    repeated = sum(space.repeated for space in spaces)
+    return [*found, Rejection(REPEATED, repeated, SAME)] if repeated else found
 
 
 def _memory_rejection(scored: list[Scored], count: int) -> Rejection:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from advisor.options import as_pins, value_text
-from advisor.request import Request
+from advisor.request import MOST_GPUS, Request
 from advisor.rules import rules_of
 from advisor.rules.facts import divisors
 from advisor.rules.features import lacked
@@ -33,6 +33,7 @@ from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
 from costmodel.stack import Stack, default_stack, load_stack
+from executor.megatron_args import FUSABLE
 from hardware_db import Cluster
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -58,7 +59,7 @@ def build_space(request: Request, precision: str) -> Space:
     waiting = drop_illegal(space, request, list(rules_of(request.stack)))
     for table, finish in tables:
         space.cross(table)
-        space.keep(finish(space.grid))
+        space.keep_useful(finish(space.grid))
         waiting = drop_illegal(space, request, waiting)
     assert not waiting, f"rules that were never applied: {[rule.id for rule in waiting]}"
     space.drop_empty_layouts()
@@ -107,9 +108,9 @@ def declared_space() -> tuple[str, ...]:
         "overlap_grad_reduce, overlap_param_gather, overlap_p2p, fused attention (for heads that have a "
         "kernel), fused cross entropy, grouped GEMMs and fusions; in MXFP8 cudnn_norms",
         "fixed, as in published runs: tokens are dispatched to their experts by HybridEP in NVLink domains of more "
-        "than 8 GPUs from 25.11 on, and in smaller domains, except on A100, from NeMo 26.02 and Megatron-LM 26.03 "
-        "on; before those, in domains of up to 8 GPUs, by DeepEP; elsewhere, and where the software has neither, by "
-        "all-to-all",
+        "than 8 GPUs from 25.11 on (ep up to the domain: NVIDIA's scripts refuse more), and in smaller domains, except "
+        "on A100, from NeMo 26.02 and Megatron-LM 26.03 on; before those, in domains of up to 8 GPUs, by DeepEP; "
+        "elsewhere, and where the software has neither, by all-to-all",
         "left out: what the software of --stack does not have. If it has no ZeRO 1, FSDP is searched with "
         "pipelines too; if it has data parallelism only, so are whole replicas",
         f"fixed, as they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} data-parallel "
@@ -162,14 +163,24 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     moe = request.model.moe
     if moe is None:
         return cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
-    eps = (
-        [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= request.gpus]
-    )
+    dispatcher = pins.get("moe_dispatcher") or usual_dispatcher(request.cluster, request.stack)
+    most = min(request.gpus, most_expert_ranks(request.cluster, dispatcher))
+    eps = [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= most]
     columns = cross(columns, [{"ep": float(size)} for size in eps])
     columns = cross(columns, [{"etp": float(pins.get("etp", 1))}])
     ranks = columns["tp"] * columns["cp"] * columns["dp"]
     keep(columns, ranks % (columns["ep"] * columns["etp"]) == 0)
     return columns
+
+
+def fp32_reduction_ranks(stack: str | None) -> int:
+    """Data-parallel ranks, those of context parallelism among them, from which on gradients are summed in FP32."""
+    return 0 if "bf16_reduction" in lacked(stack) else BF16_REDUCTION_RANKS
+
+
+def most_expert_ranks(cluster: Cluster, dispatcher: str) -> int:
+    """Ranks that experts are spread over: HybridEP stays in a domain of more than 8 GPUs, see hybridep_domain."""
+    return cluster.domain_size if dispatcher == "hybridep" and cluster.domain_size > 8 else MOST_GPUS
 
 
 def usual_dispatcher(cluster: Cluster, stack_name: str | None) -> str:
@@ -206,16 +217,17 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
     shards = layouts["dp"] * layouts["cp"]
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
     dispatcher = code("moe_dispatcher", usual_dispatcher(request.cluster, request.stack))
-    least = 0 if "bf16_reduction" in lacked(request.stack) else BF16_REDUCTION_RANKS
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
-        "grad_reduce_in_fp32": (shards >= least) * 1.0,
+        "grad_reduce_in_fp32": (shards >= fp32_reduction_ranks(request.stack)) * 1.0,
         "overlap_param_gather": np.array([float(pins.get("zero_stage", 1) > 0)]),
         "cudnn_norms": np.array(
             [float(precision == "mxfp8" and load_stack(request.stack or default_stack()).norm_linear)]
         ),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
         "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
+        # Of others there is no kernel: see the rule activation_fusion.
+        "bias_activation_fusion": np.array([float(request.model.activation in FUSABLE)]),
     }
     for name, value in pins.items():
         if name in ITEM_PREFIX:

@@ -35,14 +35,17 @@ class Space:
 
     grid: one array per knob, which broadcast: layouts along the last axis, each table of options on an axis before
     those of earlier tables. alive: the legal cells. Plans are numbered layout by layout, and of one layout with the
-    later tables' options fastest. enumerated: combinations of the declared axes that use all GPUs. rejected: rule
-    id -> plans it dropped; fatal: rules that every plan broke that was there; examples: what a rule says about one.
+    later tables' options fastest. enumerated: combinations of the declared axes that use all GPUs, each of which is
+    legal, repeated (a knob does nothing beside the others) or rejected: rule id -> combinations that it was the first
+    to drop, also those that were never built. fatal: rules that every plan broke that was there; examples: what a rule
+    says about one.
     """
 
     precision: str
     grid: Columns
     alive: Mask
     enumerated: int = 0
+    repeated: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     fatal: set[str] = field(default_factory=set)
     examples: dict[str, Violation] = field(default_factory=dict)
@@ -93,6 +96,8 @@ class Space:
     def cross(self, table: list[Row]) -> None:
         """Combine every plan with every row of a table: knobs of `OPTIONS` on an axis of their own."""
         self.enumerated *= len(table)
+        self.repeated *= len(table)
+        self.rejected = {rule: count * len(table) for rule, count in self.rejected.items()}
         if not OPTIONS.intersection(table[0]):
             assert self.alive.ndim == 1, "what multiplies layouts comes before their options"
             self.grid = cross(self.grid, table)
@@ -108,6 +113,12 @@ class Space:
         self.alive = self.alive & mask
         if self.alive.ndim == 1:
             self.drop_empty_layouts()
+
+    def keep_useful(self, mask: Mask) -> None:
+        """Drop the cells where `mask` is false because others are the same plan."""
+        there = int(np.count_nonzero(self.alive))
+        self.keep(mask)
+        self.repeated += there - int(np.count_nonzero(self.alive))
 
     def drop_empty_layouts(self) -> None:
         """Keep the layouts of which some plan is legal."""
@@ -150,14 +161,17 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
     faults = np.zeros(space.alive.shape, dtype=np.int16)
     for broken in masks.values():
         faults += broken
+    left, there = space.alive, np.count_nonzero(space.alive)
     for rule in ready:
         mask = space.alive & masks.get(rule.id, False)
         if count := int(np.count_nonzero(mask)):
             # The clearest example is a plan with this fault alone.
             alone = mask & (faults == 1)
             cell = _first(alone if alone.any() else mask)
-            space.rejected[rule.id] = count
-            space.fatal |= {rule.id} if count == np.count_nonzero(space.alive) else set()
+            if first := int(np.count_nonzero(left & mask)):
+                space.rejected[rule.id] = first
+                left = left & ~mask
+            space.fatal |= {rule.id} if count == there else set()
             space.examples[rule.id] = violation(
                 rule, {name: _at(word, cell) for name, word in words.items()}, 0
             )

@@ -12,7 +12,7 @@ from advisor.pipeline import with_schedule
 from advisor.render import gib, seconds
 from advisor.rules import violations
 from advisor.rules.features import lacked
-from advisor.space import usual_dispatcher
+from advisor.space import fp32_reduction_ranks, usual_dispatcher
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
@@ -22,7 +22,10 @@ _USUAL_VPP = 5
 
 
 def without_partners(plan: Plan) -> dict[str, Any]:
-    """Changes that a plan takes whose experts stand on every rank: nobody to send to (rule flex_needs_ranks)."""
+    """Changes that a plan takes whose experts stand on every rank: nobody to send to.
+
+    See the rules flex_needs_ranks and hybridep_alone.
+    """
     if plan.ep * plan.etp > 1 or plan.moe_dispatcher not in ("deepep", "hybridep"):
         return {}
     return {"moe_dispatcher": "alltoall", "overlap_moe_comm": False, "delay_wgrad": False}
@@ -112,6 +115,13 @@ class Variants:
             changes |= self._stages(sized.pp, changes["dp"])
         return replace(sized, **changes, **self._dispatch(sized))
 
+    def reduced(self, plan: Plan) -> Plan:
+        """The plan with gradients summed as the search takes it of its ranks; as chosen where a pin chose it."""
+        least, chosen = fp32_reduction_ranks(self.stack), self.plan
+        if chosen.grad_reduce_in_fp32 != (chosen.dp * chosen.cp >= least):
+            return plan
+        return replace(plan, grad_reduce_in_fp32=plan.dp * plan.cp >= least)
+
     def _dispatch(self, sized: Plan) -> dict[str, Any]:
         """The dispatcher of another number of expert ranks, as the search takes it."""
         if sized.ep > 1 == self.plan.ep * self.plan.etp and self.plan.moe_dispatcher == "alltoall":
@@ -146,6 +156,7 @@ class Variants:
             plan = self.resized(**{name: size})
             if plan is None:
                 continue
+            plan = self.reduced(plan)
             label = f"{name.upper()}{size}"
             if name == "pp" and plan.vpp > 1:
                 label += f" VPP{plan.vpp}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.render import gib, percent
-from advisor.space import MICRO_BATCHES
+from advisor.space import MICRO_BATCHES, most_expert_ranks
 from advisor.space_options import recompute_choices
 from advisor.variants import Variant, Variants
 from costmodel.prediction import FITS_BELOW, Prediction
@@ -64,7 +64,7 @@ class Path:
         self.device = f"the {gib(FITS_BELOW * chosen.device_bytes)} a plan may use"
         batch, world = chosen.workload.global_batch, self.plan.world
         self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
-        self.plain = replace(self.plan, **_UNSPLIT, dp=self.most_dp)
+        self.plain = self.variants.reduced(replace(self.plan, **_UNSPLIT, dp=self.most_dp))
 
     def steps(self) -> list[Step]:
         """Every step of the path."""
@@ -164,7 +164,10 @@ class Path:
         """How many ranks share the experts, and what does their traffic cost?"""
         moe = self.chosen.model.moe
         assert moe is not None
-        sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if moe.num_experts % size == 0]
+        most = most_expert_ranks(self.chosen.cluster, self.plan.moe_dispatcher)
+        sizes = [
+            size for size in (1, 2, 4, 8, 16, 32, 64, 128) if moe.num_experts % size == 0 and size <= most
+        ]
         tried = tuple(self.variants.sizes("ep", sizes))
         shown = [leaf for leaf in self.chosen.time.leaves() if leaf.name.endswith("_dispatch")]
         share = sum(leaf.value for leaf in shown) / self.chosen.step_time_s

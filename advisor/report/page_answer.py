@@ -214,7 +214,7 @@ def _runners_up(subject: Subject) -> Iterator[Markup]:
             (
                 each.plan.describe(),
                 seconds(each.step_time),
-                f"+{percent(each.lost_by)}" if each.rank > 1 else "",
+                percent(each.lost_by, signed=True) if each.rank > 1 else "",
                 percent(each.order.share, 0) if each.order else "",
                 gib(each.peak_memory),
                 f"{lost} to {each.lost_to_term}" if each.lost_to_term else "",

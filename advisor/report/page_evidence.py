@@ -13,6 +13,7 @@ from advisor.report.subject import Subject
 from advisor.search import HOW_RANKED
 from advisor.sections import assumption_texts
 from advisor.space import declared_space
+from advisor.space_text import ADDED_UP, counted, reasons
 
 
 def evidence(subject: Subject, data: dict[str, Any]) -> Markup:
@@ -71,14 +72,14 @@ def _space(subject: Subject) -> Iterator[Markup]:
     yield tag("h3", "Space searched")
     yield tag(
         "p",
-        f"{result.enumerated:,} combinations, {result.legal:,} of them legal and evaluated, {result.feasible:,} fit. "
-        f"No sampling: {HOW_RANKED}.",
+        f"{counted(result)} No sampling: {HOW_RANKED}.",
     )
     told = (*declared_space(), *outside_lines(subject.explanation.outside))
     yield tag("ul", *(tag("li", f"{line[0].upper()}{line[1:]}.") for line in told))
     if result.rejected:
-        rows = [(each.reason, f"{each.count:,}", each.example) for each in result.rejected]
-        yield table(["dropped by", "plans", "for example"], rows, "What dropped plans", "lrl")
+        rows = reasons(result, len(result.rejected))
+        yield table(["dropped by", "combinations", "for example"], rows, "What dropped combinations", "lrl")
+        yield tag("p", f"{ADDED_UP[0].upper()}{ADDED_UP[1:]}.", class_="note")
 
 
 def runs(data: dict[str, Any]) -> Markup | str:

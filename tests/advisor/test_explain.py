@@ -95,6 +95,20 @@ def test_the_path_holds_the_chosen_plan_and_nothing_faster_that_it_could_have_be
                 assert variant.prediction.step_time_s >= 0.98 * best.step_time
 
 
+@pytest.mark.parametrize(
+    ("chosen", "others"), [(False, {1: True, 2: True, 4: False}), (True, dict.fromkeys((1, 2, 4), True))]
+)
+def test_other_sizes_sum_gradients_as_the_search_takes_it_of_their_ranks(chosen, others):
+    """PP1 with DP288 was told 6 % faster than the chosen PP3: with gradients in BF16, as only fewer ranks have them."""
+    asked = make_request("llama3-8b", 256, "h100", precision="bf16")
+    plan = Plan(pp=4, dp=64, grad_reduce_in_fp32=chosen)
+    steps = Path(predict(asked.model, asked.workload, asked.cluster, plan), asked.precisions).steps()
+    assert all(each.plan.grad_reduce_in_fp32 for step in steps[:3] for each in step.evidence)
+    (step,) = (step for step in steps if step.topic == "pipeline parallel")
+    found = {each.plan.pp: each.plan.grad_reduce_in_fp32 for each in step.evidence if each.plan.pp in others}
+    assert found == others
+
+
 def test_variants_keep_the_gpus_and_the_batch(small):
     for step in small.steps[2:]:
         for variant in step.evidence:
@@ -187,7 +201,7 @@ def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
 
 @pytest.mark.parametrize(("ep", "others"), [(2, {1: "alltoall", 8: "hybridep"}), (1, {8: "hybridep"})])
 def test_other_numbers_of_expert_ranks_have_the_dispatcher_that_the_search_takes(ep, others):
-    """HybridEP with ep 1 is refused, and was told as faster than the chosen ep 2; see the rule flex_needs_ranks."""
+    """HybridEP with ep 1 sends nothing, and was told as faster than the chosen ep 2; see the rule hybridep_alone."""
     asked = make_request("qwen3-30b-a3b", 8, "h200", pins=[f"ep={ep}", "fsdp=on", "recompute=full"])
     (step,) = (step for step in explain(asked, []).steps if step.topic == "expert parallel")
     found = {variant.plan.ep: variant.plan.moe_dispatcher for variant in step.evidence}
@@ -242,7 +256,7 @@ def test_json_keeps_the_contract(tmp_path):
     assert done.exit_code == 0
     record = json.loads(done.output)
     assert {"plans", "rejected", "space", "why"} <= record.keys()
-    assert {"enumerated", "legal", "feasible", "seconds"} == record["space"].keys()
+    assert {"enumerated", "legal", "feasible", "tight", "seconds"} == record["space"].keys()
     first = record["plans"][0]
     assert {"knobs", "prediction", "rank", "lost_by", "lost_to_term"} <= first.keys()
     assert first["order_held"] is None

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from advisor.request import (
     MOST_GPUS,
+    MOST_TOKENS,
     SEQUENCES,
     Request,
     choose_precisions,
@@ -73,17 +74,40 @@ def test_a_step_takes_no_more_tokens_than_published_runs(gpus, batch):
     assert default_global_batch(gpus, 8192, "pretrain") == batch
 
 
-def test_the_usual_batch_of_experts_is_not_called_that_of_their_recipes():
-    """Published steps of DeepSeek-V3, Qwen3 and GPT-OSS have 8 sequences a GPU and more."""
-    (dense,) = (note for note in make_request("70b", 64, "h100").notes if "global batch" in note)
-    (experts,) = (note for note in make_request("deepseek-v3", 256, "h100").notes if "global batch" in note)
-    (tuned,) = (
-        note for note in make_request("deepseek-v3", 256, "h100", task="sft").notes if "batch" in note
-    )
-    assert dense.endswith("as published recipes do")
-    assert tuned.endswith("as published recipes do")
-    assert "dense models" in experts
-    assert "try a larger --global-batch" in experts
+@pytest.mark.parametrize(
+    ("model", "gpus", "published"),
+    [
+        ("qwen3-30b-a3b", 8, (512, 512)),
+        ("nemotron3-nano-30b-a3b", 8, (512, 512)),
+        ("gpt-oss-120b", 64, (512, 1280)),
+        ("deepseek-v3", 256, (2048, 8192)),
+        ("qwen3-235b-a22b", 256, (2048, 8192)),
+        ("deepseek-v3", 1024, (8192, 16384)),
+        ("deepseek-v3", 2048, (15360, 16384)),
+    ],
+)
+def test_the_usual_batch_of_experts_is_that_of_their_recipes(model, gpus, published):
+    """They were given the 2 sequences a GPU of dense models, and were told to try more."""
+    request = make_request(model, gpus, "gb200")
+    least, most = published
+    assert least <= request.workload.global_batch <= most
+    assert request.workload.tokens_per_step <= MOST_TOKENS
+    (told,) = (note for note in request.notes if "global batch" in note)
+    assert told.endswith("as published recipes of mixtures of experts do")
+
+
+def test_experts_are_tuned_with_the_batch_of_dense_models():
+    """Published LoRA of Qwen3 30B on 4 to 16 GPUs takes 32 sequences."""
+    for task in ("sft", "lora"):
+        request = make_request("qwen3-30b-a3b", 8, "h100", task=task)
+        assert request.workload.global_batch == 32
+        assert any(note.endswith("as published recipes do") for note in request.notes)
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(3, 144), (6, 144), (12, 144), (24, 144), (100, 200)])
+def test_micro_batches_divide_the_usual_batch_of_odd_numbers_of_gpus(gpus, batch):
+    """12 GPUs were given 11 sequences each, which leave no micro-batch but 1."""
+    assert default_global_batch(gpus, 8192, "pretrain") == batch
 
 
 def test_an_odd_number_of_gpus_does_not_blow_up_the_usual_batch():

@@ -68,6 +68,23 @@ def test_layers_that_do_not_divide_name_a_split_that_does():
     assert "pp_layers" not in told(accounted, model=big)
 
 
+@pytest.mark.parametrize(
+    ("dispatcher", "stack", "told"),
+    [
+        ("deepep", "nemo-26.06", {"flex_needs_ranks": "ERROR"}),
+        ("deepep", "torchtitan-25.12", {}),
+        ("hybridep", "nemo-26.06", {"hybridep_alone": "NOTE"}),
+    ],
+)
+def test_a_dispatcher_without_partners_is_refused_where_the_framework_does(dispatcher, stack, told):
+    """DeepEP alone was called worth knowing, and Megatron-Core stops at its construction."""
+    model = load_model("qwen3-30b-a3b")
+    plan = Plan(dp=8, ep=1, moe_dispatcher=dispatcher)
+    found = violations(model, WORKLOAD, cluster(), plan, stack=stack)
+    alone = {each.id: each.severity for each in found if each.id in ("flex_needs_ranks", "hybridep_alone")}
+    assert alone == told
+
+
 @pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
 @pytest.mark.parametrize("ep", [8, 64])
 def test_dispatchers_over_nvlink_are_neither_taken_nor_named_where_pcie_joins_gpus(dispatcher, ep):

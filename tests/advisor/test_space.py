@@ -399,6 +399,35 @@ def test_dispatch_is_overlapped_without_delayed_gradients_where_graphs_refuse_th
         assert (False, False) not in ways or pins
 
 
+@pytest.mark.parametrize(
+    ("gpu", "pins", "most"),
+    [
+        ("gb200", [], 64),
+        ("gb200", ["ep=128"], 128),
+        ("gb200", ["moe_dispatcher=alltoall"], 256),
+        ("h100", [], 256),
+    ],
+)
+def test_experts_stay_in_a_rack_unless_it_is_asked_for(gpu, pins, most):
+    """EP128 over two racks was searched, which NVIDIA's scripts refuse: see the rule hybridep_domain."""
+    asked = make_request("deepseek-v3", 256, gpu, precision="bf16", pins=["tp=1", "pp=1", "cp=1", *pins])
+    assert build_space(asked, "bf16").column("ep").max() == most
+
+
+@pytest.mark.parametrize(
+    ("model", "pins", "on"),
+    [
+        ("nemotronh-8b", [], False),
+        ("nemotronh-8b", ["bias_activation_fusion=on"], True),
+        ("llama3-8b", [], True),
+    ],
+)
+def test_a_plan_has_no_fused_activation_that_has_no_kernel(model, pins, on):
+    """The answer for Nemotron-H told to add --pin bias_activation_fusion=off to the plan it had just given."""
+    space = build_space(make_request(model, 8, "h100", precision="bf16", pins=pins), "bf16")
+    assert (space.column("bias_activation_fusion") == on).all()
+
+
 def test_chunks_that_no_even_split_makes_are_balanced():
     """126 layers on 5 stages of 7 chunks: 1.1 % quicker on 1,000 H100s than any other, and was not tried."""
     request = ask(load_model("llama3.1-405b"), 40, 8192, 10, pins={"tp": 8, "pp": 5})

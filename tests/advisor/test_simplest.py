@@ -1,0 +1,74 @@
+"""Of plans too close to tell apart the simplest: what is simpler, and what the search does with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from advisor.alternatives import why_not
+from advisor.explain import Explanation
+from advisor.explain_text import explanation_lines
+from advisor.request import make_request
+from advisor.search import search
+from advisor.simplest import complexity, simplest_first, toss_up
+from costmodel.columns import plan_columns
+from costmodel.plan import Plan
+from hardware_db.order import Order, order_held
+
+
+def simple(**knobs) -> float:
+    columns = plan_columns([Plan(**knobs)])
+    return float(complexity(columns.__getitem__)[0])
+
+
+@pytest.mark.parametrize(
+    ("simpler", "other"),
+    [
+        ({"pp": 8}, {"pp": 9}),
+        ({"pp": 4}, {"pp": 3}),
+        ({"tp": 4}, {"tp": 6}),
+        ({"pp": 4, "vpp": 4}, {"pp": 4, "vpp": 4, "pipeline_layout": "balanced"}),
+        ({"dp": 64}, {"tp": 2, "dp": 32}),
+        ({}, {"recompute": "selective", "recompute_modules": ("mlp",)}),
+        ({"zero_stage": 1}, {"zero_stage": 3, "fsdp": True}),
+    ],
+)
+def test_powers_of_two_even_stages_and_fewer_knobs_are_simpler(simpler, other):
+    """PP9 was taken before PP8 on 576 GB200 for a fifth of a per cent."""
+    assert simple(**simpler) < simple(**other)
+
+
+def test_only_what_is_a_toss_up_gives_way():
+    edge = 1 + toss_up().below
+    found = [(1.0, 0), (edge - 1e-6, 1), (edge + 1e-6, 2)]
+    assert simplest_first(found, {0: 2.0, 1: 1.0, 2: 0.0}.__getitem__) == [found[1], found[0], found[2]]
+    assert simplest_first(found, lambda number: 0.0) == found
+    assert order_held(edge - 1 - 1e-6) == toss_up()
+
+
+def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
+    request = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=64)
+    fastest = search(request).best
+    monkeypatch.setattr("advisor.simplest.toss_up", lambda: Order(0.0, 0.5, 3, 2))
+    monkeypatch.setattr("advisor.simplest.complexity", lambda column: -column("tp") * column("cp"))
+    monkeypatch.setattr("advisor.search.complexity", lambda column: -column("tp") * column("cp"))
+    found = search(request)
+    first, *others = found.plans
+    assert first.plan != fastest.plan
+    assert [each.rank for each in found.plans] == [1, 2, 3, 4, 5]
+    assert first.plan.tp * first.plan.cp == max(each.plan.tp * each.plan.cp for each in found.plans)
+    assert [each.step_time for each in others] == sorted(each.step_time for each in others)
+    assert others[0].plan == fastest.plan
+    assert others[0].lost_by < 0
+    assert others[0].order == order_held(-others[0].lost_by)
+    text = "\n".join(explanation_lines(Explanation(request, found, first)))
+    assert f"-{-100 * others[0].lost_by:.1f} %" in text
+    assert "the plan is the simplest of them." in text
+    monkeypatch.setattr("advisor.alternatives.toss_up", lambda: Order(0.0, 0.5, 3, 2))
+    asked = why_not(request, {"tp": fastest.plan.tp, "cp": fastest.plan.cp}, first)
+    assert "within 50 % it takes the simplest (67 % of pairs so close" in asked.reason
+
+
+def test_the_least_memory_is_not_a_toss_up():
+    request = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=64, objective="memory")
+    needs = [each.peak_memory for each in search(request).plans]
+    assert needs == sorted(needs)
