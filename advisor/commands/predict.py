@@ -33,6 +33,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
       --sequence-parallel
     """
     from advisor.pipeline import with_schedule
+    from advisor.plan_faults import plan_faults
     from advisor.predict_text import prediction_lines
     from advisor.rules import holds, violations
     from advisor.rules.predicted_words import all_words
@@ -40,7 +41,8 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from costmodel.predict import predict
 
     case = read_case(plan, options)
-    prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+    with plan_faults(case):
+        prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
     words = all_words(prediction, case.stack)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     if options["save"]:

@@ -274,6 +274,7 @@ def says_where(folder: Path) -> Iterator[None]:
 def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> None:
     """Write the job script beside its plan, and give it to sbatch."""
     from advisor.case import read_case
+    from advisor.plan_faults import refuse_broken
     from costmodel.plan_file import save_plan_file
     from executor.export.exported import Job
     from executor.local_profile import home
@@ -286,6 +287,7 @@ def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> Non
             "--slurm runs a PLAN. Save one first: `advisor explain --model ... --save plan.toml`."
         )
     case = read_case(plan_file, {})
+    refuse_broken(case, "no job is made of it")
     words = ["--steps", str(options["steps"]), "--warmup", str(options["warmup"])]
     words += ["--data", str(Path(options["data"]).resolve())] if options["data"] else []
     script = run_script(Job(case.plan, case.workload, case.model, case.cluster), words)

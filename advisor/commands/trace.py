@@ -56,17 +56,20 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
         trace = record_trace(Path(options["record"]).expanduser())
     else:
         from advisor.pipeline import with_schedule
+        from advisor.plan_faults import plan_faults
         from advisor.rules import holds, violations
         from advisor.rules.predicted_words import all_words
         from costmodel.predict import predict
         from executor.trace_predicted import predicted_trace
 
         case = read_case(plan, options)
-        closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        with plan_faults(case):
+            closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+            prediction = with_schedule(closed_form)
         words = all_words(closed_form, case.stack)
         found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
         runs = holds(closed_form, found)
-        trace = predicted_trace(with_schedule(closed_form), options["max_spans"] or 0)
+        trace = predicted_trace(prediction, options["max_spans"] or 0)
     write_trace(Path(output), trace)
     about = trace["otherData"]
     slices = sum(event["ph"] == "X" for event in trace["traceEvents"])

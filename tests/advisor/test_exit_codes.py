@@ -1,0 +1,75 @@
+"""One contract for all commands: 1 for a plan that does not hold, 2 for bad input; each in one line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from advisor.cli import main
+
+SETTING = ("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100")
+PLAN = """schema = 1
+[model]
+name = "llama3-8b"
+[workload]
+seq_len = 8192
+global_batch = {batch}
+[cluster]
+name = "{cluster}"
+gpus = {gpus}
+[knobs]
+dp = 8
+zero_stage = 3
+fsdp = true
+precision = "{precision}"
+"""
+# What breaks a rule and leaves nothing to predict, with a word of the line.
+FAULTS = {
+    "batch": ({"batch": 12}, "not a multiple of micro_batch x dp"),
+    "format": ({"cluster": "dgx-a100", "precision": "fp8-cs"}, "A100"),
+}
+
+
+def plan_file(folder, name="plan.toml", **values):
+    path = folder / name
+    given = {"batch": 128, "cluster": "dgx-h100", "gpus": 8, "precision": "bf16"} | values
+    path.write_text(PLAN.format(**given))
+    return str(path)
+
+
+def ends(monkeypatch, capsys, *words):
+    """Exit code, output and error of the program."""
+    monkeypatch.setattr(sys, "argv", ["advisor", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    return stop.value.code, said.out, said.err
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "command", ["check", "predict", "whatif", "report", "trace", "export", "compare", "run"]
+)
+def test_a_plan_that_breaks_a_rule_ends_with_1(command, fault, tmp_path, monkeypatch, capsys):
+    values, word = FAULTS[fault]
+    path = plan_file(tmp_path, **values)
+    more = {
+        "report": ["-o", str(tmp_path / "plan.html")],
+        "trace": ["-o", str(tmp_path / "plan.json")],
+        "export": ["--to", "megatron-lm"],
+        "compare": [plan_file(tmp_path, "other.toml")],
+        "run": ["--slurm", "--print-only"],
+    }
+    code, out, error = ends(monkeypatch, capsys, command, path, *more.get(command, []))
+    assert code == 1, error
+    assert word in out + error
+    if command not in ("check", "export"):
+        assert error.count("\n") == 1, error
+    assert not (tmp_path / "plan.html").exists()
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_what_no_rule_forbids_and_cannot_be_told_is_bad_input(monkeypatch, capsys):
+    code, _, error = ends(monkeypatch, capsys, "predict", *SETTING, "--stack", "nemo-99.99")
+    assert code == 2, error
