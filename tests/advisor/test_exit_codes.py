@@ -49,7 +49,7 @@ def ends(monkeypatch, capsys, *words):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
-    "command", ["check", "predict", "whatif", "report", "trace", "export", "compare", "run"]
+    "command", ["check", "predict", "whatif", "report", "trace", "export", "dryrun", "compare", "run"]
 )
 def test_a_plan_that_breaks_a_rule_ends_with_1(command, fault, tmp_path, monkeypatch, capsys):
     values, word = FAULTS[fault]
@@ -73,3 +73,13 @@ def test_a_plan_that_breaks_a_rule_ends_with_1(command, fault, tmp_path, monkeyp
 def test_what_no_rule_forbids_and_cannot_be_told_is_bad_input(monkeypatch, capsys):
     code, _, error = ends(monkeypatch, capsys, "predict", *SETTING, "--stack", "nemo-99.99")
     assert code == 2, error
+
+
+@pytest.mark.parametrize("gpus", [7, 16])
+def test_dryrun_of_a_layout_on_other_gpus_than_there_are_is_refused(gpus, tmp_path, monkeypatch, capsys):
+    """What was given, the rule, the way out: it said "agrees", of ranks that nobody has."""
+    code, out, error = ends(monkeypatch, capsys, "dryrun", plan_file(tmp_path, gpus=gpus))
+    assert code == 1, error
+    assert not out
+    assert f"= 8 GPUs, but there are {gpus}. Set dp = {gpus}, or --gpus 8." in error
+    assert error.count("\n") == 1
