@@ -1,4 +1,4 @@
-"""Plans that do not hold, where no prediction can say so: told in one line, and the exit code is 1, as of other plans."""
+"""Plans that do not hold where no prediction can say so: told in one line, with exit code 1 as of other plans."""
 
 from __future__ import annotations
 

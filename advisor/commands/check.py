@@ -207,7 +207,7 @@ def _read_lines(found: Checked) -> list[str]:
 
 def _memory_lines(found: Checked) -> list[str]:
     from advisor.render import gib, percent, seconds, wrap
-    from advisor.sections import fit_text
+    from advisor.sections import fit_text, over_by
     from costmodel.prediction import FITS_BELOW
 
     prediction, cure = found.prediction, found.cure
@@ -216,8 +216,7 @@ def _memory_lines(found: Checked) -> list[str]:
     lines = [f"  memory     {fit_text(prediction)}"]
     if prediction.fits:
         return lines
-    excess = gib(prediction.peak_memory_bytes - FITS_BELOW * prediction.device_bytes)
-    over = f"Over {percent(FITS_BELOW, 0)} of the device by {excess}"
+    over = f"Over {percent(FITS_BELOW, 0)} of the device by {over_by(prediction)}"
     if cure is None:
         text = f"{over}, and no usual change mends it alone. `advisor explain` finds plans that fit."
         return [*lines, wrap(text, "  ")]
