@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import Case, read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class _TextOrOptions(click.Command):
     help="PLAN is a configuration of megatron-lm, megatron-bridge or nemo: a file, or its text in quotes.",
 )
 @click.option(
-    "--save", metavar="FILE", help="Write what was checked as a plan file, for every other command."
+    "--save",
+    metavar="FILE",
+    callback=not_blank,
+    help="Write what was checked as a plan file, for every other command.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import Case, read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 if TYPE_CHECKING:
@@ -36,7 +36,13 @@ TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
     is_flag=True,
     help="Settings for benchmarks only too: mock data, forced balance of experts.",
 )
-@click.option("-o", "--output", metavar="DIR", help="Write the files there instead of printing them.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    callback=not_blank,
+    help="Write the files there instead of printing them.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context

@@ -9,16 +9,26 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 
 @click.command(name="trace", context_settings=HELP)
 @click.argument("plan", required=False)
 @click.option(
-    "-o", "--output", required=True, metavar="FILE", help="Trace to write; packed where it ends in .gz."
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    callback=not_blank,
+    help="Trace to write; packed where it ends in .gz.",
 )
-@click.option("--record", metavar="DIR", help="Record of a run: what it measured, beside its prediction.")
+@click.option(
+    "--record",
+    metavar="DIR",
+    callback=not_blank,
+    help="Record of a run: what it measured, beside its prediction.",
+)
 @click.option(
     "--max-spans",
     type=click.IntRange(min=100),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
+import click
 import pytest
 
-from advisor.cli import main
+from advisor.cli import COMMANDS, advisor, main
 
 SETTING = ("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100")
 PLAN = """schema = 1
@@ -83,3 +85,50 @@ def test_dryrun_of_a_layout_on_other_gpus_than_there_are_is_refused(gpus, tmp_pa
     assert not out
     assert f"= 8 GPUs, but there are {gpus}. Set dp = {gpus}, or --gpus 8." in error
     assert error.count("\n") == 1
+
+
+# Options that name a file or folder, by what their help calls it; NAME is of catalogues, which know no empty name.
+PATHS = {"FILE", "DIR", "PROFILE", "RECORD", "PREFIX", "PLAN"}
+NAMED = [
+    (command, max(option.opts, key=len))
+    for command in COMMANDS
+    for option in advisor.get_command(click.Context(advisor), command).params
+    # What is a click.Path is read: an empty one is this folder, which is told to be no record.
+    if isinstance(option, click.Option) and option.metavar in PATHS and option.type.name == "text"
+]
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize(("command", "option"), NAMED)
+def test_an_empty_path_is_one_line(command, option, blank, tmp_path, monkeypatch, capsys):
+    """As of an unset variable: `calibrate -o ''` wrote over the machine's own profile, `--save ''` saved nothing."""
+    monkeypatch.chdir(tmp_path)
+    words = {"export": ["--to", "nemo"], "diagnose": ["train.log"], "compare": ["train.log"]}
+    if command in ("report", "trace") and option == "--record":
+        words[command] = ["-o", "there.html"]
+    code, out, error = ends(monkeypatch, capsys, command, *words.get(command, []), option, blank)
+    assert code == 2, error
+    assert f"{option} is empty" in error
+    assert error.count("\n") == 1
+    assert not out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_of_empty_paths_has_every_command_that_writes():
+    assert {command for command, option in NAMED if option in ("--output", "--save")} == {
+        "calibrate",
+        "check",
+        "explain",
+        "export",
+        "predict",
+        "report",
+        "trace",
+    }
+
+
+def test_a_folder_that_takes_no_files_is_told_with_the_files_name(tmp_path, monkeypatch, capsys):
+    if not os.path.isdir("/proc/self"):
+        pytest.skip("no /proc")
+    code, _, error = ends(monkeypatch, capsys, "check", plan_file(tmp_path), "--save", "/proc/new-plan.toml")
+    assert code == 2
+    assert error.startswith("Error: /proc/new-plan.toml: ")
