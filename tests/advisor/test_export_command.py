@@ -246,6 +246,17 @@ def test_a_plan_made_for_other_software_is_told_its_time_as_megatron_lm(tmp_path
         assert "The plan was made for" not in other.stdout
 
 
+@pytest.mark.parametrize(("target", "release"), [("nemo", "2.6.0"), ("megatron-bridge", "0.6.2")])
+def test_a_plan_of_an_older_stack_is_told_whose_names_it_gets(target, release):
+    """The newest release was written for a plan of a container two years older, without a word."""
+    old = json.loads(run(export, *PLAN, "--stack", "nemo-25.02", "--to", target, "--json").stdout)
+    (note,) = [each for each in old["assumptions"] if "was made for nemo-25.02" in each]
+    assert f" {release} (Megatron-Core " in note
+    assert "--target-version" in note
+    new = json.loads(run(export, *PLAN, "--to", target, "--json").stdout)
+    assert not any("was made for" in each for each in new["assumptions"])
+
+
 def test_an_unknown_version_is_told_with_what_it_refuses():
     found = run(export, *TIGHT, "--to", "megatron-lm", "--target-version", "9")
     assert "Megatron-LM 0.19, the nearest to 9 that is known, refuses" in found.stderr
