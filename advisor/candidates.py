@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,6 +18,9 @@ from costmodel.prediction import RESOURCES, Prediction
 from hardware_db.order import Order, order_held
 
 Amounts = TypeVar("Amounts", float, NDArray[np.float64])
+
+# Memory that differs by a smaller share is the same: the count itself errs by more, and losses are told to as much.
+SAME_MEMORY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,18 @@ def objective_of(objective: str, step_time: Amounts, peak_memory: Amounts, gpus:
     return step_time * gpus if objective == "cost" else step_time
 
 
+def place_of(objective: str, value: float, step_time: float) -> tuple[float, float]:
+    """What plans are ordered by: the objective's value; of those that need the same memory, the step time. [s]"""
+    if objective != "memory":
+        return value, 0.0
+    return math.exp(round(math.log(value) / SAME_MEMORY) * SAME_MEMORY), step_time
+
+
 def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:
     """`other` with what it lost to `best`, by how much and to which term."""
     lost_by = objective_value(request.objective, other) / objective_value(request.objective, best) - 1
+    if request.objective == "memory" and abs(lost_by) <= SAME_MEMORY:
+        lost_by = 0.0
     if request.objective == "memory":
         differences = _differences(memory_parts(best.prediction), memory_parts(other.prediction))
     else:

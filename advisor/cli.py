@@ -139,7 +139,7 @@ def main() -> None:
         code = 128 + getattr(error.__cause__ or error, "number", signal.SIGINT)
     except ValueError as error:
         _say(str(error))
-        code = 2
+        code = getattr(error, "exit_code", 2)  # 1 of `advisor.plan_faults.PlanError`
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"{where}{error.strerror or error}. Check the path and its permissions.")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.candidates import objective_of
+from advisor.candidates import objective_of, place_of
 from advisor.pipeline import has_pipeline, least_correction, schedule_correction
 from advisor.request import Request
 from advisor.space_grid import Space
@@ -44,6 +44,18 @@ class Contender:
         """What `value` is not below, in its unit; cheap."""
         bounded = objective != "memory" and has_pipeline(self)
         return self._value(objective, least_correction(self) if bounded else 0.0) * (1 - ROUNDING)
+
+    def place(self, objective: str) -> tuple[float, float]:
+        """`advisor.candidates.place_of` the plan, the pipeline simulated."""
+        if objective != "memory":
+            return place_of(objective, self.value(objective), 0.0)
+        return place_of(objective, self.value(objective), self.value("throughput"))
+
+    def least_place(self, objective: str) -> tuple[float, float]:
+        """What `place` is not below; cheap."""
+        if objective != "memory":
+            return place_of(objective, self.least(objective), 0.0)
+        return place_of(objective, self.least(objective), self.least("throughput"))
 
     def _value(self, objective: str, correction: float) -> float:
         step = self.values["step_time"] + correction

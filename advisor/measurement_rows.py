@@ -97,10 +97,14 @@ def _own_columns() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, as text by column. surplus: its cells and the header's columns, where it has more."""
+    """One row of a table, as text by column. surplus: its cells and the header's columns, where it has more.
+
+    line: where it ends in its file, 0 where it is of none.
+    """
 
     values: Mapping[str, str]
     surplus: str = ""
+    line: int = 0
 
     def text(self, name: str) -> str:
         """A column's text, '' when empty or absent, or when it says that nothing is known."""

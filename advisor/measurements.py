@@ -90,7 +90,7 @@ def read_rows(path: str | Path) -> list[Row]:
                 mine if mine == its or (mine not in header and named.index(mine) == place) else its
                 for place, (its, mine) in enumerate(zip(header, named, strict=True))
             ]
-            return [_row(row, len(header)) for row in reader]
+            return [_row(row, len(header), reader.line_num) for row in reader]
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -118,11 +118,11 @@ def _no_time(row: Row) -> str:
     return f"{said}. Is column {near[0][0]!r} meant as {near[0][1]}?" if near else said
 
 
-def _row(cells: Mapping[str | None, str | list[str] | None], columns: int) -> Row:
+def _row(cells: Mapping[str | None, str | list[str] | None], columns: int, line: int) -> Row:
     """A row as text by column, with how many cells it has beyond the header's."""
     values = {name: cell for name, cell in cells.items() if name is not None and isinstance(cell, str)}
     surplus = cells.get(None) or []
-    return Row(values, f"{columns + len(surplus)} cells, {columns} columns" if surplus else "")
+    return Row(values, f"{columns + len(surplus)} cells, {columns} columns" if surplus else "", line)
 
 
 def stack_of(row: Row) -> str:

@@ -61,6 +61,7 @@ def from_file(
 ) -> Prepared:
     """The plan of a file, on this machine or, with GPUs, on the machine that the file names."""
     from advisor.case import read_case
+    from advisor.plan_faults import plan_faults
 
     case = read_case(plan_file, {})
     check_processes(case.plan.world, f"the plan {case.plan_file.model} of {plan_file}", options, here)
@@ -69,11 +70,13 @@ def from_file(
         cluster, warnings = case.cluster, []
     else:
         cluster, warnings = machine(case.plan.world, options, here, tell)
-    return prepared(case.plan, case.model, case.workload, cluster, warnings, here)
+    with plan_faults(case):
+        return prepared(case.plan, case.model, case.workload, cluster, warnings, here)
 
 
 def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]) -> Prepared:
     """The best plan for this machine."""
+    from advisor.plan_faults import PlanError
     from advisor.request import make_request, parse_pins
     from advisor.search import search
     from costmodel.model_registry import load_model
@@ -100,7 +103,7 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
     )
     plans = search(request).plans
     if not plans:
-        raise ValueError(
+        raise PlanError(
             f"{request.model.name} does not fit this machine's memory. Try a smaller model, such as tiny-gpt."
         )
     # The best plan that runs here: some need layers that this machine has not.
@@ -120,8 +123,9 @@ def runs(prediction: Prediction, here: Here) -> bool:
 def prepared(
     plan: Plan, model: Any, workload: Any, cluster: Cluster, warnings: list[str], here: Here
 ) -> Prepared:
-    """The prediction of what really runs; ValueError when it cannot run or does not fit."""
+    """The prediction of what really runs; ValueError when it cannot run, PlanError when it does not fit."""
     from advisor.pipeline import with_schedule
+    from advisor.plan_faults import PlanError
     from costmodel.predict import predict
     from executor.megatron_here import why_not_here
     from executor.resolve import resolve
@@ -134,7 +138,7 @@ def prepared(
     prediction = with_schedule(predict(model, workload, cluster, resolved, stack_of(here.cuda)))
     if not prediction.fits:
         gib = 2**30
-        raise ValueError(
+        raise PlanError(
             f"the plan needs {prediction.peak_memory_bytes / gib:.1f} GiB of {prediction.device_bytes / gib:.1f} GiB "
             f"a process. Try more processes, or --pin recompute=full."
         )

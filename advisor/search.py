@@ -18,7 +18,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.candidates import Candidate, candidate, compared, objective_of
+from advisor.candidates import SAME_MEMORY, Candidate, candidate, compared, objective_of
 from advisor.contenders import Contenders
 from advisor.request import Request
 from advisor.rules import Mask
@@ -55,6 +55,7 @@ GIB = 2**30
 # Combinations that are another's plan.
 REPEATED = "same plan"
 SAME = "a knob that does nothing beside the others, such as cp_comm_type with cp 1: counted where it has its default"
+LAST = (math.inf, math.inf)
 Progress = Callable[[float, str], None]
 
 
@@ -261,7 +262,9 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
 
     seconds = gathered(lambda each, fitting: each.step_time[fitting])
     score = gathered(lambda each, fitting: each.score(request.objective)[fitting])
-    keys = [np.round(np.log(values / values.min()) / EQUAL_WITHIN) for values in (seconds, score)]
+    # The same memory as `place_of` takes for it; of times those that differ by rounding alone.
+    same, least = (SAME_MEMORY, 1.0) if request.objective == "memory" else (EQUAL_WITHIN, score.min())
+    keys = [np.round(np.log(seconds / seconds.min()) / EQUAL_WITHIN), np.round(np.log(score / least) / same)]
     order = np.lexsort((row, part, gathered(Scored.complexity), *keys))
     first = _layouts_in_order([column(name)[order] for name in LAYOUT + PIPELINE], wanted)
     layouts = [order[members].tolist() for members in first]
@@ -282,23 +285,24 @@ def _best_of_layouts(
     layouts: numbers of the plans of each, in order of their score. A pipeline is not simulated where its bound shows
     that it cannot be among the plans returned.
     """
-    best: list[tuple[float, int]] = []
+    aim = request.objective
+    best: list[tuple[tuple[float, float], int]] = []
     wanted = max(request.top, SIMPLEST_OF)
     for done, pipelines in enumerate(layouts):
         tell(0.8, f"simulating pipelines, {done} layouts done")
-        rival = sorted(best)[wanted - 1][0] if len(best) >= wanted else math.inf
-        if score[pipelines[0]] * (1 - SIMULATION_GAIN) > rival:
+        rival = sorted(best)[wanted - 1][0] if len(best) >= wanted else LAST
+        if score[pipelines[0]] * (1 - SIMULATION_GAIN) > rival[0]:
             break
-        found = (math.inf, pipelines[0])
+        found = (LAST, pipelines[0])
         for number in pipelines:
-            if score[number] * (1 - SIMULATION_GAIN) > found[0]:
+            if score[number] * (1 - SIMULATION_GAIN) > found[0][0]:
                 break
             contender = contenders[number]
-            if contender.least(request.objective) <= min(rival, found[0]):
-                found = min(found, (contender.value(request.objective), number), key=itemgetter(0))
+            if contender.least_place(aim) <= min(rival, found[0]):
+                found = min(found, (contender.place(aim), number), key=itemgetter(0))
         best.append(found)
     best.sort(key=itemgetter(0))
-    return [each for each in best[:wanted] if each[0] < math.inf]
+    return [(place[0], number) for place, number in best[:wanted] if place < LAST]
 
 
 def _rows_that_matter(

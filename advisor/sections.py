@@ -62,6 +62,13 @@ def fit_text(prediction: Prediction) -> str:
     return f"{used} on {where}: {verdict}"
 
 
+def over_by(prediction: Prediction) -> str:
+    """Memory of the worst rank beyond what a run may fill of the device, in words."""
+    from costmodel.prediction import FITS_BELOW
+
+    return gib(prediction.peak_memory_bytes - FITS_BELOW * prediction.device_bytes)
+
+
 def numbers(prediction: Prediction) -> list[str]:
     """The four numbers people ask for, what binds, and which published run is nearest."""
     from costmodel.prediction import resource_shares

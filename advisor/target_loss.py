@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from advisor.case import Case
     from costmodel.prediction import Prediction
 
+TITLES = {"megatron-bridge": "Megatron-Bridge", "nemo": "NeMo"}
+
 
 @dataclass(frozen=True)
 class OtherLoss:
@@ -59,8 +61,19 @@ def other_loss(case: Case, priced: Prediction | None, target: str, version: str)
 
 
 def as_target(case: Case, target: str, version: str) -> list[str]:
-    """One sentence on the step time as Megatron-LM, where the plan was priced as other software; else nothing."""
+    """One sentence where the plan was priced as other software than it is exported for; else nothing.
+
+    With the step time as Megatron-LM; of Megatron-Bridge and NeMo, whose releases a stack does not name, with theirs.
+    """
     here = load_stack(case.stack or default_stack())
+    if target in TITLES and here.name != load_stack(default_stack()).name:
+        from executor.export.target_names import names_of
+
+        names = names_of(target.replace("-", "_"), version)[0]
+        return [
+            f"The plan was made for {here.name}; names are those of {TITLES[target]} {names.release} (Megatron-Core "
+            f"{names.core}). --target-version takes the release that you run: what it lacks is noted then."
+        ]
     if target != "megatron-lm" or here.names == "megatron_lm":
         return []
     from advisor.pipeline import with_schedule

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from advisor.measurement_repeats import copies, repeats
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.pipeline import with_schedule
 from advisor.ranking import Timed, ranking
@@ -37,11 +38,13 @@ def validate(
     progress: Callable[[float, str], None] | None = None,
 ) -> dict[str, Any]:
     """The report of `advisor validate --json`: rows, summary and skipped; rel_error is predicted / measured - 1."""
-    done, skipped = judged(rows, include_superseded, progress)
+    chosen = [row for row in rows if include_superseded or row.text("superseded") != "1"]
+    done, skipped = judged(chosen, True, progress)
     return {
         "rows": [result for _, result in done],
         "summary": summarise(done, len(skipped)),
         "skipped": skipped,
+        "repeated_ids": [each.to_dict() for each in repeats(chosen)],
     }
 
 
@@ -52,14 +55,19 @@ def judged(
 ) -> tuple[list[tuple[Case, dict[str, Any]]], list[dict[str, str]]]:
     """Each run with its prediction beside the measurement, and the rows that cannot be expressed, with the reason.
 
-    Rows with superseded = 1 are left out unless asked for.
+    Rows with superseded = 1 are left out unless asked for; copies of a row count once.
     """
     chosen = [row for row in rows if include_superseded or row.text("superseded") != "1"]
     done: list[tuple[Case, dict[str, Any]]] = []
     skipped: list[dict[str, str]] = []
+    again = copies(chosen)
     for index, row in enumerate(chosen):
         if progress:
             progress(index / len(chosen), "predicting published runs")
+        if index in again:
+            reason = f"a copy of line {again[index].line}, which counts: the same id and the same values"
+            skipped.append({"id": row.text("id"), "reason": reason})
+            continue
         case = row_case(row)
         if isinstance(case, Skip):
             skipped.append({"id": case.id, "reason": case.reason})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from advisor.candidates import memory_parts
 from advisor.host_fault import host_fault
 from advisor.pipeline import with_schedule
+from advisor.plan_faults import plan_faults
 from advisor.rules import Violation, load_rules, violations
 from advisor.rules.predicted_words import predicted_words
 from advisor.whatif_neighbours import Neighbour, named, neighbours
@@ -191,8 +192,9 @@ def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], None] | None = None) -> WhatIf:
-    """Predict every neighbour of the case's plan along the named knobs. ValueError as `predict`."""
-    base = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+    """Predict every neighbour of the case's plan along the named knobs. PlanError where it cannot be predicted."""
+    with plan_faults(case):
+        base = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
     words = predicted_words(base)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     known = {violation.id for violation in found}

@@ -118,7 +118,12 @@ def save_plan_file(path: str | Path, plan_file: PlanFile) -> Path:
 
 def write_whole(target: Path, text: str) -> Path:
     """Write text whole or not at all, over what was there; returns the path. OSError when it cannot be written."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}."[:64], suffix=".tmp", dir=target.parent)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}."[:64], suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise OSError(
+            error.errno, error.strerror, str(target)
+        ) from None  # not the name of the temporary file
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -29,7 +29,8 @@ def cli_page() -> str:
 
     parts = [_MADE, "# Commands\n"]
     parts.append(
-        "Exit codes: 0 good, 1 a plan that does not hold, 2 bad input (one line on standard error), 130 interrupted. "
+        "Exit codes: 0 good, 1 a plan that does not hold (it breaks an ERROR rule or does not fit), 2 bad input (one "
+        "line on standard error), 130 interrupted. "
         "Every command takes `--json`.\n"
     )
     context = click.Context(advisor, info_name="advisor", **advisor.context_settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.profiles import named
 
 if TYPE_CHECKING:
@@ -36,7 +36,13 @@ if TYPE_CHECKING:
 @click.option("--cluster", metavar="NAME", help="With --from: its cluster.")
 @click.option("--profile", metavar="NAME", callback=named, help="With --from: the profile to go on from.")
 @click.option("--stack", metavar="NAME", help="With --from: software release of the runs.")
-@click.option("-o", "--output", metavar="PROFILE", help="Where to write: a name, or a path to a TOML.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="PROFILE",
+    callback=not_blank,
+    help="Where to write: a name, or a path to a TOML.",
+)
 @click.option("--refuse-noise", is_flag=True, help="Write nothing when other work disturbed the measurement.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import Case, read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class _TextOrOptions(click.Command):
     help="PLAN is a configuration of megatron-lm, megatron-bridge or nemo: a file, or its text in quotes.",
 )
 @click.option(
-    "--save", metavar="FILE", help="Write what was checked as a plan file, for every other command."
+    "--save",
+    metavar="FILE",
+    callback=not_blank,
+    help="Write what was checked as a plan file, for every other command.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
@@ -207,7 +210,7 @@ def _read_lines(found: Checked) -> list[str]:
 
 def _memory_lines(found: Checked) -> list[str]:
     from advisor.render import gib, percent, seconds, wrap
-    from advisor.sections import fit_text
+    from advisor.sections import fit_text, over_by
     from costmodel.prediction import FITS_BELOW
 
     prediction, cure = found.prediction, found.cure
@@ -216,8 +219,7 @@ def _memory_lines(found: Checked) -> list[str]:
     lines = [f"  memory     {fit_text(prediction)}"]
     if prediction.fits:
         return lines
-    excess = gib(prediction.peak_memory_bytes - FITS_BELOW * prediction.device_bytes)
-    over = f"Over {percent(FITS_BELOW, 0)} of the device by {excess}"
+    over = f"Over {percent(FITS_BELOW, 0)} of the device by {over_by(prediction)}"
     if cure is None:
         text = f"{over}, and no usual change mends it alone. `advisor explain` finds plans that fit."
         return [*lines, wrap(text, "  ")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 
 if TYPE_CHECKING:
     from advisor.gap import Gap
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "traces",
     multiple=True,
     metavar="FILE",
+    callback=not_blank,
     help="With a log: a trace of torch.profiler or an export of nsys (.sqlite); repeatable.",
 )
 @setting_options

@@ -8,17 +8,20 @@ from typing import Any
 import click
 
 from advisor.case import setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 
 
 @click.command(name="diagnose", context_settings=HELP)
 @click.argument("source", metavar="LOG|RUN|TRACE")
-@click.option("--plan", metavar="PLAN", help="The plan that ran, where the log does not show it.")
+@click.option(
+    "--plan", metavar="PLAN", callback=not_blank, help="The plan that ran, where the log does not show it."
+)
 @click.option(
     "--trace",
     "traces",
     multiple=True,
     metavar="FILE",
+    callback=not_blank,
     help="A trace of torch.profiler (.json, .json.gz) or an export of nsys (.sqlite); repeatable.",
 )
 @setting_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 
 if TYPE_CHECKING:
     from advisor.case import Case
@@ -19,7 +19,11 @@ MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL"}
 
 @click.command(name="doctor", context_settings=HELP)
 @click.option(
-    "--plan", "plan_file", metavar="PLAN", help="Also what this plan needs: versions, variables, memory."
+    "--plan",
+    "plan_file",
+    metavar="PLAN",
+    callback=not_blank,
+    help="Also what this plan needs: versions, variables, memory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context

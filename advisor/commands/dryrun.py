@@ -47,7 +47,7 @@ def command(
 
     Builds the plan's model as one rank of the full world, without GPUs and without memory for it, runs forward,
     backward and optimizer step, and counts. FLOPs, messages, parameters and optimizer state must be equal to the
-    digit, saved activations within 2 %. Exit code 1 when they are not.
+    digit, saved activations within 2 %. Exit code 1 when they are not, and of a plan that breaks an ERROR rule.
 
     PLAN is a plan file (`advisor explain --save`); any option changes it, or describes the plan without a file.
 
@@ -57,6 +57,7 @@ def command(
       --sequence-parallel --stage 3
     """
     from advisor.dryrun_text import dryrun_lines
+    from advisor.plan_faults import refuse_broken
     from advisor.progress import Progress
     from executor.dryrun import dry_run, traced_microbatches, which_stages
     from executor.dryrun_job import DryRunFailed
@@ -66,6 +67,7 @@ def command(
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor dryrun"))
     case = read_case(plan, options)
+    refuse_broken(case, "it is not traced")
     wanted = which_stages(case.plan, stages if stage is None else str(stage))
     count = traced_microbatches(case.plan, case.workload, microbatches)
     try:

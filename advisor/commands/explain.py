@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import PinsKnobs
 from advisor.profiles import profile_option
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
@@ -24,7 +24,12 @@ from advisor.workload_options import given_workload, task_option, tokens_option,
 @click.option("--global-batch", type=int, metavar="N", help="Sequences a step [scaled with the GPUs].")
 @click.option("--precision", default="auto", show_default=True, help="Recipes to search, at commas.")
 @task_option("pretrain", "pretrain, sft or lora.")
-@click.option("--objective", default="throughput", show_default=True, help="throughput, cost or memory.")
+@click.option(
+    "--objective",
+    default="throughput",
+    show_default=True,
+    help="throughput, cost or memory; of plans within 0.1 % of the same memory the fastest.",
+)
 @click.option(
     "--pin",
     multiple=True,
@@ -45,8 +50,13 @@ from advisor.workload_options import given_workload, task_option, tokens_option,
 @click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06 [the newest known].")
 @workload_options
 @profile_option
-@click.option("--save", metavar="FILE", help="Write the plan as a plan file.")
-@click.option("--html", metavar="FILE", help="Write a page to open in a browser, as `advisor report` does.")
+@click.option("--save", metavar="FILE", callback=not_blank, help="Write the plan as a plan file.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    callback=not_blank,
+    help="Write a page to open in a browser, as `advisor report` does.",
+)
 @click.option("--formulas", is_flag=True, help="Every formula, with the numbers of the plan put in.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context

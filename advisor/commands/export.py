@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from advisor.case import Case, read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 if TYPE_CHECKING:
+    from advisor.commands.check import Checked
     from executor.export.bundle import Bundle
 
 # A variable that a script asks for: `${NAME:?what it is}`.
@@ -34,7 +36,13 @@ TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
     is_flag=True,
     help="Settings for benchmarks only too: mock data, forced balance of experts.",
 )
-@click.option("-o", "--output", metavar="DIR", help="Write the files there instead of printing them.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    callback=not_blank,
+    help="Write the files there instead of printing them.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
@@ -44,7 +52,8 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     PLAN is a plan file; any option changes it. Gives the configuration in the target's own names, the
     environment with a reason for every variable, the launch line with CPU binding, and with --slurm the job
     script. What the target cannot say is noted. A plan that breaks an ERROR rule is refused with exit code 1, and so
-    is one that fits as it was predicted and does not with the target's fused loss.
+    is one that fits as it was predicted and does not with the target's fused loss. A plan that is predicted not to fit
+    in memory is written, as the prediction may err: a line says by how much, and the exit code is 1.
 
     \b
     advisor export plan.toml --to megatron-lm
@@ -53,29 +62,44 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     target = _known(target)
     case = read_case(plan, options)
     version, benchmark = options["target_version"], options["benchmark"]
-    refused, warnings, note = _verdict(case, target, version)
-    if refused:
-        for line in refused:
-            click.echo(line, err=True)
+    verdict = _verdict(case, target, version)
+    for line in verdict.refused:
+        click.echo(line, err=True)
+    if verdict.refused:
         context.exit(1)
     from advisor.target_loss import as_target, native_loss
     from executor.export.bundle import bundle
     from executor.export.exported import Job
 
     job = Job(case.plan, case.workload, case.model, case.cluster, benchmark, version, native_loss(case))
-    made = bundle(job, target, options["slurm"], note, _encoder_time(case))
-    for line in warnings:
+    made = bundle(job, target, options["slurm"], verdict.note, _encoder_time(case))
+    for line in verdict.warnings:
         click.echo(line, err=True)
     if options["output"]:
         _write(made, Path(options["output"]).expanduser(), options["force"])
     notes = [*case.notes, *as_target(case, target, version)]
     if options["as_json"]:
-        record = made.to_dict() | {"assumptions": notes, "warnings": warnings}
+        record = made.to_dict() | {"assumptions": notes, "warnings": verdict.warnings}
         click.echo(json.dumps(record, indent=2))
     elif options["output"]:
         click.echo("\n".join(_written(made, options["output"], notes)))
     else:
         click.echo(_printed(made), nl=False)
+    context.exit(0 if verdict.fits else 1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of the plan before its files are made.
+
+    refused: lines, none where it is exported; warnings: lines beside the files; note: on memory that the target
+    changes; fits: whether memory suffices.
+    """
+
+    refused: list[str]
+    warnings: list[str]
+    note: str = ""
+    fits: bool = True
 
 
 def _known(target: str) -> str:
@@ -88,8 +112,7 @@ def _known(target: str) -> str:
     return target
 
 
-def _verdict(case: Case, target: str, version: str) -> tuple[list[str], list[str], str]:
-    """Lines that refuse the plan, lines that warn of it, and a note on memory that the target changes."""
+def _verdict(case: Case, target: str, version: str) -> Verdict:
     from advisor.commands.check import checked
     from advisor.target_loss import other_loss
 
@@ -99,19 +122,33 @@ def _verdict(case: Case, target: str, version: str) -> tuple[list[str], list[str
         lines = [
             f"Error: the plan breaks {len(errors)} rule{'s' * (len(errors) != 1)}, so it is not exported."
         ]
-        return [*lines, *(f"  {each.line()}" for each in errors)], [], ""
+        return Verdict([*lines, *(f"  {each.line()}" for each in errors)], [])
     other = other_loss(case, found.prediction, target, version)
     if other.refused:
-        return [other.refused], [], ""
+        return Verdict([other.refused], [])
     warnings = []
     if not found.fits:
-        hint = f" Try {found.cure.options()}." if found.cure else ""
-        warnings.append(f"Warning: predicted not to fit in memory.{hint}")
+        warnings.append(_too_large(found))
     if found.violations:
         count = len(found.violations)
         them = "one thing" if count == 1 else f"{count} things"
         warnings.append(f"`advisor check` tells {them} worth knowing about this plan.")
-    return [], warnings, other.note
+    return Verdict([], warnings, other.note, found.fits)
+
+
+def _too_large(found: Checked) -> str:
+    """One line on a plan that does not fit: what it needs, what there is, by how much it is over, the way out."""
+    from advisor.render import gib, percent
+    from advisor.sections import over_by
+    from costmodel.prediction import FITS_BELOW
+
+    priced = found.prediction
+    assert priced is not None
+    way = f"Try {found.cure.options()}" if found.cure else "`advisor explain` finds plans that fit"
+    return (
+        f"The plan does not fit: {gib(priced.peak_memory_bytes)} of {gib(priced.device_bytes)} on the worst rank, "
+        f"{over_by(priced)} over the {percent(FITS_BELOW, 0)} that a run may fill. {way}."
+    )
 
 
 def _encoder_time(case: Case) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 
@@ -18,7 +18,7 @@ from advisor.options import knob_options
 @knob_options
 @click.option("--formulas", is_flag=True, help="Every formula, with the numbers of this plan put in.")
 @click.option("--term", metavar="NAME", help="One term only: its formula with numbers, and its sources.")
-@click.option("--save", metavar="FILE", help="Write the plan as a plan file.")
+@click.option("--save", metavar="FILE", callback=not_blank, help="Write the plan as a plan file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
 def command(context: click.Context, plan: str | None, **options: Any) -> None:
@@ -33,6 +33,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
       --sequence-parallel
     """
     from advisor.pipeline import with_schedule
+    from advisor.plan_faults import plan_faults
     from advisor.predict_text import prediction_lines
     from advisor.rules import holds, violations
     from advisor.rules.predicted_words import all_words
@@ -40,7 +41,8 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from costmodel.predict import predict
 
     case = read_case(plan, options)
-    prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+    with plan_faults(case):
+        prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
     words = all_words(prediction, case.stack)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     if options["save"]:

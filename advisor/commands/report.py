@@ -9,20 +9,23 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 from advisor.workload_options import tokens_option
 
 
 @click.command(name="report", context_settings=HELP)
 @click.argument("plan", required=False)
-@click.option("-o", "--output", required=True, metavar="FILE", help="The page, such as plan.html.")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", callback=not_blank, help="The page, such as plan.html."
+)
 @tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh [1T].")
 @click.option(
     "--record",
     "records",
     multiple=True,
     metavar="DIR",
+    callback=not_blank,
     help="A run's record, or a log, to show beside the prediction; repeatable [those kept of this plan].",
 )
 @setting_options

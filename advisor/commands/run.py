@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import PinsKnobs
 from advisor.profiles import named
 from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN, check_processes
@@ -59,6 +59,7 @@ TRACE_SPANS = 20_000
     "--data",
     default="",
     metavar="PREFIX",
+    callback=not_blank,
     help="Indexed dataset, PREFIX.bin and PREFIX.idx [generated text].",
 )
 @click.option(
@@ -76,10 +77,14 @@ TRACE_SPANS = 20_000
     "--resume-measure",
     default=None,
     metavar="RECORD",
+    callback=not_blank,
     help="Go on with a run that was cut: its missing steps.",
 )
 @click.option(
-    "--trace", metavar="FILE", help="Also the measured step beside the predicted one, for Perfetto."
+    "--trace",
+    metavar="FILE",
+    callback=not_blank,
+    help="Also the measured step beside the predicted one, for Perfetto.",
 )
 @click.option("--recalibrate", is_flag=True, help="Measure this machine again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
@@ -274,6 +279,7 @@ def says_where(folder: Path) -> Iterator[None]:
 def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> None:
     """Write the job script beside its plan, and give it to sbatch."""
     from advisor.case import read_case
+    from advisor.plan_faults import refuse_broken
     from costmodel.plan_file import save_plan_file
     from executor.export.exported import Job
     from executor.local_profile import home
@@ -286,6 +292,7 @@ def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> Non
             "--slurm runs a PLAN. Save one first: `advisor explain --model ... --save plan.toml`."
         )
     case = read_case(plan_file, {})
+    refuse_broken(case, "no job is made of it")
     words = ["--steps", str(options["steps"]), "--warmup", str(options["warmup"])]
     words += ["--data", str(Path(options["data"]).resolve())] if options["data"] else []
     script = run_script(Job(case.plan, case.workload, case.model, case.cluster), words)

@@ -9,16 +9,26 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 
 @click.command(name="trace", context_settings=HELP)
 @click.argument("plan", required=False)
 @click.option(
-    "-o", "--output", required=True, metavar="FILE", help="Trace to write; packed where it ends in .gz."
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    callback=not_blank,
+    help="Trace to write; packed where it ends in .gz.",
 )
-@click.option("--record", metavar="DIR", help="Record of a run: what it measured, beside its prediction.")
+@click.option(
+    "--record",
+    metavar="DIR",
+    callback=not_blank,
+    help="Record of a run: what it measured, beside its prediction.",
+)
 @click.option(
     "--max-spans",
     type=click.IntRange(min=100),
@@ -56,17 +66,20 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
         trace = record_trace(Path(options["record"]).expanduser())
     else:
         from advisor.pipeline import with_schedule
+        from advisor.plan_faults import plan_faults
         from advisor.rules import holds, violations
         from advisor.rules.predicted_words import all_words
         from costmodel.predict import predict
         from executor.trace_predicted import predicted_trace
 
         case = read_case(plan, options)
-        closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        with plan_faults(case):
+            closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+            prediction = with_schedule(closed_form)
         words = all_words(closed_form, case.stack)
         found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
         runs = holds(closed_form, found)
-        trace = predicted_trace(with_schedule(closed_form), options["max_spans"] or 0)
+        trace = predicted_trace(prediction, options["max_spans"] or 0)
     write_trace(Path(output), trace)
     about = trace["otherData"]
     slices = sum(event["ph"] == "X" for event in trace["traceEvents"])

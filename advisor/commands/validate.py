@@ -34,6 +34,7 @@ def command(
 
     FILE.csv has a row a run with id, model, system, gpus, precision, gbs, seq_len, the layout (tp, pp, cp, vp, mbs,
     fsdp) and step_time_s or tokens_per_sec_per_gpu. Rows that cannot be expressed are listed with the reason.
+    An id is of one run: copies of a row count once, rows of the same id with other values each, and both are told.
     Ends with 2 where none could be predicted.
 
     \b
@@ -102,6 +103,12 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
                 for row in order
             ]
             lines += table(["error", "measured", "row", "run"], shown, "rrll")
+    if report["repeated_ids"]:
+        from advisor.measurement_repeats import Repeat, repeats_line
+
+        found = [Repeat(each["id"], each["lines"], each["counted"]) for each in report["repeated_ids"]]
+        lines.append(heading("Ids"))
+        lines.append(wrap(repeats_line(found), "  "))
     if report["skipped"]:
         lines.append(heading(f"Skipped: {_counted(len(report['skipped']), 'row')}"))
         for reason, ids in skip_reasons(report["skipped"])[:12]:

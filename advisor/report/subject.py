@@ -11,6 +11,7 @@ from advisor.candidates import Candidate
 from advisor.case import Case
 from advisor.explain import Explanation, explain
 from advisor.pipeline import with_schedule
+from advisor.plan_faults import plan_faults
 from advisor.report.cloud import Cloud
 from advisor.report.records import run_records
 from advisor.report.scaling import scaling
@@ -84,8 +85,9 @@ def subject_of_case(
 
     asked: where there is no file, the arguments of the command that writes one.
     """
-    closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
-    prediction = with_schedule(closed)
+    with plan_faults(case):
+        closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        prediction = with_schedule(closed)
     words = predicted_words(prediction)
     found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
     runs = tuple(run_records(prediction, records))

@@ -8,6 +8,7 @@ from typing import Any
 from executor.export.environment import environment
 from executor.export.exported import Job
 from executor.export.megatron_bridge_settings import Overrides
+from executor.export.overlap_table import FIELD, ROW, TABLE, table_of
 from executor.export.python_environment import SET, UNSET, environment_code
 from executor.export.python_text import assignment, literal, options_of, sorted_imports
 from executor.export.target_names import Names
@@ -181,7 +182,10 @@ def _overrides(job: Job, names: Names, found: Overrides, imports: set[str]) -> I
         yield f"    # {TITLES.get(section, section.capitalize().replace('_', ' '))}"
         yield from _made(section, part, imports)
         for dotted, value in part.items():
-            if "." in dotted:
+            if dotted.endswith(f".{FIELD}") and isinstance(value, Mapping):
+                imports.add(f"from {BRIDGE}.training.comm_overlap import {ROW}, {TABLE}")
+                yield assignment(f"cfg.{dotted}", table_of(value))
+            elif "." in dotted:
                 yield assignment(f"cfg.{dotted}", literal(dotted, value, imports))
 
 

@@ -23,6 +23,7 @@ from executor.export.exported import Reading
 from executor.export.launch_read import unseen, with_environment
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 from executor.export.model_read import of_model
+from executor.export.overlap_table import PIPELINED, row_in, with_overlap
 from executor.export.python_environment import environment_said, variables_of
 from executor.export.target_names import table
 
@@ -81,6 +82,7 @@ def reading(text: str) -> Reading:
     for dotted, name in (("train.micro_batch_size", "micro_batch"), ("train.manual_gc", "manual_gc")):
         if said.get(dotted) is not None:
             knobs[name] = said[dotted]
+    knobs = with_overlap(knobs, said, "comm_overlap")
     if said.get("dist.use_sharp"):
         knobs["sharp"] = True
     model = model_of_recipe(recipe) or model_of(fields)
@@ -147,6 +149,8 @@ def _assign(said: dict[str, Any], dotted: str, value: ast.expr) -> None:
         elif name in ("CommOverlapConfig", "LoRA"):
             said[f"{path}._target_"] = name
             said.update({f"{path}.{each.arg}": value_of(each.value) for each in value.keywords})
+        elif row := row_in(value):
+            said.update({f"{path}.{PIPELINED[0]}.{key}": each for key, each in row.items()})
         elif name == "default_squad_config":
             said["dataset._target_"] = name
     elif path:

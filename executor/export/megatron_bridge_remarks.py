@@ -11,7 +11,6 @@ from executor.export.unsaid import (
     facts_not_on_file,
     gather_note,
     graph_word_note,
-    overlap_note,
 )
 from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed, yarn_arguments
@@ -34,7 +33,6 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
         )
     if plan.encoder_tp or plan.encoder_pp:
         yield "encoder_tp and encoder_pp: Megatron-Bridge has no sizes for an encoder of its own any more, left out"
-    yield from overlap_note(plan, "a TransformerLayerTPOverlapCfg as comm_overlap.tp_comm_overlap_cfg")
     yield from (*gather_note(plan), *documents_note(job.workload))
     if plan.optimizer == "muon" and plan.overlap_param_gather:
         yield "overlap_param_gather is off: Megatron-Bridge gathers after Muon's step alone, the plan beside it"

@@ -19,6 +19,7 @@ from costmodel.plan import Plan
 from executor.export.exported import Job
 from executor.export.megatron_bridge_remarks import remarks
 from executor.export.megatron_bridge_task import benchmark_settings, task_settings
+from executor.export.overlap_table import FIELD, pipelined
 from executor.export.target_names import Names, names_of, recipe_names, releases
 from executor.export.unsaid import (
     graph_word,
@@ -306,6 +307,8 @@ def overlap_settings(plan: Plan, model: ModelSpec) -> dict[str, Any]:
     fields["bucket_size"] = plan.bucket_size or None
     if plan.defer_embedding_wgrad or plan.wgrad_deferral_limit:
         fields["wgrad_deferral_limit"] = plan.wgrad_deferral_limit
+    if row := pipelined(plan):
+        fields[FIELD] = row
     if not ddp["use_distributed_optimizer"]:
         # Without the distributed optimizer Bridge reads these from ddp only.
         fields = {

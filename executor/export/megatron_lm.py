@@ -7,7 +7,8 @@ from typing import Any
 from executor.export.exported import Exported, Job, Reading
 from executor.export.megatron_lm_arguments import arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
-from executor.export.unsaid import OVERLAP_SETTING, facts_not_on_file, gather_note, own_overlap
+from executor.export.overlap_table import PIPELINED, pipelined
+from executor.export.unsaid import facts_not_on_file, gather_note
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -176,16 +177,13 @@ def _unknown(job: Job) -> list[str]:
 
 def _overlap_file(job: Job) -> dict[str, str]:
     """Splits, SMs and cluster size of the overlapped tensor-parallel GEMMs, as --tp-comm-overlap-cfg reads them."""
-    plan = job.plan
-    own = own_overlap(plan)
-    if not own or dict(plan.settings).get("tp_comm_overlap_cfg"):
+    row = pipelined(job.plan)
+    if not row:
         return {}
     lines = [
         "# Forward projections whose reduce-scatter is pipelined with the GEMM; the others keep TE's defaults."
     ]
-    for name in ("proj_fprop", "fc2_fprop"):
-        lines += [f"{name}:", "  method: pipeline", f"  num_sm: {plan.tp_overlap_sms}"]
-        lines += [f"  cga_size: {plan.tp_overlap_cga}", f"  num_splits: {plan.tp_overlap_splits or 4}"]
-        lines += ["  set_sm_margin: true"]
-        lines += ["  fp8_buf: true"] if OVERLAP_SETTING in own else []
+    for name in PIPELINED:
+        lines += [f"{name}:", "  method: pipeline"]
+        lines += [f"  {key}: {str(value).lower()}" for key, value in row.items()]
     return {OVERLAP_FILE: "\n".join(lines) + "\n"}

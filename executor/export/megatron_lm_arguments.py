@@ -26,6 +26,8 @@ BENCHMARK = ("moe_router_force_load_balancing", "fake_process_group")
 LEGACY_LAYOUT = "--no-use-layer-wise-param-layout"
 # Names of recompute modules that Megatron-Core has; ours are more.
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+# Layers of the first and the last stage, by Megatron-Core's names.
+ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 
 
 class Writer:
@@ -160,7 +162,7 @@ def _pipeline(writer: Writer, fields: Arguments) -> None:
         fields.pop("virtual_pipeline_model_parallel_size", None)
     if fields.get("pipeline_model_parallel_layout") or plan.pp == 1:
         # A layout holds the ends. One stage has none: Megatron would build that many layers, or refuse.
-        for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+        for name in ENDS:
             fields.pop(name, None)
     if plan.tp == 1:
         fields.pop("tp_comm_overlap")  # nothing to overlap, and the parser asks for sequence parallelism
@@ -171,6 +173,10 @@ def _pipeline(writer: Writer, fields: Arguments) -> None:
     if not version.hybrid_stages:
         refuse_hybrid_stages(plan, model, f"Megatron-LM {version.name}", "--target-version 0.17")
     pattern = _staged(writer) if version.hybrid_stages else model.layer_pattern
+    if "|" in pattern:
+        # It holds the ends: Megatron-Core 0.19.2, hybrid_layer_allocation.py, "Cannot specify" them beside it.
+        for name in ENDS:
+            fields.pop(name, None)
     if version.hybrid_stages:
         pattern += mtp_segments(model)
         if model.mtp_layers:

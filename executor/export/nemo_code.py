@@ -17,6 +17,7 @@ from executor.export.nemo_settings import (
     Recipe,
     arguments_of,
 )
+from executor.export.overlap_table import ROW, TABLE, table_of
 from executor.export.python_environment import SET, environment_code
 from executor.export.python_text import assignment, literal, options_of, sorted_imports
 from executor.export.target_names import Names
@@ -226,7 +227,10 @@ def _callbacks(settings: Mapping[str, Any], imports: set[str]) -> Iterator[str]:
     yield "    overlap = run.Config(MegatronCommOverlapCallback)"
     for dotted, value in settings.items():
         if dotted.startswith(f"{OVERLAP}."):
-            yield f"    overlap.{dotted.removeprefix(OVERLAP + '.')} = {value!r}"
+            if isinstance(value, Mapping):
+                imports.add(f"from {LLM}.recipes.tp_overlap_configs.userbuffers import {ROW}, {TABLE}")
+                value = table_of(value, "run.Config({}, ")
+            yield assignment(f"overlap.{dotted.removeprefix(OVERLAP + '.')}", str(value))
     held = ["run.Config(TimingCallback)", "overlap"]
     for name, module, place in (
         ("garbage", "garbage_collection", GARBAGE),

@@ -23,6 +23,7 @@ from executor.export.launch_read import unseen, with_environment
 from executor.export.megatron_bridge_read import PRECISION_RECIPES, workload_of
 from executor.export.model_read import of_model
 from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, PRECISIONS, STRATEGY
+from executor.export.overlap_table import PIPELINED, row_in, with_overlap
 from executor.export.python_environment import environment_said, variables_of
 from executor.export.target_names import names_of, releases, table
 
@@ -43,6 +44,7 @@ def reading(text: str) -> Reading:
         knobs["micro_batch"] = said["data.micro_batch_size"]
     # Lightning collects on its own unless the callback is there.
     knobs["manual_gc"] = any(dotted.startswith(GARBAGE) for dotted in said)
+    knobs = with_overlap(knobs, said, OVERLAP)
     if fields.get("use_sharp"):
         knobs["sharp"] = True
     model = model_of_module(module, said) or model_of(fields)
@@ -98,6 +100,9 @@ def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
 def _called(call: ast.Call, target: str, names: dict[str, str]) -> dict[str, Any]:
     """A call that is assigned: run.Config of a callback or a part, or a precision recipe."""
     called = dotted_name(call.func)
+    if row := row_in(call):
+        root, _, path = target.partition(".")
+        return {f"{names.get(root, root)}.{path}.{PIPELINED[0]}.{key}": value for key, value in row.items()}
     inner = dotted_name(call.args[0]) if call.args else ""
     root, _, path = target.partition(".")
     if called.endswith("_mixed") and path == "trainer.plugins":

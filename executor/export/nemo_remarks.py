@@ -11,7 +11,6 @@ from executor.export.unsaid import (
     facts_not_on_file,
     gather_note,
     graph_word_note,
-    overlap_note,
 )
 from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed
@@ -41,7 +40,6 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
             f"moe_dispatcher hybridep: NeMo {names.release} has none, {stand_in(job)} is set; the step is priced with "
             f"HybridEP, --moe-dispatcher {stand_in(job)} tells the other"
         )
-    yield from overlap_note(plan, "a tp_comm_overlap_cfg of the callback")
     yield from (*gather_note(plan), *documents_note(job.workload))
     yield from graph_word_note(plan, model, f"NeMo {names.release}")
     if "full_iteration" in plan.cuda_graph_scope and plan.cuda_graph:

@@ -26,6 +26,7 @@ from executor.export.megatron_bridge_settings import (
 )
 from executor.export.megatron_bridge_task import adapter_settings, packed_batch
 from executor.export.nemo_remarks import remarks, stand_in
+from executor.export.overlap_table import FIELD, pipelined
 from executor.export.target_names import Names, names_of, recipe_names, releases
 from executor.export.unsaid import (
     graph_word,
@@ -307,6 +308,8 @@ def overlap_settings(job: Job) -> dict[str, Any]:
         fields["wgrad_deferral_limit"] = job.plan.wgrad_deferral_limit
     if job.plan.bucket_size:
         fields["bucket_size"] = job.plan.bucket_size
+    if row := pipelined(job.plan):
+        fields[FIELD] = row
     return {f"{OVERLAP}.{name}": value for name, value in fields.items()}
 
 

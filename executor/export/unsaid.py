@@ -31,14 +31,6 @@ def own_overlap(plan: Plan) -> dict[str, Any]:
     return found
 
 
-def overlap_note(plan: Plan, place: str) -> Iterator[str]:
-    """A note that the target takes the overlapped GEMMs' own knobs in `place`, which no export writes."""
-    found = own_overlap(plan)
-    if found:
-        said = ", ".join(f"{name}={value}" for name, value in found.items())
-        yield f"{said}: set in {place}; without one Transformer Engine's defaults hold"
-
-
 def gather_note(plan: Plan) -> Iterator[str]:
     """A note where parameters are gathered after the step, since gradients are: Megatron-Core takes no other."""
     if plan.overlap_param_gather and not plan.overlap_grad_reduce and plan.zero_stage == 1 and not plan.fsdp:

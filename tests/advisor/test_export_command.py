@@ -189,6 +189,25 @@ def test_a_plan_that_does_not_fit_with_the_targets_loss_is_refused(tmp_path):
     assert run(export, *TIGHT, *cure, "--to", "megatron-lm").exit_code == 0
 
 
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "nemo"])
+def test_a_plan_that_does_not_fit_is_written_and_ends_with_1(target, tmp_path):
+    """A script of CI took exit code 0 for a plan that holds; `check` ended with 1 for the same plan."""
+    large = ["--model", "70b", "--gpus", "8", "--gpu", "h100", "--tp", "8", "--sequence-parallel"]
+    found = run(export, *large, "--to", target, "-o", str(tmp_path / "run"))
+    assert found.exit_code == 1
+    assert any((tmp_path / "run").iterdir())
+    line = found.stderr.splitlines()[0]
+    told = re.match(
+        r"The plan does not fit: ([\d.]+) GiB of 79\.6 GiB on the worst rank, ([\d.]+) GiB over the ", line
+    )
+    assert told, line
+    straight = json.loads(run(check, *large, "--json").stdout)["memory"]
+    assert float(told[1]) == pytest.approx(straight["worst_rank_gib"], abs=0.06)
+    printed = run(export, *large, "--to", target, "--json")
+    assert printed.exit_code == 1
+    assert json.loads(printed.stdout)["warnings"][0] == line
+
+
 def test_the_memory_of_the_targets_loss_is_noted():
     found = run(export, *TIGHT, "--recompute", "full", "--to", "megatron-lm")
     assert found.exit_code == 0
@@ -227,6 +246,17 @@ def test_a_plan_made_for_other_software_is_told_its_time_as_megatron_lm(tmp_path
         assert "The plan was made for" not in other.stdout
 
 
+@pytest.mark.parametrize(("target", "release"), [("nemo", "2.6.0"), ("megatron-bridge", "0.6.2")])
+def test_a_plan_of_an_older_stack_is_told_whose_names_it_gets(target, release):
+    """The newest release was written for a plan of a container two years older, without a word."""
+    old = json.loads(run(export, *PLAN, "--stack", "nemo-25.02", "--to", target, "--json").stdout)
+    (note,) = [each for each in old["assumptions"] if "was made for nemo-25.02" in each]
+    assert f" {release} (Megatron-Core " in note
+    assert "--target-version" in note
+    new = json.loads(run(export, *PLAN, "--to", target, "--json").stdout)
+    assert not any("was made for" in each for each in new["assumptions"])
+
+
 def test_an_unknown_version_is_told_with_what_it_refuses():
     found = run(export, *TIGHT, "--to", "megatron-lm", "--target-version", "9")
     assert "Megatron-LM 0.19, the nearest to 9 that is known, refuses" in found.stderr
@@ -257,7 +287,7 @@ def test_the_loss_that_was_priced_is_written_and_read(target, tmp_path):
 )
 def test_what_has_the_loss_that_was_priced_is_written_without_a_word(more, flag):
     found = run(export, *TIGHT, *more, "--to", "megatron-lm")
-    assert found.exit_code == 0
+    assert found.exit_code == ("mcore-26.05" in more)  # its loss was priced, and does not fit
     assert flag in found.stdout
     assert "fused loss" not in found.stdout
     assert "fused loss" not in found.stderr

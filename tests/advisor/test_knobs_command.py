@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from advisor.cli import advisor
 from advisor.options import given_knobs, knob_options, plan_from_options, value_text
 from costmodel.knobs import CATALOGUE, INPUTS, KNOBS, SETTINGS, TOPICS
+from costmodel.knobs.names import find
 from costmodel.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,3 +186,9 @@ def test_the_page_of_knobs_is_fresh_and_has_them_all(capsys):
     assert module.main(["--check"]) == 0, capsys.readouterr().err
     page = module.knobs_page()
     assert all(f"### `{name}`\n" in page for name in CATALOGUE)
+
+
+def test_torchtitans_name_of_the_sharding_says_what_no_shards_are():
+    """zero_stage 0, as of one data-parallel rank, stood beside a switch of FSDP that has no such value."""
+    assert "0 is data_parallel_shard_degree of 1" in KNOBS["zero_stage"].torchtitan
+    assert [knob.name for knob in find("parallelism.fsdp_reshard_after_forward")] == ["zero_stage"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from advisor.alternatives import shortfall, what_would_fit, why_not
-from advisor.candidates import candidate, objective_value, resource_seconds
+from advisor.candidates import SAME_MEMORY, candidate, objective_value, place_of, resource_seconds
 from advisor.explain import explain
 from advisor.pipeline import timeline, with_schedule
 from advisor.request import Request, make_request, parse_pins
@@ -58,7 +59,11 @@ def test_the_best_plan_is_that_of_brute_force(objective, more):
     found = search(request)
     every = everything(request)
     best = min(objective_value(objective, each) for each in every)
-    assert objective_value(objective, found.best) == pytest.approx(best, rel=1e-6)
+    same = SAME_MEMORY if objective == "memory" else 1e-6
+    assert objective_value(objective, found.best) == pytest.approx(best, rel=same)
+    place = [place_of(objective, objective_value(objective, each), each.step_time) for each in every]
+    least = place_of(objective, objective_value(objective, found.best), found.best.step_time)
+    assert least == pytest.approx(min(place), rel=1e-6)
     assert found.legal == sum(build_space(request, p).legal for p in request.precisions)
 
 
@@ -137,6 +142,18 @@ def test_memory_needs_least_memory():
     assert least.best.peak_memory < fast.best.peak_memory
     assert least.plans[1].lost_amount > 0
     assert least.plans[1].lost_to_term in {part.title for part in least.best.prediction.memory.parts}
+
+
+def test_plans_of_the_same_memory_are_told_fastest_first():
+    """Ranked by their last bytes, 4.79 s of a step came before 2.53 s: 23.557 GB against 23.562."""
+    pins = {"pp": 8, "recompute": "none", "fsdp": False}
+    plans = search(make_request("mixtral-8x7b", 64, "h100", objective="memory", pins=pins, top=20)).plans
+    pairs = [(a, b) for a, b in pairwise(plans) if abs(b.peak_memory / a.peak_memory - 1) < SAME_MEMORY / 2]
+    assert pairs
+    assert all(a.step_time <= b.step_time for a, b in pairs)
+    assert all(each.lost_by >= 0 for each in plans)
+    alone = search(make_request("mixtral-8x7b", 64, "h100", objective="memory", pins=pins, top=1)).plans
+    assert alone[0].plan == plans[0].plan
 
 
 def test_counts_close_and_reasons_have_examples():

@@ -104,6 +104,31 @@ def test_the_command(tmp_path):
     } <= set(report["rows"][0])
 
 
+def test_an_id_of_several_rows_is_told_with_its_lines(tmp_path):
+    """A copy counted twice in every mean, and rows of one id could not be told apart."""
+    path = tmp_path / "rows.csv"
+    first, second = ANCHORS[0], ANCHORS[1]
+    slower = {"step_time_s": "99", "tokens_per_sec_per_gpu": ""}
+    rows = [first, first, second, second | slower, second | slower]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, sorted({name for row in rows for name in row}))
+        writer.writeheader()
+        writer.writerows(rows)
+    report = json.loads(CliRunner().invoke(command, [str(path), "--json"]).output)
+    assert [row["id"] for row in report["rows"]] == [first["id"], second["id"], second["id"]]
+    assert [each["id"] for each in report["skipped"]] == [first["id"], second["id"]]
+    assert "a copy of line 2, which counts" in report["skipped"][0]["reason"]
+    assert report["repeated_ids"] == [
+        {"id": first["id"], "lines": [2, 3], "counted": [2]},
+        {"id": second["id"], "lines": [4, 5, 6], "counted": [4, 5]},
+    ]
+    text = " ".join(CliRunner().invoke(command, [str(path)]).output.split())
+    assert f"2 ids stand in several lines: '{first['id']}' in lines 2 and 3: line 2 counts" in text
+    assert f"'{second['id']}' in lines 4, 5 and 6: lines 4 and 5 count, the rest are copies" in text
+    one = validate([Row(first), Row(first | {"notes": "again"})])
+    assert one["summary"]["n"] == 2
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_table_that_tells_nothing_is_bad_input(tmp_path, capfd, monkeypatch, options):
     path = tmp_path / "rows.csv"

@@ -241,8 +241,9 @@ def said(plan: Plan, job: Job) -> Plan:
     changes["check_for_nan_in_grad"] = checks_for_nan(plan)
     if plan.fsdp and 0 < plan.fsdp_shard_size < plan.dp * plan.cp and plan.fsdp_implementation == "megatron":
         changes["fsdp_shard_size"] = plan.fsdp_shard_size
-    elif plan.fsdp and plan.optimizer_instances > 1 and plan.fsdp_implementation == "megatron":
-        changes["fsdp_shard_size"] = plan.dp * plan.cp // plan.optimizer_instances  # the same, said otherwise
+    elif plan.fsdp and plan.sharding_instances > 1 and plan.fsdp_implementation == "megatron":
+        # The same, said otherwise; a shard size that is the whole group decides over instances.
+        changes["fsdp_shard_size"] = plan.dp * plan.cp // plan.sharding_instances
     if plan.fsdp:
         default("optimizer_instances")
     if not plan.vboost:
@@ -362,6 +363,26 @@ def test_stages_of_a_hybrid_are_those_that_are_priced(split):
     assert [[chunk.blocks for chunk in stage] for stage in read] == [
         [chunk.blocks for chunk in stage] for stage in priced
     ]
+
+
+@pytest.mark.parametrize("ends", [{"first_stage_layers": 24}, {"last_stage_layers": 2}])
+def test_stages_in_a_hybrids_pattern_are_said_once(ends):
+    """Megatron-Core refuses the layers of an end beside a pattern that is parted by |."""
+    plan = Plan(pp=2, vpp=2, dp=4, ep=4, **ends)
+    flags = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+    said = megatron_lm.export(job_of("nemotron3-nano-30b-a3b", plan)).settings
+    assert "|" in said["--hybrid-layer-pattern"]
+    assert not set(flags) & set(said)
+    plain = megatron_lm.export(job_of("nemotron3-nano-30b-a3b", replace(plan, vpp=1))).settings
+    assert "|" not in plain["--hybrid-layer-pattern"]
+    assert set(flags) & set(plain)
+
+
+def test_a_shard_size_of_the_whole_group_decides_over_instances():
+    plan = Plan(dp=8, fsdp=True, zero_stage=3, fsdp_shard_size=8, optimizer_instances=2)
+    made = bundle(job_of("llama3-8b", plan), "megatron-lm", slurm=False)
+    back = Plan(**megatron_lm.read(made.files["train.sh"]).knobs)
+    assert back.sharding_instances == plan.sharding_instances == 1
 
 
 def test_only_newer_checkouts_take_stages_of_a_hybrid():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,12 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.export.bundle import TARGETS, bundle
+from executor.export.bundle import TARGETS, bundle, target_module
 from executor.export.exported import Job
 from executor.export.megatron_lm_arguments import setting_flags
+from executor.export.overlap_table import row_in
 from executor.export.unsaid import setting_value
+from tests.executor.export.round_trip import undefined
 
 TEXTS = {"profile_ranks": "0,3", "nccl_algo": "Ring", "nccl_proto": "Simple", "ckpt_format": "zarr"}
 
@@ -46,13 +49,48 @@ def test_a_setting_changes_the_export_or_is_a_note(target: str, name: str) -> No
     assert said or own.files != usual.files
 
 
-@pytest.mark.parametrize("target", ["megatron-bridge", "nemo"])
-def test_knobs_of_overlapped_gemms_are_told_where_no_file_holds_them(target: str) -> None:
-    plan = {"tp": 2, "dp": 4, "sequence_parallel": True, "tp_overlap_sms": 8, "tp_overlap_cga": 1}
-    assert "tp_overlap_sms=8, tp_overlap_cga=1" in " ".join(
-        made(target, Plan(**plan, tp_comm_overlap=True)).exported.notes
-    )
-    assert "tp_overlap" not in " ".join(made(target, Plan(**plan)).exported.notes)
+@pytest.mark.parametrize(
+    ("target", "version"),
+    [("megatron-bridge", "0.2"), ("megatron-bridge", "0.6"), ("nemo", "2.3"), ("nemo", "2.6")],
+)
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"tp_overlap_sms": 8, "tp_overlap_cga": 1, "tp_overlap_splits": 4},
+        {"tp_overlap_splits": 2, "settings": (("tp_overlap_fp8_buf", True),)},
+    ],
+    ids=str,
+)
+def test_knobs_of_overlapped_gemms_are_written_and_read(target: str, version: str, own: dict) -> None:
+    """They were left to a table that the user had to write, and the read back had the defaults."""
+    usual = Plan(tp=2, dp=4, sequence_parallel=True, tp_comm_overlap=True)
+    plan = replace(usual, **own)
+    cluster, model = hardware_db.load_cluster("dgx-h100"), load_model("llama3-8b")
+    text = target_module(target).export(Job(plan, Workload(4096, 64), model, cluster, version=version))
+    (code,) = [each for name, each in text.files.items() if name.endswith(".py")]
+    tree = ast.parse(code)
+    assert not undefined(tree)
+    (table,) = [each for each in ast.walk(tree) if isinstance(each, ast.Assign) and row_in(each.value)]
+    row = row_in(table.value)
+    assert row == {
+        "num_sm": plan.tp_overlap_sms,
+        "cga_size": plan.tp_overlap_cga,
+        "num_splits": plan.tp_overlap_splits,
+        "set_sm_margin": True,
+        "fp8_buf": bool(plan.settings),
+    }
+    knobs = target_module(target).read(code).knobs
+    for name in ("tp_overlap_sms", "tp_overlap_cga", "tp_overlap_splits"):
+        assert knobs[name] == getattr(plan, name), name
+    assert knobs.get("settings", {}).get("tp_overlap_fp8_buf", False) is bool(plan.settings)
+    quiet = target_module(target).export(Job(usual, Workload(4096, 64), model, cluster, version=version))
+    assert "PipelineOverlapCfg" not in "".join(quiet.files.values())
+
+
+def test_splits_that_are_not_named_are_written_as_they_are_priced() -> None:
+    """The file of Megatron-LM said 4 where a plan is priced with as many as ranks."""
+    plan = Plan(tp=2, dp=4, sequence_parallel=True, tp_comm_overlap=True, tp_overlap_sms=8)
+    assert "num_splits: 2\n" in made("megatron-lm", plan).files["tp_comm_overlap.yaml"]
 
 
 def test_the_file_of_overlapped_gemms_holds_its_precision() -> None:

@@ -1,0 +1,88 @@
+"""Splits, SMs and cluster size of the overlapped tensor-parallel GEMMs, as targets take them, written and read back.
+
+Transformer Engine takes them for each of ten GEMMs; those that are not named keep its defaults.
+Sources: Megatron-Bridge 0.2.0rc6 to 0.6.2, training/comm_overlap.py and training/initialize.py; NeMo 2.3 and 2.6,
+llm/recipes/tp_overlap_configs/userbuffers.py and megatron_comm_overlap.py: both drop GEMMs that are None.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from costmodel.plan import Plan
+from executor.export.configuration_text import dotted_name, value_of
+from executor.export.unsaid import OVERLAP_SETTING, own_overlap
+
+# Forward projections whose reduce-scatter is pipelined with the GEMM: what the knobs are about.
+PIPELINED = ("proj_fprop", "fc2_fprop")
+GEMMS = (
+    "qkv_dgrad",
+    "qkv_wgrad",
+    "fc1_dgrad",
+    "fc1_wgrad",
+    "qkv_fprop",
+    "proj_dgrad",
+    "fc1_fprop",
+    "fc2_dgrad",
+)
+TABLE, ROW = "TransformerLayerTPOverlapCfg", "PipelineOverlapCfg"
+FIELD = "tp_comm_overlap_cfg"
+KNOBS = {"num_splits": "tp_overlap_splits", "num_sm": "tp_overlap_sms", "cga_size": "tp_overlap_cga"}
+
+
+def pipelined(plan: Plan) -> dict[str, Any]:
+    """What each of the PIPELINED GEMMs takes, {} where all is usual. No splits named are as many as ranks, as priced.
+
+    fp8_buf is said, since the classes of NeMo and Megatron-Bridge have a default that is true: `(False,)`.
+    """
+    own = own_overlap(plan)
+    if not own or dict(plan.settings).get(FIELD):
+        return {}
+    return {
+        "num_sm": plan.tp_overlap_sms,
+        "cga_size": plan.tp_overlap_cga,
+        "num_splits": plan.tp_overlap_splits or plan.tp,
+        "set_sm_margin": True,
+        "fp8_buf": OVERLAP_SETTING in own,
+    }
+
+
+def table_of(row: Mapping[str, Any], made: str = "{}(") -> str:
+    """The table as Python builds it. made: how a class is called, as "run.Config({}, "."""
+    said = ", ".join(f"{name}={value!r}" for name, value in row.items())
+    rows = [f"{name}={made.format(ROW)}{said})" for name in PIPELINED]
+    inside = "".join(f"\n        {each}," for each in [f"{name}=None" for name in GEMMS] + rows)
+    return f"{made.format(TABLE).rstrip()}{inside}\n    )"
+
+
+def row_in(call: ast.expr) -> dict[str, Any]:
+    """What a table as Python builds it says of the first of the PIPELINED GEMMs, {} for others."""
+    if not isinstance(call, ast.Call) or TABLE not in _classes(call):
+        return {}
+    for each in call.keywords:
+        if each.arg in PIPELINED and isinstance(each.value, ast.Call) and ROW in _classes(each.value):
+            return {word.arg: value_of(word.value) for word in each.value.keywords if word.arg}
+    return {}
+
+
+def knobs_in(said: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The knobs that a configuration says of the overlapped GEMMs. place: of the table, by dotted name."""
+    row = f"{place}.{FIELD}.{PIPELINED[0]}"
+    knobs = {knob: said[f"{row}.{name}"] for name, knob in KNOBS.items() if f"{row}.{name}" in said}
+    return knobs | ({OVERLAP_SETTING: True} if said.get(f"{row}.fp8_buf") is True else {})
+
+
+def with_overlap(knobs: dict[str, Any], said: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The knobs with those of `knobs_in`, and its setting among theirs."""
+    found = knobs_in(said, place)
+    if found.pop(OVERLAP_SETTING, False):
+        found["settings"] = dict(knobs.get("settings", {})) | {OVERLAP_SETTING: True}
+    return knobs | found
+
+
+def _classes(call: ast.Call) -> set[str]:
+    """The class that is called, or that run.Config is given."""
+    names = [dotted_name(call.func), *(dotted_name(each) for each in call.args)]
+    return {name.rpartition(".")[2] for name in names}
