@@ -196,7 +196,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
         overlap_param_gather=row.flag("overlap_param_gather", shards_overlap),
         overlap_p2p=habit.get("overlap_p2p", overlap),
-        grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp)),
+        grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp, precision)),
         fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
         cudnn_norms=precision in habit.get("cudnn_norms", ()),
         fused_cross_entropy=_fused_loss(row, habit, assumed),
@@ -255,9 +255,12 @@ def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], a
     return 1
 
 
-def _reduces_in_fp32(habit: Mapping[str, Any], fsdp: bool) -> bool:
-    """Whether gradients are reduced in FP32 where a row does not say; `fsdp_grad_fp32`: under FSDP."""
-    usual: bool = habit["grad_fp32"]
+def _reduces_in_fp32(habit: Mapping[str, Any], fsdp: bool, precision: str) -> bool:
+    """Whether gradients are reduced in FP32 where a row does not say.
+
+    `fsdp_grad_fp32`: under FSDP; `bf16_grad_fp32`: in BF16.
+    """
+    usual: bool = habit["grad_fp32"] or (precision == "bf16" and habit.get("bf16_grad_fp32", False))
     return bool(habit.get("fsdp_grad_fp32", usual)) if fsdp else usual
 
 

@@ -19,9 +19,10 @@ OTHER_CARDS = re.compile(r"(?<![a-z0-9])(pcie|nvl(?!\d|-72|-36))(?![a-z0-9])")
 AMOUNTS = re.compile(r"-\d+-?(?:gpus?|gb?|x)?(?=-|$)")
 
 
-def row_cluster(system: str) -> tuple[Cluster, str]:
+def row_cluster(system: str, runs_on: str = "") -> tuple[Cluster, str]:
     """The cluster of a row's system, and in words how its name was read; "" where it is ours or a GPU's usual one.
 
+    runs_on: the cluster of the row's source, which counts where the system tells no more than its GPU.
     A name of ours anywhere in it counts, as in "ml.p5.48xlarge" or "Selene DGX A100"; else the GPU that it names, with
     the memory that it tells, as in "8x A100-SXM4-40GB". ValueError when it names none, several, or another card.
     """
@@ -30,14 +31,18 @@ def row_cluster(system: str) -> tuple[Cluster, str]:
         raise ValueError("no system is stated. Name a cluster, such as dgx-h100, or a GPU.")
     try:
         found = hardware_db.resolve(given, None)[0]
-        if found == _usual(_first_word(found.gpu)) or _plain(given) == found.name:
-            return found, ""
     except ValueError as error:
         read = _read(_plain(given), given)
         if read is None:
             raise ValueError(str(error).replace("--gpu", "system")) from None
-        found = read
-    return found, f"system {given!r} taken as {found.name} ({found.title})"
+        found, told = read, False
+    else:
+        told = found == _usual(_first_word(found.gpu)) or _plain(given) == found.name
+    own = hardware_db.load_cluster(runs_on) if runs_on else found
+    only_gpu = found == _usual(_first_word(found.gpu)) and _plain(given) != found.name
+    if only_gpu and own != found and own.gpu == found.gpu:
+        found, told = own, False
+    return found, "" if told else f"system {given!r} taken as {found.name} ({found.title})"
 
 
 def _plain(text: str) -> str:

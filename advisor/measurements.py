@@ -139,7 +139,7 @@ def row_case(row: Row) -> Case | Skip:
         return Skip(name, fault)
     try:
         model, how_model = row_model(row)
-        cluster, how_cluster = row_cluster(row.text("system"))
+        cluster, how_cluster = row_cluster(row.text("system"), habit_of(row).get("runs_on", ""))
     except ValueError as error:
         return Skip(name, str(error))
     gpus, batch, seq_len = (row.count(column, 0) for column in ("gpus", "gbs", "seq_len"))

@@ -188,13 +188,15 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
     The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
-    where formats differ, the software release where kernels change with it, or the host's processor where the host
-    works. What runs left out did not miss is one constant for all. library_rate is 1 by definition but for wheels.
+    where formats differ, the software release where kernels change with it, the host's processor where the host
+    works, or the kind of network. What runs left out did not miss is one constant for all. library_rate is 1 by definition but for wheels.
     """
     family, generation = stack.family, cluster.gpu.generation
     kernels = architecture(generation)
     # Servers of Ampere have the processors of 2020 (EPYC 7742 in DGX A100), two generations before those of Hopper.
     x86 = "x86_ampere" if generation == "ampere" else "x86"
+    # Rings over Ethernet (RoCE, EFA) reach less of their cards than over InfiniBand; Ampere and Hopper have runs of both.
+    fabric = "" if cluster.inter.name.startswith("ib") else "-ethernet"
     host = "grace" if cluster.host_link.name == "nvlink-c2c" else x86
     wheels = {"library_scale": "library_rate/wheel"} if stack.wheels else {}
     return wheels | {
@@ -214,7 +216,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "loop_launch": "loop_launch/all",
         "expert_wait": "expert_wait/all",
         "intra_scale": f"intra_rate/{kernels}",
-        "inter_scale": f"inter_rate/{kernels}",
+        "inter_scale": f"inter_rate/{kernels}{fabric}",
         "overlap_slowdown": f"overlap_slowdown/{kernels}",
         "unfused_gemm_fraction": "unfused_gemm_fraction/all",
         "straggler": "straggler/all",

@@ -384,3 +384,32 @@ def test_software_that_is_not_known_is_told():
 )
 def test_tasks(written, task):
     assert row_task(Row({"task": written})) == task
+
+
+@pytest.mark.parametrize(
+    ("system", "cluster"),
+    [
+        ("a100-80g-cluster", "vtrain-a100"),
+        ("8x A100-SXM4-80GB", "vtrain-a100"),
+        ("dgx-a100", "dgx-a100"),
+        ("aws-p4de", "aws-p4de"),
+        ("a100-40g", "dgx-a100-40"),
+        ("h100", "dgx-h100"),
+    ],
+)
+def test_a_source_runs_on_its_own_cluster_where_only_a_gpu_is_named(system, cluster):
+    found, words = row_cluster(system, "vtrain-a100")
+    assert found.name == cluster
+    assert ("vtrain-a100" in words) == (cluster == "vtrain-a100")
+
+
+def test_rows_of_vtrain_have_four_cards_a_node():
+    here = case(source="vTrain ground truth", container="", system="a100-80g-cluster", precision="fp16")
+    assert here.cluster.name == "vtrain-a100"
+    assert not here.plan.gradient_accumulation_fusion
+    assert not here.plan.grad_reduce_in_fp32
+
+
+def test_deepspeed_sums_gradients_of_bf16_in_fp32():
+    here = case(source="a paper", container="Megatron-DeepSpeed (2022)", precision="bf16", date="2022")
+    assert here.plan.grad_reduce_in_fp32
