@@ -22,6 +22,7 @@ from accuracy_gpu import gpu_sections  # noqa: E402
 from accuracy_pairs import gap_section, ranking_section  # noqa: E402
 from accuracy_plot import write_plot  # noqa: E402
 from accuracy_regressions import regression_section  # noqa: E402
+from accuracy_unfitted import unfitted_section  # noqa: E402
 from memory_accuracy import memory_section  # noqa: E402
 from shipped_recipes import recipe_lines  # noqa: E402
 
@@ -63,6 +64,7 @@ def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
         *sections.worst_section(report, reasons("worst_reasons.toml"), WORST),
         *ranking_section(reports, cases),
         *regression_section(report, cases),
+        *unfitted_section(),
         *gap_section(gaps, reasons("gap_reasons.toml"), WORST),
         "",
         *memory_section(report, recipe_lines()),
