@@ -24,7 +24,7 @@ from advisor.sections import (
     time_section,
     violation_section,
 )
-from advisor.simplest import toss_up
+from advisor.simplest import simpler_than_faster, toss_up
 from advisor.space import declared_space
 from advisor.space_text import ADDED_UP, counted, reasons
 
@@ -34,7 +34,6 @@ PRICE = (
     f"overlaps that its lines name were searched, and none is faster by {percent(toss_up().below, 0)}. A larger "
     "--global-batch, and what Space searched leaves out, were not tried."
 )
-SIMPLER = f"below 0: layouts within {percent(toss_up().below, 0)} count as equal, and the plan is the simplest of them."
 
 
 def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:
@@ -107,8 +106,8 @@ def _runners_up(explanation: Explanation) -> list[str]:
     title = "Runners-up, the best of each other layout"
     lines = table(["", "step", "loses", "order held", "memory", "plan"], rows, "rrrrrl")
     notes = [ORDER_HELD] if any(each.order for each in others) else []
-    notes += [SIMPLER] if any(each.lost_by < 0 for each in others) else []
-    return [heading(title), *lines, *(wrap(note, "  ") for note in notes)]
+    notes += [simpler_than_faster(explanation.request.objective, others)]
+    return [heading(title), *lines, *(wrap(note, "  ") for note in notes if note)]
 
 
 def _lost(explanation: Explanation, candidate: Candidate) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from advisor.candidates import Candidate
 from costmodel.columns import MODULE_COLUMNS, Array
 from hardware_db.order import Order, load_order
 
@@ -20,6 +21,14 @@ SWITCHES = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedd
 def toss_up() -> Order:
     """The closest pairs of published plans: what is predicted of them tells little of which is faster."""
     return load_order()[0]
+
+
+def simpler_than_faster(objective: str, plans: Sequence[Candidate]) -> str:
+    """What to say where the first of plans is not the fastest that it was searched as, "" where it is."""
+    if objective != "throughput" or all(each.lost_by >= 0 for each in plans):
+        return ""
+    close = f"{100 * toss_up().below:.0f} %"
+    return f"below 0: layouts within {close} count as equal, and the plan is the simplest of them."
 
 
 def complexity(column: Callable[[str], Array]) -> Array:

@@ -21,6 +21,7 @@ from advisor.sections import (
     names_shown,
     setting,
 )
+from advisor.simplest import simpler_than_faster, toss_up
 from costmodel.prediction import TIGHT_ABOVE, Prediction
 from hardware_db.units import flop_rate
 
@@ -58,7 +59,10 @@ def verdict(subject: Subject) -> Markup:
         goal = {"throughput": "fastest", "cost": "cheapest", "memory": "leanest"}[
             explanation.request.objective
         ]
-        words = f"The {goal} of {explanation.result.feasible:,} plans that fit, of {explanation.result.legal:,} legal."
+        simpler = simpler_than_faster(explanation.request.objective, explanation.result.plans)
+        equal = f"The simplest within {percent(toss_up().below, 0)} of the" if simpler else "The"
+        fitting, legal = explanation.result.feasible, explanation.result.legal
+        words = f"{equal} {goal} of {fitting:,} plans that fit, of {legal:,} legal."
         mood = "good"
     elif explanation.best is None:
         words, mood = (
@@ -226,8 +230,10 @@ def _runners_up(subject: Subject) -> Iterator[Markup]:
         "The best plan of each layout, by rank",
         "lrrrrl",
     )
-    if any(each.order for each in explanation.result.plans):
-        yield tag("p", f"{ORDER_HELD[0].upper()}{ORDER_HELD[1:]}", class_="note")
+    held = ORDER_HELD if any(each.order for each in explanation.result.plans) else ""
+    for note in (held, simpler_than_faster(explanation.request.objective, explanation.result.plans)):
+        if note:
+            yield tag("p", f"{note[0].upper()}{note[1:]}", class_="note")
 
 
 def _worth_knowing(subject: Subject) -> Iterator[Markup]:

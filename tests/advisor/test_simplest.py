@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from advisor.alternatives import why_not
 from advisor.explain import Explanation
 from advisor.explain_text import explanation_lines
+from advisor.report.page_answer import verdict
 from advisor.request import make_request
 from advisor.search import search
 from advisor.simplest import complexity, simplest_first, toss_up
@@ -63,6 +66,14 @@ def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
     text = "\n".join(explanation_lines(Explanation(request, found, first)))
     assert f"-{-100 * others[0].lost_by:.1f} %" in text
     assert "the plan is the simplest of them." in text
+    page = SimpleNamespace(
+        found=[],
+        best=True,
+        prediction=SimpleNamespace(fits=True),
+        explanation=Explanation(request, found, first),
+    )
+    monkeypatch.setattr("advisor.report.page_answer.toss_up", lambda: Order(0.0, 0.5, 3, 2))
+    assert "The simplest within 50 % of the fastest of" in str(verdict(page))
     monkeypatch.setattr("advisor.alternatives.toss_up", lambda: Order(0.0, 0.5, 3, 2))
     asked = why_not(request, {"tp": fastest.plan.tp, "cp": fastest.plan.cp}, first)
     assert "within 50 % it takes the simplest (67 % of pairs so close" in asked.reason
