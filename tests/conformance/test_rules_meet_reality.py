@@ -149,6 +149,7 @@ ELSEWHERE = {
     "encoder_tensor": "NeMo 2's guide; the exports have no stages for encoders any more",
     "ep_overlap_hybrid": "Megatron-Core's combined_1f1b.py, while it runs",
     "dispatch_link": "DeepEP's and HybridEP's buffers, while they are built",
+    "flex_needs_ranks": "Megatron-Core's token_dispatcher.py, while the model is built with DeepEP installed",
     "unfused_context": "Transformer Engine's attention, while it runs",
     "unfused_packed": "Transformer Engine's attention, while it runs",
     "cp_sinks": "Transformer Engine's attention, while it runs",
