@@ -31,7 +31,8 @@ class Candidate:
     rank: 1 is the best. lost_by: how much worse than the best by the objective, as a share. lost_to_term:
     what it lost most to, and lost_amount by how much: seconds, or bytes for the objective "memory". order: how often
     the order of published plans held that are predicted as far apart in time; None for the best, and for its equals.
-    The best may be slower than others by a toss-up, as the simplest of them: those lose less than nothing.
+    The best may be slower than others by a toss-up, as the simplest of them: those lose less than nothing. behind: by
+    what share it is so, of the fastest.
     """
 
     plan: Plan
@@ -42,6 +43,7 @@ class Candidate:
     lost_to_term: str = ""
     lost_amount: float = 0.0
     order: Order | None = None
+    behind: float = 0.0
 
     @property
     def step_time(self) -> float:

@@ -89,9 +89,12 @@ def _alternative(alternative: WhyNot) -> list[str]:
 
 def _runners_up(explanation: Explanation) -> list[str]:
     """Other layouts, what each loses by, how often such an order held, and to which term it is lost."""
-    others = explanation.result.plans[1:]
+    best, *others = explanation.result.plans
+    simpler = simpler_than_faster(best, others)
     if not others:
-        return [heading("Runners-up"), "  none: no other layout fits."]
+        alone = explanation.request.top == 1
+        none = "none told, as of --top 1." if alone else "none: no other layout fits."
+        return [heading("Runners-up"), f"  {none}", *([wrap(simpler, "  ")] if simpler else [])]
     rows = [
         (
             str(candidate.rank),
@@ -106,7 +109,7 @@ def _runners_up(explanation: Explanation) -> list[str]:
     title = "Runners-up, the best of each other layout"
     lines = table(["", "step", "loses", "order held", "memory", "plan"], rows, "rrrrrl")
     notes = [ORDER_HELD] if any(each.order for each in others) else []
-    notes += [simpler_than_faster(explanation.request.objective, others)]
+    notes += [simpler]
     return [heading(title), *lines, *(wrap(note, "  ") for note in notes if note)]
 
 

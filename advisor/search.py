@@ -274,6 +274,7 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
     if request.objective == "throughput":
         found = simplest_first(found, lambda number: float(scored[part[number]].complexity(row[[number]])[0]))
     best = [candidate(request, scored[part[each]].plan(int(row[each]))) for _, each in found[: request.top]]
+    best[0] = replace(best[0], behind=found[0][0] / min(value for value, _ in found) - 1)
     return tuple(replace(compared(request, best[0], each), rank=rank) for rank, each in enumerate(best, 1))
 
 

@@ -23,12 +23,12 @@ def toss_up() -> Order:
     return load_order()[0]
 
 
-def simpler_than_faster(objective: str, plans: Sequence[Candidate]) -> str:
-    """What to say where the first of plans is not the fastest that it was searched as, "" where it is."""
-    if objective != "throughput" or all(each.lost_by >= 0 for each in plans):
+def simpler_than_faster(best: Candidate, others: Sequence[Candidate]) -> str:
+    """What to say where the best is not the fastest, "" where it is. others: those shown, the fastest among them."""
+    if not best.behind:
         return ""
-    close = f"{100 * toss_up().below:.0f} %"
-    return f"below 0: layouts within {close} count as equal, and the plan is the simplest of them."
+    below = "below 0: " if others else f"the fastest is faster by {100 * best.behind:.1f} %: "
+    return f"{below}layouts within {100 * toss_up().below:.0f} % count as equal, and the plan is the simplest of them."
 
 
 def complexity(column: Callable[[str], Array]) -> Array:

@@ -29,8 +29,9 @@ def counted(result: SearchResult) -> str:
 
 
 def reasons(result: SearchResult, most: int) -> list[tuple[str, str, str]]:
-    """What dropped combinations, how many and for example: the first `most` reasons, the others in one row."""
-    rows = [(each.reason, f"{each.count:,}", each.example) for each in result.rejected[:most]]
-    if others := result.rejected[most:]:
+    """What dropped combinations, how many and for example: the first `most` reasons, others in one row if several."""
+    shown = result.rejected[: most if len(result.rejected) > most + 1 else most + 1]
+    rows = [(each.reason, f"{each.count:,}", each.example) for each in shown]
+    if others := result.rejected[len(shown) :]:
         rows.append((f"{len(others)} others", f"{sum(each.count for each in others):,}", ""))
     return rows

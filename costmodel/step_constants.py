@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hardware_db
+from costmodel.placement import is_infiniband
 from costmodel.stack import Stack, months
 
 STEP_FILE = Path(hardware_db.__file__).with_name("calibrated") / "step.toml"
@@ -189,14 +190,15 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
 
     The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
     where formats differ, the software release where kernels change with it, the host's processor where the host
-    works, or the kind of network. What runs left out did not miss is one constant for all. library_rate is 1 by definition but for wheels.
+    works, or the kind of network. What runs left out did not miss is one constant for all. library_rate is 1 by
+    definition but for wheels.
     """
     family, generation = stack.family, cluster.gpu.generation
     kernels = architecture(generation)
     # Servers of Ampere have the processors of 2020 (EPYC 7742 in DGX A100), two generations before those of Hopper.
     x86 = "x86_ampere" if generation == "ampere" else "x86"
-    # Rings over Ethernet (RoCE, EFA) reach less of their cards than over InfiniBand; Ampere and Hopper have runs of both.
-    fabric = "" if cluster.inter.name.startswith("ib") else "-ethernet"
+    # Rings over Ethernet (RoCE, EFA) reach less of their cards than InfiniBand's: Ampere and Hopper have runs of each.
+    fabric = "" if is_infiniband(cluster.inter.name) else "-ethernet"
     host = "grace" if cluster.host_link.name == "nvlink-c2c" else x86
     wheels = {"library_scale": "library_rate/wheel"} if stack.wheels else {}
     return wheels | {

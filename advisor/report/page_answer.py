@@ -59,8 +59,8 @@ def verdict(subject: Subject) -> Markup:
         goal = {"throughput": "fastest", "cost": "cheapest", "memory": "leanest"}[
             explanation.request.objective
         ]
-        simpler = simpler_than_faster(explanation.request.objective, explanation.result.plans)
-        equal = f"The simplest within {percent(toss_up().below, 0)} of the" if simpler else "The"
+        behind = explanation.result.plans[0].behind
+        equal = f"The simplest within {percent(toss_up().below, 0)} of the" if behind else "The"
         fitting, legal = explanation.result.feasible, explanation.result.legal
         words = f"{equal} {goal} of {fitting:,} plans that fit, of {legal:,} legal."
         mood = "good"
@@ -74,6 +74,9 @@ def verdict(subject: Subject) -> Markup:
         ratio = prediction.step_time_s / best.step_time
         behind = f"{percent(ratio - 1)} slower than" if ratio > 1 else f"{percent(1 - ratio)} faster than"
         words = f"Fits; {behind} the best plan that a search finds, {best.plan.describe()}, {seconds(best.step_time)}."
+        if best.behind and ratio < 1:
+            close = percent(toss_up().below, 0)
+            words += f" Layouts within {close} count as equal, and that one is the simplest of them."
         mood = "good" if ratio < 1.02 else "warn"
     return tag("p", words, class_=f"verdict {mood}")
 
@@ -231,7 +234,8 @@ def _runners_up(subject: Subject) -> Iterator[Markup]:
         "lrrrrl",
     )
     held = ORDER_HELD if any(each.order for each in explanation.result.plans) else ""
-    for note in (held, simpler_than_faster(explanation.request.objective, explanation.result.plans)):
+    best, *others = explanation.result.plans
+    for note in (held, simpler_than_faster(best, others)):
         if note:
             yield tag("p", f"{note[0].upper()}{note[1:]}", class_="note")
 

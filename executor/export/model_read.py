@@ -7,7 +7,7 @@ from typing import Any
 from costmodel.knobs import SETTINGS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from executor.megatron_args import fuses_activation, fuses_residual
+from executor.megatron_args import FUSABLE, fuses_activation, fuses_residual
 from executor.megatron_model import model_fields
 
 
@@ -26,13 +26,19 @@ def whole_recompute(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
 
 
 def _without_kernels(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
-    """Fusions that are off because the model has no such kernel are not asked to be off."""
+    """Fusions that are off because the model has no such kernel are not asked to be off.
+
+    But for activations that none is for, where the search takes it off, and a rule asks for that.
+    """
     plan = Plan(moe_grouped_gemm=knobs.get("moe_grouped_gemm", Plan().moe_grouped_gemm))
     has = {
         "bias_activation_fusion": fuses_activation(plan, model),
         "bias_dropout_fusion": fuses_residual(plan, model),
     }
-    return {name: value for name, value in knobs.items() if has.get(name, True)}
+    kept = {name: value for name, value in knobs.items() if has.get(name, True)}
+    if model.activation in FUSABLE:
+        return kept
+    return kept | {"bias_activation_fusion": knobs.get("bias_activation_fusion") is True}
 
 
 def _without_settings(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:

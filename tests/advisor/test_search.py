@@ -174,8 +174,10 @@ def test_every_combination_is_kept_or_dropped_for_one_reason(model, gpus, gpu):
     found = search(make_request(model, gpus, gpu, global_batch=96))
     assert sum(each.count for each in found.rejected) + found.feasible == found.enumerated
     assert found.tight <= found.feasible <= found.legal
-    lines = reasons(found, 3)
-    assert sum(int(count.replace(",", "")) for _, count, _ in lines) + found.feasible == found.enumerated
+    for most in (3, len(found.rejected) - 1, len(found.rejected) - 2):
+        lines = reasons(found, most)
+        assert sum(int(count.replace(",", "")) for _, count, _ in lines) + found.feasible == found.enumerated
+        assert "1 others" not in [reason for reason, _, _ in lines]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +74,18 @@ def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
         explanation=Explanation(request, found, first),
     )
     monkeypatch.setattr("advisor.report.page_answer.toss_up", lambda: Order(0.0, 0.5, 3, 2))
+    assert "The simplest within 50 % of the fastest of" in str(verdict(page))
+    page.best = False
+    page.prediction = others[0].prediction
+    assert "faster than the best plan that a search finds" in str(verdict(page))
+    assert "Layouts within 50 % count as equal, and that one is the simplest" in str(verdict(page))
+    one = replace(request, top=1)
+    alone = search(one)
+    assert alone.plans[0].plan == first.plan
+    text = "\n".join(explanation_lines(Explanation(one, alone, alone.plans[0])))
+    assert "none told, as of --top 1." in text
+    assert f"the fastest is faster by {100 * (first.step_time / fastest.step_time - 1):.1f} %" in text
+    page.best, page.explanation = True, Explanation(one, alone, alone.plans[0])
     assert "The simplest within 50 % of the fastest of" in str(verdict(page))
     monkeypatch.setattr("advisor.alternatives.toss_up", lambda: Order(0.0, 0.5, 3, 2))
     asked = why_not(request, {"tp": fastest.plan.tp, "cp": fastest.plan.cp}, first)

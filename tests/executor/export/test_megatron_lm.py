@@ -325,11 +325,11 @@ def _recompute(plan: Plan, model: Any) -> dict[str, Any]:
 
 
 def _kernels(plan: Plan, model: Any) -> dict[str, Any]:
-    """Fusions that the model has no kernel for are told neither way."""
+    """Fusions that the model has no kernel for are told neither way, or are off as the search takes them."""
     found = {}
     gelu_alone = model.activation == "gelu" and not model.gated and not model.linear_bias
     if model.activation not in FUSABLE or gelu_alone:
-        found["bias_activation_fusion"] = True
+        found["bias_activation_fusion"] = model.activation in FUSABLE
     if model.moe is not None and model.linear_bias:
         found["bias_dropout_fusion"] = True
     return found

@@ -302,3 +302,15 @@ def test_routers_of_nemotron_3_scale_their_weights(name):
     spec = load_model(name)
     assert (spec.moe.router_scaling_factor, spec.norm_epsilon) == (5.0, 1e-5)
     assert load_model("nemotron3-nano-30b-a3b").moe.router_scaling_factor == 2.5
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fused_activation_without_a_kernel_is_read_as_off(target):
+    """Of exports of searched plans with squared ReLU, `check --from` told to switch off what they have off."""
+    job = job_of("nemotronh-8b")
+    off = replace(job, plan=replace(job.plan, bias_activation_fusion=False))
+    made = bundle(off, target, slurm=False).files
+    text = next(
+        text for name, text in made.items() if name.endswith(".py" if target != "megatron-lm" else ".sh")
+    )
+    assert target_module(target).read(text).knobs["bias_activation_fusion"] is False
