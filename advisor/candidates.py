@@ -75,11 +75,20 @@ def objective_of(objective: str, step_time: Amounts, peak_memory: Amounts, gpus:
     return step_time * gpus if objective == "cost" else step_time
 
 
-def place_of(objective: str, value: float, step_time: float) -> tuple[float, float]:
-    """What plans are ordered by: the objective's value; of those that need the same memory, the step time. [s]"""
+def memory_step(value: Amounts, least: float) -> Amounts:
+    """How many times SAME_MEMORY a value is above the least: 0 of all that need the same as the least. [1]"""
+    steps: Amounts = np.floor(np.log(value / least) / SAME_MEMORY + 1e-6)
+    return steps
+
+
+def place_of(objective: str, value: float, step_time: float, least: float) -> tuple[float, float]:
+    """What plans are ordered by: the objective's value; of those that need the same memory, the step time. [s]
+
+    least: the least value of all, from which memory is counted.
+    """
     if objective != "memory":
         return value, 0.0
-    return math.exp(round(math.log(value) / SAME_MEMORY) * SAME_MEMORY), step_time
+    return least * math.exp(SAME_MEMORY * memory_step(value, least)), step_time
 
 
 def compared(request: Request, best: Candidate, other: Candidate) -> Candidate:

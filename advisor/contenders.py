@@ -45,17 +45,17 @@ class Contender:
         bounded = objective != "memory" and has_pipeline(self)
         return self._value(objective, least_correction(self) if bounded else 0.0) * (1 - ROUNDING)
 
-    def place(self, objective: str) -> tuple[float, float]:
+    def place(self, objective: str, least: float) -> tuple[float, float]:
         """`advisor.candidates.place_of` the plan, the pipeline simulated."""
         if objective != "memory":
-            return place_of(objective, self.value(objective), 0.0)
-        return place_of(objective, self.value(objective), self.value("throughput"))
+            return place_of(objective, self.value(objective), 0.0, least)
+        return place_of(objective, self.value(objective), self.value("throughput"), least)
 
-    def least_place(self, objective: str) -> tuple[float, float]:
+    def least_place(self, objective: str, least: float) -> tuple[float, float]:
         """What `place` is not below; cheap."""
         if objective != "memory":
-            return place_of(objective, self.least(objective), 0.0)
-        return place_of(objective, self.least(objective), self.least("throughput"))
+            return place_of(objective, self.least(objective), 0.0, least)
+        return place_of(objective, self.least(objective), self.least("throughput"), least)
 
     def _value(self, objective: str, correction: float) -> float:
         step = self.values["step_time"] + correction

@@ -18,7 +18,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.candidates import SAME_MEMORY, Candidate, candidate, compared, objective_of
+from advisor.candidates import Candidate, candidate, compared, memory_step, objective_of
 from advisor.contenders import Contenders
 from advisor.request import Request
 from advisor.rules import Mask
@@ -263,8 +263,9 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
     seconds = gathered(lambda each, fitting: each.step_time[fitting])
     score = gathered(lambda each, fitting: each.score(request.objective)[fitting])
     # The same memory as `place_of` takes for it; of times those that differ by rounding alone.
-    same, least = (SAME_MEMORY, 1.0) if request.objective == "memory" else (EQUAL_WITHIN, score.min())
-    keys = [np.round(np.log(seconds / seconds.min()) / EQUAL_WITHIN), np.round(np.log(score / least) / same)]
+    keys = [np.round(np.log(each / each.min()) / EQUAL_WITHIN) for each in (seconds, score)]
+    if request.objective == "memory":
+        keys[1] = memory_step(score, float(score.min()))
     order = np.lexsort((row, part, gathered(Scored.complexity), *keys))
     first = _layouts_in_order([column(name)[order] for name in LAYOUT + PIPELINE], wanted)
     layouts = [order[members].tolist() for members in first]
@@ -286,7 +287,7 @@ def _best_of_layouts(
     layouts: numbers of the plans of each, in order of their score. A pipeline is not simulated where its bound shows
     that it cannot be among the plans returned.
     """
-    aim = request.objective
+    aim, least = request.objective, float(score.min())
     best: list[tuple[tuple[float, float], int]] = []
     wanted = max(request.top, SIMPLEST_OF)
     for done, pipelines in enumerate(layouts):
@@ -299,8 +300,8 @@ def _best_of_layouts(
             if score[number] * (1 - SIMULATION_GAIN) > found[0][0]:
                 break
             contender = contenders[number]
-            if contender.least_place(aim) <= min(rival, found[0]):
-                found = min(found, (contender.place(aim), number), key=itemgetter(0))
+            if contender.least_place(aim, least) <= min(rival, found[0]):
+                found = min(found, (contender.place(aim, least), number), key=itemgetter(0))
         best.append(found)
     best.sort(key=itemgetter(0))
     return [(place[0], number) for place, number in best[:wanted] if place < LAST]

@@ -227,10 +227,11 @@ def _callbacks(settings: Mapping[str, Any], imports: set[str]) -> Iterator[str]:
     yield "    overlap = run.Config(MegatronCommOverlapCallback)"
     for dotted, value in settings.items():
         if dotted.startswith(f"{OVERLAP}."):
+            code = repr(value)
             if isinstance(value, Mapping):
                 imports.add(f"from {LLM}.recipes.tp_overlap_configs.userbuffers import {ROW}, {TABLE}")
-                value = table_of(value, "run.Config({}, ")
-            yield assignment(f"overlap.{dotted.removeprefix(OVERLAP + '.')}", str(value))
+                code = table_of(value, "run.Config({}, ")
+            yield assignment(f"overlap.{dotted.removeprefix(OVERLAP + '.')}", code)
     held = ["run.Config(TimingCallback)", "overlap"]
     for name, module, place in (
         ("garbage", "garbage_collection", GARBAGE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from advisor.alternatives import shortfall, what_would_fit, why_not
@@ -61,8 +62,8 @@ def test_the_best_plan_is_that_of_brute_force(objective, more):
     best = min(objective_value(objective, each) for each in every)
     same = SAME_MEMORY if objective == "memory" else 1e-6
     assert objective_value(objective, found.best) == pytest.approx(best, rel=same)
-    place = [place_of(objective, objective_value(objective, each), each.step_time) for each in every]
-    least = place_of(objective, objective_value(objective, found.best), found.best.step_time)
+    place = [place_of(objective, objective_value(objective, each), each.step_time, best) for each in every]
+    least = place_of(objective, objective_value(objective, found.best), found.best.step_time, best)
     assert least == pytest.approx(min(place), rel=1e-6)
     assert found.legal == sum(build_space(request, p).legal for p in request.precisions)
 
@@ -154,6 +155,14 @@ def test_plans_of_the_same_memory_are_told_fastest_first():
     assert all(each.lost_by >= 0 for each in plans)
     alone = search(make_request("mixtral-8x7b", 64, "h100", objective="memory", pins=pins, top=1)).plans
     assert alone[0].plan == plans[0].plan
+
+
+@pytest.mark.parametrize("least", np.geomspace(1e9, 1e11, 7).tolist())
+def test_the_same_memory_is_counted_from_the_least(least):
+    """Steps from 1 byte on parted plans 0.05 % apart: of Nemotron-H 8B the answer took 17.9 s, another 14.4 s."""
+    lean = place_of("memory", least, 2.0, least)
+    assert place_of("memory", least * (1 + 0.9 * SAME_MEMORY), 1.0, least) < lean
+    assert place_of("memory", least * (1 + 1.1 * SAME_MEMORY), 1.0, least) > lean
 
 
 def test_counts_close_and_reasons_have_examples():

@@ -101,6 +101,17 @@ def test_the_file_of_overlapped_gemms_holds_its_precision() -> None:
     assert "tp_comm_overlap.yaml" not in made("megatron-lm", plan).files
 
 
+@pytest.mark.parametrize("target", ["nemo", "megatron-bridge"])
+def test_a_preset_of_overlapped_gemms_is_a_text(target) -> None:
+    """NeMo's file assigned a bare name, `preset.yaml`, which nothing defines."""
+    plan = Plan(tp=2, dp=4, sequence_parallel=True, tp_comm_overlap=True, tp_overlap_sms=8)
+    own = Plan(**(plan.to_dict() | {"settings": (("tp_comm_overlap_cfg", "preset.yaml"),)}))
+    text = next(text for name, text in made(target, own).files.items() if name.endswith(".py"))
+    assert "preset.yaml" in {
+        node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
+    }
+
+
 def test_remarks_in_brackets_are_no_flags() -> None:
     assert setting_flags("(in the file of --tp-comm-overlap-cfg)") == []
     assert setting_flags("--one, --two (not --three)") == ["--one", "--two"]
