@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from advisor.measurement_memory import largest_micro_batch, made_to_fit
@@ -90,11 +90,20 @@ def read_rows(path: str | Path) -> list[Row]:
                 mine if mine == its or (mine not in header and named.index(mine) == place) else its
                 for place, (its, mine) in enumerate(zip(header, named, strict=True))
             ]
-            return [_row(row, len(header), reader.line_num) for row in reader]
+            rows = [_row(row, len(header), reader.line_num) for row in reader]
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+    return [_beside(path.parent, row) for row in rows]
+
+
+def _beside(folder: Path, row: Row) -> Row:
+    """The row; where its system is a file that lies beside the table and not where we are, with the path to it."""
+    system = row.text("system").strip()
+    if not system.endswith(".toml") or Path(system).exists() or not (folder / system).is_file():
+        return row
+    return replace(row, values={**row.values, "system": str(folder / system)})
 
 
 def _lacking(path: Path, missing: Sequence[str], header: Sequence[str]) -> str:

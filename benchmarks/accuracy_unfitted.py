@@ -31,13 +31,15 @@ def unfitted_section() -> list[str]:
             [source, cluster, str(len(rows)), mean, median, percent(statistics.mean(errors), True), share]
         )
     summary = report["summary"]
+    refuted = sum(not row["fits"] for row in report["rows"])
     return [
         "",
         "## Runs that no fit has seen",
         "",
         "Tables in the READMEs of other frameworks' packages on PyPI (benchmarks/unfitted/runs.csv, each row with its "
         f"file and line, read on 2026-11-26): {summary['n']} runs, mean error {percent(summary['mape'])}, median "
-        f"{percent(summary['median_ape'])}, {percent(summary['interval_coverage'])} inside the 90 % interval. They are "
+        f"{percent(summary['median_ape'])}, {percent(summary['interval_coverage'])} inside the 90 % interval; "
+        f"{refuted} are called impossible by memory. They are "
         "of PyTorch's and JAX's own stacks, on clusters known from memory alone, and the sizes of modalities' models "
         "follow from its MFU: this is what to expect so far from any published run. Known causes: full shards grow "
         "faster than told on 512 GPUs and more (modalities), reductions between replicas over TCPX are told as hidden "

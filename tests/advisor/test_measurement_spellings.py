@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+import hardware_db
 from advisor.measurement_habits import habit_of, row_release, row_task
 from advisor.measurement_release import row_date
 from advisor.measurement_rows import Row, column_name
@@ -413,3 +415,13 @@ def test_rows_of_vtrain_have_four_cards_a_node():
 def test_deepspeed_sums_gradients_of_bf16_in_fp32():
     here = case(source="a paper", container="Megatron-DeepSpeed (2022)", precision="bf16", date="2022")
     assert here.plan.grad_reduce_in_fp32
+
+
+def test_a_cluster_file_is_found_beside_the_table(tmp_path):
+    shipped = Path(hardware_db.__file__).parent / "clusters" / "dgx-h100.toml"
+    (tmp_path / "mine.toml").write_text(shipped.read_text())
+    table = tmp_path / "runs.csv"
+    table.write_text(",".join(ROW) + "\n" + ",".join((ROW | {"system": "mine.toml"}).values()) + "\n")
+    found = row_case(read_rows(table)[0])
+    assert isinstance(found, Case), found
+    assert found.cluster.name == "dgx-h100"
