@@ -36,6 +36,8 @@ CHOICES = {
     "cp_comm_type": {"p2p": "cp_p2p", "all_gather": "cp_all_gather", "a2a": "cp_a2a", "a2a+p2p": "cp_mixed"},
     "attention_backend": {"fused": "fused", "unfused": "unfused"},
 }
+# Words that follow from those of the machine.
+FROM_MACHINE = ("used", "aligned")
 FLAGS = tuple(name for name, knob in KNOBS.items() if knob.kind == "bool")
 
 

@@ -83,7 +83,12 @@ def workload_words(workload: Workload) -> dict[str, Any]:
 
 
 def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]:
-    """GPU generation and vendor, scale-up domain and its link, and the number formats of the precision recipe."""
+    """The machine, and the number formats of the precision recipe."""
+    return machine_words(cluster, gpus) | precision_words(precision)
+
+
+def machine_words(cluster: Cluster, gpus: int) -> dict[str, Any]:
+    """GPU generation and vendor, how many, scale-up domain and its link."""
     generation = cluster.gpu.generation
     return {
         "domain": cluster.domain_size,
@@ -101,7 +106,7 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
         "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
         "rocm": np.bool_(cluster.gpu.vendor == "AMD"),
-    } | precision_words(precision)
+    }
 
 
 def precision_words(precision: str) -> dict[str, Any]:
