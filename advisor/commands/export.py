@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import Case, read_case, setting_options
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, not_blank_version
 from advisor.options import knob_options
 
 if TYPE_CHECKING:
@@ -25,11 +25,17 @@ TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
 
 
 @click.command(name="export", context_settings=HELP)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @setting_options
 @knob_options
 @click.option("--to", "target", metavar="NAME", required=True, help=f"What runs it: {', '.join(TARGETS)}.")
-@click.option("--target-version", metavar="V", default="", help="Its version, such as 0.17 [newest known].")
+@click.option(
+    "--target-version",
+    metavar="V",
+    default="",
+    callback=not_blank_version,
+    help="Its version, such as 0.17 [newest known].",
+)
 @click.option("--slurm", is_flag=True, help="A job script for sbatch too, with container and rendezvous.")
 @click.option(
     "--benchmark",
