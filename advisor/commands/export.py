@@ -34,7 +34,7 @@ TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
     metavar="V",
     default="",
     callback=not_blank_version,
-    help="Its version, such as 0.17 [newest known].",
+    help="Its version, such as 0.17 [that of --stack, else the newest known].",
 )
 @click.option("--slurm", is_flag=True, help="A job script for sbatch too, with container and rendezvous.")
 @click.option(
@@ -67,7 +67,9 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     """
     target = _known(target)
     case = read_case(plan, options)
-    version, benchmark = options["target_version"], options["benchmark"]
+    from advisor.target_release import chosen_version
+
+    version, chosen = chosen_version(case, target, options["target_version"])
     verdict = _verdict(case, target, version)
     for line in verdict.refused:
         click.echo(line, err=True)
@@ -77,8 +79,10 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     from executor.export.bundle import bundle
     from executor.export.exported import Job
 
-    job = Job(case.plan, case.workload, case.model, case.cluster, benchmark, version, native_loss(case))
-    made = bundle(job, target, options["slurm"], verdict.note, _encoder_time(case))
+    parts = case.plan, case.workload, case.model, case.cluster
+    job = Job(*parts, options["benchmark"], version, native_loss(case))
+    first = [note for note in (chosen, verdict.note) if note]
+    made = bundle(job, target, options["slurm"], first, _encoder_time(case))
     for line in verdict.warnings:
         click.echo(line, err=True)
     if options["output"]:
