@@ -13,7 +13,14 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.fully_sharded import Owner, Traffic, fully_sharded_time, shown, unit_traffic
 from costmodel.term import Ledger, Term
-from costmodel.timing.network import all_gather_time, all_reduce_time, one_card_time, reduce_scatter_time
+from costmodel.timing.network import (
+    all_gather_time,
+    all_reduce_time,
+    inter_scale,
+    one_card_time,
+    reduce_scatter_time,
+    ring_cards,
+)
 from costmodel.work import communication
 
 # SMs that NCCL takes for a collective without registered buffers, where switches reduce, and with registered
@@ -52,21 +59,34 @@ def in_switches(x: SimpleNamespace) -> Amount:
 def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool) -> Amount:
     """Compute time lost for each second of data-parallel communication under it. [1]
 
-    In proportion to the SMs that the collective takes, over a ring's 16. Registered buffers need few where the group
-    stays inside NVLink, whose switches then reduce (NCCL_NVLS_ENABLE=1), or has no NVLink (inside = 1 of its ranks
-    share a domain); over both it takes as many as without, 6 where the network's switches reduce. Source:
-    Megatron-Core, DistributedDataParallelConfig.nccl_ub.
+    In proportion to the SMs that the collective takes (`ring_sms`), over a ring's 16 inside NVLink. Registered buffers
+    need few where the group stays inside NVLink, whose switches then reduce (NCCL_NVLS_ENABLE=1), or has no NVLink
+    (inside = 1 of its ranks share a domain); over both it takes as many as without, 6 where the network's switches
+    reduce. Source: Megatron-Core, DistributedDataParallelConfig.nccl_ub.
     """
     leaves = minimum(1, maximum(0, ranks / inside - 1) * 1e9)
     several = is_more_than_one(inside)
     sharp = in_switches(x)
-    both = RING_SMS + (SHARP_SMS - RING_SMS) * sharp * leaves
+    rings = ring_sms(x, inside, leaves)
+    both = rings + (SHARP_SMS - rings) * sharp * leaves
     network = NETWORK_SMS[not gathers] * (1 - sharp) + NETWORK_SHARP_SMS * sharp
     nvls = x.nvls * x.switch_reduces
     switched = nvls * NVLINK_SMS[not gathers] + (1 - nvls) * RING_SMS
     registered = (1 - leaves) * switched + leaves * (several * both + (1 - several) * network)
     sms = (1 - x.user_buffers) * both + x.user_buffers * registered
     return x.overlap_slowdown * sms / RING_SMS
+
+
+def ring_sms(x: SimpleNamespace, inside: Amount, leaves: Amount) -> Amount:
+    """SMs of a ring without registered buffers: 16 inside NVLink, fewer where network cards feed it less. [1]
+
+    NCCL gives a ring channels, of a block each, while its links have bandwidth left: over a node's one card it needs
+    an eighth of those over eight. leaves: 1 where it leaves the domain [1]. Source: NCCL, src/graph/search.cc and
+    tuning.cc (from memory).
+    """
+    cards = ring_cards(x, inside)
+    fed = cards * x.network_bandwidth * inter_scale(x, cards) / (x.all_gather_bandwidth * x.intra_scale)
+    return RING_SMS * (1 - leaves + leaves * minimum(1, fed))
 
 
 def overlap_allowed(x: SimpleNamespace) -> Amount:

@@ -65,10 +65,15 @@ def tensor_parallel_times(
         started = 2 * (chunks - 1) * x.linear_launch
         return overlap.pipelined_exposed(collective, gemm, chunks) + taken + started
 
+    def copied(size: Amount, *, always: bool = False) -> Amount:
+        """DTensor copies what it gathers or scatters along the sequence, which is not the outermost dimension. [s]"""
+        on = x.dtensor * is_more_than_one(x.tp) * (1 if always else 1 - x.tp_overlap)
+        return on * stream(x, 2 * size, x.elementwise_fraction)
+
     # Transformer Engine pipelines no gather of a norm's output that it also returns, to an adapter.
     alone = adapted(x, first.adapter)
     forward = (1 - alone) * beside(gather, gemms[first.name]["forward"]) + alone * gather
-    forward += beside(scatter, gemms[row]["forward"])
+    forward += beside(scatter, gemms[row]["forward"]) + copied(gathered) + copied(reduced)
     # Backward the output's gradient is gathered and the input's reduced: other sizes where latents are gathered.
     formats = x.operand_bytes / x.activation_bytes
     regather = ledger.define(
@@ -91,10 +96,15 @@ def tensor_parallel_times(
     ):
         bulk += overlap.exposed(collective, ordered * gemm)
         bulk += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
+    # Autograd sums the input gradients of products kept apart, and no product writes what is then scattered.
+    apart = x.separate_gate * is_more_than_one(first.products)
+    single = beside(rescatter, gemms[first.name]["dgrad"]) + copied(gathered / formats)
+    summed = rescatter + x.residual_split * copied(gathered / formats, always=True)
     # DTensor keeps what was gathered; recompute of ops drops it, recompute of the layer gathers it in its forward pass.
     dropped = (1 - x.recompute_layers) * x.recompute_ops * x.trained
-    waiting = dropped * gather + beside(rescatter, gemms[first.name]["dgrad"])
-    backward = beside(regather, gemms[row]["dgrad"]) + (1 - x.dtensor) * bulk + x.dtensor * waiting
+    waiting = dropped * (gather + copied(gathered, always=True)) + (1 - apart) * single + apart * summed
+    backward = beside(regather, gemms[row]["dgrad"]) + copied(reduced * formats)
+    backward += (1 - x.dtensor) * bulk + x.dtensor * waiting
     without = overlap.exposed(rereduce, ordered * (1 - x.dtensor) * gemms[first.name]["wgrad"])
     shared = heads_are_shared(x) if block.joined != 0 else 0  # nothing is sent otherwise, not even a latency
     join = {"forward": all_gather_time, "backward": reduce_scatter_time}

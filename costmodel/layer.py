@@ -167,6 +167,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         "1",
         "steps of the context-parallel ring",
     )
+    last = attention.last_rank_work(x, ring)
     passes = {"forward": 1.0, "backward": core_backward_factor(x) if block == "mla" else 2.5}
     # Heads are shared between tensor-parallel ranks, queries (or heads) between context-parallel ones.
     waves = ledger.define(
@@ -201,7 +202,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         unfused = (1 if name == "forward" else 2) * square + stream(x, scores[name], x.elementwise_fraction)
         times[name] = ledger.define(
             f"{label}_core_{name}",
-            (1 - x.unfused) * fused + x.unfused * unfused,
+            (1 - x.unfused) * fused * last + x.unfused * unfused,
             "s",
             kernels.attention_time,
         )

@@ -40,6 +40,7 @@ INPUTS = (
     "foreach_adam",
     "defers_gradients",
     "partial_rings",
+    "unbalanced_rings",
     "dtensor",
     "megatron_core",
     "stand_ins",
@@ -66,13 +67,14 @@ class Stack:
     finds the maximum of what it writes. collective_mean: reductions of gradients average them, but under FSDP.
     plain_squared_relu: squared ReLU is kernels of PyTorch, one an operation.
     complex_rotary: rotary embedding that is not fused multiplies complex numbers.
-    separate_gate: gate and rest of a gated MLP are products of their own where nothing fuses them.
+    separate_gate: gate and rest of a gated MLP, and queries, keys and values, are products of their own.
     reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
     documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
     early_zero3: sharded parameters move at the rate of one network card a node.
     fsdp1, fsdp2: its FSDP is PyTorch's first one, or fully_shard. root_unit: with embedding and output layer as one
     unit, whole through a step. defers_gradients: and reduces gradients once a step.
     partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
+    unbalanced_rings: ranks of a context ring hold contiguous chunks, of which the last sees most.
     torchao: linear layers leave the model's format by torchao's recipes.
     dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
     transformer_engine: its layers are Transformer Engine's.
@@ -118,6 +120,7 @@ class Stack:
     root_unit: bool = False
     defers_gradients: bool = False
     partial_rings: bool = False
+    unbalanced_rings: bool = False
     dtensor: bool = False
     torchao: bool = False
     megatron_core: bool = False
@@ -243,6 +246,7 @@ def load_stack(text: str) -> Stack:
         norm_maxima=begun("norm_maxima_from"),
         fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
         stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
+        unbalanced_rings=age is not None and age <= known("unbalanced_rings_until", "00.01"),
         early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
         foreach_adam=age is not None and age <= known("foreach_adam_until", "00.01"),
         large_buckets=begun("large_buckets_from"),

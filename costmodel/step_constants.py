@@ -69,7 +69,7 @@ PRIORS: dict[str, Prior] = {
         "1",
         "bandwidth of expert dispatch between domains over one card's: 0.84 to 0.92 in DeepEP's own test on B200",
     ),
-    "attention_rate": Prior(0.8, 0.3, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
+    "attention_rate": Prior(0.95, 0.3, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
     "elementwise_rate": Prior(0.9, 0.3, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
     # Tables of collectives inside a domain were measured on the very links; networks between domains differ.
     "intra_rate": Prior(0.9, 0.06, 0.5, 1.1, "1", "collectives inside a domain, in a step over the table"),

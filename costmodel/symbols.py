@@ -269,7 +269,7 @@ INPUTS: tuple[Input, ...] = tuple(
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when the fused loss is Megatron-Core's own, not a Triton kernel
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
-        separate_gate | 1 | 1 when gate and rest of an MLP that nothing fuses are products of their own
+        separate_gate | 1 | 1 when gate and rest of an MLP, and queries, keys and values, are products of their own
         stand_ins | 1 | 1 when a tensor for each shape of a weight stands for its gradients
         master_shards | 1 | 1 when FSDP shards the FP32 parameters themselves
         dtensor | 1 | 1 when collectives of tensor parallelism wait where they stand, as PyTorch's DTensor has them
@@ -277,6 +277,7 @@ INPUTS: tuple[Input, ...] = tuple(
         reads_documents | 1 | 1 when the host reads lengths of packed documents for rotary embedding that is not fused
         documents_apart | 1 | 1 when rotary embedding that is not fused turns one packed document after the other
         partial_rings | 1 | 1 when a ring over some of a domain's GPUs leaves it at one GPU's share of the network cards
+        unbalanced_rings | 1 | 1 when a context ring's ranks hold contiguous chunks, of which the last sees most
         early_zero3 | 1 | 1 when sharded parameters and gradients move at the rate of one network card a node
         fsdp1 | 1 | 1 when FSDP is PyTorch's first one, of flat parameters
         fsdp2 | 1 | 1 when FSDP is PyTorch's fully_shard

@@ -13,6 +13,7 @@ from costmodel.work.elementwise import (
     MIXER_KERNELS,
     composes_norm,
     head_copies,
+    input_gradient_sum,
     norm,
     packing,
     residual,
@@ -35,6 +36,10 @@ from costmodel.work.recompute import kept_products
 WITHOUT_GRADIENTS = 0.5
 REORDER_BEFORE, REORDER_AFTER = 9 * WITHOUT_GRADIENTS + 2 * 2, 5 * WITHOUT_GRADIENTS + 2 * 2
 EXCHANGE_LAUNCHES = (3 * REORDER_BEFORE + REORDER_AFTER, REORDER_BEFORE + 3 * REORDER_AFTER)
+
+
+# Queries, keys and values.
+QKV_PRODUCTS = 3
 
 
 def document_loops(x: SimpleNamespace, kernels: tuple[float, float]) -> tuple[Amount, Amount]:
@@ -62,6 +67,16 @@ def attended_keys(x: SimpleNamespace) -> Amount:
     chunked = minimum(x.chunk, x.document) / 2
     rest = 1 - x.window_share - x.chunk_share
     return rest * full + x.window_share * windowed + x.chunk_share * chunked
+
+
+def last_rank_work(x: SimpleNamespace, ring: Amount) -> Amount:
+    """Attention work of the rank of a context ring that has most of it, over the mean rank's. [1]
+
+    Of r contiguous chunks the last sees itself by half and all r - 1 others, r - 1/2 where the mean is r / 2: so
+    2 - 1 / r.
+    1 where the ring is balanced (`unbalanced_rings`: see costmodel/stacks.toml), whose others wait for nobody.
+    """
+    return 1 + x.unbalanced_rings * (1 - 1 / ring)
 
 
 def core_flops_forward(x: SimpleNamespace, width: Amount) -> Amount:
@@ -213,7 +228,16 @@ def attention(x: SimpleNamespace) -> BlockWork:
     return BlockWork(
         name="attention",
         linears=(
-            Linear("qkv", qkv, x.h, rows, "column", adapter="qkv", normed=joined_norm(x, "qkv")),
+            Linear(
+                "qkv",
+                qkv,
+                x.h,
+                rows,
+                "column",
+                adapter="qkv",
+                normed=joined_norm(x, "qkv"),
+                products=QKV_PRODUCTS,
+            ),
             Linear("proj", x.h, heads * x.d, rows, "row", adapter="proj"),
         ),
         streams=(
@@ -227,6 +251,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
             head_copies(x, heads * x.d, kv * x.d, grouped),
             Stream("gate", 3 * gate, 5 * gate),
             packing(x, 2 * (x.a + x.k) * x.d / x.tp),
+            input_gradient_sum(x, QKV_PRODUCTS),
         ),
         gathered=x.operand_bytes * rows * x.h,
         reduced=x.activation_bytes * rows * x.h,

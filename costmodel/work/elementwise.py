@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, maximum, minimum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.block import Stream
 from costmodel.work.linear import tokens
 from costmodel.work.quantisation import writes_operands
@@ -153,6 +153,20 @@ def activation(x: SimpleNamespace, name: str, rows: Amount, width: Amount) -> St
 def plain_squared_relu(x: SimpleNamespace) -> Amount:
     """1 where the activation function is a squared ReLU of kernels that nothing compiles into one. [1]"""
     return x.plain_squared_relu * x.squared_relu
+
+
+def input_gradient_sum(x: SimpleNamespace, products: Amount) -> Stream:
+    """Sum of the input gradients of products that read one input and are kept apart (`separate_gate`).
+
+    Added two at a time (3 passes each), where compiled in the kernel of the norm behind, which reads each; tensor
+    parallelism needs the sum, and DTensor a copy of it in the order in which it is scattered.
+    Source: PyTorch 2.13, autograd's accumulation; torchtitan 0.1.0, models/llama3 (wq, wk, wv, w1, w3).
+    """
+    several = is_more_than_one(x.tp)
+    compiled = (products - 1) + 2 * several * is_more_than_one(products)
+    eager = 3 * (products - 1)
+    passes = x.residual_split * eager + (1 - x.residual_split) * compiled
+    return Stream("input_gradients", 0, x.separate_gate * passes * x.activation_bytes * tokens(x) * x.h)
 
 
 def packing(x: SimpleNamespace, width: Amount) -> Stream:

@@ -22,7 +22,8 @@ class Linear:
     quantised: in the recipe's format, else in the model's own. adapter: which low-rank adapters it belongs to
     under task lora: "qkv", "proj" or "mlp"; "" has none. cast_input, cast_grad: share of its input and of its output's
     gradient that a kernel of its own quantises; 0 where the product before it writes them so. normed: share of its
-    input that the norm in front of it makes, one module with it.
+    input that the norm in front of it makes, one module with it. products: products with weights of their own that
+    read the one input where the framework keeps them apart (`separate_gate`), whose input gradients are then summed.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Linear:
     cast_input: Amount = 1
     cast_grad: Amount = 1
     normed: Amount = 0
+    products: Amount = 1
 
 
 def tokens(x: SimpleNamespace) -> Amount:

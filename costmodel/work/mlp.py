@@ -13,6 +13,7 @@ from costmodel.work.elementwise import (
     MLP_KERNELS,
     PLAIN_SQUARED_RELU_KERNELS,
     activation,
+    input_gradient_sum,
     norm,
     plain_squared_relu,
     residual,
@@ -44,7 +45,14 @@ def mlp(x: SimpleNamespace) -> BlockWork:
         name="mlp",
         linears=(
             Linear(
-                "fc1", (1 + x.gates) * width, x.h, rows, "column", adapter="mlp", normed=joined_norm(x, "mlp")
+                "fc1",
+                (1 + x.gates) * width,
+                x.h,
+                rows,
+                "column",
+                adapter="mlp",
+                normed=joined_norm(x, "mlp"),
+                products=1 + x.gates,
             ),
             Linear("fc2", x.h, width, rows, "row", adapter="mlp"),
         ),
@@ -52,6 +60,7 @@ def mlp(x: SimpleNamespace) -> BlockWork:
             norm(x, joined=joined_norm(x, "mlp")),
             residual(x),
             activation(x, "activation", rows, width),
+            input_gradient_sum(x, 1 + x.gates),
         ),
         gathered=x.operand_bytes * rows * x.h,
         reduced=x.activation_bytes * rows * x.h,

@@ -1,0 +1,109 @@
+"""What frameworks keep apart that Megatron-Core does not: products of one input, chunks of a ring, copies."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import hardware_db
+from costmodel.binding_attention import attention_inputs
+from costmodel.data_parallel import ring_sms
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.prediction import Prediction
+from costmodel.stack import load_stack
+from costmodel.workload import Workload
+
+SHARD = {"tp": 8, "sequence_parallel": True}
+
+
+def on_h100(stack: str, seq_len: int = 8192, **knobs) -> Prediction:
+    cluster = hardware_db.load_cluster("dgx-h100")
+    return predict(load_model("llama3-8b"), Workload(seq_len, 64), cluster, Plan(**knobs), stack)
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, 1.0), (2, 1.5), (4, 1.75), (8, 1.875)])
+def test_the_last_rank_of_an_unbalanced_ring_works_longest(ranks, most):
+    """PyTorch 2.5's ring against 2.6's: a chunk and a half of two, three and a half of four, over the mean."""
+    old, new = (
+        on_h100(stack, 65536, dp=8, cp=ranks).values for stack in ("torchtitan-24.12", "torchtitan-25.05")
+    )
+    for name in ("attention_core_forward", "attention_core_backward"):
+        kernels = new["release_scale"] / old["release_scale"]
+        assert old[name] / new[name] == pytest.approx(most * kernels, rel=1e-3)
+
+
+def test_only_rings_are_unbalanced():
+    """All keys and values gathered: every rank of PyTorch 2.5 would compute its own queries at once."""
+    own = on_h100("torchtitan-24.12", 65536, dp=8, cp=8, cp_comm_type="all_gather").values
+    assert own["attention_cp_ring"] == 1
+    ring = on_h100("torchtitan-24.12", 65536, dp=8, cp=8).values
+    assert ring["attention_core_forward"] > 1.8 * own["attention_core_forward"]
+
+
+def test_products_kept_apart_leave_gradients_to_sum():
+    """Llama 3 8B, 8,192 tokens of 4,096 columns in 16 bits: each gradient more is a read in the compiled norm."""
+    gradient = 2 * 8192 * 4096
+
+    def moved(stack: str, block: str, **knobs) -> float:
+        values = on_h100(stack, **knobs).values
+        name = f"{block}_input_gradients_backward"
+        bandwidth = values["hbm_bandwidth"] * values["elementwise_scale"] * values["release_scale"]
+        return values.get(name, 0.0) * bandwidth * values["elementwise_fraction"] / gradient
+
+    assert moved("torchtitan", "attention", dp=8) == pytest.approx(2)
+    assert moved("torchtitan", "mlp", dp=8) == pytest.approx(1)
+    # With tensor parallelism the sum is written, in the order in which it is scattered.
+    assert moved("torchtitan", "attention", **SHARD) == pytest.approx(4)
+    assert moved("torchtitan", "mlp", **SHARD) == pytest.approx(3)
+    # Nothing compiled: two at a time, each read and the sum written.
+    eager = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
+    assert moved("torchtitan", "attention", dp=8, **eager) == pytest.approx(6)
+    assert moved("nemo", "attention", dp=8) == 0
+
+
+def test_dtensor_copies_what_it_gathers_along_the_sequence():
+    """Read and written once: the block's input and what it puts out, of all tensor-parallel ranks."""
+    values = on_h100("torchtitan", **SHARD, tp_comm_overlap=False).values
+    bandwidth = values["hbm_bandwidth"] * values["elementwise_scale"] * values["release_scale"]
+    copy = 2 * 2 * 8192 * 4096 / (bandwidth * values["elementwise_fraction"])
+    sent = values["mlp_all_gather"] + values["mlp_reduce_scatter"]
+    assert values["mlp_tp_exposed_forward"] == pytest.approx(sent + 2 * copy)
+    megatron = on_h100("nemo", **SHARD, tp_comm_overlap=False).values
+    sent = megatron["mlp_all_gather"] + megatron["mlp_reduce_scatter"]
+    assert megatron["mlp_tp_exposed_forward"] == pytest.approx(sent)
+
+
+def test_attention_kernels_without_a_table_go_by_the_nearest():
+    cluster = hardware_db.load_cluster("dgx-h100")
+    tables = hardware_db.load_calibration(cluster.gpu)
+    own, older = (
+        attention_inputs(tables, cluster, "bf16", load_stack(stack), mla=False)
+        for stack in ("torchtitan-25.06", "llm_foundry-23.11")
+    )
+    for name in ("attention_forward_fraction", "attention_backward_fraction"):
+        assert older[name].value == pytest.approx(0.55 * own[name].value)
+    new, old = (
+        attention_inputs(tables, cluster, "bf16", load_stack(stack), mla=False)
+        for stack in ("nemo-26.06", "nemo-24.05")
+    )
+    assert old["attention_forward_fraction"].value == pytest.approx(
+        0.55 * new["attention_forward_fraction"].value
+    )
+    assert old["attention_forward_half"] == new["attention_forward_half"]
+
+
+def test_a_ring_that_few_cards_feed_takes_few_sms():
+    x = SimpleNamespace(
+        domain=8,
+        partial_rings=0,
+        network_bandwidth=50e9,
+        inter_scale=1.0,
+        all_gather_bandwidth=400e9,
+        intra_scale=1.0,
+    )
+    assert ring_sms(x, 8, 0) == 16
+    assert ring_sms(x, 8, 1) == pytest.approx(16)
+    assert ring_sms(x, 1, 1) == pytest.approx(2)
