@@ -125,9 +125,6 @@ def data_parallel_terms(
     def of(kind: str, share: Amount = 1) -> list[Traffic]:
         return [replace(each[kind], seconds=share * each[kind].seconds) for each in found]
 
-    def seconds(kind: str) -> Amount:
-        return sum(each[kind].seconds for each in found)
-
     scatter = shown(of("scatter"), under_backward, alone)
     # Without overlap the optimizer of each owner gathers all parameters when it is done: see work/messages.py.
     gathers = 1 + (len(owners) - 1) * (1 - x.overlap_gather * x.overlap_reduce)
