@@ -179,7 +179,7 @@ def test_two_nodes_train_together_and_rank_0_keeps_the_record(tmp_path):
         write_json(folder / "job.json", job)
         arguments = [str(folder / "job.json")]
         nodes = Nodes(2, endpoint, rank)
-        run_worker("executor.workers.train", arguments, 1, folder, 300, print, nodes=nodes)
+        run_worker("executor.workers.train", arguments, 1, folder, 300, nodes=nodes)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(node, (1, 0)))
