@@ -31,7 +31,7 @@ from costmodel.step_constants import (
     parameter_keys,
     usual_key,
 )
-from costmodel.timing.network import CONSTANTS, OPERATIONS
+from costmodel.symbols import COLLECTIVE_CONSTANTS, COLLECTIVES
 from hardware_db import Cluster, Gpu, Link
 
 # GPUs of a generation are less far apart (H20's peak is 6.7 times below H100's); a slip of the unit is 8 times or more.
@@ -175,9 +175,9 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
     measured = tables.get("collective", {})
     link, network = cluster.intra, cluster.inter
     bound: dict[str, Bound] = {}
-    for operation in OPERATIONS:
+    for operation in COLLECTIVES:
         table = measured.get(operation, {})
-        for name in CONSTANTS:
+        for name in COLLECTIVE_CONSTANTS:
             if name in table:
                 found = bound_of(table[name], f"{cluster.gpu.name}, collective.{operation}.{name}")
                 bound[f"{operation}_{name}"] = (

@@ -30,22 +30,25 @@ def _inputs(group: str, table: str) -> list[Input]:
     return [Input(name.strip(), group, unit.strip(), meaning.strip()) for name, unit, meaning in rows]
 
 
+# Collectives with constants of their own inside a domain, and those constants in the order in which they are fitted:
+# unit and meaning; see `costmodel.timing.network`. send/recv has latency and bandwidth alone.
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVE_CONSTANTS = {
+    "latency": ("s", "simple protocol, fixed time"),
+    "latency_per_rank": ("s", "simple protocol, time of each further rank"),
+    "bandwidth": ("byte/s", "simple protocol, bus bandwidth of many ranks"),
+    "half_ranks": ("1", "ranks of half that bandwidth"),
+    "low_latency": ("s", "low-latency protocol, fixed time"),
+    "low_latency_per_rank": ("s", "low-latency protocol, time of each further rank"),
+    "low_latency_bandwidth": ("byte/s", "low-latency protocol, bus bandwidth"),
+}
+
+
 def _collective_inputs() -> list[Input]:
-    """Constants of each collective inside a domain; see `costmodel.timing.network`."""
-    meanings = {
-        "latency": ("s", "simple protocol, fixed time"),
-        "latency_per_rank": ("s", "simple protocol, time of each further rank"),
-        "bandwidth": ("byte/s", "simple protocol, bus bandwidth of many ranks"),
-        "half_ranks": ("1", "ranks of half that bandwidth"),
-        "low_latency": ("s", "low-latency protocol, fixed time"),
-        "low_latency_per_rank": ("s", "low-latency protocol, time of each further rank"),
-        "low_latency_bandwidth": ("byte/s", "low-latency protocol, bus bandwidth"),
-    }
-    operations = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     return [
         Input(f"{operation}_{name}", "hardware", unit, f"{operation}: {meaning}")
-        for operation in operations
-        for name, (unit, meaning) in meanings.items()
+        for operation in COLLECTIVES
+        for name, (unit, meaning) in COLLECTIVE_CONSTANTS.items()
     ]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from costmodel.robust import Belief, Fitted, fit
+from costmodel.symbols import COLLECTIVES
 from costmodel.timing import kernels
-from costmodel.timing.network import OPERATIONS
 from costmodel.work.linear import gemm_bytes
 
 Record = dict[str, Any]
@@ -212,7 +212,7 @@ def _fit_messages(points: Sequence[tuple[float, int, float]]) -> Fitted:
 def collective_tables(entries: Sequence[Record], leaf: Leaf) -> Record:
     """Latency and bandwidth of each kind. One protocol: both forms of the two-protocol formula are the same line."""
     found: Record = {}
-    for kind in (*OPERATIONS, "send_recv"):
+    for kind in (*COLLECTIVES, "send_recv"):
         own = [entry for entry in entries if entry["kind"] == kind]
         if not own:
             continue

@@ -17,9 +17,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
+from costmodel.symbols import COLLECTIVE_CONSTANTS
 
-# Operations with constants of their own; send/recv has latency and bandwidth alone.
-OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Sources: DeepSeek-AI, DeepEP README (24 of 132 for all, 20 by Megatron-Core); Megatron-Core, moe_hybridep_num_sms.
 DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 # Seconds of one hop of a tree between nodes in NCCL's low-latency protocol, which small messages take.
@@ -27,15 +26,6 @@ DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 TREE_HOP = 5e-6
 # NCCL passes these through every rank; all-reduces cross domains in trees. Source: NCCL, src/graph/tuning.cc.
 RINGS_ONLY = ("all_gather", "reduce_scatter")
-CONSTANTS = (
-    "latency",
-    "latency_per_rank",
-    "bandwidth",
-    "half_ranks",
-    "low_latency",
-    "low_latency_per_rank",
-    "low_latency_bandwidth",
-)
 
 
 def domain_time(
@@ -48,7 +38,7 @@ def domain_time(
     Source: two-protocol fit of nccl-tests curves for 2, 4 and 8 GPUs, 512 B to 512 MiB.
     """
     hops = ranks - 1 if hops is None else hops
-    c = {name: getattr(x, f"{operation}_{name}") for name in CONSTANTS}
+    c = {name: getattr(x, f"{operation}_{name}") for name in COLLECTIVE_CONSTANTS}
     growth = ranks / (ranks + c["half_ranks"])
     simple = c["latency"] + c["latency_per_rank"] * hops + wire / (c["bandwidth"] * x.intra_scale * growth)
     quick = (
