@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.amount import Amount, is_above_one, is_more_than_one, maximum, minimum
 from costmodel.fully_sharded import Owner, Traffic, fully_sharded_time, shown, unit_traffic
 from costmodel.term import Ledger, Term
 from costmodel.timing.network import all_gather_time, all_reduce_time, one_card_time, reduce_scatter_time
@@ -57,7 +57,7 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
     share a domain); over both it takes as many as without, 6 where the network's switches reduce. Source:
     Megatron-Core, DistributedDataParallelConfig.nccl_ub.
     """
-    leaves = minimum(1, maximum(0, ranks / inside - 1) * 1e9)
+    leaves = is_above_one(ranks / inside)
     several = is_more_than_one(inside)
     sharp = in_switches(x)
     both = RING_SMS + (SHARP_SMS - RING_SMS) * sharp * leaves
