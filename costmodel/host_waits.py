@@ -9,7 +9,8 @@ from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.block_kernels import graphed
 from costmodel.layer import BlockTimes
 from costmodel.stages import in_stage
-from costmodel.term import Ledger, Term, symbol
+from costmodel.symbols import symbol
+from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work.elementwise import rotary_stops
 from costmodel.work.experts import counts_vary

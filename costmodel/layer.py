@@ -25,7 +25,8 @@ from costmodel.exposed import (
 )
 from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream, torch_gradients
 from costmodel.streams import stream_times
-from costmodel.term import Ledger, symbol
+from costmodel.symbols import symbol
+from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, mixers, quantisation
 from costmodel.work.adapters import adapter_of, between

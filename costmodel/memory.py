@@ -40,6 +40,7 @@ from costmodel.stage_parameters import (
     muon_state,
     parameters_of,
 )
+from costmodel.symbols import symbol
 from costmodel.term import Ledger, Term
 from costmodel.vocabulary import deferred
 from costmodel.work import activations, communication, linear, parameters
@@ -125,12 +126,10 @@ def rank_memory(
         f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, widest, encoder)
         for stage in STAGES
     }
-    import sympy
-
-    symbols = [sympy.Symbol(name, nonnegative=True) for name in trees]
+    first, second, fullest, last = (symbol(name) for name in trees)
     ledger.define(
         "peak_memory",
-        maximum(symbols[0], maximum(maximum(symbols[1], symbols[2]) * is_more_than_one(x.pp), symbols[3])),
+        maximum(first, maximum(maximum(second, fullest) * is_more_than_one(x.pp), last)),
         "byte",
         "the largest of the first, the second, the fullest and the last stage",
         "peak memory of the worst rank",
@@ -160,9 +159,7 @@ class _Stage:
 
 def _activations_of(blocks: Blocks, counts: Callable[[str], Amount]) -> Amount:
     """Saved activations of blocks for one micro-batch, by how many of each there are. [byte]"""
-    import sympy
-
-    return sum(counts(name) * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True) for name in blocks)
+    return sum(counts(name) * symbol(f"{name}_activation_bytes") for name in blocks)
 
 
 def _stage(

@@ -28,8 +28,8 @@ from costmodel.stages import (
     stage_times,
     with_encoder,
 )
-from costmodel.symbols import BLOCKS, symbol_table
-from costmodel.term import Ledger, Term, symbol
+from costmodel.symbols import BLOCKS, symbol, symbol_table
+from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work import communication
 from costmodel.work.parameters import embedding_parameters, output_parameters

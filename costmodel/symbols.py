@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+from costmodel.amount import Amount
 from costmodel.plan_symbols import PLAN
 
 # group: "plan" symbols are arrays over plans, the others single numbers.
@@ -314,8 +315,13 @@ INPUTS: tuple[Input, ...] = tuple(
 BY_NAME: dict[str, Input] = {entry.name: entry for entry in INPUTS}
 
 
-def symbol_table() -> SimpleNamespace:
-    """Every input as a positive sympy symbol, by attribute: `x.tp`, `x.hbm_bandwidth`."""
+def symbol(name: str) -> Amount:
+    """An input, or an entry of a ledger, as a sympy symbol: none of them is below 0."""
     import sympy
 
-    return SimpleNamespace(**{entry.name: sympy.Symbol(entry.name, nonnegative=True) for entry in INPUTS})
+    return sympy.Symbol(name, nonnegative=True)
+
+
+def symbol_table() -> SimpleNamespace:
+    """Every input as a symbol, by attribute: `x.tp`, `x.hbm_bandwidth`."""
+    return SimpleNamespace(**{entry.name: symbol(entry.name) for entry in INPUTS})
