@@ -77,7 +77,7 @@ def _waits_apart(
         )
         running = sum(in_stage(x, name, stage) * part[kind] for name, part in totals.items())
         issues = ledger.define(f"host_issues_{kind}_{stage}", issuing, "s", issuing_time)
-        wait = host.host_exposed(issues, 1, running)
+        wait = host.host_exposed(issues, running)
         waits[kind] = ledger.define(f"host_waits_{kind}_{stage}", wait, "s", host.host_exposed)
     return waits
 
@@ -102,7 +102,7 @@ def host_term(
     """
     behind = {stage: _waits_apart(ledger, x, blocks, totals, stage) for stage in ("pace", "first", "last")}
     issued = symbol("host_issues_forward_pace") + symbol("host_issues_backward_pace")
-    free = host.host_exposed(issued, 1, stages["slowest"])
+    free = host.host_exposed(issued, stages["slowest"])
     halting = stops_at_exchanges(x)
     if "experts" in blocks:
         halting = maximum(halting, counts_vary(x))
