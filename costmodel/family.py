@@ -25,7 +25,7 @@ ZERO = np.zeros(1)
 def compiled_family(features: frozenset[str]) -> CompiledModel:
     """The compiled cost of a family of models and plans, from the cache where possible.
 
-    features: blocks and what else the formulas need; see `costmodel.step.build_step`.
+    features: as `family_features` finds them.
     """
 
     def build() -> Any:
@@ -37,7 +37,7 @@ def compiled_family(features: frozenset[str]) -> CompiledModel:
 
 
 def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> frozenset[str]:
-    """What the formulas of a model, task and plans need."""
+    """What the formulas of a model, task and plans need: blocks, of `costmodel.symbols.BLOCKS`, and parts by name."""
     features = {name for name, count in total_blocks(model).items() if count}
     if model.mla is not None and model.mla.q_lora_rank:
         features.add("q_lora")
@@ -53,7 +53,7 @@ def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> f
     if np.any(columns.get("optimizer", ZERO) == code("optimizer", "muon")):
         features.add("muon")
     if np.any(columns.get("bf16_end_layers", ZERO) > 0):
-        features.add("ends")
+        features.add("ends")  # layers in 16 bits at both ends
     moved = [name for name, (knob, _) in ITEMS.items() if knob == "offload_modules"]
     if any(np.any(columns.get(name, ZERO) > 0) for name in ("offload_layers", *moved)):
         features.add("offload")
