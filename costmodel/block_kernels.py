@@ -13,6 +13,7 @@ from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import LATENT_ROTARY_KERNELS, rotary_kernels
 from costmodel.work.quantisation import agrees_on_scale, spared_kernels
+from costmodel.work.recompute import repeated
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         "1",
         source,
     )
-    again = x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)
+    again = repeated(x, _selective(x, work.name))
     turned = rotary_kernels(x, LATENT_ROTARY_KERNELS)[0]
     latent = LATENT_AGAIN + 2 * x.quantise_kernels + is_more_than_one(x.tp) * 2 + turned
     ups = (1 - x.recompute_layers) * x.recompute_mla_up_proj if work.name == "mla" else 0
@@ -79,7 +80,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         + ADAPTER_KERNELS[1] * adapters
         + again * forward
         + ups * latent
-        + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
+        + CHECKPOINT_KERNELS * repeated(x, _checkpoints(x, work.name)),
         "1",
         source,
     )
@@ -92,8 +93,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         "1",
         block_kernels,
     )
-    whole = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
-    return Issued(forward, backward, loops, (1 + x.trained + whole) * loops)
+    return Issued(forward, backward, loops, (1 + x.trained + repeated(x, x.recompute_moe)) * loops)
 
 
 # Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,
@@ -127,7 +127,7 @@ def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
     return norm
 
 
-def _repeated(x: SimpleNamespace, name: str) -> Amount:
+def _selective(x: SimpleNamespace, name: str) -> Amount:
     """Share of a block's forward kernels that selective recompute issues again. [1]
 
     Of an attention block's about eight kernels one is the core and one the norm; of an MLP's six, four are its

@@ -14,6 +14,7 @@ from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work.elementwise import rotary_stops
 from costmodel.work.experts import counts_vary
+from costmodel.work.recompute import repeated
 
 # Small kernels of an MTP head beside its layer and its logits, forward and backward: labels, masks and words rolled,
 # words embedded, two norms, join and projection, the loss. Counted by hand in Megatron-Core 0.17.1,
@@ -54,7 +55,7 @@ def stops_at_exchanges(x: SimpleNamespace) -> Amount:
 
 def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) -> Amount:
     """What the host needs to issue one pass of a block: kernels that no graph replays, and its own work. [s]"""
-    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+    again = repeated(x, x.recompute_moe)
     kernels = times.kernels.forward if kind == "forward" else times.kernels.backward
     loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
     own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0

@@ -33,6 +33,7 @@ from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work import communication
 from costmodel.work.parameters import embedding_parameters, output_parameters
+from costmodel.work.recompute import repeated
 
 # Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
 # Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055).
@@ -138,7 +139,7 @@ def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[st
         "s",
         overlapped_dispatch,
     )
-    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+    again = repeated(x, x.recompute_moe)
     changed = replace(
         own,
         forward=own.forward | {"dispatch": both / 2, "wait": own.wait},

@@ -22,6 +22,11 @@ def kept_products(x: SimpleNamespace) -> Amount:
     return x.recompute_ops * (1 - x.products_apart * (1 - x.bf16_share))
 
 
+def repeated(x: SimpleNamespace, selective: Amount) -> Amount:
+    """How often something is repeated: once in layers with full recompute, in the others `selective` times. [1]"""
+    return x.recompute_layers + (1 - x.recompute_layers) * selective
+
+
 def linear_again(x: SimpleNamespace, block: str, layer: str) -> Amount:
     """How often the forward product of a linear layer is repeated. [1]"""
     if block == "mlp":
