@@ -26,6 +26,7 @@ from costmodel.plan import Plan
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Chunk, Placed, stage_chunks
 from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages
+from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, linear_flops_forward
@@ -38,7 +39,6 @@ UNUSED = ("expert_kernels", "router_wide", *stack.INPUTS)
 ONCE = ("output", "dispatcher")
 # Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
 CORE_BACKWARD = Fraction(5, 2)
-ATTENTION = ("attention", "mla", "csa")
 
 
 def rank_amounts(
@@ -180,8 +180,8 @@ def _flops(
             once = experts.shared_gate_flops_forward(x)
             again = 1 if placed.again else recompute.linear_again(x, "experts", "shared_gate")
             add("shared_gate", once, (2 + again) * once)
-        if placed.block in (*ATTENTION, "mamba", "delta"):
-            name = "core" if placed.block in ATTENTION else "scan"
+        if placed.block in (*ATTENTION_BLOCKS, "mamba", "delta"):
+            name = "core" if placed.block in ATTENTION_BLOCKS else "scan"
             once = core_flops(x, placed)
             factor = 2 if x.unfused and name == "core" else CORE_BACKWARD
             again = 1 if placed.again else recompute.core_again(x, placed.block)
@@ -233,7 +233,7 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
     elif work.gathered:
         found += messages.tensor_parallel(x, [work.gathered], work.reduced, again)
         found += messages.joined_heads(x, work, again)
-    if name in ATTENTION:
+    if name in ATTENTION_BLOCKS:
         found += messages.context_parallel(x, name, 1 if placed.again else recompute.core_again(x, name))
     if name == "mamba":
         found += messages.mixer_exchange(x, work, int(placed.again))

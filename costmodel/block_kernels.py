@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
+from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import LATENT_ROTARY_KERNELS, rotary_kernels
@@ -117,7 +118,7 @@ def norm_again(x: SimpleNamespace, name: str) -> Amount:
 def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
     """Checkpointed modules of a block under selective recompute. [1]"""
     norm = norm_again(x, name)
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         return x.recompute_attention + norm + (x.recompute_mla_up_proj if name == "mla" else 0)
     if name == "experts":
         inner = x.recompute_moe_act + norm + x.recompute_shared_experts
@@ -134,7 +135,7 @@ def _selective(x: SimpleNamespace, name: str) -> Amount:
     linear layers and activation function.
     """
     norm = norm_again(x, name)
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         return (x.recompute_attention + norm) / 8
     if name == "experts":
         return x.recompute_moe + (1 - x.recompute_moe) * (x.recompute_moe_act + norm) / 40
@@ -149,7 +150,7 @@ def graphed(x: SimpleNamespace, block: str) -> Amount:
     Router and preprocessing are about half of an expert block's kernels. A gated delta net is its layer's attention:
     the scope attn holds it, as Megatron-Core 0.18, transformer/transformer_layer.py, _te_cuda_graph_capture.
     """
-    if block in ("attention", "mla", "csa", "delta"):
+    if block in (*ATTENTION_BLOCKS, "delta"):
         return x.graph_attention
     if block == "mamba":
         return x.graph_mamba

@@ -9,7 +9,7 @@ from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.block_kernels import graphed
 from costmodel.layer import BlockTimes
 from costmodel.stages import in_stage
-from costmodel.symbols import symbol
+from costmodel.symbols import ATTENTION_BLOCKS, symbol
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work.elementwise import rotary_stops
@@ -25,7 +25,7 @@ MTP_KERNELS = 35 + 27
 def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
     """Gaps between the kernels of one block, forward and backward, and those in which the host reads a number. [s]"""
     issued = times.kernels
-    stops = rotary_stops(x) * (1 + x.recompute_layers) if name in ("attention", "mla", "csa") else 0
+    stops = rotary_stops(x) * (1 + x.recompute_layers) if name in ATTENTION_BLOCKS else 0
     return (
         host.launch_gaps(issued.forward + issued.backward, x.kernel_launch, x.graph_launch, graphed(x, name))
         + host.launch_gaps(

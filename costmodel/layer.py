@@ -25,7 +25,7 @@ from costmodel.exposed import (
 )
 from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream, torch_gradients
 from costmodel.streams import stream_times
-from costmodel.symbols import symbol
+from costmodel.symbols import ATTENTION_BLOCKS, symbol
 from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, mixers, quantisation
@@ -255,7 +255,7 @@ def block_times(
         backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
     core: Parts = {}
     core_again: Amount = 0
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         core = attention_times(ledger, x, name, label)
         forward["attention"], backward["attention"] = core["forward"], core["backward"]
         context = context_parallel_times(ledger, x, label, core, *context_columns(x, name))
@@ -323,7 +323,7 @@ def _again(
 
     unkept = x.recompute_ops - kept_products(x)
     named: Amount = norm_again(x, name) * small["norm"]["forward"]
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         # Megatron-Core checkpoints it with what context parallelism exchanges for it (attention.py).
         named += x.recompute_attention * core
     if name == "csa":

@@ -55,6 +55,8 @@ def _collective_inputs() -> list[Input]:
 
 # Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
 BLOCKS = ("attention", "mla", "csa", "mamba", "delta", "mlp", "experts")
+# Those with an attention core.
+ATTENTION_BLOCKS = ("attention", "mla", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
 # parameters, the one with most work, the last.
 STAGES = ("first", "second", "fullest", "pace", "last")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.symbols import ATTENTION_BLOCKS
 
 
 def kept_products(x: SimpleNamespace) -> Amount:
@@ -41,7 +42,7 @@ def linear_again(x: SimpleNamespace, block: str, layer: str) -> Amount:
 
 def core_again(x: SimpleNamespace, block: str) -> Amount:
     """How often the attention core is repeated, with what context parallelism exchanges for it. [1]"""
-    return x.recompute_attention if block in ("attention", "mla", "csa") else 0
+    return x.recompute_attention if block in ATTENTION_BLOCKS else 0
 
 
 def messages_again(x: SimpleNamespace, block: str) -> Amount:
