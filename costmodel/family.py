@@ -10,14 +10,16 @@ import numpy as np
 from costmodel.columns import ITEMS, Columns, code
 from costmodel.compiled import CompiledModel, compile_model
 from costmodel.layout import total_blocks
-from costmodel.memory import STAGES
+from costmodel.memory import MEMORY_STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 
 # What search needs to rank plans and to see whether they fit.
 SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")
 # What leaves the device where something is offloaded, by stage.
-HOST_OUTPUTS = tuple(f"memory_{stage}_{part}" for stage in STAGES for part in ("activations", "optimizer"))
+HOST_OUTPUTS = tuple(
+    f"memory_{stage}_{part}" for stage in MEMORY_STAGES for part in ("activations", "optimizer")
+)
 ZERO = np.zeros(1)
 
 

@@ -40,13 +40,14 @@ from costmodel.stage_parameters import (
     muon_state,
     parameters_of,
 )
-from costmodel.symbols import symbol
+from costmodel.symbols import STAGES, symbol
 from costmodel.term import Ledger, Term
 from costmodel.vocabulary import deferred
 from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
 
-STAGES = ("first", "second", "fullest", "last")
+# Stages whose memory is counted: but for the one that sets the pace, which is known by its time.
+MEMORY_STAGES = tuple(stage for stage in STAGES if stage != "pace")
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
 OFFLOAD_BUFFERS = 2
 
@@ -113,7 +114,7 @@ def rank_memory(
     features: Collection[str],
     encoder: dict[str, BlockTimes],
 ) -> dict[str, Term]:
-    """Breakdown of a rank of each of STAGES, and the worst of them as entry `peak_memory`."""
+    """Breakdown of a rank of each of MEMORY_STAGES, and the worst of them as entry `peak_memory`."""
     for name, times in blocks.items():
         ledger.define(
             f"{name}_activation_bytes", times.work.saved_bytes(), "byte", f"costmodel.work, block {name}"
@@ -124,7 +125,7 @@ def rank_memory(
     widest = ledger.define("widest_gradient", widest_gradient(x, blocks), "byte", widest_gradient)
     trees = {
         f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, widest, encoder)
-        for stage in STAGES
+        for stage in MEMORY_STAGES
     }
     first, second, fullest, last = (symbol(name) for name in trees)
     ledger.define(

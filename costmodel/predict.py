@@ -16,7 +16,7 @@ from costmodel.evidence_release import before_its_time
 from costmodel.evidence_setting import setting_of
 from costmodel.family import compiled_family
 from costmodel.host_memory import rank_host_bytes
-from costmodel.memory import STAGES
+from costmodel.memory import MEMORY_STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, padded_in_full
@@ -56,7 +56,7 @@ def predict(
         held = _values(compiled, {name: entry.value for name, entry in plans.bound().items()}, numbers)
         terms = [term for name, term in compiled.trees.items() if name.startswith("memory_")]
         values |= {term.name: held[term.name] for tree in terms for term in tree.walk()}
-    stages = STAGES if plan.pp > 1 else STAGES[:1]
+    stages = MEMORY_STAGES if plan.pp > 1 else MEMORY_STAGES[:1]
     worst = max(stages, key=lambda stage: (held or values)[f"memory_{stage}"])
     time = _tree(compiled, compiled.trees["step_time"], values)
     memory = _tree(compiled, compiled.trees[f"memory_{worst}"], held or values)
