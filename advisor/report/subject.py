@@ -16,11 +16,10 @@ from advisor.report.cloud import Cloud
 from advisor.report.records import run_records
 from advisor.report.scaling import scaling
 from advisor.request import Request, choose_precisions
-from advisor.rules import Violation, holds, violations
+from advisor.rules import Violation, holds
 from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
 from advisor.why import Path, Step
-from costmodel.predict import predict
 from costmodel.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -86,10 +85,10 @@ def subject_of_case(
     asked: where there is no file, the arguments of the command that writes one.
     """
     with plan_faults(case):
-        closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        closed = case.predict()
         prediction = with_schedule(closed)
     words = predicted_words(prediction)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+    found = case.violations(words)
     runs = tuple(run_records(prediction, records))
     recipes, note = choose_precisions("auto", case.cluster, case.stack)
     request = Request(
