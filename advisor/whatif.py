@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from advisor.candidates import memory_parts
 from advisor.host_fault import host_fault
 from advisor.pipeline import with_schedule
 from advisor.plan_faults import plan_faults
+from advisor.progress import Tell
 from advisor.rules import Violation, load_rules
 from advisor.rules.predicted_words import predicted_words
 from advisor.whatif_neighbours import Neighbour, named, neighbours
@@ -190,7 +191,7 @@ def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(knob.name for knob in wanted)) or tuple(KNOBS)
 
 
-def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], None] | None = None) -> WhatIf:
+def what_if(case: Case, names: Sequence[str], progress: Tell | None = None) -> WhatIf:
     """Predict every neighbour of the case's plan along the named knobs. PlanError where it cannot be predicted."""
     with plan_faults(case):
         base = with_schedule(case.predict())

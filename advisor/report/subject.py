@@ -19,11 +19,11 @@ from advisor.request import Request, choose_precisions
 from advisor.rules import Violation, holds
 from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
-from advisor.why import Path, Step
+from advisor.why import GuidePath, Step
 from costmodel.prediction import Prediction
 
 if TYPE_CHECKING:
-    from advisor.search import Progress
+    from advisor.progress import Tell
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def subject_of_case(
     path: str | None,
     tokens: float | None,
     records: Sequence[str],
-    tell: Progress,
+    tell: Tell,
     asked: Sequence[str] = (),
 ) -> Subject:
     """The plan of a file or of options, beside the search over everything else in its setting.
@@ -111,7 +111,7 @@ def subject_of_case(
     if explanation and best and best.plan == case.plan:
         steps = explanation.steps
     else:
-        steps = tuple(Path(prediction, request.precisions, case.stack).steps())
+        steps = tuple(GuidePath(prediction, request.precisions, case.stack).steps())
     return Subject(
         prediction=prediction,
         explanation=explanation,
@@ -135,14 +135,14 @@ def subject_of_explanation(
     names: Mapping[str, str],
     saved: str | None,
     asked: Sequence[str],
-    tell: Progress,
+    tell: Tell,
 ) -> Subject:
     """The answer of `explain`, or the least bad plan when nothing fits. saved: its file; asked: the arguments."""
     request: Request = explanation.request
     prediction = explanation.shown.prediction
     steps = explanation.steps
     if not steps:
-        steps = tuple(Path(prediction, request.precisions, request.stack).steps())
+        steps = tuple(GuidePath(prediction, request.precisions, request.stack).steps())
     return Subject(
         prediction=prediction,
         explanation=explanation,
@@ -204,5 +204,5 @@ def without_page(asked: Sequence[str], options: Sequence[str] = ("--html",)) -> 
     return kept
 
 
-def _part(tell: Progress, start: float, end: float) -> Progress:
+def _part(tell: Tell, start: float, end: float) -> Tell:
     return lambda share, what: tell(start + (end - start) * share, what)
