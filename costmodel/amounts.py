@@ -24,7 +24,7 @@ from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.rank_amounts import Message, RankAmounts
-from costmodel.rank_layers import CHUNK, WINDOW, Chunk, Placed, stage_chunks
+from costmodel.rank_layers import CHUNK, WINDOW, Placed, PlacedChunk, placed_chunks
 from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages
 from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
@@ -55,7 +55,7 @@ def rank_amounts(
     count = num_microbatches or plan.num_microbatches(workload.global_batch)
     x, features = amount_inputs(plan, workload, model)
     x.m = Fraction(count)
-    chunks = stage_chunks(plan, model, stage, workload.seq_len)
+    chunks = placed_chunks(plan, model, stage, workload.seq_len)
     works = {
         name: block_work(x, name, features)
         for name in {each.block for chunk in chunks for each in chunk.blocks}
@@ -159,7 +159,7 @@ def product_name(layer: Linear) -> str:
 
 def _flops(
     x: SimpleNamespace,
-    chunks: tuple[Chunk, ...],
+    chunks: tuple[PlacedChunk, ...],
     works: Mapping[str, BlockWork],
     count: int,
 ) -> dict[str, dict[str, float]]:
@@ -200,7 +200,7 @@ def _flops(
 def _messages(
     x: SimpleNamespace,
     plan: Plan,
-    chunks: tuple[Chunk, ...],
+    chunks: tuple[PlacedChunk, ...],
     works: Mapping[str, BlockWork],
     model: ModelSpec,
     count: int,
@@ -245,7 +245,7 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
 
 
 def _saved(
-    x: SimpleNamespace, chunks: tuple[Chunk, ...], works: Mapping[str, BlockWork]
+    x: SimpleNamespace, chunks: tuple[PlacedChunk, ...], works: Mapping[str, BlockWork]
 ) -> dict[str, Amount]:
     """Bytes that one micro-batch keeps in each kind of block; "layer" where full recompute keeps inputs alone."""
     found: dict[str, Amount] = {}
