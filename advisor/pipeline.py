@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from costmodel.passes import Evaluated, pipeline_arguments
-from costmodel.prediction import Prediction, TermValue
+from costmodel.prediction import CORRECTION, Prediction, TermValue
 from costmodel.simulate import Timeline, least_makespan, pipeline_makespan, simulate_pipeline
 
-CORRECTION, CORRECTION_TITLE = "schedule_correction", "pipeline schedule, simulated less closed form"
+CORRECTION_TITLE = "pipeline schedule, simulated less closed form"
 
 
 def timeline(prediction: Prediction) -> Timeline:

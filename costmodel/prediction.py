@@ -183,13 +183,15 @@ class Prediction:
         }
 
 
+# What a simulated pipeline takes beyond the closed form: the term that `advisor.pipeline.with_schedule` adds.
+CORRECTION = "schedule_correction"
 # Waits of a run outside its passes, by who makes it wait: also what logs and phases of a run are compared by.
 DATA_PARALLEL = ("dp_gradients", "dp_gather", "fsdp_exposed", "maxima")
 PIPELINE = (
     "pipeline_bubble",
     "pipeline_send_recv",
     "pipeline_starts",
-    "schedule_correction",
+    CORRECTION,
     "shared_embedding",
 )
 # Which resource a leaf of the time tree waits for.
