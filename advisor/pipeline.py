@@ -6,14 +6,9 @@ from dataclasses import replace
 
 from costmodel.passes import Evaluated, pipeline_arguments
 from costmodel.prediction import CORRECTION, Prediction, TermValue
-from costmodel.simulate import Timeline, least_makespan, pipeline_makespan, simulate_pipeline
+from costmodel.simulate import least_makespan, pipeline_makespan
 
 CORRECTION_TITLE = "pipeline schedule, simulated less closed form"
-
-
-def timeline(prediction: Prediction) -> Timeline:
-    """The step's pipeline, event by event, without data-parallel and optimizer time."""
-    return simulate_pipeline(**pipeline_arguments(prediction))
 
 
 def with_schedule(prediction: Prediction) -> Prediction:
