@@ -37,8 +37,6 @@ from costmodel.workload import Workload
 UNUSED = ("expert_kernels", "router_wide", *stack.INPUTS)
 # What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
 ONCE = ("output", "dispatcher")
-# Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
-CORE_BACKWARD = Fraction(5, 2)
 
 
 def rank_amounts(
@@ -183,7 +181,7 @@ def _flops(
         if placed.block in (*ATTENTION_BLOCKS, "mamba", "delta"):
             name = "core" if placed.block in ATTENTION_BLOCKS else "scan"
             once = core_flops(x, placed)
-            factor = 2 if x.unfused and name == "core" else CORE_BACKWARD
+            factor = 2 if x.unfused and name == "core" else Fraction(attention.CORE_BACKWARD)
             again = 1 if placed.again else recompute.core_again(x, placed.block)
             add(name, once, (factor + again) * once)
     heads = sum(chunk.mtp for chunk in chunks)

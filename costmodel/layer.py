@@ -168,7 +168,10 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         "1",
         "steps of the context-parallel ring",
     )
-    passes = {"forward": 1.0, "backward": core_backward_factor(x) if block == "mla" else 2.5}
+    passes = {
+        "forward": 1.0,
+        "backward": core_backward_factor(x) if block == "mla" else attention.CORE_BACKWARD,
+    }
     # Heads are shared between tensor-parallel ranks, queries (or heads) between context-parallel ones.
     waves = ledger.define(
         f"{label}_query_waves",

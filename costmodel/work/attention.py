@@ -64,6 +64,11 @@ def attended_keys(x: SimpleNamespace) -> Amount:
     return rest * full + x.window_share * windowed + x.chunk_share * chunked
 
 
+# Backward pass of the fused core over its forward pass where queries are as wide as values: five products for two.
+# Source: see `core_flops_forward`.
+CORE_BACKWARD = 2.5
+
+
 def core_flops_forward(x: SimpleNamespace, width: Amount) -> Amount:
     """FLOPs of Q K^T and P V of one block and micro-batch on one rank, masked work left out. [FLOP]
 
