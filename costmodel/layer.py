@@ -91,8 +91,9 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
     times: Times = {}
     for layer in block.linears:
         p = f"{block.name}_{layer.name}"
-        once = 1 + (1 - x.cast_anew) * (x.m - 1)
-        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / once
+        # Micro-batches that share one cast of the weights: all of a step, but with recipes that cast anew.
+        sharing = 1 + (1 - x.cast_anew) * (x.m - 1)
+        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / sharing
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
         column = layer.split == "column"
         plain = gathered_plain(x, layer) if column else 0
