@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from advisor.commands import not_blank_stack
 from advisor.options import given_knobs, plan_from_options
 from advisor.profiles import profile_option
 from advisor.workload_options import check_acting, given_workload, task_option, workload_options
@@ -66,7 +67,12 @@ def setting_options(function: Function) -> Function:
             click.option("--seq-len", type=int, metavar="TOKENS", help="Tokens of one sequence."),
             click.option("--global-batch", type=int, metavar="N", help="Sequences in one optimizer step."),
             task_option(None, "pretrain, sft or lora [default pretrain]."),
-            click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06."),
+            click.option(
+                "--stack",
+                metavar="NAME",
+                callback=not_blank_stack,
+                help="Software release, such as nemo-26.06.",
+            ),
         ]
     ):
         function = option(function)

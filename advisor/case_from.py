@@ -34,6 +34,7 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
     notes = [_unread(found)] if found.unread else []
     notes += [f"Read otherwise than it is said: {'; '.join(found.otherwise)}."] if found.otherwise else []
     found = _with_launch(found, given, options, notes)
+    found = _with_table(found, given, options, notes)
     model = _model(found, options, notes)
     plan = _plan(found, options, notes)
     workload = _workload(found, model, plan, options, notes)
@@ -53,6 +54,26 @@ def _with_launch(found: Reading, given: str | None, options: dict[str, Any], not
         found = with_scripts(found, scripts)
     if left := [name for name in found.unseen if options.get(name) is None]:
         notes.append(unseen_line(left))
+    return found
+
+
+def _with_table(found: Reading, given: str | None, options: dict[str, Any], notes: list[str]) -> Reading:
+    """What was read, with the file of overlapped GEMMs that it names; a note where that is not there."""
+    if not found.table:
+        return found
+    from executor.export.launch_read import table_file, with_table
+    from executor.export.unsaid import OVERLAP_KNOBS
+
+    typed = not given or given == "-" or _is_text(given)
+    path = table_file(found.table, Path() if typed else Path(given or "").expanduser().parent)
+    if path:
+        notes.append(f"Splits and SMs of overlapped GEMMs as {path.name} says.")
+        return with_table(found, path)
+    if left := ["--" + name.replace("_", "-") for name in OVERLAP_KNOBS if options.get(name) is None]:
+        notes.append(
+            f"{found.table.rpartition('/')[2]}, which --tp-comm-overlap-cfg names, is not beside the text: "
+            f"{', '.join(left)} are as usual unless you give them."
+        )
     return found
 
 

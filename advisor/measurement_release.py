@@ -64,15 +64,24 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1)
-def _versions() -> list[tuple[str, dict[str, str]]]:
+def _tables() -> dict[str, Any]:
     with VERSIONS.open("rb") as file:
-        tables: dict[str, Any] = tomllib.load(file)
+        return tomllib.load(file)
+
+
+def version_months(framework: str) -> dict[str, str]:
+    """Month "yy.mm" of each version of a framework of the table."""
+    return dict(_tables()[framework]["releases"])
+
+
+@lru_cache(maxsize=1)
+def _versions() -> list[tuple[str, dict[str, str]]]:
     return [
         (
             "|".join(re.escape(word) for word in sorted(table["words"], key=len, reverse=True)),
             table["releases"],
         )
-        for table in tables.values()
+        for table in _tables().values()
     ]
 
 

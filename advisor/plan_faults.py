@@ -41,9 +41,17 @@ def plan_faults(case: Case, path: str = "") -> Iterator[None]:
         raise PlanError(line + more) from None
 
 
-def refuse_broken(case: Case, what: str) -> None:
-    """PlanError in one line where the plan breaks an ERROR rule. what: what is not done, as "it is not traced"."""
+def refuse_broken(case: Case, what: str, anywhere: bool = False) -> None:
+    """PlanError in one line where the plan breaks an ERROR rule. what: what is not done, as "it is not traced".
+
+    anywhere: only rules that hold on every machine, whatever software runs there.
+    """
     errors = errors_of(case)
+    if anywhere:
+        from advisor.rules import everywhere
+
+        kept = {rule.id for rule in everywhere(case.cluster)}
+        errors = [each for each in errors if each.id in kept]
     if errors:
         lines = " ".join(f"{each.line().rstrip('.')}." for each in errors)
         raise PlanError(f"the plan breaks {len(errors)} rule{'s' * (len(errors) != 1)}, so {what}: {lines}")

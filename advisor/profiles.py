@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from advisor.commands import not_blank_profile
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -31,6 +33,7 @@ def profile_option(function: Function) -> Function:
 
 def named(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """The path of a profile; a callback of click. ValueError in one line when there is none."""
+    not_blank_profile(context, parameter, given)
     return str(find(given)) if given is not None else None
 
 

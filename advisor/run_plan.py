@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +61,16 @@ def from_file(
 ) -> Prepared:
     """The plan of a file, on this machine or, with GPUs, on the machine that the file names."""
     from advisor.case import read_case
-    from advisor.plan_faults import plan_faults
+    from advisor.plan_faults import plan_faults, refuse_broken
+    from executor.resolve import resolve
 
     case = read_case(plan_file, {})
     check_processes(case.plan.world, f"the plan {case.plan_file.model} of {plan_file}", options, here)
+    # A plan that breaks a rule is told before the machine is measured; what this machine lacks is switched off first.
+    resolved, _ = resolve(case.plan, case.model, here)
+    with plan_faults(case):
+        check_here(resolved, case.model, case.workload, here)
+    refuse_broken(replace(case, plan=resolved), "it is not run", anywhere=True)
     asked = None if options["gpu"] == "local" else options["gpu"]
     if here.cuda and asked is None and not options["profile"]:
         cluster, warnings = case.cluster, []
@@ -120,6 +126,14 @@ def runs(prediction: Prediction, here: Here) -> bool:
     return why_not_here(resolved, prediction.workload, prediction.model, here) is None
 
 
+def check_here(resolved: Plan, model: Any, workload: Any, here: Here) -> None:
+    """ValueError where the resolved plan cannot run on this machine."""
+    from executor.megatron_here import why_not_here
+
+    if problem := why_not_here(resolved, workload, model, here):
+        raise ValueError(problem)
+
+
 def prepared(
     plan: Plan, model: Any, workload: Any, cluster: Cluster, warnings: list[str], here: Here
 ) -> Prepared:
@@ -127,14 +141,11 @@ def prepared(
     from advisor.pipeline import with_schedule
     from advisor.plan_faults import PlanError
     from costmodel.predict import predict
-    from executor.megatron_here import why_not_here
     from executor.resolve import resolve
     from executor.run_job import stack_of
 
     resolved, _ = resolve(plan, model, here)
-    problem = why_not_here(resolved, workload, model, here)
-    if problem:
-        raise ValueError(problem)
+    check_here(resolved, model, workload, here)
     prediction = with_schedule(predict(model, workload, cluster, resolved, stack_of(here.cuda)))
     if not prediction.fits:
         gib = 2**30

@@ -14,8 +14,8 @@ import numpy as np
 from advisor.options import as_pins, value_text
 from advisor.request import MOST_GPUS, Request
 from advisor.rules import rules_of
-from advisor.rules.facts import divisors
 from advisor.rules.features import lacked
+from advisor.rules.message_words import divisors
 from advisor.space_grid import LAYOUT_AXES, Space, cross, drop_illegal, keep
 from advisor.space_options import (
     BALANCED_CHUNKS,
@@ -256,7 +256,11 @@ def nothing_legal(request: Request) -> str:
     if _has_legal(replace(request, workload=replace(request.workload, global_batch=batch))):
         ways.append(f"--global-batch {batch}")
     own = [as_pins(found.way_out) for rule, found in space.examples.items() if rule in space.fatal]
-    way_out = f"Try {', or '.join(ways)}." if ways else " ".join(own) or "Relax the pins or the sizes."
+    way_out = (
+        f"Try {', or '.join(ways)}."
+        if ways
+        else " ".join(dict.fromkeys(own)) or "Relax the pins or the sizes."
+    )
     return (
         f"--gpus {request.gpus} with --global-batch {request.workload.global_batch}{pins} leaves no legal plan "
         f"of {request.model.name}: {reasons}. {way_out}"
@@ -279,14 +283,13 @@ def _no_layout(request: Request) -> list[str]:
 
 def nearest_usable(request: Request) -> int:
     """Number of GPUs nearest to the request's that has a legal plan, 0 when none is near. [1]"""
-    pins = {name: value for name, value in request.pins.items() if name != "dp"}
     powers = {2 ** round(np.log2(request.gpus)), request.gpus - request.gpus % request.cluster.domain_size}
     near = {request.gpus + step for step in range(-4, 5)} | powers
     for gpus in sorted(near - {request.gpus}, key=lambda count: (abs(count - request.gpus), count)):
         if gpus < 1:
             continue
         try:
-            other = replace(request, gpus=int(gpus), pins=pins)
+            other = replace(request, gpus=int(gpus))
         except ValueError:
             continue
         if _has_legal(other):

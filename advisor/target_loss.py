@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from advisor.render import gib, seconds
+from advisor.target_release import TITLES, version_of_stack
 from costmodel.predict import predict
 from costmodel.stack import default_stack, load_stack, newest_stack
 
 if TYPE_CHECKING:
     from advisor.case import Case
     from costmodel.prediction import Prediction
-
-TITLES = {"megatron-bridge": "Megatron-Bridge", "nemo": "NeMo"}
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,12 @@ def other_loss(case: Case, priced: Prediction | None, target: str, version: str)
 def as_target(case: Case, target: str, version: str) -> list[str]:
     """One sentence where the plan was priced as other software than it is exported for; else nothing.
 
-    With the step time as Megatron-LM; of Megatron-Bridge and NeMo, whose releases a stack does not name, with theirs.
+    With the step time as Megatron-LM; with the release of Megatron-Bridge and NeMo where the stack is of neither.
     """
     here = load_stack(case.stack or default_stack())
-    if target in TITLES and here.name != load_stack(default_stack()).name:
+    other = here.name != load_stack(default_stack()).name
+    own = version and version == version_of_stack(here.name, target)
+    if target != "megatron-lm" and other and not own:
         from executor.export.target_names import names_of
 
         names = names_of(target.replace("-", "_"), version)[0]

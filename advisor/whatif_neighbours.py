@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from advisor.options import value_text
-from advisor.rules.facts import divisors
+from advisor.rules.message_words import divisors
 from advisor.variants import Variants, without_partners
 from costmodel.knobs import KNOBS, Knob
 from costmodel.placement import segment_sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def not_blank(context: Context, parameter: Parameter, value: Any) -> Any:
-    """Callback of an option that names a file or a folder. ValueError where the name is empty, as of an unset variable.
+def not_blank(context: Context, parameter: Parameter, value: Any, *, what: str = "a file or a folder") -> Any:
+    """Callback of an option or an argument that names `what`. ValueError where it is empty, as of an unset variable.
 
     Else what should be written is lost, or something else is read or written than was meant.
     """
@@ -21,7 +22,15 @@ def not_blank(context: Context, parameter: Parameter, value: Any) -> Any:
     source = context.get_parameter_source(parameter.name or "")
     said = source is not None and source.name == "COMMANDLINE"
     if said and any(name is not None and not str(name).strip() for name in named):
-        option = " / ".join(parameter.opts)
-        way = "Name one." if parameter.required else "Name one, or leave the option out."
-        raise ValueError(f"{option} is empty: it names a file or a folder. {way}")
+        option = parameter.param_type_name == "option"
+        given = " / ".join(parameter.opts) if option else parameter.human_readable_name.strip("[].")
+        leave = f", or leave {'the option' if option else 'it'} out" * (not parameter.required)
+        raise ValueError(f"{given} is empty: it names {what}. Name one{leave}.")
     return value
+
+
+# The same of options that name something else.
+not_blank_stack = partial(not_blank, what="a software release, such as nemo-26.06")
+not_blank_term = partial(not_blank, what="a term, such as step")
+not_blank_version = partial(not_blank, what="a release of the target, such as 0.17")
+not_blank_profile = partial(not_blank, what="what `advisor calibrate` measured")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, not_blank_stack
 from advisor.profiles import named
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="calibrate", context_settings=HELP)
-@click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[RECORD]...")
+@click.argument("more", nargs=-1, metavar="[RECORD]...", callback=not_blank)
 @click.option("--time", "seconds", type=click.FloatRange(5, 3600), default=180, show_default=True,
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
 @click.option(
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     help="Processes that share the machine [2], or GPUs of a node [1].",
 )
 @click.option(
-    "--from", "records", multiple=True, type=click.Path(path_type=Path), metavar="RECORD",
+    "--from", "records", multiple=True, metavar="RECORD", callback=not_blank,
     help="Learn from runs instead: folders that `advisor run` wrote; further ones may follow.",
 )  # fmt: skip
 @click.option("--gpu", metavar="NAME", help="With --from: the machine of the runs [this one].")
 @click.option("--cluster", metavar="NAME", help="With --from: its cluster.")
 @click.option("--profile", metavar="NAME", callback=named, help="With --from: the profile to go on from.")
-@click.option("--stack", metavar="NAME", help="With --from: software release of the runs.")
+@click.option(
+    "--stack", metavar="NAME", callback=not_blank_stack, help="With --from: software release of the runs."
+)
 @click.option(
     "-o",
     "--output",
@@ -58,7 +60,7 @@ def command(context: click.Context, as_json: bool, **options: Any) -> None:
     advisor calibrate --time 180 -o mine
     advisor calibrate --from ~/.cache/advisor/runs/20261121-* -o learned
     """
-    records = [*options.pop("records"), *options.pop("more")]
+    records = [Path(each) for each in (*options.pop("records"), *options.pop("more"))]
     from advisor.calibrate_text import calibration_lines, to_json
 
     found = from_records(records, options) if records else here(options, as_json)

@@ -69,7 +69,7 @@ class _TextOrOptions(click.Command):
 
 
 @click.command(name="check", context_settings=HELP, cls=_TextOrOptions)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @setting_options
 @knob_options
 @click.option(

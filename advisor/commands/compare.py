@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command(name="compare", context_settings=HELP)
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="[B]", required=False)
+@click.argument("first", metavar="A", callback=not_blank)
+@click.argument("second", metavar="[B]", required=False, callback=not_blank)
 @click.option(
     "--trace",
     "traces",

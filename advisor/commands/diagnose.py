@@ -12,7 +12,7 @@ from advisor.commands import HELP, not_blank
 
 
 @click.command(name="diagnose", context_settings=HELP)
-@click.argument("source", metavar="LOG|RUN|TRACE")
+@click.argument("source", metavar="LOG|RUN|TRACE", callback=not_blank)
 @click.option(
     "--plan", metavar="PLAN", callback=not_blank, help="The plan that ran, where the log does not show it."
 )

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 
 @click.command(name="dryrun", context_settings=HELP)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @setting_options
 @knob_options
 @click.option("--stage", type=int, metavar="N", help="One pipeline stage, from 0.")

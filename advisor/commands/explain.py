@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, not_blank_stack
 from advisor.options import PinsKnobs
 from advisor.profiles import profile_option
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
@@ -47,7 +47,12 @@ from advisor.workload_options import given_workload, task_option, tokens_option,
     "--days", type=float, metavar="D", help="Days that --tokens may take: how many GPUs that needs."
 )
 @click.option("--top", type=int, default=5, show_default=True, metavar="K", help="Plans to tell about.")
-@click.option("--stack", metavar="NAME", help="Software release, such as nemo-26.06 [the newest known].")
+@click.option(
+    "--stack",
+    metavar="NAME",
+    callback=not_blank_stack,
+    help="Software release, such as nemo-26.06 [the newest known].",
+)
 @workload_options
 @profile_option
 @click.option("--save", metavar="FILE", callback=not_blank, help="Write the plan as a plan file.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.case import Case, read_case, setting_options
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, not_blank_version
 from advisor.options import knob_options
 from executor.export.exported import TARGETS
 
@@ -25,11 +25,17 @@ REQUIRED = re.compile(r"\$\{(\w+):\?")
 
 
 @click.command(name="export", context_settings=HELP)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @setting_options
 @knob_options
 @click.option("--to", "target", metavar="NAME", required=True, help=f"What runs it: {', '.join(TARGETS)}.")
-@click.option("--target-version", metavar="V", default="", help="Its version, such as 0.17 [newest known].")
+@click.option(
+    "--target-version",
+    metavar="V",
+    default="",
+    callback=not_blank_version,
+    help="Its version, such as 0.17 [that of --stack, else the newest known].",
+)
 @click.option("--slurm", is_flag=True, help="A job script for sbatch too, with container and rendezvous.")
 @click.option(
     "--benchmark",
@@ -61,7 +67,9 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     """
     target = _known(target)
     case = read_case(plan, options)
-    version, benchmark = options["target_version"], options["benchmark"]
+    from advisor.target_release import chosen_version
+
+    version, chosen = chosen_version(case, target, options["target_version"])
     verdict = _verdict(case, target, version)
     for line in verdict.refused:
         click.echo(line, err=True)
@@ -71,8 +79,10 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     from executor.export.bundle import bundle
     from executor.export.exported import Job
 
-    job = Job(case.plan, case.workload, case.model, case.cluster, benchmark, version, native_loss(case))
-    made = bundle(job, target, options["slurm"], verdict.note, _encoder_time(case))
+    parts = case.plan, case.workload, case.model, case.cluster
+    job = Job(*parts, options["benchmark"], version, native_loss(case))
+    first = [note for note in (chosen, verdict.note) if note]
+    made = bundle(job, target, options["slurm"], first, _encoder_time(case))
     for line in verdict.warnings:
         click.echo(line, err=True)
     if options["output"]:

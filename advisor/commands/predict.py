@@ -8,16 +8,21 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, not_blank_term
 from advisor.options import knob_options
 
 
 @click.command(name="predict", context_settings=HELP)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @setting_options
 @knob_options
 @click.option("--formulas", is_flag=True, help="Every formula, with the numbers of this plan put in.")
-@click.option("--term", metavar="NAME", help="One term only: its formula with numbers, and its sources.")
+@click.option(
+    "--term",
+    metavar="NAME",
+    callback=not_blank_term,
+    help="One term only: its formula with numbers, and its sources.",
+)
 @click.option("--save", metavar="FILE", callback=not_blank, help="Write the plan as a plan file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context

@@ -15,7 +15,7 @@ from advisor.workload_options import tokens_option
 
 
 @click.command(name="report", context_settings=HELP)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @click.option(
     "-o", "--output", required=True, metavar="FILE", callback=not_blank, help="The page, such as plan.html."
 )

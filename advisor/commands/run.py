@@ -24,7 +24,7 @@ TRACE_SPANS = 20_000
 
 
 @click.command(name="run", context_settings=HELP, cls=PinsKnobs)
-@click.argument("plan_file", required=False, metavar="[PLAN]")
+@click.argument("plan_file", required=False, metavar="[PLAN]", callback=not_blank)
 @click.option("--model", default=None, help="Model to plan for, such as tiny-gpt, when no PLAN is given.")
 @click.option("--gpus", type=int, default=None, metavar="N", help="Processes, one a GPU [2].")
 @click.option(

@@ -14,7 +14,7 @@ from advisor.options import knob_options
 
 
 @click.command(name="trace", context_settings=HELP)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @click.option(
     "-o",
     "--output",

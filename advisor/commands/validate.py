@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 
 # Columns of `advisor.validation.GROUPS`, here too since help imports nothing heavy; a test compares the two.
 GROUPS = ("family", "gpu", "precision", "task", "stack", "source", "model")
 
 
 @click.command(name="validate", context_settings=HELP)
-@click.argument("csv_file", metavar="FILE.csv")
+@click.argument("csv_file", metavar="FILE.csv", callback=not_blank)
 @click.option("--model", default=None, metavar="NAME", help="Only rows of this model.")
 @click.option("--include-superseded", is_flag=True, help="Also rows that their publisher replaced later.")
 @click.option("--by", default="source", show_default=True, help=f"Group: {', '.join(GROUPS)}.")

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP
+from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
 
 @click.command(name="whatif", context_settings=HELP)
-@click.argument("plan", required=False)
+@click.argument("plan", required=False, callback=not_blank)
 @click.option(
     "--knob", "names", multiple=True, metavar="NAME", help="Only this knob, under any name; repeatable."
 )

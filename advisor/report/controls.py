@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.rules.facts import divisors
+from advisor.rules.message_words import divisors
 from advisor.whatif_neighbours import LADDERS
 from costmodel.binding import bind
 from costmodel.knobs import KNOBS

@@ -8,8 +8,9 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from advisor.rules import SEVERITIES, Rule, rules_of
-from advisor.rules.facts import HELPERS, divisors, layers_text, near, up
+from advisor.rules import SEVERITIES, Rule, message_words, rules_of
+from advisor.rules.facts import HELPERS
+from advisor.rules.message_words import divisors, layers_text, near, size_ways, up
 from advisor.rules.ways import NOTHING_ELSE
 from costmodel.javascript import object_javascript, script_json
 from costmodel.javascript_columns import Trace, is_traced, literal
@@ -18,9 +19,12 @@ from costmodel.javascript_functions import expression, is_division
 # What texts may call, by its name in the rules.
 CALLS = {"near": "near", "up": "up", "maximum": "Math.max", "minimum": "Math.min"}
 assert set(CALLS) | {"str"} == set(HELPERS)
-FUNCTIONS = (divisors, near, up, layers_text)
-# Words of messages alone, made of the row by `layers_text`.
-ROW_WORDS = ("layers_text", "layers_chunks")
+FUNCTIONS = (divisors, near, up, layers_text, size_ways)
+# Words of messages alone, made of the row by `message_words`.
+ROW_WORDS = (
+    *("layers_text", "layers_chunks", "tp_way", "tp_one_way", "mixer_way", "pp_way", "cp_way", "cp_one_way"),
+    "ep_way",
+)
 
 
 def rules_script(trace: Trace, words: Mapping[str, Any], stack: str | None) -> str:
@@ -46,7 +50,8 @@ def rules_script(trace: Trace, words: Mapping[str, Any], stack: str | None) -> s
     masks = ",".join(literal(mask) for _, mask in reachable)
     lacks = ",".join(f"[{','.join(map(literal, ways))}]" for ways in missing)
     found = object_javascript({name: literal(value) for name, value in shown.items()})
-    extra = "[w.layers_text, w.layers_chunks] = layers_text(w);\n" if needed & set(ROW_WORDS) else ""
+    made = "[w.layers_text, w.layers_chunks] = layers_text(w);\nObject.assign(w, size_ways(w));\n"
+    extra = made if needed & set(ROW_WORDS) else ""
     body = f"{trace.lines(results)}const w = {found};\n{extra}return {{broken: [{masks}], words: w, lacks: [{lacks}]}};"
     judge = f"(c, x) => {{\n{body}\n}}"
     return f"{{rules: [{','.join(_record(rule) for rule, _ in reachable)}],\njudge: {judge}}}"
@@ -96,8 +101,8 @@ def _words(rule: Rule) -> set[str]:
 
 
 def _row_words() -> set[str]:
-    """Words that `layers_text` reads of a row."""
-    tree = ast.parse(inspect.getsource(layers_text))
+    """Words that the functions of `message_words` read of a row."""
+    tree = ast.parse(inspect.getsource(message_words))
     return {
         node.slice.value
         for node in ast.walk(tree)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import string
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.rules.facts import HELPERS, Facts, facts, row_facts, row_words
+from advisor.rules.facts import FROM_MACHINE, HELPERS, Facts, facts, row_facts, row_words
 from advisor.rules.features import Feature, lacked, load_features
+from advisor.rules.model_words import machine_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.ways import NOTHING_ELSE, Way, joined
 from costmodel.columns import plan_columns
@@ -173,6 +174,12 @@ def _tuples(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     way_out = record["way_out"]
     ways = (way_out,) if isinstance(way_out, str) else tuple(way_out)
     return {"knobs": tuple(record["knobs"]), "cites": tuple(record.get("cites", ())), "way_out": ways}
+
+
+def everywhere(cluster: Cluster) -> Iterator[Rule]:
+    """Rules of plan, model and workload alone: another machine or software than the cluster's changes none of them."""
+    of_machine = {*machine_words(cluster, 0), *FROM_MACHINE}
+    return (rule for rule in load_rules() if not rule.only and not rule.words & of_machine)
 
 
 @lru_cache(maxsize=32)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.layouts import layout_layers, layout_problems
+from advisor.rules.message_words import layers_text, near, size_ways, up
 from advisor.rules.model_words import cluster_words, model_words, workload_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.setting_words import setting_words
@@ -36,6 +37,8 @@ CHOICES = {
     "cp_comm_type": {"p2p": "cp_p2p", "all_gather": "cp_all_gather", "a2a": "cp_a2a", "a2a+p2p": "cp_mixed"},
     "attention_backend": {"fused": "fused", "unfused": "unfused"},
 }
+# Words that follow from those of the machine.
+FROM_MACHINE = ("used", "aligned")
 FLAGS = tuple(name for name, knob in KNOBS.items() if knob.kind == "bool")
 
 
@@ -159,7 +162,7 @@ def row_facts(words: Facts, index: int) -> Facts:
     """The same words as plain numbers of one row, whole ones as int, for messages."""
     row = {name: _plain(value, index) for name, value in words.items()}
     row["layers_text"], row["layers_chunks"] = layers_text(row)
-    return row
+    return row | size_ways(row)
 
 
 def row_words(words: Facts, index: int) -> Facts:
@@ -179,34 +182,6 @@ def _plain(value: Any, index: int) -> Any:
         return value
     number = _single(value, index).item()
     return int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-def layers_text(row: Facts) -> tuple[str, str]:
-    """How many layers count in the pipeline split, and the chunks of a stage that divide them, "" for none."""
-    counted = [
-        word for word, flag in (("embedding", "account_embedding"), ("loss", "account_loss")) if row[flag]
-    ]
-    text = f"{row['layers']} layers" + "".join(f" + 1 for the {word}" for word in counted)
-    if row["accounted"] % row["pp"] != 0 or row["pp"] == 1:
-        return text, ""
-    vpps = [v for v in divisors(max(row["accounted"] // row["pp"], 1)) if v > 1]
-    return text, f"1 or {', '.join(map(str, vpps[:6]))}" if vpps else "1"
-
-
-def divisors(number: int) -> list[int]:
-    """Divisors of a whole number, ascending."""
-    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*low, *(number // d for d in low)})
-
-
-def near(number: int, wanted: int) -> int:
-    """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
-    return min(divisors(max(int(number), 1)), key=lambda d: (abs(d - wanted), d))
-
-
-def up(number: int, step: int) -> int:
-    """The least multiple of `step` from `number` up."""
-    return -(-number // step) * step
 
 
 # What rules may call, in `when` and in their texts.

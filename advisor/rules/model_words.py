@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "model_name": model.name,
         "heads": model.num_heads,
         "kv_heads": model.num_kv_heads,
+        "tp_common": tp_common(model, "mlp" in blocks),
         "head_dim": model.head_dim,
         "layers": model.num_layers,
         "hidden": model.hidden,
@@ -48,6 +50,19 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "mtp": model.mtp_layers,
         "encoder_tokens": model.encoder.tokens if model.encoder else 0,
     } | _expert_words(model)
+
+
+def tp_common(model: ModelSpec, mlps: bool) -> int:
+    """What every tensor-parallel size divides that splits all parts of the model evenly. [1]"""
+    delta, mamba, moe = model.gated_delta, model.mamba, model.moe
+    parts = [model.num_heads]
+    # One head is held by every rank, as of any number that has fewer ranks than heads.
+    parts += [model.num_kv_heads] if model.num_kv_heads > 1 else []
+    parts += [model.ffn_hidden] if mlps else []
+    parts += [moe.shared_expert_ffn] if moe and moe.shared_expert_ffn else []
+    parts += [mamba.num_heads, mamba.num_groups] if mamba else []
+    parts += [delta.num_key_heads, delta.num_value_heads] if delta else []
+    return gcd(*parts)
 
 
 def _expert_words(model: ModelSpec) -> dict[str, Any]:
@@ -83,7 +98,12 @@ def workload_words(workload: Workload) -> dict[str, Any]:
 
 
 def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]:
-    """GPU generation and vendor, scale-up domain and its link, and the number formats of the precision recipe."""
+    """The machine, and the number formats of the precision recipe."""
+    return machine_words(cluster, gpus) | precision_words(precision)
+
+
+def machine_words(cluster: Cluster, gpus: int) -> dict[str, Any]:
+    """GPU generation and vendor, how many, scale-up domain and its link."""
     generation = cluster.gpu.generation
     return {
         "domain": cluster.domain_size,
@@ -101,7 +121,7 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
         "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
         "rocm": np.bool_(cluster.gpu.vendor == "AMD"),
-    } | precision_words(precision)
+    }
 
 
 def precision_words(precision: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -46,8 +47,8 @@ def target_module(name: str) -> ModuleType:
     return importlib.import_module(f"executor.export.{name.replace('-', '_')}")
 
 
-def bundle(job: Job, target: str, slurm: bool, note: str = "", encoder_time: str = "") -> Bundle:
-    """The job for a target, with a note of the caller's. ValueError in one line when it cannot be expressed there.
+def bundle(job: Job, target: str, slurm: bool, told: Sequence[str] = (), encoder_time: str = "") -> Bundle:
+    """The job for a target, with notes of the caller's. ValueError in one line when it cannot be expressed there.
 
     encoder_time: what the step takes without the model's encoder, for the note on it.
     """
@@ -56,7 +57,7 @@ def bundle(job: Job, target: str, slurm: bool, note: str = "", encoder_time: str
     first = [ENCODER_NOTE.format(job.model.name)] if job.model.encoder is not None else []
     others = [each for each in exported.notes if each not in first]
     first = [f"{each}{encoder_time}" for each in first]
-    exported = replace(exported, notes=(*first, *([note] if note else []), *others))
+    exported = replace(exported, notes=(*first, *told, *others))
     inputs = module.inputs(job) if hasattr(module, "inputs") else {}
     if not slurm and (placed := placement_note(job)):
         exported = replace(exported, notes=(*exported.notes, placed))

@@ -69,6 +69,7 @@ class Reading:
     stack: software release that its settings belong to, "" for the newest.
     unseen: knobs that stand in an environment or a launch line, of which the text has none.
     batches: smaller ones before the global batch is reached, that must be shared out evenly. [1]
+    table: file of the overlapped GEMMs that the text names, "" for none.
     """
 
     knobs: Mapping[str, Any]
@@ -83,3 +84,4 @@ class Reading:
     stack: str = ""
     unseen: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
+    table: str = ""

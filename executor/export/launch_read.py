@@ -12,6 +12,7 @@ from costmodel.knobs import KNOBS
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exported import Reading
 from executor.export.launch import SCRIPT
+from executor.export.overlap_table import with_file
 from executor.export.slurm import JOB_SCRIPT
 
 LARGEST = 1 << 20
@@ -69,6 +70,26 @@ def with_scripts(found: Reading, scripts: Mapping[str, str]) -> Reading:
     knobs = with_environment(found.knobs, variables) | launch
     left = [name for name in found.unseen if not variables and name in BY_ENVIRONMENT]
     return replace(found, knobs=knobs, unseen=tuple(left))
+
+
+def table_file(named: str, folder: Path) -> Path | None:
+    """The file of overlapped GEMMs that a text names, None where it is not there. folder: of the text.
+
+    A path that begins with a variable, as ${HERE}/table.yaml, is looked for in the folder by its name.
+    """
+    path = Path(named) if "$" not in named else Path(named.rpartition("/")[2])
+    found = next((each for each in (folder / path, path) if each.is_file()), None)
+    return found if found and found.stat().st_size <= LARGEST else None
+
+
+def with_table(found: Reading, path: Path) -> Reading:
+    """What was read, with the file of overlapped GEMMs. ValueError in one line when it cannot be read."""
+    try:
+        return replace(
+            found, knobs=with_file(found.knobs, path.read_text(encoding="utf-8", errors="replace"))
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}, which --tp-comm-overlap-cfg names: {error}") from None
 
 
 def unseen_line(names: Collection[str]) -> str:

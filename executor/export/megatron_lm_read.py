@@ -93,6 +93,7 @@ def reading(text: str) -> Reading:
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
         batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
         unseen=unseen(around | beside, bool(launch)),
+        table="".join(given.get("--tp-comm-overlap-cfg", [])[:1]) if fields["tp_comm_overlap"] else "",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodel.plan import Plan
-from executor.export.configuration_text import dotted_name, value_of
+from executor.export.configuration_text import dotted_name, value_of, yaml_of
 from executor.export.unsaid import OVERLAP_SETTING, own_overlap
 
 # Forward projections whose reduce-scatter is pipelined with the GEMM: what the knobs are about.
@@ -69,17 +69,33 @@ def row_in(call: ast.expr) -> dict[str, Any]:
 
 def knobs_in(said: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The knobs that a configuration says of the overlapped GEMMs. place: of the table, by dotted name."""
-    row = f"{place}.{FIELD}.{PIPELINED[0]}"
+    row = f"{place}.{FIELD}.{PIPELINED[0]}".lstrip(".")
     knobs = {knob: said[f"{row}.{name}"] for name, knob in KNOBS.items() if f"{row}.{name}" in said}
     return knobs | ({OVERLAP_SETTING: True} if said.get(f"{row}.fp8_buf") is True else {})
 
 
-def with_overlap(knobs: dict[str, Any], said: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The knobs with those of `knobs_in`, and its setting among theirs."""
+def with_overlap(knobs: Mapping[str, Any], said: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The knobs with those of `knobs_in`, and its setting among theirs. As many splits as ranks are none named."""
     found = knobs_in(said, place)
     if found.pop(OVERLAP_SETTING, False):
         found["settings"] = dict(knobs.get("settings", {})) | {OVERLAP_SETTING: True}
+    if found.get("tp_overlap_splits") == knobs.get("tp", 1):
+        del found["tp_overlap_splits"]
     return knobs | found
+
+
+def with_file(knobs: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The knobs with what Megatron-LM's file says. ValueError in one line when it is no table of GEMMs.
+
+    Transformer Engine pipelines PIPELINED where no other method is said; a ring's SMs are not those of the knobs.
+    """
+    table = yaml_of(text)
+    if not isinstance(table, Mapping):
+        raise ValueError("it holds no table of GEMMs. Write `proj_fprop:` and below it `num_sm: 16`.")
+    row = table.get(PIPELINED[0])
+    if not isinstance(row, Mapping) or row.get("method", "pipeline") != "pipeline":
+        return dict(knobs)
+    return with_overlap(knobs, {f"{FIELD}.{PIPELINED[0]}.{name}": value for name, value in row.items()}, "")
 
 
 def _classes(call: ast.Call) -> set[str]:

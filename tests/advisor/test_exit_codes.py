@@ -93,8 +93,13 @@ NAMED = [
     (command, max(option.opts, key=len))
     for command in COMMANDS
     for option in advisor.get_command(click.Context(advisor), command).params
-    # What is a click.Path is read: an empty one is this folder, which is told to be no record.
     if isinstance(option, click.Option) and option.metavar in PATHS and option.type.name == "text"
+]
+ARGUMENTS = [
+    command
+    for command in COMMANDS
+    for option in advisor.get_command(click.Context(advisor), command).params
+    if isinstance(option, click.Argument)
 ]
 
 
@@ -112,6 +117,45 @@ def test_an_empty_path_is_one_line(command, option, blank, tmp_path, monkeypatch
     assert error.count("\n") == 1
     assert not out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize("command", sorted(set(ARGUMENTS)))
+def test_an_empty_argument_is_one_line(command, blank, tmp_path, monkeypatch, capsys):
+    """`compare '' ''` told of a folder "." which nobody had named."""
+    monkeypatch.chdir(tmp_path)
+    words = {"export": ["--to", "nemo"], "report": ["-o", "there.html"], "trace": ["-o", "there.json"]}
+    code, out, error = ends(monkeypatch, capsys, command, blank, *words.get(command, []))
+    assert code == 2, error
+    assert error.count("\n") == 1
+    assert "is empty" in error or "is no" in error
+    assert not out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["compare", "plan.toml", ""], "B"),
+        (["calibrate", "--from", ""], "--from"),
+        (["calibrate", "--from", "run", ""], "RECORD"),
+        (["explain", *SETTING, "--profile", ""], "--profile"),
+        (["explain", *SETTING, "--stack", ""], "--stack"),
+        (["predict", *SETTING, "--stack", " "], "--stack"),
+        (["calibrate", "--from", "run", "--stack", ""], "--stack"),
+        (["predict", *SETTING, "--term", ""], "--term"),
+        (["export", *SETTING, "--to", "nemo", "--target-version", ""], "--target-version"),
+    ],
+    ids=str,
+)
+def test_an_empty_name_is_one_line(words, given, tmp_path, monkeypatch, capsys):
+    """`--stack ''` was answered for the newest release, and `--profile ''` told to calibrate -o nothing."""
+    monkeypatch.chdir(tmp_path)
+    code, out, error = ends(monkeypatch, capsys, *words)
+    assert code == 2, error
+    assert error.startswith(f"Error: {given} is empty: it names ")
+    assert error.count("\n") == 1
+    assert not out
 
 
 def test_the_list_of_empty_paths_has_every_command_that_writes():

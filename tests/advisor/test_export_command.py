@@ -13,6 +13,7 @@ from advisor.cli import main
 from advisor.commands.check import command as check
 from advisor.commands.export import command as export
 from advisor.commands.predict import command as predict
+from advisor.target_release import version_of_stack
 
 PLAN = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
 ARGUMENTS = (
@@ -246,15 +247,53 @@ def test_a_plan_made_for_other_software_is_told_its_time_as_megatron_lm(tmp_path
         assert "The plan was made for" not in other.stdout
 
 
-@pytest.mark.parametrize(("target", "release"), [("nemo", "2.6.0"), ("megatron-bridge", "0.6.2")])
-def test_a_plan_of_an_older_stack_is_told_whose_names_it_gets(target, release):
+@pytest.mark.parametrize(
+    ("stack", "target", "release"),
+    [
+        ("26.04", "nemo", "2.6.0"),
+        ("25.02", "megatron-bridge", "0.6.2"),
+    ],
+)
+def test_a_plan_of_a_stack_without_the_target_is_told_whose_names_it_gets(stack, target, release):
     """The newest release was written for a plan of a container two years older, without a word."""
-    old = json.loads(run(export, *PLAN, "--stack", "nemo-25.02", "--to", target, "--json").stdout)
-    (note,) = [each for each in old["assumptions"] if "was made for nemo-25.02" in each]
+    old = json.loads(run(export, *PLAN, "--stack", stack, "--to", target, "--json").stdout)
+    (note,) = [each for each in old["assumptions"] if f"was made for nemo-{stack}" in each]
     assert f" {release} (Megatron-Core " in note
     assert "--target-version" in note
     new = json.loads(run(export, *PLAN, "--to", target, "--json").stdout)
     assert not any("was made for" in each for each in new["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("stack", "target", "release", "version"),
+    [
+        ("25.09", "nemo", "2.5.0", "2.5"),
+        ("26.04.01", "megatron-bridge", "0.4.2", "0.4"),
+        ("nemo-26.06", "megatron-bridge", "0.5.1", "0.5"),
+        ("mcore-26.03", "megatron-lm", "0.17", "0.17"),
+        ("mcore-26.05", "megatron-lm", "0.18", "0.18"),
+    ],
+)
+def test_an_export_is_of_the_release_that_the_stack_stands_for(stack, target, release, version):
+    """A plan of nemo-25.09 was written in the names of NeMo 2.6; who had not seen the note ran it on 2.5."""
+    made = json.loads(run(export, *PLAN, "--stack", stack, "--to", target, "--json").stdout)
+    assert made["version"] == release
+    (note,) = [each for each in made["notes"] if "--target-version names another" in each]
+    assert f" {version} is that of " in note
+    assert note in run(export, *PLAN, "--stack", stack, "--to", target).stdout
+    assert not any("was made for" in each for each in made["assumptions"])
+    newest = json.loads(run(export, *PLAN, "--to", target, "--json").stdout)["version"]
+    named = [*PLAN, "--stack", stack, "--to", target, "--target-version", newest, "--json"]
+    other = json.loads(run(export, *named).stdout)
+    assert other["version"] == newest
+    assert not any("names another" in each for each in other["notes"])
+
+
+def test_a_stack_stands_for_no_release_of_what_it_has_not():
+    assert version_of_stack("nemo-24.05", "nemo") == version_of_stack("nemo-26.04", "nemo") == ""
+    assert version_of_stack("nemo-25.07", "megatron-bridge") == version_of_stack("mcore-26.03", "nemo") == ""
+    assert version_of_stack("torchtitan", "megatron-lm") == version_of_stack("local", "megatron-lm") == ""
+    assert version_of_stack("megatron-21.04", "megatron-lm") == ""
 
 
 def test_an_unknown_version_is_told_with_what_it_refuses():

@@ -118,3 +118,14 @@ def test_one_pin_may_hold_several():
         "pp": 4,
         "recompute_modules": ("mlp", "layernorm"),
     }
+
+
+def test_gpus_that_are_offered_go_with_the_pins():
+    """It said --gpus 5 beside --pin dp=3, which is refused."""
+    request = make_request(model="llama3-8b", gpus=6, gpu="h100", global_batch=128, pins={"dp": 3})
+    with pytest.raises(ValueError, match=r"legal plan of .*\. Try --global-batch 126\.$"):
+        search(request)
+
+
+def test_a_way_out_of_several_rules_is_told_once():
+    assert refused("llama3-8b", 24, tp=3).count("Try --pin tp=2") == 1

@@ -9,8 +9,13 @@ import sys
 import pytest
 from run_process import advisor_run, refused
 
+from advisor.rules import everywhere
 from advisor.run_plan import check_processes
+from costmodel.plan import Plan
+from costmodel.plan_file import PlanFile, save_plan_file
+from costmodel.workload import Workload
 from executor import run as executor_run
+from hardware_db import load_cluster
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,35 @@ def test_a_plan_for_a_cluster_is_not_run_here(tmp_path):
     if (os.cpu_count() or 1) < 16:
         assert "64 processes" in text
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "part"),
+    [
+        ({"micro_batch": 3}, "not a multiple of micro_batch x dp"),
+        ({"vpp": 3}, "so it is not run: vpp = 3 with pp = 1"),
+        ({"tp": 3, "dp": 1}, "--tp 3 does not divide"),
+        ({"recompute": "full", "recompute_num_layers": 99}, "recompute_num_layers"),
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
+def test_a_plan_that_breaks_a_rule_is_refused_before_anything_is_measured(tmp_path, knobs, part):
+    """It measured the machine for 12 s and then told that the batch does not divide, or trained with 3 chunks as 1."""
+    path, home = tmp_path / "plan.toml", tmp_path / "home"
+    plan = Plan(**({"dp": 2} | knobs))
+    save_plan_file(path, PlanFile("tiny-gpt", Workload(256, 8), "dgx-h100", plan.world, plan))
+    done = advisor_run(home, str(path), "--steps", "1", "--warmup", "0")
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert part in line
+    assert not home.exists()
+
+
+def test_rules_of_every_machine_are_none_of_a_gpu_or_a_release():
+    names = {rule.id for rule in everywhere(load_cluster("dgx-h100"))}
+    assert {"batch_divides", "heads_over_tp", "vpp_needs_pp"} <= names
+    assert not names & {"tp_overlap_beyond_domain", "fp8_generation", "dispatch_link", "world"}
 
 
 @pytest.mark.parametrize("missing", ["torch", "megatron"])

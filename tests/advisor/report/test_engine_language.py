@@ -11,7 +11,7 @@ import sympy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from advisor.rules.facts import divisors, near, up
+from advisor.rules.message_words import divisors, near, up
 from costmodel.javascript import PRELUDE, expression_javascript
 from costmodel.javascript_columns import Trace, literal
 from costmodel.javascript_functions import RUNTIME, expression, translate

@@ -57,7 +57,7 @@ def test_a_setting_changes_the_export_or_is_a_note(target: str, name: str) -> No
     "own",
     [
         {"tp_overlap_sms": 8, "tp_overlap_cga": 1, "tp_overlap_splits": 4},
-        {"tp_overlap_splits": 2, "settings": (("tp_overlap_fp8_buf", True),)},
+        {"tp_overlap_splits": 4, "settings": (("tp_overlap_fp8_buf", True),)},
     ],
     ids=str,
 )

@@ -1,0 +1,117 @@
+"""Words of messages alone: helpers of the rules' texts, and ways out that hold by themselves.
+
+A size that a way names suits all that depends on it, with the GPUs as they are: data-parallel ranks follow, and where
+the batch does not divide over them, or another switch must change too, the way says so. Plain Python of one row,
+which `costmodel.javascript_functions` translates for the page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of a whole number, ascending."""
+    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})
+
+
+def near(number: int, wanted: int, other: int = 0) -> int:
+    """The divisor of `number`, and of `other` where that is not 0, nearest to `wanted`, the smaller of two."""
+    fitting = [d for d in divisors(max(int(number), 1)) if other % d == 0]
+    return min(fitting, key=lambda d: (abs(d - wanted), d))
+
+
+def up(number: int, step: int) -> int:
+    """The least multiple of `step` from `number` up."""
+    return -(-number // step) * step
+
+
+def layers_text(row: dict[str, Any]) -> tuple[str, str]:
+    """How many layers count in the pipeline split, and the chunks of a stage that divide them, "" for none."""
+    counted = [
+        word for word, flag in (("embedding", "account_embedding"), ("loss", "account_loss")) if row[flag]
+    ]
+    text = f"{row['layers']} layers" + "".join(f" + 1 for the {word}" for word in counted)
+    if row["accounted"] % row["pp"] != 0 or row["pp"] == 1:
+        return text, ""
+    vpps = [v for v in divisors(max(row["accounted"] // row["pp"], 1)) if v > 1]
+    return text, f"1 or {', '.join(map(str, vpps[:6]))}" if vpps else "1"
+
+
+def size_ways(row: dict[str, Any]) -> dict[str, str]:
+    """Ways out that change one parallel size, as options."""
+    tp = near(row["tp_common"], row["tp"], row["tp"] * row["dp"])
+    return {
+        "tp_way": tp_option(row, tp, row["cp"]),
+        "tp_one_way": tp_option(row, 1, row["cp"]),
+        "mixer_way": mixer_option(row, tp),
+        "pp_way": pp_option(row),
+        "cp_way": cp_option(
+            row, near(max(row["kv_heads"] // row["tp"], 1), row["cp"], row["cp"] * row["dp"])
+        ),
+        "cp_one_way": cp_option(row, 1),
+        "ep_way": ep_option(row),
+    }
+
+
+def batch_option(row: dict[str, Any], dp: int, group: int) -> str:
+    """The least global batch that data-parallel ranks and groups of micro-batches share, "" where it is one already."""
+    step = row["micro_batch"] * dp * group
+    return "" if row["global_batch"] % step == 0 else f" --global-batch {up(row['global_batch'], step)}"
+
+
+def chunk_group(row: dict[str, Any]) -> int:
+    """Micro-batches that must be whole together: those of a group where stages have several chunks. [1]"""
+    return int(row["group"]) if row["vpp"] > 1 and row["pp"] > 1 else 1
+
+
+def tp_option(row: dict[str, Any], tp: int, cp: int) -> str:
+    """Another tensor-parallel size, and another context-parallel size beside it."""
+    split = row["sequence_parallel"]
+    text = f"--tp {tp}" + ("" if cp == row["cp"] else f" --cp {cp}")
+    if split and tp == 1:
+        text = text + " --no-sequence-parallel"
+    if tp > 1 and row["experts"] > 0 and not split and row["seq_len"] % (tp * cp) == 0:
+        text = text + " --sequence-parallel"
+    return text + batch_option(row, row["tp"] * row["cp"] * row["dp"] // (tp * cp), chunk_group(row))
+
+
+def mixer_option(row: dict[str, Any], tp: int) -> str:
+    """A tensor-parallel size over which the heads of Mamba and gated delta layers divide, without cp if they must."""
+    ranks = tp * row["cp"]
+    heads = [row["mamba_heads"], row["delta_key_heads"], row["delta_value_heads"]]
+    whole = all(number % ranks == 0 for number in heads)
+    return tp_option(row, tp, row["cp"] if whole else 1)
+
+
+def pp_option(row: dict[str, Any]) -> str:
+    """Another number of stages, of one chunk each."""
+    mesh, over, pp = row["mesh"], row["ep"] * row["etp"], row["pp"]
+    folded = row["experts"] == 0 or mesh % over != 0
+    fitting = [
+        d
+        for d in divisors(row["accounted"])
+        if row["dp"] * pp % d == 0 and (folded or mesh * pp // d % over == 0)
+    ]
+    stages = min(fitting, key=lambda d: (abs(d - pp), d))
+    return f"--pp {stages} --vpp 1" + batch_option(row, row["dp"] * pp // stages, 1)
+
+
+def cp_option(row: dict[str, Any], cp: int) -> str:
+    """Another context-parallel size."""
+    return f"--cp {cp}" + batch_option(row, row["cp"] * row["dp"] // cp, chunk_group(row))
+
+
+def ep_option(row: dict[str, Any]) -> str:
+    """Ranks over which experts fold: another size, and what needs more than one rank switched off where one is left."""
+    mesh, etp, hidden = row["mesh"], row["etp"], max(row["expert_ffn"], 1)
+    suits = mesh % etp == 0 and hidden % etp == 0
+    inner = etp if suits else near(hidden, etp, mesh)
+    ep = near(max(row["experts"], 1), row["ep"], mesh // inner)
+    text = f"--ep {ep}" + ("" if suits else f" --etp {inner}")
+    if ep * inner == 1 and row["moe_dispatcher_deepep"]:
+        text = text + " --moe-dispatcher alltoall"
+    if ep == 1 and row["overlap_moe_comm"]:
+        text = text + " --no-overlap-moe-comm"
+    return text

@@ -1,0 +1,112 @@
+"""A way out that is taken breaks nothing else: sizes that do not divide, on GPUs that stay as many as they are."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from advisor.rules import violations
+from costmodel.knobs import KNOBS
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from hardware_db import load_cluster
+
+MACHINE = load_cluster("dgx-h100")
+OPTION = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?: (\w+))?")
+MODELS = (
+    *("llama3-8b", "llama3-70b", "llama2-13b", "gpt3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"),
+    *("gpt-oss-20b", "nemotronh-8b", "qwen3-next-80b-a3b", "tiny-gpt"),
+)
+
+
+def errors(model: str, workload: Workload, plan: Plan, gpus: int) -> dict[str, str]:
+    found = violations(load_model(model), workload, MACHINE, plan, gpus)
+    return {each.id: each.way_out for each in found if each.severity == "ERROR"}
+
+
+def options(way_out: str) -> Iterator[str]:
+    """Ways that are options alone; "with tp x cp a divisor" says what else must change."""
+    for way in way_out.rstrip(".").split(", or "):
+        if re.match(r"((try|add|use) )?--", way, re.IGNORECASE) and ", with" not in way:
+            yield way.partition(";")[0]
+
+
+def taken(way: str, workload: Workload, plan: Plan, gpus: int) -> tuple[Workload, Plan]:
+    """The setting that takes a way, with the data-parallel ranks that the GPUs then give."""
+    sizes: dict[str, int] = {}
+    knobs: dict[str, Any] = {}
+    for off, dashed, value in OPTION.findall(way):
+        name = dashed.replace("-", "_")
+        if name in ("global_batch", "seq_len"):
+            sizes[name] = int(value)
+        else:
+            knobs[name] = KNOBS[name].parse(value) if KNOBS[name].kind != "bool" else not off
+    other = replace(plan, **knobs)
+    assert gpus % other.replica == 0, f"{way}: {gpus} GPUs are no multiple of {other.replica}"
+    return replace(workload, **sizes), replace(other, dp=gpus // other.replica)
+
+
+def broken_ways(model: str, workload: Workload, plan: Plan) -> tuple[int, list[str]]:
+    """How many ways are told, and those that leave their rule broken or break another."""
+    before, told, wrong = errors(model, workload, plan, plan.world), 0, []
+    for rule, way_out in before.items():
+        for way in options(way_out):
+            told += 1
+            try:
+                after = errors(model, *taken(way, workload, plan, plan.world), plan.world)
+            except AssertionError as error:
+                wrong.append(f"{rule}: {error}")
+                continue
+            if new := sorted((after.keys() - before.keys()) | (after.keys() & {rule})):
+                wrong.append(f"{rule}: {way}: {', '.join(new)} for {plan.describe()} of {model}")
+    return told, wrong
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "plan"),
+    [
+        ("llama3-70b", 7, Plan(tp=6, pp=5, vpp=3)),  # heads said --tp 4, the feed-forward size --tp 7
+        ("llama3-8b", 128, Plan(tp=3, dp=8)),  # --tp 2 left 128 sequences for 12 ranks
+        ("llama3-8b", 32, Plan(tp=2, pp=5, dp=2)),  # --pp 4 of 20 GPUs
+        ("llama3-70b", 100, Plan(tp=8, pp=3, cp=2, vpp=5, micro_batch=3)),  # 102 and 108 sequences
+        ("llama2-13b", 32, Plan(tp=6, dp=5, sequence_parallel=True)),  # 5 divides heads, not the rest
+        ("mixtral-8x7b", 128, Plan(tp=2, dp=3, ep=3, etp=2, sequence_parallel=True)),
+        ("deepseek-v3", 500, Plan(tp=3, pp=4, dp=8, ep=24)),
+        ("deepseek-v3", 128, Plan(tp=6, pp=2, dp=4, ep=16)),  # --ep 12 of 256 experts
+        ("qwen3-next-80b-a3b", 128, Plan(tp=8, pp=5, etp=3)),  # --ep 1 mended nothing
+        ("gpt-oss-20b", 100, Plan(cp=4, dp=2, vpp=3, micro_batch=2)),
+        ("nemotronh-8b", 128, Plan(tp=7, dp=8, pp=3, cp=3)),
+    ],
+    ids=lambda value: value.describe() if isinstance(value, Plan) else str(value),
+)
+def test_each_way_out_holds_by_itself(model, batch, plan):
+    told, wrong = broken_ways(model, Workload(4096, batch), plan)
+    assert told
+    assert not wrong
+
+
+def test_ways_out_of_many_sizes_hold():
+    """A third of them did not: other rules about the same size, GPUs, or the batch over other ranks."""
+    draw, told, wrong = random.Random(5), 0, []
+    for _ in range(300):
+        model = draw.choice(MODELS)
+        sizes = {name: draw.choice((1, 2, 3, 4, 5, 6, 7, 8)) for name in ("tp", "pp", "dp")}
+        sizes |= {"cp": draw.choice((1, 1, 1, 2, 3, 4)), "vpp": draw.choice((1, 1, 2, 3, 4, 5))}
+        if load_model(model).moe is not None:
+            sizes |= {"ep": draw.choice((1, 2, 3, 4, 5, 6, 8, 16)), "etp": draw.choice((1, 1, 1, 2, 3))}
+        plan = Plan(
+            **sizes,
+            micro_batch=draw.choice((1, 1, 2, 3)),
+            sequence_parallel=draw.random() < 0.6,
+            cp_comm_type=draw.choice(("p2p", "p2p", "a2a", "all_gather")),
+        )
+        number, found = broken_ways(model, Workload(4096, draw.choice((7, 32, 100, 128, 256))), plan)
+        told, wrong = told + number, wrong + found
+    assert told > 1000
+    assert not wrong
