@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,8 @@ from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
+    from advisor.rules import Violation
+    from costmodel.prediction import Prediction
     from hardware_db import Cluster
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -25,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Case:
-    """What `predict` and `check` look at. gpus: GPUs there are [1]; notes: what was taken for granted."""
+    """One plan in its setting, as commands about a plan take it. gpus: GPUs there are [1]; notes: what was assumed."""
 
     model: ModelSpec
     workload: Workload
@@ -35,6 +37,22 @@ class Case:
     stack: str | None
     notes: tuple[str, ...]
     plan_file: PlanFile
+
+    def predict(self) -> Prediction:
+        """The plan's time and memory by the closed form. ValueError as `costmodel.predict.predict`."""
+        from costmodel.predict import predict
+
+        return predict(self.model, self.workload, self.cluster, self.plan, self.stack)
+
+    def violations(self, predicted: Mapping[str, Any] | None = None) -> list[Violation]:
+        """Every rule that the plan breaks, errors first. predicted: words of its prediction, where there is one."""
+        from advisor.rules import violations
+        from advisor.rules.predicted_words import UNPREDICTED
+
+        words = UNPREDICTED if predicted is None else predicted
+        return violations(
+            self.model, self.workload, self.cluster, self.plan, self.gpus, words, stack=self.stack
+        )
 
 
 def setting_options(function: Function) -> Function:

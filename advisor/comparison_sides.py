@@ -51,15 +51,13 @@ def _plan(path: str) -> Side:
     from advisor.case import read_case
     from advisor.pipeline import with_schedule
     from advisor.plan_faults import plan_faults
-    from advisor.rules import violations
     from advisor.rules.predicted_words import all_words
-    from costmodel.predict import predict
 
     case = read_case(path, {})
     with plan_faults(case, path):
-        closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        closed_form = case.predict()
         predicted = with_schedule(closed_form).to_dict()
     words = all_words(closed_form, case.stack)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+    found = case.violations(words)
     errors = tuple(violation.line() for violation in found if violation.severity == "ERROR")
     return Side(path, predicted, errors=errors, price=case.cluster.price_per_gpu_hour, stack=case.stack or "")

@@ -116,10 +116,7 @@ def facts_of(found: Measured) -> dict[str, Any]:
 
 def _case_facts(case: Case) -> dict[str, Any]:
     """Of the machine, and groups that straddle by the rule of `check`."""
-    from advisor.rules import violations
-
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, stack=case.stack)
-    broken = {each.id for each in found}
+    broken = {each.id for each in case.violations()}
     return {
         "domain": case.cluster.domain_size,
         "hopper": case.cluster.gpu.generation == "hopper",

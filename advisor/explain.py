@@ -12,13 +12,14 @@ from advisor.candidates import Candidate
 from advisor.counts import Count, fewer_gpus, in_time
 from advisor.options import as_pins
 from advisor.outside import Gain, gains_outside, tried_in
+from advisor.progress import Tell
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
 from advisor.rules.setting_words import UNSAID
-from advisor.search import Look, Progress, Scored, SearchResult, search
+from advisor.search import Look, Scored, SearchResult, search
 from advisor.sections import training_cost
-from advisor.why import Path, Step
+from advisor.why import GuidePath, Step
 from costmodel.knobs import KNOBS
 
 # Pins that are sizes of the plan: rules that tell what does nothing beside them are about other knobs.
@@ -124,7 +125,7 @@ class Explanation:
 def explain(
     request: Request,
     questions: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: Tell | None = None,
     look: Look | None = None,
     days: float | None = None,
 ) -> Explanation:
@@ -153,7 +154,7 @@ def explain(
             in_time=in_time(request, None, days) if days else None,
         )
     best = result.plans[0]
-    path = Path(best.prediction, request.precisions, request.stack)
+    path = GuidePath(best.prediction, request.precisions, request.stack)
     return Explanation(
         request,
         result,

@@ -85,13 +85,12 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
     if found.case is not None:
         from advisor.pipeline import with_schedule
         from advisor.plan_faults import plan_faults
-        from costmodel.predict import predict
 
         case = found.case
         if plan is not None and case.stack is None and found.log is not None:
             case = found.case = _on_the_stack_of(found.log, case, found.notes)
         with plan_faults(case):
-            prediction = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+            prediction = case.predict()
             found.predicted = with_schedule(prediction).to_dict()
         found.notes += [note for note in case.notes if not note.startswith(("Not read", "No plan named"))]
     elif need_plan and found.predicted is None:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from costmodel.passes import Evaluated, pipeline_arguments
-from costmodel.prediction import Prediction, TermValue
-from costmodel.simulate import Timeline, least_makespan, pipeline_makespan, simulate_pipeline
+from costmodel.prediction import CORRECTION, Prediction, TermValue
+from costmodel.simulate import least_makespan, pipeline_makespan
 
-CORRECTION, CORRECTION_TITLE = "schedule_correction", "pipeline schedule, simulated less closed form"
-
-
-def timeline(prediction: Prediction) -> Timeline:
-    """The step's pipeline, event by event, without data-parallel and optimizer time."""
-    return simulate_pipeline(**pipeline_arguments(prediction))
+CORRECTION_TITLE = "pipeline schedule, simulated less closed form"
 
 
 def with_schedule(prediction: Prediction) -> Prediction:

@@ -19,10 +19,7 @@ class PlanError(ValueError):
 
 def errors_of(case: Case) -> list[Violation]:
     """ERROR rules that the plan of a case breaks; memory, which needs a prediction, is not among them."""
-    from advisor.rules import violations
-
-    setting = case.model, case.workload, case.cluster, case.plan, case.gpus
-    return [each for each in violations(*setting, stack=case.stack) if each.severity == "ERROR"]
+    return [each for each in case.violations() if each.severity == "ERROR"]
 
 
 @contextmanager

@@ -6,8 +6,11 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 
+# Called with the share done, from 0 to 1, and what is being done; a `Progress` is one.
+Tell = Callable[[float, str], None]
 # Searches shorter than this say nothing. [s]
 PATIENCE = 1.0
 # Columns of the bar, and the share from which the time that is left can be told. [1]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from advisor.candidates import Candidate, candidate, compared, memory_step, objective_of
 from advisor.contenders import Contenders
+from advisor.progress import Tell
 from advisor.request import Request
 from advisor.rules import Mask
 from advisor.simplest import SIMPLEST_OF, complexity, simplest_first, toss_up
@@ -56,7 +57,6 @@ GIB = 2**30
 REPEATED = "same plan"
 SAME = "a knob that does nothing beside the others, such as cp_comm_type with cp 1: counted where it has its default"
 LAST = (math.inf, math.inf)
-Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Scored:
 Look = Callable[[list[Scored]], None]
 
 
-def search(request: Request, progress: Progress | None = None, look: Look | None = None) -> SearchResult:
+def search(request: Request, progress: Tell | None = None, look: Look | None = None) -> SearchResult:
     """The best plans for a request, distinct in their parallel sizes.
 
     progress is called with the share done, from 0 to 1, and what is being done; look with everything that was
@@ -212,7 +212,7 @@ def _left_out(
     return found
 
 
-def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Scored], dict[str, str]]:
+def _evaluate(request: Request, tell: Tell) -> tuple[list[Space], list[Scored], dict[str, str]]:
     """Build and evaluate the space of every precision (and, for cost, of fewer GPUs), and why others cannot be."""
     counts = [request.gpus]
     if request.objective == "cost":
@@ -243,7 +243,7 @@ def _evaluate(request: Request, tell: Progress) -> tuple[list[Space], list[Score
     return spaces, scored, refused
 
 
-def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Candidate, ...]:
+def _ranked(request: Request, scored: list[Scored], tell: Tell) -> tuple[Candidate, ...]:
     """Best plan of each of the best layouts, pipelines simulated, in the order of the objective.
 
     Plans so large that the allocator would stall (tight) are ranked only where nothing else fits.
@@ -280,7 +280,7 @@ def _ranked(request: Request, scored: list[Scored], tell: Progress) -> tuple[Can
 
 
 def _best_of_layouts(
-    request: Request, layouts: list[list[int]], score: Array, contenders: Contenders, tell: Progress
+    request: Request, layouts: list[list[int]], score: Array, contenders: Contenders, tell: Tell
 ) -> list[tuple[float, int]]:
     """Value and number of the best plan of each of the best layouts, pipelines simulated, in order.
 

@@ -28,7 +28,6 @@ ORDER_HELD = (
     "order held: of published plans of the same work that are predicted as far apart, the share of pairs that were "
     "measured in that order."
 )
-# Sizes are told in the headline; the rest of the non-default knobs in the table under it.
 SEVERITY_WORDS = {
     "ERROR": "cannot run",
     "AUTOFIX": "the framework changes it",
@@ -263,12 +262,10 @@ def training_cost(prediction: Prediction, tokens: float) -> dict[str, float]:
     if (fill := prediction.values.get("fill", 1.0)) < 1:
         cost["padding_share"] = 1 - fill
     cluster = prediction.cluster
-    price = cluster.quantities.get("price_per_gpu_hour")
-    if price is not None:
-        cost |= {"usd_per_gpu_hour": price.value, "usd": gpu_hours * price.value}
-    power = cluster.quantities.get("power_per_gpu")
-    if power is not None:
-        cost |= {"watt_per_gpu": power.si, "kwh": gpu_hours * power.si / 1000}
+    if (price := cluster.price_per_gpu_hour) is not None:
+        cost |= {"usd_per_gpu_hour": price, "usd": gpu_hours * price}
+    if (power := cluster.power_per_gpu) is not None:
+        cost |= {"watt_per_gpu": power, "kwh": gpu_hours * power / 1000}
     return cost
 
 

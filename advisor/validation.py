@@ -13,6 +13,7 @@ from typing import Any
 from advisor.measurement_repeats import copies, repeats
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.pipeline import with_schedule
+from advisor.progress import Tell
 from advisor.ranking import Timed, ranking
 from costmodel.evidence import Interval, untuned_interval
 from costmodel.predict import predict
@@ -35,7 +36,7 @@ GROUPS: dict[str, Callable[[Case], str]] = {
 def validate(
     rows: Iterable[Row],
     include_superseded: bool = False,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Tell | None = None,
 ) -> dict[str, Any]:
     """The report of `advisor validate --json`: rows, summary and skipped; rel_error is predicted / measured - 1."""
     chosen = [row for row in rows if include_superseded or row.text("superseded") != "1"]
@@ -51,7 +52,7 @@ def validate(
 def judged(
     rows: Iterable[Row],
     include_superseded: bool = False,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Tell | None = None,
 ) -> tuple[list[tuple[Case, dict[str, Any]]], list[dict[str, str]]]:
     """Each run with its prediction beside the measurement, and the rows that cannot be expressed, with the reason.
 

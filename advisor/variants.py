@@ -80,20 +80,22 @@ class Variants:
 
         Pipelines are simulated only where the plan fits: of the others only memory is told.
         """
-        case = self.chosen
+        chosen = self.chosen
         if plan == self.plan:
-            return Variant(label, plan, case)
+            return Variant(label, plan, chosen)
         try:
-            plan.num_microbatches(case.workload.global_batch)
+            plan.num_microbatches(chosen.workload.global_batch)
         except ValueError:
             sizes = f"mbs{plan.micro_batch} x DP{plan.dp}"
-            reason = f"{case.workload.global_batch} sequences do not divide over {sizes}"
+            reason = f"{chosen.workload.global_batch} sequences do not divide over {sizes}"
             return Variant(label, plan, None, reason)
-        for violation in violations(case.model, case.workload, case.cluster, plan, stack=self.stack):
+        for violation in violations(chosen.model, chosen.workload, chosen.cluster, plan, stack=self.stack):
             if violation.severity == "ERROR":
                 return Variant(label, plan, None, violation.text)
         try:
-            closed_form = predict(case.model, case.workload, case.cluster, plan, self.stack, judged=False)
+            closed_form = predict(
+                chosen.model, chosen.workload, chosen.cluster, plan, self.stack, judged=False
+            )
         except ValueError as error:
             return Variant(label, plan, None, str(error))
         if fault := host_fault(closed_form):

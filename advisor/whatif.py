@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.candidates import memory_parts
 from advisor.host_fault import host_fault
 from advisor.pipeline import with_schedule
 from advisor.plan_faults import plan_faults
-from advisor.rules import Violation, load_rules, violations
+from advisor.progress import Tell
+from advisor.rules import Violation, load_rules
 from advisor.rules.predicted_words import predicted_words
 from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
 from costmodel.knobs.names import meant
-from costmodel.predict import predict
 from costmodel.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -191,12 +191,12 @@ def chosen_knobs(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(knob.name for knob in wanted)) or tuple(KNOBS)
 
 
-def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], None] | None = None) -> WhatIf:
+def what_if(case: Case, names: Sequence[str], progress: Tell | None = None) -> WhatIf:
     """Predict every neighbour of the case's plan along the named knobs. PlanError where it cannot be predicted."""
     with plan_faults(case):
-        base = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+        base = with_schedule(case.predict())
     words = predicted_words(base)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+    found = case.violations(words)
     known = {violation.id for violation in found}
     changes: list[Change] = []
     forbidden: list[Forbidden] = []
@@ -218,12 +218,13 @@ def what_if(case: Case, names: Sequence[str], progress: Callable[[float, str], N
 def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Change | Forbidden:
     if each.problem:
         return Forbidden(each, each.problem)
-    found = violations(case.model, case.workload, case.cluster, each.plan, case.gpus, stack=case.stack)
+    changed = replace(case, plan=each.plan)
+    found = changed.violations()
     for violation in found:
         if violation.severity == "ERROR" or (violation.id in MACHINE_LACKS and violation.id not in known):
             return Forbidden(each, violation.text, violation.id)
     try:
-        other = with_schedule(predict(case.model, case.workload, case.cluster, each.plan, case.stack))
+        other = with_schedule(changed.predict())
     except ValueError as error:
         return Forbidden(each, str(error))
     if fault := host_fault(other):

@@ -53,7 +53,7 @@ class Step:
         }
 
 
-class Path:
+class GuidePath:
     """The walk for one chosen plan; `steps` in the order of the guides."""
 
     def __init__(self, chosen: Prediction, precisions: tuple[str, ...], stack: str | None = None) -> None:

@@ -87,7 +87,7 @@ def measure(case: tuple[Any, ...], cluster: Cluster, repeats: int) -> tuple[floa
         seen = []
         for index in range(repeats):
             place = Path(folder) / f"run-{index}"
-            run_probe(model, plan, workload, place, False, lambda line: None)
+            run_probe(model, plan, workload, place, cuda=False, quiet=True)
             steps = [step["phases"] for step in read_steps(place) if not step["warmup"]]
             seen.append(statistics.median(sum(step.get(phase, 0.0) for phase in PHASES) for step in steps))
     return compute(predict(model, workload, cluster, plan)), seen

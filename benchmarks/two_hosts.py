@@ -127,7 +127,7 @@ def node(module: str, folder: str, endpoint: str, rank: str, nodes: str) -> int:
     training = module.endswith("train")
     message = (Path(folder) / "message").read_text() if not training else ""
     arguments = [str(job)] if training else [str(Path(folder) / "link.json"), message]
-    run_worker(module, arguments, 2 // count, Path(folder), 600.0, print, nodes=given)
+    run_worker(module, arguments, 2 // count, Path(folder), 600.0, nodes=given)
     return 0
 
 

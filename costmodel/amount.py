@@ -78,3 +78,11 @@ def logarithm2(amount: Amount) -> Amount:
 def is_more_than_one(count: Amount) -> Amount:
     """1 when an integer count exceeds one, else 0: switches a term off for groups of one rank. [1]"""
     return minimum(count - 1, 1)
+
+
+def is_above_one(ratio: Amount) -> Amount:
+    """1 when a ratio of two counts exceeds one, else 0: as `is_more_than_one`, which takes whole counts alone. [1]
+
+    Of counts below 1e9, so that the least ratio above one counts whole.
+    """
+    return minimum(1, maximum(0, ratio - 1) * 1e9)

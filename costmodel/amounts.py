@@ -24,8 +24,9 @@ from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.rank_amounts import Message, RankAmounts
-from costmodel.rank_layers import CHUNK, WINDOW, Chunk, Placed, stage_chunks
+from costmodel.rank_layers import CHUNK, WINDOW, Placed, PlacedChunk, placed_chunks
 from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages
+from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, linear_flops_forward
@@ -36,9 +37,6 @@ from costmodel.workload import Workload
 UNUSED = ("expert_kernels", "router_wide", *stack.INPUTS)
 # What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
 ONCE = ("output", "dispatcher")
-# Flash attention's backward pass over its forward pass: scores again, and four products. Source: arXiv:2307.08691.
-CORE_BACKWARD = Fraction(5, 2)
-ATTENTION = ("attention", "mla", "csa")
 
 
 def rank_amounts(
@@ -55,7 +53,7 @@ def rank_amounts(
     count = num_microbatches or plan.num_microbatches(workload.global_batch)
     x, features = amount_inputs(plan, workload, model)
     x.m = Fraction(count)
-    chunks = stage_chunks(plan, model, stage, workload.seq_len)
+    chunks = placed_chunks(plan, model, stage, workload.seq_len)
     works = {
         name: block_work(x, name, features)
         for name in {each.block for chunk in chunks for each in chunk.blocks}
@@ -159,7 +157,7 @@ def product_name(layer: Linear) -> str:
 
 def _flops(
     x: SimpleNamespace,
-    chunks: tuple[Chunk, ...],
+    chunks: tuple[PlacedChunk, ...],
     works: Mapping[str, BlockWork],
     count: int,
 ) -> dict[str, dict[str, float]]:
@@ -180,10 +178,10 @@ def _flops(
             once = experts.shared_gate_flops_forward(x)
             again = 1 if placed.again else recompute.linear_again(x, "experts", "shared_gate")
             add("shared_gate", once, (2 + again) * once)
-        if placed.block in (*ATTENTION, "mamba", "delta"):
-            name = "core" if placed.block in ATTENTION else "scan"
+        if placed.block in (*ATTENTION_BLOCKS, "mamba", "delta"):
+            name = "core" if placed.block in ATTENTION_BLOCKS else "scan"
             once = core_flops(x, placed)
-            factor = 2 if x.unfused and name == "core" else CORE_BACKWARD
+            factor = 2 if x.unfused and name == "core" else Fraction(attention.CORE_BACKWARD)
             again = 1 if placed.again else recompute.core_again(x, placed.block)
             add(name, once, (factor + again) * once)
     heads = sum(chunk.mtp for chunk in chunks)
@@ -200,7 +198,7 @@ def _flops(
 def _messages(
     x: SimpleNamespace,
     plan: Plan,
-    chunks: tuple[Chunk, ...],
+    chunks: tuple[PlacedChunk, ...],
     works: Mapping[str, BlockWork],
     model: ModelSpec,
     count: int,
@@ -233,7 +231,7 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
     elif work.gathered:
         found += messages.tensor_parallel(x, [work.gathered], work.reduced, again)
         found += messages.joined_heads(x, work, again)
-    if name in ATTENTION:
+    if name in ATTENTION_BLOCKS:
         found += messages.context_parallel(x, name, 1 if placed.again else recompute.core_again(x, name))
     if name == "mamba":
         found += messages.mixer_exchange(x, work, int(placed.again))
@@ -245,7 +243,7 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
 
 
 def _saved(
-    x: SimpleNamespace, chunks: tuple[Chunk, ...], works: Mapping[str, BlockWork]
+    x: SimpleNamespace, chunks: tuple[PlacedChunk, ...], works: Mapping[str, BlockWork]
 ) -> dict[str, Amount]:
     """Bytes that one micro-batch keeps in each kind of block; "layer" where full recompute keeps inputs alone."""
     found: dict[str, Amount] = {}

@@ -31,7 +31,7 @@ from costmodel.step_constants import (
     parameter_keys,
     usual_key,
 )
-from costmodel.timing.network import CONSTANTS, OPERATIONS
+from costmodel.symbols import COLLECTIVE_CONSTANTS, COLLECTIVES
 from hardware_db import Cluster, Gpu, Link
 
 # GPUs of a generation are less far apart (H20's peak is 6.7 times below H100's); a slip of the unit is 8 times or more.
@@ -175,9 +175,9 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
     measured = tables.get("collective", {})
     link, network = cluster.intra, cluster.inter
     bound: dict[str, Bound] = {}
-    for operation in OPERATIONS:
+    for operation in COLLECTIVES:
         table = measured.get(operation, {})
-        for name in CONSTANTS:
+        for name in COLLECTIVE_CONSTANTS:
             if name in table:
                 found = bound_of(table[name], f"{cluster.gpu.name}, collective.{operation}.{name}")
                 bound[f"{operation}_{name}"] = (
@@ -312,46 +312,43 @@ def _release_rate(stack: Stack, generation: str) -> Bound:
 
 
 def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) -> dict[str, Bound]:
-    """Step constants: the user's own profile, the fit, else the prior (and then the answer says so)."""
-    own, fits = tables.get("step", {}), fitted()
+    """Inputs of the group "step": what the stack's file says, and step constants; one note for the guessed ones."""
     bound = {
         name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}") for name in INPUTS
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")
     guessed: list[str] = []
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
-        name, _, where = key.partition("/")
-        prior = PRIORS[name]
-        if name == "release_rate":
-            bound[symbol] = _release_rate(stack, architecture(cluster.gpu.generation))
-        elif name in own:
-            bound[symbol] = bound_of(own[name], f"{cluster.gpu.name}, step.{name}")
-        elif name == "step_overhead" and stack.loop:
-            bound[symbol] = Bound(stack.loop, f"costmodel/stacks.toml, {stack.family}.loop: {stack.title}")
-        elif where in fits.get(name, {}):
-            record = fits[name][where]
-            bound[symbol] = Bound(
-                record["value"], f"hardware_db/calibrated/step.toml, {name}.{where}: {record['source']}"
-            )
-        elif usual_key(where) in fits.get(name, {}):
-            record = fits[name][usual_key(where)]
-            bound[symbol] = Bound(
-                record["value"],
-                f"hardware_db/calibrated/step.toml, {name}.{usual_key(where)}: {record['source']}",
-            )
+        bound[symbol], known = _step_constant(tables.get("step", {}), cluster, stack, key)
+        if not known:
+            name, _, where = key.partition("/")
             guessed.append(f"{name} ({where})")
-        else:
-            bound[symbol] = Bound(
-                prior.value, f"costmodel/step_constants.py, prior of {name}: {prior.meaning}"
-            )
-            if name not in NOT_FITTED:
-                guessed.append(f"{name} ({where})")
     if guessed:
+        listed = ", ".join(dict.fromkeys(guessed))
+        # Notes are told in the order of the inputs: this one, of many of them, on the first.
         first = next(iter(bound))
-        note = (
-            "no published step determines "
-            + ", ".join(dict.fromkeys(guessed))
-            + ": what others of their kind show"
-        )
+        note = f"no published step determines {listed}: what others of their kind show"
         bound[first] = Bound(bound[first].value, bound[first].source, note)
     return bound
+
+
+def _step_constant(own: Mapping[str, Any], cluster: Cluster, stack: Stack, key: str) -> tuple[Bound, bool]:
+    """The constant `name/where` of a step; False beside it where runs could tell it, and none did.
+
+    In the order of belief: own, the user's profile; the fit; what others of its kind are fitted to; the prior.
+    """
+    name, _, where = key.partition("/")
+    if name == "release_rate":
+        return _release_rate(stack, architecture(cluster.gpu.generation)), True
+    if name in own:
+        return bound_of(own[name], f"{cluster.gpu.name}, step.{name}"), True
+    if name == "step_overhead" and stack.loop:
+        return Bound(stack.loop, f"costmodel/stacks.toml, {stack.family}.loop: {stack.title}"), True
+    fits = fitted().get(name, {})
+    for each in (where, usual_key(where)):
+        if each in fits:
+            source = f"hardware_db/calibrated/step.toml, {name}.{each}: {fits[each]['source']}"
+            return Bound(fits[each]["value"], source), each == where
+    prior = PRIORS[name]
+    source = f"costmodel/step_constants.py, prior of {name}: {prior.meaning}"
+    return Bound(prior.value, source), name in NOT_FITTED

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
+from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import LATENT_ROTARY_KERNELS, rotary_kernels
 from costmodel.work.quantisation import agrees_on_scale, spared_kernels
+from costmodel.work.recompute import repeated
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         "1",
         source,
     )
-    again = x.recompute_layers + (1 - x.recompute_layers) * _repeated(x, work.name)
+    again = repeated(x, _selective(x, work.name))
     turned = rotary_kernels(x, LATENT_ROTARY_KERNELS)[0]
     latent = LATENT_AGAIN + 2 * x.quantise_kernels + is_more_than_one(x.tp) * 2 + turned
     ups = (1 - x.recompute_layers) * x.recompute_mla_up_proj if work.name == "mla" else 0
@@ -79,7 +81,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         + ADAPTER_KERNELS[1] * adapters
         + again * forward
         + ups * latent
-        + CHECKPOINT_KERNELS * (x.recompute_layers + (1 - x.recompute_layers) * _checkpoints(x, work.name)),
+        + CHECKPOINT_KERNELS * repeated(x, _checkpoints(x, work.name)),
         "1",
         source,
     )
@@ -92,8 +94,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         "1",
         block_kernels,
     )
-    whole = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
-    return Issued(forward, backward, loops, (1 + x.trained + whole) * loops)
+    return Issued(forward, backward, loops, (1 + x.trained + repeated(x, x.recompute_moe)) * loops)
 
 
 # Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,
@@ -117,7 +118,7 @@ def norm_again(x: SimpleNamespace, name: str) -> Amount:
 def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
     """Checkpointed modules of a block under selective recompute. [1]"""
     norm = norm_again(x, name)
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         return x.recompute_attention + norm + (x.recompute_mla_up_proj if name == "mla" else 0)
     if name == "experts":
         inner = x.recompute_moe_act + norm + x.recompute_shared_experts
@@ -127,14 +128,14 @@ def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
     return norm
 
 
-def _repeated(x: SimpleNamespace, name: str) -> Amount:
+def _selective(x: SimpleNamespace, name: str) -> Amount:
     """Share of a block's forward kernels that selective recompute issues again. [1]
 
     Of an attention block's about eight kernels one is the core and one the norm; of an MLP's six, four are its
     linear layers and activation function.
     """
     norm = norm_again(x, name)
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         return (x.recompute_attention + norm) / 8
     if name == "experts":
         return x.recompute_moe + (1 - x.recompute_moe) * (x.recompute_moe_act + norm) / 40
@@ -149,7 +150,7 @@ def graphed(x: SimpleNamespace, block: str) -> Amount:
     Router and preprocessing are about half of an expert block's kernels. A gated delta net is its layer's attention:
     the scope attn holds it, as Megatron-Core 0.18, transformer/transformer_layer.py, _te_cuda_graph_capture.
     """
-    if block in ("attention", "mla", "csa", "delta"):
+    if block in (*ATTENTION_BLOCKS, "delta"):
         return x.graph_attention
     if block == "mamba":
         return x.graph_mamba

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.amount import Amount, is_above_one, is_more_than_one, maximum, minimum
 from costmodel.fully_sharded import Owner, Traffic, fully_sharded_time, shown, unit_traffic
 from costmodel.term import Ledger, Term
 from costmodel.timing.network import (
@@ -64,7 +64,7 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
     (inside = 1 of its ranks share a domain); over both it takes as many as without, 6 where the network's switches
     reduce. Source: Megatron-Core, DistributedDataParallelConfig.nccl_ub.
     """
-    leaves = minimum(1, maximum(0, ranks / inside - 1) * 1e9)
+    leaves = is_above_one(ranks / inside)
     several = is_more_than_one(inside)
     sharp = in_switches(x)
     rings = ring_sms(x, inside, leaves)
@@ -144,9 +144,6 @@ def data_parallel_terms(
 
     def of(kind: str, share: Amount = 1) -> list[Traffic]:
         return [replace(each[kind], seconds=share * each[kind].seconds) for each in found]
-
-    def seconds(kind: str) -> Amount:
-        return sum(each[kind].seconds for each in found)
 
     scatter = shown(of("scatter"), under_backward, alone)
     # Without overlap the optimizer of each owner gathers all parameters when it is done: see work/messages.py.

@@ -10,14 +10,16 @@ import numpy as np
 from costmodel.columns import ITEMS, Columns, code
 from costmodel.compiled import CompiledModel, compile_model
 from costmodel.layout import total_blocks
-from costmodel.memory import STAGES
+from costmodel.memory import MEMORY_STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 
 # What search needs to rank plans and to see whether they fit.
 SEARCH_OUTPUTS = ("step_time", "peak_memory", "model_flops")
 # What leaves the device where something is offloaded, by stage.
-HOST_OUTPUTS = tuple(f"memory_{stage}_{part}" for stage in STAGES for part in ("activations", "optimizer"))
+HOST_OUTPUTS = tuple(
+    f"memory_{stage}_{part}" for stage in MEMORY_STAGES for part in ("activations", "optimizer")
+)
 ZERO = np.zeros(1)
 
 
@@ -25,7 +27,7 @@ ZERO = np.zeros(1)
 def compiled_family(features: frozenset[str]) -> CompiledModel:
     """The compiled cost of a family of models and plans, from the cache where possible.
 
-    features: blocks and what else the formulas need; see `costmodel.step.build_step`.
+    features: as `family_features` finds them.
     """
 
     def build() -> Any:
@@ -37,7 +39,7 @@ def compiled_family(features: frozenset[str]) -> CompiledModel:
 
 
 def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> frozenset[str]:
-    """What the formulas of a model, task and plans need."""
+    """What the formulas of a model, task and plans need: blocks, of `costmodel.symbols.BLOCKS`, and parts by name."""
     features = {name for name, count in total_blocks(model).items() if count}
     if model.mla is not None and model.mla.q_lora_rank:
         features.add("q_lora")
@@ -53,7 +55,7 @@ def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> f
     if np.any(columns.get("optimizer", ZERO) == code("optimizer", "muon")):
         features.add("muon")
     if np.any(columns.get("bf16_end_layers", ZERO) > 0):
-        features.add("ends")
+        features.add("ends")  # layers in 16 bits at both ends
     moved = [name for name, (knob, _) in ITEMS.items() if knob == "offload_modules"]
     if any(np.any(columns.get(name, ZERO) > 0) for name in ("offload_layers", *moved)):
         features.add("offload")

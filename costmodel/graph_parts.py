@@ -6,10 +6,11 @@ from costmodel.columns import graph_inputs, plan_columns
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.symbols import ATTENTION_BLOCKS
 
 # Part -> blocks that have it, and the input that says whether graphs hold it.
 PARTS = {
-    "attn": (("attention", "mla", "csa", "delta"), "graph_attention"),
+    "attn": ((*ATTENTION_BLOCKS, "delta"), "graph_attention"),
     "mlp": (("mlp",), "graph_mlp"),
     "mamba": (("mamba",), "graph_mamba"),
     "moe": (("experts",), "graph_experts"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodel.amount import Amount
 from costmodel.compiled import CompiledModel
-from costmodel.memory import STAGES
+from costmodel.memory import MEMORY_STAGES
 from costmodel.offload import MODULE_FLAGS
 from costmodel.symbols import BY_NAME
 
@@ -43,7 +43,7 @@ def fullest_node(compiled: CompiledModel, inputs: Mapping[str, Any], per_node: i
     inputs: every input of the plans, arrays that broadcast or numbers, some of which offload. per_node: GPUs of a node.
     """
     held, whole = dict(inputs) | compiled.host(dict(inputs)), compiled.host(_without(inputs))
-    first, *others = (host_bytes(held, whole, stage) for stage in STAGES)
+    first, *others = (host_bytes(held, whole, stage) for stage in MEMORY_STAGES)
     one_stage = inputs["pp"] == 1
     stages = [first, *(np.where(one_stage, first, each) for each in others)]
     tp, cp, dp, pp = (inputs[name] for name in ("tp", "cp", "dp", "pp"))

@@ -9,10 +9,12 @@ from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.block_kernels import graphed
 from costmodel.layer import BlockTimes
 from costmodel.stages import in_stage
-from costmodel.term import Ledger, Term, symbol
+from costmodel.symbols import ATTENTION_BLOCKS, symbol
+from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work.elementwise import rotary_stops
 from costmodel.work.experts import counts_vary
+from costmodel.work.recompute import repeated
 
 # Small kernels of an MTP head beside its layer and its logits, forward and backward: labels, masks and words rolled,
 # words embedded, two norms, join and projection, the loss. Counted by hand in Megatron-Core 0.17.1,
@@ -23,7 +25,7 @@ MTP_KERNELS = 35 + 27
 def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
     """Gaps between the kernels of one block, forward and backward, and those in which the host reads a number. [s]"""
     issued = times.kernels
-    stops = rotary_stops(x) * (1 + x.recompute_layers) if name in ("attention", "mla", "csa") else 0
+    stops = rotary_stops(x) * (1 + x.recompute_layers) if name in ATTENTION_BLOCKS else 0
     return (
         host.launch_gaps(issued.forward + issued.backward, x.kernel_launch, x.graph_launch, graphed(x, name))
         + host.launch_gaps(
@@ -53,7 +55,7 @@ def stops_at_exchanges(x: SimpleNamespace) -> Amount:
 
 def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) -> Amount:
     """What the host needs to issue one pass of a block: kernels that no graph replays, and its own work. [s]"""
-    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+    again = repeated(x, x.recompute_moe)
     kernels = times.kernels.forward if kind == "forward" else times.kernels.backward
     loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
     own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
@@ -76,7 +78,7 @@ def _waits_apart(
         )
         running = sum(in_stage(x, name, stage) * part[kind] for name, part in totals.items())
         issues = ledger.define(f"host_issues_{kind}_{stage}", issuing, "s", issuing_time)
-        wait = host.host_exposed(issues, 1, running)
+        wait = host.host_exposed(issues, running)
         waits[kind] = ledger.define(f"host_waits_{kind}_{stage}", wait, "s", host.host_exposed)
     return waits
 
@@ -101,7 +103,7 @@ def host_term(
     """
     behind = {stage: _waits_apart(ledger, x, blocks, totals, stage) for stage in ("pace", "first", "last")}
     issued = symbol("host_issues_forward_pace") + symbol("host_issues_backward_pace")
-    free = host.host_exposed(issued, 1, stages["slowest"])
+    free = host.host_exposed(issued, stages["slowest"])
     halting = stops_at_exchanges(x)
     if "experts" in blocks:
         halting = maximum(halting, counts_vary(x))

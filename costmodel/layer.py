@@ -25,7 +25,8 @@ from costmodel.exposed import (
 )
 from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream, torch_gradients
 from costmodel.streams import stream_times
-from costmodel.term import Ledger, symbol
+from costmodel.symbols import ATTENTION_BLOCKS, symbol
+from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, mixers, quantisation
 from costmodel.work.adapters import adapter_of, between
@@ -90,8 +91,9 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
     times: Times = {}
     for layer in block.linears:
         p = f"{block.name}_{layer.name}"
-        once = 1 + (1 - x.cast_anew) * (x.m - 1)
-        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / once
+        # Micro-batches that share one cast of the weights: all of a step, but with recipes that cast anew.
+        sharing = 1 + (1 - x.cast_anew) * (x.m - 1)
+        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / sharing
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
         column = layer.split == "column"
         plain = gathered_plain(x, layer) if column else 0
@@ -168,7 +170,10 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         "steps of the context-parallel ring",
     )
     last = attention.last_rank_work(x, ring)
-    passes = {"forward": 1.0, "backward": core_backward_factor(x) if block == "mla" else 2.5}
+    passes = {
+        "forward": 1.0,
+        "backward": core_backward_factor(x) if block == "mla" else attention.CORE_BACKWARD,
+    }
     # Heads are shared between tensor-parallel ranks, queries (or heads) between context-parallel ones.
     waves = ledger.define(
         f"{label}_query_waves",
@@ -255,7 +260,7 @@ def block_times(
         backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
     core: Parts = {}
     core_again: Amount = 0
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         core = attention_times(ledger, x, name, label)
         forward["attention"], backward["attention"] = core["forward"], core["backward"]
         context = context_parallel_times(ledger, x, label, core, *context_columns(x, name))
@@ -323,7 +328,7 @@ def _again(
 
     unkept = x.recompute_ops - kept_products(x)
     named: Amount = norm_again(x, name) * small["norm"]["forward"]
-    if name in ("attention", "mla", "csa"):
+    if name in ATTENTION_BLOCKS:
         # Megatron-Core checkpoints it with what context parallelism exchanges for it (attention.py).
         named += x.recompute_attention * core
     if name == "csa":

@@ -40,12 +40,14 @@ from costmodel.stage_parameters import (
     muon_state,
     parameters_of,
 )
+from costmodel.symbols import STAGES, symbol
 from costmodel.term import Ledger, Term
 from costmodel.vocabulary import deferred
 from costmodel.work import activations, communication, linear, parameters
 from costmodel.work import experts as expert_work
 
-STAGES = ("first", "second", "fullest", "last")
+# Stages whose memory is counted: but for the one that sets the pace, which is known by its time.
+MEMORY_STAGES = tuple(stage for stage in STAGES if stage != "pace")
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
 OFFLOAD_BUFFERS = 2
 
@@ -112,7 +114,7 @@ def rank_memory(
     features: Collection[str],
     encoder: dict[str, BlockTimes],
 ) -> dict[str, Term]:
-    """Breakdown of a rank of each of STAGES, and the worst of them as entry `peak_memory`."""
+    """Breakdown of a rank of each of MEMORY_STAGES, and the worst of them as entry `peak_memory`."""
     for name, times in blocks.items():
         ledger.define(
             f"{name}_activation_bytes", times.work.saved_bytes(), "byte", f"costmodel.work, block {name}"
@@ -123,14 +125,12 @@ def rank_memory(
     widest = ledger.define("widest_gradient", widest_gradient(x, blocks), "byte", widest_gradient)
     trees = {
         f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, widest, encoder)
-        for stage in STAGES
+        for stage in MEMORY_STAGES
     }
-    import sympy
-
-    symbols = [sympy.Symbol(name, nonnegative=True) for name in trees]
+    first, second, fullest, last = (symbol(name) for name in trees)
     ledger.define(
         "peak_memory",
-        maximum(symbols[0], maximum(maximum(symbols[1], symbols[2]) * is_more_than_one(x.pp), symbols[3])),
+        maximum(first, maximum(maximum(second, fullest) * is_more_than_one(x.pp), last)),
         "byte",
         "the largest of the first, the second, the fullest and the last stage",
         "peak memory of the worst rank",
@@ -160,9 +160,7 @@ class _Stage:
 
 def _activations_of(blocks: Blocks, counts: Callable[[str], Amount]) -> Amount:
     """Saved activations of blocks for one micro-batch, by how many of each there are. [byte]"""
-    import sympy
-
-    return sum(counts(name) * sympy.Symbol(f"{name}_activation_bytes", nonnegative=True) for name in blocks)
+    return sum(counts(name) * symbol(f"{name}_activation_bytes") for name in blocks)
 
 
 def _stage(

@@ -8,6 +8,7 @@ apart, and the vocabulary is the true one: padding depends on the tensor-paralle
 from __future__ import annotations
 
 from costmodel.amount import Amount
+from costmodel.work.csa import KEY_PROJECTIONS
 
 
 def norm_parameters(width: Amount, weights: Amount = 1) -> Amount:
@@ -228,7 +229,7 @@ def compressed_attention_parameters(
     transformers DeepseekV4Config and modeling_deepseek_v4.
     """
     queries = q_lora_rank * (h + a * d)
-    keys = h * d * (1 + 1.5)
+    keys = h * d * KEY_PROJECTIONS
     indexer = (q_lora_rank * index_heads * index_head_dim + h * (index_head_dim + index_heads)) / 2
     output = a * d * out_lora_rank + out_groups * out_lora_rank * h
     return queries + keys + indexer + output + q_lora_rank + d + a

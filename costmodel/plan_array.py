@@ -54,9 +54,9 @@ class PlanArray:
         """The cost of their family."""
         return compiled_family(self.features)
 
-    def padded(self) -> PlanArray:
-        """The same plans where sequences are padded to the longest of a batch; see `Workload.as_padded`."""
-        return replace(self, workload=self.workload.as_padded())
+    def padded_to_longest(self) -> PlanArray:
+        """The same plans where sequences are padded to the longest of a batch; see `Workload.padded_to_longest`."""
+        return replace(self, workload=self.workload.padded_to_longest())
 
     def bound(self) -> dict[str, Bound]:
         """Every input that is not of a plan. ValueError when the GPU lacks the precision."""
@@ -82,13 +82,13 @@ def evaluate_plans(plans: PlanArray) -> dict[str, Array]:
     """
     found = _evaluate(plans, plans.compiled.search)
     if plans.workload.longest < plans.workload.seq_len:
-        timed = _evaluate(plans.padded(), plans.compiled.search)
-        free = np.broadcast_to(~padded_in_full(plans.columns), plans.shape).T
+        timed = _evaluate(plans.padded_to_longest(), plans.compiled.search)
+        free = np.broadcast_to(~padded_to_seq_len(plans.columns), plans.shape).T
         found |= {name: np.where(free, timed[name], found[name]) for name in ("step_time", "model_flops")}
     return found
 
 
-def padded_in_full(columns: Columns) -> NDArray[np.bool_]:
+def padded_to_seq_len(columns: Columns) -> NDArray[np.bool_]:
     """Rows in which unpacked sequences are padded to seq_len, whatever the longest of the batch.
 
     Stages, an encoder's among them, and experts make Megatron-Bridge do so (rule padded_full_length), and CUDA graphs

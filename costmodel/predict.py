@@ -16,10 +16,10 @@ from costmodel.evidence_release import before_its_time
 from costmodel.evidence_setting import setting_of
 from costmodel.family import compiled_family
 from costmodel.host_memory import rank_host_bytes
-from costmodel.memory import STAGES
+from costmodel.memory import MEMORY_STAGES
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.plan_array import PlanArray, padded_in_full
+from costmodel.plan_array import PlanArray, padded_to_seq_len
 from costmodel.prediction import Prediction, TermValue, bound_by
 from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
@@ -37,37 +37,41 @@ def predict(
     published_id: str = "",
     judged: bool = True,
 ) -> Prediction:
-    """Time and memory of one plan, term by term. ValueError when the GPU lacks the precision.
+    """Time and memory of one plan, term by term.
 
+    ValueError when the GPU lacks the precision, or micro_batch x dp does not divide the global batch.
     published_id: the published run that the plan is, which is then no evidence for itself. judged: whether published
     runs are asked how far off it may be, which takes half of the time; else the interval is the prediction.
     """
-    plan.num_microbatches(workload.global_batch)
+    plan.num_microbatches(workload.global_batch)  # refuses a batch that does not divide
     plans = PlanArray(model, workload, cluster, plan.precision, plan_columns([plan]), stack)
-    timed = plans if padded_in_full(plans.columns)[0] else plans.padded()
+    # A step pads its sequences to the longest of its batch where nothing pads them further; memory must hold seq_len.
+    timed = plans if padded_to_seq_len(plans.columns)[0] else plans.padded_to_longest()
     features = plans.features
     compiled = compiled_family(features)
     bound = timed.bound()
-    scalars = {name: entry.value for name, entry in bound.items()}
-    numbers = {name: float(np.ravel(array)[0]) for name, array in timed.inputs().items()}
-    values = _values(compiled, scalars, numbers)
-    held: dict[str, float] = {}
+    of_plan = {name: np.float64(np.ravel(array)[0]) for name, array in timed.inputs().items()}
+    inputs = {name: entry.value for name, entry in bound.items()} | of_plan
+    values = _values(compiled, inputs)
+    memory_values: dict[str, float] = {}
     if timed.workload is not workload:
-        held = _values(compiled, {name: entry.value for name, entry in plans.bound().items()}, numbers)
-        terms = [term for name, term in compiled.trees.items() if name.startswith("memory_")]
-        values |= {term.name: held[term.name] for tree in terms for term in tree.walk()}
-    stages = STAGES if plan.pp > 1 else STAGES[:1]
-    worst = max(stages, key=lambda stage: (held or values)[f"memory_{stage}"])
+        memory_values = _values(
+            compiled, {name: each.value for name, each in plans.bound().items()} | of_plan
+        )
+        trees = [tree for name, tree in compiled.trees.items() if name.startswith("memory_")]
+        values |= {term.name: memory_values[term.name] for tree in trees for term in tree.walk()}
+    stages = MEMORY_STAGES if plan.pp > 1 else MEMORY_STAGES[:1]
+    worst = max(stages, key=lambda stage: values[f"memory_{stage}"])
     time = _tree(compiled, compiled.trees["step_time"], values)
-    memory = _tree(compiled, compiled.trees[f"memory_{worst}"], held or values)
-    step, world = values["step_time"], plan.world
+    memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values)
+    step, world, peak = values["step_time"], plan.world, values["linear_peak"]
     achieved = values["model_flops"] / step / world
     sources = {name: entry.source for name, entry in bound.items()}
     spread, early = Interval(0.0, 0.0, ""), ""
     near: tuple[Near, ...] = ()
     if judged:
         keys = step_keys(model, cluster, plan.precision, stack)
-        values["parameter_spread"] = parameter_spread(compiled, scalars | numbers, keys, sources)
+        values["parameter_spread"] = parameter_spread(compiled, inputs, keys, sources)
         setting = setting_of(model, workload, cluster, plan, stack)
         near, early = nearest(setting, published_id), before_its_time(setting)
         spread = own_interval(load_calibration(cluster.gpu)) or interval(
@@ -81,13 +85,13 @@ def predict(
         step_time_s=step,
         tokens_per_second_per_gpu=workload.tokens_per_step / step / world,
         model_tflops_per_gpu=achieved / 1e12,
-        mfu=achieved / scalars["linear_peak"],
-        mfu_peak=f"{flop_rate(scalars['linear_peak'], comma='')} dense {precision_recipe(plan.precision)['gemm']}",
+        mfu=achieved / peak,
+        mfu_peak=f"{flop_rate(peak, comma='')} dense {precision_recipe(plan.precision)['gemm']}",
         interval_low=step * math.exp(spread.low),
         interval_high=step * math.exp(spread.high),
         interval_level=LEVEL,
         peak_memory_bytes=memory.value,
-        device_bytes=scalars["gpu_memory"],
+        device_bytes=values["gpu_memory"],
         worst_stage=worst,
         time=time,
         memory=memory,
@@ -98,16 +102,14 @@ def predict(
         assumptions=_assumptions(bound, model, plan, workload, timed.workload, early),
         interval_basis=spread.basis,
         evidence=near,
-        held=held,
-        host_bytes=rank_host_bytes(compiled, held or values, stages),
+        memory_values=memory_values,
+        host_bytes=rank_host_bytes(compiled, memory_values or values, stages),
     )
 
 
-def _values(
-    compiled: CompiledModel, scalars: dict[str, float], numbers: dict[str, float]
-) -> dict[str, float]:
-    raw = compiled.full(scalars | {name: np.float64(number) for name, number in numbers.items()})
-    return {name: float(value) for name, value in raw.items()} | scalars | numbers
+def _values(compiled: CompiledModel, inputs: dict[str, float]) -> dict[str, float]:
+    """Every entry of the ledger and every input by name, in base units."""
+    return {name: float(value) for name, value in (compiled.full(inputs) | inputs).items()}
 
 
 def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> TermValue:

@@ -61,8 +61,9 @@ class TermValue:
 class Prediction:
     """One plan's step: time and memory with their trees. Units in the names; mfu without recompute.
 
-    interval_basis: what the interval rests on, in a sentence; evidence: the nearest published runs. held: entries
-    that memory was counted with where they are not `values`: of sequences padded to the longest of a batch.
+    interval_basis: what the interval rests on, in a sentence; evidence: the nearest published runs. values: every
+    entry of the step by name; memory_values: those that memory was counted with, of sequences of seq_len, where the
+    step is timed with sequences padded to the longest of a batch; else empty.
     host_bytes: stage -> what one of its ranks keeps in host memory, empty where nothing is offloaded. [byte]
     """
 
@@ -90,12 +91,13 @@ class Prediction:
     assumptions: tuple[str, ...] = ()
     interval_basis: str = ""
     evidence: tuple[Near, ...] = ()
-    held: dict[str, float] = field(default_factory=dict, repr=False)
+    memory_values: dict[str, float] = field(default_factory=dict, repr=False)
     host_bytes: dict[str, float] = field(default_factory=dict, repr=False)
 
     def behind(self, name: str) -> dict[str, float]:
         """The entries that the entry `name` was counted with: those of memory where it is a term of it."""
-        return self.held if self.held and name in set(self.memory.names()) else self.values
+        apart = self.memory_values and name in set(self.memory.names())
+        return self.memory_values if apart else self.values
 
     @property
     def reserved_bytes(self) -> float:
@@ -181,13 +183,15 @@ class Prediction:
         }
 
 
+# What a simulated pipeline takes beyond the closed form: the term that `advisor.pipeline.with_schedule` adds.
+CORRECTION = "schedule_correction"
 # Waits of a run outside its passes, by who makes it wait: also what logs and phases of a run are compared by.
 DATA_PARALLEL = ("dp_gradients", "dp_gather", "fsdp_exposed", "maxima")
 PIPELINE = (
     "pipeline_bubble",
     "pipeline_send_recv",
     "pipeline_starts",
-    "schedule_correction",
+    CORRECTION,
     "shared_embedding",
 )
 # Which resource a leaf of the time tree waits for.

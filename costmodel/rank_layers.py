@@ -22,9 +22,10 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """A model chunk of a stage: its blocks in order, layers recomputed, MTP heads; first and last of all chunks.
+class PlacedChunk:
+    """A model chunk of a stage, block by block; `costmodel.layout.Chunk` counts them by kind.
 
+    inputs: layers under full recompute, which keep their input; mtp: heads [1]. first, last: of all chunks of the plan;
     ends: the decoder's last layer stands here, which need not be the last chunk.
     """
 
@@ -36,7 +37,7 @@ class Chunk:
     ends: bool
 
 
-def stage_chunks(plan: Plan, model: ModelSpec, stage: int, seq_len: int) -> tuple[Chunk, ...]:
+def placed_chunks(plan: Plan, model: ModelSpec, stage: int, seq_len: int) -> tuple[PlacedChunk, ...]:
     """The chunks of one stage.
 
     Full recompute takes the first layers of every chunk, and none inside MTP heads. Source: Megatron-Core 0.16.1,
@@ -61,7 +62,7 @@ def stage_chunks(plan: Plan, model: ModelSpec, stage: int, seq_len: int) -> tupl
             ]
             last = virtual == plan.pp * plan.vpp - 1
             ends = start < model.num_layers == start + one.layers
-            found.append(Chunk(tuple(blocks), again, one.mtp, virtual == 0, last, ends))
+            found.append(PlacedChunk(tuple(blocks), again, one.mtp, virtual == 0, last, ends))
         start += one.layers
     return tuple(found)
 

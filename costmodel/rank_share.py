@@ -6,7 +6,7 @@ from costmodel.amounts import adam_alone, amount_inputs
 from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from costmodel.rank_layers import stage_chunks
+from costmodel.rank_layers import placed_chunks
 from costmodel.rank_state import owners, state_bytes
 from costmodel.workload import Workload
 
@@ -30,7 +30,7 @@ def rank_share(
         raise ValueError("--fsdp: state is counted for the distributed optimizer. Try --zero-stage 1.")
     adam_alone(plan)
     x, features = amount_inputs(plan, workload, model)
-    chunks = stage_chunks(plan, model, stage, workload.seq_len)
+    chunks = placed_chunks(plan, model, stage, workload.seq_len)
     names = {each.block for chunk in chunks for each in chunk.blocks}
     works = {name: block_work(x, name, features) for name in names}
     owned = owners(x, plan, chunks, works, model, places, plain=plain)

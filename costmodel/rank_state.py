@@ -10,7 +10,7 @@ from costmodel.amount import Amount
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.rank_amounts import Message
-from costmodel.rank_layers import Chunk
+from costmodel.rank_layers import PlacedChunk
 from costmodel.tensors import (
     Buffer,
     Tensor,
@@ -38,7 +38,7 @@ class Owned:
 def chunk_tensors(
     x: SimpleNamespace,
     plan: Plan,
-    chunk: Chunk,
+    chunk: PlacedChunk,
     works: Mapping[str, BlockWork],
     tied: bool,
     *,
@@ -78,7 +78,7 @@ def chunk_tensors(
 def owners(
     x: SimpleNamespace,
     plan: Plan,
-    chunks: tuple[Chunk, ...],
+    chunks: tuple[PlacedChunk, ...],
     works: Mapping[str, BlockWork],
     model: ModelSpec,
     places: tuple[int, int] = (0, 0),

@@ -48,7 +48,7 @@ class StagePasses:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Replay:
     """A replayed step.
 
     makespan: from the first pass to the end of the last [s]. busy: compute of each stage [s].
@@ -96,7 +96,7 @@ def simulate_pipeline(
     num_microbatches: int,
     send_time: float = 0.0,
     overlap_p2p: bool = True,
-) -> Timeline:
+) -> Replay:
     """Replay one step.
 
     Parameters
@@ -174,7 +174,7 @@ def simulate_pipeline(
             f"{num_microbatches} micro-batches over pp = {pp} with vpp = {vpp} wait for each other for ever: the last "
             f"round of {num_microbatches % pp} is too short. Try a multiple of {pp}, or --vpp 1."
         )
-    return Timeline(
+    return Replay(
         makespan=max(times[-1] for times in ends),
         busy=tuple(num_microbatches * (sum(forward[stage]) + sum(backward[stage])) for stage in range(pp)),
         peak_in_flight=tuple(_peak(order, passes) / vpp for order in orders),

@@ -9,7 +9,8 @@ from costmodel import schedule
 from costmodel.agreements import loss_check_time
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.data_parallel import RING_SMS
-from costmodel.term import Ledger, Term, symbol
+from costmodel.symbols import symbol
+from costmodel.term import Ledger, Term
 from costmodel.timing.network import all_gather_time, all_reduce_time, send_recv_time
 from costmodel.vocabulary import deferred_time, vocabulary_times
 from costmodel.work import communication

@@ -28,11 +28,12 @@ from costmodel.stages import (
     stage_times,
     with_encoder,
 )
-from costmodel.symbols import BLOCKS, symbol_table
-from costmodel.term import Ledger, Term, symbol
+from costmodel.symbols import BLOCKS, symbol, symbol_table
+from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work import communication
 from costmodel.work.parameters import embedding_parameters, output_parameters
+from costmodel.work.recompute import repeated
 
 # Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
 # Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055).
@@ -41,35 +42,27 @@ OWN_GC, UNBOUND = 0.0017, 0.07
 # Source: S. Boucheron et al., Concentration Inequalities, 2013, sec. 2.5.
 TWO_LN_2 = 1.3863
 
-NAMES = {
-    "linear": "linear layers",
-    "linear_dgrad": "linear layers, data gradient",
-    "linear_wgrad": "linear layers, weight gradient",
-    "experts": "expert GEMMs",
-    "quantise": "quantisation",
-    "attention": "attention core",
-    "scan": "recurrent scan",
-    "elementwise": "element-wise",
-    "adapters": "adapters",
-    "tensor_parallel": "tensor-parallel communication, exposed",
-    "context_parallel": "context-parallel communication, exposed",
-    "dispatch": "expert dispatch and combine, exposed",
-    "wait": "waiting for token counts of experts",
-}
-FORMULAS = {
-    "linear": "costmodel.timing.kernels.gemm_time",
-    "linear_dgrad": "costmodel.timing.kernels.gemm_time",
-    "linear_wgrad": "costmodel.timing.kernels.gemm_time",
-    "experts": "costmodel.timing.kernels.gemm_time",
-    "quantise": "costmodel.work.quantisation.quantise_input_elements",
-    "attention": "costmodel.timing.kernels.attention_time",
-    "scan": "costmodel.layer.scan_times",
-    "elementwise": "costmodel.timing.kernels.stream_time",
-    "adapters": "costmodel.layer.adapter_times",
-    "tensor_parallel": "costmodel.exposed.tensor_parallel_times",
-    "context_parallel": "costmodel.exposed.context_parallel_times",
-    "dispatch": "costmodel.dispatch.overlapped_dispatch",
-    "wait": "one round trip between device and host in each expert block",
+# Kinds of work of a block, in the order in which they are told: title, and the formula behind it.
+KINDS = {
+    "linear": ("linear layers", "costmodel.timing.kernels.gemm_time"),
+    "linear_dgrad": ("linear layers, data gradient", "costmodel.timing.kernels.gemm_time"),
+    "linear_wgrad": ("linear layers, weight gradient", "costmodel.timing.kernels.gemm_time"),
+    "experts": ("expert GEMMs", "costmodel.timing.kernels.gemm_time"),
+    "quantise": ("quantisation", "costmodel.work.quantisation.quantise_input_elements"),
+    "attention": ("attention core", "costmodel.timing.kernels.attention_time"),
+    "scan": ("recurrent scan", "costmodel.layer.scan_times"),
+    "elementwise": ("element-wise", "costmodel.timing.kernels.stream_time"),
+    "adapters": ("adapters", "costmodel.layer.adapter_times"),
+    "tensor_parallel": ("tensor-parallel communication, exposed", "costmodel.exposed.tensor_parallel_times"),
+    "context_parallel": (
+        "context-parallel communication, exposed",
+        "costmodel.exposed.context_parallel_times",
+    ),
+    "dispatch": ("expert dispatch and combine, exposed", "costmodel.dispatch.overlapped_dispatch"),
+    "wait": (
+        "waiting for token counts of experts",
+        "one round trip between device and host in each expert block",
+    ),
 }
 Blocks = Mapping[str, BlockTimes]
 
@@ -78,8 +71,7 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     """Ledger of one step of a family, with trees `step_time`, `memory_first`, `memory_second`, `memory_fullest`,
     `memory_last`.
 
-    features: the family's blocks (`costmodel.symbols.BLOCKS`) and what else its formulas need: q_lora, shared,
-    latent, mtp, lora, ends (16-bit layers at both ends), offload.
+    features: the family's blocks and what else its formulas need; see `costmodel.family.family_features`.
     """
     x = symbol_table()
     ledger = Ledger()
@@ -147,7 +139,7 @@ def with_dispatch(ledger: Ledger, x: SimpleNamespace, blocks: Blocks) -> dict[st
         "s",
         overlapped_dispatch,
     )
-    again = x.recompute_layers + (1 - x.recompute_layers) * x.recompute_moe
+    again = repeated(x, x.recompute_moe)
     changed = replace(
         own,
         forward=own.forward | {"dispatch": both / 2, "wait": own.wait},
@@ -230,12 +222,10 @@ def compute_trees(
 
     sums = []
     for direction, title in (("forward", "forward pass, layers"), ("backward", "backward pass, layers")):
-        kinds = [
-            kind for kind in NAMES if any(kind in getattr(times, direction) for times in blocks.values())
-        ]
         leaves = [
-            ledger.term(f"{direction}_{kind}", NAMES[kind], over_blocks(kind, direction), "s", FORMULAS[kind])
-            for kind in kinds
+            ledger.term(f"{direction}_{kind}", name, over_blocks(kind, direction), "s", formula)
+            for kind, (name, formula) in KINDS.items()
+            if any(kind in getattr(times, direction) for times in blocks.values())
         ]
         if direction == "backward":
             named = sum(in_stage(x, name, "pace") * times.again for name, times in blocks.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+from costmodel.amount import Amount
 from costmodel.plan_symbols import PLAN
 
 # group: "plan" symbols are arrays over plans, the others single numbers.
@@ -30,27 +31,32 @@ def _inputs(group: str, table: str) -> list[Input]:
     return [Input(name.strip(), group, unit.strip(), meaning.strip()) for name, unit, meaning in rows]
 
 
+# Collectives with constants of their own inside a domain, and those constants in the order in which they are fitted:
+# unit and meaning; see `costmodel.timing.network`. send/recv has latency and bandwidth alone.
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVE_CONSTANTS = {
+    "latency": ("s", "simple protocol, fixed time"),
+    "latency_per_rank": ("s", "simple protocol, time of each further rank"),
+    "bandwidth": ("byte/s", "simple protocol, bus bandwidth of many ranks"),
+    "half_ranks": ("1", "ranks of half that bandwidth"),
+    "low_latency": ("s", "low-latency protocol, fixed time"),
+    "low_latency_per_rank": ("s", "low-latency protocol, time of each further rank"),
+    "low_latency_bandwidth": ("byte/s", "low-latency protocol, bus bandwidth"),
+}
+
+
 def _collective_inputs() -> list[Input]:
-    """Constants of each collective inside a domain; see `costmodel.timing.network`."""
-    meanings = {
-        "latency": ("s", "simple protocol, fixed time"),
-        "latency_per_rank": ("s", "simple protocol, time of each further rank"),
-        "bandwidth": ("byte/s", "simple protocol, bus bandwidth of many ranks"),
-        "half_ranks": ("1", "ranks of half that bandwidth"),
-        "low_latency": ("s", "low-latency protocol, fixed time"),
-        "low_latency_per_rank": ("s", "low-latency protocol, time of each further rank"),
-        "low_latency_bandwidth": ("byte/s", "low-latency protocol, bus bandwidth"),
-    }
-    operations = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     return [
         Input(f"{operation}_{name}", "hardware", unit, f"{operation}: {meaning}")
-        for operation in operations
-        for name, (unit, meaning) in meanings.items()
+        for operation in COLLECTIVES
+        for name, (unit, meaning) in COLLECTIVE_CONSTANTS.items()
     ]
 
 
 # Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
 BLOCKS = ("attention", "mla", "csa", "mamba", "delta", "mlp", "experts")
+# Those with an attention core.
+ATTENTION_BLOCKS = ("attention", "mla", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
 # parameters, the one with most work, the last.
 STAGES = ("first", "second", "fullest", "pace", "last")
@@ -312,8 +318,13 @@ INPUTS: tuple[Input, ...] = tuple(
 BY_NAME: dict[str, Input] = {entry.name: entry for entry in INPUTS}
 
 
-def symbol_table() -> SimpleNamespace:
-    """Every input as a positive sympy symbol, by attribute: `x.tp`, `x.hbm_bandwidth`."""
+def symbol(name: str) -> Amount:
+    """An input, or an entry of a ledger, as a sympy symbol: none of them is below 0."""
     import sympy
 
-    return SimpleNamespace(**{entry.name: sympy.Symbol(entry.name, nonnegative=True) for entry in INPUTS})
+    return sympy.Symbol(name, nonnegative=True)
+
+
+def symbol_table() -> SimpleNamespace:
+    """Every input as a symbol, by attribute: `x.tp`, `x.hbm_bandwidth`."""
+    return SimpleNamespace(**{entry.name: symbol(entry.name) for entry in INPUTS})

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from costmodel.amount import Amount
-from costmodel.symbols import BY_NAME
+from costmodel.symbols import BY_NAME, symbol
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Term:
 
 
 def formula_name(function: Callable[..., Any] | str) -> str:
-    """`costmodel.timing.gemm.gemm_time` for a function; text stays text."""
+    """`costmodel.timing.kernels.gemm_time` for a function; text stays text."""
     return function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
 
 
@@ -90,7 +90,7 @@ class Ledger:
         self.entries[name] = Entry(
             name, title or name.replace("_", " "), unit, sympy.sympify(expr), formula_name(formula)
         )
-        return sympy.Symbol(name, nonnegative=True)
+        return symbol(name)
 
     def term(self, name: str, title: str, expr: Amount, unit: str, formula: Callable[..., Any] | str) -> Term:
         """A leaf of a breakdown."""
@@ -102,13 +102,7 @@ class Ledger:
         import sympy
 
         parts = tuple(parts)
-        symbols = [sympy.Symbol(part.name, nonnegative=True) for part in parts]
-        self.define(name, sympy.Add(*symbols), parts[0].unit, "sum of its parts", title)
+        self.define(
+            name, sympy.Add(*(symbol(part.name) for part in parts)), parts[0].unit, "sum of its parts", title
+        )
         return Term(name, title, parts[0].unit, parts)
-
-
-def symbol(name: str) -> Amount:
-    """A ledger entry, or an input, as a symbol."""
-    import sympy
-
-    return sympy.Symbol(name, nonnegative=True)

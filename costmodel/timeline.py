@@ -22,7 +22,7 @@ from costmodel.passes import (
     pipeline_arguments,
     stage_chunks,
 )
-from costmodel.prediction import PIPELINE, Prediction, TermValue
+from costmodel.prediction import CORRECTION, PIPELINE, Prediction, TermValue
 from costmodel.simulate import StagePasses, simulate_pipeline, warm_up_passes
 from costmodel.timeline_memory import Curve, memory_curve, thinned
 from costmodel.timeline_spans import BACKWARD, FORWARD, SENT, STREAMS, Drawing, Pass, Phases, Span
@@ -57,7 +57,7 @@ AFTER = {
     "step_fixed": "host",
 }
 IN_PIPELINE = tuple(name for name in PIPELINE if name not in (*EACH_MICROBATCH, *AFTER))
-GATHER, CORRECTION = "dp_gather", "schedule_correction"
+GATHER = "dp_gather"
 # Groups that share parameters. A difference below CLOSE of the step is rounding.
 OWNERS, CLOSE = ("dp", "edp"), 1e-10
 Leaves = Mapping[str, TermValue]

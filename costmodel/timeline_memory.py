@@ -24,7 +24,7 @@ COMPUTING = ("workspace",)
 
 
 def formula_stage(prediction: Prediction, stage: int) -> str:
-    """Which stage of the memory formulas stands for a decoder stage: one of `costmodel.memory.STAGES`."""
+    """Which stage of the memory formulas stands for a decoder stage: one of `costmodel.memory.MEMORY_STAGES`."""
     last, values = prediction.plan.pp - 1, prediction.values
     if stage == 0:
         return "first"

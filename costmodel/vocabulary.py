@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.rates import linear_gemm, model_gemm, stream
-from costmodel.term import Ledger, symbol
+from costmodel.symbols import symbol
+from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication, linear, vocabulary

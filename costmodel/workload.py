@@ -19,7 +19,7 @@ class Workload:
     seq_len: tokens in one sequence (of a pack, when sequences are packed). global_batch: sequences (or packs)
     in one optimizer step over all GPUs. mean_length: mean tokens of a document, 0 when each fills its
     sequence; length_cv: standard deviation of its length over the mean; packed: documents fill sequences
-    together rather than each being padded, see `as_padded`. lora_rank, lora_targets: adapters of task lora
+    together rather than each being padded, see `padded_to_longest`. lora_rank, lora_targets: adapters of task lora
     and whether QKV, attention or all dense layers have them.
     moe_imbalance: tokens of the busiest expert rank over the mean, 1 is balanced. moe_adjacent: a token's experts
     stand side by side, as the gate of AutoModel's benchmarks deals them out.
@@ -91,7 +91,7 @@ class Workload:
         reach = self.mean_length * (1 + self.length_cv * math.sqrt(2 * math.log(self.global_batch)))
         return min(math.ceil(reach / PADDED_TO) * PADDED_TO, self.seq_len)
 
-    def as_padded(self) -> Workload:
+    def padded_to_longest(self) -> Workload:
         """The workload of a step whose sequences are padded to the longest of its batch.
 
         A rank pads to the longest document of its own share of the global batch, all micro-batches alike, and the

@@ -43,7 +43,6 @@ def calibrate_here(
     processes: int,
     seconds: float,
     out: Path,
-    tell: Callable[[str], None],
     progress: Callable[[float, str], None] = lambda share, what: None,
     refuse_noise: bool = False,
 ) -> Calibration | None:
@@ -56,7 +55,7 @@ def calibrate_here(
     cluster = hardware_db.resolve(gpu_here(), None)[0] if has_cuda() else None
     kernels = KERNELS if cluster is None else 1.0
     measured = measure(
-        processes, kernels * seconds, out.parent, tell, lambda share, what: progress(kernels * share, what)
+        processes, kernels * seconds, out.parent, lambda share, what: progress(kernels * share, what)
     )
     warnings = warnings_of(measured)
     if refuse_noise and warnings:
@@ -76,7 +75,6 @@ def calibrate_here(
             (1 - KERNELS) * seconds,
             folder,
             False,
-            tell,
             lambda share, what: progress(KERNELS + (1 - KERNELS) * share, what),
         )
         warnings += failed

@@ -15,7 +15,7 @@ import numpy as np
 
 from costmodel.robust import STEP, TRIALS, Belief, Numbers, fit
 from costmodel.step_constants import PRIORS
-from costmodel.timing.network import OPERATIONS
+from costmodel.symbols import COLLECTIVES
 from executor.calibrate_records import Modelled, Observed
 from hardware_db import Cluster
 
@@ -56,7 +56,7 @@ class Constant:
 # Latencies of every kind of message: a processor has one protocol, so that both forms of the formula are the same.
 LATENCIES = tuple(
     (kind, name)
-    for kind in (*OPERATIONS, "send_recv")
+    for kind in (*COLLECTIVES, "send_recv")
     for name in ("latency", "low_latency")
     if (kind, name) != ("send_recv", "low_latency")
 )

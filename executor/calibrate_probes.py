@@ -118,7 +118,6 @@ def run_probes(
     seconds: float,
     folder: Path,
     cuda: bool,
-    tell: Callable[[str], None],
     progress: Callable[[float, str], None],
 ) -> tuple[list[Observed], list[str]]:
     """Probes that end within about `seconds`, and what did not run."""
@@ -135,9 +134,7 @@ def run_probes(
         progress(index / len(todo), f"training {name}")
         plan = probe.plan(processes, "bf16" if cuda else "fp32")
         try:
-            found.append(
-                run_probe(probe.model, plan, probe.workload(processes), folder / name, cuda, quiet, tell)
-            )
+            found.append(run_probe(probe.model, plan, probe.workload(processes), folder / name, cuda, quiet))
         except (ValueError, RunFailed) as error:
             failed.append(f"the short run {name} did not end well: {error}")
     progress(1.0, "trained")
@@ -151,7 +148,6 @@ def run_probe(
     folder: Path,
     cuda: bool,
     quiet: bool,
-    tell: Callable[[str], None],
 ) -> Observed:
     """One probe, kept as the record of a run. ValueError or RunFailed when it cannot run.
 
@@ -164,5 +160,5 @@ def run_probe(
     worker = "probe" if quiet else "train"
     write_json(folder / "job.json", job | {"clock": "quiet" if quiet else "wall"})
     write_json(folder / "environment.json", environment())
-    run_worker(f"executor.workers.{worker}", [str(folder / "job.json")], plan.world, folder, LIMIT, tell)
+    run_worker(f"executor.workers.{worker}", [str(folder / "job.json")], plan.world, folder, LIMIT)
     return read_observed(folder)

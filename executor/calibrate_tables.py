@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from costmodel.robust import Belief, Fitted, fit
+from costmodel.symbols import COLLECTIVES
 from costmodel.timing import kernels
-from costmodel.timing.network import OPERATIONS
 from costmodel.work.linear import gemm_bytes
 
 Record = dict[str, Any]
@@ -177,14 +177,8 @@ def wire_factor(kind: str, ranks: int) -> float:
     return (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
 
 
-def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Latency [s] and bandwidth [byte/s] of t = latency + bytes / bandwidth from (bytes, seconds), robustly."""
-    found = _fit_messages([(size, 2, seconds) for size, seconds in points])
-    return float(found.values[0]), float(found.values[1])
-
-
-def _fit_messages(points: Sequence[tuple[float, int, float]]) -> Fitted:
-    """Latency, bandwidth, latency of each further rank and half_ranks, in the form of `network.domain_time`.
+def fit_messages(points: Sequence[tuple[float, int, float]]) -> Fitted:
+    """Latency, bandwidth, latency of each further rank and half_ranks, in the form of `network.domain_time`, robustly.
 
     points: bytes on the wire, ranks, seconds. With groups of one size the last two are zero.
     """
@@ -212,7 +206,7 @@ def _fit_messages(points: Sequence[tuple[float, int, float]]) -> Fitted:
 def collective_tables(entries: Sequence[Record], leaf: Leaf) -> Record:
     """Latency and bandwidth of each kind. One protocol: both forms of the two-protocol formula are the same line."""
     found: Record = {}
-    for kind in (*OPERATIONS, "send_recv"):
+    for kind in (*COLLECTIVES, "send_recv"):
         own = [entry for entry in entries if entry["kind"] == kind]
         if not own:
             continue
@@ -221,7 +215,7 @@ def collective_tables(entries: Sequence[Record], leaf: Leaf) -> Record:
             (entry["bytes"] * wire_factor(kind, entry["ranks"]), entry["ranks"], entry["quick"])
             for entry in own
         ]
-        fitted = _fit_messages(points)
+        fitted = fit_messages(points)
         latency, bandwidth, per_rank, half = fitted.values
         size = _mean_size(fitted)
         if kind == "send_recv":

@@ -98,7 +98,7 @@ def classify(folder: Path, code: int, log: Path, kills_before: int | None = None
     text = _read(log)
     failures = _failures(folder)
     return (
-        _killed(text, code, log, failures, kills_before)
+        _killed(text, code, log, kills_before)
         or _reason(failures, consequences=False)
         or _logged(text, log, consequences=False)
         or _full_disk(folder)
@@ -120,9 +120,7 @@ def _failures(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     return found
 
 
-def _killed(
-    text: str, code: int, log: Path, failures: list[tuple[Path, dict[str, Any]]], kills_before: int | None
-) -> Fault | None:
+def _killed(text: str, code: int, log: Path, kills_before: int | None) -> Fault | None:
     """A rank that a signal ended. torchrun ends the others with SIGTERM, and after 30 s for certain."""
     ended = set(re.findall(r"Unable to shutdown process (\d+)", text))
     killed = [

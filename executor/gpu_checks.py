@@ -118,7 +118,7 @@ def check(
     own = cluster
     try:
         seconds = min(CALIBRATE, (end - time.monotonic()) / 3)
-        if calibrate.calibrate_here(1, seconds, path, tell) is not None:
+        if calibrate.calibrate_here(1, seconds, path) is not None:
             own = hardware_db.load_cluster(str(path))
     except (RuntimeError, ValueError) as error:
         left_out.append(f"calibration: {error}")

@@ -87,7 +87,6 @@ def run_worker(
     processes: int,
     folder: Path,
     limit: float,
-    tell: Callable[[str], None],
     poll: Callable[[], None] = lambda: None,
     *,
     nodes: Nodes | None = None,

@@ -56,7 +56,7 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
         f"measuring this machine with {processes} process{'es' * (processes > 1)}, about {SECONDS:.0f} s: "
         "matmul, attention, memory, gloo; `advisor calibrate` takes longer and is nearer"
     )
-    measured = measure(processes, SECONDS, path.parent, tell)
+    measured = measure(processes, SECONDS, path.parent)
     write_profile(path, profile(measured, processes))
     return path, warnings_of(measured)
 
@@ -65,7 +65,6 @@ def measure(
     processes: int,
     seconds: float,
     beside: Path,
-    tell: Callable[[str], None],
     progress: Callable[[float, str], None] | None = None,
 ) -> Record:
     """What `executor.workers.calibrate` measures here within about `seconds`, with that many processes.
@@ -92,9 +91,7 @@ def measure(
 
     limit = 180.0 + 4 * seconds
     try:
-        run_worker(
-            "executor.workers.calibrate", [str(out), str(seconds)], processes, folder, limit, tell, poll
-        )
+        run_worker("executor.workers.calibrate", [str(out), str(seconds)], processes, folder, limit, poll)
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise

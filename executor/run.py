@@ -173,7 +173,6 @@ def train(
         local,
         out,
         limit,
-        progress,
         tell.poll,
         nodes=nodes,
         variables=job["variables"],

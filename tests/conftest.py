@@ -1,10 +1,14 @@
-"""Shared test settings: no deadlines (the suite never times things), a cache folder of its own."""
+"""Shared by all tests: no deadlines (the suite never times things), a cache folder of its own, Megatron-LM's parser."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from pathlib import Path
+from types import ModuleType
 
+import pytest
 from hypothesis import settings
 
 # The suite draws the same examples each time: a commit passes or fails for good. `make explore` draws others.
@@ -15,3 +19,18 @@ settings.load_profile(os.environ.get("ADVISOR_EXAMPLES", "advisor"))
 # Texts are compared on the widest page; tests of narrow ones ask for theirs.
 os.environ["COLUMNS"] = "100"
 os.environ.setdefault("ADVISOR_CACHE", os.path.join(tempfile.gettempdir(), f"advisor-cache-{os.getuid()}"))
+
+
+@pytest.fixture(scope="session")
+def parser() -> ModuleType:
+    """tools/megatron_lm_parser with the wheel of 0.19.2 at hand, skipped with the reason where it cannot be had."""
+    tools = str(Path(__file__).parents[1] / "tools")
+    if tools not in sys.path:
+        sys.path.insert(0, tools)
+    import megatron_lm_parser
+
+    try:
+        megatron_lm_parser.wheel_folder(megatron_lm_parser.WHEELS["0.19"])
+    except megatron_lm_parser.NoParser as reason:
+        pytest.skip(str(reason))
+    return megatron_lm_parser

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 from scipy.optimize import least_squares
 
+from costmodel.symbols import COLLECTIVE_CONSTANTS
 from costmodel.timing import network
 
 READ_ON = datetime.date(2026, 11, 21)
@@ -69,7 +70,7 @@ def collective_tables(
                     intra_scale=1.0,
                     **{
                         f"{operation}_{name}": value
-                        for name, value in zip(network.CONSTANTS, np.exp(p), strict=True)
+                        for name, value in zip(COLLECTIVE_CONSTANTS, np.exp(p), strict=True)
                     },
                 )
                 return network.domain_time(x, operation, wire, ranks)
@@ -90,7 +91,7 @@ def collective_tables(
                 for start in starts
             ]
             result = min(tries, key=lambda one: one.cost)
-            values = dict(zip(network.CONSTANTS, np.exp(result.x), strict=True))
+            values = dict(zip(COLLECTIVE_CONSTANTS, np.exp(result.x), strict=True))
             error = float(np.abs(cost(result.x)).mean())
             units = {
                 "bandwidth": ("GB/s", 1e-9),

@@ -101,10 +101,6 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
 
     began = time.monotonic()
 
-    def tell(line: str) -> None:
-        if not as_json:
-            click.echo(f"  {line}", err=True)
-
     with Progress(wanted=not as_json) as bar:
 
         def progress(share: float, what: str) -> None:
@@ -113,9 +109,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
             bar(share, what + left)
 
         try:
-            found = calibrate_here(
-                processes, options["seconds"], out, tell, progress, options["refuse_noise"]
-            )
+            found = calibrate_here(processes, options["seconds"], out, progress, options["refuse_noise"])
         except RuntimeError as error:
             raise ValueError(str(error)) from None
     if found is None:

@@ -155,19 +155,17 @@ def checked(case: Case) -> Checked:
     """Rules, memory, and where that does not suffice the first change that mends it."""
     from advisor.cures import first_cure
     from advisor.pipeline import with_schedule
-    from advisor.rules import violations
     from advisor.rules.predicted_words import all_words
-    from costmodel.predict import predict
 
     prediction: Prediction | None = None
     reason = ""
     try:
-        closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        closed_form = case.predict()
         prediction = with_schedule(closed_form)
     except ValueError as error:
         reason = str(error)
     words = all_words(prediction, case.stack)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+    found = case.violations(words)
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)
 

@@ -14,6 +14,7 @@ import click
 from advisor.case import Case, read_case, setting_options
 from advisor.commands import HELP, not_blank, not_blank_version
 from advisor.options import knob_options
+from executor.export.exported import TARGETS
 
 if TYPE_CHECKING:
     from advisor.commands.check import Checked
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 # A variable that a script asks for: `${NAME:?what it is}`.
 REQUIRED = re.compile(r"\$\{(\w+):\?")
-TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
 
 
 @click.command(name="export", context_settings=HELP)

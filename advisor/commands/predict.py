@@ -40,16 +40,15 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from advisor.pipeline import with_schedule
     from advisor.plan_faults import plan_faults
     from advisor.predict_text import prediction_lines
-    from advisor.rules import holds, violations
+    from advisor.rules import holds
     from advisor.rules.predicted_words import all_words
     from costmodel.plan_file import provenance, save_plan_file
-    from costmodel.predict import predict
 
     case = read_case(plan, options)
     with plan_faults(case):
-        prediction = with_schedule(predict(case.model, case.workload, case.cluster, case.plan, case.stack))
+        prediction = with_schedule(case.predict())
     words = all_words(prediction, case.stack)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+    found = case.violations(words)
     if options["save"]:
         from dataclasses import replace
 

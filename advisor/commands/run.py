@@ -14,12 +14,10 @@ from click.core import ParameterSource
 from advisor.commands import HELP, not_blank
 from advisor.options import PinsKnobs
 from advisor.profiles import named
-from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN, check_processes
+from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN
 
 if TYPE_CHECKING:
     from executor.launch import Nodes
-
-__all__ = ["check_processes", "command"]
 
 # Slices of the predicted step that a record keeps.
 TRACE_SPANS = 20_000

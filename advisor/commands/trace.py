@@ -67,17 +67,16 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
     else:
         from advisor.pipeline import with_schedule
         from advisor.plan_faults import plan_faults
-        from advisor.rules import holds, violations
+        from advisor.rules import holds
         from advisor.rules.predicted_words import all_words
-        from costmodel.predict import predict
         from executor.trace_predicted import predicted_trace
 
         case = read_case(plan, options)
         with plan_faults(case):
-            closed_form = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+            closed_form = case.predict()
             prediction = with_schedule(closed_form)
         words = all_words(closed_form, case.stack)
-        found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+        found = case.violations(words)
         runs = holds(closed_form, found)
         trace = predicted_trace(prediction, options["max_spans"] or 0)
     write_trace(Path(output), trace)

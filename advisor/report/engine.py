@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from advisor.pipeline import CORRECTION, CORRECTION_TITLE, schedule_correction
+from advisor.pipeline import CORRECTION_TITLE, schedule_correction
 from advisor.report.controls import Control, controls, offered
 from advisor.report.rules_script import FUNCTIONS, rules_script
 from advisor.report.tables import bound_tables, layout_tables, precision_tables, values_of
@@ -35,7 +35,7 @@ from costmodel.javascript_functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
-from costmodel.prediction import FITS_BELOW, RESOURCES, TIGHT_ABOVE, Prediction
+from costmodel.prediction import CORRECTION, FITS_BELOW, RESOURCES, TIGHT_ABOVE, Prediction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from advisor.candidates import Candidate
+from advisor.progress import Tell
 from advisor.request import MOST_GPUS, Request
 from advisor.search import search
 from advisor.sections import training_cost
@@ -17,7 +17,7 @@ FACTORS = (0.25, 0.5, 1, 2, 4)
 TOKENS = 1e12
 
 
-def scaling(request: Request, best: Candidate | None, tell: Callable[[float, str], None]) -> dict[str, Any]:
+def scaling(request: Request, best: Candidate | None, tell: Tell) -> dict[str, Any]:
     """Best plan on a handful of GPU counts around the request's, global batch unchanged (strong scaling).
 
     best: what the search gave for the request itself, which is not searched again; its number format is kept.

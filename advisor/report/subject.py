@@ -16,15 +16,14 @@ from advisor.report.cloud import Cloud
 from advisor.report.records import run_records
 from advisor.report.scaling import scaling
 from advisor.request import Request, choose_precisions
-from advisor.rules import Violation, holds, violations
+from advisor.rules import Violation, holds
 from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
-from advisor.why import Path, Step
-from costmodel.predict import predict
+from advisor.why import GuidePath, Step
 from costmodel.prediction import Prediction
 
 if TYPE_CHECKING:
-    from advisor.search import Progress
+    from advisor.progress import Tell
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def subject_of_case(
     path: str | None,
     tokens: float | None,
     records: Sequence[str],
-    tell: Progress,
+    tell: Tell,
     asked: Sequence[str] = (),
 ) -> Subject:
     """The plan of a file or of options, beside the search over everything else in its setting.
@@ -86,10 +85,10 @@ def subject_of_case(
     asked: where there is no file, the arguments of the command that writes one.
     """
     with plan_faults(case):
-        closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
+        closed = case.predict()
         prediction = with_schedule(closed)
     words = predicted_words(prediction)
-    found = violations(case.model, case.workload, case.cluster, case.plan, case.gpus, words, case.stack)
+    found = case.violations(words)
     runs = tuple(run_records(prediction, records))
     recipes, note = choose_precisions("auto", case.cluster, case.stack)
     request = Request(
@@ -112,7 +111,7 @@ def subject_of_case(
     if explanation and best and best.plan == case.plan:
         steps = explanation.steps
     else:
-        steps = tuple(Path(prediction, request.precisions, case.stack).steps())
+        steps = tuple(GuidePath(prediction, request.precisions, case.stack).steps())
     return Subject(
         prediction=prediction,
         explanation=explanation,
@@ -136,14 +135,14 @@ def subject_of_explanation(
     names: Mapping[str, str],
     saved: str | None,
     asked: Sequence[str],
-    tell: Progress,
+    tell: Tell,
 ) -> Subject:
     """The answer of `explain`, or the least bad plan when nothing fits. saved: its file; asked: the arguments."""
     request: Request = explanation.request
     prediction = explanation.shown.prediction
     steps = explanation.steps
     if not steps:
-        steps = tuple(Path(prediction, request.precisions, request.stack).steps())
+        steps = tuple(GuidePath(prediction, request.precisions, request.stack).steps())
     return Subject(
         prediction=prediction,
         explanation=explanation,
@@ -205,5 +204,5 @@ def without_page(asked: Sequence[str], options: Sequence[str] = ("--html",)) -> 
     return kept
 
 
-def _part(tell: Progress, start: float, end: float) -> Progress:
+def _part(tell: Tell, start: float, end: float) -> Tell:
     return lambda share, what: tell(start + (end - start) * share, what)

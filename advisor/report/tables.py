@@ -41,7 +41,7 @@ def bound_tables(prediction: Prediction, controls: Sequence[Control], stack: str
     def numbers(precision: str, seq_len: int, padded_with: int = 0) -> dict[str, float]:
         own = replace(load, seq_len=seq_len)
         if padded_with:
-            own = replace(own, global_batch=padded_with).as_padded()
+            own = replace(own, global_batch=padded_with).padded_to_longest()
         bound = bind(model, own, cluster, precision, stack)
         return {name: entry.value for name, entry in bound.items()}
 

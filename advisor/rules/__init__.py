@@ -2,7 +2,7 @@
 
 A rule is a record of a topic file (`parallel.toml`, `experts.toml`, ...): the expression `when` over the
 words of `advisor.rules.facts`, the text with numbers, and the way out. `violations` tells everything that
-is wrong with a plan at once; `error_masks` and `legal_mask` apply the same expressions to a whole search space.
+is wrong with a plan at once; `error_masks` applies the same expressions to a whole search space.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from advisor.rules.features import Feature, lacked, load_features
 from advisor.rules.model_words import machine_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.ways import NOTHING_ELSE, Way, joined
-from costmodel.columns import Columns, plan_columns
+from costmodel.columns import plan_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.stack import Stack, default_stack, load_stack
@@ -260,14 +260,3 @@ def error_masks(words: Facts, rules: Iterable[Rule] | None = None) -> dict[str, 
     errors = [rule for rule in (load_rules() if rules is None else rules) if rule.severity == "ERROR"]
     masks = {rule.id: np.asarray(rule.broken(words), dtype=bool) for rule in errors}
     return {name: mask for name, mask in masks.items() if mask.any()}
-
-
-def legal_mask(
-    model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, columns: Columns, gpus: int = 0
-) -> Mask:
-    """Rows of `columns` that break no ERROR rule."""
-    rows = np.broadcast_shapes(*(np.shape(column) for column in columns.values()))[0]
-    legal = np.ones(rows, dtype=bool)
-    for mask in error_masks(facts(model, workload, cluster, precision, columns, gpus)).values():
-        legal &= ~mask
-    return legal

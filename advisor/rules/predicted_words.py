@@ -11,7 +11,7 @@ import numpy as np
 
 from advisor.rules.setting_words import UNSAID
 from costmodel.family import compiled_family
-from costmodel.prediction import resource_shares
+from costmodel.prediction import CORRECTION, resource_shares
 from costmodel.symbols import BY_NAME
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def split_words(prediction: Prediction | None, stack: str | None) -> dict[str, A
     given = plan.pipeline_layout or plan.first_stage_layers or plan.last_stage_layers
     if given or vocabulary <= VOCABULARY_SHARE * time.value:
         return {}
-    from advisor.pipeline import CORRECTION, with_schedule
+    from advisor.pipeline import with_schedule
     from costmodel.predict import predict
 
     balanced = replace(plan, pipeline_layout="balanced", account_embedding=False, account_loss=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from costmodel.amount import Amount, maximum
 
 
-def host_exposed(kernels: Amount, host_kernel: Amount, gpu_time: Amount) -> Amount:
+def host_exposed(issuing: Amount, gpu_time: Amount) -> Amount:
     """Time the GPU waits for the host in one pass. [s]
 
-    max(0, kernels x host_kernel - gpu_time); kernels of CUDA graphs, which replay without the host, do not count.
-    Holds when the host runs ahead freely inside the pass.
+    max(0, issuing - gpu_time). issuing: what the host needs to issue the pass, without what CUDA graphs replay, see
+    `costmodel.host_waits.issuing_time`; gpu_time: of its kernels [s]. Holds when the host runs ahead freely in it.
     """
-    return maximum(0, kernels * host_kernel - gpu_time)
+    return maximum(0, issuing - gpu_time)
 
 
 def launch_gaps(kernels: Amount, kernel_launch: Amount, graph_launch: Amount, graph: Amount) -> Amount:

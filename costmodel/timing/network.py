@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
+from costmodel.amount import Amount, is_above_one, is_more_than_one, logarithm2, maximum, minimum
+from costmodel.symbols import COLLECTIVE_CONSTANTS
 
-# Operations with constants of their own; send/recv has latency and bandwidth alone.
-OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Sources: DeepSeek-AI, DeepEP README (24 of 132 for all, 20 by Megatron-Core); Megatron-Core, moe_hybridep_num_sms.
 DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 # Seconds of one hop of a tree between nodes in NCCL's low-latency protocol, which small messages take.
@@ -27,15 +26,6 @@ DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 TREE_HOP = 5e-6
 # NCCL passes these through every rank; all-reduces cross domains in trees. Source: NCCL, src/graph/tuning.cc.
 RINGS_ONLY = ("all_gather", "reduce_scatter")
-CONSTANTS = (
-    "latency",
-    "latency_per_rank",
-    "bandwidth",
-    "half_ranks",
-    "low_latency",
-    "low_latency_per_rank",
-    "low_latency_bandwidth",
-)
 
 
 def domain_time(
@@ -48,7 +38,7 @@ def domain_time(
     Source: two-protocol fit of nccl-tests curves for 2, 4 and 8 GPUs, 512 B to 512 MiB.
     """
     hops = ranks - 1 if hops is None else hops
-    c = {name: getattr(x, f"{operation}_{name}") for name in CONSTANTS}
+    c = {name: getattr(x, f"{operation}_{name}") for name in COLLECTIVE_CONSTANTS}
     growth = ranks / (ranks + c["half_ranks"])
     simple = c["latency"] + c["latency_per_rank"] * hops + wire / (c["bandwidth"] * x.intra_scale * growth)
     quick = (
@@ -96,7 +86,7 @@ def one_card_time(x: SimpleNamespace, wire: Amount, ranks: Amount, ranks_in_doma
     At the share of a card's rate that expert dispatch reaches, which has one card a rank. 0 inside a domain.
     """
     domains = ranks / ranks_in_domain
-    crosses = minimum(1, maximum(0, domains - 1) * 1e9)
+    crosses = is_above_one(domains)
     rate = x.network_bandwidth * x.dispatch_network
     return crosses * (x.network_latency * logarithm2(domains) + wire / rate)
 
@@ -115,7 +105,7 @@ def ring_time(
     in_switch: 1 when the network's switches reduce, which halves what a card sends. Source: NVIDIA SHARP.
     """
     domains = ranks / ranks_in_domain
-    crosses = minimum(1, maximum(0, domains - 1) * 1e9)
+    crosses = is_above_one(domains)
     outside = crosses * network_time(x, wire * (1 - in_switch / 2), domains, ring_cards(x, ranks_in_domain))
     hops = ranks_in_domain - 1
     if operation in RINGS_ONLY:
@@ -186,7 +176,7 @@ def dispatch_time(
     rate = 1 + x.dispatch_once * (x.dispatch_scale * fed - 1)
     inside = several * domain_time(x, "all_to_all", near / rate, ranks_in_domain)
     domains = ranks / ranks_in_domain
-    crosses = minimum(1, maximum(0, domains - 1) * 1e9)
+    crosses = is_above_one(domains)
     # Not at the rate of a step's rings, in which the cards of a domain share the work.
     sending = far / (x.network_bandwidth * x.dispatch_network)
     outside = crosses * (x.network_latency * logarithm2(domains) + sending)
@@ -199,7 +189,7 @@ def send_recv_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_dom
     The slowest hop counts: over the network as soon as the group leaves a domain.
     Source: NCCL point-to-point; NVLink P2P reaches 0.83 of the link, a network card 0.95.
     """
-    leaves = minimum(1, maximum(0, ranks / ranks_in_domain - 1) * 1e9)
+    leaves = is_above_one(ranks / ranks_in_domain)
     inside = x.send_recv_latency + size / (x.send_recv_bandwidth * x.intra_scale)
     outside = x.network_latency + size / (x.network_bandwidth * inter_scale(x, 1))
     return is_more_than_one(ranks) * ((1 - leaves) * inside + leaves * maximum(inside, outside))

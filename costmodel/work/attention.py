@@ -69,6 +69,11 @@ def attended_keys(x: SimpleNamespace) -> Amount:
     return rest * full + x.window_share * windowed + x.chunk_share * chunked
 
 
+# Backward pass of the fused core over its forward pass where queries are as wide as values: five products for two.
+# Source: see `core_flops_forward`.
+CORE_BACKWARD = 2.5
+
+
 def last_rank_work(x: SimpleNamespace, ring: Amount) -> Amount:
     """Attention work of the rank of a context ring that has most of it, over the mean rank's. [1]
 

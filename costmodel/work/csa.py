@@ -13,6 +13,9 @@ from costmodel.work.linear import Linear, tokens
 
 # Kernels beyond those of grouped-query attention: latents, compressors, indexer, top-k, hyper-connections.
 SPARSE_KERNELS = (24.0, 34.0)
+# Projections of the hidden state to the one key-value head: its own, and those of the compressors, two on light layers
+# and one on heavy, their mean. Source: transformers modeling_deepseek_v4.
+KEY_PROJECTIONS = 1 + (2 + 1) / 2
 
 
 def attended_entries(x: SimpleNamespace) -> Amount:
@@ -52,7 +55,7 @@ def csa(x: SimpleNamespace) -> BlockWork:
         linears=(
             Linear("q_down", x.q_lora, x.h, own, "none", adapter="qkv"),
             Linear("q_up", heads * x.d, x.q_lora, rows, "column", adapter="qkv"),
-            Linear("kv", 2.5 * x.d, x.h, own, "none", adapter="qkv"),
+            Linear("kv", KEY_PROJECTIONS * x.d, x.h, own, "none", adapter="qkv"),
             Linear("index_queries", index, x.q_lora, own, "none", quantised=False),
             Linear("index_keys", (x.index_dim + x.index_heads) / 2, x.h, own, "none", quantised=False),
             Linear("out_down", x.out_lora, heads * x.d, rows, "row", adapter="proj"),
@@ -73,7 +76,7 @@ def csa(x: SimpleNamespace) -> BlockWork:
         )
         | {
             "residual streams": 2 * (x.residual_streams - 1) * e * own * x.h,
-            "latents": 2 * e * own * (x.q_lora + 2.5 * x.d),
+            "latents": 2 * e * own * (x.q_lora + KEY_PROJECTIONS * x.d),
             "queries": (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn) * e * rows * heads * x.d,
             "attention output": saved_core_output(x, x.d),
             "output latent": kept_input(x, "proj") * own * x.out_groups * x.out_lora,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.symbols import ATTENTION_BLOCKS
 
 
 def kept_products(x: SimpleNamespace) -> Amount:
@@ -20,6 +21,11 @@ def kept_products(x: SimpleNamespace) -> Amount:
     180 and 174, which is what layers hold that keep their input and the attention core's output.
     """
     return x.recompute_ops * (1 - x.products_apart * (1 - x.bf16_share))
+
+
+def repeated(x: SimpleNamespace, selective: Amount) -> Amount:
+    """How often something is repeated: once in layers with full recompute, in the others `selective` times. [1]"""
+    return x.recompute_layers + (1 - x.recompute_layers) * selective
 
 
 def linear_again(x: SimpleNamespace, block: str, layer: str) -> Amount:
@@ -36,7 +42,7 @@ def linear_again(x: SimpleNamespace, block: str, layer: str) -> Amount:
 
 def core_again(x: SimpleNamespace, block: str) -> Amount:
     """How often the attention core is repeated, with what context parallelism exchanges for it. [1]"""
-    return x.recompute_attention if block in ("attention", "mla", "csa") else 0
+    return x.recompute_attention if block in ATTENTION_BLOCKS else 0
 
 
 def messages_again(x: SimpleNamespace, block: str) -> Amount:

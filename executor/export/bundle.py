@@ -15,7 +15,6 @@ from executor.export.slurm import JOB_SCRIPT, placement_note, sbatch_script, seg
 from executor.megatron_model import ENCODER_NOTE
 
 VBOOST = "vboost: `sudo nvidia-smi boost-slider --vboost 1` once a node before the run; --slurm writes it into the job"
-TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
 
 
 @dataclass(frozen=True)

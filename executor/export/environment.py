@@ -29,8 +29,6 @@ ATTENTION = {
     "NVTE_FUSED_ATTN": ("fused", "auto"),
     "NVTE_UNFUSED_ATTN": ("unfused", "auto"),
 }
-# Variables of choice knobs that the target's own argument sets, or that a knob says through another name.
-SAID_ELSEWHERE = {*ATTENTION, "NVTE_DPA_FP8_RECIPE"}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,15 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
+TARGETS = ("megatron-bridge", "nemo", "megatron-lm")
+# Shell variables of a launch script that say how long to train and how fast to learn: name to default and meaning.
+SCHEDULE = {
+    "TRAIN_ITERS": ("1000", "optimizer steps"),
+    "LR": ("3e-4", "peak learning rate: yours to choose"),
+    "MIN_LR": ("3e-5", "learning rate at the end"),
+    "WARMUP_ITERS": ("100", "steps of warm-up"),
+}
+
 
 @dataclass(frozen=True)
 class Job:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from costmodel.knobs import SETTINGS
 from costmodel.plan import Plan
@@ -167,8 +167,3 @@ def _torchrun(job: Job, exported: Exported, nodes: int, per_node: int) -> list[s
 def quoted(word: str) -> str:
     """A word for the shell; variables stay variables."""
     return f'"{word}"' if "$" in word else shlex.quote(word)
-
-
-def command_line(words: Sequence[str]) -> str:
-    """Words as one line of shell."""
-    return " ".join(quoted(word) for word in words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor.export.exported import Exported, Job, Reading
+from executor.export.exported import SCHEDULE, Exported, Job, Reading
 from executor.export.megatron_bridge_code import python_file
 from executor.export.megatron_bridge_settings import overrides
 from executor.export.python_text import option
@@ -18,12 +18,6 @@ DATA = {
     "CHECKPOINTS": ("$PWD/checkpoints", "where checkpoints are kept, on a file system all nodes share"),
 }
 TUNING = {"PRETRAINED": ("", "the checkpoint to start from, converted to Megatron-Bridge's form")}
-SCHEDULE = {
-    "TRAIN_ITERS": ("1000", "optimizer steps"),
-    "LR": ("3e-4", "peak learning rate: yours to choose"),
-    "MIN_LR": ("3e-5", "learning rate at the end"),
-    "WARMUP_ITERS": ("100", "steps of warm-up"),
-}
 
 
 def export(job: Job) -> Exported:

@@ -69,7 +69,7 @@ def python_file(job: Job, names: Names, found: Overrides, variables: Iterable[st
     """The whole file. variables: of the launch script, which the file takes as options."""
     imports = {"import argparse", f"from {BRIDGE}.training.config import ConfigContainer"}
     variables_set = environment(job, "megatron-bridge")
-    body = [*_start(job, names, found, imports), *_overrides(job, names, found, imports)]
+    body = [*_start(job, names, found, imports), *_overrides(found, imports)]
     if names.has("container", "env_vars"):
         body += _variables(any(each.value is None for each in variables_set))
     user = list(_inputs(job, imports))
@@ -173,7 +173,7 @@ def provider_of(job: Job, names: Names) -> tuple[str, str]:
     return "models.mla_provider", "MLAModelProvider"
 
 
-def _overrides(job: Job, names: Names, found: Overrides, imports: set[str]) -> Iterator[str]:
+def _overrides(found: Overrides, imports: set[str]) -> Iterator[str]:
     """The overrides by part of the container, parts that are made anew first."""
     for section in dict.fromkeys(dotted.partition(".")[0] for dotted in found.settings):
         part = {

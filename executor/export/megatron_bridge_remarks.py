@@ -11,8 +11,9 @@ from executor.export.unsaid import (
     facts_not_on_file,
     gather_note,
     graph_word_note,
+    pack_note,
+    recompute_note,
 )
-from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed, yarn_arguments
 
 
@@ -44,11 +45,8 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
         yield "NaN checks are off: Megatron-Bridge refuses them with a graph of the whole iteration"
     if names.core_numbers < (0, 16):
         yield from graph_word_note(plan, model, f"release {names.release}")
-    if job.workload.task != "pretrain" and job.workload.packed and plan.micro_batch > 1:
-        yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: Megatron-Bridge takes one"
-    lost = foreign_modules(plan.recompute_modules, model)
-    if plan.recompute == "selective" and lost:
-        yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
+    yield from pack_note(plan, job.workload, "Megatron-Bridge")
+    yield from recompute_note(plan, model)
     yield from not_expressed(model, names.has("model", "hybrid_layer_pattern"))
     if not job.workload.packed and job.workload.mean_length:
         yield "documents are padded: their lengths are those of your data set"

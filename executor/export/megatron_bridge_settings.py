@@ -22,6 +22,7 @@ from executor.export.megatron_bridge_task import benchmark_settings, task_settin
 from executor.export.overlap_table import FIELD, pipelined
 from executor.export.target_names import Names, names_of, recipe_names, releases
 from executor.export.unsaid import (
+    BENCHMARK_ONLY,
     graph_word,
     refuse_other_shape,
     refuse_recomputed_graphs,
@@ -80,7 +81,6 @@ OFF: dict[str, Any] = {
 # Values that a release without the field has anyway.
 NOTHING = (None, False, 0, "none", "no_shard", [], "")
 TASK_WORDS = {"pretrain": ("pretrain",), "sft": ("sft", "finetune"), "lora": ("peft", "finetune")}
-BENCHMARK_ONLY = ("moe_router_force_load_balancing", "fake_process_group")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from executor.export.exported import Exported, Job, Reading
+from executor.export.exported import SCHEDULE, Exported, Job, Reading
 from executor.export.megatron_lm_arguments import arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
 from executor.export.overlap_table import PIPELINED, pipelined
@@ -23,12 +23,6 @@ DATA = {
     "TOKENIZER_MODEL": ("", "the tokenizer: a name on Hugging Face or a folder"),
 }
 TUNING = {"PRETRAINED": ("", "the checkpoint to start from")}
-SCHEDULE = {
-    "TRAIN_ITERS": ("1000", "optimizer steps"),
-    "LR": ("3e-4", "peak learning rate: yours to choose"),
-    "MIN_LR": ("3e-5", "learning rate at the end"),
-    "WARMUP_ITERS": ("100", "steps of warm-up"),
-}
 # What --tp-comm-overlap-cfg names.
 OVERLAP_FILE = "tp_comm_overlap.yaml"
 

@@ -14,14 +14,12 @@ from costmodel.knobs import SETTINGS
 from costmodel.layout import layout_of
 from executor.export.exported import Job
 from executor.export.megatron_lm_names import Version, flag_of, names
-from executor.export.unsaid import refuse_hybrid_stages, setting_notes, setting_value
+from executor.export.unsaid import BENCHMARK_ONLY, refuse_hybrid_stages, setting_notes, setting_value
 from executor.megatron_args import core_fields
 from executor.megatron_model import mtp_segments, not_expressed, position_embedding, rotary_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
 
 Arguments = dict[str, Any]
-# Settings for benchmarks only: they change what is trained, or hide what went wrong.
-BENCHMARK = ("moe_router_force_load_balancing", "fake_process_group")
 # Muon's tensors dealt out one by one, without the padded layout.
 LEGACY_LAYOUT = "--no-use-layer-wise-param-layout"
 # Names of recompute modules that Megatron-Core has; ours are more.
@@ -68,7 +66,7 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
     fields = core_fields(job.plan, job.model, job.workload) | _training_fields(job)
     if job.native_loss or not version.te_loss:
         fields.pop("cross_entropy_fusion_impl", None)  # left out, it is Megatron-Core's own
-    for name in BENCHMARK:
+    for name in BENCHMARK_ONLY:
         asked = fields.pop(name, False) or dict(job.plan.settings).get(name)
         if asked and not job.benchmark:
             writer.notes.append(f"{name} is for benchmarks: left out, --benchmark keeps it")
@@ -310,7 +308,7 @@ def _host(writer: Writer) -> None:
     if plan.manual_gc:
         writer.put("--manual-gc")
         writer.put("--manual-gc-interval", settings.get("manual_gc_interval", 100))
-    said = {"manual_gc_interval", *BENCHMARK}
+    said = {"manual_gc_interval", *BENCHMARK_ONLY}
     for name, given in settings.items():
         record, value = SETTINGS[name], setting_value(name, given)
         flag = next(iter(setting_flags(record.megatron_lm)), None)

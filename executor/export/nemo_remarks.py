@@ -11,8 +11,9 @@ from executor.export.unsaid import (
     facts_not_on_file,
     gather_note,
     graph_word_note,
+    pack_note,
+    recompute_note,
 )
-from executor.megatron_args import foreign_modules
 from executor.megatron_model import not_expressed
 
 
@@ -48,17 +49,14 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         yield "NeMo 2.4.0 is best avoided: see issue 14392 of NVIDIA-NeMo/NeMo"
     if plan.attention_backend == "unfused":
         yield "attention without cuDNN or flash kernels: switch them off in the environment (NVTE_UNFUSED_ATTN)"
-    if job.workload.task != "pretrain" and job.workload.packed and plan.micro_batch > 1:
-        yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: NeMo takes one"
+    yield from pack_note(plan, job.workload, "NeMo")
     if (
         job.workload.task != "pretrain"
     ):  # source: NeMo performance recipes on AWS, Fine-Tuning, Checkpoint Issues
         yield (
             "set NEMO_HOME to a folder on a file system that all nodes share: base weights and data are read there"
         )
-    lost = foreign_modules(plan.recompute_modules, model)
-    if plan.recompute == "selective" and lost:
-        yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
+    yield from recompute_note(plan, model)
     yield from not_expressed(model)
 
 

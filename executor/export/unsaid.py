@@ -11,11 +11,14 @@ from costmodel.knobs import SETTINGS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
+from executor.megatron_args import foreign_modules
 from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_embedding
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
 OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
 OVERLAP_SETTING = "tp_overlap_fp8_buf"
+# Settings for benchmarks only: they change what is trained, or hide what went wrong.
+BENCHMARK_ONLY = ("moe_router_force_load_balancing", "fake_process_group")
 
 
 def own_overlap(plan: Plan) -> dict[str, Any]:
@@ -47,6 +50,19 @@ def documents_note(workload: Workload) -> Iterator[str]:
             f"packs of documents of {workload.mean_length:,} tokens on average are priced; theirs are those of your "
             "data set"
         )
+
+
+def pack_note(plan: Plan, workload: Workload, target: str) -> Iterator[str]:
+    """A note where several packs were asked for, of which targets make one."""
+    if workload.task != "pretrain" and workload.packed and plan.micro_batch > 1:
+        yield f"micro_batch={plan.micro_batch} of packed sequences is one pack as long: {target} takes one"
+
+
+def recompute_note(plan: Plan, model: ModelSpec) -> Iterator[str]:
+    """A note on modules of selective recompute that Megatron-Core does not have."""
+    lost = foreign_modules(plan.recompute_modules, model)
+    if plan.recompute == "selective" and lost:
+        yield f"recompute of {' and '.join(lost)}: Megatron-Core has no such module here, left out"
 
 
 def graph_word(plan: Plan, model: ModelSpec) -> str:

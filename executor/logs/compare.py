@@ -19,9 +19,6 @@ from executor.logs.summary import Steady, timer_medians
 from executor.profiles.profile import Profile
 from executor.term_phases import GAPS
 
-# Leaves of the time tree by what a trace can tell apart. `backward_linear` is both gradients.
-LINEAR = ("linear", "experts")
-EP = ("dispatch", "wait")
 # Megatron's descriptions of groups, and NeMo's, by the dimension they serve. Source: parallel_state.py.
 DIMENSIONS = (
     ("tp", ("TENSOR_MODEL_PARALLEL", "TENSOR_AND_", "EXPERT_TENSOR_PARALLEL")),

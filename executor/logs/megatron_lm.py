@@ -38,7 +38,6 @@ WORLD = re.compile(r"using world size: (\d+)")
 VOCABULARY = re.compile(r"> padded vocab \(size: (\d+)\) with \d+ dummy tokens")
 MICROBATCHES = re.compile(r"setting number of micro-?batches to constant (\d+)")
 STRAGGLER = re.compile(r"(M[nx](?:D?Rtt|Pwr|Tmp|Utl|Clk|Etpt)/Rnk): (-?[\d.]+)[A-Za-z%]*/(\d+)")
-BATCH_UNSET = {"consumed samples", "number of skipped iterations", "number of nan iterations"}
 
 
 class Reader:

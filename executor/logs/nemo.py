@@ -40,7 +40,7 @@ class Reader:
         self.begun = ""
         if "Training epoch" in line and (found := PRINTED.search(line)):
             fields = dict(PAIR.findall(found[4]))
-            _add(log, fields, int(found[2]) + 1, line)
+            _add(log, fields, int(found[2]) + 1)
             log.planned = int(found[3]) + 1 if found[3].isdigit() else 0
             return True
         if TIMING in line or "reduced_train_loss=" in line:
@@ -52,7 +52,7 @@ class Reader:
                 fields.setdefault(TIMING, loose[1])
             if TIMING in fields or "reduced_train_loss" in fields:
                 step = LOOSE_STEP.search(line)
-                _add(log, fields, int(drawn[1]) if drawn else int(step[1]) + 1 if step else 0, line)
+                _add(log, fields, int(drawn[1]) if drawn else int(step[1]) + 1 if step else 0)
                 return True
         if "alidation" in line and VALIDATION.search(line):
             log.mark("evaluation")
@@ -66,7 +66,7 @@ class Reader:
         """Nothing is kept back."""
 
 
-def _add(log: Log, fields: dict[str, str], counted: int, line: str) -> None:
+def _add(log: Log, fields: dict[str, str], counted: int) -> None:
     """A step; global_step counts from 0, and goes on after a restart where the bar begins again."""
     log.framework = log.framework or NEMO
     whole = number(fields.get("global_step", ""))

@@ -59,13 +59,13 @@ def collective(meter: Meter, seconds: float, kind: str, size: int) -> list[Entry
         # Whole numbers of floats for every rank, so that any number of ranks can share.
         part = torch.randn(max(1, size // 4 // number), device=meter.device)
         whole = torch.randn(part.numel() * number, device=meter.device)
-        call = message(kind, whole, part, group, number)
+        call = message(kind, whole, part, group)
         times = repeated(meter, call if group is not None else lambda: None, seconds / len(sizes))
         found.append({"kind": kind, "bytes": whole.numel() * 4, "ranks": number, **summary(times)})
     return found
 
 
-def message(kind: str, whole: torch.Tensor, part: torch.Tensor, group: Any, ranks: int) -> Callable[[], Any]:
+def message(kind: str, whole: torch.Tensor, part: torch.Tensor, group: Any) -> Callable[[], Any]:
     """The call that sends `whole`, shared by the group's ranks where it is a gathered buffer."""
     if kind == "all_reduce":
         return lambda: dist.all_reduce(whole, group=group)

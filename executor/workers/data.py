@@ -21,7 +21,7 @@ Batch = dict[str, torch.Tensor]
 Draw = Callable[[int, list[int]], torch.Tensor]
 
 
-def source(job: dict[str, Any], first_step: int = 0) -> Draw:
+def source(job: dict[str, Any]) -> Draw:
     """Where sequences come from: step and places in the global batch to tokens (places, length + 1)."""
     if job.get("data"):
         return indexed(job)

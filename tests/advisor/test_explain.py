@@ -14,7 +14,7 @@ from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
 from advisor.pipeline import with_schedule
 from advisor.request import make_request
-from advisor.why import Path
+from advisor.why import GuidePath
 from costmodel.plan import Plan
 from costmodel.plan_file import last_plan_path, load_plan_file
 from costmodel.predict import predict
@@ -102,7 +102,7 @@ def test_other_sizes_sum_gradients_as_the_search_takes_it_of_their_ranks(chosen,
     """PP1 with DP288 was told 6 % faster than the chosen PP3: with gradients in BF16, as only fewer ranks have them."""
     asked = make_request("llama3-8b", 256, "h100", precision="bf16")
     plan = Plan(pp=4, dp=64, grad_reduce_in_fp32=chosen)
-    steps = Path(predict(asked.model, asked.workload, asked.cluster, plan), asked.precisions).steps()
+    steps = GuidePath(predict(asked.model, asked.workload, asked.cluster, plan), asked.precisions).steps()
     assert all(each.plan.grad_reduce_in_fp32 for step in steps[:3] for each in step.evidence)
     (step,) = (step for step in steps if step.topic == "pipeline parallel")
     found = {each.plan.pp: each.plan.grad_reduce_in_fp32 for each in step.evidence if each.plan.pp in others}
@@ -145,7 +145,7 @@ def test_too_few_sequences_for_the_gpus_are_told():
     request = make_request("llama3-8b", 64, "h100", precision="bf16", global_batch=8)
     plan = Plan(tp=8, dp=8, sequence_parallel=True)
     chosen = predict(request.model, request.workload, request.cluster, plan)
-    text = Path(chosen, ("bf16",)).data_parallel().text
+    text = GuidePath(chosen, ("bf16",)).data_parallel().text
     assert "8 sequences feed at most DP8 of 64 GPUs" in text
 
 
@@ -161,7 +161,7 @@ def test_what_sharing_the_optimizers_state_costs_depends_on_the_optimizer(optimi
     request = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=64)
     plan = Plan(tp=2, dp=4, sequence_parallel=True, optimizer=optimizer)
     chosen = predict(request.model, request.workload, request.cluster, plan, stack)
-    assert costs in Path(chosen, ("bf16",), stack).distributed_optimizer().text
+    assert costs in GuidePath(chosen, ("bf16",), stack).distributed_optimizer().text
 
 
 def test_a_faster_plan_that_fits_tightly_is_called_so():
@@ -176,7 +176,7 @@ def test_a_faster_plan_that_fits_tightly_is_called_so():
     }
     plan = Plan(cp=2, dp=32, micro_batch=2, cp_comm_type="a2a", **common)
     chosen = predict(request.model, request.workload, request.cluster, plan)
-    step = Path(chosen, ("fp8-cs",)).distributed_optimizer()
+    step = GuidePath(chosen, ("fp8-cs",)).distributed_optimizer()
     assert step.evidence[0].prediction.tight
     assert "fits, but tightly" in step.text
 
@@ -185,7 +185,7 @@ def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
     request = make_request("llama3-8b", 64, "h100", precision="bf16", seq_len=131072, global_batch=64)
     exchange = {"cp_comm_type": "a2a+p2p", "cp_a2a_size": 8}
     plan = Plan(cp=16, dp=4, zero_stage=3, fsdp=True, **exchange)
-    path = Path(predict(request.model, request.workload, request.cluster, plan), ("bf16",))
+    path = GuidePath(predict(request.model, request.workload, request.cluster, plan), ("bf16",))
     for step in (path.data_parallel(), path.distributed_optimizer()):
         assert "of the 77.2 GiB a plan may use" in step.text
         assert "cp_comm_type" not in step.text
@@ -220,7 +220,7 @@ def test_pipelines_are_explained_with_their_bubble():
     request = make_request("llama3-70b", 64, "h100", precision="bf16", global_batch=128)
     plan = Plan(tp=4, pp=4, vpp=5, dp=4, sequence_parallel=True)
     chosen = predict(request.model, request.workload, request.cluster, plan)
-    step = Path(chosen, ("bf16",)).pipeline()
+    step = GuidePath(chosen, ("bf16",)).pipeline()
     assert re.search(r"Its bubble is [\d.]+ % of the step with VPP5; VPP1", step.text)
     assert {variant.plan.pp for variant in step.evidence} >= {1, 2, 4, 8}
 

@@ -11,17 +11,18 @@ import pytest
 from advisor.alternatives import shortfall, what_would_fit, why_not
 from advisor.candidates import SAME_MEMORY, candidate, objective_value, place_of, resource_seconds
 from advisor.explain import explain
-from advisor.pipeline import timeline, with_schedule
+from advisor.pipeline import with_schedule
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import LAYOUT, search
 from advisor.space import build_space
 from advisor.space_text import reasons
 from costmodel.columns import plan_from_columns
 from costmodel.model_registry import load_model
-from costmodel.passes import chunk_times
+from costmodel.passes import chunk_times, pipeline_arguments
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
+from costmodel.simulate import simulate_pipeline
 from costmodel.workload import Workload
 from hardware_db import resolve
 
@@ -335,7 +336,10 @@ class TestPipeline:
     def test_the_step_is_never_shorter_than_the_slowest_stage(self):
         closed = self.predicted()
         m = self.plan.num_microbatches(32)
-        assert timeline(closed).makespan >= m * closed.values["slowest_stage_time"]
+        assert (
+            simulate_pipeline(**pipeline_arguments(closed)).makespan
+            >= m * closed.values["slowest_stage_time"]
+        )
 
     def test_correction_is_a_term_and_everything_follows_it(self):
         closed = self.predicted()

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.request import Request, make_request
-from advisor.rules import legal_mask, violations
+from advisor.rules import error_masks, violations
+from advisor.rules.facts import facts
 from advisor.rules.features import load_features
 from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
 from advisor.space_grid import Space
@@ -114,7 +115,8 @@ def test_equals_a_brute_force_enumeration(gpus, layers, precision):
 def test_every_row_is_a_legal_plan_that_uses_all_gpus():
     request = ask(LLAMA, 64, 8192, 128)
     space = build_space(request, "fp8-cs")
-    assert np.all(legal_mask(LLAMA, request.workload, request.cluster, "fp8-cs", space.columns, request.gpus))
+    words = facts(LLAMA, request.workload, request.cluster, "fp8-cs", space.columns, request.gpus)
+    assert not error_masks(words)
     size = space.columns["tp"] * space.columns["pp"] * space.columns["cp"] * space.columns["dp"]
     assert np.all(size == 64)
     assert 10**4 <= space.legal <= 10**6

@@ -21,8 +21,9 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.symbols import COLLECTIVE_CONSTANTS
 from costmodel.timing import overlap
-from costmodel.timing.network import CONSTANTS, all_gather_time, all_reduce_time, reduce_scatter_time
+from costmodel.timing.network import all_gather_time, all_reduce_time, reduce_scatter_time
 from costmodel.work import communication
 from costmodel.workload import Workload
 from hardware_db import Cluster
@@ -182,7 +183,7 @@ def test_CL013_the_distributed_optimizer_moves_the_bytes_of_an_all_reduce(gradie
     """
     x = SimpleNamespace(**llama_8b(64, batch=64, grad_reduce_in_fp32=gradient_bytes == 4).values)
     for operation in ("all_gather", "reduce_scatter", "all_reduce"):
-        for name in CONSTANTS:
+        for name in COLLECTIVE_CONSTANTS:
             setattr(x, f"{operation}_{name}", 4e11 if name.endswith("bandwidth") else 0)
     x.network_latency = 0
     parameters = x.dp_parameters

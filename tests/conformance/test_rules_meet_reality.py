@@ -312,18 +312,6 @@ def simple_groups(job: Job) -> bool:
 
 
 @pytest.fixture(scope="module")
-def parser() -> ModuleType:
-    """tools/megatron_lm_parser, with the wheel at hand."""
-    import megatron_lm_parser
-
-    try:
-        megatron_lm_parser.wheel_folder(megatron_lm_parser.WHEELS["0.19"])
-    except megatron_lm_parser.NoParser as reason:
-        pytest.skip(str(reason))
-    return megatron_lm_parser
-
-
-@pytest.fixture(scope="module")
 def said(parser: ModuleType) -> dict[tuple[str, str], str]:
     """What Megatron says to each case: rule and "breaks", "holds" or "changed" -> its refusal, "" for none."""
     from export_sweep import parser_job

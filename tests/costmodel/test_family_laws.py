@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from costmodel.columns import plan_columns, plan_from_columns
 from costmodel.family import compiled_family
-from costmodel.memory import STAGES
+from costmodel.memory import MEMORY_STAGES
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES, Plan
@@ -49,7 +49,7 @@ TRAFFIC = (
 
 def stages_of(plan: Plan) -> tuple[str, ...]:
     """Stages whose memory counts."""
-    return STAGES if plan.pp > 1 else STAGES[:1]
+    return MEMORY_STAGES if plan.pp > 1 else MEMORY_STAGES[:1]
 
 
 def not_slower(quick: Prediction, slow: Prediction, apart: float = 0.0) -> bool:

@@ -32,7 +32,7 @@ from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, evaluate_plans
 from costmodel.predict import predict
 from costmodel.prediction import Prediction, resource_shares
-from costmodel.rank_layers import stage_chunks
+from costmodel.rank_layers import placed_chunks
 from costmodel.rank_state import owners
 from costmodel.workload import Workload
 
@@ -86,7 +86,7 @@ def test_the_fullest_rank_of_megatrons_deal_holds_what_is_predicted():
     """Tensors by size, dealt to and fro over 64 ranks (layer_wise_optimizer.py, _shard_params_ping_pong)."""
     plan = EXPERTS
     x, features = amount_inputs(plan, LONG, KIMI)
-    chunks = stage_chunks(plan, KIMI, 0, 4096)
+    chunks = placed_chunks(plan, KIMI, 0, 4096)
     names = {each.block for chunk in chunks for each in chunk.blocks}
     works = {name: block_work(x, name, features) for name in names}
     dealt = [0.0] * 64

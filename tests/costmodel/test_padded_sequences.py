@@ -16,7 +16,7 @@ from costmodel.columns import plan_columns
 from costmodel.formulas import explain_entry
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.plan_array import PlanArray, evaluate_plans, padded_in_full
+from costmodel.plan_array import PlanArray, evaluate_plans, padded_to_seq_len
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from hardware_db import load_cluster
@@ -35,8 +35,8 @@ PLANS = {
 def test_the_longest_of_128_documents_is_3_deviations_above_the_mean():
     """sqrt(2 ln 128) = 3.115: 250 + 3.115 x 250 = 1029, rounded up to 16."""
     assert LOAD.longest == 1040
-    assert LOAD.as_padded().fill == pytest.approx(250 / 1040)
-    assert LOAD.tokens_per_step == LOAD.as_padded().tokens_per_step == 250 * 128
+    assert LOAD.padded_to_longest().fill == pytest.approx(250 / 1040)
+    assert LOAD.tokens_per_step == LOAD.padded_to_longest().tokens_per_step == 250 * 128
 
 
 @given(
@@ -56,7 +56,7 @@ def test_the_longest_is_between_mean_and_sequence_and_grows_with_the_batch(mean,
 )
 def test_where_nothing_shorter_is_known_a_step_is_that_of_full_sequences(same):
     load = replace(LOAD, **same)
-    assert load.as_padded() is load
+    assert load.padded_to_longest() is load
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -64,7 +64,7 @@ def test_rule_and_step_agree_on_who_pads_in_full(name):
     plan = PLANS[name]
     told = {each.id for each in violations(MODEL, LOAD, H100, plan)}
     full = bool(told & {"padded_full_length", "graph_padded"})
-    assert full == bool(padded_in_full(plan_columns([plan]))[0]) == (name != "free")
+    assert full == bool(padded_to_seq_len(plan_columns([plan]))[0]) == (name != "free")
     found = predict(MODEL, LOAD, H100, plan)
     assert found.values["s"] == (4096 if full else 1040)
     assert any(("padded to 4,096" if full else "padded to 1,040") in each for each in found.assumptions)
@@ -77,7 +77,7 @@ def test_stages_of_an_encoder_pad_in_full_too():
     """They hand on tensors of one shape as the decoder's do."""
     plan = Plan(dp=4, encoder_pp=1)
     assert "padded_full_length" in {each.id for each in violations(MODEL, LOAD, H100, plan)}
-    assert padded_in_full(plan_columns([plan]))[0]
+    assert padded_to_seq_len(plan_columns([plan]))[0]
 
 
 def test_the_search_counts_what_predict_counts():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from costmodel.amounts import rank_amounts
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.rank_layers import stage_chunks
+from costmodel.rank_layers import placed_chunks
 from costmodel.rank_share import rank_share
 from costmodel.workload import Workload
 
@@ -49,7 +49,7 @@ def test_the_final_norm_follows_the_last_layer_where_heads_stand_elsewhere():
     layout = "Et*4|mL"
     heads = dataclasses.replace(TINY, mtp_layers=1)
     with_heads = Plan(pp=2, pipeline_layout=layout, precision="fp32")
-    assert [chunk.ends for stage in (0, 1) for chunk in stage_chunks(with_heads, heads, stage, 64)] == [
+    assert [chunk.ends for stage in (0, 1) for chunk in placed_chunks(with_heads, heads, stage, 64)] == [
         True,
         False,
     ]

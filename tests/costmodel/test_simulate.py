@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from costmodel import schedule
 from costmodel.simulate import (
     SIMULATED_ROUNDS,
-    Timeline,
+    Replay,
     least_makespan,
     pipeline_makespan,
     simulate_pipeline,
@@ -143,7 +143,7 @@ def test_a_remainder_of_microbatches_runs_as_a_short_group():
 
 
 def test_the_slow_last_stage_sets_the_pace():
-    line: Timeline = simulate_pipeline([[1.0], [1.0], [1.5]], [[2.0], [2.0], [3.0]], 10)
+    line: Replay = simulate_pipeline([[1.0], [1.0], [1.5]], [[2.0], [2.0], [3.0]], 10)
     assert line.makespan == pytest.approx(10 * 4.5 + 2 * 3.0)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.pipeline import with_schedule
-from costmodel.memory import STAGES
+from costmodel.memory import MEMORY_STAGES
 from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
@@ -163,7 +163,7 @@ def test_memory_never_leaves_the_bounds_of_the_formulas(name, data):
     for stage, formula in ((0, "first"), (-1, "last" if plan.pp > 1 else "first")):
         peak = max(size for _, size in line.memory[stage])
         if plan.pp == 2 and stage:
-            formula = max(STAGES[1:], key=lambda each: prediction.values[f"memory_{each}"])
+            formula = max(MEMORY_STAGES[1:], key=lambda each: prediction.values[f"memory_{each}"])
         assert peak == pytest.approx(prediction.values[f"memory_{formula}"], rel=1e-9), formula
 
 

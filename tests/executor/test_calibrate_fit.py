@@ -335,7 +335,7 @@ def test_a_profile_takes_the_place_of_a_file_only(tmp_path, monkeypatch, kind):
     out = tmp_path / "mine.toml"
     os.mkfifo(out) if kind == "pipe" else out.mkdir()
     with pytest.raises(OSError, match="not a file"):
-        calibrate_here(2, 5.0, out, print)
+        calibrate_here(2, 5.0, out)
     with pytest.raises(OSError, match="not a file"):
         calibrate_from([], hardware_db.resolve("h100", None)[0], out)
     with pytest.raises(OSError, match="not a file"):

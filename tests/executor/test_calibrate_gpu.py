@@ -44,7 +44,7 @@ def test_planted_rates_lie_over_the_shipped_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "has_cuda", lambda: True)
     monkeypatch.setattr(calibrate, "gpu_here", lambda: "h200")
     monkeypatch.setattr(calibrate, "measure", lambda *_: measured(0.6))
-    found = calibrate.calibrate_here(1, 60.0, tmp_path / "mine.toml", print)
+    found = calibrate.calibrate_here(1, 60.0, tmp_path / "mine.toml")
     assert found is not None
     own = hardware_db.load_cluster(str(found.path))
     table, shipped = (hardware_db.load_calibration(each.gpu) for each in (own, CLUSTER))

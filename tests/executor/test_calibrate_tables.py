@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_machine import SIZES, planted
 
-from executor.calibrate_tables import Leaf, copy_bandwidth, fit_line, peaks, tables
+from executor.calibrate_tables import Leaf, copy_bandwidth, fit_messages, peaks, tables
 
 seeds = st.integers(0, 1000)
 
@@ -21,14 +21,14 @@ def fitted(measured: dict) -> dict:
 def test_a_planted_line_is_recovered(latency, bandwidth):
     # From 64 byte to 64 latencies' worth: what lies between is seen on both ends.
     sizes = [latency * bandwidth * factor for factor in (1e-4, 1e-2, 1, 64, 256)]
-    found = fit_line([(size, latency + size / bandwidth) for size in sizes])
+    found = fit_messages([(size, 2, latency + size / bandwidth) for size in sizes]).values[:2]
     assert found == pytest.approx((latency, bandwidth), rel=1e-2)
 
 
 def test_one_slow_repeat_does_not_make_the_latency():
-    points = [(size, 1e-4 + size / 2e9) for size in SIZES]
-    slow = [(points[0][0], 1e-2), *points[1:]]
-    assert fit_line(slow)[0] == pytest.approx(1e-4, rel=0.3)
+    points = [(size, 2, 1e-4 + size / 2e9) for size in SIZES]
+    slow = [(points[0][0], 2, 1e-2), *points[1:]]
+    assert fit_messages(slow).values[0] == pytest.approx(1e-4, rel=0.3)
 
 
 @given(st.floats(1e9, 1e12), st.floats(0.3, 20), seeds)

@@ -23,7 +23,7 @@ pytestmark = [
 
 def test_two_processes_measure_a_profile_that_predicts(tmp_path):
     told = []
-    measured = measure(2, 5.0, tmp_path, lambda line: None, lambda share, what: told.append((share, what)))
+    measured = measure(2, 5.0, tmp_path, lambda share, what: told.append((share, what)))
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
     assert 0 <= measured["queued"] < 1

@@ -81,10 +81,10 @@ def test_terminate_unwinds_like_an_interrupt():
 @pytest.mark.launch
 def test_a_worker_that_is_not_there(tmp_path):
     with pytest.raises(RunFailed, match="No module named"):
-        run_worker("executor.workers.nosuch", [], 1, tmp_path, 60, lambda line: None)
+        run_worker("executor.workers.nosuch", [], 1, tmp_path, 60)
 
 
 @pytest.mark.launch
 def test_a_run_over_its_limit_is_ended(tmp_path):
     with pytest.raises(RunFailed, match="no end after 1 s"):
-        run_worker("executor.workers.calibrate", [str(tmp_path / "m.json"), "60"], 2, tmp_path, 1, print)
+        run_worker("executor.workers.calibrate", [str(tmp_path / "m.json"), "60"], 2, tmp_path, 1)

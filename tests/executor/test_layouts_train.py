@@ -72,7 +72,7 @@ def trained(folder, model, plan: Plan, steps: int = 3) -> list[dict]:
     folder.mkdir()
     job = make_job(plan, SHORT, model, steps=steps, warmup=0, cuda=False)
     write_json(folder / "job.json", job)
-    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 300, print)
+    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 300)
     # Whatever the layout: every rank holds the bytes that the cost model counts.
     held = state.compare(plan_of(job), SHORT, model, read_ranks(folder))
     assert {each.rank for each in held} == set(range(plan.world))

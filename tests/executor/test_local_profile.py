@@ -70,7 +70,7 @@ def test_a_profile_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
     calls = []
 
-    def measure(module, arguments, processes, folder, limit, tell, poll=None):
+    def measure(module, arguments, processes, folder, limit, poll=None):
         calls.append(processes)
         with open(arguments[0], "w") as file:
             json.dump(planted(processes), file)
@@ -87,7 +87,7 @@ def test_a_profile_is_measured_once(tmp_path, monkeypatch):
 def test_an_uncertain_profile_warns_again_when_it_is_used_again(tmp_path, monkeypatch):
     monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
 
-    def measure(module, arguments, processes, folder, limit, tell, poll=None):
+    def measure(module, arguments, processes, folder, limit, poll=None):
         with open(arguments[0], "w") as file:
             json.dump(planted(processes, spread=0.4), file)
 

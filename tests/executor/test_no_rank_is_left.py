@@ -98,7 +98,7 @@ class TestLaunches:
                 os.kill(process, signal.SIGSTOP)
 
         with pytest.raises(RunFailed, match="no end after 10 s"):
-            run_worker("sleeping_rank", [str(sleepers)], 2, sleepers, 10, print, poll)
+            run_worker("sleeping_rank", [str(sleepers)], 2, sleepers, 10, poll)
         ranks = ranks_of(sleepers)
         assert len(ranks) == 2
         assert wait_until_gone(ranks) == []
@@ -110,7 +110,7 @@ class TestLaunches:
             "from executor.launch import run_worker\n"
             # As from a terminal, even where these tests run under nohup.
             "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-            "run_worker('sleeping_rank', sys.argv[1:], 2, Path(sys.argv[1]), 120, print)\n"
+            "run_worker('sleeping_rank', sys.argv[1:], 2, Path(sys.argv[1]), 120)\n"
         )
         launcher = subprocess.Popen(
             [sys.executable, "-c", code, str(sleepers)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL

@@ -7,35 +7,15 @@ import subprocess
 import sys
 
 import pytest
+from run_process import advisor_run, refused
 
-from advisor.commands.run import check_processes
 from advisor.rules import everywhere
+from advisor.run_plan import check_processes
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, save_plan_file
 from costmodel.workload import Workload
 from executor import run as executor_run
 from hardware_db import load_cluster
-
-
-def advisor_run(home, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """`advisor run` as a user starts it, with a profile folder of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", f"{before}\nfrom advisor.cli import main; main()", "run", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"ADVISOR_HOME": str(home)},
-    )
-
-
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of an error."""
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("Error: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def trained(folder, plan: Plan, prefix: str) -> list[dict]:
         folder / "job.json",
         make_job(plan, SHORT, TINY, steps=3, warmup=0, cuda=False, data=prefix),
     )
-    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 300, print)
+    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 300)
     return read_steps(folder)
 
 

@@ -71,7 +71,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path, monkeypatch):
             killed.append(time.monotonic())
 
     with pytest.raises(RunFailed, match=r"^rank 1 was killed by SIGKILL") as failed:
-        run_worker("executor.workers.train", [str(job)], 2, tmp_path, 120, print, poll)
+        run_worker("executor.workers.train", [str(job)], 2, tmp_path, 120, poll)
     # Bounded, not timed: without the end the other rank waits for minutes.
     assert time.monotonic() - killed[0] < 40
     assert "\n" not in str(failed.value)
@@ -93,7 +93,7 @@ def test_an_interrupt_ends_every_rank(tmp_path, number):
         "from advisor.commands.run import says_where\n"
         "def train(*_):\n"
         "    with says_where(Path(job).parent):\n"
-        "        run_worker('executor.workers.train', [job], 2, Path(job).parent, 120, print)\n"
+        "        run_worker('executor.workers.train', [job], 2, Path(job).parent, 120)\n"
         # Inside click, which makes an interrupt its own.
         "job, sys.argv[1:] = sys.argv[1], ['run']\n"
         "cli.advisor.invoke = train\n"

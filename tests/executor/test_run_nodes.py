@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from run_process import advisor_run, refused
 
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -18,27 +18,6 @@ from executor.devices import known_gpu
 from executor.launch import Nodes, run_worker
 from executor.record import read_memory, read_ranks, read_steps, write_json
 from executor.run import make_job, missing_software
-
-
-def advisor_run(home, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`advisor run` as a user starts it, with a profile folder of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", "from advisor.cli import main; main()", "run", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"ADVISOR_HOME": str(home)} | variables,
-    )
-
-
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of an error."""
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("Error: ")
-    return lines[0]
 
 
 @pytest.fixture
@@ -179,7 +158,7 @@ def test_two_nodes_train_together_and_rank_0_keeps_the_record(tmp_path):
         write_json(folder / "job.json", job)
         arguments = [str(folder / "job.json")]
         nodes = Nodes(2, endpoint, rank)
-        run_worker("executor.workers.train", arguments, 1, folder, 300, print, nodes=nodes)
+        run_worker("executor.workers.train", arguments, 1, folder, 300, nodes=nodes)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(node, (1, 0)))

@@ -17,9 +17,9 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor.export import megatron_bridge, nemo
-from executor.export.bundle import TARGETS, bundle, target_module
+from executor.export.bundle import bundle, target_module
 from executor.export.environment import Variable
-from executor.export.exported import Job
+from executor.export.exported import TARGETS, Job
 from executor.export.python_environment import environment_code, variables_of
 
 CLUSTER = hardware_db.load_cluster("dgx-h100")

@@ -13,8 +13,8 @@ from costmodel.model_spec import AttentionTemperature, ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export import megatron_bridge_read, megatron_lm_read, nemo_read
-from executor.export.bundle import TARGETS, bundle, target_module
-from executor.export.exported import Job
+from executor.export.bundle import bundle, target_module
+from executor.export.exported import TARGETS, Job
 
 MODELS = ("qwen3-next-80b-a3b", "nemotron4-15b", "deepseek-v2", "deepseek-v3", "qwen2-57b-a14b", "llama3-8b")
 # Field of ModelSpec -> Megatron-Core's.

@@ -9,8 +9,8 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
-from executor.export.bundle import TARGETS, bundle
-from executor.export.exported import Job
+from executor.export.bundle import bundle
+from executor.export.exported import TARGETS, Job
 from executor.megatron_args import core_fields
 
 CLUSTER = hardware_db.load_cluster("dgx-h100")

@@ -14,8 +14,8 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.workload import Workload
-from executor.export.bundle import TARGETS, bundle
-from executor.export.exported import Exported, Job
+from executor.export.bundle import bundle
+from executor.export.exported import TARGETS, Exported, Job
 from tests.executor.export.round_trip import OLDER_REFUSE
 
 CLUSTER = hardware_db.load_cluster("dgx-h100")

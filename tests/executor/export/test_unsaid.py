@@ -13,8 +13,8 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.export.bundle import TARGETS, bundle, target_module
-from executor.export.exported import Job
+from executor.export.bundle import bundle, target_module
+from executor.export.exported import TARGETS, Job
 from executor.export.megatron_lm_arguments import setting_flags
 from executor.export.overlap_table import row_in
 from executor.export.unsaid import setting_value

@@ -62,7 +62,7 @@ class Training:
         job = self.write_job(**changes)
         start = time.monotonic()
         with pytest.raises(RunFailed) as failed:
-            run_worker("faulty_rank", [str(job), str(rank), fault], 2, self.folder, 300, print, poll)
+            run_worker("faulty_rank", [str(job), str(rank), fault], 2, self.folder, 300, poll)
         assert time.monotonic() - start < BOUND
         assert "\n" not in str(failed.value)
         assert processes_with(str(job)) == []

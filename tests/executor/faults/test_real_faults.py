@@ -98,7 +98,7 @@ from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from executor.launch import RunFailed, run_worker
 try:
-    run_worker("faulty_rank", [sys.argv[2], "1", "touch memory"], 2, Path(sys.argv[2]).parent, 300, print)
+    run_worker("faulty_rank", [sys.argv[2], "1", "touch memory"], 2, Path(sys.argv[2]).parent, 300)
 except RunFailed as failed:
     print(failed)
 """
@@ -126,7 +126,7 @@ from pathlib import Path
 from executor.launch import RunFailed, run_worker
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 try:
-    run_worker("faulty_rank", [sys.argv[1], "1", "map memory"], 2, Path(sys.argv[1]).parent, 300, print)
+    run_worker("faulty_rank", [sys.argv[1], "1", "map memory"], 2, Path(sys.argv[1]).parent, 300)
 except RunFailed as failed:
     print(failed)
 """

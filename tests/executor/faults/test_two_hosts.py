@@ -29,7 +29,7 @@ from executor.launch import Nodes, RunFailed, run_worker
 folder, endpoint, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 try:
     nodes, job = Nodes(2, endpoint, rank), str(folder / "job.json")
-    run_worker("executor.workers.train", [job], 1, folder, 300, print, nodes=nodes)
+    run_worker("executor.workers.train", [job], 1, folder, 300, nodes=nodes)
 except RunFailed as failed:
     print(failed)
 """

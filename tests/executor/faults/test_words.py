@@ -132,7 +132,7 @@ def test_a_port_in_use_is_refused_at_once(tmp_path):
         endpoint = f"127.0.0.1:{held.getsockname()[1]}"
         for rank in (None, 0):
             with pytest.raises(RunFailed, match="is in use: another run"):
-                run_worker("nosuch", [], 1, tmp_path, 60, print, nodes=Nodes(1, endpoint, rank))
+                run_worker("nosuch", [], 1, tmp_path, 60, nodes=Nodes(1, endpoint, rank))
     assert json.loads((tmp_path / "outcome.json").read_text())["kind"] == "port in use"
     # Another machine's address is not ours to listen at.
     assert port_taken("192.0.2.1:29500") is None
