@@ -68,8 +68,8 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
     several = is_more_than_one(inside)
     sharp = in_switches(x)
     rings = ring_sms(x, inside, leaves)
-    both = rings + (SHARP_SMS - rings) * sharp * leaves
-    network = NETWORK_SMS[not gathers] * (1 - sharp) + NETWORK_SHARP_SMS * sharp
+    both = rings + (minimum(SHARP_SMS, rings) - rings) * sharp * leaves
+    network = minimum(NETWORK_SMS[not gathers] * (1 - sharp) + NETWORK_SHARP_SMS * sharp, rings)
     nvls = x.nvls * x.switch_reduces
     switched = nvls * NVLINK_SMS[not gathers] + (1 - nvls) * RING_SMS
     registered = (1 - leaves) * switched + leaves * (several * both + (1 - several) * network)

@@ -129,9 +129,10 @@ def fully_sharded_time(
     A layer's parameters are gathered for each micro-batch, in both passes when parameters are sharded, its gradients
     reduced in each backward pass, under one layer's compute. Compute waits in every micro-batch for the first unit
     and the first layer, gathered one after the other, and for their gradients at its end; an output layer of its own
-    hides beside a layer. Sources: torch/distributed/fsdp/_fully_shard, _root_pre_forward and
-    _root_post_backward_final_callback; Megatron-Core 0.16.1, megatron_fsdp.py, _root_post_backward, which waits in
-    GradReducePipeline.reset, and AllGatherPipeline, whose stream waits for the computation.
+    hides beside a layer, after that layer's own traffic.
+    Sources: torch/distributed/fsdp/_fully_shard, _root_pre_forward and _root_post_backward_final_callback;
+    Megatron-Core 0.16.1, megatron_fsdp.py, _root_post_backward, which waits in GradReducePipeline.reset, and
+    AllGatherPipeline, whose stream waits for the computation.
     """
     stages = is_more_than_one(x.pp)
     held = held_until_the_last(x, 1 if len(owners) > 1 else 0)
@@ -150,14 +151,14 @@ def fully_sharded_time(
 
     forward, backward = layer_pass
     again = of("unit_gather", x.params_sharded * (1 - kept))
-    per_layer = gathers * shown(of("unit_gather", x.params_sharded), forward)
-    per_layer += scatters * shown(again + of("unit_scatter", beside), backward)
+    ahead, behind = of("unit_gather", x.params_sharded), again + of("unit_scatter", beside)
+    per_layer = gathers * shown(ahead, forward) + scatters * shown(behind, backward)
     per_layer += (x.m - scatters) * shown(again, backward)
     per_layer += (1 - beside) * seconds("unit_scatter")
     first = gathers * x.params_sharded * (seconds("unit_gather") + seconds("first_gather"))
     last = scatters * (beside * seconds("unit_scatter") + seconds("first_scatter"))
-    output = gathers * shown(of("output_gather", x.params_sharded), forward)
-    output += scatters * shown(of("output_scatter"), backward)
+    output = gathers * (shown(ahead + of("output_gather", x.params_sharded), forward) - shown(ahead, forward))
+    output += scatters * (shown(behind + of("output_scatter"), backward) - shown(behind, backward))
     replicas = overlap.exposed(seconds("replica"), whole_pass[1])
     replicas += overlap.exposed(seconds("replica_gather"), whole_pass[0])
     copies = sum(flat_copies(x, owner, layers, kept, deferred) for owner in owners)

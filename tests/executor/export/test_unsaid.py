@@ -137,7 +137,7 @@ def test_the_encoder_that_is_left_out_is_the_first_note(target):
     encoder = Encoder(num_layers=32, hidden=1280, ffn_hidden=5120, num_heads=16, tokens=2048)
     model = replace(load_model("llama3-8b"), name="vision", encoder=encoder)
     job = Job(Plan(dp=8), Workload(4096, 64), model, hardware_db.load_cluster("dgx-h100"))
-    notes = bundle(job, target, False, "memory", ", predicted 1 s").exported.notes
+    notes = bundle(job, target, False, ["memory"], ", predicted 1 s").exported.notes
     assert notes[0] == (
         "this trains the decoder of vision alone: the encoder in front of it is left out, predicted 1 s"
     )
