@@ -69,7 +69,7 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
     sharp = in_switches(x)
     rings = ring_sms(x, inside, leaves)
     both = rings + (minimum(SHARP_SMS, rings) - rings) * sharp * leaves
-    network = minimum(NETWORK_SMS[not gathers] * (1 - sharp) + NETWORK_SHARP_SMS * sharp, rings)
+    network = NETWORK_SMS[not gathers] * (1 - sharp) + NETWORK_SHARP_SMS * sharp
     nvls = x.nvls * x.switch_reduces
     switched = nvls * NVLINK_SMS[not gathers] + (1 - nvls) * RING_SMS
     registered = (1 - leaves) * switched + leaves * (several * both + (1 - several) * network)
@@ -80,13 +80,13 @@ def slowdown(x: SimpleNamespace, ranks: Amount, inside: Amount, *, gathers: bool
 def ring_sms(x: SimpleNamespace, inside: Amount, leaves: Amount) -> Amount:
     """SMs of a ring without registered buffers: 16 inside NVLink, fewer where network cards feed it less. [1]
 
-    NCCL gives a ring channels, of a block each, while its links have bandwidth left: over a node's one card it needs
-    an eighth of those over eight. leaves: 1 where it leaves the domain [1]. Source: NCCL, src/graph/search.cc and
-    tuning.cc (from memory).
+    NCCL gives a ring channels, of a block each, while its links have bandwidth left: over one card of eight it needs
+    few, of which we take no fewer than a registered reduction has. leaves: 1 where it leaves the domain [1].
+    Source: NCCL, src/graph/search.cc and tuning.cc (from memory).
     """
     cards = ring_cards(x, inside)
     fed = cards * x.network_bandwidth * inter_scale(x, cards) / (x.all_gather_bandwidth * x.intra_scale)
-    return RING_SMS * (1 - leaves + leaves * minimum(1, fed))
+    return (1 - leaves) * RING_SMS + leaves * maximum(RING_SMS * minimum(1, fed), NETWORK_SMS[1])
 
 
 def overlap_allowed(x: SimpleNamespace) -> Amount:

@@ -106,4 +106,5 @@ def test_a_ring_that_few_cards_feed_takes_few_sms():
     )
     assert ring_sms(x, 8, 0) == 16
     assert ring_sms(x, 8, 1) == pytest.approx(16)
-    assert ring_sms(x, 1, 1) == pytest.approx(2)
+    assert ring_sms(x, 4, 1) == pytest.approx(8)
+    assert ring_sms(x, 1, 1) == pytest.approx(4)
