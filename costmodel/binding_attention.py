@@ -31,7 +31,9 @@ def attention_inputs(
         window = "half_window" if "half_window" in measured else "half_seq"
         wide = "wide_mla" if mla and "wide_mla" in measured else "wide"
         fraction = leaf(tables, cluster, "attention", table, name, "fraction")
-        fraction = replace(fraction, value=fraction.value * share)
+        if share != 1:
+            source = f"{fraction.source}; x {share:g} for {stack.attention}, which has no table"
+            fraction = replace(fraction, value=fraction.value * share, source=source)
         bound |= {
             f"attention_{name}_fraction": limited(fraction, _attention_power(table, cluster), cluster),
             f"attention_{name}_half": leaf(tables, cluster, "attention", table, name, "half_seq"),

@@ -89,6 +89,7 @@ def test_attention_kernels_without_a_table_go_by_the_nearest():
     )
     for name in ("attention_forward_fraction", "attention_backward_fraction"):
         assert older[name].value == pytest.approx(0.55 * own[name].value)
+        assert older[name].source == f"{own[name].source}; x 0.55 for flash1, which has no table"
     new, old = (
         attention_inputs(tables, cluster, "bf16", load_stack(stack), mla=False)
         for stack in ("nemo-26.06", "nemo-24.05")
