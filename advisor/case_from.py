@@ -67,8 +67,11 @@ def _with_table(found: Reading, given: str | None, options: dict[str, Any], note
     typed = not given or given == "-" or _is_text(given)
     path = table_file(found.table, Path() if typed else Path(given or "").expanduser().parent)
     if path:
-        notes.append(f"Splits and SMs of overlapped GEMMs as {path.name} says.")
-        return with_table(found, path)
+        read = with_table(found, path)
+        named = f"Splits and SMs of overlapped GEMMs as {path.name} says."
+        usual = f"{path.name} names no splits or SMs of a pipelined proj_fprop but the usual ones, which are taken."
+        notes.append(usual if read == found else named)
+        return read
     if left := ["--" + name.replace("_", "-") for name in OVERLAP_KNOBS if options.get(name) is None]:
         notes.append(
             f"{found.table.rpartition('/')[2]}, which --tp-comm-overlap-cfg names, is not beside the text: "

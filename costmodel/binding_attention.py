@@ -23,6 +23,8 @@ def attention_inputs(
     """The table of the stack's own kernel, or the nearest, where the GPU has it, else that of the format: cuDNN's."""
     kernels = tables.get("attention", {})
     kernel, share = NEAREST_TABLE.get(stack.attention, (stack.attention, 1.0))
+    if kernel == "cudnn" and cluster.gpu.generation == "ampere":
+        share = 1.0  # whose table is of FlashAttention-2's rate itself
     table = kernel if kernel in kernels else dtype
     bound: dict[str, Bound] = {}
     for name in ("forward", "backward"):
@@ -31,7 +33,9 @@ def attention_inputs(
         window = "half_window" if "half_window" in measured else "half_seq"
         wide = "wide_mla" if mla and "wide_mla" in measured else "wide"
         fraction = leaf(tables, cluster, "attention", table, name, "fraction")
-        fraction = replace(fraction, value=fraction.value * share)
+        if share != 1:
+            source = f"{fraction.source}; x {share:g} for {stack.attention}, which has no table"
+            fraction = replace(fraction, value=fraction.value * share, source=source)
         bound |= {
             f"attention_{name}_fraction": limited(fraction, _attention_power(table, cluster), cluster),
             f"attention_{name}_half": leaf(tables, cluster, "attention", table, name, "half_seq"),

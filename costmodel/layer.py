@@ -169,7 +169,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         "1",
         "steps of the context-parallel ring",
     )
-    last = attention.last_rank_work(x, ring)
+    last = attention.last_rank_work(x)
     passes = {
         "forward": 1.0,
         "backward": core_backward_factor(x) if block == "mla" else attention.CORE_BACKWARD,

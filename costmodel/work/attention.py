@@ -74,14 +74,14 @@ def attended_keys(x: SimpleNamespace) -> Amount:
 CORE_BACKWARD = 2.5
 
 
-def last_rank_work(x: SimpleNamespace, ring: Amount) -> Amount:
-    """Attention work of the rank of a context ring that has most of it, over the mean rank's. [1]
+def last_rank_work(x: SimpleNamespace) -> Amount:
+    """Attention work of the context-parallel rank that has most of it, over the mean rank's. [1]
 
     Of r contiguous chunks the last sees itself by half and all r - 1 others, r - 1/2 where the mean is r / 2: so
-    2 - 1 / r.
-    1 where the ring is balanced (`unbalanced_rings`: see costmodel/stacks.toml), whose others wait for nobody.
+    2 - 1 / r, whether keys and values go round or all are gathered. Ranks that exchange heads see the whole sequence.
+    1 where chunks are dealt out evenly (no `unbalanced_rings`: see costmodel/stacks.toml), whose ranks wait for nobody.
     """
-    return 1 + x.unbalanced_rings * (1 - 1 / ring)
+    return 1 + x.unbalanced_rings * (1 - x.cp_a2a_size / x.cp)
 
 
 def core_flops_forward(x: SimpleNamespace, width: Amount) -> Amount:

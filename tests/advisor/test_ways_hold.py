@@ -82,6 +82,9 @@ def broken_ways(model: str, workload: Workload, plan: Plan) -> tuple[int, list[s
         ("qwen3-next-80b-a3b", 128, Plan(tp=8, pp=5, etp=3)),  # --ep 1 mended nothing
         ("gpt-oss-20b", 100, Plan(cp=4, dp=2, vpp=3, micro_batch=2)),
         ("nemotronh-8b", 128, Plan(tp=7, dp=8, pp=3, cp=3)),
+        # --account-loss, which the plan had, for 33 of 34
+        ("llama3-8b", 128, Plan(pp=3, account_embedding=True, account_loss=True)),
+        ("deepseek-v4-flash", 128, Plan(pp=2, vpp=2, account_embedding=True, account_loss=True)),
     ],
     ids=lambda value: value.describe() if isinstance(value, Plan) else str(value),
 )

@@ -88,6 +88,17 @@ def test_a_ring_says_nothing_of_pipelined_gemms():
     assert with_file({"tp": 4}, "proj_fprop: {num_sm: 3}") == {"tp": 4, "tp_overlap_sms": 3}
 
 
+@pytest.mark.parametrize("row", ["proj_fprop: {method: ring_exchange, num_sm: 4}", "qkv_fprop: {num_sm: 8}"])
+def test_a_file_without_pipelined_gemms_is_not_said_to_be_followed(tmp_path, row):
+    """ "Splits and SMs as the file says" stood under a plan that had the usual ones."""
+    _, script = written(tmp_path, tp_overlap_sms=8)
+    (tmp_path / FILE).write_text(row)
+    case = read_foreign("megatron-lm", str(script), {"gpu": "h100"})
+    (note,) = [each for each in case.notes if FILE in each]
+    assert "names no splits or SMs of a pipelined proj_fprop" in note
+    assert case.plan.tp_overlap_sms == Plan().tp_overlap_sms
+
+
 def test_as_many_splits_as_ranks_are_none_named():
     """They are written so, and 32 of them were refused when read back: the knob ends at 16."""
     assert with_file({"tp": 32}, "proj_fprop: {num_splits: 32}") == {"tp": 32}
