@@ -181,7 +181,8 @@ def test_tensor_parallelism_that_starves_the_gpu_is_told_that_fsdp_does_without(
         assert "--fsdp --zero-stage 3 --tp 1" in told(starved)[rule].way_out
     sharded = taking(starved, tp=1, dp=64, sequence_parallel=False, fsdp=True, zero_stage=3)
     assert sharded.step_time_s < 0.6 * starved.step_time_s
-    assert "host_bound" not in told(sharded)
+    # The host issues as many kernels: at 2,048 tokens it just keeps up.
+    assert sharded.values["host_bound"] < 0.1 * starved.values["host_bound"]
     staged = told(predicted(replace(plan, dp=4, pp=2), Workload(2048, 64)))
     assert not any("--fsdp" in staged[rule].way_out for rule in ("host_bound", "tp_exposed"))
 
