@@ -127,9 +127,9 @@ def fully_sharded_time(
     found: collectives of each owner; once: a gather of all parameters, for what is not sharded; whole_pass, layer_pass:
     compute to hide under, forward and backward, of a micro-batch and of one of its `layers` [s].
     A layer's parameters are gathered for each micro-batch, in both passes when parameters are sharded, its gradients
-    reduced in each backward pass, under one layer's compute. Compute waits in every micro-batch for the first unit
-    and the first layer, gathered one after the other, and for their gradients at its end; an output layer of its own
-    hides beside a layer, after that layer's own traffic.
+    reduced in each backward pass, under the compute of the layer before it. Compute waits in every micro-batch for the
+    first unit and the first layer, gathered one after the other, and for their gradients at its end. The last layer
+    hides an output layer of its own, if there is one: its gather, and its gradients beside the next layer's gather.
     Sources: torch/distributed/fsdp/_fully_shard, _root_pre_forward and _root_post_backward_final_callback;
     Megatron-Core 0.16.1, megatron_fsdp.py, _root_post_backward, which waits in GradReducePipeline.reset, and
     AllGatherPipeline, whose stream waits for the computation.
@@ -152,20 +152,21 @@ def fully_sharded_time(
     forward, backward = layer_pass
     again = of("unit_gather", x.params_sharded * (1 - kept))
     ahead, behind = of("unit_gather", x.params_sharded), again + of("unit_scatter", beside)
-    per_layer = gathers * shown(ahead, forward) + scatters * shown(behind, backward)
-    per_layer += (x.m - scatters) * shown(again, backward)
-    per_layer += (1 - beside) * seconds("unit_scatter")
+    unreduced = (x.m - scatters) * shown(again, backward)
+    between = gathers * shown(ahead, forward) + scatters * shown(behind, backward) + unreduced
     first = gathers * x.params_sharded * (seconds("unit_gather") + seconds("first_gather"))
+    output = gathers * shown(of("output_gather", x.params_sharded), forward)
+    output += scatters * shown(again + of("output_scatter", beside), backward) + unreduced
     last = scatters * (beside * seconds("unit_scatter") + seconds("first_scatter"))
-    output = gathers * (shown(ahead + of("output_gather", x.params_sharded), forward) - shown(ahead, forward))
-    output += scatters * (shown(behind + of("output_scatter"), backward) - shown(behind, backward))
+    waited = (1 - beside) * (layers * seconds("unit_scatter") + seconds("output_scatter"))
     replicas = overlap.exposed(seconds("replica"), whole_pass[1])
     replicas += overlap.exposed(seconds("replica_gather"), whole_pass[0])
     copies = sum(flat_copies(x, owner, layers, kept, deferred) for owner in owners)
     gradients_each = sum(gradients(x, owner, layers) for owner in owners)
     scaling = scaled_each_pass(x) * scaling_time(x, x.m * gradients_each)
     copies += ledger.define("fsdp_scaling", scaling, "s", scaled_each_pass)
-    return layers * per_layer + first + last + output + (1 - x.params_sharded) * once + replicas + copies
+    sharded = maximum(0, layers - 1) * between + first + output + last + waited
+    return sharded + (1 - x.params_sharded) * once + replicas + copies
 
 
 def gradients(x: SimpleNamespace, owner: Owner, layers: Amount) -> Amount:

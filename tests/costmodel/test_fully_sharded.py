@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,17 @@ def test_layers_alone_are_gathered_in_8_bits():
 
 def test_a_tied_output_layer_is_no_unit():
     assert values(model="gpt3-5b").dp_output_parameters == 2 * 4096  # the norm in front of it
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("stack", ["nemo", "torchtitan-25.06", "torchtitan-26.06"])
+def test_over_a_dead_slow_link_each_collective_is_waited_for_once(stack, accumulated):
+    slow = replace(H100, inter=replace(H100.inter, bandwidth=1e-5 * H100.inter.bandwidth))
+    plan = Plan(**FSDP | {"dp": 64})
+    x = SimpleNamespace(**predict(LLAMA, Workload(8192, 64 * accumulated), slow, plan, stack).values)
+    gathers = x.dp_fsdp_first_gather + getattr(x, "dp_fsdp_output_gather", 0) + 2 * 32 * x.dp_fsdp_gather
+    scatters = x.dp_fsdp_first_scatter + getattr(x, "dp_fsdp_output_scatter", 0) + 32 * x.dp_fsdp_scatter
+    assert x.fsdp_exposed == pytest.approx(accumulated * (gathers + scatters), rel=1e-3)
 
 
 @pytest.mark.parametrize("stack", ["nemo", "torchtitan"])
