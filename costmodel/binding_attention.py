@@ -12,8 +12,11 @@ from costmodel.stack import Stack
 from hardware_db import Cluster
 
 # Kernels without tables of their own: the kernel whose table is nearest, and their rate over its. FlashAttention-2 is
-# 1.3 to 2.5 times as fast as FlashAttention in Triton (T. Dao, arXiv:2307.08691, sec. 4.1, from memory). That cuDNN 8
-# has the rate of FlashAttention-2 on Hopper, 0.5 to 0.6 of cuDNN 9's, is an inference from NeMo's containers of 2024.
+# 1.3 to 2.5 times as fast as FlashAttention in Triton (T. Dao, arXiv:2307.08691, sec. 4.1, from memory). llm-foundry
+# 0.4.0's kernel on an H200 (this project, 2026-11-27; Triton 3.6, its dots in newer words): 0.4 (heads of 128) and 0.6
+# (of 64) of PyTorch 2.11's FlashAttention-2 with the instructions of Ampere, as Triton had then, else 0.5 and 0.7. That
+# cuDNN 8 has the rate of FlashAttention-2 on Hopper, 0.5 to 0.6 of cuDNN 9's, is an inference from NeMo's containers of
+# 2024.
 NEAREST_TABLE = {"flash1": ("flash2", 0.55), "cudnn8": ("cudnn", 0.55)}
 
 

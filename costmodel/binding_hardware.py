@@ -36,6 +36,8 @@ from hardware_db import Cluster, Gpu, Link
 
 # GPUs of a generation are less far apart (H20's peak is 6.7 times below H100's); a slip of the unit is 8 times or more.
 FAR_FROM_KIN = 7.0
+# Dense 16-bit FLOPs of a Hopper SM in a cycle. Source: NVIDIA H100 whitepaper: 989 TFLOP/s of 132 SMs at 1830 MHz.
+FLOPS_A_CYCLE = 4096
 # Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes. And the latency of a
 # collective of two nodes: 35 to 50 us over InfiniBand for small messages. [1] and [s]
 # Source: shared hardware notes, section 6 (between nodes).
@@ -69,7 +71,7 @@ def hardware_inputs(
         "gpu_memory": _quantity(cluster, "hbm_capacity_usable"),
         "hbm_bandwidth": _quantity(cluster, "hbm_bandwidth"),
     }
-    bound |= _cycles(tables, cluster)
+    bound |= _cycles(tables, cluster, bound["gpu_peak"])
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
     bound |= attention_inputs(tables, cluster, table_of_base, software, mla)
     bound |= fp8_attention_gains(tables, cluster, precision, mla)
@@ -113,16 +115,26 @@ def cluster_stack(cluster: Cluster) -> str:
     return "local" if cluster.gpu.generation == "cpu" else default_stack()
 
 
-def _cycles(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound]:
-    """The clock, and the cycles of SMs that element-wise kernels take where a table has them.
+def _cycles(tables: Mapping[str, Any], cluster: Cluster, peak: Bound) -> dict[str, Bound]:
+    """The clock, cycles of all SMs in a second, and those that element-wise kernels take where a table has them.
 
-    None where no such kernel was profiled, or where the GPU's file has no clock: those kernels go by their bytes.
+    None where no such kernel was profiled, or where the GPU's file has no clock: those kernels go by their bytes, and
+    the device has as many cycles as its peak has at a Hopper SM's FLOPs in one.
     """
     timed = "boost_clock" in cluster.gpu.quantities
     clock = (
         _quantity(cluster, "boost_clock") if timed else Bound(1.0, f"{cluster.gpu.title}: no clock on file")
     )
-    return {"gpu_clock": clock} | {
+    cycles = (
+        Bound(
+            cluster.gpu.get("sm_count") * clock.value, f"gpu {cluster.gpu.name}: sm_count times boost_clock"
+        )
+        if timed
+        else Bound(
+            peak.value / FLOPS_A_CYCLE, f"{cluster.gpu.title}: its peak over a Hopper SM's {FLOPS_A_CYCLE}"
+        )
+    )
+    return {"gpu_clock": clock, "sm_cycles": cycles} | {
         f"{name}_cycles": leaf_if_known(tables, cluster, "sm_cycles", name) if timed else NONE_KNOWN
         for name in ("swiglu_backward", "rotary_forward", "rotary_backward", "head_copy")
     }

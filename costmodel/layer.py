@@ -218,7 +218,7 @@ def scan_times(ledger: Ledger, x: SimpleNamespace, block: str) -> Parts:
     """Forward and backward time of a recurrent scan; backward recomputes and differentiates: 2.5 times."""
     formula = mixers.mamba_scan_flops_forward if block == "mamba" else mixers.delta_scan_flops_forward
     flops = ledger.define(f"{block}_flops", formula(x), "FLOP", formula)
-    rate = x.gpu_peak * x.scan_fraction * x.release_scale
+    rate = x.sm_cycles * x.scan_rate * x.release_scale
     if block == "mamba":
         rate /= mixers.wide_state(x)
     return {

@@ -84,7 +84,7 @@ PRIORS: dict[str, Prior] = {
     "step_overhead": Prior(10e-3, 0.7, 0.5e-3, 0.2, "s", "data loading, logging, gradient norm"),
     "host_kernel": Prior(25e-6, 0.5, 1e-6, 100e-6, "s", "host time to issue one kernel"),
     "grouped_rate": Prior(0.85, 0.15, 0.3, 1.1, "1", "grouped GEMMs over one plain GEMM of as many tiles"),
-    "scan_fraction": Prior(0.03, 0.4, 0.005, 0.6, "1", "Mamba and delta scans over the 16-bit peak"),
+    "scan_rate": Prior(125.0, 0.4, 20.0, 2500.0, "FLOP", "what Mamba and delta scans do in a cycle of an SM"),
     "dispatch_rate": Prior(
         1.1,
         0.15,
@@ -209,7 +209,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "elementwise_scale": f"elementwise_rate/{kernels}",
         "grouped_scale": f"grouped_rate/{kernels}",
         "wgrad_scale": f"wgrad_rate/{kernels}",
-        "scan_fraction": f"scan_fraction/{kernels}",
+        "scan_rate": f"scan_rate/{kernels}",
         "dispatch_scale": "dispatch_rate/all",
         "dispatch_network": "dispatch_network/all",
         "dispatch_row": "dispatch_row/all",

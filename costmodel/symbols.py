@@ -202,6 +202,7 @@ INPUTS: tuple[Input, ...] = tuple(
         """
         gpu_sms | 1 | streaming multiprocessors
         gpu_clock | Hz | boost clock, for kernels that wait for multiprocessors
+        sm_cycles | Hz | cycles of all streaming multiprocessors in a second
         swiglu_backward_cycles | 1 | cycles of one multiprocessor for an element of SwiGLU's output, backward
         rotary_forward_cycles | 1 | the same for an element of fused rotary embedding, forward
         rotary_backward_cycles | 1 | the same, backward
@@ -297,7 +298,7 @@ INPUTS: tuple[Input, ...] = tuple(
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
         grouped_scale | 1 | rate of grouped GEMMs of uneven groups (no capacity) over a plain GEMM of as many tiles
-        scan_fraction | 1 | fraction of the 16-bit peak that Mamba and delta scans reach
+        scan_rate | FLOP | what Mamba and delta scans do in a cycle of a streaming multiprocessor
         dispatch_scale | 1 | bandwidth of DeepEP's and HybridEP's dispatch over that of an all-to-all
         dispatch_row | byte | bytes in whose time HybridEP sends a row beside the row's own
         dispatch_network | 1 | bandwidth of expert dispatch between domains over that of one card

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hardware_db
-from costmodel.fully_sharded import flat_copies
+from costmodel.fully_sharded import CHUNK_CAT, flat_copies
 from costmodel.model_registry import load_model
 from costmodel.optimizer import adam_bytes
 from costmodel.plan import Plan
@@ -116,9 +116,9 @@ def test_copies_of_each_kind_of_fsdp():
     whole = 10 * 100 + 60
     assert moved("nemo") == 0
     assert moved("llm_foundry") == pytest.approx(2 * 2 * 2 * whole)
-    assert moved("torchtitan") == pytest.approx(2 * (2 * 2 * (whole + 1000) + (2 + 4) * whole))
+    assert moved("torchtitan") == pytest.approx(2 * (2 * 2 * (whole + 1000) + CHUNK_CAT * (2 + 4) * whole))
     # Out once; in the first micro-batch cast, in the second added, at the end copied from.
-    waits = 2 * 2 * whole + ((2 + 4) + (2 + 4 + 4) + (4 + 4)) * whole
+    waits = 2 * 2 * whole + ((2 + 4) + (2 + 4 + 4) + CHUNK_CAT * (4 + 4)) * whole
     assert moved("torchtitan", 1, 1) == pytest.approx(waits)
 
 
