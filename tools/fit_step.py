@@ -29,8 +29,8 @@ from fit_solver import Fit, fit, left_out
 from write_evidence import report, untuned_errors, write_evidence
 
 from advisor.measurements import Case
-from advisor.pipeline import with_schedule
 from costmodel.predict import predict
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.step_constants import PRIORS, STEP_FILE, fitted
 from costmodel.uncertainty import load_covariance, save_covariance
 

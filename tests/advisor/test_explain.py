@@ -12,12 +12,12 @@ from advisor.alternatives import WHOLE_STEP
 from advisor.cli import advisor
 from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
-from advisor.pipeline import with_schedule
 from advisor.request import make_request
 from advisor.why import GuidePath
 from costmodel.plan import Plan
 from costmodel.plan_file import last_plan_path, load_plan_file
 from costmodel.predict import predict
+from costmodel.simulated_pipeline import with_schedule
 from hardware_db.order import order_held
 
 SECTIONS = (

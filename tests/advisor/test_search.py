@@ -11,7 +11,6 @@ import pytest
 from advisor.alternatives import shortfall, what_would_fit, why_not
 from advisor.candidates import SAME_MEMORY, candidate, objective_value, place_of, resource_seconds
 from advisor.explain import explain
-from advisor.pipeline import with_schedule
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import LAYOUT, search
 from advisor.space import build_space
@@ -23,6 +22,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.simulate import simulate_pipeline
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.workload import Workload
 from hardware_db import resolve
 
