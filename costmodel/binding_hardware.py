@@ -7,6 +7,7 @@ file names, and only then an assumption, which the answer then states.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import hardware_db
@@ -312,23 +313,21 @@ def _release_rate(stack: Stack, generation: str) -> Bound:
 
 
 def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) -> dict[str, Bound]:
-    """Inputs of the group "step": what the stack's file says, and step constants; one note for the guessed ones."""
+    """Inputs of the group "step": what the stack's file says, and step constants; the first guessed notes them all."""
     bound = {
         name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}") for name in INPUTS
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")
-    guessed: list[str] = []
+    guessed: dict[str, str] = {}
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
         bound[symbol], known = _step_constant(tables.get("step", {}), cluster, stack, key)
         if not known:
             name, _, where = key.partition("/")
-            guessed.append(f"{name} ({where})")
+            guessed[symbol] = f"{name} ({where})"
     if guessed:
-        listed = ", ".join(dict.fromkeys(guessed))
-        # Notes are told in the order of the inputs: this one, of many of them, on the first.
-        first = next(iter(bound))
+        first, listed = next(iter(guessed)), ", ".join(dict.fromkeys(guessed.values()))
         note = f"no published step determines {listed}: what others of their kind show"
-        bound[first] = Bound(bound[first].value, bound[first].source, note)
+        bound[first] = replace(bound[first], note=note)
     return bound
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 
 import hardware_db
-from costmodel.binding import bind
+from costmodel.binding import bind, step_keys
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -177,6 +177,14 @@ def test_a_generation_without_runs_takes_what_others_show_and_says_so():
     )
     assert any("what others of their kind show" in note for note in prediction.assumptions)
     assert "other" in prediction.sources["elementwise_scale"]
+
+
+def test_guesses_are_noted_on_a_constant_that_is_one():
+    cluster = hardware_db.load_cluster("mi300x-8")
+    bound = bind(load_model("llama3-8b"), Workload(8192, 64), cluster, "bf16", None)
+    (noted,) = [name for name, entry in bound.items() if "no published step determines" in entry.note]
+    key = step_keys(load_model("llama3-8b"), cluster, "bf16")[noted]
+    assert key.replace("/", " (") in bound[noted].note
 
 
 def test_stacks_that_scatter_send_less_between_stages():
