@@ -102,7 +102,9 @@ def test_ranks_are_ordered_distinct_and_say_what_they_lost_to():
 
 
 def test_every_plan_fits_with_room_and_parts_sum_to_its_step():
-    for each in search(ask(LLAMA_8B, 16, 8192, 64)).plans:
+    plans = search(ask(LLAMA_8B, 16, 8192, 64)).plans
+    assert plans
+    for each in plans:
         assert each.prediction.fits
         assert not each.prediction.tight
         assert each.plan.world == 16
@@ -112,7 +114,9 @@ def test_every_plan_fits_with_room_and_parts_sum_to_its_step():
 
 
 def test_the_array_evaluation_is_the_prediction_of_each_plan():
-    for each in search(ask(LLAMA_8B, 16, 8192, 64)).plans:
+    plans = search(ask(LLAMA_8B, 16, 8192, 64)).plans
+    assert plans
+    for each in plans:
         single = predict(LLAMA_8B, Workload(8192, 64), H100, each.plan)
         assert each.closed_form_time == pytest.approx(single.step_time_s, rel=1e-9)
 
