@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.pipeline import with_schedule
 from advisor.request import Request
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import CORRECTION, RESOURCES, Prediction
+from costmodel.simulated_pipeline import with_schedule
 from hardware_db.order import Order, order_held
 
 Amounts = TypeVar("Amounts", float, NDArray[np.float64])

@@ -49,9 +49,9 @@ def _log(path: str, options: dict[str, Any]) -> Side:
 
 def _plan(path: str) -> Side:
     from advisor.case import read_case
-    from advisor.pipeline import with_schedule
     from advisor.plan_faults import plan_faults
     from advisor.rules.predicted_words import all_words
+    from costmodel.simulated_pipeline import with_schedule
 
     case = read_case(path, {})
     with plan_faults(case, path):

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.candidates import objective_of, place_of
-from advisor.pipeline import has_pipeline, least_correction, schedule_correction
 from advisor.request import Request
 from advisor.space_grid import Space
 from costmodel.columns import Columns, plan_from_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, plan_values
+from costmodel.simulated_pipeline import has_pipeline, least_correction, schedule_correction
 from costmodel.workload import Workload
 
 # Sums in another order differ by less than this share.

@@ -83,8 +83,8 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         others = any(options.get(name) for name in ("model", "gpus", "seq_len", "global_batch"))
         found.own_plan = found.case is not None and bool(plan_text(found.log)[0]) and not others
     if found.case is not None:
-        from advisor.pipeline import with_schedule
         from advisor.plan_faults import plan_faults
+        from costmodel.simulated_pipeline import with_schedule
 
         case = found.case
         if plan is not None and case.stack is None and found.log is not None:

@@ -138,9 +138,9 @@ def prepared(
     plan: Plan, model: Any, workload: Any, cluster: Cluster, warnings: list[str], here: Here
 ) -> Prepared:
     """The prediction of what really runs; ValueError when it cannot run, PlanError when it does not fit."""
-    from advisor.pipeline import with_schedule
     from advisor.plan_faults import PlanError
     from costmodel.predict import predict
+    from costmodel.simulated_pipeline import with_schedule
     from executor.resolve import resolve
     from executor.run_job import stack_of
 

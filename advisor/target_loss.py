@@ -77,7 +77,7 @@ def as_target(case: Case, target: str, version: str) -> list[str]:
         ]
     if target != "megatron-lm" or here.names == "megatron_lm":
         return []
-    from advisor.pipeline import with_schedule
+    from costmodel.simulated_pipeline import with_schedule
     from executor.export.megatron_lm_names import version_of
 
     fused = case.plan.fused_cross_entropy

@@ -12,12 +12,12 @@ from typing import Any
 
 from advisor.measurement_repeats import copies, repeats
 from advisor.measurements import Case, Row, Skip, row_case
-from advisor.pipeline import with_schedule
 from advisor.progress import Tell
 from advisor.ranking import Timed, ranking
 from costmodel.evidence import Interval, untuned_interval
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 
 # Predicted over published peak, less one, that 95 of 100 published peaks stay below (docs/accuracy.md, Memory).
 MEMORY_ERROR = 0.25

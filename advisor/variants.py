@@ -8,7 +8,6 @@ from typing import Any
 
 from advisor.candidates import resource_seconds
 from advisor.host_fault import host_fault
-from advisor.pipeline import with_schedule
 from advisor.render import gib, seconds
 from advisor.rules import violations
 from advisor.rules.features import lacked
@@ -16,6 +15,7 @@ from advisor.space import fp32_reduction_ranks, usual_dispatcher
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 
 # Model chunks a stage that published interleaved recipes use where nothing else is said.
 _USUAL_VPP = 5

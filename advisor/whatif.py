@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.candidates import memory_parts
 from advisor.host_fault import host_fault
-from advisor.pipeline import with_schedule
 from advisor.plan_faults import plan_faults
 from advisor.progress import Tell
 from advisor.rules import Violation, load_rules
@@ -17,6 +16,7 @@ from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
 from costmodel.knobs.names import meant
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 
 if TYPE_CHECKING:
     from advisor.case import Case

@@ -11,10 +11,10 @@ from recipe_gap import differing
 
 from advisor.candidates import resource_seconds
 from advisor.measurements import Case
-from advisor.pipeline import with_schedule
 from advisor.ranking import CLASSES
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 
 # Upper ends of the classes of gaps.
 GAPS = (

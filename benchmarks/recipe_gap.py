@@ -22,12 +22,12 @@ from typing import Any
 
 from advisor.candidates import resource_seconds
 from advisor.measurements import Case, Skip, read_rows, row_case
-from advisor.pipeline import with_schedule
 from advisor.request import Request
 from advisor.search import search
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "recipe-gap.csv"

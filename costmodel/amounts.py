@@ -25,7 +25,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Placed, PlacedChunk, placed_chunks
-from costmodel.rank_state import owners, parameter_counts, state_bytes, step_messages
+from costmodel.rank_state import parameter_counts, stage_buffers, state_bytes, step_messages
 from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
 from costmodel.work.block import BlockWork
@@ -58,8 +58,8 @@ def rank_amounts(
         name: block_work(x, name, features)
         for name in {each.block for chunk in chunks for each in chunk.blocks}
     }
-    owned = owners(x, plan, chunks, works, model)
-    once = step_messages(x, plan, owned)
+    buffered = stage_buffers(x, plan, chunks, works, model)
+    once = step_messages(x, plan, buffered)
     saved = _saved(x, chunks, works)
     flying = schedule.in_flight(x, stage)
     return RankAmounts(
@@ -68,8 +68,8 @@ def rank_amounts(
         flops=_flops(x, chunks, works, count),
         messages=_plain(messages.merged([*_messages(x, plan, chunks, works, model, count), *once])),
         saved={name: _number(size) for name, size in saved.items()},
-        parameters=parameter_counts(owned),
-        state={name: _number(size) for name, size in state_bytes(x, owned).items()},
+        parameters=parameter_counts(buffered),
+        state={name: _number(size) for name, size in state_bytes(x, buffered).items()},
         peak=_number(
             flying * sum(size for name, size in saved.items() if name not in ONCE)
             + sum(saved.get(name, 0) for name in ONCE)

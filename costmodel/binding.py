@@ -85,7 +85,7 @@ def bind_amounts(
 ) -> dict[str, Bound]:
     """The inputs of amounts, which no machine changes: model, workload and precision recipe."""
     recipe = _precision_inputs(precision, generation, kernels)
-    return _model_inputs(model) | _workload_inputs(workload, model) | recipe
+    return _model_inputs(model) | _workload_inputs(workload) | recipe
 
 
 def step_keys(model: ModelSpec, cluster: Cluster, precision: str, stack: str | None = None) -> dict[str, str]:
@@ -209,7 +209,7 @@ def _mixer_numbers(model: ModelSpec) -> dict[str, float]:
     }
 
 
-def _workload_inputs(workload: Workload, model: ModelSpec) -> dict[str, Bound]:
+def _workload_inputs(workload: Workload) -> dict[str, Bound]:
     """Sequences, documents and the task. E[l^2] / E[l] = mean (1 + cv^2) is what attention meets of a document.
 
     A pack of s / mean documents has attention work that varies as their squares do: cv of the sum is
@@ -232,26 +232,7 @@ def _workload_inputs(workload: Workload, model: ModelSpec) -> dict[str, Bound]:
         "imbalance": workload.moe_imbalance,
         "adjacent": float(workload.moe_adjacent),
     }
-    notes = _workload_notes(workload, model)
-    return {name: Bound(float(number), "workload", notes.get(name, "")) for name, number in numbers.items()}
-
-
-def _workload_notes(workload: Workload, model: ModelSpec) -> dict[str, str]:
-    """What a reader must know about the loads that were taken for granted."""
-    notes: dict[str, str] = {}
-    if model.moe is not None:
-        load = workload.moe_imbalance
-        notes["imbalance"] = (
-            "expert loads are taken as balanced, as benchmarks force them; real routing is not: "
-            "--moe-imbalance 1.3 shows what that costs"
-            if load == 1
-            else f"the busiest expert rank has {load:g} times the mean tokens"
-        )
-    if workload.task != "pretrain" and not workload.mean_length:
-        notes["document"] = (
-            "every sequence is taken as one full document; --mean-length says how long they are"
-        )
-    return notes
+    return {name: Bound(float(number), "workload") for name, number in numbers.items()}
 
 
 def _precision_inputs(precision: str, generation: str, kernels: str) -> dict[str, Bound]:

@@ -7,6 +7,7 @@ file names, and only then an assumption, which the answer then states.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import hardware_db
@@ -47,6 +48,11 @@ HOST_LINK_EFFICIENCY = 0.85
 # A GPU's share of the host's memory bandwidth where the cluster's file has none, assumed: eight DDR5 channels for four.
 # [byte/s]
 HOST_MEMORY_BANDWIDTH = 75e9
+# Collectives over a link without measured curves: latency, more of it for each rank [s], share of the link's rate for
+# many ranks, and ranks of half of that [1]; latency of a copy between two [s]. Assumed; curves of NVSwitch on file have
+# 9 to 35 us, up to 16 us a rank, 0.7 to 1.1 of the rate and 0.2 to 3.3 ranks (hardware_db/calibrated).
+LINK_LATENCY, LINK_LATENCY_PER_RANK, LINK_EFFICIENCY, LINK_HALF_RANKS = 10e-6, 3e-6, 0.8, 0.5
+COPY_LATENCY = 8e-6
 # Share of a link that point-to-point copies reach, NVLink's P2P. [1] Source: shared hardware notes, section 7.
 SEND_RECV_EFFICIENCY = 0.83
 # Constants of a collective that are rates of the link.
@@ -201,7 +207,7 @@ def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound
     bound["send_recv_latency"] = (
         bound_of(own["latency"], f"{cluster.gpu.name}, collective.send_recv")
         if own
-        else Bound(max(link.latency, 8e-6), f"link {link.name}: latency")
+        else Bound(max(link.latency, COPY_LATENCY), f"link {link.name}: latency")
     )
     bound["send_recv_bandwidth"] = (
         bound_of(own["bandwidth"], f"{cluster.gpu.name}, collective.send_recv")
@@ -276,17 +282,18 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
 
 
 def _link_constants(operation: str, bandwidth: float, latency: float, where: str) -> dict[str, Bound]:
-    """A link without measured curves: 0.8 of its rate for many ranks, one protocol."""
+    """A link without measured curves: a share of its rate for many ranks, one protocol."""
+    fixed, rate = max(latency, LINK_LATENCY), LINK_EFFICIENCY * bandwidth
     values = {
-        "latency": max(latency, 10e-6),
-        "latency_per_rank": 3e-6,
-        "bandwidth": 0.8 * bandwidth,
-        "half_ranks": 0.5,
-        "low_latency": max(latency, 10e-6),
-        "low_latency_per_rank": 3e-6,
-        "low_latency_bandwidth": 0.8 * bandwidth,
+        "latency": fixed,
+        "latency_per_rank": LINK_LATENCY_PER_RANK,
+        "bandwidth": rate,
+        "half_ranks": LINK_HALF_RANKS,
+        "low_latency": fixed,
+        "low_latency_per_rank": LINK_LATENCY_PER_RANK,
+        "low_latency_bandwidth": rate,
     }
-    note = f"collectives over {where} are assumed to reach 0.8 of its rate: no measured curve"
+    note = f"collectives over {where} are assumed to reach {LINK_EFFICIENCY} of its rate: no measured curve"
     return {
         f"{operation}_{name}": Bound(value, f"{where}: data sheet", note) for name, value in values.items()
     }
@@ -324,23 +331,21 @@ def _release_rate(stack: Stack, generation: str) -> Bound:
 
 
 def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) -> dict[str, Bound]:
-    """Inputs of the group "step": what the stack's file says, and step constants; one note for the guessed ones."""
+    """Inputs of the group "step": what the stack's file says, and step constants; the first guessed notes them all."""
     bound = {
         name: Bound(float(getattr(stack, name)), f"costmodel/stacks.toml: {stack.name}") for name in INPUTS
     }
     bound["library_scale"] = Bound(1.0, f"costmodel/stacks.toml: {stack.name}, matrix kernels of a container")
-    guessed: list[str] = []
+    guessed: dict[str, str] = {}
     for symbol, key in parameter_keys(cluster, gemm, stack).items():
         bound[symbol], known = _step_constant(tables.get("step", {}), cluster, stack, key)
         if not known:
             name, _, where = key.partition("/")
-            guessed.append(f"{name} ({where})")
+            guessed[symbol] = f"{name} ({where})"
     if guessed:
-        listed = ", ".join(dict.fromkeys(guessed))
-        # Notes are told in the order of the inputs: this one, of many of them, on the first.
-        first = next(iter(bound))
+        first, listed = next(iter(guessed)), ", ".join(dict.fromkeys(guessed.values()))
         note = f"no published step determines {listed}: what others of their kind show"
-        bound[first] = Bound(bound[first].value, bound[first].source, note)
+        bound[first] = replace(bound[first], note=note)
     return bound
 
 

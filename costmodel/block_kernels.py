@@ -132,7 +132,8 @@ def _selective(x: SimpleNamespace, name: str) -> Amount:
     """Share of a block's forward kernels that selective recompute issues again. [1]
 
     Of an attention block's about eight kernels one is the core and one the norm; of an MLP's six, four are its
-    linear layers and activation function.
+    linear layers and activation function; of an expert block's, taken as forty, one is the activation function and one
+    the norm. Nothing of a scan's block is named by itself.
     """
     norm = norm_again(x, name)
     if name in ATTENTION_BLOCKS:
@@ -141,7 +142,7 @@ def _selective(x: SimpleNamespace, name: str) -> Amount:
         return x.recompute_moe + (1 - x.recompute_moe) * (x.recompute_moe_act + norm) / 40
     if name == "mlp":
         return (4 * x.recompute_mlp + (1 - x.recompute_mlp) * x.recompute_activation + norm) / 6
-    return norm / 16
+    return 0
 
 
 def graphed(x: SimpleNamespace, block: str) -> Amount:

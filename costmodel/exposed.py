@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum
@@ -26,6 +28,28 @@ Times = dict[str, dict[str, Amount]]
 MAXIMUM_BYTES = 4
 
 
+@dataclass(frozen=True)
+class _Collectives:
+    """What one block sends over its tensor-parallel ranks, and how long that takes before any overlap.
+
+    gathered, reduced: the block's input and output [byte]; gathered_gradient, reduced_gradient: their gradients, the
+    first in 16 bits, the second in the format of operands [byte]. gather, scatter: forward, under sequence parallelism;
+    regather: of the output's gradient, rescatter: of the input's, backward; reduce, rereduce: the all-reduce in their
+    place without sequence parallelism, forward and backward [s].
+    """
+
+    gathered: Amount
+    reduced: Amount
+    gathered_gradient: Amount
+    reduced_gradient: Amount
+    gather: Amount
+    scatter: Amount
+    reduce: Amount
+    regather: Amount
+    rescatter: Amount
+    rereduce: Amount
+
+
 def tensor_parallel_times(
     ledger: Ledger, x: SimpleNamespace, block: BlockWork, gemms: Times
 ) -> dict[str, Amount]:
@@ -43,76 +67,25 @@ def tensor_parallel_times(
     p = block.name
     inside = communication.ranks_in_domain(x, x.tp, 1)
     first = next(linear for linear in reversed(block.linears) if linear.split == "column")
-    gathered = ledger.define(f"{p}_tp_gathered", block.gathered, "byte", "input of the block, over tp")
-    # What an adapter reads too is gathered in 16 bits, and frozen weights need it no second time.
-    wide = 1 + gathered_plain(x, first) * (x.activation_bytes / x.operand_bytes - 1)
-    reduced = ledger.define(f"{p}_tp_reduced", block.reduced, "byte", communication.tensor_parallel_bytes)
-    gather = ledger.define(
-        f"{p}_all_gather", all_gather_time(x, wide * gathered, x.tp, inside), "s", all_gather_time
-    )
-    scatter = ledger.define(
-        f"{p}_reduce_scatter", reduce_scatter_time(x, reduced, x.tp, inside), "s", reduce_scatter_time
-    )
-    reduce = ledger.define(f"{p}_all_reduce", all_reduce_time(x, reduced, x.tp, inside), "s", all_reduce_time)
-    ordered = 1 - x.queued * x.megatron_core * x.many_queues
-    pipelined = x.tp_overlap * ordered
-    chunks = 1 + pipelined * (x.overlap_chunks - 1)
-    row = next(linear.name for linear in block.linears if linear.split == "row")
-
-    def beside(collective: Amount, gemm: Amount) -> Amount:
-        taken = overlap.contention(collective, gemm, pipelined * x.overlap_sms / x.gpu_sms)
-        # Each further chunk launches a product and the copy that brings or takes its rows.
-        started = 2 * (chunks - 1) * x.linear_launch
-        return overlap.pipelined_exposed(collective, gemm, chunks) + taken + started
-
-    def copied(size: Amount, *, always: bool = False) -> Amount:
-        """DTensor copies what it gathers or scatters along the sequence, which is not the outermost dimension. [s]"""
-        on = x.dtensor * is_more_than_one(x.tp) * (1 if always else 1 - x.tp_overlap)
-        return on * stream(x, 2 * size, x.elementwise_fraction)
-
+    last = next(linear for linear in block.linears if linear.split == "row")
+    column, row = gemms[first.name], gemms[last.name]
+    sent = _collectives(ledger, x, block, first, inside)
     # Transformer Engine pipelines no gather of a norm's output that it also returns, to an adapter.
     alone = adapted(x, first.adapter)
-    forward = (1 - alone) * beside(gather, gemms[first.name]["forward"]) + alone * gather
-    forward += beside(scatter, gemms[row]["forward"]) + copied(gathered) + copied(reduced)
-    # Backward the output's gradient is gathered and the input's reduced: other sizes where latents are gathered.
-    formats = x.operand_bytes / x.activation_bytes
-    regather = ledger.define(
-        f"{p}_all_gather_backward",
-        all_gather_time(x, reduced * (formats + x.cast_anew * (1 - formats)), x.tp, inside),
-        "s",
-        all_gather_time,
-    )
-    rescatter = ledger.define(
-        f"{p}_reduce_scatter_backward",
-        reduce_scatter_time(x, gathered / formats, x.tp, inside),
-        "s",
-        reduce_scatter_time,
-    )
-    rereduce = all_reduce_time(x, gathered / formats, x.tp, inside)
-    bulk: Amount = 0
-    for collective, gemm in (
-        (x.trained * gather, gemms[first.name]["dgrad"]),
-        (rescatter, gemms[first.name]["wgrad"]),
-    ):
-        bulk += overlap.exposed(collective, ordered * gemm)
-        bulk += overlap.contention(collective, ordered * gemm, x.overlap_slowdown)
-    # Autograd sums the input gradients of products kept apart, and no product writes what is then scattered.
-    apart = x.separate_gate * is_more_than_one(first.products)
-    single = beside(rescatter, gemms[first.name]["dgrad"]) + copied(gathered / formats)
-    summed = rescatter + x.residual_split * copied(gathered / formats, always=True)
-    # DTensor keeps what was gathered; recompute of ops drops it, recompute of the layer gathers it in its forward pass.
-    dropped = (1 - x.recompute_layers) * x.recompute_ops * x.trained
-    waiting = dropped * (gather + copied(gathered, always=True)) + (1 - apart) * single + apart * summed
-    backward = beside(regather, gemms[row]["dgrad"]) + copied(reduced * formats)
-    backward += (1 - x.dtensor) * bulk + x.dtensor * waiting
-    without = overlap.exposed(rereduce, ordered * (1 - x.dtensor) * gemms[first.name]["wgrad"])
+    forward = (1 - alone) * _pipelined(x, sent.gather, column["forward"]) + alone * sent.gather
+    forward += _pipelined(x, sent.scatter, row["forward"])
+    forward += _tokens_copied(x, sent.gathered) + _tokens_copied(x, sent.reduced)
+    backward = _pipelined(x, sent.regather, row["dgrad"]) + _tokens_copied(x, sent.reduced_gradient)
+    backward += (1 - x.dtensor) * _megatron_backward(x, sent, column)
+    backward += x.dtensor * _dtensor_backward(x, sent, column, first)
+    without = overlap.exposed(sent.rereduce, _ordered(x) * (1 - x.dtensor) * column["wgrad"])
     shared = heads_are_shared(x) if block.joined != 0 else 0  # nothing is sent otherwise, not even a latency
     join = {"forward": all_gather_time, "backward": reduce_scatter_time}
     joined = {name: shared * seconds(x, block.joined, x.tp, inside) for name, seconds in join.items()}
     return {
         "forward": ledger.define(
             f"{p}_tp_exposed_forward",
-            x.sp * forward + (1 - x.sp) * reduce + joined["forward"],
+            x.sp * forward + (1 - x.sp) * sent.reduce + joined["forward"],
             "s",
             overlap.pipelined_exposed,
         ),
@@ -123,6 +96,89 @@ def tensor_parallel_times(
             overlap.exposed,
         ),
     }
+
+
+def _collectives(
+    ledger: Ledger, x: SimpleNamespace, block: BlockWork, first: Linear, inside: Amount
+) -> _Collectives:
+    """Collectives of a block before any overlap; first: its column-parallel layer; inside: ranks in one domain [1]."""
+    p = block.name
+    gathered = ledger.define(f"{p}_tp_gathered", block.gathered, "byte", "input of the block, over tp")
+    # What an adapter reads too is gathered in 16 bits, and frozen weights need it no second time.
+    wide = 1 + gathered_plain(x, first) * (x.activation_bytes / x.operand_bytes - 1)
+    reduced = ledger.define(f"{p}_tp_reduced", block.reduced, "byte", communication.tensor_parallel_bytes)
+    # Backward the output's gradient is gathered and the input's reduced: other sizes where latents are gathered.
+    formats = x.operand_bytes / x.activation_bytes
+
+    def timed(name: str, seconds: Callable[..., Amount], size: Amount) -> Amount:
+        return ledger.define(f"{p}_{name}", seconds(x, size, x.tp, inside), "s", seconds)
+
+    return _Collectives(
+        gathered,
+        reduced,
+        gathered / formats,
+        reduced * formats,
+        gather=timed("all_gather", all_gather_time, wide * gathered),
+        scatter=timed("reduce_scatter", reduce_scatter_time, reduced),
+        reduce=timed("all_reduce", all_reduce_time, reduced),
+        regather=timed(
+            "all_gather_backward", all_gather_time, reduced * (formats + x.cast_anew * (1 - formats))
+        ),
+        rescatter=timed("reduce_scatter_backward", reduce_scatter_time, gathered / formats),
+        rereduce=all_reduce_time(x, gathered / formats, x.tp, inside),
+    )
+
+
+def _ordered(x: SimpleNamespace) -> Amount:
+    """1 where a collective starts ahead of the product that hides it, 0 where hardware queues let it wait. [1]
+
+    Before Blackwell, Megatron-Core with more than one queue (CUDA_DEVICE_MAX_CONNECTIONS).
+    """
+    return 1 - x.queued * x.megatron_core * x.many_queues
+
+
+def _pipelined(x: SimpleNamespace, collective: Amount, gemm: Amount) -> Amount:
+    """What is exposed of a collective that tp_overlap cuts into chunks beside its product; all of it without. [s]"""
+    pipelined = x.tp_overlap * _ordered(x)
+    chunks = 1 + pipelined * (x.overlap_chunks - 1)
+    taken = overlap.contention(collective, gemm, pipelined * x.overlap_sms / x.gpu_sms)
+    # Each further chunk launches a product and the copy that brings or takes its rows.
+    started = 2 * (chunks - 1) * x.linear_launch
+    return overlap.pipelined_exposed(collective, gemm, chunks) + taken + started
+
+
+def _tokens_copied(x: SimpleNamespace, size: Amount, *, always: bool = False) -> Amount:
+    """DTensor copies what it gathers or scatters along the sequence, which is not the outermost dimension. [s]
+
+    Not where tp_overlap brings the rows themselves, unless `always`.
+    """
+    on = x.dtensor * is_more_than_one(x.tp) * (1 if always else 1 - x.tp_overlap)
+    return on * stream(x, 2 * size, x.elementwise_fraction)
+
+
+def _megatron_backward(x: SimpleNamespace, sent: _Collectives, column: dict[str, Amount]) -> Amount:
+    """Exposed of the input's second gather, under the data gradient, and of its gradient, under the weight's. [s]"""
+    bulk: Amount = 0
+    for collective, gemm in ((x.trained * sent.gather, column["dgrad"]), (sent.rescatter, column["wgrad"])):
+        bulk += overlap.exposed(collective, _ordered(x) * gemm)
+        bulk += overlap.contention(collective, _ordered(x) * gemm, x.overlap_slowdown)
+    return bulk
+
+
+def _dtensor_backward(
+    x: SimpleNamespace, sent: _Collectives, column: dict[str, Amount], first: Linear
+) -> Amount:
+    """The same with collectives that wait where they stand. [s]
+
+    DTensor keeps what was gathered; recompute of ops drops it, recompute of the layer gathers it in its forward pass.
+    Autograd sums the input gradients of products kept apart, and no product writes what is then scattered.
+    """
+    apart = x.separate_gate * is_more_than_one(first.products)
+    single = _pipelined(x, sent.rescatter, column["dgrad"]) + _tokens_copied(x, sent.gathered_gradient)
+    summed = sent.rescatter + x.residual_split * _tokens_copied(x, sent.gathered_gradient, always=True)
+    dropped = (1 - x.recompute_layers) * x.recompute_ops * x.trained
+    again = sent.gather + _tokens_copied(x, sent.gathered, always=True)
+    return dropped * again + (1 - apart) * single + apart * summed
 
 
 def gathered_plain(x: SimpleNamespace, layer: Linear) -> Amount:

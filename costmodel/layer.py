@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
-from costmodel.block_kernels import Issued, block_kernels, norm_again
+from costmodel.block_kernels import Issued, block_kernels
 from costmodel.dispatch import Beside, inner_compute
 from costmodel.exposed import (
     Times,
@@ -24,8 +24,9 @@ from costmodel.exposed import (
     tensor_parallel_times,
 )
 from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream, torch_gradients
+from costmodel.recompute_time import recompute_time
 from costmodel.streams import stream_times
-from costmodel.symbols import ATTENTION_BLOCKS, symbol
+from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, mixers, quantisation
@@ -37,7 +38,6 @@ from costmodel.work.linear import tokens
 from costmodel.work.messages import context_columns, mixer_exchange_bytes
 from costmodel.work.mla import core_backward_factor, core_width, mla
 from costmodel.work.mlp import mlp
-from costmodel.work.recompute import kept_products
 
 Parts = dict[str, Amount]
 
@@ -231,12 +231,43 @@ def block_times(
     ledger: Ledger, x: SimpleNamespace, name: str, features: Collection[str], label: str = ""
 ) -> BlockTimes:
     """All of one block on one rank and one micro-batch, written under `label` (its name by default)."""
-    work = block_work(x, name, features)
-    label = label or name
-    work = replace(work, name=label)
+    work = replace(block_work(x, name, features), name=label or name)
     gemms = linear_times(ledger, x, work, features)
     small = stream_times(ledger, x, work)
-    grouped = {layer.name for layer in work.linears if layer.grouped}
+    forward, backward = _dense_parts(x, work, gemms, small)
+    core = _core_times(ledger, x, name, work)
+    beside: list[Times] = [core]
+    if any(layer.split == "row" for layer in work.linears):
+        beside.append({"tensor_parallel": tensor_parallel_times(ledger, x, work, gemms)})
+    if "lora" in features and any(layer.adapter for layer in work.linears):
+        adapters = adapter_times(ledger, x, work)
+        beside.append({"adapters": adapters, "tensor_parallel": adapter_messages(ledger, x, work)})
+    for times in beside:
+        for kind, passes in times.items():
+            forward[kind] = forward.get(kind, 0) + passes["forward"]
+            backward[kind] = backward.get(kind, 0) + passes["backward"]
+    again = recompute_time(
+        ledger, x, name, work.name, gemms, small, sum(passes["forward"] for passes in core.values()), forward
+    )
+    return BlockTimes(
+        work,
+        forward,
+        backward,
+        again,
+        block_kernels(ledger, x, work, "lora" in features),
+        shared=_shared(gemms),
+        wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
+        inner=inner_compute(x, gemms, small, _grouped(work)) if name == "experts" else None,
+    )
+
+
+def _grouped(work: BlockWork) -> set[str]:
+    return {layer.name for layer in work.linears if layer.grouped}
+
+
+def _dense_parts(x: SimpleNamespace, work: BlockWork, gemms: Times, small: Times) -> tuple[Parts, Parts]:
+    """Matrix products, their quantisation and element-wise kernels by kind, forward and backward. [s]"""
+    grouped = _grouped(work)
     plain = [times for layer, times in gemms.items() if layer not in grouped]
     experts_own = [gemms[layer] for layer in sorted(grouped)]
     forward: Parts = {
@@ -244,55 +275,45 @@ def block_times(
         "quantise": sum(times["quantise_forward"] for times in gemms.values()),
         "elementwise": sum(times["forward"] for times in small.values()),
     }
-    summed = x.trained * x.accumulate_split * (work.weights(True) + work.weights(False))
-    # Added to a buffer, or copied into one under Megatron's FSDP (_grad_acc of megatron_fsdp.py).
-    moved = (2 - x.fsdp) * x.grad_bytes + x.weight_bytes
-    accumulated = (1 - torch_gradients(x)) * moved * summed
     backward: Parts = {
         "linear_dgrad": sum(times["dgrad"] for times in plain),
         "linear_wgrad": sum(times["wgrad"] for times in plain),
         "quantise": sum(times["quantise_backward"] for times in gemms.values()),
-        "elementwise": sum(times["backward"] for times in small.values())
-        + stream(x, accumulated, x.elementwise_fraction),
+        "elementwise": sum(times["backward"] for times in small.values()) + _accumulation_time(x, work),
     }
     if experts_own:
         forward["experts"] = sum(times["forward"] for times in experts_own)
         backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
-    core: Parts = {}
-    core_again: Amount = 0
+    return forward, backward
+
+
+def _accumulation_time(x: SimpleNamespace, work: BlockWork) -> Amount:
+    """Weight gradients that no product adds to their buffer: kernels of their own do. [s]
+
+    Under Megatron's FSDP they are copied into one (_grad_acc of megatron_fsdp.py).
+    """
+    summed = x.trained * x.accumulate_split * (work.weights(True) + work.weights(False))
+    moved = (2 - x.fsdp) * x.grad_bytes + x.weight_bytes
+    return stream(x, (1 - torch_gradients(x)) * moved * summed, x.elementwise_fraction)
+
+
+def _core_times(ledger: Ledger, x: SimpleNamespace, name: str, work: BlockWork) -> Times:
+    """What mixes tokens, attention core or scan, and what context parallelism exchanges and merges for it. [s]"""
+    label = work.name
     if name in ATTENTION_BLOCKS:
         core = attention_times(ledger, x, name, label)
-        forward["attention"], backward["attention"] = core["forward"], core["backward"]
-        context = context_parallel_times(ledger, x, label, core, *context_columns(x, name))
-        forward["context_parallel"], backward["context_parallel"] = context["forward"], context["backward"]
-        merges = ring_merges(ledger, x, label, *context_columns(x, name))
-        forward["elementwise"] += merges["forward"]
-        backward["elementwise"] += merges["backward"]
-        core_again = core["forward"] + context["forward"] + merges["forward"]
-    elif name in ("mamba", "delta"):
-        core = scan_times(ledger, x, name)
-        forward["scan"], backward["scan"] = core["forward"], core["backward"]
-        exchange = mixer_exchange_times(ledger, x, label, mixer_exchange_bytes(x, work))
-        forward["context_parallel"], backward["context_parallel"] = exchange["forward"], exchange["backward"]
-    if any(layer.split == "row" for layer in work.linears):
-        tensor = tensor_parallel_times(ledger, x, work, gemms)
-        forward["tensor_parallel"], backward["tensor_parallel"] = tensor["forward"], tensor["backward"]
-    if "lora" in features and any(layer.adapter for layer in work.linears):
-        adapters = adapter_times(ledger, x, work)
-        messages = adapter_messages(ledger, x, work)
-        for times, way in ((forward, "forward"), (backward, "backward")):
-            times["adapters"] = adapters[way]
-            times["tensor_parallel"] = times.get("tensor_parallel", 0) + messages[way]
-    return BlockTimes(
-        work,
-        forward,
-        backward,
-        _again(ledger, x, name, label, gemms, small, core_again, forward),
-        block_kernels(ledger, x, work, "lora" in features),
-        shared=_shared(gemms),
-        wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
-        inner=inner_compute(x, gemms, small, grouped) if name == "experts" else None,
-    )
+        columns = context_columns(x, name)
+        return {
+            "attention": core,
+            "context_parallel": context_parallel_times(ledger, x, label, core, *columns),
+            "elementwise": ring_merges(ledger, x, label, *columns),
+        }
+    if name in ("mamba", "delta"):
+        return {
+            "scan": scan_times(ledger, x, name),
+            "context_parallel": mixer_exchange_times(ledger, x, label, mixer_exchange_bytes(x, work)),
+        }
+    return {}
 
 
 def _shared(gemms: Times) -> Amount:
@@ -301,69 +322,6 @@ def _shared(gemms: Times) -> Amount:
         for layer, times in gemms.items()
         if layer.startswith("shared")
         for kind in ("forward", "dgrad", "wgrad")
-    )
-
-
-def _again(
-    ledger: Ledger,
-    x: SimpleNamespace,
-    name: str,
-    label: str,
-    gemms: Times,
-    small: Times,
-    core: Amount,
-    forward: Parts,
-) -> Amount:
-    """Forward work that the block's recompute setting repeats in the backward pass.
-
-    Full recompute repeats everything of its layers, or stops early, at the last tensor that is saved; selective
-    recompute what was named. Source: PyTorch, torch.utils.checkpoint.set_checkpoint_early_stop.
-    """
-    everything = ledger.define(
-        f"{label}_forward", sum(forward.values()), "s", "sum over the kinds of work, forward"
-    )
-
-    def linears(*names: str) -> Amount:
-        return sum(gemms[layer]["forward"] + gemms[layer]["quantise_forward"] for layer in names)
-
-    unkept = x.recompute_ops - kept_products(x)
-    named: Amount = norm_again(x, name) * small["norm"]["forward"]
-    if name in ATTENTION_BLOCKS:
-        # Megatron-Core checkpoints it with what context parallelism exchanges for it (attention.py).
-        named += x.recompute_attention * core
-    if name == "csa":
-        named += x.recompute_mla_up_proj * linears("q_up")
-    if name == "mla":
-        ups = linears(*(layer for layer in gemms if layer in ("q_up", "kv_up")))
-        # With the gathers of both latents and the rotation (multi_latent_attention.py, qkv_up_proj_and_rope_apply).
-        turned = small["rotary"]["forward"] + small["heads"]["forward"]
-        gathers = x.sp * symbol(f"{label}_all_gather")
-        named += x.recompute_mla_up_proj * (ups + gathers + turned)
-    if name == "attention":
-        # Every other product of the order Q, K, V, projection; the key product's share of QKV.
-        keys = x.k / (x.a + 2 * x.k)
-        named += x.recompute_ops * (keys * linears("qkv") + linears("proj"))
-        named += unkept * (1 - keys) * linears("qkv")
-    if name == "mlp":
-        named += (x.recompute_ops * x.gates / 2 + unkept * (1 - x.gates / 2)) * linears("fc1")
-        whole = linears("fc1", "fc2") + small["activation"]["forward"] + forward.get("tensor_parallel", 0)
-        named += x.recompute_mlp * (whole + forward.get("adapters", 0))
-        named += x.recompute_activation * (1 - x.recompute_mlp) * small["activation"]["forward"]
-    if name == "experts":
-        apart = x.recompute_moe_act * (small["activation"]["forward"] + small["clamp"]["forward"])
-        if "shared_fc1" in gemms:
-            whole = linears("shared_fc1", "shared_fc2") + small["shared_activation"]["forward"]
-            apart += x.recompute_shared_experts * (whole + forward.get("tensor_parallel", 0))
-        # Norm and residual stand outside what is checkpointed (moe_layer.py, forward).
-        inner = everything - small["norm"]["forward"] - small["residual"]["forward"]
-        named += x.recompute_moe * inner + (1 - x.recompute_moe) * apart
-    # Nothing saved hangs on the output of the block's last product.
-    last: Amount = 0
-    if name == "mlp":
-        last = gemms["fc2"]["forward"] + forward.get("tensor_parallel", 0) / 2 + small["residual"]["forward"]
-    again = x.recompute_layers * (everything - x.early_stop * last) + (1 - x.recompute_layers) * named
-    return ledger.define(
-        f"{label}_recompute", again, "s", "forward work repeated in the backward pass, by recompute setting"
     )
 
 

@@ -258,14 +258,14 @@ def _states(
     x: SimpleNamespace, blocks: Blocks, features: Collection[str], of: _Stage, workspace: Amount
 ) -> list[tuple[str, str, Amount, Callable[..., Amount]]]:
     """Weights, what FSDP has whole, gradients and optimizer state of a stage: name, title, bytes, formula."""
-    owned = ((of.dense, x.shard, False), (of.experts, x.expert_shard, True))
+    shards = ((of.dense, x.shard, False), (of.experts, x.expert_shard, True))
     of_all = communication.state_shard(x, communication.data_parallel_ranks(x), x.shard)
     of_experts = communication.state_shard(x, x.edp, x.expert_shard)
 
-    def over_owners(function: Callable[..., Amount], owners: Iterable[tuple[Amount, Amount, bool]]) -> Amount:
+    def over_shards(function: Callable[..., Amount], held: Iterable[tuple[Amount, Amount, bool]]) -> Amount:
         return sum(
             function(x, x.trained * amount + (0 if grouped else of.adapters), shard)
-            for amount, shard, grouped in owners
+            for amount, shard, grouped in held
         )
 
     weights = sum(
@@ -275,21 +275,21 @@ def _states(
             amount + (0 if grouped else of.adapters),
             shard,
         )
-        for amount, shard, grouped in owned
+        for amount, shard, grouped in shards
     )
-    optimizer = over_owners(optimizer_bytes, ((of.dense, of_all, False), (of.experts, of_experts, True)))
+    optimizer = over_shards(optimizer_bytes, ((of.dense, of_all, False), (of.experts, of_experts, True)))
     state: Callable[..., Amount] = optimizer_bytes
     if "muon" in features:
         under_muon = muon_state(x, blocks, of.name, features, (of_all, of_experts))
         optimizer, state = (1 - x.muon) * optimizer + x.muon * under_muon, muon_state_bytes
     of_blocks = parameters_of(x, blocks, of.name) + of.experts
-    linears = sum(linear_weights_of(x, blocks, of.name, grouped) for _, _, grouped in owned)
+    linears = sum(linear_weights_of(x, blocks, of.name, grouped) for _, _, grouped in shards)
     layer = (of_blocks / maximum(of.layers, 1), linears / maximum(of.layers, 1))
     gathered = gathered_bytes(x, layer, of.dense + of.experts, of.loss, workspace)
     return [
         ("weights", "weights", weights, weight_bytes),
         ("gathered", "FSDP layers in use", gathered, gathered_bytes),
-        ("gradients", "gradients", over_owners(gradient_bytes, owned), gradient_bytes),
+        ("gradients", "gradients", over_shards(gradient_bytes, shards), gradient_bytes),
         ("optimizer", "optimizer state", optimizer, state),
     ]
 

@@ -126,6 +126,7 @@ def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> Term
 def _assumptions(
     bound: dict[str, Bound], model: ModelSpec, plan: Plan, workload: Workload, timed: Workload, early: str
 ) -> tuple[str, ...]:
+    """What was taken for granted: of the plan and its loads, then of the constants, each as its number notes it."""
     first = [f"not counted of the model: {model.left_out}"] if model.left_out else []
     first += [early] if early else []
     if timed is not workload:
@@ -140,4 +141,20 @@ def _assumptions(
             "optimizer muon: no run of a real model's size timed with it is published that we know of; its products "
             "and streams are taken at the rates of runs with Adam"
         )
+    first += _loads(timed, model)
     return (*first, *dict.fromkeys(entry.note for entry in bound.values() if entry.note))
+
+
+def _loads(workload: Workload, model: ModelSpec) -> list[str]:
+    """What a reader must know about the loads that were taken for granted."""
+    told = []
+    if model.moe is not None and workload.moe_imbalance == 1:
+        told.append(
+            "expert loads are taken as balanced, as benchmarks force them; real routing is not: "
+            "--moe-imbalance 1.3 shows what that costs"
+        )
+    elif model.moe is not None:
+        told.append(f"the busiest expert rank has {workload.moe_imbalance:g} times the mean tokens")
+    if workload.task != "pretrain" and not workload.mean_length:
+        told.append("every sequence is taken as one full document; --mean-length says how long they are")
+    return told

@@ -183,7 +183,7 @@ class Prediction:
         }
 
 
-# What a simulated pipeline takes beyond the closed form: the term that `advisor.pipeline.with_schedule` adds.
+# What a simulated pipeline takes beyond the closed form: the term that `simulated_pipeline.with_schedule` adds.
 CORRECTION = "schedule_correction"
 # Waits of a run outside its passes, by who makes it wait: also what logs and phases of a run are compared by.
 DATA_PARALLEL = ("dp_gradients", "dp_gather", "fsdp_exposed", "maxima")

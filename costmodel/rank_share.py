@@ -7,7 +7,7 @@ from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.rank_layers import placed_chunks
-from costmodel.rank_state import owners, state_bytes
+from costmodel.rank_state import stage_buffers, state_bytes
 from costmodel.workload import Workload
 
 
@@ -33,5 +33,5 @@ def rank_share(
     chunks = placed_chunks(plan, model, stage, workload.seq_len)
     names = {each.block for chunk in chunks for each in chunk.blocks}
     works = {name: block_work(x, name, features) for name in names}
-    owned = owners(x, plan, chunks, works, model, places, plain=plain)
-    return {kind: int(size) for kind, size in state_bytes(x, owned).items()}
+    buffered = stage_buffers(x, plan, chunks, works, model, places, plain=plain)
+    return {kind: int(size) for kind, size in state_bytes(x, buffered).items()}

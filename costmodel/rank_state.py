@@ -25,8 +25,12 @@ from costmodel.work.block import BlockWork
 
 
 @dataclass(frozen=True)
-class Owned:
-    """Tensors of one chunk that one group of ranks holds together, and their buffer. experts: of routed experts."""
+class BufferedTensors:
+    """Tensors of one chunk that one group of ranks holds together, in one buffer.
+
+    group: "dp", or "edp" for routed experts under expert parallelism. ranks: of the group [1]. shard: those of them
+    over which optimizer state is sharded [1].
+    """
 
     group: str
     ranks: int
@@ -75,7 +79,7 @@ def chunk_tensors(
                 yield from block_tensors(x, works[placed.block], plain=plain)
 
 
-def owners(
+def stage_buffers(
     x: SimpleNamespace,
     plan: Plan,
     chunks: tuple[PlacedChunk, ...],
@@ -84,7 +88,7 @@ def owners(
     places: tuple[int, int] = (0, 0),
     *,
     plain: bool = False,
-) -> list[Owned]:
+) -> list[BufferedTensors]:
     """Buffers of every chunk of a stage: tensors of dp x cp ranks, and of the experts' own ranks.
 
     places: of the rank among those that share the optimizer state of a buffer, and of one of experts. plain: modules
@@ -109,32 +113,32 @@ def owners(
                 size = float(x.bucket) if cut else 0.0
                 sharded = bool(x.optimizer_sharded)
                 buffer = make_buffer(own, sharded=sharded, bucket_size=size, ranks=shard, rank=place)
-                found.append(Owned(group, ranks, shard, own, buffer))
+                found.append(BufferedTensors(group, ranks, shard, own, buffer))
     return found
 
 
-def parameter_counts(owned: list[Owned]) -> dict[str, float]:
+def parameter_counts(buffered: list[BufferedTensors]) -> dict[str, float]:
     """Parameters on the rank: routed experts, and the rest. [1]"""
-    experts = sum(each.elements for one in owned for each in one.tensors if each.expert)
-    whole = sum(each.elements for one in owned for each in one.tensors)
+    experts = sum(each.elements for one in buffered for each in one.tensors if each.expert)
+    whole = sum(each.elements for one in buffered for each in one.tensors)
     counts: dict[str, float] = {"dense": whole - experts}
     return counts | {"experts": experts} if experts else counts
 
 
-def state_bytes(x: SimpleNamespace, owned: list[Owned]) -> dict[str, Amount]:
+def state_bytes(x: SimpleNamespace, buffered: list[BufferedTensors]) -> dict[str, Amount]:
     """Buffers of parameters and gradients with their padding, and the optimizer state that the rank holds. [byte]
 
     Without a distributed optimizer parameters stand outside buffers, which have no padding then.
     """
-    elements = sum(one.buffer.elements for one in owned)
+    elements = sum(one.buffer.elements for one in buffered)
     return {
         "parameters": x.weight_bytes * elements,
         "gradients": x.grad_bytes * elements,
-        "optimizer": x.state_bytes * sum(one.buffer.owned for one in owned),
+        "optimizer": x.state_bytes * sum(one.buffer.in_shard for one in buffered),
     }
 
 
-def step_messages(x: SimpleNamespace, plan: Plan, owned: list[Owned]) -> list[Message]:
+def step_messages(x: SimpleNamespace, plan: Plan, buffered: list[BufferedTensors]) -> list[Message]:
     """Once a step: gradients and parameters over data-parallel ranks, and gradients of what other ranks hold too.
 
     Sequence parallelism sums over tp what every rank holds whole; the first and last stage sum a shared embedding.
@@ -142,10 +146,10 @@ def step_messages(x: SimpleNamespace, plan: Plan, owned: list[Owned]) -> list[Me
     finalize_model_grads.py.
     """
     found: list[Message] = []
-    optimizers = len({one.group for one in owned})
-    for one in owned:
+    optimizers = len({one.group for one in buffered})
+    for one in buffered:
         found += messages.data_parallel(x, one.group, one.ranks, one.shard, one.buffer.buckets, optimizers)
-    tensors = [each for one in owned for each in one.tensors]
+    tensors = [each for one in buffered for each in one.tensors]
     reduced = sum(each.elements for each in tensors if each.reduced and (x.sp or each.head_norm))
     size = communication.gradient_bytes(x, reduced)
     found.append(Message("all_reduce", "tp", plan.tp, size, 1, "gradients"))

@@ -3,139 +3,82 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from costmodel.symbols import BY_NAME
+
 STACK_FILE = Path(__file__).with_name("stacks.toml")
 RELEASE = re.compile(r"(\d\d)\.(\d\d)(?:\.\d\d?)?")
-# Widest head that cuDNN's own backward pass takes on the Blackwell of data centres; see `wide_heads_from`.
+# Widest head that cuDNN's own backward pass takes on the Blackwell of data centres; see `wide_heads_apart`.
 WIDEST_FUSED_HEAD = 128
 DATACENTRE_BLACKWELL = ("blackwell", "blackwell-ultra")
-# Fields of a stack that are inputs of formulas under the same names, 0 or 1.
-INPUTS = (
-    "early_stop",
-    "expert_bias_fused",
-    "scatter_gather",
-    "plain_norms",
-    "composed_norms",
-    "norm_linear",
-    "collective_mean",
-    "norm_maxima",
-    "packs_attention",
-    "plain_squared_relu",
-    "native_loss",
-    "complex_rotary",
-    "separate_gate",
-    "reads_documents",
-    "documents_apart",
-    "early_zero3",
-    "fsdp1",
-    "fsdp2",
-    "root_unit",
-    "foreach_adam",
-    "defers_gradients",
-    "partial_rings",
-    "unbalanced_rings",
-    "dtensor",
-    "megatron_core",
-    "stand_ins",
-    "master_shards",
-    "large_buckets",
-    "checks_gradients",
-    "checks_loss",
-)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A framework family at a release "yy.mm" ("" where none is known).
+    """A framework family at a release "yy.mm", "" where none is known. `stacks.toml` says what each field means.
 
-    attention: kernel of the attention core. early_stop: recompute ends with the last saved tensor.
-    expert_bias_fused: grouped GEMMs of captured expert blocks add biases. scatter_gather: stages send each other a
-    share of the hidden states from every tensor-parallel rank, also without sequence parallelism. plain_norms: norms
-    are PyTorch's own kernels. packs_attention: tokens are gathered in front of the attention core and scattered behind.
-    wheels: matrix products are of the cuBLAS in PyTorch's wheels. native_loss: the fused loss is Megatron-Core's own.
-    hybrid_dispatch: HybridEP sends tokens to experts in NVLink domains of any size, not in larger ones alone.
-    composed_norms: an RMSNorm that nothing compiles is a row of kernels. whole_step: recipes capture a whole
-    step of dropless experts in one CUDA graph. fp4_apart: rows and rotated columns of an NVFP4 operand are cast by
-    kernels of their own. norm_linear: a norm and the linear layer behind it are one module. norm_maxima: such a norm
-    finds the maximum of what it writes. collective_mean: reductions of gradients average them, but under FSDP.
-    plain_squared_relu: squared ReLU is kernels of PyTorch, one an operation.
-    complex_rotary: rotary embedding that is not fused multiplies complex numbers.
-    separate_gate: gate and rest of a gated MLP, and queries, keys and values, are products of their own.
-    reads_documents: the host reads the lengths of packed documents, for rotary embedding that is not fused.
-    documents_apart: such an embedding turns one packed document after the other, each by kernels of its own.
-    early_zero3: sharded parameters move at the rate of one network card a node.
-    fsdp1, fsdp2: its FSDP is PyTorch's first one, or fully_shard. root_unit: with embedding and output layer as one
-    unit, whole through a step. defers_gradients: and reduces gradients once a step.
-    partial_rings: a ring over some of a node's GPUs leaves it at one GPU's share of the network cards.
-    unbalanced_rings: ranks of a context ring hold contiguous chunks, of which the last sees most.
-    torchao: linear layers leave the model's format by torchao's recipes.
-    dtensor: each collective of tensor parallelism waits where it stands, with nothing but its own product beside it.
-    transformer_engine: its layers are Transformer Engine's.
-    plain_dispatch: its own configurations send tokens to experts by all-to-all.
-    megatron_core: trains with Megatron-Core, or the Megatron-LM that it came from.
-    stand_ins: a tensor for each shape of a weight stands for gradients that are in their buffer already.
-    master_shards: FSDP shards FP32 parameters, which the optimizer updates.
-    foreach_adam: Adam is a row of kernels for all tensors together.
-    large_buckets: recipes cut gradients into buckets of 128 Mi elements.
-    checks_gradients, checks_loss: training can look for NaN in gradients, and in the loss of each micro-batch.
-    wide_heads_apart: cuDNN has no backward pass of wide heads for Blackwell.
-    loop: fixed seconds of a step, 0 for those of published trainings. [s]
-    title: the family in words. names: framework whose names of knobs its configuration has, as `costmodel.knobs.names`
-    lists them; "" where they are not on file. names_from: the release from which on they are its own, "" for all.
+    attention: kernel of the attention core. title: the family in words. names: framework whose names of knobs it has,
+    "" where they are not on file; names_from: the release from which on they are its own, "" for all. loop: fixed
+    seconds of a step [s]. Flags, all that are true or false, hold for the whole family or for some of its releases.
     """
 
     family: str
     release: str
     attention: str
-    early_stop: bool
-    expert_bias_fused: bool = False
-    scatter_gather: bool = False
-    plain_norms: bool = False
-    packs_attention: bool = False
-    wheels: bool = False
-    native_loss: bool = False
-    composed_norms: bool = False
-    whole_step: bool = False
-    hybrid_dispatch: bool = False
-    fp4_apart: bool = False
-    norm_linear: bool = False
-    collective_mean: bool = False
-    norm_maxima: bool = False
-    plain_squared_relu: bool = False
-    wide_heads_apart: bool = False
-    complex_rotary: bool = False
-    separate_gate: bool = False
-    reads_documents: bool = False
-    documents_apart: bool = False
-    early_zero3: bool = False
-    fsdp1: bool = False
-    fsdp2: bool = False
-    root_unit: bool = False
-    defers_gradients: bool = False
-    partial_rings: bool = False
-    unbalanced_rings: bool = False
-    dtensor: bool = False
-    torchao: bool = False
-    megatron_core: bool = False
-    transformer_engine: bool = False
-    plain_dispatch: bool = False
-    stand_ins: bool = False
-    master_shards: bool = False
-    foreach_adam: bool = False
-    loop: float = 0.0
-    large_buckets: bool = False
-    checks_gradients: bool = False
-    checks_loss: bool = False
     title: str = ""
     names: str = ""
     names_from: str = ""
+    loop: float = 0.0
+    # What it trains with.
+    megatron_core: bool = False
+    transformer_engine: bool = False
+    torchao: bool = False
+    dtensor: bool = False
+    fsdp1: bool = False
+    fsdp2: bool = False
+    wheels: bool = False
+    # Kernels.
+    expert_bias_fused: bool = False
+    plain_norms: bool = False
+    composed_norms: bool = False
+    norm_linear: bool = False
+    norm_maxima: bool = False
+    plain_squared_relu: bool = False
+    packs_attention: bool = False
+    wide_heads_apart: bool = False
+    complex_rotary: bool = False
+    reads_documents: bool = False
+    documents_apart: bool = False
+    separate_gate: bool = False
+    native_loss: bool = False
+    fp4_apart: bool = False
+    foreach_adam: bool = False
+    # What it computes again, keeps and sends.
+    early_stop: bool = False
+    stand_ins: bool = False
+    scatter_gather: bool = False
+    collective_mean: bool = False
+    large_buckets: bool = False
+    checks_gradients: bool = False
+    checks_loss: bool = False
+    partial_rings: bool = False
+    unbalanced_rings: bool = False
+    master_shards: bool = False
+    root_unit: bool = False
+    defers_gradients: bool = False
+    early_zero3: bool = False
+    # What its recipes choose.
+    hybrid_dispatch: bool = False
+    plain_dispatch: bool = False
+    whole_step: bool = False
 
     @property
     def kernels(self) -> str:
@@ -151,6 +94,11 @@ class Stack:
         """The stack with the attention kernel that heads of `width` train with on a generation of GPUs."""
         apart = self.wide_heads_apart and width > WIDEST_FUSED_HEAD and generation in DATACENTRE_BLACKWELL
         return replace(self, attention="flash2") if apart else self
+
+
+FLAGS = tuple(entry.name for entry in fields(Stack) if entry.default is False)
+# Flags that are inputs of formulas under the same names, 0 or 1.
+INPUTS = tuple(flag for flag in FLAGS if flag in BY_NAME)
 
 
 @lru_cache(maxsize=1)
@@ -192,73 +140,31 @@ def load_stack(text: str) -> Stack:
     if not release and family["releases"]:
         release = family.get("newest", family["releases"][-1])
     release = release if release in family["releases"] else release[:5]
-
-    def known(name: str, otherwise: str) -> int:
-        return months(family.get(name, otherwise))
-
-    age = months(release) if release else None
-
-    def begun(name: str) -> bool:
-        # What a family without releases has, it has now.
-        return name in family and (age is None or age >= months(family[name]))
-
-    early = age is not None and age <= known("early_until", "00.01")
-    early_names = age is not None and age <= known("early_names_until", "00.01")
-    native = age is not None and not known("native_loss_until", "00.01") < age < known(
-        "native_loss_from", "99.12"
-    )
-    flags = (
-        "scatter_gather",
-        "plain_norms",
-        "norm_linear",
-        "collective_mean",
-        "packs_attention",
-        "wheels",
-        "complex_rotary",
-        "separate_gate",
-        "reads_documents",
-        "partial_rings",
-        "fsdp1",
-        "fsdp2",
-        "defers_gradients",
-        "dtensor",
-        "torchao",
-        "megatron_core",
-        "transformer_engine",
-        "plain_dispatch",
-        "master_shards",
-    )
+    early, early_names = (release_has(family, name, release) for name in ("early", "early_names"))
     return Stack(
         name,
         release,
         family["early_attention" if early else "attention"],
-        family["early_stop"],
-        expert_bias_fused=age is not None and age >= known("expert_bias_fused_from", "99.12"),
-        **{flag: family.get(flag, False) for flag in flags},
-        loop=family.get("loop", 0.0),
         title=family["title"],
         names=family["early_names" if early_names else "names"] if "names" in family else "",
         names_from=family.get("names_from", ""),
-        native_loss=native,
-        composed_norms=age is not None and age <= known("composed_norms_until", "00.01"),
-        hybrid_dispatch=age is not None and age >= known("hybrid_dispatch_from", "99.12"),
-        whole_step=age is not None and age >= known("whole_step_from", "99.12"),
-        norm_maxima=begun("norm_maxima_from"),
-        fp4_apart=age is not None and age <= known("fp4_apart_until", "00.01"),
-        stand_ins=age is not None and age >= known("stand_ins_from", "99.12"),
-        unbalanced_rings=age is not None and age <= known("unbalanced_rings_until", "00.01"),
-        early_zero3=age is not None and age <= known("early_zero3_until", "00.01"),
-        foreach_adam=age is not None and age <= known("foreach_adam_until", "00.01"),
-        large_buckets=begun("large_buckets_from"),
-        checks_gradients=begun("checks_gradients_from"),
-        checks_loss=begun("checks_loss_from"),
-        root_unit=age is not None and age <= known("root_unit_until", "00.01"),
-        documents_apart=age is not None
-        and not known("documents_apart_until", "00.01") < age < known("documents_apart_from", "99.12"),
-        wide_heads_apart=age is not None and age < known("wide_heads_from", "00.01"),
-        plain_squared_relu=age is not None
-        and known("plain_squared_relu_from", "99.12") <= age <= known("plain_squared_relu_until", "99.12"),
+        loop=family.get("loop", 0.0),
+        **{flag: family.get(flag, False) or release_has(family, flag, release) for flag in FLAGS},
     )
+
+
+def release_has(family: Mapping[str, Any], name: str, release: str) -> bool:
+    """Whether a release is of those with `name`, by NAME_from and NAME_until of its family as `stacks.toml` reads them.
+
+    A family without releases has what came, not what went.
+    """
+    first, last = (family.get(f"{name}_{end}") for end in ("from", "until"))
+    age = months(release) if release else math.inf
+    begun = first is not None and age >= months(first)
+    lasts = last is not None and age <= months(last)
+    if first is None or last is None:
+        return begun or lasts
+    return begun and lasts if months(first) <= months(last) else begun or lasts
 
 
 @lru_cache(maxsize=8)

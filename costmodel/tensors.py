@@ -180,13 +180,12 @@ def mtp_tensors(x: SimpleNamespace) -> list[Tensor]:
 class Buffer:
     """A flat buffer of gradients (and with a distributed optimizer of parameters), as buckets.
 
-    buckets: elements of each, padding included [1]. owned: elements of its tensors whose optimizer state the first
-    of its ranks holds [1]. tensors: how many of them are at least partly its own [1].
+    buckets: elements of each, padding included [1]. in_shard: elements of its tensors whose optimizer state the rank
+    holds [1].
     """
 
     buckets: tuple[int, ...]
-    owned: int
-    tensors: int
+    in_shard: int
 
     @property
     def elements(self) -> int:
@@ -227,16 +226,12 @@ def make_buffer(
     if spans[-1]:
         close(start)
     begins = [0, *ends[:-1]]
+    buckets = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
     if not sharded:
-        whole = sum(tensor.elements for tensor in tensors)
-        return Buffer(
-            tuple(end - begin for begin, end in zip(begins, ends, strict=True)), whole, len(tensors)
-        )
-    owned = held = 0
+        return Buffer(buckets, in_shard=sum(tensor.elements for tensor in tensors))
+    in_shard = 0
     for begin, end, inside in zip(begins, ends, spans, strict=False):
         part = (end - begin) // ranks
         low, high = begin + rank * part, begin + (rank + 1) * part
-        overlaps = [max(0, min(high, last) - max(low, first)) for first, last in inside]
-        owned += sum(overlaps)
-        held += sum(1 for overlap in overlaps if overlap)
-    return Buffer(tuple(end - begin for begin, end in zip(begins, ends, strict=True)), owned, held)
+        in_shard += sum(max(0, min(high, last) - max(low, first)) for first, last in inside)
+    return Buffer(buckets, in_shard)

@@ -57,18 +57,22 @@ def save_covariance(
 
 
 def sensitivities(
-    compiled: CompiledModel, numbers: Mapping[str, Any], owners: Mapping[str, Sequence[str]]
+    compiled: CompiledModel, numbers: Mapping[str, Any], symbols_of: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """d log(step time) / d log(constant) of each constant; owners: its symbols. [1]"""
+    """d log(step time) / d log(constant) of each constant; symbols_of: the inputs that it sets. [1]"""
     changed = {
-        symbol: np.full(len(owners) + 1, float(numbers[symbol])) for own in owners.values() for symbol in own
+        symbol: np.full(len(symbols_of) + 1, float(numbers[symbol]))
+        for own in symbols_of.values()
+        for symbol in own
     }
-    for index, symbols in enumerate(owners.values(), start=1):
+    for index, symbols in enumerate(symbols_of.values(), start=1):
         for symbol in symbols:
             changed[symbol][index] *= math.exp(STEP)
     # One number where none of the constants moves the step.
-    times = np.log(np.broadcast_to(compiled.search(dict(numbers) | changed)["step_time"], len(owners) + 1))
-    return dict(zip(owners, (times[1:] - times[0]) / STEP, strict=True))
+    times = np.log(
+        np.broadcast_to(compiled.search(dict(numbers) | changed)["step_time"], len(symbols_of) + 1)
+    )
+    return dict(zip(symbols_of, (times[1:] - times[0]) / STEP, strict=True))
 
 
 def parameter_spread(
@@ -79,14 +83,14 @@ def parameter_spread(
     numbers: of every input. keys: input symbol to constant (`costmodel.step_constants.parameter_keys`); sources: where
     each number was read: constants that the user measured count as known.
     """
-    owners: dict[str, list[str]] = {}
+    symbols_of: dict[str, list[str]] = {}
     for symbol, key in keys.items():
         ours = sources[symbol].startswith(("hardware_db/calibrated/step.toml", "costmodel/step_constants.py"))
         if ours and key.partition("/")[0] not in NOT_FITTED:
-            owners.setdefault(key, []).append(symbol)
-    if not owners:
+            symbols_of.setdefault(key, []).append(symbol)
+    if not symbols_of:
         return 0.0
-    slopes = sensitivities(compiled, numbers, owners)
+    slopes = sensitivities(compiled, numbers, symbols_of)
     places, covariance = load_covariance()
     fitted = {places[key]: slope for key, slope in slopes.items() if key in places}
     chosen, slope = list(fitted), np.array(list(fitted.values()))

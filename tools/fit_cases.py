@@ -23,7 +23,7 @@ UNRELEASED = re.compile(r"step (\d+) of (?!\1 )\d+ of a cumulative optimisation 
 
 
 @dataclass
-class Stack:
+class StackedCases:
     """Cases as stacked inputs: one array per symbol, one element per case."""
 
     cases: list[Case]
@@ -33,17 +33,17 @@ class Stack:
     # rows of each family of formulas
     families: dict[frozenset[str], np.ndarray]
     # constant -> input symbol -> mask of the cases in which it gives that symbol its number
-    owners: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    symbols_of: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def mask(self, parameter: str) -> np.ndarray:
         """Cases that a constant moves at all."""
-        return np.any(list(self.owners[parameter].values()), axis=0)
+        return np.any(list(self.symbols_of[parameter].values()), axis=0)
 
     def residuals(self, parameters: list[str], values: np.ndarray) -> np.ndarray:
         """log(predicted / measured) of every case with some constants replaced."""
         inputs = dict(self.inputs)
         for parameter, value in zip(parameters, values, strict=True):
-            for symbol, mask in self.owners[parameter].items():
+            for symbol, mask in self.symbols_of[parameter].items():
                 inputs[symbol] = np.where(mask, value, inputs[symbol])
         predicted = np.empty(len(self.measured))
         for family, rows in self.families.items():
@@ -66,7 +66,7 @@ def load_cases(path: Path) -> list[Case]:
     return cases
 
 
-def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
+def stack_cases(cases: list[Case], shares: list[float]) -> StackedCases:
     """Bind every case and stack its inputs. shares: what each case counts beside its group's weight."""
     columns: dict[str, list[float]] = collections.defaultdict(list)
     keys: list[dict[str, str]] = []
@@ -83,7 +83,7 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
     # Many runs of one model on one system say much the same.
     groups = [(case.model.name, case.cluster.name, case.stack, case.plan.precision) for case in cases]
     count = collections.Counter(groups)
-    stack = Stack(
+    stack = StackedCases(
         cases=cases,
         inputs={name: np.array(values) for name, values in columns.items()},
         measured=np.array([case.measured_step_time_s for case in cases]),
@@ -98,5 +98,5 @@ def stack_cases(cases: list[Case], shares: list[float]) -> Stack:
         names = [own.get(symbol, "") for own in keys]
         for key in sorted(set(names) - {""}):
             if key.split("/")[0] not in NOT_FITTED:
-                stack.owners.setdefault(key, {})[symbol] = np.array([one == key for one in names])
+                stack.symbols_of.setdefault(key, {})[symbol] = np.array([one == key for one in names])
     return stack

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from fit_cases import Stack
+from fit_cases import StackedCases
 from fit_priors import Believed, believed
 from scipy.optimize import least_squares
 
@@ -47,7 +47,7 @@ class Fit:
         return np.exp(self.point)
 
 
-def colours(stack: Stack, parameters: Sequence[str]) -> list[list[int]]:
+def colours(stack: StackedCases, parameters: Sequence[str]) -> list[list[int]]:
     """Constants in groups that move disjoint rows: one evaluation differentiates by a whole group."""
     groups: list[tuple[np.ndarray, list[int]]] = []
     for index, name in enumerate(parameters):
@@ -63,7 +63,7 @@ def colours(stack: Stack, parameters: Sequence[str]) -> list[list[int]]:
 
 
 def jacobian(
-    stack: Stack, parameters: list[str], point: np.ndarray, groups: list[list[int]]
+    stack: StackedCases, parameters: list[str], point: np.ndarray, groups: list[list[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Residuals and their derivatives by the logarithms of the constants."""
     base = stack.residuals(parameters, np.exp(point))
@@ -78,9 +78,9 @@ def jacobian(
     return base, result
 
 
-def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 150) -> Fit:
+def fit(stack: StackedCases, start: dict[str, float] | None = None, evaluations: int = 150) -> Fit:
     """The constants that the rows and the priors determine together."""
-    parameters = list(stack.owners)
+    parameters = list(stack.symbols_of)
     known = believed(parameters)
     given = dict(start or {})
     for name in parameters:
@@ -121,7 +121,7 @@ def fit(stack: Stack, start: dict[str, float] | None = None, evaluations: int = 
 
 
 def without(
-    stack: Stack,
+    stack: StackedCases,
     whole: Fit,
     held: np.ndarray,
     known: Believed | None = None,
@@ -155,7 +155,7 @@ def without(
     return point
 
 
-def nearby(stack: Stack, whole: Fit, held: np.ndarray, known: Believed) -> np.ndarray:
+def nearby(stack: StackedCases, whole: Fit, held: np.ndarray, known: Believed) -> np.ndarray:
     """log(predicted / measured) of every row by a fit without `held` under other priors, linear around `whole`.
 
     Some hundredths of a second. Not for rows without which a constant moves far, as the host's does where nothing else
@@ -165,7 +165,9 @@ def nearby(stack: Stack, whole: Fit, held: np.ndarray, known: Believed) -> np.nd
     return np.asarray(whole.residuals + whole.jacobian @ moved)
 
 
-def left_out(stack: Stack, whole: Fit, groups: Sequence[str], known: Believed | None = None) -> np.ndarray:
+def left_out(
+    stack: StackedCases, whole: Fit, groups: Sequence[str], known: Believed | None = None
+) -> np.ndarray:
     """log(predicted / measured) of each row when its group is left out of the fit.
 
     known: other priors than the fit's, under which formulas are taken as linear (see `nearby`).

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from fit_cases import Stack, load_cases, stack_cases
+from fit_cases import StackedCases, load_cases, stack_cases
 from fit_priors import unseen_releases, usual
 from fit_solver import Fit, fit, left_out
 from write_evidence import report, untuned_errors, write_evidence
 
 from advisor.measurements import Case
-from advisor.pipeline import with_schedule
 from costmodel.predict import predict
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.step_constants import PRIORS, STEP_FILE, fitted
 from costmodel.uncertainty import load_covariance, save_covariance
 
@@ -59,7 +59,7 @@ def statistics(errors: np.ndarray) -> dict[str, float]:
     return {"mape": float(f"{sizes.mean():.4g}"), "median": float(f"{np.median(sizes):.4g}")}
 
 
-def load_tables(paths: list[Path]) -> tuple[list[list[Case]], Stack]:
+def load_tables(paths: list[Path]) -> tuple[list[list[Case]], StackedCases]:
     """Cases of each table, and all of them stacked, those of grids with their share."""
     tables = [load_cases(path) for path in paths]
     assert tables[0], "no row of the first table can be expressed"
@@ -110,7 +110,7 @@ def _schedule(case: Case) -> float:
     return float(np.log(with_schedule(closed).step_time_s / closed.step_time_s))
 
 
-def write(path: Path, whole: Fit, stack: Stack, summary: dict[str, Any]) -> None:
+def write(path: Path, whole: Fit, stack: StackedCases, summary: dict[str, Any]) -> None:
     """Write the constants with their uncertainty, the rows that determine them and the residuals.
 
     A constant that no row moves off its prior is left out: the prior says it.

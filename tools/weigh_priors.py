@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
-from fit_cases import Stack
+from fit_cases import StackedCases
 from fit_priors import KINSHIP, Kinship, believed
 from fit_solver import Fit, fit, left_out, nearby
 from fit_step import GROUPS, load_tables, statistics
@@ -42,7 +42,7 @@ def variants(names: list[str]) -> Iterator[tuple[str, Kinship, dict[str, float]]
 
 
 def errors(
-    stack: Stack, whole: Fit, own: int, kinship: Kinship, widths: dict[str, float]
+    stack: StackedCases, whole: Fit, own: int, kinship: Kinship, widths: dict[str, float]
 ) -> dict[str, dict[str, float]]:
     """Mean and median error of the first `own` cases: in the fit, and with each kind of group left out of it. [1]"""
     known = believed(whole.parameters, kinship, widths)

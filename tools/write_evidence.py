@@ -23,11 +23,11 @@ from typing import Any
 import tomli_w
 
 from advisor.measurements import Case, Skip, read_rows, row_case
-from advisor.pipeline import with_schedule
 from costmodel.evidence_coverage import GROUPS, coverage_by, learn, with_shared
 from costmodel.evidence_runs import Table
 from costmodel.evidence_setting import setting_of
 from costmodel.predict import predict
+from costmodel.simulated_pipeline import with_schedule
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, load_evidence, load_spread, save_evidence
 
 # Group left out and label -> label's value -> runs, share inside, half-width
@@ -132,9 +132,9 @@ def write_evidence(
 ) -> Coverage:
     """Write `path` and the .toml beside it; gives back coverage by group left out and label, as printed.
 
-    Errors are log(predicted / measured), one a case, the pipeline simulated (`advisor.pipeline.with_schedule`). A held
-    error that is not a number (its model never left out) is taken as HELD times the other. Of a source with more
-    than MOST runs, as many are kept. untuned: of `untuned_errors`.
+    Errors are log(predicted / measured), one a case, the pipeline simulated
+    (`costmodel.simulated_pipeline.with_schedule`). A held error that is not a number (its model never left out) is
+    taken as HELD times the other. Of a source with more than MOST runs, as many are kept. untuned: of `untuned_errors`.
     """
     runs = thinned(
         [

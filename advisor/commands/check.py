@@ -154,8 +154,8 @@ def read_record(found: Checked) -> dict[str, Any]:
 def checked(case: Case) -> Checked:
     """Rules, memory, and where that does not suffice the first change that mends it."""
     from advisor.cures import first_cure
-    from advisor.pipeline import with_schedule
     from advisor.rules.predicted_words import all_words
+    from costmodel.simulated_pipeline import with_schedule
 
     prediction: Prediction | None = None
     reason = ""

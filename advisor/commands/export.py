@@ -167,9 +167,9 @@ def _encoder_time(case: Case) -> str:
         return ""
     from dataclasses import replace
 
-    from advisor.pipeline import with_schedule
     from advisor.render import seconds
     from costmodel.predict import predict
+    from costmodel.simulated_pipeline import with_schedule
 
     alone = replace(case.model, encoder=None)
     try:

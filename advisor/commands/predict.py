@@ -37,12 +37,12 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     advisor predict --model 70b --gpus 64 --gpu b200 --tp 4 --pp 4 --vpp 5 \\
       --sequence-parallel
     """
-    from advisor.pipeline import with_schedule
     from advisor.plan_faults import plan_faults
     from advisor.predict_text import prediction_lines
     from advisor.rules import holds
     from advisor.rules.predicted_words import all_words
     from costmodel.plan_file import provenance, save_plan_file
+    from costmodel.simulated_pipeline import with_schedule
 
     case = read_case(plan, options)
     with plan_faults(case):

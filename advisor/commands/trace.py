@@ -65,10 +65,10 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
 
         trace = record_trace(Path(options["record"]).expanduser())
     else:
-        from advisor.pipeline import with_schedule
         from advisor.plan_faults import plan_faults
         from advisor.rules import holds
         from advisor.rules.predicted_words import all_words
+        from costmodel.simulated_pipeline import with_schedule
         from executor.trace_predicted import predicted_trace
 
         case = read_case(plan, options)

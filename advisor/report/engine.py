@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from advisor.pipeline import CORRECTION_TITLE, schedule_correction
 from advisor.report.controls import Control, controls, offered
 from advisor.report.rules_script import FUNCTIONS, rules_script
 from advisor.report.tables import bound_tables, layout_tables, precision_tables, values_of
@@ -36,6 +35,7 @@ from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
 from costmodel.prediction import CORRECTION, FITS_BELOW, RESOURCES, TIGHT_ABOVE, Prediction
+from costmodel.simulated_pipeline import CORRECTION_TITLE, schedule_correction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from advisor.candidates import Candidate
 from advisor.case import Case
 from advisor.explain import Explanation, explain
-from advisor.pipeline import with_schedule
 from advisor.plan_faults import plan_faults
 from advisor.report.cloud import Cloud
 from advisor.report.records import run_records
@@ -21,6 +20,7 @@ from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
 from advisor.why import GuidePath, Step
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 
 if TYPE_CHECKING:
     from advisor.progress import Tell

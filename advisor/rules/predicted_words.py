@@ -140,8 +140,8 @@ def split_words(prediction: Prediction | None, stack: str | None) -> dict[str, A
     given = plan.pipeline_layout or plan.first_stage_layers or plan.last_stage_layers
     if given or vocabulary <= VOCABULARY_SHARE * time.value:
         return {}
-    from advisor.pipeline import with_schedule
     from costmodel.predict import predict
+    from costmodel.simulated_pipeline import with_schedule
 
     balanced = replace(plan, pipeline_layout="balanced", account_embedding=False, account_loss=False)
     try:

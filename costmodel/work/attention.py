@@ -8,9 +8,9 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.adapters import joined_norm, kept_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
+    ATTENTION_KERNELS,
     COMPOSED_NORM_SAVED,
     DOCUMENT_KERNELS,
-    MIXER_KERNELS,
     composes_norm,
     head_copies,
     input_gradient_sum,
@@ -272,7 +272,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
         + x.norm_vectors * x.h
         + 2 * x.qk_norms * x.d
         + x.sinks * heads,
-        kernels_forward=MIXER_KERNELS[0] + 3 * x.unfused + split[0],
-        kernels_backward=MIXER_KERNELS[1] + 4 * x.unfused + split[1],
+        kernels_forward=ATTENTION_KERNELS[0] + 3 * x.unfused + split[0],
+        kernels_backward=ATTENTION_KERNELS[1] + 4 * x.unfused + split[1],
         loops=document_loops(x, DOCUMENT_KERNELS),
     )

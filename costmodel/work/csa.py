@@ -8,7 +8,7 @@ from costmodel.amount import Amount, minimum
 from costmodel.work.adapters import kept_input
 from costmodel.work.attention import saved_core_output, saved_norm
 from costmodel.work.block import BlockWork, Stream
-from costmodel.work.elementwise import MIXER_KERNELS, norm, residual, residual_tokens, rotary
+from costmodel.work.elementwise import ATTENTION_KERNELS, norm, residual, residual_tokens, rotary
 from costmodel.work.linear import Linear, tokens
 
 # Kernels beyond those of grouped-query attention: latents, compressors, indexer, top-k, hyper-connections.
@@ -82,6 +82,6 @@ def csa(x: SimpleNamespace) -> BlockWork:
             "output latent": kept_input(x, "proj") * own * x.out_groups * x.out_lora,
         },
         vectors=x.norm_vectors * x.h + x.q_lora + x.d + heads,
-        kernels_forward=MIXER_KERNELS[0] + SPARSE_KERNELS[0],
-        kernels_backward=MIXER_KERNELS[1] + SPARSE_KERNELS[1],
+        kernels_forward=ATTENTION_KERNELS[0] + SPARSE_KERNELS[0],
+        kernels_backward=ATTENTION_KERNELS[1] + SPARSE_KERNELS[1],
     )

@@ -13,9 +13,9 @@ from costmodel.work.block import Stream
 from costmodel.work.linear import tokens
 from costmodel.work.quantisation import writes_operands
 
-# Kernels of one block with fused norm, rotary embedding, SwiGLU and bias-dropout-add, beyond the
-# quantisation's: 135 forward and 170 backward in ten llama layers of a Megatron-Core 0.16.1 dry run.
-MIXER_KERNELS = (7.5, 9.5)
+# Kernels of an attention block and of an MLP, forward and backward, with fused norm, rotary embedding, SwiGLU and
+# bias-dropout-add, beyond the quantisation's: 135 and 170 in ten llama layers of a Megatron-Core 0.16.1 dry run.
+ATTENTION_KERNELS = (7.5, 9.5)
 MLP_KERNELS = (6.0, 7.5)
 # Kernels more where a fusion is off, forward and backward together as seen in Megatron-Core's modules.
 ACTIVATION_KERNELS, RESIDUAL_KERNELS = 3.0, 2.0

@@ -22,6 +22,11 @@ from costmodel.work.linear import Linear, same_format, tokens
 ROUTER_SPLIT_KERNELS, PERMUTE_SPLIT_KERNELS = 12.0, 10.0
 
 
+# Numbers of 4 bytes for each token and expert that the router reads and writes in a pass, not fused and fused: assumed.
+ROUTER_PASSES, FUSED_ROUTER_PASSES = 12, 6
+# Kernels of router, permutation and dispatch backward over those forward: assumed, as of an attention block or an MLP.
+BACKWARD_KERNELS = 1.3
+
 # Bytes kept for each token and expert: scores, probabilities, map of the chosen, the same for the auxiliary loss, and
 # two rows of the permutation's map. Source: Transformer Engine 2.8, router.py and permutation.py; dry run.
 ROUTER_BYTES = 21
@@ -159,7 +164,7 @@ def permute(x: SimpleNamespace) -> Stream:
 def router_stream(x: SimpleNamespace) -> Stream:
     """Scores, top-k, probabilities and auxiliary loss over T x E numbers of 4 bytes; casts of a router in FP32."""
     size = 4 * residual_tokens(x) * x.E
-    passes = 12 - 6 * x.router_fused
+    passes = ROUTER_PASSES - (ROUTER_PASSES - FUSED_ROUTER_PASSES) * x.router_fused
     casts = x.router_wide * ROUTER_CAST_BYTES * residual_tokens(x) * x.h
     return Stream("routing", passes * size, passes * size + casts)
 
@@ -373,5 +378,5 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         vectors=x.norm_vectors * x.h + x.biases * x.E + x.expert_bias * x.E + x.shared_gate * x.h,
         expert_vectors=x.biases * local * ((1 + x.gates) * width + x.he),
         kernels_forward=kernels + eager[0],
-        kernels_backward=1.3 * kernels + eager[1],
+        kernels_backward=BACKWARD_KERNELS * kernels + eager[1],
     )

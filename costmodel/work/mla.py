@@ -10,10 +10,10 @@ from costmodel.work.adapters import joined_norm, kept_input
 from costmodel.work.attention import document_loops, saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
+    ATTENTION_KERNELS,
     LATENT_DOCUMENT_KERNELS,
     LATENT_ROTARY_KERNELS,
     LATENT_ROTARY_PASSES,
-    MIXER_KERNELS,
     norm,
     residual,
     residual_tokens,
@@ -121,7 +121,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             "attention scores": saved_scores(x),
         },
         vectors=x.norm_vectors * (x.h + x.qk_norms * (x.q_lora + x.kv_lora)),
-        kernels_forward=MIXER_KERNELS[0] + LATENT_KERNELS[0] - bare[0] + 3 * x.unfused + split[0],
-        kernels_backward=MIXER_KERNELS[1] + LATENT_KERNELS[1] - bare[1] + 4 * x.unfused + split[1],
+        kernels_forward=ATTENTION_KERNELS[0] + LATENT_KERNELS[0] - bare[0] + 3 * x.unfused + split[0],
+        kernels_backward=ATTENTION_KERNELS[1] + LATENT_KERNELS[1] - bare[1] + 4 * x.unfused + split[1],
         loops=document_loops(x, LATENT_DOCUMENT_KERNELS),
     )

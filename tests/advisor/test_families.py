@@ -50,6 +50,7 @@ def found():
 
 
 def test_experts_have_a_mesh_of_their_own(found):
+    assert any(each.plan.ep > 1 for each in found.plans)
     for each in found.plans:
         plan = each.plan
         ranks = plan.tp * plan.cp * plan.dp

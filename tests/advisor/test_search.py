@@ -11,7 +11,6 @@ import pytest
 from advisor.alternatives import shortfall, what_would_fit, why_not
 from advisor.candidates import SAME_MEMORY, candidate, objective_value, place_of, resource_seconds
 from advisor.explain import explain
-from advisor.pipeline import with_schedule
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import LAYOUT, search
 from advisor.space import build_space
@@ -23,6 +22,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.simulate import simulate_pipeline
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.workload import Workload
 from hardware_db import resolve
 
@@ -102,7 +102,9 @@ def test_ranks_are_ordered_distinct_and_say_what_they_lost_to():
 
 
 def test_every_plan_fits_with_room_and_parts_sum_to_its_step():
-    for each in search(ask(LLAMA_8B, 16, 8192, 64)).plans:
+    plans = search(ask(LLAMA_8B, 16, 8192, 64)).plans
+    assert plans
+    for each in plans:
         assert each.prediction.fits
         assert not each.prediction.tight
         assert each.plan.world == 16
@@ -112,7 +114,9 @@ def test_every_plan_fits_with_room_and_parts_sum_to_its_step():
 
 
 def test_the_array_evaluation_is_the_prediction_of_each_plan():
-    for each in search(ask(LLAMA_8B, 16, 8192, 64)).plans:
+    plans = search(ask(LLAMA_8B, 16, 8192, 64)).plans
+    assert plans
+    for each in plans:
         single = predict(LLAMA_8B, Workload(8192, 64), H100, each.plan)
         assert each.closed_form_time == pytest.approx(single.step_time_s, rel=1e-9)
 

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from advisor.case import Case
 from advisor.cli import advisor
 from advisor.cures import first_cure
-from advisor.pipeline import with_schedule
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction, resource_shares
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from advisor.case import read_case
 from advisor.cli import advisor
-from advisor.pipeline import with_schedule
 from advisor.rules import violations
 from advisor.whatif import HELPS_ABOVE, WhatIf, chosen_knobs, what_if
 from advisor.whatif_neighbours import Neighbour, label
@@ -19,6 +18,7 @@ from costmodel.knobs import KNOBS
 from costmodel.knobs.names import meant
 from costmodel.plan import Plan
 from costmodel.predict import predict
+from costmodel.simulated_pipeline import with_schedule
 
 SMALL = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
 LARGE = [

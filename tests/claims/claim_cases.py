@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from advisor.pipeline import with_schedule
 from advisor.rules import Violation, violations
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.workload import Workload
 from hardware_db import Cluster, load_cluster
 

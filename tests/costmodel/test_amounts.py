@@ -173,11 +173,11 @@ def test_shards_of_a_buffer_hold_every_element_once(lengths, ranks, bucket):
     parts = [
         make_buffer(tensors, sharded=True, bucket_size=bucket, ranks=ranks, rank=r) for r in range(ranks)
     ]
-    assert sum(part.owned for part in parts) == sum(lengths)
+    assert sum(part.in_shard for part in parts) == sum(lengths)
     assert all(size % ranks == 0 and size % 128 == 0 for size in parts[0].buckets)
     assert parts[0].elements >= sum(lengths)
     whole = make_buffer(tensors, sharded=False, bucket_size=bucket, ranks=ranks)
-    assert whole.elements == whole.owned == sum(lengths)
+    assert whole.elements == whole.in_shard == sum(lengths)
 
 
 def test_numbers_are_exact_where_doubles_are_not():

@@ -33,7 +33,7 @@ from costmodel.plan_array import PlanArray, evaluate_plans
 from costmodel.predict import predict
 from costmodel.prediction import Prediction, resource_shares
 from costmodel.rank_layers import placed_chunks
-from costmodel.rank_state import owners
+from costmodel.rank_state import stage_buffers
 from costmodel.workload import Workload
 
 LLAMA, KIMI = load_model("llama3-8b"), load_model("kimi-k2")
@@ -91,7 +91,7 @@ def test_the_fullest_rank_of_megatrons_deal_holds_what_is_predicted():
     works = {name: block_work(x, name, features) for name in names}
     dealt = [0.0] * 64
     own = 0.0
-    tensors = [each for one in owners(x, plan, chunks, works, KIMI) for each in one.tensors]
+    tensors = [each for one in stage_buffers(x, plan, chunks, works, KIMI) for each in one.tensors]
     turns = [*range(64), *reversed(range(64))]
     whole = sorted((each for each in tensors if not each.expert), key=lambda each: each.elements)
     for place, tensor in enumerate(whole):

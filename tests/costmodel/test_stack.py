@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 
 import pytest
 
 import hardware_db
-from costmodel.binding import bind
+from costmodel.binding import bind, step_keys
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
-from costmodel.stack import default_stack, families, load_stack, nearest_release, newest_stack, released
+from costmodel.stack import (
+    FLAGS,
+    STACK_FILE,
+    Stack,
+    default_stack,
+    families,
+    load_stack,
+    nearest_release,
+    newest_stack,
+    release_has,
+    released,
+)
 from costmodel.step_constants import maturity
 from costmodel.workload import Workload
 
@@ -81,6 +93,44 @@ def test_every_family_is_whole():
         assert family.get("newest", "") in ("", *family["releases"]), name
 
 
+# What the first releases of a family had.
+EARLIER = {"early_attention", "early_until", "early_names", "early_names_until"}
+
+
+def explained() -> set[str]:
+    """Names that a comment of the file begins with, or that stand behind the first in one."""
+    lines = re.findall(
+        r"^# ([a-z0-9_]+(?:, [a-z0-9_]+)*): ", STACK_FILE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {name for line in lines for name in line.split(", ")}
+
+
+def test_every_field_of_a_stack_is_explained_in_its_file_and_nothing_else_is():
+    told = {entry.name for entry in fields(Stack)} - {"family", "release"}
+    assert explained() == told | EARLIER | {"releases", "newest"}
+
+
+def test_a_family_says_nothing_that_no_stack_reads():
+    """A misspelt flag would be taken for one that the family lacks."""
+    known = explained() | {f"{flag}_{end}" for flag in FLAGS for end in ("from", "until")}
+    for name, family in families().items():
+        assert family.keys() <= known, name
+        assert all(isinstance(family[flag], bool) for flag in FLAGS if flag in family), name
+
+
+def test_a_flag_holds_for_the_releases_between_its_dates_or_outside_of_them():
+    def flag(release: str, **dates: str) -> bool:
+        return release_has(dates, "flag", release)
+
+    assert [flag(each, flag_from="25.02") for each in ("25.01", "25.02", "25.02.01", "")] == [0, 1, 1, 1]
+    assert [flag(each, flag_until="25.02") for each in ("25.01", "25.02", "25.03", "")] == [1, 1, 0, 0]
+    between = {"flag_from": "25.02", "flag_until": "25.04"}
+    assert [flag(each, **between) for each in ("25.01", "25.02", "25.04", "25.05", "")] == [0, 1, 1, 0, 0]
+    outside = {"flag_until": "25.02", "flag_from": "25.04"}
+    assert [flag(each, **outside) for each in ("25.02", "25.03", "25.04", "")] == [1, 0, 1, 1]
+    assert not flag("25.02")
+
+
 def test_a_patch_comes_a_month_after_what_it_mends_and_changes_no_feature():
     assert released("26.02.01") == released("26.02") + 1 < released("26.04")
     assert nearest_release("26.03", ["26.02", "26.02.01"]) == "26.02.01"
@@ -127,6 +177,14 @@ def test_a_generation_without_runs_takes_what_others_show_and_says_so():
     )
     assert any("what others of their kind show" in note for note in prediction.assumptions)
     assert "other" in prediction.sources["elementwise_scale"]
+
+
+def test_guesses_are_noted_on_a_constant_that_is_one():
+    cluster = hardware_db.load_cluster("mi300x-8")
+    bound = bind(load_model("llama3-8b"), Workload(8192, 64), cluster, "bf16", None)
+    (noted,) = [name for name, entry in bound.items() if "no published step determines" in entry.note]
+    key = step_keys(load_model("llama3-8b"), cluster, "bf16")[noted]
+    assert key.replace("/", " (") in bound[noted].note
 
 
 def test_stacks_that_scatter_send_less_between_stages():

@@ -11,13 +11,13 @@ from family_cases import B200, FAMILIES, FEW, H100, cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.pipeline import with_schedule
 from costmodel.memory import MEMORY_STAGES
 from costmodel.model_registry import load_model
 from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.timeline import BACKWARD, EACH_MICROBATCH, FORWARD, RESIDUAL, STREAMS, Timeline, simulate
 from costmodel.workload import Workload
 

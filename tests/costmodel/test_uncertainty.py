@@ -44,14 +44,14 @@ def case():
 def test_sensitivities_are_derivatives(case):
     """All rates k times faster and all latencies k times shorter: their slopes cannot sum to more than one."""
     compiled, numbers, keys, *_ = case
-    owners: dict[str, list[str]] = {}
+    symbols_of: dict[str, list[str]] = {}
     for symbol, key in keys.items():
-        owners.setdefault(key, []).append(symbol)
-    slopes = sensitivities(compiled, numbers, owners)
+        symbols_of.setdefault(key, []).append(symbol)
+    slopes = sensitivities(compiled, numbers, symbols_of)
     gemm = slopes["gemm_rate/hopper-bf16"]
     assert -1 < gemm < -0.3  # linear layers are most of this step
     moved = dict(numbers)
-    for symbol in owners["gemm_rate/hopper-bf16"]:
+    for symbol in symbols_of["gemm_rate/hopper-bf16"]:
         moved[symbol] *= 1.02
     change = math.log(compiled.search(moved)["step_time"] / compiled.search(dict(numbers))["step_time"])
     assert change == pytest.approx(gemm * math.log(1.02), rel=0.05)
@@ -74,8 +74,8 @@ def test_the_law_of_error_propagation(case, monkeypatch):
     covariance[:2, :2] = [[0.04, -0.01], [-0.01, 0.09]]
     places = {key: index for index, key in enumerate([one, other, *fixed])}
     monkeypatch.setattr("costmodel.uncertainty.load_covariance", lambda: (places, covariance))
-    owners = {key: [symbol for symbol in keys if keys[symbol] == key] for key in (one, other)}
-    slopes = sensitivities(compiled, numbers, owners)
+    symbols_of = {key: [symbol for symbol in keys if keys[symbol] == key] for key in (one, other)}
+    slopes = sensitivities(compiled, numbers, symbols_of)
     wanted = math.sqrt(
         0.04 * slopes[one] ** 2 + 0.09 * slopes[other] ** 2 - 0.02 * slopes[one] * slopes[other]
     )

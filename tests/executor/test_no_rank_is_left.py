@@ -143,6 +143,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing():
     try:
         with terminated_like_interrupted():
             signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.cli import advisor
-from advisor.pipeline import with_schedule
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.timeline import FORWARD, STREAMS, simulate
 from costmodel.workload import Workload
 from executor.record import read_steps

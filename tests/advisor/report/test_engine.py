@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from advisor.case import Case, read_case
-from advisor.pipeline import CORRECTION, with_schedule
 from advisor.report.engine import controls, engine_script
 from advisor.request import parse_pins
 from advisor.rules import violations
@@ -23,6 +22,7 @@ from costmodel.model_spec import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.simulated_pipeline import CORRECTION, with_schedule
 from costmodel.workload import Workload
 
 PLANS = 20

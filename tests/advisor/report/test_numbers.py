@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from advisor.cli import advisor
-from advisor.pipeline import with_schedule
 from advisor.render import gib, percent, seconds
 from advisor.report.cloud import SAMPLE, pareto_front
 from advisor.report.formulas import formulas_of, kind_of_source, link_of_source
@@ -30,6 +29,7 @@ from advisor.report.subject import next_commands, without_page
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
+from costmodel.simulated_pipeline import with_schedule
 from costmodel.workload import Workload
 from hardware_db import resolve
 
