@@ -86,14 +86,19 @@ def _is_text(given: str) -> bool:
 
 
 def _text(target: str, given: str | None) -> str:
-    """The text itself, of a file, or of standard input."""
+    """The text itself, of a file, or of standard input; ValueError in one line where there is none."""
+    if given is not None and not given.strip():
+        raise ValueError(
+            f"--from {target} is given {given!r}: no file and no arguments, as of a variable that is not set. "
+            f"Try `advisor check --from {target} FILE --gpu h100`, or quote the configuration's text."
+        )
     if not given:
         raise ValueError(
             f"--from {target} needs a file or the arguments in quotes. "
             'Try `advisor check --from megatron-lm train.sh --gpu h100`, or "-" for standard input.'
         )
     if given == "-":
-        return sys.stdin.read(LARGEST + 1)
+        return _said(sys.stdin.read(LARGEST + 1), "standard input", target)
     if _is_text(given):
         return given
     path = Path(given).expanduser()
@@ -103,7 +108,14 @@ def _text(target: str, given: str | None) -> str:
         )
     if path.stat().st_size > LARGEST:
         raise ValueError(f"{given} is larger than 1 MiB, so it is no configuration. Check the path.")
-    return path.read_text(encoding="utf-8", errors="replace")
+    return _said(path.read_text(encoding="utf-8", errors="replace"), given, target)
+
+
+def _said(text: str, where: str, target: str) -> str:
+    """The text; ValueError in one line where it says nothing."""
+    if not text.strip():
+        raise ValueError(f"{where} is empty: it says no configuration of {target}. Check what wrote it.")
+    return text
 
 
 def _unread(found: Reading) -> str:

@@ -81,6 +81,10 @@ def read_rows(path: str | Path) -> list[Row]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             header = list(reader.fieldnames or [])
+            if not header:
+                raise ValueError(
+                    f"{path} is empty. Name a CSV file with a header line, columns {', '.join(NEEDED)}."
+                )
             named = [column_name(name) for name in header]
             missing = [name for name in NEEDED if name not in named]
             if missing:

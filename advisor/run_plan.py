@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from advisor.request import Request
     from costmodel.plan import Plan
     from costmodel.prediction import Prediction
     from executor.resolve import Here
@@ -85,6 +86,7 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
     from advisor.plan_faults import PlanError
     from advisor.request import make_request, parse_pins
     from advisor.search import search
+    from advisor.space import build_space, nothing_legal
     from costmodel.model_registry import load_model
     from costmodel.workload import Workload
 
@@ -96,17 +98,26 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
     seq_len = LOCAL_SEQ_LEN if options["seq_len"] is None else options["seq_len"]
     global_batch = LOCAL_GLOBAL_BATCH if options["global_batch"] is None else options["global_batch"]
     Workload(seq_len, global_batch)
+
+    def asked(where: str) -> Request:
+        return make_request(
+            options["model"],
+            processes,
+            cluster=where,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            precision=pins.get("precision", "bf16" if here.cuda else "fp32"),
+            pins=pins,
+            stack="local",
+        )
+
+    if not here.cuda and not options["profile"]:
+        unmeasured = asked("dgx-h100")
+        unmeasured = replace(unmeasured, cluster=as_processor(unmeasured.cluster))
+        if not any(build_space(unmeasured, precision).legal for precision in unmeasured.precisions):
+            raise ValueError(nothing_legal(unmeasured))
     cluster, warnings = machine(processes, options, here, tell)
-    request = make_request(
-        options["model"],
-        processes,
-        cluster=options["profile"] or (cluster.name if here.cuda else str(_path(processes, options))),
-        seq_len=seq_len,
-        global_batch=global_batch,
-        precision=pins.get("precision", "bf16" if here.cuda else "fp32"),
-        pins=pins,
-        stack="local",
-    )
+    request = asked(options["profile"] or (cluster.name if here.cuda else str(_path(processes, options))))
     plans = search(request).plans
     if not plans:
         raise PlanError(
@@ -115,6 +126,21 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
     # The best plan that runs here: some need layers that this machine has not.
     found = next((each.prediction for each in plans if runs(each.prediction, here)), plans[0].prediction)
     return prepared(found.plan, found.model, found.workload, cluster, warnings, here)
+
+
+def as_processor(cluster: Cluster) -> Cluster:
+    """A machine of which the rules say what they say of this one's processor; its rates are another's, and not used."""
+    from executor.local_profile import WHAT_IT_IS, WHERE_IT_IS
+
+    link = replace(cluster.intra, name=WHERE_IT_IS["intra"])
+    return replace(
+        cluster,
+        gpu=replace(cluster.gpu, **WHAT_IT_IS),
+        domain_size=WHERE_IT_IS["domain_size"],
+        intra=link,
+        inter=link,
+        host_link=link,
+    )
 
 
 def runs(prediction: Prediction, here: Here) -> bool:

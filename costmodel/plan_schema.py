@@ -104,6 +104,10 @@ _PARTS: dict[str, type[BaseModel]] = {
 
 def check_record(record: dict[str, Any], where: str, schema: int) -> dict[str, Any]:
     """The checked record with every default filled in. ValueError in one line for the first problem."""
+    if not record:
+        raise ValueError(
+            f"{where} is empty: no plan is in it. Write one with `advisor explain ... --save {where}`."
+        )
     given = record.get("schema")
     if given != schema:
         said = "no schema line" if given is None else f"schema = {given!r}"

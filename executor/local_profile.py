@@ -25,6 +25,14 @@ from executor.calibrate_tables import warnings_of as tables_warnings
 from executor.launch import run_worker
 
 SECONDS = 12.0
+# What the rules ask of a machine, of one whose processors compute: known before anything is measured.
+WHAT_IT_IS = {"name": "local", "vendor": "local", "generation": "cpu"}
+WHERE_IT_IS: dict[str, Any] = {
+    "domain_size": 2**16,
+    "intra": "shared-memory",
+    "inter": "shared-memory",
+    "host_link": "shared-memory",
+}
 NOISY = 0.10  # spread above which a measurement is flagged
 
 Record = dict[str, Any]
@@ -130,10 +138,8 @@ def machine(measured: Record, processes: int, leaf: Leaf) -> Record:
     memory = _memory_bytes() / max(1, processes)
     return {
         "gpu": {
-            "name": "local",
+            **WHAT_IT_IS,
             "title": f"this machine ({platform.processor() or platform.machine()}, {os.cpu_count()} cores), CPU",
-            "vendor": "local",
-            "generation": "cpu",
             "sm_count": leaf(1, "1"),
             "hbm_capacity_usable": leaf(
                 memory / 2**30, "GiB", note="memory of the machine over the processes"
@@ -149,10 +155,7 @@ def machine(measured: Record, processes: int, leaf: Leaf) -> Record:
             "name": "local",
             "title": f"{processes} processes on this machine, gloo",
             "gpus_per_node": os.cpu_count() or 1,
-            "domain_size": 2**16,
-            "intra": "shared-memory",
-            "inter": "shared-memory",
-            "host_link": "shared-memory",
+            **WHERE_IT_IS,
         },
         "links": {
             "shared-memory": {

@@ -69,7 +69,7 @@ class _TextOrOptions(click.Command):
 
 
 @click.command(name="check", context_settings=HELP, cls=_TextOrOptions)
-@click.argument("plan", required=False, callback=not_blank)
+@click.argument("plan", required=False)
 @setting_options
 @knob_options
 @click.option(
@@ -123,6 +123,10 @@ def command(
 
 def _case(plan: str | None, source: str | None, options: dict[str, Any]) -> Case:
     if source is None:
+        if plan is not None and not plan.strip():
+            raise ValueError(
+                f"PLAN is {plan!r}: it names a plan file. Name one, or leave it out and give --model."
+            )
         return read_case(plan, options)
     from advisor.case_from import read_foreign
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from advisor.rules import SEVERITIES, Rule, message_words, rules_of
 from advisor.rules.facts import HELPERS
-from advisor.rules.message_words import divisors, layers_text, near, size_ways, up
+from advisor.rules.message_words import divisors, layers_text, near, pipeline_ways, size_ways, up
 from advisor.rules.ways import NOTHING_ELSE
 from costmodel.javascript import object_javascript, script_json
 from costmodel.javascript_columns import Trace, is_traced, literal
@@ -19,11 +19,11 @@ from costmodel.javascript_functions import expression, is_division
 # What texts may call, by its name in the rules.
 CALLS = {"near": "near", "up": "up", "maximum": "Math.max", "minimum": "Math.min"}
 assert set(CALLS) | {"str"} == set(HELPERS)
-FUNCTIONS = (divisors, near, up, layers_text, size_ways)
+FUNCTIONS = (divisors, near, up, layers_text, size_ways, pipeline_ways)
 # Words of messages alone, made of the row by `message_words`.
 ROW_WORDS = (
     *("layers_text", "layers_chunks", "tp_way", "tp_one_way", "mixer_way", "pp_way", "cp_way", "cp_one_way"),
-    "ep_way",
+    *("ep_way", "chunks", "two_stages", "vpp_one_way", "group_way", "no_moe_overlap", "a2a_size"),
 )
 
 
@@ -50,7 +50,7 @@ def rules_script(trace: Trace, words: Mapping[str, Any], stack: str | None) -> s
     masks = ",".join(literal(mask) for _, mask in reachable)
     lacks = ",".join(f"[{','.join(map(literal, ways))}]" for ways in missing)
     found = object_javascript({name: literal(value) for name, value in shown.items()})
-    made = "[w.layers_text, w.layers_chunks] = layers_text(w);\nObject.assign(w, size_ways(w));\n"
+    made = "[w.layers_text, w.layers_chunks] = layers_text(w);\nObject.assign(w, size_ways(w), pipeline_ways(w));\n"
     extra = made if needed & set(ROW_WORDS) else ""
     body = f"{trace.lines(results)}const w = {found};\n{extra}return {{broken: [{masks}], words: w, lacks: [{lacks}]}};"
     judge = f"(c, x) => {{\n{body}\n}}"

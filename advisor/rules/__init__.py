@@ -62,7 +62,8 @@ Mask = NDArray[np.bool_]
 class Rule:
     """One rule; see the head of `parallel.toml` for its fields. only: part of a stack that it is about, "" for any.
 
-    lacking: rules about what the stack or the machine lacks, which no way out may break; see `advisor.rules.ways`.
+    lacks: what a way out is told to lack that breaks this rule; "" where a way may. lacking: the rules that have it,
+    about what the stack, the machine or the plan lacks, which no way out may break; see `advisor.rules.ways`.
     """
 
     id: str
@@ -101,7 +102,7 @@ class Rule:
     def message(self, words: Facts, index: int) -> tuple[str, str]:
         """What is wrong and the way out, with the numbers of row `index` of the words.
 
-        Of the ways those that the stack and the machine have; where none is, what they lack.
+        Of the ways those that the stack, the machine and the plan have; where none is, what they lack.
         """
         text, row, single = _Template(), row_facts(words, index), row_words(words, index)
         ways, lacked = [], []

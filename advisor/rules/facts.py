@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.layouts import layout_layers, layout_problems
-from advisor.rules.message_words import layers_text, near, size_ways, up
+from advisor.rules.message_words import layers_text, near, pipeline_ways, size_ways, up
 from advisor.rules.model_words import cluster_words, model_words, workload_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.setting_words import setting_words
@@ -162,7 +162,7 @@ def row_facts(words: Facts, index: int) -> Facts:
     """The same words as plain numbers of one row, whole ones as int, for messages."""
     row = {name: _plain(value, index) for name, value in words.items()}
     row["layers_text"], row["layers_chunks"] = layers_text(row)
-    return row | size_ways(row)
+    return row | size_ways(row) | pipeline_ways(row)
 
 
 def row_words(words: Facts, index: int) -> Facts:

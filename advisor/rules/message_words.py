@@ -36,23 +36,104 @@ def layers_text(row: dict[str, Any]) -> tuple[str, str]:
     if row["accounted"] % row["pp"] != 0 or row["pp"] == 1:
         return text, ""
     vpps = [v for v in divisors(max(row["accounted"] // row["pp"], 1)) if v > 1]
-    return text, f"1 or {', '.join(map(str, vpps[:6]))}" if vpps else "1"
+    told = ", ".join(map(str, vpps[:6]))
+    if row["overlap_moe_comm"]:  # which takes no single chunk
+        return text, told
+    return text, f"1 or {told}" if vpps else "1"
 
 
 def size_ways(row: dict[str, Any]) -> dict[str, str]:
     """Ways out that change one parallel size, as options."""
-    tp = near(row["tp_common"], row["tp"], row["tp"] * row["dp"])
+    tp = tp_near(row)
     return {
         "tp_way": tp_option(row, tp, row["cp"]),
         "tp_one_way": tp_option(row, 1, row["cp"]),
         "mixer_way": mixer_option(row, tp),
         "pp_way": pp_option(row),
-        "cp_way": cp_option(
-            row, near(max(row["kv_heads"] // row["tp"], 1), row["cp"], row["cp"] * row["dp"])
-        ),
+        "cp_way": cp_option(row, cp_near(row)),
         "cp_one_way": cp_option(row, 1),
         "ep_way": ep_option(row),
     }
+
+
+def pipeline_ways(row: dict[str, Any]) -> dict[str, Any]:
+    """Ways out that change chunks, stages and what needs them, as options; sizes, 0 where there is none."""
+    one = " " + no_moe_overlap(row) if row["overlap_moe_comm"] and row["pp"] > 1 else ""
+    return {
+        "chunks": chunks(row),
+        "two_stages": two_stages(row),
+        "vpp_one_way": "--vpp 1" + one,
+        "group_way": f"--vpp-group-size {row['pp']}" + batch_option(row, row["dp"], row["pp"]),
+        "no_moe_overlap": no_moe_overlap(row),
+        "a2a_size": a2a_size(row),
+    }
+
+
+def no_moe_overlap(row: dict[str, Any]) -> str:
+    """The exchange of experts as it comes, without what runs beside its overlap alone."""
+    return "--no-overlap-moe-comm" + (" --no-delay-wgrad" if row["delay_wgrad"] else "")
+
+
+def chunks_run(row: dict[str, Any], dp: int, pp: int) -> bool:
+    """Whether micro-batches of `dp` ranks run through `pp` stages of several chunks, see rule vpp_microbatches."""
+    group = row["vpp_group_size"] if row["vpp_group_size"] > 0 else pp
+    if row["global_batch"] % (row["micro_batch"] * dp) != 0 or group < pp or row["mamba_heads"] > 0:
+        return False
+    number = row["global_batch"] // (row["micro_batch"] * dp)
+    return number >= group and (number % group == 0 or number % group >= pp)
+
+
+def chunks(row: dict[str, Any]) -> int:
+    """The fewest chunks above one that the layers of each stage divide into, 0 where none run. [1]"""
+    pp = row["pp"]
+    if pp == 1 or not row["even"] or row["accounted"] % pp != 0 or not chunks_run(row, row["dp"], pp):
+        return 0
+    found = [v for v in divisors(row["accounted"] // pp) if v > 1]
+    return found[0] if len(found) > 0 and (pp > 2 or row["overlap_p2p"]) else 0
+
+
+def two_stages(row: dict[str, Any]) -> bool:
+    """Whether two stages run in the place of one, of half as many data-parallel ranks."""
+    dp, vpp = row["dp"] // 2, row["vpp"]
+    if row["dp"] % 2 != 0 or not row["even"] or row["accounted"] % (2 * vpp) != 0:
+        return False
+    if row["mesh"] // 2 % (row["ep"] * row["etp"]) != 0:
+        return False
+    return row["overlap_p2p"] and chunks_run(row, dp, 2) if vpp > 1 else not row["overlap_moe_comm"]
+
+
+def a2a_size(row: dict[str, Any]) -> int:
+    """The inner size nearest to the one given that divides the ranks of cp and the heads of each, 0 for none. [1]"""
+    tp, wanted = row["tp"], row["cp_a2a_size"] if row["cp_a2a_size"] > 2 else 2
+    sizes = [
+        d
+        for d in divisors(row["cp"])
+        if d > 1 and row["heads"] % (tp * d) == 0 and row["kv_heads"] % (tp * d) == 0
+    ]
+    return min(sizes, key=lambda d: (abs(d - wanted), d)) if len(sizes) > 0 else 0
+
+
+def cp_near(row: dict[str, Any]) -> int:
+    """The size nearest to cp over which key/value heads, the GPUs and the sequence divide."""
+    ranks, split = row["cp"] * row["dp"], row["tp"] if row["sequence_parallel"] else 1
+    fitting = [
+        d
+        for d in divisors(max(row["kv_heads"] // row["tp"], 1))
+        if ranks % d == 0
+        and (d == 1 or (row["seq_len"] % (2 * d) == 0 and row["seq_len"] % (split * d) == 0))
+    ]
+    return min(fitting, key=lambda d: (abs(d - row["cp"]), d))
+
+
+def tp_near(row: dict[str, Any]) -> int:
+    """The size nearest to tp that divides all parts of the model, the GPUs and, where it is split, the sequence."""
+    ranks, split = row["tp"] * row["dp"], row["sequence_parallel"] or row["experts"] > 0
+    fitting = [
+        d
+        for d in divisors(row["tp_common"])
+        if ranks % d == 0 and (d == 1 or not split or row["seq_len"] % (d * row["cp"]) == 0)
+    ]
+    return min(fitting, key=lambda d: (abs(d - row["tp"]), d))
 
 
 def batch_option(row: dict[str, Any], dp: int, group: int) -> str:
@@ -95,12 +176,18 @@ def pp_option(row: dict[str, Any]) -> str:
         if row["dp"] * pp % d == 0 and (folded or mesh * pp // d % over == 0)
     ]
     stages = min(fitting, key=lambda d: (abs(d - pp), d))
-    return f"--pp {stages} --vpp 1" + batch_option(row, row["dp"] * pp // stages, 1)
+    text = f"--pp {stages} --vpp 1"
+    if stages > 1 and row["overlap_moe_comm"]:
+        text = text + " " + no_moe_overlap(row)
+    if stages == 1 and row["defer_embedding_wgrad"]:
+        text = text + " --no-defer-embedding-wgrad"
+    return text + batch_option(row, row["dp"] * pp // stages, 1)
 
 
 def cp_option(row: dict[str, Any], cp: int) -> str:
     """Another context-parallel size."""
-    return f"--cp {cp}" + batch_option(row, row["cp"] * row["dp"] // cp, chunk_group(row))
+    ring = " --cp-comm-type p2p" if cp == 1 and row["cp_mixed"] else ""
+    return f"--cp {cp}" + ring + batch_option(row, row["cp"] * row["dp"] // cp, chunk_group(row))
 
 
 def ep_option(row: dict[str, Any]) -> str:
@@ -113,5 +200,5 @@ def ep_option(row: dict[str, Any]) -> str:
     if ep * inner == 1 and row["moe_dispatcher_deepep"]:
         text = text + " --moe-dispatcher alltoall"
     if ep == 1 and row["overlap_moe_comm"]:
-        text = text + " --no-overlap-moe-comm"
+        text = text + " " + no_moe_overlap(row)
     return text

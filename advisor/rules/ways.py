@@ -1,8 +1,9 @@
-"""Ways out of rules: alternatives, of which a plan is told those that its software stack and its machine have.
+"""Ways out of rules: alternatives, of which a plan is told those that its stack, its machine and its knobs allow.
 
 What a way takes is read off its own text: `--moe-dispatcher deepep` takes DeepEP. It is there where the plan that
-takes it breaks none of the rules about what a stack or a machine lacks: facts of `features.toml`, and rules with
-`lacks`. So no rule has to say what its ways need, and none can forget it.
+takes it breaks none of the rules about what is lacking: facts of `features.toml`, and rules with `lacks`, about the
+machine and about what overlaps and splits need of the plan. So no rule has to say what its ways need, and none can
+forget it.
 """
 
 from __future__ import annotations

@@ -235,3 +235,32 @@ def test_recompute_is_remarked_where_memory_has_room_without_it(gpu, said):
     assert ("recompute_with_room" in found) == said
     without = run(*plan, "--recompute", "none", "--json")
     assert json.loads(without.output)["memory"]["fits"] == said
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "nemo"])
+def test_an_empty_configuration_is_told_as_what_it_is(tmp_path, target):
+    """A text of no characters was "no file. Name one, or leave it out", an empty file no YAML or without arguments."""
+    empty = tmp_path / "empty"
+    empty.write_text(" \n")
+    for given, said in (
+        ("", "given ''"),
+        ("  ", "given '  '"),
+        (str(empty), f"{empty} is empty"),
+        ("-", "input is empty"),
+    ):
+        done = CliRunner().invoke(advisor, ["check", "--from", target, given, "--gpu", "h100"], input="")
+        assert done.exit_code == 2
+        (line,) = done.output.splitlines()
+        assert said in line
+        assert target in line
+
+
+def test_an_empty_plan_is_told_as_what_it_is(tmp_path):
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    for given, said in (("", "PLAN is ''"), (str(empty), f"{empty} is empty")):
+        done = CliRunner().invoke(advisor, ["check", given])
+        assert done.exit_code == 2
+        (line,) = done.output.splitlines()
+        assert said in line
+        assert "--" in line

@@ -85,12 +85,76 @@ def broken_ways(model: str, workload: Workload, plan: Plan) -> tuple[int, list[s
         # --account-loss, which the plan had, for 33 of 34
         ("llama3-8b", 128, Plan(pp=3, account_embedding=True, account_loss=True)),
         ("deepseek-v4-flash", 128, Plan(pp=2, vpp=2, account_embedding=True, account_loss=True)),
+        # --vpp 2 of 4 micro-batches on 5 stages, of an odd number of layers, or of two stages without overlap_p2p
+        ("mixtral-8x7b", 4, Plan(pp=4, dp=2, ep=2, overlap_moe_comm=True)),
+        ("deepseek-v3", 128, Plan(pp=2, dp=4, ep=4, overlap_moe_comm=True, overlap_p2p=False)),
+        # --vpp 1, which the overlapped exchange cannot take, and groups that the micro-batches do not fill
+        (
+            "mixtral-8x7b",
+            6,
+            Plan(pp=4, vpp=2, ep=1, overlap_moe_comm=True, delay_wgrad=True, recompute="selective"),
+        ),
+        ("llama3-70b", 100, Plan(pp=8, vpp=5, dp=4, vpp_group_size=4)),
+        # --overlap-moe-comm of a model without experts, or beside full recompute
+        ("llama3-8b", 128, Plan(dp=8, delay_wgrad=True)),
+        ("mixtral-8x7b", 128, Plan(dp=8, ep=8, delay_wgrad=True, recompute="full")),
+        # a layout beside the counts of the end stages; an inner size of one rank; two stages of 7 GPUs
+        ("llama3-8b", 128, Plan(pp=4, vpp=2, first_stage_layers=7, account_loss=True)),
+        ("llama3-8b", 128, Plan(tp=8, cp=2, cp_comm_type="a2a+p2p", sequence_parallel=True)),
+        ("llama3-8b", 128, Plan(dp=7, defer_embedding_wgrad=True)),
     ],
     ids=lambda value: value.describe() if isinstance(value, Plan) else str(value),
 )
 def test_each_way_out_holds_by_itself(model, batch, plan):
     told, wrong = broken_ways(model, Workload(4096, batch), plan)
     assert told
+    assert not wrong
+
+
+def test_a_sequence_that_does_not_divide_is_not_told_to_be_split():
+    """--sequence-parallel, and --tp 4 of a plan that has it, were told of 2,050 and 4,100 tokens."""
+    ranks = Plan(tp=4, dp=2, tp_comm_overlap=True)
+    assert (
+        errors("llama3-8b", Workload(4098, 128), ranks, 8)["tp_overlap_needs_sp"]
+        == "Try --no-tp-comm-overlap."
+    )
+    assert "--sequence-parallel" in errors("llama3-8b", Workload(4096, 128), ranks, 8)["tp_overlap_needs_sp"]
+    told, wrong = broken_ways("tiny-gpt", Workload(2050, 260), Plan(tp=5, dp=4, sequence_parallel=True))
+    assert told
+    assert not wrong
+
+
+SWITCHES = {
+    "sequence_parallel": 0.6, "tp_comm_overlap": 0.3, "overlap_moe_comm": 0.3, "delay_wgrad": 0.2, "overlap_p2p": 0.8,
+    "defer_embedding_wgrad": 0.2, "account_embedding": 0.15, "account_loss": 0.15, "shared_expert_overlap": 0.15,
+}  # fmt: skip
+
+
+def test_ways_out_of_many_switches_hold():
+    """540 of 3,558 did not: chunks, stages and splits that other rules forbid, switches that need one another."""
+    draw, told, wrong = random.Random(7), 0, []
+    for _ in range(150):
+        model = draw.choice(MODELS)
+        sizes = {name: draw.choice((1, 2, 3, 4, 5, 6, 8)) for name in ("tp", "pp", "dp")}
+        sizes |= {"cp": draw.choice((1, 1, 1, 2, 4)), "vpp": draw.choice((1, 1, 2, 3, 4))}
+        if load_model(model).moe is not None:
+            sizes |= {"ep": draw.choice((1, 2, 4, 8)), "etp": draw.choice((1, 1, 1, 2))}
+        if sizes["vpp"] > 1:
+            sizes["vpp_group_size"] = draw.choice((0, 0, 2, 4, 8))
+        if draw.random() < 0.2:
+            sizes["first_stage_layers"] = 3
+        plan = Plan(
+            **sizes,
+            **{name: draw.random() < share for name, share in SWITCHES.items()},
+            micro_batch=draw.choice((1, 1, 2)),
+            cp_comm_type=draw.choice(("p2p", "a2a", "a2a+p2p")),
+            moe_dispatcher=draw.choice(("alltoall", "alltoall", "allgather", "deepep")),
+            recompute=draw.choice(("none", "selective", "full")),
+        )
+        workload = Workload(draw.choice((4096, 4100, 2050)), draw.choice((7, 32, 100, 256)))
+        number, found = broken_ways(model, workload, plan)
+        told, wrong = told + number, wrong + found
+    assert told > 800
     assert not wrong
 
 

@@ -10,7 +10,7 @@ import pytest
 from run_process import advisor_run, refused
 
 from advisor.rules import everywhere
-from advisor.run_plan import check_processes
+from advisor.run_plan import as_processor, check_processes
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, save_plan_file
 from costmodel.workload import Workload
@@ -108,6 +108,41 @@ def test_a_plan_that_breaks_a_rule_is_refused_before_anything_is_measured(tmp_pa
     (line,) = done.stderr.splitlines()
     assert part in line
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("pin", "part"),
+    [
+        ("tp=3", "--gpus 2 does not fit tp=3"),
+        ("micro_batch=3", "leaves no legal plan of tiny-gpt"),
+        ("ep=2", "the model has no experts"),
+    ],
+)
+@pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
+@pytest.mark.skipif(executor_run.has_cuda(), reason="GPUs are known without being measured")
+def test_a_request_without_a_legal_plan_is_refused_before_anything_is_measured(tmp_path, pin, part):
+    """It measured the machine for 12 s first, and for minutes where others compute beside it."""
+    home = tmp_path / "home"
+    done = advisor_run(home, "--model", "tiny-gpt", "--gpus", "2", "--pin", pin)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert part in line
+    assert not home.exists()
+
+
+def test_rules_see_this_processor_as_its_profile_says_it_is(tmp_path):
+    from planted_machine import planted
+
+    import hardware_db
+    from advisor.rules.model_words import machine_words
+    from executor.local_profile import profile, write_profile
+
+    path = tmp_path / "mine.toml"
+    write_profile(path, profile(planted(), 2))
+    measured = hardware_db.load_cluster(str(path))
+    stands = machine_words(as_processor(load_cluster("dgx-h100")), 2)
+    own = {"gpu": measured.gpu.title}  # how it is called
+    assert stands | own == machine_words(measured, 2)
 
 
 def test_rules_of_every_machine_are_none_of_a_gpu_or_a_release():
