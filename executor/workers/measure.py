@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from executor.workers.device import ranks_on_device
 from executor.workers.layer_graphs import replayed
 from executor.workers.state import counter_bytes, gradient_buffers, is_plain, parameter_counts, state_bytes
 from executor.workers.stopwatch import Stopwatch
@@ -109,6 +110,7 @@ def rank_facts(chunks: list[Any], optimizer: Any, watch: Stopwatch, cuda: bool) 
         "rank": dist.get_rank(),
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "ranks_on_device": ranks_on_device() if cuda else 1,
         "stage": parallel_state.get_pipeline_model_parallel_rank(),
         # Among the ranks that share optimizer state, and that of experts.
         "places": [
