@@ -65,7 +65,8 @@ def transformer_config(plan: Plan, workload: Workload, model: ModelSpec, here: H
     fields |= {name: value for name, value in without_te().items() if name not in compiled}
     if here.apex:
         fields["gradient_accumulation_fusion"] = plan.gradient_accumulation_fusion
-    fields |= {"attention_dropout": 0.0, "deallocate_pipeline_outputs": False}
+    # Whose layers they are is told to PyTorch's FSDP, which else shards a linear layer inside a layer that it sharded.
+    fields |= {"attention_dropout": 0.0, "deallocate_pipeline_outputs": False, "transformer_impl": "local"}
     if not here.cuda:
         fields["deterministic_mode"] = True
     left_out = ("attention_backend", "cuda_graph_impl", "cuda_graph_scope")

@@ -71,6 +71,8 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     chunks, optimizer = build(job, cuda, notes)
     graphs = LayerGraphs(job, chunks, optimizer)
     watch.watch_phases()
+    if job["plan"]["fsdp"]:
+        watch.watch_events("dp")
     draw = source(job)
     run_step = stepper(job, chunks, optimizer, watch, get_forward_backward_func(), cuda)
     steps = StepFile(out / "steps.jsonl") if rank == 0 else None
