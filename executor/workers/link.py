@@ -27,7 +27,7 @@ def main(out: Path, message: int) -> None:
     """Measure every kind and size, between all ranks."""
     cuda = torch.cuda.is_available()
     if cuda:
-        take_device()
+        take_device(timed=True)
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")

@@ -3,7 +3,6 @@ Megatron-LM makes them (0.16, training/initialize.py, _initialize_tp_communicato
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from executor.workers.device import ranks_on_device
@@ -14,10 +13,13 @@ def make_user_buffers(job: dict[str, Any]) -> None:
     plan, config = job["plan"], job["megatron"]["config"]
     if not config.get("tp_comm_overlap") or plan["tp"] == 1:
         return
+    if ranks_on_device() > 1:
+        raise RuntimeError(
+            "ranks that share a GPU have no user buffers: Transformer Engine makes them between GPUs that reach each "
+            "other. Run with --no-tp-comm-overlap, or with a GPU for each rank"
+        )
     from transformer_engine.pytorch.module import base
 
-    if ranks_on_device() > 1:
-        os.environ["UB_SKIPMC"] = "1"  # a device joins a multicast object once
     base.initialize_ub(
         shape=shape(job),
         tp_size=plan["tp"],

@@ -42,6 +42,13 @@ def test_ranks_share_where_they_are_told_to(node):
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
 
 
+def test_what_measures_time_shares_no_device(node):
+    os.environ[SHARE] = "1"
+    with pytest.raises(RuntimeError, match="no GPU of its own"):
+        device.take_device(timed=True)
+    assert node == []
+
+
 def test_a_rank_alone_on_its_device_keeps_its_host(node):
     os.environ |= {SHARE: "1", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
     device.take_device()

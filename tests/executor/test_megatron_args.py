@@ -202,3 +202,10 @@ def test_user_buffers_are_told_what_the_plan_says_of_pipelined_gemms():
     told = megatron_job(dataclasses.replace(plan, tp_overlap_sms=8), WORKLOAD, TINY, TE)["user_buffers"]
     assert set(told) == {"proj_fprop", "fc2_fprop"}
     assert {row["num_sm"] for row in told.values()} == {8}
+
+
+def test_an_all_gather_dispatcher_permutes_with_torch():
+    plan, why = resolve(Plan(dp=2, ep=2, moe_dispatcher="allgather"), MOE, TE)
+    assert not plan.moe_permute_fusion
+    assert "on the host" in why["moe_permute_fusion"]
+    assert resolve(Plan(dp=2, ep=2), MOE, TE)[0].moe_permute_fusion

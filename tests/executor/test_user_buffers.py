@@ -27,7 +27,6 @@ def made(monkeypatch):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["transformer_engine.pytorch.module"].base = base
     monkeypatch.setattr(user_buffers, "ranks_on_device", lambda: 1)
-    monkeypatch.delenv("UB_SKIPMC", raising=False)
     return asked
 
 
@@ -64,10 +63,8 @@ def test_for_the_tokens_of_a_rank_of_the_context_and_the_formats_of_the_layers(m
     assert asked["ub_cfgs"] is None
 
 
-@pytest.mark.parametrize(("ranks", "skipped"), [(1, None), (2, "1")])
-def test_ranks_of_one_device_make_no_multicast(made, monkeypatch, ranks, skipped):
-    import os
-
-    monkeypatch.setattr(user_buffers, "ranks_on_device", lambda: ranks)
-    user_buffers.make_user_buffers(job())
-    assert os.environ.get("UB_SKIPMC") == skipped
+def test_ranks_of_one_device_have_none(made, monkeypatch):
+    monkeypatch.setattr(user_buffers, "ranks_on_device", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"share a GPU .*--no-tp-comm-overlap"):
+        user_buffers.make_user_buffers(job())
+    assert made == []
