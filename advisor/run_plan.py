@@ -223,9 +223,9 @@ def check_processes(
             f"{given} needs {processes} processes, not a multiple of --nodes {nodes}. Try --nodes 1."
         )
     if here is not None and here.cuda:
-        from executor.devices import num_gpus
+        from executor.devices import most_ranks
 
-        most, what = num_gpus(), "GPUs"
+        most, what = most_ranks(), "GPUs"
     else:
         most, what = 4 * (os.cpu_count() or 1), "processes"
     if not 1 <= processes // nodes <= most:

@@ -20,7 +20,7 @@ from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
-from executor.record import read_steps
+from executor.record import ranks_on_device, read_ranks, read_steps
 from executor.run_job import stack_of
 from executor.summary import plan_of
 from executor.term_phases import phases_of
@@ -60,18 +60,22 @@ class Observed:
 
 
 class NoStepError(ValueError):
-    """A record of a run that was cut before its first measured step."""
+    """A record whose steps teach nothing; why: that it was cut before its first measured one, or shared its GPU."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Observed], list[str]]:
-    """The runs of records, and what was left out: those cut before a measured step. ValueError when none is left."""
+    """The runs of records, and what was left out: those that teach nothing. ValueError when none is left."""
     runs, left_out, first = [], [], None
     for folder in folders:
         try:
             runs.append(read_observed(folder))
         except NoStepError as error:
             first = first or error
-            left_out.append(f"{folder.name}: left out, it holds no measured step")
+            left_out.append(f"{folder.name}: left out, {error.why}")
     if first is not None and not runs:
         raise first
     return named(runs), left_out
@@ -91,7 +95,15 @@ def read_observed(folder: Path) -> Observed:
         raise ValueError(f"{folder}/job.json cannot be read ({error}). Run the plan again.") from None
     steps = [step for step in read_steps(folder) if not step["warmup"]]
     if not steps:
-        raise NoStepError(f"{folder} holds no measured step. Give a record of a run that measured some.")
+        raise NoStepError(
+            f"{folder} holds no measured step. Give a record of a run that measured some.",
+            "it holds no measured step",
+        )
+    if ranks_on_device(read_ranks(folder)) > 1:
+        raise NoStepError(
+            f"ranks of {folder} shared a GPU, so its seconds teach nothing. Give a record with a GPU a rank.",
+            "its ranks shared a GPU",
+        )
     found = observed(folder.name, model, workload, plan, steps, job.get("clock", "wall"))
     return replace(found, device=str(job.get("device", "")))
 

@@ -7,11 +7,20 @@ import subprocess
 from pathlib import Path
 
 import hardware_db
+from executor.workers.device import shares_gpus
+
+# Each rank has a context of its own on the device: half a GiB. [1]
+RANKS_OF_ONE = 8
 
 
 def num_gpus() -> int:
     """NVIDIA devices that stand ready. [1]"""
     return sum(path.name[len("nvidia") :].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def most_ranks() -> int:
+    """Ranks that this machine's NVIDIA devices take: one each, some more where they share to check code. [1]"""
+    return num_gpus() * (RANKS_OF_ONE if shares_gpus() else 1)
 
 
 def gpu_here() -> str:

@@ -9,9 +9,11 @@ in a folder of hardware_db/measured. What does not fit into the time is left out
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from costmodel.model_spec import ModelSpec, Moe
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
-from executor import calibrate, run
+from executor import calibrate, run, shared_ranks
 from executor.devices import gpu_here
 from executor.gpu_records import LEARNED, PROFILE, read_rows, records_of, table
 from executor.resolve import resolve
@@ -87,12 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m executor.gpu_checks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time in all")
     parser.add_argument("--out", type=Path, default=None, help="folder [hardware_db/measured/GPU-DATE]")
+    parser.add_argument(
+        "--shared-ranks", action="store_true", help="plans of several ranks on one GPU instead"
+    )
+    parser.add_argument("--only", default="", help="with --shared-ranks, checks whose name holds this")
     given = parser.parse_args(arguments)
     if not run.has_cuda():
         print("Error: there is no NVIDIA device here. Run this where there is one.", file=sys.stderr)
         return 2
     gpu = gpu_here()
     shipped = Path(hardware_db.__file__).parent / "measured"
+    if given.shared_ranks:
+        return shared(given.only, hardware_db.resolve(gpu, None)[0], given.out)
     out = given.out or shipped / f"{gpu}-{datetime.date.today().isoformat()}"
     end = time.monotonic() + given.seconds
     cluster = hardware_db.resolve(gpu, None)[0]
@@ -101,6 +109,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join([*table(rows), *(f"left out: {one}" for one in left_out)]))
     print(f"records and profiles: {out}")
     return 0 if rows and not left_out else 1
+
+
+def shared(only: str, cluster: Cluster, out: Path | None) -> int:
+    """Check plans of several ranks on this GPU; the exit status. Records are kept where `out` says."""
+    chosen = [check for check in shared_ranks.CHECKS if only in check.name]
+    with contextlib.ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shared-ranks-")))
+        found = shared_ranks.check_all(chosen, cluster, folder, say)
+    print("\n".join(each.line() for each in found))
+    bad = sum(bool(each.wrong) for each in found)
+    print(f"{len(found)} plans, {bad} with something wrong")
+    return 1 if bad else 0
 
 
 def say(line: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
+from executor.export.overlap_table import PIPELINED, pipelined
 from executor.megatron_args import core_fields
 from executor.megatron_model import config_class, model_arguments, model_class, not_expressed
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -36,13 +37,19 @@ def without_te() -> dict[str, Any]:
 
 def megatron_job(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -> dict[str, Any]:
     """Megatron-Core's classes and their fields for a run of this resolved plan, as plain values."""
+    # PyTorch's FSDP has neither Megatron's distributed optimizer nor its overlaps: it gathers and reduces by itself.
+    torch_fsdp = plan.fsdp and plan.fsdp_implementation == "torch"
+    switched_off = {"use_distributed_optimizer": False, "overlap_param_gather": False} if torch_fsdp else {}
+    row = pipelined(plan)
     return {
         "config_class": config_class(model),
         "model_class": model_class(model),
         "config": transformer_config(plan, workload, model, here),
         "arguments": model_arguments(model, plan.tp, workload.seq_len),
-        "ddp": ddp_fields(plan),
-        "optimizer": optimizer_fields(plan),
+        "ddp": ddp_fields(plan) | switched_off,
+        "optimizer": optimizer_fields(plan) | switched_off,
+        # What Transformer Engine is told of pipelined GEMMs, {} for its own.
+        "user_buffers": dict.fromkeys(PIPELINED, row) if row else {},
     }
 
 
@@ -58,7 +65,8 @@ def transformer_config(plan: Plan, workload: Workload, model: ModelSpec, here: H
     fields |= {name: value for name, value in without_te().items() if name not in compiled}
     if here.apex:
         fields["gradient_accumulation_fusion"] = plan.gradient_accumulation_fusion
-    fields |= {"attention_dropout": 0.0, "deallocate_pipeline_outputs": False}
+    # Whose layers they are is told to PyTorch's FSDP, which else shards a linear layer inside a layer that it sharded.
+    fields |= {"attention_dropout": 0.0, "deallocate_pipeline_outputs": False, "transformer_impl": "local"}
     if not here.cuda:
         fields["deterministic_mode"] = True
     left_out = ("attention_backend", "cuda_graph_impl", "cuda_graph_scope")

@@ -124,6 +124,11 @@ def read_ranks(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
+def ranks_on_device(ranks: list[dict[str, Any]]) -> int:
+    """Most ranks on one device, of the facts of `read_ranks`: 1 unless they share GPUs (workers/device.py). [1]"""
+    return max((rank.get("ranks_on_device", 1) for rank in ranks), default=1)
+
+
 def read_memory(folder: Path) -> list[dict[str, Any]]:
     """Memory of every rank that reached its end; a file that tells none is left out."""
     found = []

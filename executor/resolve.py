@@ -17,6 +17,7 @@ TE = "needs Transformer Engine"
 APEX = "needs Apex's fused_weight_gradient_mlp_cuda: Megatron-Core's output layer accumulates with it"
 CUDA = "needs a CUDA device"
 WHOLE = "`run` times phases, which one graph of the whole step has no place for"
+ON_HOST = "Megatron-Core 0.16's all-gather dispatcher hands the fused kernel a number that lies on the host"
 ALONE = "one data-parallel rank has nobody to share with"
 
 
@@ -116,6 +117,8 @@ def resolve(plan: Plan, model: ModelSpec, here: Here) -> tuple[Plan, dict[str, s
         change((("cuda_graph", False, WHOLE), ("cuda_graph_scope", (), WHOLE)))
     if plan.moe_dispatcher in ("deepep", "hybridep") and not (here.cuda and here.te):
         changes["moe_dispatcher"] = ("alltoall", f"{plan.moe_dispatcher} needs its CUDA library")
+    if plan.moe_dispatcher == "allgather" and here.te:
+        change((("moe_permute_fusion", False, ON_HOST),))
     if plan.attention_backend != "fused" and not here.te:
         changes["attention_backend"] = ("fused", "torch's scaled_dot_product_attention stands in")
     if plan.cp > 1 and not here.te:

@@ -14,7 +14,7 @@ from costmodel.workload import Workload
 from executor import state
 from executor.compare import Row, compare
 from executor.logs.summary import scatter_of
-from executor.record import read_memory, read_ranks, read_steps, write_json
+from executor.record import ranks_on_device, read_memory, read_ranks, read_steps, write_json
 from executor.resolve import Feature, Here, receipt, resolve
 
 # Share of a step that ranks may wait for a core before it is said. [1]
@@ -101,7 +101,9 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     losses = [
         step["loss"] for step in steps if step["loss"] is not None and step.get("session", 0) == session
     ]
-    memory = peaks(steps, read_memory(folder))
+    shared = ranks_on_device(read_ranks(folder))
+    # What a device holds is all its ranks', and the cost model tells of one.
+    memory = peaks(steps, read_memory(folder)) if shared == 1 else []
     measured: dict[str, Any] = {
         "step_time_s": median,
         "step_time_min_s": min(seconds),
@@ -118,6 +120,10 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     if allocated := tensors(steps):
         measured["peak_allocated_bytes"] = allocated
     warnings = []
+    if shared > 1:
+        warnings.append(
+            f"{shared} ranks shared a GPU: the run checks code, and its seconds say nothing of a plan"
+        )
     if spread > 0.10:
         warnings.append(
             f"steps scatter by {spread:.0%}: other work on the machine, or too short a warm-up; trust the minimum more"

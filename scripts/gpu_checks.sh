@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# All that one NVIDIA GPU can check, in under eight minutes: calibration, four dense stacks, one mixture of experts,
+# All that one NVIDIA GPU can check, in under eight minutes: calibration, dense stacks, a mixture of experts,
 # predicted beside measured. Records and the profile go to hardware_db/measured/.
 #
 #   scripts/gpu_checks.sh                     # the python of .venv, else python3
 #   PYTHON=python3.12 scripts/gpu_checks.sh
 #   MEGATRON_CORE=DIR scripts/gpu_checks.sh   # an unpacked megatron-core wheel, where it is not installed
+#   scripts/gpu_checks.sh --shared-ranks      # instead, plans of several ranks that share the GPU: code, never time
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}

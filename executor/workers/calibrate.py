@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from executor.workers import calibrate_collectives, calibrate_kernels
 from executor.workers.calibrate_timing import Meter
+from executor.workers.device import take_device
 
 
 def main(out: Path, seconds: float) -> None:
@@ -29,7 +30,7 @@ def main(out: Path, seconds: float) -> None:
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        take_device(timed=True)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if ranks > 1:

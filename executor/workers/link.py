@@ -7,7 +7,6 @@ the line through both gives latency and bandwidth of what each rank puts on its 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from executor.workers.device import take_device
 
 SMALL = 2**12  # bytes of the whole buffer
 REPEATS = 15
@@ -26,7 +27,7 @@ def main(out: Path, message: int) -> None:
     """Measure every kind and size, between all ranks."""
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        take_device(timed=True)
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")

@@ -12,8 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from executor.workers.device import ranks_on_device
 from executor.workers.layer_graphs import replayed
-from executor.workers.state import counter_bytes, gradient_buffers, is_plain, parameter_counts, state_bytes
+from executor.workers.state import (
+    counter_bytes,
+    flat,
+    gradient_buffers,
+    is_plain,
+    parameter_counts,
+    state_bytes,
+)
 from executor.workers.stopwatch import Stopwatch
 
 RECOMPUTED: Counter[str] = Counter()
@@ -109,6 +117,7 @@ def rank_facts(chunks: list[Any], optimizer: Any, watch: Stopwatch, cuda: bool) 
         "rank": dist.get_rank(),
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "ranks_on_device": ranks_on_device() if cuda else 1,
         "stage": parallel_state.get_pipeline_model_parallel_rank(),
         # Among the ranks that share optimizer state, and that of experts.
         "places": [
@@ -149,9 +158,9 @@ def observed(chunks: list[Any], optimizer: Any, watch: Stopwatch) -> dict[str, s
     """Knob to what was seen in the last step: classes of modules, types of buffers, launches of collectives."""
     modules = [module for chunk in chunks for module in chunk.modules()]
     kinds = {type(module).__name__ for module in modules}
-    buffers = gradient_buffers(chunks)
+    gradients = [each.grad_data for each in gradient_buffers(chunks)] or flat("main_grad_buffer", chunks)
     found = {
-        "precision": _types(chunks, buffers, modules),
+        "precision": _types(chunks, gradients, modules),
         "attention_backend": ", ".join(
             sorted(_attention(module) for module in modules if _is_core(module))[:1]
         ),
@@ -180,9 +189,9 @@ def _attention(module: Any) -> str:
     return type(module).__name__ + (f": {kernel}" if kernel else "")
 
 
-def _types(chunks: list[Any], buffers: list[Any], modules: list[Any]) -> str:
+def _types(chunks: list[Any], gradients: list[torch.Tensor], modules: list[Any]) -> str:
     names = sorted({str(p.dtype).removeprefix("torch.") for chunk in chunks for p in chunk.parameters()})
-    grads = sorted({str(each.grad_data.dtype).removeprefix("torch.") for each in buffers})
+    grads = sorted({str(each.dtype).removeprefix("torch.") for each in gradients})
     quantised = sum(bool(getattr(module, "fp8_initialized", False)) for module in modules)
     fp8 = f", {quantised} modules in FP8" if quantised else ""
     return f"parameters {'+'.join(names)}, gradients {'+'.join(grads)}{fp8}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,17 +19,34 @@ def parameter_counts(chunks: list[Any]) -> dict[str, float]:
 
 def state_bytes(chunks: list[Any], optimizer: Any) -> dict[str, float]:
     """Bytes of the buffers that hold parameters and gradients, and of everything that the optimizer keeps."""
-    buffers = gradient_buffers(chunks)
-    parameters = {
-        parameter.untyped_storage()._cdata: parameter.untyped_storage().nbytes()
-        for chunk in chunks
-        for parameter in chunk.parameters()
-    }
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    gradients = [buffer.grad_data for buffer in gradient_buffers(chunks)]
     return {
-        "parameters": sum(parameters.values()),
-        "gradients": sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers),
+        "parameters": bytes_of([*parameters, *flat("model_weight_buffer", chunks)]),
+        "gradients": bytes_of([*gradients, *flat("main_grad_buffer", chunks)]),
         "optimizer": optimizer_bytes(optimizer) if optimizer is not None else 0,
     }
+
+
+def flat(name: str, chunks: list[Any]) -> list[torch.Tensor]:
+    """This rank's parts of one kind of Megatron-FSDP's flat buffers; none of another wrapper."""
+    kept = [
+        getattr(getattr(group, name), "data", None)
+        for chunk in chunks
+        for group in getattr(getattr(chunk, "param_and_grad_buffer", None), "parameter_groups", [])
+    ]
+    return [data for data in kept if data is not None]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor: of one that is sharded over ranks (DTensor) its own part."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storages of tensors, each once. [byte]"""
+    kept = [local(tensor).untyped_storage() for tensor in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in kept}.values())
 
 
 def is_plain(chunks: list[Any]) -> bool:
@@ -50,11 +68,11 @@ def gradient_buffers(chunks: list[Any]) -> list[Any]:
 
 def optimizer_bytes(optimizer: Any) -> int:
     """Storages of the optimizer's states and of its master parameters, each once."""
-    found: dict[int, int] = {}
+    found: list[torch.Tensor] = []
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            found[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+            found.append(value)
         elif isinstance(value, dict):
             for each in value.values():
                 add(each)
@@ -67,13 +85,13 @@ def optimizer_bytes(optimizer: Any) -> int:
             add(dict(part.optimizer.state))
         for name in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
             add(getattr(part, name, []))
-    return sum(found.values())
+    return bytes_of(found)
 
 
 def counter_bytes(optimizer: Any) -> int:
     """Of the optimizer's state, the step counters that torch's AdamW keeps for each parameter."""
     return sum(
-        state["step"].untyped_storage().nbytes()
+        local(state["step"]).untyped_storage().nbytes()
         for part in getattr(optimizer, "chained_optimizers", [optimizer])
         if part.optimizer is not None
         for state in part.optimizer.state.values()

@@ -6,6 +6,8 @@ and every wait on an asynchronous one is counted, to the phase in which it happe
 On a CPU the clock is the host's. On CUDA it is the compute stream's: an event is recorded before and after each
 phase, and before and after each collective or wait; between those two the stream stands still until NCCL's stream is
 done, and that is the exposed part. Events are read once a step, after the device is idle; nothing waits for them.
+FSDP sends from streams of its own: a collective there runs beside compute, and what it exposes is the compute stream's
+wait for its event.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -45,13 +47,31 @@ class HostClock:
         """Now."""
         return time.perf_counter()
 
+    def begin(self) -> None:
+        """A step begins."""
+
     def seconds(self, start: Any, end: Any) -> float:
         """Between two marks."""
         return float(end - start)
 
+    def beside(self) -> bool:
+        """Whether what is launched now runs beside compute: never."""
+        return False
+
 
 class StreamClock:
     """Seconds of the compute stream of a CUDA device. Read marks only after torch.cuda.synchronize()."""
+
+    def __init__(self) -> None:
+        self.stream: Any = None  # of compute: the one that is current at the begin of a step
+
+    def begin(self) -> None:
+        """Take the current stream for the one that computes."""
+        self.stream = torch.cuda.current_stream()
+
+    def beside(self) -> bool:
+        """Whether what is launched now goes to another stream than the one that computes."""
+        return self.stream is not None and torch.cuda.current_stream() != self.stream
 
     def mark(self) -> Any:
         """An event where the stream stands now."""
@@ -85,6 +105,7 @@ class Stopwatch:
         self._waits.clear()
         self.launched.clear()
         self._groups.clear()
+        self.clock.begin()
         self._begin = self.clock.mark()
 
     def spans(self) -> list[tuple[str, str, float, float]]:
@@ -130,9 +151,10 @@ class Stopwatch:
     def communication(self, group: str = "world", name: str = "") -> Iterator[None]:
         """Time a collective or a wait of a group; nested ones count once. name: of the call.
 
-        Group "" is one rank, which sends nothing: its time stays with the phase.
+        Group "" is one rank, which sends nothing: its time stays with the phase. Nor does the compute stream stand
+        still for what another stream sends.
         """
-        if self._communicating:
+        if self._communicating or self.clock.beside():
             yield
             return
         self._communicating, start = True, self.clock.mark()
@@ -164,13 +186,31 @@ class Stopwatch:
 
         @contextmanager
         def grouped(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            with coalescing(group, *args, **kwargs) as made:
-                alone = group is not None and group.size() == 1
-                self._groups[id(made)] = (made, "" if alone else group_name(group))
+            alone = group is not None and group.size() == 1
+            name = "" if alone else group_name(group)
+            with ExitStack() as sent, ExitStack() as gathered:
+                made = gathered.enter_context(coalescing(group, *args, **kwargs))
+                self._groups[id(made)] = (made, name)
                 yield made
+                # On leaving it they are launched as one, and waited for where they are not asynchronous.
+                sent.enter_context(self.communication(name, "coalesced"))
 
         for module in (dist, dist.distributed_c10d):
             setattr(module, "_coalescing_manager", grouped)  # noqa: B010
+
+    def watch_events(self, group: str) -> None:
+        """Count the compute stream's waits for events of other streams to a group: FSDP's. On CUDA only."""
+        clock, wait = self.clock, torch.cuda.Event.wait
+        assert isinstance(clock, StreamClock)
+
+        def waited(event: Any, stream: Any = None) -> Any:
+            waiting = torch.cuda.current_stream() if stream is None else stream
+            if waiting != clock.stream:
+                return wait(event, stream)
+            with self.communication(group, "wait"):
+                return wait(event, stream)
+
+        torch.cuda.Event.wait = waited  # type: ignore[method-assign, assignment]
 
     def watch_phases(self) -> None:
         """Wrap Megatron-Core's forward and backward steps."""
@@ -182,14 +222,15 @@ class Stopwatch:
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             group = _group_of(args, kwargs, between_stages=name in BETWEEN_STAGES)
+            inside = self._communicating  # of another: sends of a batch are told as the batch
             with self.communication(group, name):
                 result = function(*args, **kwargs)
             # A synchronous collective returns nothing.
             pending = result if isinstance(result, list) else [result] if result is not None else []
             for each in pending:
                 self._groups[id(each)] = (each, group)
-            if group:
-                self.launched[(name, group, self._here(), bool(pending))] += 1
+            if group and not inside:
+                self.launched[name, group, self._here(), bool(pending) or self.clock.beside()] += 1
             return result
 
         # Batched sends tell their functions by name.

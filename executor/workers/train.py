@@ -25,9 +25,11 @@ import torch.distributed as dist
 
 from executor.workers import last_words, measure
 from executor.workers.data import batches, own_chunks, source
+from executor.workers.device import take_device
 from executor.workers.layer_graphs import LayerGraphs
 from executor.workers.quiet import QuietClock
 from executor.workers.stopwatch import HostClock, Stopwatch, StreamClock
+from executor.workers.user_buffers import make_user_buffers
 
 LIBRARIES = ("megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.distributed")
 COLLECT_EVERY = 100  # steps between two collections of garbage where the plan says when
@@ -64,9 +66,13 @@ def train(job: dict[str, Any], out: Path, rank: int) -> None:
     notes: list[str] = []
     measure.count_recompute()
     make_groups(job["plan"], seed=1234, te_rng_tracker=job["plan"]["cuda_graph"])
+    if cuda:
+        make_user_buffers(job)
     chunks, optimizer = build(job, cuda, notes)
     graphs = LayerGraphs(job, chunks, optimizer)
     watch.watch_phases()
+    if job["plan"]["fsdp"]:
+        watch.watch_events("dp")
     draw = source(job)
     run_step = stepper(job, chunks, optimizer, watch, get_forward_backward_func(), cuda)
     steps = StepFile(out / "steps.jsonl") if rank == 0 else None
@@ -116,7 +122,7 @@ def join(job: dict[str, Any], cuda: bool) -> None:
     if cuda:
         if not torch.cuda.is_available():
             raise RuntimeError(f"this torch ({torch.__version__}) finds no CUDA device it can use")
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        take_device()
         if job["plan"]["cuda_graph"]:
             # As Megatron-LM: what is built on the legacy stream cannot be captured.
             torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]

@@ -11,11 +11,7 @@ from executor.workers.config import DTYPES, make
 def build(job: dict[str, Any], cuda: bool, notes: list[str]) -> tuple[list[Any], Any]:
     """Model chunks wrapped for data parallelism, and the optimizer, of this rank; groups are made before."""
     from megatron.core import parallel_state, transformer
-    from megatron.core.distributed import (
-        DistributedDataParallel,
-        DistributedDataParallelConfig,
-        finalize_model_grads,
-    )
+    from megatron.core.distributed import finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     from executor.workers.modules import install_local
@@ -25,7 +21,7 @@ def build(job: dict[str, Any], cuda: bool, notes: list[str]) -> tuple[list[Any],
     if not job["te"]:
         install_local()
     config = make(getattr(transformer, megatron["config_class"]), megatron["config"], notes)
-    ddp = make(DistributedDataParallelConfig, megatron["ddp"], notes)
+    wrap, ddp = data_parallel(plan, megatron["ddp"], notes)
     chunks = []
     for stage in range(plan["vpp"]) if plan["vpp"] > 1 else [None]:
         if stage is not None:
@@ -36,11 +32,6 @@ def build(job: dict[str, Any], cuda: bool, notes: list[str]) -> tuple[list[Any],
         chunk = chunk.cuda() if cuda else chunk
         # The last chunks' buckets are not overlapped in an interleaved schedule, as Megatron-LM has it.
         later = stage is not None and stage > 0
-        wrap: Any = DistributedDataParallel
-        if plan["fsdp"]:
-            from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
-
-            wrap = FullyShardedDataParallel
         chunks.append(wrap(config, ddp, chunk, disable_bucketing=later))
     config.finalize_model_grads_func = finalize_model_grads
     if ddp.overlap_grad_reduce:
@@ -55,6 +46,29 @@ def build(job: dict[str, Any], cuda: bool, notes: list[str]) -> tuple[list[Any],
     optimizer = get_megatron_optimizer(settings, chunks, use_gloo_process_groups=False)
     config.grad_scale_func = optimizer.scale_loss
     return chunks, optimizer
+
+
+def data_parallel(plan: dict[str, Any], fields: dict[str, Any], notes: list[str]) -> tuple[Any, Any]:
+    """Megatron-Core's class that wraps a chunk, and its configuration."""
+    from megatron.core import distributed
+
+    if not plan["fsdp"]:
+        return distributed.DistributedDataParallel, make(
+            distributed.DistributedDataParallelConfig, fields, notes
+        )
+    if plan["fsdp_implementation"] == "torch":
+        ours = fields | {"overlap_grad_reduce": False, "reshard_after_forward": plan["zero_stage"] == 3}
+
+        class TorchFsdp(distributed.TorchFullyShardedDataParallel):  # type: ignore[misc]
+            """Megatron-Core 0.16.1 tells it to reduce by force, a word that it does not take."""
+
+            def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
+                """Nothing: PyTorch reduces in the backward pass."""
+
+        return TorchFsdp, make(distributed.TorchFullyShardedDataParallelConfig, ours, notes)
+    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+
+    return FullyShardedDataParallel, make(distributed.DistributedDataParallelConfig, fields, notes)
 
 
 def one_or_all(chunks: list[Any]) -> Any:

@@ -46,7 +46,12 @@ def initialise(chunk: Any, config: Any) -> None:
         draw = torch.Generator(parameter.device).manual_seed(zlib.crc32(known.encode()))
         whole = torch.normal(0.0, std, shape, generator=draw, device=parameter.device)
         gated = config.gated_linear_unit and known.endswith("linear_fc1.weight")
-        parameter.data.copy_(part(whole, axis, rank, size, 2 if gated else 1))
+        own = part(whole, axis, rank, size, 2 if gated else 1)
+        parameter.data.copy_(own)
+        # Of an FP8 weight Transformer Engine keeps what it was made from, where the optimizer's master weights begin.
+        kept = getattr(parameter, "_high_precision_init_val", None)
+        if kept is not None:
+            kept.copy_(own)
 
 
 def global_name(name: str, numbers: dict[str, int], tied: bool, first_expert: int = 0) -> str:

@@ -322,6 +322,19 @@ def test_a_run_that_was_cut_in_its_warm_up_is_left_out_of_many(tmp_path, modelle
     assert left_out == ["cut: left out, it holds no measured step"]
 
 
+def test_a_run_whose_ranks_shared_a_gpu_teaches_nothing(tmp_path, modelled):
+    seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
+    for name, shared in (("good", 1), ("shared", 2)):
+        record(tmp_path / name, modelled[0], seconds)
+        ranks = [{"rank": rank, "ranks_on_device": shared} for rank in range(2)]
+        (tmp_path / name / "ranks.json").write_text(json.dumps({"ranks": ranks}))
+    runs, left_out = read_all([tmp_path / "good", tmp_path / "shared"])
+    assert [run.name for run in runs] == ["good"]
+    assert left_out == ["shared: left out, its ranks shared a GPU"]
+    with pytest.raises(ValueError, match=r"shared a GPU, so its seconds teach nothing\. Give a record"):
+        read_all([tmp_path / "shared"])
+
+
 def test_a_run_on_a_processor_teaches_nothing_of_a_gpu(tmp_path, modelled):
     seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
     record(tmp_path / "run", modelled[0], seconds, device="cpu")

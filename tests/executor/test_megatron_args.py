@@ -13,7 +13,7 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.megatron_here import transformer_config, why_not_here
+from executor.megatron_here import megatron_job, transformer_config, why_not_here
 from executor.megatron_training import ddp_fields
 from executor.resolve import Here, receipt, resolve
 
@@ -182,3 +182,30 @@ def test_without_transformer_engine_its_kernels_are_off_and_the_receipt_says_why
     assert lines["precision"].observed == "float32"
     assert lines["overlap_grad_reduce"].note == ""
     assert resolve(Plan(dp=2, bias_dropout_fusion=True), TINY, GPU)[0].bias_dropout_fusion
+
+
+def test_pytorchs_fsdp_has_no_distributed_optimizer_and_knows_whose_layers_it_shards():
+    plan = Plan(dp=2, fsdp=True, zero_stage=3, fsdp_implementation="torch")
+    for here, layers in ((GPU, "local"), (TE, None)):
+        job = megatron_job(plan, WORKLOAD, TINY, here)
+        assert job["config"].get("transformer_impl") == layers
+        for part in ("ddp", "optimizer"):
+            assert not job[part]["use_distributed_optimizer"]
+            assert not job[part]["overlap_param_gather"]
+        assert "use_megatron_fsdp" not in job["ddp"]
+    assert megatron_job(Plan(dp=2), WORKLOAD, TINY, GPU)["ddp"]["use_distributed_optimizer"]
+
+
+def test_user_buffers_are_told_what_the_plan_says_of_pipelined_gemms():
+    plan = Plan(tp=2, sequence_parallel=True, tp_comm_overlap=True)
+    assert megatron_job(plan, WORKLOAD, TINY, TE)["user_buffers"] == {}
+    told = megatron_job(dataclasses.replace(plan, tp_overlap_sms=8), WORKLOAD, TINY, TE)["user_buffers"]
+    assert set(told) == {"proj_fprop", "fc2_fprop"}
+    assert {row["num_sm"] for row in told.values()} == {8}
+
+
+def test_an_all_gather_dispatcher_permutes_with_torch():
+    plan, why = resolve(Plan(dp=2, ep=2, moe_dispatcher="allgather"), MOE, TE)
+    assert not plan.moe_permute_fusion
+    assert "on the host" in why["moe_permute_fusion"]
+    assert resolve(Plan(dp=2, ep=2), MOE, TE)[0].moe_permute_fusion

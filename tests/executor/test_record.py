@@ -114,6 +114,19 @@ def test_a_summary_and_a_diagnosis_tell_one_scatter_and_slow_steps_apart(tmp_pat
     assert warnings[0].startswith("3 of 10 steps stand far above the median, up to 0.698 s")
 
 
+@pytest.mark.parametrize("shared", [1, 2])
+def test_what_a_shared_gpu_holds_is_no_ranks_memory(tmp_path, shared):
+    memory = {"device": [300, 300], "peak_allocated": [100, 120]}
+    steps = [step(number, 1.0, 9.0 - number) | {"memory": memory} for number in range(4)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
+    ranks = [{"rank": rank, "host": "a", "ranks_on_device": shared} for rank in range(2)]
+    write_json(tmp_path / "ranks.json", {"ranks": ranks})
+    measured, warnings = summarise(tmp_path, Workload(128, 4), 2)
+    assert measured["peak_memory_bytes"] == ([300, 300] if shared == 1 else [])
+    assert measured["peak_allocated_bytes"] == [100, 120]
+    assert any("seconds say nothing" in warning for warning in warnings) == (shared > 1)
+
+
 @pytest.mark.parametrize(("processes", "told"), [(2, True), (4, False)])
 def test_waiting_for_a_core_is_blamed_on_other_work_only_where_ranks_have_cores(tmp_path, processes, told):
     steps = [step(number, 1.0, 9.0 - number) | {"queued": 0.4} for number in range(4)]

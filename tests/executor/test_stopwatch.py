@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from executor.workers.stopwatch import Stopwatch  # noqa: E402
+from executor.workers.stopwatch import COLLECTIVES, HostClock, Stopwatch, StreamClock  # noqa: E402
 
 
-class Ticks:
+class Ticks(HostClock):
     """A clock that is set by hand. [s]"""
 
     def __init__(self) -> None:
@@ -142,3 +144,116 @@ def test_what_only_stages_send_each_other_is_of_the_pipeline(watch, name, group)
 
     watch._timed(name, call)()
     assert watch.read()[1] == {group: 1}
+
+
+def test_sends_of_a_batch_are_told_as_the_batch(watch):
+    send = watch._timed("isend", lambda: object())
+    watch._timed("batch_isend_irecv", lambda: [send(), send()])()
+    assert dict(watch.launched) == {("batch_isend_irecv", "world", "", True): 1}
+
+
+def test_what_is_sent_together_counts_to_its_group_when_it_is_sent(watch, monkeypatch):
+    """Not asynchronous: launched and waited for where the block ends, inside torch.distributed."""
+    import torch.distributed as dist
+
+    class Work:
+        """Pending."""
+
+        def wait(self) -> None:
+            watch.clock.now += 2
+
+    class Group:
+        """Of two ranks."""
+
+        group_desc = "DATA_PARALLEL_GROUP_WITH_CP"
+        size = staticmethod(lambda: 2)
+
+    @contextmanager
+    def coalescing(group=None, **_):
+        yield object()
+        watch.clock.now += 3
+        Work().wait()
+
+    for name in COLLECTIVES:
+        monkeypatch.setattr(dist, name, getattr(dist, name))
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(dist.distributed_c10d, name, getattr(dist, name))
+    monkeypatch.setattr(dist, "Work", Work)
+    monkeypatch.setattr(dist.distributed_c10d._CoalescingManager, "wait", lambda self: None)
+    for module in (dist, dist.distributed_c10d):
+        monkeypatch.setattr(module, "_coalescing_manager", coalescing)
+    watch.watch_collectives()
+    with watch.phase("backward"), dist._coalescing_manager(Group()):
+        watch.clock.now += 1
+    phases, groups = watch.read()
+    assert groups == {"dp": 5}
+    assert phases["backward"] == 1
+
+
+class Device:
+    """torch.cuda as far as streams and events go: the current one is set by hand, a wait takes a second."""
+
+    def __init__(self) -> None:
+        self.stream, self.now = "compute", 0.0
+
+    def current_stream(self) -> str:
+        return self.stream
+
+    class Event:
+        """A moment of the device."""
+
+        def __init__(self, device) -> None:
+            self.device = device
+
+        def record(self) -> None:
+            self.at = self.device.now
+
+        def elapsed_time(self, other) -> float:
+            return 1e3 * (other.at - self.at)
+
+        def wait(self, stream=None) -> None:
+            self.device.now += 1
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """A stopwatch of a device with several streams, at the begin of a step."""
+    device = Device()
+    kind = type("Event", (Device.Event,), {"__init__": lambda self, **_: setattr(self, "device", device)})
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current_stream)
+    monkeypatch.setattr(torch.cuda, "Event", kind)
+    watch = Stopwatch(StreamClock())
+    watch.watch_events("dp")
+    watch.reset()
+    return watch, device
+
+
+def test_a_collective_of_another_stream_is_beside_compute_and_exposes_nothing(streams):
+    watch, device = streams
+
+    def scatter() -> None:
+        device.now += 4
+
+    with watch.phase("backward"):
+        device.stream = "scatter"
+        watch._timed("reduce_scatter_tensor", scatter)()
+        device.stream = "compute"
+        watch._timed("reduce_scatter_tensor", scatter)()
+    assert watch.read()[1] == {"world": 4}
+    assert dict(watch.launched) == {
+        ("reduce_scatter_tensor", "world", "backward", True): 1,
+        ("reduce_scatter_tensor", "world", "backward", False): 1,
+    }
+
+
+def test_the_wait_of_the_compute_stream_for_another_is_exposed(streams):
+    watch, device = streams
+    event = torch.cuda.Event()
+    with watch.phase("forward"):
+        event.wait()
+        event.wait("gather")  # another stream than the one that computes
+        device.stream = "gather"
+        event.wait()
+    phases, groups = watch.read()
+    assert groups == {"dp": 1}
+    assert phases["forward"] == 2
