@@ -101,7 +101,7 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
     global_batch = LOCAL_GLOBAL_BATCH if options["global_batch"] is None else options["global_batch"]
     Workload(seq_len, global_batch)
     if problem := why_not_model(model, precision, here):
-        raise ValueError(problem)
+        raise ValueError(problem.replace("--precision ", "--pin precision="))
 
     def asked(where: str) -> Request:
         return make_request(

@@ -118,7 +118,7 @@ def test_a_plan_that_breaks_a_rule_is_refused_before_anything_is_measured(tmp_pa
         ("tp=3", "--gpus 2 does not fit tp=3"),
         ("micro_batch=3", "leaves no legal plan of tiny-gpt"),
         ("ep=2", "the model has no experts"),
-        ("precision=fp8-cs", "--precision fp8-cs needs Transformer Engine on a CUDA device"),
+        ("precision=fp8-cs", "--pin precision=fp8-cs needs Transformer Engine on a CUDA device"),
     ],
 )
 @pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
