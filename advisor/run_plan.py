@@ -89,15 +89,19 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
     from advisor.space import build_space, nothing_legal
     from costmodel.model_registry import load_model
     from costmodel.workload import Workload
+    from executor.megatron_here import why_not_model
 
     processes = options["gpus"] if options["gpus"] is not None else 2
     check_processes(processes, f"--gpus {processes}", options, here)
     # What the user mistyped is told before the machine is measured.
-    load_model(options["model"])
-    pins = (LOCAL_PINS if not here.cuda else {}) | parse_pins(options["pin"])
+    model, given = load_model(options["model"]), parse_pins(options["pin"])
+    pins = (LOCAL_PINS if not here.cuda else {}) | given
+    precision = pins.get("precision", "bf16" if here.cuda else "fp32")
     seq_len = LOCAL_SEQ_LEN if options["seq_len"] is None else options["seq_len"]
     global_batch = LOCAL_GLOBAL_BATCH if options["global_batch"] is None else options["global_batch"]
     Workload(seq_len, global_batch)
+    if problem := why_not_model(model, precision, here):
+        raise ValueError(problem.replace("--precision ", "--pin precision="))
 
     def asked(where: str) -> Request:
         return make_request(
@@ -106,7 +110,7 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
             cluster=where,
             seq_len=seq_len,
             global_batch=global_batch,
-            precision=pins.get("precision", "bf16" if here.cuda else "fp32"),
+            precision=precision,
             pins=pins,
             stack="local",
         )
@@ -114,8 +118,8 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
     if not here.cuda and not options["profile"]:
         unmeasured = asked("dgx-h100")
         unmeasured = replace(unmeasured, cluster=as_processor(unmeasured.cluster))
-        if not any(build_space(unmeasured, precision).legal for precision in unmeasured.precisions):
-            raise ValueError(nothing_legal(unmeasured))
+        if not any(build_space(unmeasured, each).legal for each in unmeasured.precisions):
+            raise ValueError(nothing_legal(unmeasured, given))
     cluster, warnings = machine(processes, options, here, tell)
     request = asked(options["profile"] or (cluster.name if here.cuda else str(_path(processes, options))))
     plans = search(request).plans
@@ -225,11 +229,11 @@ def check_processes(
     if here is not None and here.cuda:
         from executor.devices import most_ranks
 
-        most, what = most_ranks(), "GPUs"
+        most, where = most_ranks(nodes), " on its GPUs"
     else:
-        most, what = 4 * (os.cpu_count() or 1), "processes"
+        most, where = 4 * (os.cpu_count() or 1), ""
     if not 1 <= processes // nodes <= most:
         raise ValueError(
-            f"{given} needs {processes // nodes} processes, and this machine runs 1 to {most} {what}. "
+            f"{given} needs {processes // nodes} processes, and this machine runs 1 to {most}{where}. "
             "Try --model tiny-gpt --gpus 2, or run the plan on its cluster."
         )

@@ -6,6 +6,7 @@ step the rules of the knobs just added drop what is illegal. What is not searche
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -239,8 +240,11 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
     return fixed
 
 
-def nothing_legal(request: Request) -> str:
-    """One line for a request without a legal plan: what leaves none, and GPUs or batches that do."""
+def nothing_legal(request: Request, given: Mapping[str, Any] | None = None) -> str:
+    """One line for a request without a legal plan: what leaves none, and GPUs or batches that do.
+
+    given: pins that the user named, all of the request's when not given.
+    """
     # Without interleaving each fault shows once.
     plain = request if "vpp" in request.pins else replace(request, pins={**request.pins, "vpp": 1})
     space = build_space(plain, request.precisions[0])
@@ -249,7 +253,8 @@ def nothing_legal(request: Request) -> str:
     first = {found.knobs[0]: found.text for found in reversed(examples) if found.knobs}
     texts = [*_no_layout(request), *reversed(first.values())]
     reasons = "; ".join(texts) or "no parallel sizes multiply up to it"
-    pins = "".join(f" --pin {name}={value_text(value)}" for name, value in request.pins.items())
+    named = request.pins if given is None else given
+    pins = "".join(f" --pin {name}={value_text(value)}" for name, value in named.items())
     share = request.gpus * request.pins.get("micro_batch", 1)
     batch = max(1, round(request.workload.global_batch / share)) * share
     ways = [f"--gpus {usable}"] if (usable := nearest_usable(request)) else []

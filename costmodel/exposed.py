@@ -114,10 +114,10 @@ def _collectives(
         return ledger.define(f"{p}_{name}", seconds(x, size, x.tp, inside), "s", seconds)
 
     return _Collectives(
-        gathered,
-        reduced,
-        gathered / formats,
-        reduced * formats,
+        gathered=gathered,
+        reduced=reduced,
+        gathered_gradient=gathered / formats,
+        reduced_gradient=reduced * formats,
         gather=timed("all_gather", all_gather_time, wide * gathered),
         scatter=timed("reduce_scatter", reduce_scatter_time, reduced),
         reduce=timed("all_reduce", all_reduce_time, reduced),

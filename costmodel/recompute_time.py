@@ -24,8 +24,9 @@ def recompute_time(
 ) -> Amount:
     """Forward work that a block's recompute setting repeats, as an entry of the ledger. [s]
 
-    gemms, small: its linear layers and element-wise kernels. core: forward of what mixes tokens, with what context
-    parallelism exchanges for it; forward: of the whole block, by kind [s].
+    name: kind of the block; label: of its entries. gemms, small: times of its linear layers and of its element-wise
+    kernels, by layer or kernel, then by pass; core: forward of what mixes tokens, with what context parallelism
+    exchanges for it; forward: of the whole block, by kind [s].
 
     Full recompute repeats everything of its layers, or stops early, at the last tensor that is saved; selective
     recompute what was named. Source: PyTorch, torch.utils.checkpoint.set_checkpoint_early_stop.

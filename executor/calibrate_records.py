@@ -20,7 +20,7 @@ from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
-from executor.record import ranks_on_device, read_ranks, read_steps
+from executor.record import most_on_device, read_ranks, read_steps
 from executor.run_job import stack_of
 from executor.summary import plan_of
 from executor.term_phases import phases_of
@@ -99,7 +99,7 @@ def read_observed(folder: Path) -> Observed:
             f"{folder} holds no measured step. Give a record of a run that measured some.",
             "it holds no measured step",
         )
-    if ranks_on_device(read_ranks(folder)) > 1:
+    if most_on_device(read_ranks(folder)) > 1:
         raise NoStepError(
             f"ranks of {folder} shared a GPU, so its seconds teach nothing. Give a record with a GPU a rank.",
             "its ranks shared a GPU",

@@ -9,7 +9,7 @@ from pathlib import Path
 import hardware_db
 from executor.workers.device import shares_gpus
 
-# Each rank has a context of its own on the device: half a GiB. [1]
+# Ranks that may share a device: each has a context of its own there, half a GiB. [1]
 RANKS_OF_ONE = 8
 
 
@@ -18,9 +18,9 @@ def num_gpus() -> int:
     return sum(path.name[len("nvidia") :].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def most_ranks() -> int:
-    """Ranks that this machine's NVIDIA devices take: one each, some more where they share to check code. [1]"""
-    return num_gpus() * (RANKS_OF_ONE if shares_gpus() else 1)
+def most_ranks(nodes: int = 1) -> int:
+    """Ranks that this machine's NVIDIA devices take: one each, or some where a run on one node shares them. [1]"""
+    return num_gpus() * (RANKS_OF_ONE if shares_gpus() and nodes == 1 else 1)
 
 
 def gpu_here() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import shutil
 import sys
 import tempfile
 import time
@@ -22,12 +21,11 @@ from pathlib import Path
 import hardware_db
 from costmodel.model_spec import ModelSpec, Moe
 from costmodel.plan import Plan
-from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor import calibrate, run, shared_ranks
 from executor.devices import gpu_here
+from executor.fresh_run import run_fresh
 from executor.gpu_records import LEARNED, PROFILE, read_rows, records_of, table
-from executor.resolve import resolve
 from hardware_db import Cluster
 
 SECONDS = 470.0  # of eight minutes
@@ -87,23 +85,32 @@ STACKS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all that fits into the time; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m executor.gpu_checks", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time in all")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time in all, not of --shared-ranks")
     parser.add_argument("--out", type=Path, default=None, help="folder [hardware_db/measured/GPU-DATE]")
     parser.add_argument(
         "--shared-ranks", action="store_true", help="plans of several ranks on one GPU instead"
     )
     parser.add_argument("--only", default="", help="with --shared-ranks, checks whose name holds this")
     given = parser.parse_args(arguments)
-    if not run.has_cuda():
-        print("Error: there is no NVIDIA device here. Run this where there is one.", file=sys.stderr)
+    chosen = [each for each in shared_ranks.CHECKS if given.only in each.name]
+    try:
+        if not run.has_cuda():
+            raise ValueError("there is no NVIDIA device here. Run this where there is one.")
+        if given.only and not given.shared_ranks:
+            raise ValueError("--only chooses among plans of several ranks. Try it with --shared-ranks.")
+        if not chosen:
+            names = ", ".join(each.name for each in shared_ranks.CHECKS)
+            raise ValueError(f"--only {given.only!r} is in the name of no check. There are {names}.")
+        gpu = gpu_here()
+    except ValueError as error:
+        print(f"Error: {error}", file=sys.stderr)
         return 2
-    gpu = gpu_here()
-    shipped = Path(hardware_db.__file__).parent / "measured"
+    cluster = hardware_db.resolve(gpu, None)[0]
     if given.shared_ranks:
-        return shared(given.only, hardware_db.resolve(gpu, None)[0], given.out)
+        return shared(chosen, cluster, given.out)
+    shipped = Path(hardware_db.__file__).parent / "measured"
     out = given.out or shipped / f"{gpu}-{datetime.date.today().isoformat()}"
     end = time.monotonic() + given.seconds
-    cluster = hardware_db.resolve(gpu, None)[0]
     left_out = check(STACKS, cluster, out, end, say)
     rows = read_rows(out, cluster)
     print("\n".join([*table(rows), *(f"left out: {one}" for one in left_out)]))
@@ -111,9 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if rows and not left_out else 1
 
 
-def shared(only: str, cluster: Cluster, out: Path | None) -> int:
+def shared(chosen: Sequence[shared_ranks.Check], cluster: Cluster, out: Path | None) -> int:
     """Check plans of several ranks on this GPU; the exit status. Records are kept where `out` says."""
-    chosen = [check for check in shared_ranks.CHECKS if only in check.name]
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shared-ranks-")))
         found = shared_ranks.check_all(chosen, cluster, folder, say)
@@ -159,30 +165,21 @@ def check(
 
 def train(stack: Stack, cluster: Cluster, folder: Path, limit: float, tell: Callable[[str], None]) -> None:
     """Train one stack and keep its record."""
-    machine = run.here()
     asked = Plan(
         micro_batch=stack.micro_batch,
-        precision=stack.precision if machine.cuda else "fp32",
+        precision=stack.precision if run.has_cuda() else "fp32",
         recompute=stack.recompute,
     )
-    plan, _ = resolve(asked, stack.model, machine)
-    workload = Workload(stack.seq_len, GLOBAL_BATCH)
-    predicted = predict(stack.model, workload, cluster, plan, run.stack_of(machine.cuda))
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    tell(f"{stack.name}: {predicted.step_time_s:.2f} s a step predicted")
-    run.execute(
-        plan,
-        workload,
+    run_fresh(
+        asked,
+        Workload(stack.seq_len, GLOBAL_BATCH),
         stack.model,
-        predicted=predicted.to_dict(),
+        cluster,
+        folder,
         steps=STEPS,
         warmup=WARMUP,
-        out=folder,
-        progress=tell,
         limit=limit,
-        requested=asked,
-        variables=run.cuda_variables(predicted, cluster) if machine.cuda else None,
+        tell=tell,
     )
 
 

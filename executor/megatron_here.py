@@ -37,17 +37,20 @@ def without_te() -> dict[str, Any]:
 
 def megatron_job(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -> dict[str, Any]:
     """Megatron-Core's classes and their fields for a run of this resolved plan, as plain values."""
-    # PyTorch's FSDP has neither Megatron's distributed optimizer nor its overlaps: it gathers and reduces by itself.
-    torch_fsdp = plan.fsdp and plan.fsdp_implementation == "torch"
-    switched_off = {"use_distributed_optimizer": False, "overlap_param_gather": False} if torch_fsdp else {}
+    ddp, optimizer = ddp_fields(plan), optimizer_fields(plan)
+    if plan.fsdp and plan.fsdp_implementation == "torch":
+        # It has neither Megatron's distributed optimizer nor its overlaps: it gathers and reduces by itself.
+        switched_off = {"use_distributed_optimizer": False, "overlap_param_gather": False}
+        ddp |= switched_off | {"overlap_grad_reduce": False, "reshard_after_forward": plan.zero_stage == 3}
+        optimizer |= switched_off
     row = pipelined(plan)
     return {
         "config_class": config_class(model),
         "model_class": model_class(model),
         "config": transformer_config(plan, workload, model, here),
         "arguments": model_arguments(model, plan.tp, workload.seq_len),
-        "ddp": ddp_fields(plan) | switched_off,
-        "optimizer": optimizer_fields(plan) | switched_off,
+        "ddp": ddp,
+        "optimizer": optimizer,
         # What Transformer Engine is told of pipelined GEMMs, {} for its own.
         "user_buffers": dict.fromkeys(PIPELINED, row) if row else {},
     }
@@ -147,11 +150,15 @@ def why_not_traced(plan: Plan, model: ModelSpec) -> str | None:
 def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -> str | None:
     """One line when this plan cannot run on the machine at hand, else None."""
     return (
-        why_not_built(model)
-        or why_not_precision(plan, model, here)
+        why_not_model(model, plan.precision, here)
         or why_not_recomputed(plan, model, here)
         or why_not_laid_out(plan, workload, model, here)
     )
+
+
+def why_not_model(model: ModelSpec, precision: str, here: Here) -> str | None:
+    """One line when no plan of this model in this format can run here, else None."""
+    return why_not_built(model) or why_not_precision(precision, here)
 
 
 def why_not_built(model: ModelSpec) -> str | None:
@@ -177,19 +184,15 @@ def why_not_built(model: ModelSpec) -> str | None:
     return None
 
 
-def why_not_precision(plan: Plan, model: ModelSpec, here: Here) -> str | None:
+def why_not_precision(precision: str, here: Here) -> str | None:
     """Formats that would need what is not installed."""
-    if (
-        plan.precision in ("fp32", "bf16")
-        or (plan.precision == "fp16" and here.cuda)
-        or (here.te and here.cuda)
-    ):
+    if precision in ("fp32", "bf16") or (precision == "fp16" and here.cuda) or (here.te and here.cuda):
         return None
-    if plan.precision == "fp16":
+    if precision == "fp16":
         return "--precision fp16 has no quick products on a CPU. Try --precision bf16."
     # Megatron-Core would not say so.
     return (
-        f"--precision {plan.precision} needs Transformer Engine on a CUDA device; without it Megatron-Core would "
+        f"--precision {precision} needs Transformer Engine on a CUDA device; without it Megatron-Core would "
         f"silently train in bf16. Try --precision {'bf16' if here.cuda else 'fp32'}."
     )
 

@@ -124,7 +124,7 @@ def read_ranks(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def ranks_on_device(ranks: list[dict[str, Any]]) -> int:
+def most_on_device(ranks: list[dict[str, Any]]) -> int:
     """Most ranks on one device, of the facts of `read_ranks`: 1 unless they share GPUs (workers/device.py). [1]"""
     return max((rank.get("ranks_on_device", 1) for rank in ranks), default=1)
 

@@ -8,8 +8,6 @@ that it has, trains the model that one rank trains, and leaves a record that ope
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,11 +15,10 @@ from pathlib import Path
 
 from costmodel.model_spec import ModelSpec, Moe
 from costmodel.plan import Plan
-from costmodel.predict import predict
 from costmodel.workload import Workload
-from executor import run
+from executor.fresh_run import run_fresh
 from executor.record import read_steps
-from executor.resolve import resolve
+from executor.run import RunResult
 from executor.trace_measured import record_trace
 from executor.workers.device import SHARE
 from hardware_db import Cluster
@@ -106,10 +103,13 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Found:
-    """What one check gave: live tensors over those predicted (nan of none), and what is wrong, a line each."""
+    """What one check gave, and what is wrong, a line each.
+
+    loss: of the last step; tensors: live tensors over those predicted; both nan where nothing ran [1]. exposed: waits
+    of a step by group [s].
+    """
 
     name: str
-    plan: str
     loss: float
     tensors: float
     exposed: dict[str, float]
@@ -128,7 +128,6 @@ def check_all(
     checks: Sequence[Check], cluster: Cluster, out: Path, tell: Callable[[str], None], at_once: int = AT_ONCE
 ) -> list[Found]:
     """Run checks, several at once, after one-rank runs of their models that losses are held against."""
-    os.environ[SHARE] = "1"
     alone = {
         check.model.name: replace(check, name=f"{check.model.name}-alone", plan=Plan(), waits=(), sees=())
         for check in checks
@@ -148,34 +147,28 @@ def tried(
     check: Check, cluster: Cluster, out: Path, alone: Sequence[dict], tell: Callable[[str], None]
 ) -> Found:
     """Run one check; what is wrong with it. alone: steps of the model's one-rank run, [] of that run itself."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    machine = run.here()
     try:
-        plan, _ = resolve(check.plan, check.model, machine)
-        predicted = predict(check.model, WORKLOAD, cluster, plan, run.stack_of(machine.cuda))
-        result = run.execute(
-            plan,
+        result = run_fresh(
+            check.plan,
             WORKLOAD,
             check.model,
-            predicted=predicted.to_dict(),
+            cluster,
+            out,
             steps=STEPS,
             warmup=WARMUP,
-            out=out,
-            progress=lambda line: None,
             limit=LIMIT,
-            requested=check.plan,
-            variables=run.cuda_variables(predicted, cluster) if machine.cuda else None,
+            tell=lambda line: None,
+            variables={SHARE: "1"},
         )
     except (RuntimeError, ValueError) as error:
         tell(f"{check.name}: {error}")
-        return Found(check.name, check.plan.describe(), math.nan, math.nan, {}, [str(error)])
+        return Found(check.name, math.nan, math.nan, {}, [str(error)])
     found = judged(check, result, alone)
     tell(found.line())
     return found
 
 
-def judged(check: Check, result: run.RunResult, alone: Sequence[dict]) -> Found:
+def judged(check: Check, result: RunResult, alone: Sequence[dict]) -> Found:
     """What is wrong with a run that ended."""
     steps, measured = read_steps(result.record), result.measured
     exposed = {group: seconds for group, seconds in measured["exposed"].items() if seconds > 0}
@@ -192,10 +185,10 @@ def judged(check: Check, result: run.RunResult, alone: Sequence[dict]) -> Found:
     norm = SAME_NORM_FP8 if check.plan.precision.startswith("fp8") else SAME_NORM
     for name, within in (("loss", SAME_LOSS), ("grad_norm", norm)):
         for one, other in zip(steps, alone, strict=False):
-            if not math.isclose(one[name], other[name], rel_tol=within):
-                wrong.append(
-                    f"{name} of step {one['step']} is {one[name]:.4f}, of one rank {other[name]:.4f}"
-                )
+            # None where no rank told one: of a step that the optimizer left out there is no norm.
+            found, wanted = (math.nan if each[name] is None else each[name] for each in (one, other))
+            if not math.isclose(found, wanted, rel_tol=within):
+                wrong.append(f"{name} of step {one['step']} is {found:.4f}, of one rank {wanted:.4f}")
     spare = WORKSPACES + (GROUPED if check.model.moe is not None else 0)
     if told is not None and abs(told.measured - told.predicted) > SAME_TENSORS * told.predicted + spare:
         wrong.append(f"live tensors are {tensors:.2f} of the {told.predicted / 2**20:.0f} MiB predicted")
@@ -203,4 +196,4 @@ def judged(check: Check, result: run.RunResult, alone: Sequence[dict]) -> Found:
         record_trace(result.record)
     except ValueError as error:
         wrong.append(f"no trace: {error}")
-    return Found(check.name, check.plan.describe(), steps[-1]["loss"], tensors, exposed, wrong)
+    return Found(check.name, steps[-1]["loss"], tensors, exposed, wrong)

@@ -14,7 +14,7 @@ from costmodel.workload import Workload
 from executor import state
 from executor.compare import Row, compare
 from executor.logs.summary import scatter_of
-from executor.record import ranks_on_device, read_memory, read_ranks, read_steps, write_json
+from executor.record import most_on_device, read_memory, read_ranks, read_steps, write_json
 from executor.resolve import Feature, Here, receipt, resolve
 
 # Share of a step that ranks may wait for a core before it is said. [1]
@@ -101,7 +101,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     losses = [
         step["loss"] for step in steps if step["loss"] is not None and step.get("session", 0) == session
     ]
-    shared = ranks_on_device(read_ranks(folder))
+    shared = most_on_device(read_ranks(folder))
     # What a device holds is all its ranks', and the cost model tells of one.
     memory = peaks(steps, read_memory(folder)) if shared == 1 else []
     measured: dict[str, Any] = {

@@ -25,5 +25,7 @@ missing = [name for name in needed if not found(name)]
 if missing:
     sys.exit(f"Error: {', '.join(missing)} not installed. Try: pip install 'advisor[run]', or MEGATRON_CORE=DIR.")
 PY
-# The limit from outside is for what the limits inside do not see.
-exec timeout --kill-after=10 480 "$PYTHON" -m executor.gpu_checks --seconds 460 "$@"
+# The limit from outside is for what the limits inside do not see. Of plans of several ranks each has its own.
+limit=480
+[[ " $* " == *" --shared-ranks "* ]] && limit=1800
+exec timeout --kill-after=10 "$limit" "$PYTHON" -m executor.gpu_checks --seconds 460 "$@"

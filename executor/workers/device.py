@@ -1,6 +1,6 @@
 """The CUDA device of a rank: one of its own, or, where a user says so, one that it shares with other ranks.
 
-ADVISOR_SHARE_GPUS=1 runs more ranks than there are GPUs: rank r of a node takes device r modulo their number. NCCL
+ADVISOR_SHARE_GPUS=1 runs more ranks than there are GPUs, on one node: rank r takes device r modulo their number. NCCL
 refuses two ranks of one host on one device, so each rank names itself a host, and all talk over the loopback
 interface. That checks code (groups, overlaps, receipts, bytes of state), never time: ranks take turns on the device.
 """
@@ -24,7 +24,7 @@ def placed(local_rank: int, devices: int, share: bool) -> int:
         return local_rank % devices
     raise RuntimeError(
         f"local rank {local_rank} has no GPU of its own: torch finds {devices} here. Run fewer ranks; {SHARE}=1 lets "
-        "those of `advisor run` share, which checks code and measures nothing"
+        "those of `advisor run` on one node share, which checks code and measures nothing"
     )
 
 
@@ -34,7 +34,9 @@ def sharing(local_rank: int, local_ranks: int, devices: int) -> int:
 
 
 def apart(rank: int) -> dict[str, str]:
-    """Variables of NCCL for a rank that shares its device: a host of its own, reached over sockets only.
+    """Variables of NCCL for a rank among some that share a device: a host of its own, reached over sockets only.
+
+    All ranks need them, also one alone on its device: they talk over one kind of network.
 
     Source: NCCL 2.28, "Environment Variables" of its user guide; init.cc compares devices within one NCCL_HOSTID.
     """
@@ -52,20 +54,25 @@ def apart(rank: int) -> dict[str, str]:
 
 def take_device(timed: bool = False) -> None:
     """Make this rank's device the current one. Before the process group is made. timed: what follows measures time,
-    for which no rank may share."""
+    for which no rank may share. RuntimeError, one line, where there is no device for this rank."""
     import torch
 
-    local_rank, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    device = placed(local_rank, devices, shares_gpus() and not timed)
-    if ranks_on_device() > 1:
+    local_rank, local_ranks = local_place()
+    devices = torch.cuda.device_count()
+    one_node = int(os.environ.get("WORLD_SIZE", "1")) == local_ranks
+    device = placed(local_rank, devices, shares_gpus() and one_node and not timed)
+    if local_ranks > devices:
         os.environ.update(apart(int(os.environ["RANK"])))
     torch.cuda.set_device(device)
 
 
 def ranks_on_device() -> int:
-    """Ranks that this rank's device holds, as torchrun started them. [1]"""
+    """Ranks that this rank's device holds. [1]"""
     import torch
 
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return sharing(local_rank, local_ranks, torch.cuda.device_count())
+    return sharing(*local_place(), torch.cuda.device_count())
+
+
+def local_place() -> tuple[int, int]:
+    """This rank among those of its node, and how many they are, as torchrun says. [1]"""
+    return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -186,8 +186,7 @@ class Stopwatch:
 
         @contextmanager
         def grouped(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            alone = group is not None and group.size() == 1
-            name = "" if alone else group_name(group)
+            name = _name_of(group)
             with ExitStack() as sent, ExitStack() as gathered:
                 made = gathered.enter_context(coalescing(group, *args, **kwargs))
                 self._groups[id(made)] = (made, name)
@@ -260,7 +259,10 @@ def _group_of(args: tuple[Any, ...], kwargs: dict[str, Any], between_stages: boo
     found = kwargs.get("group")
     if found is None:
         found = next((each for each in args if isinstance(each, dist.ProcessGroup)), None)
-    ranks = found.size() if found is not None else dist.get_world_size() if dist.is_initialized() else 0
-    if ranks == 1 and not between_stages:
-        return ""
-    return group_name(found, between_stages)
+    return _name_of(found, between_stages)
+
+
+def _name_of(group: Any, between_stages: bool = False) -> str:
+    """Name of a group, of all ranks where it is None; "" of one rank alone, which sends nothing."""
+    ranks = group.size() if group is not None else dist.get_world_size() if dist.is_initialized() else 0
+    return "" if ranks == 1 and not between_stages else group_name(group, between_stages)

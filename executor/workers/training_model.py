@@ -57,7 +57,6 @@ def data_parallel(plan: dict[str, Any], fields: dict[str, Any], notes: list[str]
             distributed.DistributedDataParallelConfig, fields, notes
         )
     if plan["fsdp_implementation"] == "torch":
-        ours = fields | {"overlap_grad_reduce": False, "reshard_after_forward": plan["zero_stage"] == 3}
 
         class TorchFsdp(distributed.TorchFullyShardedDataParallel):  # type: ignore[misc]
             """Megatron-Core 0.16.1 tells it to reduce by force, a word that it does not take."""
@@ -65,7 +64,7 @@ def data_parallel(plan: dict[str, Any], fields: dict[str, Any], notes: list[str]
             def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
                 """Nothing: PyTorch reduces in the backward pass."""
 
-        return TorchFsdp, make(distributed.TorchFullyShardedDataParallelConfig, ours, notes)
+        return TorchFsdp, make(distributed.TorchFullyShardedDataParallelConfig, fields, notes)
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
     return FullyShardedDataParallel, make(distributed.DistributedDataParallelConfig, fields, notes)

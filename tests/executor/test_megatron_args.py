@@ -193,6 +193,10 @@ def test_pytorchs_fsdp_has_no_distributed_optimizer_and_knows_whose_layers_it_sh
             assert not job[part]["use_distributed_optimizer"]
             assert not job[part]["overlap_param_gather"]
         assert "use_megatron_fsdp" not in job["ddp"]
+        assert not job["ddp"]["overlap_grad_reduce"]
+        assert job["ddp"]["reshard_after_forward"]
+    gathered = megatron_job(dataclasses.replace(plan, zero_stage=2), WORKLOAD, TINY, GPU)
+    assert not gathered["ddp"]["reshard_after_forward"]
     assert megatron_job(Plan(dp=2), WORKLOAD, TINY, GPU)["ddp"]["use_distributed_optimizer"]
 
 

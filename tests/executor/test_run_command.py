@@ -14,7 +14,9 @@ from advisor.run_plan import as_processor, check_processes
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, save_plan_file
 from costmodel.workload import Workload
+from executor import devices
 from executor import run as executor_run
+from executor.resolve import Here
 from hardware_db import load_cluster
 
 
@@ -116,6 +118,7 @@ def test_a_plan_that_breaks_a_rule_is_refused_before_anything_is_measured(tmp_pa
         ("tp=3", "--gpus 2 does not fit tp=3"),
         ("micro_batch=3", "leaves no legal plan of tiny-gpt"),
         ("ep=2", "the model has no experts"),
+        ("precision=fp8-cs", "--pin precision=fp8-cs needs Transformer Engine on a CUDA device"),
     ],
 )
 @pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
@@ -127,6 +130,7 @@ def test_a_request_without_a_legal_plan_is_refused_before_anything_is_measured(t
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert part in line
+    assert "cuda_graph" not in line  # which the user did not pin
     assert not home.exists()
 
 
@@ -180,6 +184,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_processes_have_bounds(processes):
     with pytest.raises(ValueError, match="Try --model tiny-gpt --gpus 2"):
         check_processes(processes, f"--gpus {processes}")
+
+
+def test_more_ranks_than_gpus_take_are_told_as_ranks(monkeypatch):
+    """Two GPUs that eight ranks each may share were told as 16 GPUs; ranks of several nodes share none."""
+    monkeypatch.setattr(devices, "num_gpus", lambda: 2)
+    monkeypatch.setenv("ADVISOR_SHARE_GPUS", "1")
+    machine = Here(cuda=True, te=False, apex=False)
+    check_processes(16, "--gpus 16", {}, machine)
+    with pytest.raises(ValueError, match=r"^--gpus 17 needs 17 processes, .* runs 1 to 16 on its GPUs\."):
+        check_processes(17, "--gpus 17", {}, machine)
+    with pytest.raises(ValueError, match=r"needs 3 processes, .* runs 1 to 2 on its GPUs\."):
+        check_processes(6, "--gpus 6", {"nodes": 2}, machine)
 
 
 def test_devices_are_asked_without_torch():

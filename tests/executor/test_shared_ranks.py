@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import pytest
 
 import hardware_db
 from costmodel.plan import Plan
-from executor import shared_ranks
+from executor import gpu_checks, run, shared_ranks
 from executor.compare import Row
+from executor.devices import known_gpu
 from executor.record import write_json
+from executor.resolve import Here
 from executor.shared_ranks import CHECKS, Check, judged
+from executor.workers.device import SHARE
 
 GROUPS = ("dp", "tp", "pp", "cp", "ep")
 
@@ -80,6 +84,53 @@ def test_another_loss_and_a_record_without_a_trace_are_wrong(result):
     found = judged(CHECK, result, steps(6.0))
     assert found.wrong[0] == "loss of step 0 is 5.0000, of one rank 6.0000"
     assert found.wrong[-1].startswith("no trace: ")
+
+
+def test_a_norm_that_no_rank_told_is_wrong(result, monkeypatch):
+    """The optimizer leaves a step out whose gradients are not numbers, and has no norm of it."""
+    monkeypatch.setattr(shared_ranks, "record_trace", lambda folder: {})
+    silent = [each | {"grad_norm": None} for each in steps()]
+    (result.record / "steps.jsonl").write_text("".join(json.dumps(each) + "\n" for each in silent))
+    wrong = judged(CHECK, result, steps()).wrong
+    assert wrong[0] == "grad_norm of step 0 is nan, of one rank 2.0000"
+    assert len(wrong) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--shared-ranks", "--only", "dp3"], "--only 'dp3' is in the name of no check. There are dp2, "),
+        (["--only", "dp2"], "--only chooses among plans of several ranks. Try it with --shared-ranks."),
+        (["--shared-ranks"], "this machine's GPU, 'NVIDIA X1', is not in the catalogue."),
+    ],
+)
+def test_what_cannot_be_checked_is_one_line(monkeypatch, capsys, arguments, said):
+    """A misspelt name was "0 plans, 0 with something wrong" and exit code 0, an unknown GPU a traceback."""
+    monkeypatch.setattr(gpu_checks.run, "has_cuda", lambda: True)
+    monkeypatch.setattr(gpu_checks, "gpu_here", lambda: known_gpu("NVIDIA X1"))
+    monkeypatch.setattr(gpu_checks, "shared", lambda *_: 0)
+    assert gpu_checks.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"Error: {said}")
+
+
+def test_ranks_are_told_to_share_and_nothing_else_is(tmp_path, monkeypatch):
+    """The variable was set for the whole process, so for all that it ran afterwards."""
+    given: list[dict] = []
+
+    def execute(*_, **named):
+        given.append(named)
+        raise RuntimeError("rank 0 is gone")
+
+    monkeypatch.setattr(run, "here", lambda: Here(cuda=True, te=True, apex=False))
+    monkeypatch.setattr(run, "execute", execute)
+    monkeypatch.delenv(SHARE, raising=False)
+    cluster = hardware_db.load_cluster("dgx-h100")
+    (alone, found) = shared_ranks.check_all([CHECK], cluster, tmp_path, lambda line: None)
+    assert alone.wrong == found.wrong == ["rank 0 is gone"]
+    assert [named["variables"][SHARE] for named in given] == ["1", "1"]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in given[0]["variables"]
+    assert SHARE not in os.environ
 
 
 def test_a_plan_that_cannot_run_is_told_and_the_others_go_on(tmp_path):

@@ -152,6 +152,18 @@ def test_sends_of_a_batch_are_told_as_the_batch(watch):
     assert dict(watch.launched) == {("batch_isend_irecv", "world", "", True): 1}
 
 
+def watched(monkeypatch, coalescing) -> None:
+    """Let torch.distributed be wrapped for one test alone, with another manager of what is sent together."""
+    import torch.distributed as dist
+
+    for name in COLLECTIVES:
+        monkeypatch.setattr(dist, name, getattr(dist, name))
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(dist.distributed_c10d, name, getattr(dist, name))
+    for module in (dist, dist.distributed_c10d):
+        monkeypatch.setattr(module, "_coalescing_manager", coalescing)
+
+
 def test_what_is_sent_together_counts_to_its_group_when_it_is_sent(watch, monkeypatch):
     """Not asynchronous: launched and waited for where the block ends, inside torch.distributed."""
     import torch.distributed as dist
@@ -174,20 +186,37 @@ def test_what_is_sent_together_counts_to_its_group_when_it_is_sent(watch, monkey
         watch.clock.now += 3
         Work().wait()
 
-    for name in COLLECTIVES:
-        monkeypatch.setattr(dist, name, getattr(dist, name))
-    for name in ("isend", "irecv"):
-        monkeypatch.setattr(dist.distributed_c10d, name, getattr(dist, name))
+    watched(monkeypatch, coalescing)
     monkeypatch.setattr(dist, "Work", Work)
     monkeypatch.setattr(dist.distributed_c10d._CoalescingManager, "wait", lambda self: None)
-    for module in (dist, dist.distributed_c10d):
-        monkeypatch.setattr(module, "_coalescing_manager", coalescing)
     watch.watch_collectives()
     with watch.phase("backward"), dist._coalescing_manager(Group()):
         watch.clock.now += 1
     phases, groups = watch.read()
     assert groups == {"dp": 5}
     assert phases["backward"] == 1
+
+
+def test_what_one_rank_sends_together_stays_with_its_phase(watch, monkeypatch):
+    """The group of all ranks, which is named by None, can be one rank too: it was told as the group world."""
+    import torch.distributed as dist
+
+    @contextmanager
+    def coalescing(group=None, **_):
+        yield object()
+        watch.clock.now += 3
+
+    watched(monkeypatch, coalescing)
+    for work in (dist.Work, dist.distributed_c10d._CoalescingManager):
+        monkeypatch.setattr(work, "wait", lambda self: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    watch.watch_collectives()
+    with watch.phase("backward"), dist._coalescing_manager(None):
+        watch.clock.now += 1
+    phases, groups = watch.read()
+    assert groups == {}
+    assert phases["backward"] == 4
 
 
 class Device:

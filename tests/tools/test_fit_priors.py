@@ -30,6 +30,11 @@ NAMES = [
 ]
 
 
+def test_every_constant_on_file_is_one_that_formulas_have():
+    """A constant under a name that it had before is read by nothing: answers took the prior, and said nothing of it."""
+    assert fitted().keys() - PRIORS.keys() == {"fit"}
+
+
 def everything_on_file() -> list[str]:
     return [
         f"{name}/{key}"
