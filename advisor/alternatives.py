@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -203,6 +204,8 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             ways.append(f"--gpus {request.gpus * factor} --global-batch {larger.global_batch}")
             break
         factor *= 2
+    if even := _length_that_divides(request):
+        return (even, *ways)
     shorter = request.workload.seq_len // 2
     # A sequence holds at least a mean document.
     while shorter >= max(SHORTEST, request.workload.mean_length) and shorter % 2 == 0:
@@ -211,6 +214,31 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             break
         shorter //= 2
     return tuple(ways)
+
+
+def _length_that_divides(request: Request) -> str:
+    """The nearest sequence length that fits as it divides over more ranks than the one given; "" where none does."""
+    given = request.workload.seq_len
+    units = itertools.takewhile(
+        lambda unit: unit <= 2 * request.gpus, (2**power for power in itertools.count(1))
+    )
+    for length in dict.fromkeys(unit * round(given / unit) for unit in units):
+        workload = replace(request.workload, seq_len=length) if length not in (0, given) else None
+        best = _best(replace(request, workload=workload, top=1)) if workload else None
+        # A plan that the length given could have, too, fits as the sequence is shorter, which others tell.
+        if best and given % (best.plan.cp * max(2 if best.plan.cp > 1 else 1, best.plan.tp)):
+            odd = given // (given & -given)
+            factors = (
+                f"{given:,} is odd"
+                if odd == given
+                else f"{given:,} is {given // odd} x {odd:,}, which is odd"
+            )
+            return (
+                f"--seq-len {length}, which divides over more GPUs: {factors}, while cp splits multiples of 2 x cp "
+                f"tokens, and tp with sequence parallelism those of tp x cp: {best.plan.describe()}, "
+                f"{best.step_time:.4g} s a step"
+            )
+    return ""
 
 
 def _leaner(request: Request) -> Iterator[str]:

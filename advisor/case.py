@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from advisor.commands import not_blank_stack
-from advisor.options import given_knobs, plan_from_options
+from advisor.options import given_knobs, plan_from_options, resized
 from advisor.profiles import profile_option
+from advisor.sizes import Changes, SizesError
 from advisor.workload_options import check_acting, given_workload, task_option, workload_options
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -85,6 +86,26 @@ def read_case(path: str | None, options: dict[str, Any]) -> Case:
     Without a file and without --model it is the plan that `explain` gave last.
     Raises ValueError in one line when something is missing, unknown or contradictory.
     """
+    return with_ways(options, lambda told: _read(path, told))
+
+
+def with_ways(options: dict[str, Any], read: Callable[[dict[str, Any]], Case]) -> Case:
+    """The case that `read` makes of options; sizes that do not divide the GPUs are told with ways out that hold."""
+
+    def broken(changes: Changes) -> int | None:
+        try:
+            found = read(resized(options, changes)).violations()
+        except ValueError:
+            return None
+        return sum(each.severity == "ERROR" for each in found)
+
+    try:
+        return read(options)
+    except SizesError as error:
+        raise ValueError(error.line(broken)) from None
+
+
+def _read(path: str | None, options: dict[str, Any]) -> Case:
     notes: list[str] = []
     if path is None and options.get("model") is None and last_plan_path().exists():
         path = str(last_plan_path())

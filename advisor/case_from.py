@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from advisor.case import Case
+from advisor.case import Case, with_ways
 from advisor.options import given_knobs, plan_from_options
 from advisor.workload_options import check_acting, given_workload
 from costmodel.model_spec import ModelSpec
@@ -31,6 +31,10 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
     from executor.export.bundle import target_module
 
     found: Reading = target_module(target).read(text)
+    return with_ways(options, lambda told: _read(found, given, told))
+
+
+def _read(found: Reading, given: str | None, options: dict[str, Any]) -> Case:
     notes = [_unread(found)] if found.unread else []
     notes += [f"Read otherwise than it is said: {'; '.join(found.otherwise)}."] if found.otherwise else []
     found = _with_launch(found, given, options, notes)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from advisor.sizes import Changes, SizesError
 from costmodel.knobs import KNOBS, SETTINGS, Knob, checked_settings
 from costmodel.plan import Plan
 
@@ -17,6 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Parameters that are no names of knobs: the pairs of --set, and settings, which may not clash with other options.
 _PAIRS = "set_pairs"
 _PREFIX = "setting__"
+# Sizes of one data-parallel replica.
+SIZES = ("tp", "pp", "cp", "encoder_tp", "encoder_pp")
 _METAVARS = {"int": "INTEGER", "float": "NUMBER", "text": "TEXT", "choice": "NAME", "list": "NAME,..."}
 
 
@@ -151,6 +154,14 @@ def given_knobs(options: dict[str, Any]) -> dict[str, Any]:
     return knobs | ({"settings": settings} if settings else {})
 
 
+def resized(options: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    """Options with other sizes or another number of GPUs, also where --set gives them."""
+    from costmodel.knobs.names import parse_pair
+
+    pairs = tuple(pair for pair in options.get(_PAIRS) or () if parse_pair(pair)[0].name not in changes)
+    return options | changes | {_PAIRS: pairs}
+
+
 def split_pairs(text: str) -> list[str]:
     """The NAME=VALUE texts of one argument: "tp=4,recompute_modules=mlp,layernorm" holds two.
 
@@ -168,7 +179,7 @@ def split_pairs(text: str) -> list[str]:
 def plan_from_options(knobs: dict[str, Any], gpus: int | None, base: Plan | None = None) -> Plan:
     """A plan of the named knobs over `base` (or the defaults); dp follows from gpus unless it is named.
 
-    Raises ValueError when gpus is not a multiple of tp x pp x cp, or is not what the knobs use.
+    Raises SizesError when gpus is not a multiple of tp x pp x cp, ValueError when it is not what the knobs use.
     """
     plan = replace(base or Plan(), **_consistent(knobs, base))
     if gpus is None:
@@ -187,10 +198,11 @@ def plan_from_options(knobs: dict[str, Any], gpus: int | None, base: Plan | None
             "Leave out --dp, or --gpus."
         )
     if gpus % others:
-        nearest = max(1, round(gpus / others)) * others
-        raise ValueError(
-            f"--gpus {gpus} does not fit {sizes}: {gpus} is not a multiple of {product} = {others}. "
-            f"Try --gpus {nearest}, or smaller sizes."
+        raise SizesError(
+            f"--gpus {gpus} does not fit {sizes}: {gpus} is not a multiple of {product} = {others}.",
+            gpus,
+            {name: getattr(plan, name) for name in SIZES},
+            lambda changes: replace(plan, **changes).replica,
         )
     return replace(plan, dp=gpus // others)
 

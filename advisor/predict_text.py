@@ -93,10 +93,17 @@ def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
 
 def term_lines(prediction: Prediction, name: str) -> list[str]:
     """One entry, by name or title. ValueError with the nearest names when there is none."""
-    from costmodel.formulas import all_formulas, explain_entry
+    from costmodel.formulas import all_formulas, correction_lines, explain_entry
+    from costmodel.simulated_pipeline import CORRECTION, CORRECTION_TITLE
 
     entries = all_formulas(prediction.features)
     wanted = name.strip().lower()
+    if wanted in (CORRECTION, CORRECTION_TITLE):
+        if corrections := correction_lines(prediction):
+            return [folded(line) for line in corrections]
+        raise ValueError(
+            f"--term {name!r} is what simulating stages changes, and this plan has one. Try --term step_time."
+        )
     exact = [entry for entry in entries if entry["name"].lower() == wanted]
     matches = exact or [entry for entry in entries if entry["title"].lower() == wanted]
     if not matches:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import split_pairs, value_text
 from advisor.rules.features import lacked
+from advisor.sizes import SizesError
 from advisor.workload_options import check_acting
 from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error, parse_knob
 from costmodel.model_spec import ModelSpec
@@ -125,12 +126,29 @@ class Request:
         product = math.prod(sizes.values())
         if self.gpus % product:
             given = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            fitting = max(1, round(self.gpus / product)) * product
-            other = next((f", or --pin {name}={size}" for name, size in self._divisible(sizes)), "")
-            raise ValueError(
+            wrong = SizesError(
                 f"--gpus {self.gpus} does not fit {given}: {self.gpus} is not a multiple of "
-                f"{' x '.join(sizes)} = {product}. Try --gpus {fitting}{other}."
+                f"{' x '.join(sizes)} = {product}.",
+                self.gpus,
+                sizes,
+                lambda changes: math.prod((sizes | dict(changes)).values()),
             )
+            raise ValueError(wrong.line(self._broken, "--pin {}={}"))
+
+    def _broken(self, changes: Mapping[str, int]) -> int | None:
+        """ERROR rules that plans break whatever is searched, as they are about pinned knobs alone; None for no plan."""
+        from advisor.rules import violations
+
+        pins = {name: value for name, value in (self.knob_pins | dict(changes)).items() if name != "gpus"}
+        gpus = changes.get("gpus", self.gpus)
+        try:
+            plan = Plan(**pins)
+            if "dp" not in pins and gpus % plan.replica == 0:
+                plan = replace(plan, dp=gpus // plan.replica)
+            found = violations(self.model, self.workload, self.cluster, plan, stack=self.stack)
+        except ValueError:
+            return None
+        return sum(each.severity == "ERROR" and set(each.knobs) <= set(pins) for each in found)
 
     def _check_recompute(self) -> None:
         """Refuse pins, or what --why-not asks, of a kind of recompute beside another: a plan could not hold both."""
@@ -148,17 +166,6 @@ class Request:
                 for name, value in given.items()
             ]
             raise ValueError(f"{', contradicts '.join(words)}. Leave one out.")
-
-    def _divisible(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-        """Pinned sizes that, changed alone, let all of them divide the GPUs, and tp the heads; largest first."""
-        for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
-            rest = math.prod(sizes.values()) // size
-            if self.gpus % rest == 0:
-                shared = (
-                    math.gcd(self.gpus // rest, self.model.num_heads) if name == "tp" else self.gpus // rest
-                )
-                fitting = [d for d in range(1, 2 * size) if shared % d == 0]
-                yield name, min(fitting, key=lambda d: (abs(d - size), d))
 
 
 def check_gpus(gpus: Any) -> None:

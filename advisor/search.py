@@ -208,7 +208,9 @@ def _left_out(
                 for rule, each in rules.items()
                 if rule in dead or not dead
             ]
-            found[precision] = told[0] if told else "no plan of it holds to the rules"
+            if not any(fatal):
+                told = told[:1]
+            found[precision] = "; ".join(told) or "no plan of it holds to the rules"
     return found
 
 

@@ -248,9 +248,11 @@ def nothing_legal(request: Request, given: Mapping[str, Any] | None = None) -> s
     # Without interleaving each fault shows once.
     plain = request if "vpp" in request.pins else replace(request, pins={**request.pins, "vpp": 1})
     space = build_space(plain, request.precisions[0])
-    # A rule that every plan breaks says all; else the first rule about each size.
+    # Rules that leave nothing say all; else the first rule about each size.
     examples = [found for rule, found in space.examples.items() if not space.fatal or rule in space.fatal]
-    first = {found.knobs[0]: found.text for found in reversed(examples) if found.knobs}
+    first = {
+        found.id if space.fatal else found.knobs[0]: found.text for found in reversed(examples) if found.knobs
+    }
     texts = [*_no_layout(request), *reversed(first.values())]
     reasons = "; ".join(texts) or "no parallel sizes multiply up to it"
     named = request.pins if given is None else given

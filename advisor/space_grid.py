@@ -37,8 +37,8 @@ class Space:
     those of earlier tables. alive: the legal cells. Plans are numbered layout by layout, and of one layout with the
     later tables' options fastest. enumerated: combinations of the declared axes that use all GPUs, each of which is
     legal, repeated (a knob does nothing beside the others) or rejected: rule id -> combinations that it was the first
-    to drop, also those that were never built. fatal: rules that every plan broke that was there; examples: what a rule
-    says about one.
+    to drop, also those that were never built. fatal: rules that every plan broke that was there, or, where no rule
+    forbids all, those that one of the last plans broke and no other; examples: what a rule says about one.
     """
 
     precision: str
@@ -161,7 +161,8 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
     faults = np.zeros(space.alive.shape, dtype=np.int16)
     for broken in masks.values():
         faults += broken
-    left, there = space.alive, np.count_nonzero(space.alive)
+    left = left_before = space.alive
+    there = np.count_nonzero(space.alive)
     for rule in ready:
         mask = space.alive & masks.get(rule.id, False)
         if count := int(np.count_nonzero(mask)):
@@ -176,6 +177,10 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
                 rule, {name: _at(word, cell) for name, word in words.items()}, 0
             )
     space.keep(faults == 0)
+    if there and not space.alive.any() and not space.fatal:
+        # No rule forbids all: what forbids plans that hold to every other rule left the last ones out.
+        alone = [name for name, broken in masks.items() if (left_before & broken & (faults == 1)).any()]
+        space.fatal |= set(alone)
     return [rule for rule in rules if rule not in ready]
 
 

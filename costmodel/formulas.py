@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from costmodel.family import compiled_family
-from costmodel.prediction import Prediction
+from costmodel.prediction import CORRECTION, Prediction
 
 DENSE = frozenset({"attention", "mlp"})
 
@@ -29,7 +29,10 @@ def _docstring(formula: str) -> str:
 
 
 def explain_entry(prediction: Prediction, name: str) -> list[str]:
-    """One entry in lines: expression, with numbers put in, value, meaning, where inputs come from."""
+    """One entry in lines: expression, with numbers put in, value, meaning, where inputs come from.
+
+    The step of a simulated pipeline is told with what the simulation changes: the ledger has the closed form alone.
+    """
     entry = compiled_family(prediction.features).entries[name]
     values = prediction.behind(name)
     expression = entry["expression"]
@@ -48,4 +51,19 @@ def explain_entry(prediction: Prediction, name: str) -> list[str]:
         f"  {entry['formula']}" + (f": {doc.splitlines()[0]}" if doc else ""),
     ]
     lines += [f"  {word}: {prediction.sources[word]}" for word in words if word in prediction.sources]
+    if name == prediction.time.name and (corrections := correction_lines(prediction)):
+        lines += [*corrections, f"  so that the step is {prediction.step_time_s:.6g} s"]
     return lines
+
+
+def correction_lines(prediction: Prediction) -> list[str]:
+    """What simulating the pipeline adds to the closed form, as `explain_entry` tells a term; none where it is not."""
+    found = next((part for part in prediction.time.parts if part.name == CORRECTION), None)
+    if found is None:
+        return []
+    doc = _docstring(found.formula)
+    return [
+        f"{found.name} [{found.unit}]: {found.title}",
+        f"  = {found.value:.6g} {found.unit}",
+        f"  {found.formula}: {doc.splitlines()[0]}",
+    ]

@@ -49,7 +49,8 @@ class Workload:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} {value!r} is not a whole number from {least} to {most}.")
+                what = f"{most}, the sequence length" if name == "mean_length" else f"{most}"
+                raise ValueError(f"{option} {value!r} is not a whole number from {least} to {what}.")
         for name, low, high in (("length_cv", 0, 10), ("moe_imbalance", 1, 64)):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from advisor.cli import COMMANDS, advisor
 from advisor.commands.knobs import find_knobs
 from advisor.options import flag, given_knobs, knob_options, plan_from_options, split_pairs, value_text
+from advisor.sizes import SizesError
 from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
 
@@ -172,8 +173,9 @@ def test_dp_follows_from_the_gpus(tp, pp, cp, dp):
 
 
 def test_gpus_that_do_not_fit_are_refused_with_a_way_out():
-    with pytest.raises(ValueError, match=r"not a multiple of tp x pp x cp = 64\. Try --gpus 128"):
+    with pytest.raises(SizesError, match=r"not a multiple of tp x pp x cp = 64\.$") as refusal:
         plan_from_options({"tp": 8, "pp": 8}, 96)
+    assert refusal.value.line(lambda changes: 0).endswith("Try --gpus 128, or --tp 6, or --pp 6.")
     with pytest.raises(ValueError, match="Leave out --dp"):
         plan_from_options({"tp": 2, "dp": 2}, 8)
     with pytest.raises(ValueError, match="--gpus 0"):

@@ -234,6 +234,33 @@ def test_when_nothing_fits_the_answer_says_by_how_much_and_what_would(nothing):
     assert not nothing.steps
 
 
+def test_a_length_that_nothing_divides_is_told_with_the_nearest_that_divides():
+    """--seq-len 200000 was advised: the odd token keeps cp and tp from splitting the sequence, not its length."""
+    given = {"precision": "bf16", "global_batch": 8, "pins": {"recompute": "full"}}
+    asked = explain(make_request("llama3-8b", 8, "h100", seq_len=400_001, **given))
+    assert asked.best is None
+    (way,) = [each for each in asked.remedies if "--seq-len" in each]
+    assert way == asked.remedies[0]
+    assert way.startswith("--seq-len 400000, which divides over more GPUs: 400,001 is odd, while cp")
+    even = explain(make_request("llama3-8b", 8, "h100", seq_len=400_000, **given))
+    assert even.best is not None
+    assert even.best.plan.describe() in way
+
+
+def test_what_a_recipe_gains_is_told_with_the_share_that_can_gain():
+    """Of Mixtral 1.32x was told to come from 8.8 % of the step: products of experts were not counted."""
+    asked = make_request("mixtral-8x7b", 64, "h100", seq_len=4096, global_batch=512)
+    plan = Plan(dp=64, ep=8, precision="fp8-cs", recompute="selective", recompute_modules=("moe_act",))
+    chosen = predict(asked.model, asked.workload, asked.cluster, plan)
+    text = GuidePath(chosen, ("bf16", "fp8-cs")).precision().text
+    ((gain, share),) = re.findall(
+        r"gains ([\d.]+)x over bf16: .* and experts run faster, ([\d.]+) % of", text
+    )
+    assert "and what recompute repeats of them; quantisation costs" in text
+    # At twice the rate, the share leaves half of itself.
+    assert 1 < float(gain) < 1 / (1 - float(share) / 200)
+
+
 def test_nothing_fits_is_exit_code_1():
     done = run("--model", "llama3-70b", "--gpus", "1", "--gpu", "h100", "--precision", "bf16")
     assert done.exit_code == 1

@@ -579,6 +579,17 @@ def test_a_table_with_commas_is_told_what_it_lacks(tmp_path, header):
         read_rows(path)
 
 
+@pytest.mark.parametrize("text", ["", "\ufeff", "\n\n"])
+def test_an_empty_table_is_told_as_what_it_is(tmp_path, text):
+    """It was told that it lacks columns."""
+    path = tmp_path / "rows.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"rows\.csv is empty\. Name a CSV file with a header line, columns id, "
+    ):
+        read_rows(path)
+
+
 def test_a_row_with_more_cells_than_the_header_is_skipped(tmp_path):
     """An unquoted 8,192 shifted every cell behind it, and the row was predicted so."""
     path = tmp_path / "rows.csv"

@@ -36,6 +36,17 @@ def test_the_reason_is_the_one_that_every_plan_has(model, pins, reason):
     assert f"of {model}: {reason}. " in text
 
 
+def test_rules_that_leave_nothing_together_are_told_with_their_ways():
+    """63 GPUs and 8,190 tokens in FP8 were told of heads over tp = 3 and to relax pins that were none."""
+    asked = {"gpu": "h100", "seq_len": 8190, "pins": {"recompute": "full", "cuda_graph": False}}
+    with pytest.raises(ValueError, match="leaves no legal plan") as caught:
+        search(make_request("llama3-70b", 63, precision="fp8-cs", **asked))
+    text = str(caught.value)
+    assert "fp8-cs needs tokens of one pass in multiples of 16" in text
+    assert "heads" not in text
+    assert "Try --seq-len 8192, or --precision bf16." in text
+
+
 def test_chunks_that_no_stages_have():
     text = refused("llama3-70b", 64, vpp=80)
     assert "80 layers do not make pp x vpp = 2 x 80 chunks" in text
