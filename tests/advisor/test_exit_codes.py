@@ -128,7 +128,7 @@ def test_an_empty_argument_is_one_line(command, blank, tmp_path, monkeypatch, ca
     code, out, error = ends(monkeypatch, capsys, command, blank, *words.get(command, []))
     assert code == 2, error
     assert error.count("\n") == 1
-    assert "is empty" in error or "is no" in error
+    assert "is empty" in error or "is no" in error or f"is {blank!r}: it names" in error
     assert not out
     assert not list(tmp_path.iterdir())
 

@@ -15,6 +15,7 @@ from costmodel import schedule
 from costmodel.columns import plan_columns, plan_from_columns
 from costmodel.family import compiled_family
 from costmodel.formulas import DENSE
+from costmodel.fully_sharded import CHUNK_CAT
 from costmodel.layer import block_work
 from costmodel.model_registry import list_models, load_model
 from costmodel.parameter_counts import count_parameters
@@ -311,8 +312,9 @@ def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
 
     plan = Plan(dp=64, fsdp=True, zero_stage=3)
     values = predict(LLAMA, Workload(8192, 64), H100, plan).values
-    moved = 80 * (2 * 2 * 2 + 2 + 4) * values["dp_layer_parameters"]
-    moved += (2 * 2 + 2 + 4) * (values["dp_first_parameters"] + values["dp_output_parameters"])
+    into = CHUNK_CAT * (2 + 4)
+    moved = 80 * (2 * 2 * 2 + into) * values["dp_layer_parameters"]
+    moved += (2 * 2 + into) * (values["dp_first_parameters"] + values["dp_output_parameters"])
     x = SimpleNamespace(**values)
     assert more(plan) == pytest.approx(stream(x, moved, x.stream_fraction))
     assert more(plan, 256) == pytest.approx(4 * more(plan))
