@@ -74,7 +74,7 @@ def test_gpus_left_out_are_those_of_the_plan(tmp_path):
     ("text", "says"),
     [
         ("", "is empty: no plan is in it"),
-        ("# nothing\n", "no schema line"),
+        ("gpus = 8\n", "no schema line"),
         (GOOD.replace("schema = 1", "schema = 2"), "schema = 2"),
         (GOOD + "[knobs]\ntpp = 1\n", "knobs.tpp is not a key of a plan file. Did you mean tp?"),
         (GOOD + "[knob]\ntp = 1\n", "Did you mean knobs?"),

@@ -94,7 +94,9 @@ def test_a_broken_rule_is_told_in_its_own_words_with_the_way_out(page: Any) -> N
         knob(page, "tp_comm_overlap").send_keys(Keys.SPACE)
     page.wait(SETTLED)
     assert text(page, ".verdict").startswith("Does not run: 1 error")
-    assert "exist only with sequence_parallel. Add --sequence-parallel, or try" in text(page, ".broken .ERROR")
+    assert "exist only with sequence_parallel. Add --sequence-parallel, or try" in text(
+        page, ".broken .ERROR"
+    )
     assert ", new:" in text(page, ".broken .ERROR")
 
 
