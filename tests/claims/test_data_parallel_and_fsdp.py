@@ -70,7 +70,7 @@ def test_CL044_fsdp_is_exposed_below_the_tokens_at_which_a_layer_computes_as_lon
     assert [covered(each) for each in found.values()] == [False, False, True, True]
     seconds = {seq_len: spent(each, "fsdp_exposed") for seq_len, each in found.items()}
     assert seconds[512] > seconds[1024] > 1.5 * seconds[4096]
-    # What is waited for stays: the first layer's gather and the last gradients. The last layer hides the output layer's.
+    # The first layer's gather and the last gradients are waited for; the last layer hides the output layer's.
     assert seconds[8192] == pytest.approx(seconds[4096])
 
 
