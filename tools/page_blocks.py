@@ -1,6 +1,7 @@
 """Run the shell blocks of a page and put what they print beside what the page shows.
 
-python tools/page_blocks.py docs/tutorial.md            run the page and write what is shown anew
+python tools/page_blocks.py docs/tutorial.md            run the page and write what is shown anew; exit 1 and what
+                                                            is shown stays where a command failed
 python tools/page_blocks.py --check docs/tutorial.md    exit 1 when the page shows something else
 
 A ```console block holds commands after `$ ` (`> ` goes on) and the output shown under each; a ```sh block commands
@@ -184,10 +185,14 @@ def _rough(line: str) -> str:
 
 
 def written(page: str, steps: list[Step], outcomes: list[Outcome]) -> str:
-    """The page with what was printed in the place of what it showed; lines left out stay out."""
+    """The page with what was printed in the place of what it showed; lines left out stay out.
+
+    What is shown under a command that failed, as on a machine too busy to end it, stays as it is.
+    """
     lines = page.split("\n")
     for step, outcome in reversed(list(zip(steps, outcomes, strict=True))):
-        if not step.console or not difference(step, outcome):
+        failed = outcome.exit_code != step.exit_code
+        if not step.console or failed or not difference(step, outcome):
             continue
         first = step.line + step.command.count("\n")
         lines[first : first + len(step.shown)] = _renewed(step, list(outcome.lines))

@@ -49,6 +49,18 @@ def test_commands_of_a_page_run_in_one_shell(tmp_path):
     assert written(PAGE, steps, outcomes) == PAGE
 
 
+def test_a_command_that_failed_leaves_what_is_shown():
+    """A tutorial showed the error of a run that a busy machine had not ended."""
+    steps = steps_of(PAGE)
+    error = Outcome(("Error: nothing was written.",), 1)
+    assert written(PAGE, steps, [error, *run_nothing(steps[1:])]) == PAGE
+
+
+def run_nothing(steps: list[Step]) -> list[Outcome]:
+    """What commands that did not run leave."""
+    return [Outcome((), -1) for _ in steps]
+
+
 def test_what_differs_is_told_and_written():
     page = "```console\n$ step\nhead 1\n...\ntail 7 s\n$ next\nold\n```\n"
     first, second = steps_of(page)
