@@ -189,6 +189,7 @@ def _expert_numbers(model: ModelSpec) -> dict[str, float]:
         "router_wide": float(moe is not None and (moe.router_dtype == "fp32" or moe.num_experts >= 32)),
         "router_groups": moe.router_groups if moe else 1,
         "router_picks": moe.router_group_topk if moe else 1,
+        "router_aux": float(moe is not None and moe.load_balancing != "none" and bool(moe.aux_loss_coeff)),
         "shared_gate": float(moe.shared_expert_gate) if moe else 0.0,
     }
 

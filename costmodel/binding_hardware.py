@@ -122,7 +122,7 @@ def cluster_stack(cluster: Cluster) -> str:
 
 
 def _cycles(tables: Mapping[str, Any], cluster: Cluster, peak: Bound) -> dict[str, Bound]:
-    """The clock, cycles of all SMs in a second, and those that element-wise kernels take where a table has them.
+    """Cycles of all SMs in a second, and those that element-wise kernels take where a table has them.
 
     None where no such kernel was profiled, or where the GPU's file has no clock: those kernels go by their bytes, and
     the device has as many cycles as its peak has at a Hopper SM's FLOPs in one.
@@ -140,9 +140,9 @@ def _cycles(tables: Mapping[str, Any], cluster: Cluster, peak: Bound) -> dict[st
             peak.value / FLOPS_A_CYCLE, f"{cluster.gpu.title}: its peak over a Hopper SM's {FLOPS_A_CYCLE}"
         )
     )
-    return {"gpu_clock": clock, "sm_cycles": cycles} | {
+    return {"sm_cycles": cycles} | {
         f"{name}_cycles": leaf_if_known(tables, cluster, "sm_cycles", name) if timed else NONE_KNOWN
-        for name in ("swiglu_backward", "rotary_forward", "rotary_backward", "head_copy")
+        for name in ("swiglu_backward", "rotary_forward", "rotary_backward", "head_copy", "timed")
     }
 
 

@@ -184,8 +184,8 @@ def outlasted(x: SimpleNamespace, seconds: Amount, cycles: Amount) -> Amount:
     """Seconds of kernels whose bytes take `seconds`, or whose `cycles` of one SM take longer on all of them. [s]"""
     if isinstance(cycles, int) and not cycles:
         return seconds
-    clock = x.gpu_clock * (1 + VBOOST_CORES * boosted(x))
-    return maximum(seconds, cycles / (x.gpu_sms * clock * x.release_scale))
+    boost = 1 + VBOOST_CORES * boosted(x)
+    return maximum(seconds, cycles / (x.sm_cycles * boost * x.release_scale))
 
 
 def half_length(x: SimpleNamespace, name: str) -> Amount:

@@ -110,6 +110,7 @@ INPUTS: tuple[Input, ...] = tuple(
         topk | 1 | experts that a token visits
         router_groups | 1 | equal groups of experts, of which the router first picks some
         router_picks | 1 | groups in which a token's experts are
+        router_aux | 1 | 1 when the router has an auxiliary loss
         fe | 1 | feed-forward hidden size of one expert
         fs | 1 | feed-forward hidden size of the shared experts
         he | 1 | width of what experts read: hidden size, or the latent size
@@ -201,12 +202,12 @@ INPUTS: tuple[Input, ...] = tuple(
         "hardware",
         """
         gpu_sms | 1 | streaming multiprocessors
-        gpu_clock | Hz | boost clock, for kernels that wait for multiprocessors
         sm_cycles | Hz | cycles of all streaming multiprocessors in a second
         swiglu_backward_cycles | 1 | cycles of one multiprocessor for an element of SwiGLU's output, backward
         rotary_forward_cycles | 1 | the same for an element of fused rotary embedding, forward
         rotary_backward_cycles | 1 | the same, backward
         head_copy_cycles | 1 | the same for an element of a strided copy of heads
+        timed_cycles | 1 | 1 where cycles of routers, maps and sinks were timed, 0 where such kernels go by their bytes
         gpu_peak | FLOP/s | dense peak of the 16-bit (or model) format, used by attention and vocabulary
         gpu_memory | byte | device memory usable by the process
         hbm_bandwidth | byte/s | datasheet memory bandwidth

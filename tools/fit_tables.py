@@ -215,6 +215,14 @@ CYCLES_SOURCE = (
     "profiles of training steps of two models on an H200, 2026-11-26 (Transformer Engine 2.12, PyTorch 2.11)"
 )
 CYCLES_READ_ON = date(2026, 11, 26)
+# 1 where cycles of routers, maps of the permutation and sinks hold, which `costmodel.work` counts itself.
+TIMED_SOURCE = (
+    "kernels timed alone on an H100, 2026-11-27 (hardware_db/measured/h100-sxm-2026-11-27-kernels.csv)"
+)
+TIMED_NOTE = (
+    "1: routers, maps and sinks take the cycles of Hopper's multiprocessors that the cost model counts"
+)
+TIMED_READ_ON = date(2026, 11, 27)
 PROFILED = {"h200-sxm": "measured", "h100-sxm": "derived", "h20": "derived"}
 
 
@@ -228,7 +236,7 @@ def cycles_table(gpu: str) -> dict[str, object]:
     return {
         name: leaf(value, "1", kind, CYCLES_SOURCE, note=note, read_on=CYCLES_READ_ON)
         for name, value in SM_CYCLES.items()
-    }
+    } | {"timed": leaf(1.0, "1", "measured", TIMED_SOURCE, note=TIMED_NOTE, read_on=TIMED_READ_ON)}
 
 
 MEMORY = {

@@ -16,14 +16,14 @@ from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import activation, norm, residual, residual_tokens, split_kernels
 from costmodel.work.linear import Linear, same_format, tokens
+from costmodel.work.router import (
+    PERMUTE_SPLIT_KERNELS,
+    ROUTER_SPLIT_KERNELS,
+    choice,
+    maps,
+    router_stream,
+)
 
-# Kernels that router and permutation take more when they are not fused. Source: Megatron-Core, moe_utils.py
-# and router.py (top-k, scatter, softmax or sigmoid, auxiliary loss; masked select and index).
-ROUTER_SPLIT_KERNELS, PERMUTE_SPLIT_KERNELS = 12.0, 10.0
-
-
-# Numbers of 4 bytes for each token and expert that the router reads and writes in a pass, not fused and fused: assumed.
-ROUTER_PASSES, FUSED_ROUTER_PASSES = 12, 6
 # Kernels of router, permutation and dispatch backward over those forward: assumed, as of an attention block or an MLP.
 BACKWARD_KERNELS = 1.3
 
@@ -33,10 +33,6 @@ ROUTER_BYTES = 21
 # Of them, those that the dispatcher's module holds too.
 HELD_BYTES = 13
 
-# Bytes of an element of the router's input that its backward pass in FP32 moves beyond products in 16 bits: the input
-# cast (2 + 4) and read again in 4 bytes for 2, its gradient written in 4 bytes for 2 and cast back (4 + 2).
-# Source: Megatron-Core 0.16.1, moe_utils.py, RouterGatingLinearFunction.
-ROUTER_CAST_BYTES = 16
 # Bytes of an element of FC2's output that its bias moves, forward and backward, and kernels of each local expert: the
 # bias times the rows' probabilities, added to them, rows joined; sums over rows and columns backward, half of it for
 # the bias's own gradient. With probabilities in FP32 the sum is in 4 bytes and cast back. Source: Megatron-Core
@@ -47,6 +43,10 @@ BIAS_KERNELS, BIAS_KERNELS_WIDE = (2.0, 4.0), (2.0, 6.0)
 # probabilities and cutting rows off. Sources: PyTorch, clamp_backward; Megatron-Core 0.16.1, fused_bias_geglu.py and
 # experts.py, quantization_padding.
 CLAMP_KERNELS, PADDING_KERNELS = (4.0, 9.0), (3.0, 3.0)
+# Time of those kernels for an element of a half, forward and backward, over a strided copy of heads: they read or write
+# halves of rows, which PyTorch indexes element by element (1.0 to 1.2 for a comparison, a mask, a clamp, a join).
+# Source: profile of six layers of gpt-oss on an H100 (2026-11-27, PyTorch 2.11); elsewhere they go by their bytes.
+CLAMP_COPIES = (3.4, 6.8)
 
 
 def routed_copies(x: SimpleNamespace) -> Amount:
@@ -161,14 +161,6 @@ def permute(x: SimpleNamespace) -> Stream:
     return Stream("permute", both, both, "permute")
 
 
-def router_stream(x: SimpleNamespace) -> Stream:
-    """Scores, top-k, probabilities and auxiliary loss over T x E numbers of 4 bytes; casts of a router in FP32."""
-    size = 4 * residual_tokens(x) * x.E
-    passes = ROUTER_PASSES - (ROUTER_PASSES - FUSED_ROUTER_PASSES) * x.router_fused
-    casts = x.router_wide * ROUTER_CAST_BYTES * residual_tokens(x) * x.h
-    return Stream("routing", passes * size, passes * size + casts)
-
-
 def joined_gradients(x: SimpleNamespace, features: Collection[str]) -> Stream:
     """Gradients of the block's input, of router, dispatch, shared experts and their gate each, that are added; forward,
     the shared experts' output that is added to the routed. Source: Megatron-Core 0.16.1, moe_layer.py.
@@ -263,7 +255,14 @@ def clamp(x: SimpleNamespace) -> Stream:
     """
     e = x.activation_bytes
     elements = is_clamped(x) * expert_rows(x) * x.fe / x.etp
-    return Stream("clamp", 8 * e * elements, (11 * e + 8) * elements)
+    busy = (CLAMP_COPIES[0] * elements, CLAMP_COPIES[1] * elements)
+    return Stream(
+        "clamp",
+        8 * e * elements,
+        (11 * e + 8) * elements,
+        busy=busy,
+        cycles=("head_copy_cycles", "head_copy_cycles"),
+    )
 
 
 def saved_expert_input(x: SimpleNamespace) -> Amount:
@@ -322,6 +321,8 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         norm(x),
         residual(x, bias=1 - x.grouped),
         router_stream(x),
+        choice(x),
+        maps(x, received, local, own * x.etp * destinations(x, x.ep)),
         permute(x),
         padding(x),
         clamp(x),

@@ -42,7 +42,7 @@ def test_kernels_that_wait_for_the_sms_take_what_was_profiled(name):
 
 
 def test_cycles_count_where_they_outlast_the_bytes():
-    x = SimpleNamespace(gpu_sms=100, gpu_clock=1e9, release_scale=1.0, vboost=0, boost_slider=0)
+    x = SimpleNamespace(sm_cycles=100 * 1e9, release_scale=1.0, vboost=0, boost_slider=0)
     assert outlasted(x, 2.0, 1e11) == pytest.approx(2.0)
     assert outlasted(x, 2.0, 5e11) == pytest.approx(5.0)
     assert outlasted(x, 2.0, 0) == 2.0
