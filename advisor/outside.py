@@ -159,8 +159,8 @@ def gains_outside(
     """The best untried value beside the best plan of every knob that gains by one, largest gain first.
 
     Of plans that hold to the rules, fit and take up to `slowest` seconds a step; `advisor whatif` tells of the others
-    too. The closed form, which takes many at once, names the value of each knob and the knobs; those are predicted whole, for what one gains may be
-    mostly in the simulated schedule.
+    too. The closed form, which takes many at once, names the value of each knob and the knobs; those are predicted
+    whole, for what one gains may be mostly in the simulated schedule.
     """
     beside = list(_neighbours(request, best, tried))
     closed = sorted(_scored(request, best, beside, slowest), key=lambda pair: pair[0])
