@@ -123,7 +123,12 @@ def command(context: click.Context, **options: Any) -> None:
         saved = _save(explanation, options) if explanation.best else None
         page = _report(explanation, look, saved, options, progress)
     if options["as_json"]:
-        click.echo(json.dumps(explanation.to_dict(), indent=2))
+        record = explanation.to_dict()
+        if options["formulas"] and explanation.best:
+            from advisor.predict_text import formula_records
+
+            record["formulas"] = formula_records(explanation.best.prediction)
+        click.echo(json.dumps(record, indent=2))
     else:
         from advisor.explain_text import explanation_lines
 
