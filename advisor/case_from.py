@@ -106,6 +106,8 @@ def _text(target: str, given: str | None) -> str:
     if _is_text(given):
         return given
     path = Path(given).expanduser()
+    if path.is_dir():
+        raise ValueError(f"{given} is a folder. Name the file in it that holds the configuration.")
     if not path.is_file():
         raise ValueError(
             f"{given} is no file, and no arguments either. Name the file, or quote the arguments."

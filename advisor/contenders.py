@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 from advisor.candidates import objective_of, place_of
 from advisor.request import Request
 from advisor.space_grid import Space
-from costmodel.columns import Columns, plan_from_columns
+from costmodel.columns import Array, Columns, plan_from_columns
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, plan_values
 from costmodel.simulated_pipeline import has_pipeline, least_correction, schedule_correction
 from costmodel.workload import Workload
 
+# Layouts differ in these; plans of one layout are variants of one answer.
+LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "fsdp")
+# Within a layout, pipelines differ in these; of how many a layout has simulated.
+PIPELINE = ("vpp", "micro_batch", "account_embedding", "account_loss", "pipeline_layout")
+PIPELINES_PER_LAYOUT = 8
 # Sums in another order differ by less than this share.
 ROUNDING = 1e-9
 
@@ -108,3 +113,26 @@ def _some(request: Request, space: Space, rows: NDArray[np.intp]) -> _Some:
         request.model, request.workload, request.cluster, space.precision, columns, request.stack
     )
     return _Some(space.precision, columns, plan_values(plans))
+
+
+def layouts_in_order(columns: list[Array], wanted: int) -> list[list[int]]:
+    """For each of the first `wanted` layouts, the first row of each of its first pipelines.
+
+    columns: LAYOUT and PIPELINE of rows in order of the objective. One stage has one pipeline: simulating
+    changes nothing there.
+    """
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, number = np.unique(column, return_inverse=True)
+        code = code * len(values) + number
+    _, first = np.unique(code, return_index=True)
+    found: dict[tuple[float, ...], list[int]] = {}
+    for index in np.sort(first):
+        layout = tuple(float(column[index]) for column in columns[: len(LAYOUT)])
+        if layout not in found and len(found) == wanted:
+            continue
+        pipelines = found.setdefault(layout, [])
+        most = PIPELINES_PER_LAYOUT if layout[LAYOUT.index("pp")] > 1 else 1
+        if len(pipelines) < most:
+            pipelines.append(int(index))
+    return list(found.values())

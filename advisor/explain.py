@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -108,6 +109,7 @@ class Explanation:
                 "legal": result.legal,
                 "feasible": result.feasible,
                 "tight": result.tight,
+                "slowest": result.slowest if result.slowest < math.inf else None,
                 "seconds": result.seconds,
             },
             "not_searched": [gain.to_dict() for gain in self.outside],
@@ -164,7 +166,7 @@ def explain(
             *(why_not(request, pins, best, tried) for pins in asked),
             *filter(None, [] if _asks_scope(asked) else [whole_step_graph(request, best)]),
         ),
-        outside=gains_outside(request, best, tried),
+        outside=gains_outside(request, best, tried, result.slowest),
         fewer=fewer_gpus(request, best),
         days=days,
         in_time=in_time(request, best, days) if days else None,

@@ -51,6 +51,8 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
         lines.append(
             f"  GPUs       {prediction.plan.world:,} of {explanation.request.gpus:,}: fewest GPU-hours a token"
         )
+    if explanation.request.objective == "memory":
+        lines.append(_aim(explanation))
     if explanation.cost is not None:
         lines.append(cost_line(explanation.cost))
     lines += _other_counts(explanation)
@@ -75,6 +77,16 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
 
         lines += formula_section(prediction)
     return lines
+
+
+def _aim(explanation: Explanation) -> str:
+    """What least memory was sought among."""
+    slowdown = explanation.request.slowdown
+    text = (
+        f"least memory of plans up to {slowdown:g} times as slow as the fastest that fits, which takes "
+        f"{seconds(explanation.result.slowest / slowdown)} a step by the closed form; --slowdown bounds it otherwise"
+    )
+    return wrap(f"{'objective':<10} {text}", "  ", " " * 13)
 
 
 def _other_counts(explanation: Explanation) -> list[str]:

@@ -153,14 +153,17 @@ def _told(values: Iterable[Any]) -> str:
     return words + " and others" * (len(ordered) > MOST_TOLD)
 
 
-def gains_outside(request: Request, best: Candidate, tried: Tried) -> tuple[Gain, ...]:
+def gains_outside(
+    request: Request, best: Candidate, tried: Tried, slowest: float = np.inf
+) -> tuple[Gain, ...]:
     """The best untried value beside the best plan of every knob that gains by one, largest gain first.
 
-    Of plans that hold to the rules and fit; `advisor whatif` tells of the others too. The closed form, which takes
-    many at once, names the value of each knob and the knobs; those are predicted whole, for what one gains may be
-    mostly in the simulated schedule.
+    Of plans that hold to the rules, fit and take up to `slowest` seconds a step; `advisor whatif` tells of the others
+    too. The closed form, which takes many at once, names the value of each knob and the knobs; those are predicted
+    whole, for what one gains may be mostly in the simulated schedule.
     """
-    closed = sorted(_scored(request, best, list(_neighbours(request, best, tried))), key=lambda pair: pair[0])
+    beside = list(_neighbours(request, best, tried))
+    closed = sorted(_scored(request, best, beside, slowest), key=lambda pair: pair[0])
     chosen: dict[str, Neighbour] = {}
     for _, each in closed:
         chosen.setdefault(each.knob, each)
@@ -217,7 +220,9 @@ def _neighbours(request: Request, best: Candidate, tried: Tried) -> Iterator[Nei
                 yield each
 
 
-def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Iterator[tuple[float, Neighbour]]:
+def _scored(
+    request: Request, best: Candidate, beside: list[Neighbour], slowest: float
+) -> Iterator[tuple[float, Neighbour]]:
     """Those that hold to the rules, fit, and gain by the closed form, with the objective of each."""
     base = _scores(request, [Neighbour("", None, None, best.plan)])[0]
     own = violations(request.model, request.workload, request.cluster, best.plan, stack=request.stack)
@@ -240,15 +245,18 @@ def _scored(request: Request, best: Candidate, beside: list[Neighbour]) -> Itera
         for mask in (*error_masks(words, rules).values(), *doubts):
             broken |= mask
         legal = [each for each, fault in zip(some, broken, strict=True) if not fault]
-        scores = _scores(request, legal, best.prediction.tight)
+        scores = _scores(request, legal, best.prediction.tight, slowest)
         gaining = zip(scores, legal, strict=True)
         yield from (pair for pair in gaining if pair[0] < (1 - ROUNDING) * base)
 
 
-def _scores(request: Request, some: list[Neighbour], tight: bool = True) -> list[float]:
+def _scores(
+    request: Request, some: list[Neighbour], tight: bool = True, slowest: float = np.inf
+) -> list[float]:
     """The objective of plans of one precision, by the closed form; infinite where a plan does not fit.
 
-    tight: whether plans count that fill the memory so far that the allocator stalls.
+    tight: whether plans count that fill the memory so far that the allocator stalls. slowest: step time up to which
+    they count. [s]
     """
     if not some:
         return []
@@ -260,7 +268,9 @@ def _scores(request: Request, some: list[Neighbour], tight: bool = True) -> list
         device = array.bound()["gpu_memory"].value
     except ValueError:  # the GPU lacks the recipe
         return [np.inf] * len(plans)
-    fits = out["peak_memory"] <= (FITS_BELOW if tight else TIGHT_ABOVE) * device
+    fits = (out["step_time"] <= slowest) & (
+        out["peak_memory"] <= (FITS_BELOW if tight else TIGHT_ABOVE) * device
+    )
     if host is not None:
         fits &= host <= 1
     score = objective_of(request.objective, out["step_time"], out["peak_memory"], plans[0].world)

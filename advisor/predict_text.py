@@ -75,10 +75,14 @@ def formula_section(prediction: Prediction) -> list[str]:
 
 
 def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
-    """The same as plain values: name, unit, expression, value, formula."""
-    from costmodel.formulas import all_formulas
+    """The same as plain values: name, unit, expression, value, formula.
 
-    return [
+    After the step, which is the closed form, comes what simulating its pipeline changes, of no expression.
+    """
+    from costmodel.formulas import all_formulas
+    from costmodel.simulated_pipeline import CORRECTION
+
+    records: list[dict[str, Any]] = [
         {
             "name": entry["name"],
             "title": entry["title"],
@@ -89,6 +93,20 @@ def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
         }
         for entry in all_formulas(prediction.features)
     ]
+    step = next(at for at, each in enumerate(records) if each["name"] == prediction.time.name)
+    simulated = [
+        {
+            "name": part.name,
+            "title": part.title,
+            "unit": part.unit,
+            "expression": "",
+            "value": part.value,
+            "formula": part.formula,
+        }
+        for part in prediction.time.parts
+        if part.name == CORRECTION
+    ]
+    return records[: step + 1] + simulated + records[step + 1 :]
 
 
 def term_lines(prediction: Prediction, name: str) -> list[str]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hardware_db import Cluster
 
 OBJECTIVES = ("throughput", "cost", "memory")
+# How many times as slow as the fastest a plan of less memory may be: full recompute costs a third, FSDP of whole layers
+# somewhat more; without a bound 1 % less memory took 10 times as long.
+SLOWDOWN = 1.5
 MOST_GPUS = 2**20
 # Precision recipes that "auto" searches, by GPU generation. Delayed scaling is superseded by current
 # scaling (Megatron-Bridge recipes); NVFP4 changes numerics so much that it is searched only when named.
@@ -61,7 +64,8 @@ class Request:
 
     gpus: GPUs there are. precisions: recipes to search. pins: knob or setting -> value that every plan must have.
     top: plans to return. tokens: length of the training run, for its cost. stack: software stack, None is
-    the newest known. notes: what was assumed for the user.
+    the newest known. notes: what was assumed for the user. slowdown: how many times as slow as the fastest that fits a
+    plan may be, of the objective "memory". [1]
     """
 
     model: ModelSpec
@@ -69,6 +73,7 @@ class Request:
     cluster: Cluster
     workload: Workload
     objective: str = "throughput"
+    slowdown: float = SLOWDOWN
     precisions: tuple[str, ...] = ("bf16",)
     pins: Mapping[str, Any] = field(default_factory=dict)
     top: int = 5
@@ -85,6 +90,11 @@ class Request:
             )
         if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= 100:
             raise ValueError(f"--top {self.top!r} is not a whole number from 1 to 100. Try --top 5.")
+        if not 1 <= self.slowdown < math.inf:
+            raise ValueError(
+                f"--slowdown {self.slowdown:g} is not a number from 1 up: how many times as slow as the fastest "
+                f"plan one of less memory may be. Try --slowdown {SLOWDOWN:g}."
+            )
         if self.tokens is not None and not 0 < self.tokens < math.inf:
             raise ValueError(f"--tokens {self.tokens!r} is not a positive number. Try --tokens 1e12.")
         for precision in self.precisions:
@@ -185,6 +195,7 @@ def make_request(
     task: str = "pretrain",
     precision: str = "auto",
     objective: str = "throughput",
+    slowdown: float | None = None,
     pins: Iterable[str] | Mapping[str, Any] = (),
     top: int = 5,
     tokens: float | None = None,
@@ -200,6 +211,11 @@ def make_request(
     from hardware_db import resolve
 
     check_gpus(gpus)
+    if slowdown is not None and objective != "memory":
+        raise ValueError(
+            f"--slowdown {slowdown:g} bounds what less memory may cost, and --objective is {objective}. "
+            "Add --objective memory, or leave it out."
+        )
     spec = load_model(model)
     place, note = resolve(gpu, cluster)
     notes = [note] if note else []
@@ -227,6 +243,7 @@ def make_request(
         cluster=place,
         workload=workload,
         objective=objective,
+        slowdown=SLOWDOWN if slowdown is None else slowdown,
         precisions=recipes,
         pins=fixed,
         top=top,

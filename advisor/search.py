@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.candidates import Candidate, candidate, compared, memory_step, objective_of
-from advisor.contenders import Contenders
+from advisor.contenders import LAYOUT, PIPELINE, Contenders, layouts_in_order
 from advisor.progress import Tell
 from advisor.request import Request
 from advisor.rules import Mask
@@ -33,9 +33,8 @@ from costmodel.plan_array import PlanArray, evaluate_plans, host_share
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE
 from costmodel.stage_inputs import runs
 
-# Layouts whose pipelines are simulated, for each plan returned and at least; and pipelines of one layout.
+# Layouts whose pipelines are simulated, for each plan returned and at least.
 LAYOUTS_PER_PLAN, FEWEST_LAYOUTS = 2, 20
-PIPELINES_PER_LAYOUT = 8
 # A pipeline this much further behind is not simulated: uneven chunks run up to 8.5 % faster than the closed form
 # (2,772 pipelines of 11 models), and up to 1.36 times as long.
 SIMULATION_GAIN = 0.09
@@ -46,10 +45,6 @@ HOW_RANKED = (
 )
 # The objective "cost" may leave GPUs idle: it also looks at this many halvings.
 COST_HALVINGS = 3
-# Layouts differ in these; plans of one layout are variants of one answer.
-LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "fsdp")
-# Within a layout, pipelines differ in these.
-PIPELINE = ("vpp", "micro_batch", "account_embedding", "account_loss", "pipeline_layout")
 # Scores closer than this share are equal.
 EQUAL_WITHIN = 1e-6
 GIB = 2**30
@@ -89,6 +84,7 @@ class SearchResult:
     least_bad: Candidate | None = None
     notes: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    slowest: float = math.inf
 
     @property
     def best(self) -> Candidate | None:
@@ -114,6 +110,10 @@ class Scored:
         """Plans that take at most `share` of the device's memory, and no more of the host's than there is."""
         fits = self.fits_device(share)
         return fits if self.host is None else fits & (self.host <= 1)
+
+    def ranked(self, share: float, slowest: float) -> Mask:
+        """Plans that fit and take no more than `slowest` seconds a step by the closed form."""
+        return self.fits(share) & (self.step_time <= slowest)
 
     def fits_device(self, share: float = FITS_BELOW) -> Mask:
         """Plans that take at most `share` of the device's memory."""
@@ -166,9 +166,11 @@ def search(request: Request, progress: Tell | None = None, look: Look | None = N
         rejected.append(_memory_rejection(scored, legal - on_device))
     if feasible < on_device:
         rejected.append(_host_rejection(request, scored, on_device - feasible))
+    share = TIGHT_ABOVE if any(part.fits(TIGHT_ABOVE).any() for part in scored) else FITS_BELOW
+    slowest = _slowest(request, scored, share)
     return SearchResult(
         request=request,
-        plans=_ranked(request, scored, tell) if feasible else (),
+        plans=_ranked(request, scored, share, slowest, tell) if feasible else (),
         enumerated=sum(space.enumerated for space in spaces),
         legal=legal,
         feasible=feasible,
@@ -178,6 +180,7 @@ def search(request: Request, progress: Tell | None = None, look: Look | None = N
         least_bad=None if feasible else _least_bad(request, scored),
         notes=request.notes,
         left_out=_left_out(request, spaces, scored, refused) if feasible else {},
+        slowest=slowest,
     )
 
 
@@ -245,14 +248,24 @@ def _evaluate(request: Request, tell: Tell) -> tuple[list[Space], list[Scored], 
     return spaces, scored, refused
 
 
-def _ranked(request: Request, scored: list[Scored], tell: Tell) -> tuple[Candidate, ...]:
+def _slowest(request: Request, scored: list[Scored], share: float) -> float:
+    """Step time up to which plans count: for less memory nobody waits any length of time. [s]"""
+    if request.objective != "memory":
+        return math.inf
+    part, row = _fastest(scored, lambda each: each.fits(share))
+    return request.slowdown * float(part.step_time[row])
+
+
+def _ranked(
+    request: Request, scored: list[Scored], share: float, slowest: float, tell: Tell
+) -> tuple[Candidate, ...]:
     """Best plan of each of the best layouts, pipelines simulated, in the order of the objective.
 
-    Plans so large that the allocator would stall (tight) are ranked only where nothing else fits.
+    share: of the device's memory that they may take: plans so large that the allocator would stall (tight) are ranked
+    only where nothing else fits. slowest: as of `SearchResult`.
     """
-    share = TIGHT_ABOVE if any(part.fits(TIGHT_ABOVE).any() for part in scored) else FITS_BELOW
     wanted = max(LAYOUTS_PER_PLAN * request.top, FEWEST_LAYOUTS)
-    rows = _rows_that_matter(request, scored, share, wanted)
+    rows = _rows_that_matter(request, scored, share, slowest, wanted)
     part = np.repeat(np.arange(len(scored)), [len(fitting) for fitting in rows])
     row = np.concatenate(rows)
 
@@ -269,7 +282,7 @@ def _ranked(request: Request, scored: list[Scored], tell: Tell) -> tuple[Candida
     if request.objective == "memory":
         keys[1] = memory_step(score, float(score.min()))
     order = np.lexsort((row, part, gathered(Scored.complexity), *keys))
-    first = _layouts_in_order([column(name)[order] for name in LAYOUT + PIPELINE], wanted)
+    first = layouts_in_order([column(name)[order] for name in LAYOUT + PIPELINE], wanted)
     layouts = [order[members].tolist() for members in first]
     numbers = [number for members in layouts for number in members]
     contenders = Contenders(request, [each.space for each in scored], part, row, numbers)
@@ -310,12 +323,12 @@ def _best_of_layouts(
 
 
 def _rows_that_matter(
-    request: Request, scored: list[Scored], share: float, wanted: int
+    request: Request, scored: list[Scored], share: float, slowest: float, wanted: int
 ) -> list[NDArray[np.intp]]:
     """Rows of each space that fit and can be among the pipelines simulated for the first `wanted` layouts."""
     scores, best = [], {}
     for each in scored:
-        score = np.where(each.fits(share), each.score(request.objective), np.inf)
+        score = np.where(each.ranked(share, slowest), each.score(request.objective), np.inf)
         layouts = [each.space.layout(name) for name in LAYOUT]
         starts, _ = runs(layouts)
         lowest = np.minimum.reduceat(score, np.searchsorted(each.space.cells, starts * each.space.options))
@@ -326,29 +339,6 @@ def _rows_that_matter(
         scores.append(score)
     last = sorted(best.values())[:wanted][-1] / (1 - SIMULATION_GAIN)
     return [np.flatnonzero((score <= last * (1 + EQUAL_WITHIN)) & np.isfinite(score)) for score in scores]
-
-
-def _layouts_in_order(columns: list[Array], wanted: int) -> list[list[int]]:
-    """For each of the first `wanted` layouts, the first row of each of its first pipelines.
-
-    columns: LAYOUT and PIPELINE of rows in order of the objective. One stage has one pipeline: simulating
-    changes nothing there.
-    """
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, number = np.unique(column, return_inverse=True)
-        code = code * len(values) + number
-    _, first = np.unique(code, return_index=True)
-    found: dict[tuple[float, ...], list[int]] = {}
-    for index in np.sort(first):
-        layout = tuple(float(column[index]) for column in columns[: len(LAYOUT)])
-        if layout not in found and len(found) == wanted:
-            continue
-        pipelines = found.setdefault(layout, [])
-        most = PIPELINES_PER_LAYOUT if layout[LAYOUT.index("pp")] > 1 else 1
-        if len(pipelines) < most:
-            pipelines.append(int(index))
-    return list(found.values())
 
 
 def _least_bad(request: Request, scored: list[Scored]) -> Candidate:

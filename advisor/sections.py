@@ -70,12 +70,14 @@ def over_by(prediction: Prediction) -> str:
 
 def numbers(prediction: Prediction) -> list[str]:
     """The four numbers people ask for, what binds, and which published run is nearest."""
+    from costmodel.evidence_mfu import beyond_published
     from costmodel.prediction import resource_shares
 
     name, share = next(iter(resource_shares(prediction.time).items()))
     fill = prediction.values.get("fill", 1.0)
     own = f", padding ({percent(1 - fill)} of what is computed) not counted" if fill < 1 else ""
     low, high = prediction.interval_low, prediction.interval_high
+    beyond = f"; {note}" if (note := beyond_published(prediction)) else ""
     rows = [
         (
             "step time",
@@ -87,7 +89,7 @@ def numbers(prediction: Prediction) -> list[str]:
             f"{prediction.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
             f"{flop_rate(prediction.model_tflops_per_gpu * 1e12, 'model ')}/GPU{own}",
         ),
-        ("MFU", f"{percent(prediction.mfu)} of {prediction.mfu_peak} (recompute not counted)"),
+        ("MFU", f"{percent(prediction.mfu)} of {prediction.mfu_peak} (recompute not counted){beyond}"),
         ("memory", fit_text(prediction)),
         ("bound by", f"{name}, {percent(share)} of the step"),
     ]

@@ -1,7 +1,8 @@
 """The options of the declared space: small tables of knob values that are crossed with the layouts.
 
 Each table comes with what to keep of the product: a knob that would do nothing (cp_comm_type without cp,
-...) has one value there, unless it is pinned; on GPUs of AMD so have user buffers and graphs, unchecked there.
+...) has one value there, unless it is pinned; on GPUs of AMD so have user buffers and graphs, unchecked there, and
+over PCIe user buffers.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     experts = request.model.moe is not None
     absent = lacked(request.stack)
     whole = "distributed_optimizer" in absent
+    # User buffers need GPUs that reach each other's memory: see tp_overlap_needs_peers and tp_overlap_over_pcie.
+    buffers = nvidia and request.cluster.gpu.has_peers and not request.cluster.intra.name.startswith("pcie")
     tables: list[tuple[list[Row], Finish]] = [
         (_sharding(pins, whole), _useful_replicas if whole else _useful_sharding),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
-        (_switch("tp_comm_overlap")[: 1 + nvidia], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
+        (_switch("tp_comm_overlap")[: 1 + buffers], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + fp8], _all),
     ]
     graphs = _switch("cuda_graph")[: 1 + nvidia]

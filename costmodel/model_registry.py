@@ -171,7 +171,9 @@ def _unknown(given: str, may_be_id: bool) -> str:
     if not may_be_id:
         return f"--model {shown!r} is not a file. Check the path, or give a name of `advisor models`."
     name = _normal(given.rpartition("/")[2])
-    could_be = [model for model in list_models() if name and name in model]
+    # 9b is no part of gpt-119b or pythia-6.9b.
+    part = re.compile(("(?<![0-9.])" if name[:1].isdigit() else "") + re.escape(name))
+    could_be = [model for model in list_models() if name and part.search(model)]
     if len(could_be) > 1:
         more = f" and {len(could_be) - 5} more" if len(could_be) > 5 else ""
         return f"--model {shown!r} is ambiguous: {', '.join(could_be[:5])}{more}. Give one of them in full."

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodel.evidence import Near
+from costmodel.evidence_mfu import beyond_published
 from costmodel.host_memory import node_bytes
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -158,6 +159,7 @@ class Prediction:
             "model_tflops_per_gpu": self.model_tflops_per_gpu,
             "mfu": self.mfu,
             "mfu_peak": self.mfu_peak,
+            "mfu_beyond_published": beyond_published(self) or None,
             "interval": {
                 "low": self.interval_low,
                 "high": self.interval_high,

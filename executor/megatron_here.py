@@ -12,7 +12,7 @@ from typing import Any
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
-from executor.export.overlap_table import PIPELINED, pipelined
+from executor.export.overlap_table import PIPELINED, own_table, pipelined
 from executor.megatron_args import core_fields
 from executor.megatron_model import config_class, model_arguments, model_class, not_expressed
 from executor.megatron_training import ddp_fields, optimizer_fields
@@ -51,8 +51,8 @@ def megatron_job(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -
         "arguments": model_arguments(model, plan.tp, workload.seq_len),
         "ddp": ddp,
         "optimizer": optimizer,
-        # What Transformer Engine is told of pipelined GEMMs, {} for its own.
-        "user_buffers": dict.fromkeys(PIPELINED, row) if row else {},
+        # What Transformer Engine is told of overlapped GEMMs, {} for its own.
+        "user_buffers": own_table(plan) or (dict.fromkeys(PIPELINED, row) if row else {}),
     }
 
 
@@ -153,7 +153,19 @@ def why_not_here(plan: Plan, workload: Workload, model: ModelSpec, here: Here) -
         why_not_model(model, plan.precision, here)
         or why_not_recomputed(plan, model, here)
         or why_not_laid_out(plan, workload, model, here)
+        or why_no_table(plan, here)
     )
+
+
+def why_no_table(plan: Plan, here: Here) -> str | None:
+    """One line when the plan's own file of overlapped GEMMs cannot be given to Transformer Engine, else None."""
+    if not here.te:  # nothing overlaps: the receipt says so
+        return None
+    try:
+        own_table(plan)
+    except ValueError as problem:
+        return str(problem)
+    return None
 
 
 def why_not_model(model: ModelSpec, precision: str, here: Here) -> str | None:

@@ -106,7 +106,7 @@ def read_gpu(record: Table, calibrated_like: Callable[[str], str]) -> Gpu:
         title=table.text("title", name),
         vendor=table.text("vendor", "unknown"),
         generation=generation,
-        quantities=table.quantities(GPU_KEYS, above_zero=GPU_KEYS),
+        quantities=table.quantities(GPU_KEYS, above_zero=GPU_KEYS.keys() - {"peer_access"}),
         calibrated_like=table.text("calibrated_like", name if own else calibrated_like(generation) or name),
         path=record.path,
         own_calibration=own,

@@ -40,7 +40,8 @@ DTYPES = (
     "int8",
     "int4",
 )
-# Quantities by key and their base unit. A GPU must have the first three, a link the first two.
+# Quantities by key and their base unit. A GPU must have the first three, a link the first two. peer_access is 0
+# where the driver lets no GPU write into another's memory (CUDA peer access); a file without it means that it does.
 GPU_KEYS = {
     "hbm_bandwidth": "byte/s",
     "hbm_capacity_usable": "byte",
@@ -50,6 +51,7 @@ GPU_KEYS = {
     "infinity_cache": "byte",
     "boost_clock": "Hz",
     "power": "W",
+    "peer_access": "1",
     **{f"peak_{dtype}": "FLOP/s" for dtype in DTYPES},
 }
 GPU_NEEDS = ("hbm_bandwidth", "hbm_capacity_usable", "sm_count")
@@ -138,6 +140,12 @@ class Gpu:
         """Dense peak of a number format [FLOP/s], None when the GPU lacks it."""
         quantity = self.quantities.get(f"peak_{dtype}")
         return quantity.si if quantity else None
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether a GPU may map another's memory (CUDA peer access); GeForce drivers refuse it."""
+        quantity = self.quantities.get("peer_access")
+        return quantity is None or quantity.value > 0
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,13 @@ from advisor.workload_options import given_workload, task_option, tokens_option,
     "--objective",
     default="throughput",
     show_default=True,
-    help="throughput, cost or memory; of plans within 0.1 % of the same memory the fastest.",
+    help="throughput, cost (fewest GPU-hours) or memory (least; of plans within 0.1 % of the same the fastest).",
+)
+@click.option(
+    "--slowdown",
+    type=float,
+    metavar="X",
+    help="With --objective memory: how many times as slow as the fastest plan it may be [1.5].",
 )
 @click.option(
     "--pin",
@@ -105,6 +111,7 @@ def command(context: click.Context, **options: Any) -> None:
         task=options["task"],
         precision=options["precision"],
         objective=options["objective"],
+        slowdown=options["slowdown"],
         pins=options["pin"],
         top=options["top"],
         tokens=options["tokens"],
@@ -116,7 +123,12 @@ def command(context: click.Context, **options: Any) -> None:
         saved = _save(explanation, options) if explanation.best else None
         page = _report(explanation, look, saved, options, progress)
     if options["as_json"]:
-        click.echo(json.dumps(explanation.to_dict(), indent=2))
+        record = explanation.to_dict()
+        if options["formulas"] and explanation.best:
+            from advisor.predict_text import formula_records
+
+            record["formulas"] = formula_records(explanation.best.prediction)
+        click.echo(json.dumps(record, indent=2))
     else:
         from advisor.explain_text import explanation_lines
 

@@ -63,6 +63,8 @@ def verdict(subject: Subject) -> Markup:
         equal = f"The simplest within {percent(toss_up().below, 0)} of the" if behind else "The"
         fitting, legal = explanation.result.feasible, explanation.result.legal
         words = f"{equal} {goal} of {fitting:,} plans that fit, of {legal:,} legal."
+        if explanation.request.objective == "memory":
+            words += f" Among those up to {explanation.request.slowdown:g} times as slow as the fastest."
         mood = "good"
     elif explanation.best is None:
         words, mood = (

@@ -37,7 +37,7 @@ def layers_text(row: dict[str, Any]) -> tuple[str, str]:
         return text, ""
     vpps = [v for v in divisors(max(row["accounted"] // row["pp"], 1)) if v > 1]
     told = ", ".join(map(str, vpps[:6]))
-    if row["overlap_moe_comm"]:  # which takes no single chunk
+    if row["overlap_moe_comm"] or one_chunk_option(row, 1) != "":  # which take no single chunk
         return text, told
     return text, f"1 or {told}" if vpps else "1"
 
@@ -52,17 +52,19 @@ def size_ways(row: dict[str, Any]) -> dict[str, str]:
         "pp_way": pp_option(row),
         "cp_way": cp_option(row, cp_near(row)),
         "cp_one_way": cp_option(row, 1),
+        "tp_kv_way": tp_option(row, tp_within(row, row["kv_heads"], row["cp"]), row["cp"]),
+        "tp_for_cp_way": tp_option(row, tp_within(row, row["tp"] * row["cp"], 1), 1),
+        "tp_cp_one_way": tp_option(row, 1, 1),
         "ep_way": ep_option(row),
     }
 
 
 def pipeline_ways(row: dict[str, Any]) -> dict[str, Any]:
     """Ways out that change chunks, stages and what needs them, as options; sizes, 0 where there is none."""
-    one = " " + no_moe_overlap(row) if row["overlap_moe_comm"] and row["pp"] > 1 else ""
     return {
         "chunks": chunks(row),
         "two_stages": two_stages(row),
-        "vpp_one_way": "--vpp 1" + one,
+        "vpp_one_way": "--vpp 1" + one_chunk_option(row, row["pp"]),
         "group_way": f"--vpp-group-size {row['pp']}" + batch_option(row, row["dp"], row["pp"]),
         "no_moe_overlap": no_moe_overlap(row),
         "a2a_size": a2a_size(row),
@@ -72,6 +74,18 @@ def pipeline_ways(row: dict[str, Any]) -> dict[str, Any]:
 def no_moe_overlap(row: dict[str, Any]) -> str:
     """The exchange of experts as it comes, without what runs beside its overlap alone."""
     return "--no-overlap-moe-comm" + (" --no-delay-wgrad" if row["delay_wgrad"] else "")
+
+
+def one_chunk_option(row: dict[str, Any], pp: int) -> str:
+    """What runs between the chunks of a stage alone, switched off for stages of one chunk."""
+    text = ""
+    if row["overlap_moe_comm"] and pp > 1:
+        text = " " + no_moe_overlap(row)
+    if row["setting_overlap_p2p_comm_warmup_flush"]:
+        text = text + " --set overlap_p2p_comm_warmup_flush=false"
+    if row["setting_overlap_param_gather_with_optimizer_step"]:
+        text = text + " --set overlap_param_gather_with_optimizer_step=false"
+    return text
 
 
 def chunks_run(row: dict[str, Any], dp: int, pp: int) -> bool:
@@ -136,6 +150,18 @@ def tp_near(row: dict[str, Any]) -> int:
     return min(fitting, key=lambda d: (abs(d - row["tp"]), d))
 
 
+def tp_within(row: dict[str, Any], wanted: int, cp: int) -> int:
+    """The largest size up to `wanted` in a domain that divides the model, the GPUs and, where split, the sequence."""
+    ranks, split = row["tp"] * row["cp"] * row["dp"], row["sequence_parallel"] or row["experts"] > 0
+    most = wanted if wanted < row["domain"] else row["domain"]
+    fitting = [
+        d
+        for d in divisors(row["tp_common"])
+        if d <= most and ranks % (d * cp) == 0 and (d == 1 or not split or row["seq_len"] % (d * cp) == 0)
+    ]
+    return max(fitting)
+
+
 def batch_option(row: dict[str, Any], dp: int, group: int) -> str:
     """The least global batch that data-parallel ranks and groups of micro-batches share, "" where it is one already."""
     step = row["micro_batch"] * dp * group
@@ -151,10 +177,14 @@ def tp_option(row: dict[str, Any], tp: int, cp: int) -> str:
     """Another tensor-parallel size, and another context-parallel size beside it."""
     split = row["sequence_parallel"]
     text = f"--tp {tp}" + ("" if cp == row["cp"] else f" --cp {cp}")
+    if cp == 1 and row["cp"] > 1 and row["cp_mixed"]:
+        text = text + " --cp-comm-type p2p"
     if split and tp == 1:
         text = text + " --no-sequence-parallel"
     if tp > 1 and row["experts"] > 0 and not split and row["seq_len"] % (tp * cp) == 0:
         text = text + " --sequence-parallel"
+    elif tp > 1 and row["tp"] == 1 and row["tp_comm_overlap"] and not split:
+        text = text + " --no-tp-comm-overlap"
     return text + batch_option(row, row["tp"] * row["cp"] * row["dp"] // (tp * cp), chunk_group(row))
 
 
@@ -176,9 +206,7 @@ def pp_option(row: dict[str, Any]) -> str:
         if row["dp"] * pp % d == 0 and (folded or mesh * pp // d % over == 0)
     ]
     stages = min(fitting, key=lambda d: (abs(d - pp), d))
-    text = f"--pp {stages} --vpp 1"
-    if stages > 1 and row["overlap_moe_comm"]:
-        text = text + " " + no_moe_overlap(row)
+    text = f"--pp {stages} --vpp 1" + one_chunk_option(row, stages)
     if stages == 1 and row["defer_embedding_wgrad"]:
         text = text + " --no-defer-embedding-wgrad"
     return text + batch_option(row, row["dp"] * pp // stages, 1)

@@ -119,6 +119,7 @@ def machine_words(cluster: Cluster, gpus: int) -> dict[str, Any]:
         "network": cluster.inter.name,
         "infiniband": np.bool_(network_reduces(cluster.inter.name)),
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
+        "peers": np.bool_(cluster.gpu.has_peers),
         "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
         "rocm": np.bool_(cluster.gpu.vendor == "AMD"),
     }

@@ -8,7 +8,9 @@ llm/recipes/tp_overlap_configs/userbuffers.py and megatron_comm_overlap.py: both
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from costmodel.plan import Plan
@@ -27,6 +29,7 @@ GEMMS = (
     "fc1_fprop",
     "fc2_dgrad",
 )
+NAMED = re.compile(r"(qkv|proj|fc1|fc2)_(fprop|dgrad|wgrad)")
 TABLE, ROW = "TransformerLayerTPOverlapCfg", "PipelineOverlapCfg"
 FIELD = "tp_comm_overlap_cfg"
 KNOBS = {"num_splits": "tp_overlap_splits", "num_sm": "tp_overlap_sms", "cga_size": "tp_overlap_cga"}
@@ -47,6 +50,35 @@ def pipelined(plan: Plan) -> dict[str, Any]:
         "set_sm_margin": True,
         "fp8_buf": OVERLAP_SETTING in own,
     }
+
+
+def own_table(plan: Plan) -> dict[str, Any]:
+    """GEMMs that the plan's own file names (setting tp_comm_overlap_cfg), as Megatron-LM reads it; {} for none.
+
+    ValueError in one line where it is no such file, as the name of a preset of NeMo or Megatron-Bridge is none.
+    """
+    path = dict(plan.settings).get(FIELD)
+    if not path or not plan.tp_comm_overlap or plan.tp == 1:
+        return {}
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(
+            f"{FIELD}={path}: there is no such file. A run reads one as Megatron-LM's --tp-comm-overlap-cfg does, and "
+            f"knows no presets: name the file, or leave it out and give --tp-overlap-splits, --tp-overlap-sms and "
+            "--tp-overlap-cga."
+        )
+    table = yaml_of(file.read_text(errors="replace"))
+    if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
+        raise ValueError(
+            f"{path} holds no table of GEMMs. Write `fc2_fprop: {{method: pipeline}}`, one a line."
+        )
+    for name in table:
+        if not NAMED.fullmatch(str(name)):
+            raise ValueError(
+                f"{path}: {str(name)!r:.60} is no overlapped GEMM. Write qkv, proj, fc1 or fc2, then _fprop, _dgrad or "
+                "_wgrad."
+            )
+    return table
 
 
 def table_of(row: Mapping[str, Any], made: str = "{}(") -> str:

@@ -262,3 +262,13 @@ def test_an_empty_plan_is_told_as_what_it_is(tmp_path):
             run(given)
         assert "--" in str(refusal.value)
         assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("target", ["nemo", "megatron-lm", "megatron-bridge"])
+def test_a_folder_is_no_configuration(tmp_path, target):
+    """It was "no file, and no arguments either"."""
+    with pytest.raises(
+        ValueError, match=re.escape(f"{tmp_path} is a folder. Name the file in it")
+    ) as refusal:
+        run("--from", target, str(tmp_path), "--gpu", "h100")
+    assert "\n" not in str(refusal.value)

@@ -284,7 +284,7 @@ def test_json_keeps_the_contract(tmp_path):
     assert done.exit_code == 0
     record = json.loads(done.output)
     assert {"plans", "rejected", "space", "why"} <= record.keys()
-    assert {"enumerated", "legal", "feasible", "tight", "seconds"} == record["space"].keys()
+    assert {"enumerated", "legal", "feasible", "tight", "slowest", "seconds"} == record["space"].keys()
     first = record["plans"][0]
     assert {"knobs", "prediction", "rank", "lost_by", "lost_to_term"} <= first.keys()
     assert first["order_held"] is None

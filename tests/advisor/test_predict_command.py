@@ -143,6 +143,29 @@ def test_every_formula_is_printed_with_its_numbers():
     assert by_name["step_time"] == record["step_time_s"]
 
 
+def test_formulas_of_a_pipeline_sum_to_its_step_as_json_too():
+    """The step among the formulas was the closed form, another number than step_time_s, and nothing told the rest."""
+    record = document(*SETTING, *KNOBS, "--pp", "4", "--vpp", "2", "--formulas")
+    names = [entry["name"] for entry in record["formulas"]]
+    assert names[names.index("step_time") + 1] == "schedule_correction"
+    by_name = {entry["name"]: entry["value"] for entry in record["formulas"]}
+    assert by_name["schedule_correction"] != 0
+    step = by_name["step_time"] + by_name["schedule_correction"]
+    assert step == pytest.approx(record["step_time_s"], rel=1e-12)
+
+
+def test_formulas_stand_in_the_document_of_explain_too():
+    """--formulas was ignored beside --json."""
+    asked = ["--model", "tiny-gpt", "--gpus", "2", "--gpu", "h100", "--precision", "bf16", "--json"]
+    with_formulas = CliRunner().invoke(advisor, ["explain", *asked, "--formulas"], catch_exceptions=False)
+    record = json.loads(with_formulas.stdout)
+    by_name = {entry["name"]: entry["value"] for entry in record["formulas"]}
+    step = by_name["step_time"] + by_name.get("schedule_correction", 0)
+    assert step == pytest.approx(record["plans"][0]["prediction"]["step_time_s"], rel=1e-12)
+    without = CliRunner().invoke(advisor, ["explain", *asked], catch_exceptions=False)
+    assert "formulas" not in json.loads(without.stdout)
+
+
 def prediction():
     plan = Plan(tp=2, dp=4, sequence_parallel=True)
     return predict(load_model("llama3-8b"), Workload(4096, 32), load_cluster("dgx-h100"), plan)

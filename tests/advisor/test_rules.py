@@ -30,7 +30,7 @@ def cluster(generation: str = "hopper", domain: int = 8, link: str = "nvlink4") 
     return SimpleNamespace(
         name="stub",
         domain_size=domain,
-        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA"),
+        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA", has_peers=True),
         intra=SimpleNamespace(name=link),
         inter=SimpleNamespace(name="ib-ndr-400"),
         host_link=SimpleNamespace(name="pcie5-x16"),

@@ -1,8 +1,8 @@
 """Each rule fires on a plan that breaks it and not on one beside it: tables by topic in `rule_cases`.
 
-A case has the setting (model, model_change, on, vendor, domain, link, network, host_link, seq_len, task, mean_length,
-packed, gpus, stack), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in `holds_in` what
-else differs for it. Rules about what is predicted have its words as `predicted`.
+A case has the setting (model, model_change, on, vendor, peers, domain, link, network, host_link, seq_len, task,
+mean_length, packed, gpus, stack), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in
+`holds_in` what else differs for it. Rules about what is predicted have its words as `predicted`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RULES = {rule.id: rule for rule in load_rules()} | STACK_RULES
 KNOWN = {
     "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "lora_rank", "gpus", "link",
     "host_link", "network",
-    "vendor", "stack", "breaks", "holds", "holds_in", "predicted",
+    "vendor", "peers", "stack", "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
 
 
@@ -76,7 +76,10 @@ def broken(case: dict[str, Any], model: ModelSpec, plan: Any, stack: str | None)
         name="stub",
         domain_size=case.get("domain", 8),
         gpu=SimpleNamespace(
-            generation=generation, title=generation.upper(), vendor=case.get("vendor", "NVIDIA")
+            generation=generation,
+            title=generation.upper(),
+            vendor=case.get("vendor", "NVIDIA"),
+            has_peers=case.get("peers", True),
         ),
         intra=SimpleNamespace(name=case.get("link", "nvlink4")),
         inter=SimpleNamespace(name=case.get("network", "ib-ndr-400")),

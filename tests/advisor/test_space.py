@@ -35,7 +35,7 @@ def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
     return SimpleNamespace(
         name="stub",
         domain_size=domain,
-        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA"),
+        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA", has_peers=True),
         intra=SimpleNamespace(name="nvlink4"),
         inter=SimpleNamespace(name="ib-ndr-400"),
         host_link=SimpleNamespace(name="pcie5-x16"),

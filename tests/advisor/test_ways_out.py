@@ -28,7 +28,7 @@ MACHINES: dict[str, dict[str, Any]] = {
     "A100": {"on": "ampere", "link": "nvlink3"},
     "H100": {"on": "hopper"},
     "GB200": {"on": "blackwell", "link": "nvlink5", "domain": 72, "network": "roce-400"},
-    "RTX": {"on": "blackwell-consumer", "link": "pcie5-x16", "network": "eth-25"},
+    "RTX": {"on": "blackwell-consumer", "peers": False, "link": "pcie5-x16", "network": "eth-25"},
     "MI300X": {"on": "cdna3", "vendor": "AMD", "link": "xgmi3", "network": "roce-400"},
 }
 # Every kind of stack on one machine, and every machine with two stacks.
@@ -157,7 +157,14 @@ def test_what_a_way_takes_is_read_off_its_text() -> None:
 
 
 def test_every_rule_of_what_is_lacking_says_so_in_words() -> None:
-    assert {"fp8_generation", "dispatch_link", "nvls_switch", "sharp_network", "vboost_gpu"} <= LACKING
+    assert {
+        "fp8_generation",
+        "dispatch_link",
+        "tp_overlap_needs_peers",
+        "nvls_switch",
+        "sharp_network",
+        "vboost_gpu",
+    } <= LACKING
     for stack in ("nemo-24.05", "torchtitan"):
         assert all(rule.lacks for rule in rules_of(stack) if rule.id.startswith("stack_"))
     assert all(replace(rule, lacks="").lacks == "" for rule in ALL_RULES.values())

@@ -174,6 +174,7 @@ ELSEWHERE = {
     "shared_overlap_latent": "MoELayer, while it is built",
     "sinkhorn_loss": "the router, while it runs",
     "tp_overlap_beyond_domain": "Transformer Engine's user buffers",
+    "tp_overlap_needs_peers": "Transformer Engine's user buffers, while they open each other's memory",
     "tp_overlap_cluster": "Transformer Engine's user buffers",
     "gather_with_step_buffers": "OptimizerConfig, behind Megatron-LM's own refusal of the setting",
     "fp8_generation": "Transformer Engine, by the GPU",

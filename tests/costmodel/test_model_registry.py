@@ -125,6 +125,11 @@ def test_aliases_lead_to_models_and_hide_none():
         ("mixtrall", "Did you mean mixtral"),
         ("nemotron", "is ambiguous: nemotron-22b"),
         (
+            "9b",
+            "is not a known model or file",
+        ),  # which is no part of mcore-gpt-119b, narayanan-gpt-39b, pythia-6.9b
+        ("13b", "is ambiguous: llama2-13b"),
+        (
             "qwen3",
             "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 5 more. Give",
         ),

@@ -8,7 +8,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.megatron_here import megatron_job, why_not_here
+from executor.resolve import Here
 from executor.workers import user_buffers
+
+TINY, WORKLOAD = load_model("tiny-gpt"), Workload(512, 8)
+NVIDIA = Here(cuda=True, te=True, apex=True)
 
 
 class Mode(Enum):
@@ -68,3 +76,38 @@ def test_ranks_of_one_device_have_none(made, monkeypatch):
     with pytest.raises(RuntimeError, match=r"share a GPU .*--no-tp-comm-overlap"):
         user_buffers.make_user_buffers(job())
     assert made == []
+
+
+def overlapped(path) -> Plan:
+    settings = {"tp_comm_overlap_cfg": str(path)}
+    return Plan(tp=2, dp=2, sequence_parallel=True, tp_comm_overlap=True, settings=settings)
+
+
+def test_the_plans_own_file_of_gemms_is_what_transformer_engine_is_given(tmp_path):
+    """It was exported, and a run took Transformer Engine's usual methods in its place."""
+    file = tmp_path / "tp_comm_overlap.yaml"
+    file.write_text("proj_fprop: {method: pipeline, num_splits: 4}\nfc1_dgrad: {method: bulk}\n")
+    plan = overlapped(file)
+    assert why_not_here(plan, WORKLOAD, TINY, NVIDIA) is None
+    given = megatron_job(plan, WORKLOAD, TINY, NVIDIA)["user_buffers"]
+    assert given == {"proj_fprop": {"method": "pipeline", "num_splits": 4}, "fc1_dgrad": {"method": "bulk"}}
+    assert why_not_here(overlapped("preset"), WORKLOAD, TINY, Here()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no such file"),
+        ("- a\n", "holds no table of GEMMs"),
+        ("fc3_fprop: {method: bulk}\n", "'fc3_fprop' is no overlapped GEMM"),
+        ("fc1_dgrad: {", "cannot be read"),
+    ],
+    ids=["none", "list", "unknown", "broken"],
+)
+def test_another_file_is_refused_before_anything_runs(tmp_path, text, said):
+    file = tmp_path / "table.yaml"
+    if text is not None:
+        file.write_text(text)
+    reason = why_not_here(overlapped(file), WORKLOAD, TINY, NVIDIA)
+    assert said in reason
+    assert "\n" not in reason
