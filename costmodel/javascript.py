@@ -1,14 +1,13 @@
 """Ledgers printed as JavaScript: the same expressions as `costmodel.compiled`, for the page of a report.
 
-The printer is sympy's, over the same grouping of products as the NumPy text, so that both add and multiply in the
-same order. Sub-expressions that stand in several places are computed once.
+The printer is sympy's, with what `costmodel.expression_text` gives both languages, so that both add and multiply in the
+same order and compute once what stands in several places.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,11 +17,10 @@ from costmodel.compiled import (
     cache_folder,
     keep_record,
     kept_record,
-    scalars_first,
     tree_from_list,
     tree_to_list,
 )
-from costmodel.symbols import BY_NAME
+from costmodel.expression_text import expression_printer, printed
 from costmodel.term import Ledger, Term
 
 # What printed text calls; `mod` is Python's remainder, which has the sign of the divisor.
@@ -73,15 +71,9 @@ def ledger_javascript(ledger: Ledger) -> str:
     inputs = sorted(
         {symbol.name for expr in expressions.values() for symbol in expr.free_symbols} - set(expressions)
     )
-    printer = _printer(expressions.values())
-    printer.arrays = {name for name in inputs if name in BY_NAME and BY_NAME[name].group == "plan"}
     lines = [f"const {{{', '.join(inputs)}}} = v;"]
-    for name, expr in expressions.items():
+    for name, text in printed(_printer(), expressions):
         assert name not in RESERVED, f"{name} is a word of JavaScript"
-        if any(symbol.name in printer.arrays for symbol in expr.free_symbols):
-            printer.arrays.add(name)
-        text = printer.doprint(expr)
-        lines += printer.taken_shared()
         lines.append(f"const {name} = {text};")
     body = "\n".join(lines)
     return f"(v) => {{\n{PRELUDE}{body}\nreturn {{{', '.join(expressions)}}};\n}}"
@@ -89,9 +81,7 @@ def ledger_javascript(ledger: Ledger) -> str:
 
 def expression_javascript(expr: Any) -> str:
     """One expression as JavaScript text; its functions are those of PRELUDE."""
-    printer = _printer([])
-    printer.arrays = set()
-    text: str = printer.doprint(expr)
+    text: str = _printer().doprint(expr)
     return text
 
 
@@ -106,46 +96,13 @@ def object_javascript(values: Mapping[str, str]) -> str:
     return "{" + ",".join(f"{json.dumps(name)}:{text}" for name, text in values.items()) + "}"
 
 
-def _repeated(expressions: Iterable[Any]) -> set[Any]:
-    """Sub-expressions that stand in more than one place and are worth a name."""
-    seen: Counter[Any] = Counter()
-    for expr in expressions:
-        waiting = [expr]
-        while waiting:
-            node = waiting.pop()
-            if not node.args:
-                continue
-            seen[node] += 1
-            if seen[node] == 1:  # what stands inside it is shared through it
-                waiting.extend(node.args)
-    return {node for node, times in seen.items() if times > 1 and len(node.free_symbols) > 0}
-
-
-def _printer(expressions: Iterable[Any]) -> Any:
+def _printer() -> Any:
     from sympy.printing.jscode import JavascriptCodePrinter
 
-    class JavaScript(scalars_first(JavascriptCodePrinter)):  # type: ignore[misc]
+    class JavaScript(expression_printer(JavascriptCodePrinter)):  # type: ignore[misc]
         """JavaScript text with Python's meaning of every operation."""
 
-        repeated: set[Any]
-        names: dict[Any, str]
-        shared: list[str]
-
-        def _print(self, expr: Any, **kwargs: Any) -> str:
-            if expr not in self.repeated:
-                text: str = super()._print(expr, **kwargs)
-                return text
-            if expr not in self.names:
-                text = super()._print(expr, **kwargs)
-                self.names[expr] = f"$${len(self.names)}"
-                self.shared.append(f"const {self.names[expr]} = {text};")
-            name: str = self.names[expr]
-            return name
-
-        def taken_shared(self) -> list[str]:
-            """Lines of the shared sub-expressions that the last text brought with it."""
-            lines, self.shared = self.shared, []
-            return lines
+        prefix = "$$"
 
         def _print_Float(self, expr: Any) -> str:
             return repr(float(expr))
@@ -181,7 +138,4 @@ def _printer(expressions: Iterable[Any]) -> Any:
         def _print_Not(self, expr: Any) -> str:
             return f"(!({self._print(expr.args[0])}))"
 
-    printer = JavaScript()
-    printer.known, printer.names, printer.shared = {}, {}, []
-    printer.repeated = _repeated(expressions)
-    return printer
+    return JavaScript()

@@ -114,6 +114,7 @@ def default_stack() -> str:
     return f"{name}-{family['newest']}"
 
 
+@lru_cache(maxsize=64)
 def load_stack(text: str) -> Stack:
     """A stack from "nemo-26.06", "26.06" or "nemo". ValueError in one line when it is not one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.rules import SEVERITIES, error_masks, left_out, load_rules, violations
-from advisor.rules.facts import facts
+from advisor.rules.facts import Facts, facts
 from advisor.rules.layouts import layout_problem
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.setting_words import DEFAULTS, UNSAID, setting_words
@@ -206,19 +207,18 @@ def test_a_row_is_legal_exactly_when_its_plan_has_no_error(model, some):
 @settings(deadline=None, max_examples=60)
 def test_a_rule_depends_on_the_knobs_it_names_alone(model, some, other):
     """The search applies a rule as soon as its knobs are decided: other knobs may not change its verdict."""
+    before = facts(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(some))
+
+    @cache
+    def mixed(kept: frozenset[str]) -> Facts:
+        changed = {f.name: getattr(other, f.name) for f in fields(Plan) if f.name not in kept}
+        rows = [replace(plan, **changed) for plan in some]
+        return facts(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(rows))
+
     for rule in load_rules():
-        mixed = [
-            replace(
-                plan, **{f.name: getattr(other, f.name) for f in fields(Plan) if f.name not in rule.knobs}
-            )
-            for plan in some
-        ]
-        before, after = (
-            rule.broken(facts(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(rows)))
-            for rows in (some, mixed)
-        )
+        verdicts = [rule.broken(each) for each in (before, mixed(frozenset(rule.knobs)))]
         if "recompute_modules" not in rule.knobs or "recompute" in rule.knobs:
-            assert np.array_equal(np.broadcast_to(before, len(some)), np.broadcast_to(after, len(some))), rule
+            assert np.array_equal(*(np.broadcast_to(verdict, len(some)) for verdict in verdicts)), rule
 
 
 @pytest.mark.parametrize(("share", "warned"), [(None, True), (0.7, False), (0.8, True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from costmodel.layer import block_work
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.predict import predict
 from costmodel.prediction import Prediction, TermValue
 from costmodel.symbols import BLOCKS
 from costmodel.work.block import BlockWork
@@ -36,6 +38,9 @@ FAMILIES = (
     "nemotron3-super-120b-a12b",
 )
 SPARSE_FAMILIES = tuple(name for name in FAMILIES if load_model(name).moe is not None)
+# Time and memory without what published runs say of them, which takes most of a prediction's time. Laws of time and
+# memory need no more; `test_parts_sum_to_the_total` of each file asks the runs too, for plans of every kind.
+unjudged = partial(predict, judged=False)
 B200 = hardware_db.resolve("b200", None)[0]
 H100 = hardware_db.resolve("h100", None)[0]
 # Each family runs the law by itself, so a few examples each are many together.

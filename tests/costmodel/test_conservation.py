@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from family_cases import B200, FAMILIES, FEW, H100, SPARSE_FAMILIES, blocks_on_rank, sizes
+from family_cases import B200, FAMILIES, FEW, H100, SPARSE_FAMILIES, blocks_on_rank, sizes, unjudged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from costmodel.model_spec import ModelSpec
 from costmodel.model_work import core_flops_of_block, weights_of_block
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
-from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.work import experts
 from costmodel.work.linear import linear_flops_forward
@@ -28,7 +27,7 @@ COUNTABLE = [name for name in list_models() if load_model(name).parameters_known
 
 
 def on_one_gpu(name: str) -> Prediction:
-    return predict(load_model(name), Workload(4096, 1), H100, Plan())
+    return unjudged(load_model(name), Workload(4096, 1), H100, Plan())
 
 
 def padding(model: ModelSpec) -> int:
@@ -44,7 +43,7 @@ def test_linear_flops_summed_over_ranks_are_those_of_the_model(name, data):
     """Router, experts, shared experts, attention, MLP, mixers: 2 FLOPs a weight and token, whatever the plan."""
     model = load_model(name)
     plan = Plan(**data.draw(sizes(model)))
-    prediction = predict(model, Workload(4096, plan.dp), B200, plan)
+    prediction = unjudged(model, Workload(4096, plan.dp), B200, plan)
     x = SimpleNamespace(**prediction.values)
     for block, work in blocks_on_rank(prediction).items():
         a_rank = sum(linear_flops_forward(linear) for linear in work.linears)
@@ -59,7 +58,7 @@ def test_core_flops_summed_over_ranks_are_those_of_the_model(name, data):
     """Attention cores and recurrent scans."""
     model = load_model(name)
     plan = Plan(**data.draw(sizes(model)))
-    prediction = predict(model, Workload(4096, plan.dp), B200, plan)
+    prediction = unjudged(model, Workload(4096, plan.dp), B200, plan)
     x = SimpleNamespace(**prediction.values)
     for block in set(blocks_on_rank(prediction)) - {"mlp", "experts"}:
         a_rank = prediction.values[f"{block}_flops"]
@@ -74,7 +73,7 @@ def test_dispatch_conserves_tokens(name, data, capacity):
     """Copies sent = rows received, over all ranks: b s topk for each replica. Each of etp ranks sees its rows."""
     model = load_model(name)
     plan = Plan(**data.draw(sizes(model)), moe_capacity_factor=capacity)
-    x = SimpleNamespace(**predict(model, Workload(4096, plan.dp), B200, plan).values)
+    x = SimpleNamespace(**unjudged(model, Workload(4096, plan.dp), B200, plan).values)
     ranks = plan.tp * plan.cp * plan.dp
     sent = experts.routed_copies(x) * ranks
     received = experts.expert_rows(x) * ranks / plan.etp
@@ -88,7 +87,7 @@ def test_dispatch_conserves_tokens(name, data, capacity):
 def test_capacity_sets_the_rows_whatever_the_imbalance(name, data, factor):
     model = load_model(name)
     plan = Plan(**data.draw(sizes(model)), moe_capacity_factor=factor)
-    x = SimpleNamespace(**predict(model, Workload(4096, plan.dp, moe_imbalance=3.0), B200, plan).values)
+    x = SimpleNamespace(**unjudged(model, Workload(4096, plan.dp, moe_imbalance=3.0), B200, plan).values)
     assert experts.expert_rows(x) == pytest.approx(factor * plan.etp * experts.routed_copies(x))
 
 
@@ -130,7 +129,7 @@ def test_parameters_over_all_ranks_are_the_models(name, data):
     model = load_model(name)
     knobs = data.draw(sizes(model))
     plan = Plan(**knobs)
-    prediction = predict(model, Workload(4096, plan.dp * plan.pp), B200, plan)
+    prediction = unjudged(model, Workload(4096, plan.dp * plan.pp), B200, plan)
     one = blocks_on_rank(on_one_gpu(name))
     split = {"column": plan.tp, "row": plan.tp, "none": 1}
     total = 0.0
@@ -165,7 +164,7 @@ def test_two_stages_hold_the_model_and_its_second_copies(name, data):
     model = load_model(name)
     ep = data.draw(st.sampled_from([1, 2, 4]))
     plan = Plan(pp=2, vpp=data.draw(st.sampled_from([1, 2])), ep=ep if model.moe else 1, dp=4)
-    values = predict(model, Workload(4096, 8), B200, plan).values
+    values = unjudged(model, Workload(4096, 8), B200, plan).values
     held = sum(
         values[f"{stage}_stage_parameters"] + plan.ep * values.get(f"{stage}_stage_expert_parameters", 0)
         for stage in ("first", "last")
@@ -185,7 +184,7 @@ def test_optimizer_state_of_all_ranks_is_twelve_bytes_a_parameter(name, data):
     knobs = data.draw(sizes(model, stages=(1,))) | {"tp": 1, "etp": 1, "sequence_parallel": False}
     knobs["ep"] = min(knobs["ep"], knobs["cp"] * knobs["dp"])
     plan = Plan(**knobs, zero_stage=1)
-    values = predict(model, Workload(4096, plan.dp), B200, plan).values
+    values = unjudged(model, Workload(4096, plan.dp), B200, plan).values
     dense = on_one_gpu(name).values["first_stage_parameters"]
     grouped = on_one_gpu(name).values["first_stage_expert_parameters"]
     ranks = plan.cp * plan.dp

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from family_cases import B200, FAMILIES, FEW, H100, OFFLOADABLE, SPARSE_FAMILIES, cases, walk
+from family_cases import B200, FAMILIES, FEW, H100, OFFLOADABLE, SPARSE_FAMILIES, cases, unjudged, walk
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -74,6 +74,7 @@ def test_parts_sum_to_the_total(name, data):
     model = load_model(name)
     plan, workload = data.draw(cases(model))
     prediction = predict(model, workload, B200, plan)
+    assert prediction.interval_low < prediction.step_time_s < prediction.interval_high
     for tree in (prediction.time, prediction.memory):
         for term in walk(tree):
             assert term.value >= 0, term.name
@@ -87,7 +88,7 @@ def test_parts_sum_to_the_total(name, data):
 def test_search_and_explanation_give_the_same_number(name, data):
     model = load_model(name)
     plan, workload = data.draw(cases(model))
-    prediction = predict(model, workload, B200, plan)
+    prediction = unjudged(model, workload, B200, plan)
     row = evaluate_plans(PlanArray(model, workload, B200, plan.precision, plan_columns([Plan(), plan])))
     assert row["step_time"][1] == pytest.approx(prediction.step_time_s, rel=1e-12)
     assert row["peak_memory"][1] == pytest.approx(prediction.peak_memory_bytes, rel=1e-12)
@@ -102,7 +103,7 @@ def test_compiled_numbers_equal_the_symbolic_expressions(name, data):
     """The NumPy text and the printed expression of every entry of the ledger agree."""
     model = load_model(name)
     plan, workload = data.draw(cases(model))
-    prediction = predict(model, workload, B200, plan)
+    prediction = unjudged(model, workload, B200, plan)
     words = {"Max": max, "Min": min, "ceiling": math.ceil, "log": math.log} | prediction.values
     for entry, record in compiled_family(prediction.features).entries.items():
         value = eval(record["expression"], {"__builtins__": {}}, words)
@@ -115,8 +116,8 @@ def test_compiled_numbers_equal_the_symbolic_expressions(name, data):
 def test_model_flops_do_not_depend_on_the_plan(name, data):
     model = load_model(name)
     plan, workload = data.draw(cases(model))
-    one = predict(model, workload, B200, Plan())
-    many = predict(model, workload, B200, plan)
+    one = unjudged(model, workload, B200, Plan())
+    many = unjudged(model, workload, B200, plan)
     assert many.values["model_flops"] == pytest.approx(one.values["model_flops"], rel=1e-12)
 
 
@@ -125,8 +126,8 @@ def test_model_flops_do_not_depend_on_the_plan(name, data):
 def test_one_rank_communicates_nothing(name, precision):
     model = load_model(name)
     for knobs in ({}, {"moe_dispatcher": "deepep"}, {"moe_dispatcher": "allgather"}):
-        values = predict(model, Workload(2048, 2), B200, Plan(precision=precision, **knobs)).values
-        for entry in compiled_family(predict(model, Workload(2048, 2), B200, Plan()).features).entries:
+        values = unjudged(model, Workload(2048, 2), B200, Plan(precision=precision, **knobs)).values
+        for entry in compiled_family(unjudged(model, Workload(2048, 2), B200, Plan()).features).entries:
             travels = entry.startswith(TRAFFIC) or entry.endswith(("tp_exposed_forward", "cp_ring_step"))
             if travels and not entry.endswith("parameters"):
                 assert values[entry] == 0, entry
@@ -144,7 +145,7 @@ def test_more_bandwidth_is_never_slower(name, data, link, factor):
     quick = getattr(H100, link)
     quick = dataclasses.replace(quick, bandwidth=quick.bandwidth * factor)
     faster = dataclasses.replace(H100, **{link: quick})
-    before, after = (predict(model, workload, cluster, plan).step_time_s for cluster in (H100, faster))
+    before, after = (unjudged(model, workload, cluster, plan).step_time_s for cluster in (H100, faster))
     assert after <= before * (1 + 1e-12)
 
 
@@ -155,7 +156,7 @@ def test_imbalance_never_speeds_up_or_saves_memory(name, data, low, more):
     model = load_model(name)
     plan, workload = data.draw(cases(model))
     even, uneven = (
-        predict(model, dataclasses.replace(workload, moe_imbalance=imbalance), B200, plan)
+        unjudged(model, dataclasses.replace(workload, moe_imbalance=imbalance), B200, plan)
         for imbalance in (low, low + more)
     )
     # A pass that computes longer and waits less for the host hides more of the other traffic beside it: `not_slower`.
@@ -174,7 +175,7 @@ def test_recompute_never_raises_activations_or_saves_time(name, data, module):
     plan, workload = data.draw(cases(model))
     assume(module != "core_attn" or plan.cp == 1)
     none, some, full = (
-        predict(model, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=modules))
+        unjudged(model, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=modules))
         for mode, modules in (("none", ()), ("selective", (module,)), ("full", ()))
     )
     for stage in stages_of(plan):
@@ -197,7 +198,9 @@ def test_offload_never_raises_activations_or_saves_time(name, data, module, laye
     plan, workload = data.draw(cases(model))
     plan = dataclasses.replace(plan, recompute="none", recompute_modules=())
     offload = {"offload_layers": layers} if layers and plan.pp == 1 else {"offload_modules": (module,)}
-    here, away = (predict(model, workload, B200, one) for one in (plan, dataclasses.replace(plan, **offload)))
+    here, away = (
+        unjudged(model, workload, B200, one) for one in (plan, dataclasses.replace(plan, **offload))
+    )
     for stage in stages_of(plan):
         entry = f"memory_{stage}_activations"
         assert away.values[entry] <= here.values[entry] * (1 + 1e-12)
@@ -215,9 +218,9 @@ def traffic(prediction: Prediction, way: str) -> float:
 def test_adapters_take_less_time_and_memory_than_pretraining(name, data, targets):
     model = load_model(name)
     plan, workload = data.draw(cases(model))
-    whole = predict(model, workload, B200, plan)
+    whole = unjudged(model, workload, B200, plan)
     adapters = dataclasses.replace(workload, task="lora", lora_rank=16, lora_targets=targets)
-    lora = predict(model, adapters, B200, plan)
+    lora = unjudged(model, adapters, B200, plan)
     # Adapters read what their layers read, and scale and add to what they write, in 16 bits: on every layer, repeated
     # by full recompute and beside FP8 layers, that can cost what weight gradients save. So can their kernels where the
     # host is slow. Between tensor-parallel ranks they exchange whole outputs, with nothing beside, which recompute
@@ -242,7 +245,7 @@ def test_adapters_on_all_layers_cost_their_exchange_under_tensor_parallelism(tp)
     plan = Plan(tp=tp, dp=2, micro_batch=2, precision="fp8-cs", sequence_parallel=True, recompute="full")
     whole = Workload(16384, 32)
     adapters = dataclasses.replace(whole, task="lora", lora_rank=16, lora_targets="all")
-    lora, pretraining = (predict(load_model("llama3-70b"), work, B200, plan) for work in (adapters, whole))
+    lora, pretraining = (unjudged(load_model("llama3-70b"), work, B200, plan) for work in (adapters, whole))
     sent = [2 * traffic(one, "forward") + traffic(one, "backward") for one in (lora, pretraining)]
     assert sent[0] > 1.5 * sent[1]
     assert lora.step_time_s - sent[0] < 1.25 * (pretraining.step_time_s - sent[1])
@@ -260,12 +263,12 @@ def test_packed_short_documents_are_never_slower_than_full_ones(name, data, divi
     plan, workload = data.draw(cases(model))
     if "a2a" in plan.cp_comm_type:
         plan = dataclasses.replace(plan, cp_comm_type="p2p", cp_a2a_size=1)
-    full = predict(model, workload, B200, plan)
+    full = unjudged(model, workload, B200, plan)
     short = dataclasses.replace(workload, mean_length=workload.seq_len // divisor, length_cv=cv)
-    packed = predict(model, short, B200, plan)
+    packed = unjudged(model, short, B200, plan)
     assert not_slower(packed, full, packed.values["length_variance"])
     assert packed.values["model_flops"] <= full.values["model_flops"] * (1 + 1e-12)
-    padded = predict(model, dataclasses.replace(short, packed=False), B200, plan)
+    padded = unjudged(model, dataclasses.replace(short, packed=False), B200, plan)
     assert padded.peak_memory_bytes == pytest.approx(full.peak_memory_bytes, rel=1e-12)
     if padded.values["s"] == workload.seq_len:
         assert padded.step_time_s == pytest.approx(full.step_time_s, rel=1e-12)
@@ -276,7 +279,7 @@ def test_packed_short_documents_are_never_slower_than_full_ones(name, data, divi
 
 def with_a_slow_host(model: ModelSpec, workload: Workload, plan: Plan) -> dict[str, float]:
     """Every entry when the host takes 60 us to issue a kernel, whatever was fitted."""
-    prediction = predict(model, workload, B200, plan)
+    prediction = unjudged(model, workload, B200, plan)
     inputs = {name: prediction.values[name] for name in BY_NAME if name in prediction.values}
     values = compiled_family(prediction.features).full(inputs | {"host_kernel": 60e-6})
     assert values["host_bound"] > 0
@@ -295,7 +298,7 @@ def test_a_last_stage_that_is_slow_for_its_logits_waits_for_its_own_layers():
     """Two layers, and the logits, against four: shorter attention of all of them never slows the step."""
     model, plan = load_model("moonlight-16b-a3b"), Plan(pp=8, vpp=2, micro_batch=2, precision="fp8-cs")
     plan = dataclasses.replace(plan, zero_stage=0, overlap_grad_reduce=False, grad_reduce_in_fp32=True)
-    full, packed = (predict(model, Workload(8192, 32, mean_length=mean), B200, plan) for mean in (0, 4096))
+    full, packed = (unjudged(model, Workload(8192, 32, mean_length=mean), B200, plan) for mean in (0, 4096))
     for each in (full, packed):
         assert each.values["host_bound"] > 0
         assert each.values["last_stage_time"] > each.values["pace_stage_time"]
@@ -318,7 +321,7 @@ def test_fused_experts_offload_all_that_they_keep():
     model, workload = load_model("qwen3-30b-a3b"), Workload(4096, 64)
     plan = Plan(dp=8, ep=8, precision="mxfp8", expert_mlp_fusion=True)
     here, away = (
-        predict(model, workload, B200, dataclasses.replace(plan, offload_modules=modules)).values
+        unjudged(model, workload, B200, dataclasses.replace(plan, offload_modules=modules)).values
         for modules in ((), ("fused_group_mlp",))
     )
     rows, stored = 4096 * 8, here["saved_bytes"]
@@ -330,7 +333,7 @@ def test_fused_experts_offload_all_that_they_keep():
 def test_buffers_of_offloading_are_no_larger_than_the_stage():
     model, workload = load_model("gpt-oss-120b"), Workload(2048, 8)
     here, away = (
-        predict(model, workload, B200, Plan(pp=8, offload_layers=layers)).values for layers in (0, 1)
+        unjudged(model, workload, B200, Plan(pp=8, offload_layers=layers)).values for layers in (0, 1)
     )
     assert here["layers_last"] == 1
     assert away["memory_last_activations"] <= here["memory_last_activations"]
@@ -342,7 +345,7 @@ def test_mixers_exchange_heads_for_sequence_over_context_ranks(name):
     model, workload = load_model(name), Workload(16384, 32)
     mixer = "mamba" if model.mamba is not None else "delta"
     alone, near, far = (
-        predict(model, workload, cluster, Plan(tp=2, cp=cp, dp=8)).values[f"{mixer}_cp_exposed_forward"]
+        unjudged(model, workload, cluster, Plan(tp=2, cp=cp, dp=8)).values[f"{mixer}_cp_exposed_forward"]
         for cluster, cp in ((B200, 1), (B200, 4), (H100, 16))
     )
     assert alone == 0 < near < far
@@ -355,7 +358,7 @@ def test_a_state_wider_than_one_product_costs_the_scan_more_than_its_flops():
 
     def seconds_a_flop(state: int) -> float:
         model = dataclasses.replace(base, mamba=dataclasses.replace(base.mamba, state_dim=state))
-        values = predict(model, Workload(8192, 32), H100, Plan(tp=8, dp=4)).values
+        values = unjudged(model, Workload(8192, 32), H100, Plan(tp=8, dp=4)).values
         return values["mamba_core_forward"] / values["mamba_flops"]
 
     narrow, usual, wide, wider = (seconds_a_flop(state) for state in (64, 128, 192, 256))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from family_cases import unjudged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray, evaluate_plans
 from costmodel.predict import predict
 from costmodel.rates import stream
+from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 
 B200 = hardware_db.resolve("b200", None)[0]
@@ -83,7 +86,7 @@ def test_parts_sum_to_the_total(case):
 @given(plans())
 def test_search_and_explanation_give_the_same_number(case):
     plan, workload = case
-    prediction = predict(LLAMA, workload, B200, plan)
+    prediction = unjudged(LLAMA, workload, B200, plan)
     row = evaluate_plans(PlanArray(LLAMA, workload, B200, plan.precision, plan_columns([plan, plan])))
     assert row["step_time"][1] == pytest.approx(prediction.step_time_s, rel=1e-12)
     assert row["peak_memory"][0] == pytest.approx(prediction.peak_memory_bytes, rel=1e-12)
@@ -97,6 +100,18 @@ def test_columns_give_the_plan_back(case):
     assert plan_from_columns(columns, 0, plan.precision) == plan
 
 
+@cache
+def symbolic(name):
+    """An entry of a dense model as sympy reads it."""
+    import sympy
+
+    words = {
+        symbol: sympy.Symbol(symbol, nonnegative=True)
+        for symbol in (*BY_NAME, *compiled_family(DENSE).entries)
+    }
+    return sympy.sympify(compiled_family(DENSE).entries[name]["expression"], locals=words)
+
+
 @GENTLE
 @given(plans())
 def test_compiled_numbers_equal_the_symbolic_expression(case):
@@ -104,7 +119,7 @@ def test_compiled_numbers_equal_the_symbolic_expression(case):
     import sympy
 
     plan, workload = case
-    prediction = predict(LLAMA, workload, B200, plan)
+    prediction = unjudged(LLAMA, workload, B200, plan)
     for name in (
         "attention_activation_bytes",
         "mlp_activation_bytes",
@@ -113,19 +128,20 @@ def test_compiled_numbers_equal_the_symbolic_expression(case):
         "forward_attention",
         "memory_first_weights",
     ):
-        expression = sympy.sympify(
-            compiled_family(DENSE).entries[name]["expression"], locals=_symbols(prediction)
+        expression = symbolic(name)
+        # All at once: `subs` puts one number after another into the whole expression.
+        numbers = {each: sympy.Float(prediction.values[each.name]) for each in expression.free_symbols}
+        assert float(expression.xreplace(numbers)) == pytest.approx(
+            prediction.values[name], rel=1e-9, abs=1e-18
         )
-        numbers = {symbol: prediction.values[str(symbol)] for symbol in expression.free_symbols}
-        assert float(expression.subs(numbers)) == pytest.approx(prediction.values[name], rel=1e-9, abs=1e-18)
 
 
 @GENTLE
 @given(plans())
 def test_model_flops_do_not_depend_on_the_plan(case):
     plan, workload = case
-    one = predict(LLAMA, Workload(workload.seq_len, workload.global_batch), B200, Plan())
-    assert predict(LLAMA, workload, B200, plan).values["model_flops"] == pytest.approx(
+    one = unjudged(LLAMA, Workload(workload.seq_len, workload.global_batch), B200, Plan())
+    assert unjudged(LLAMA, workload, B200, plan).values["model_flops"] == pytest.approx(
         one.values["model_flops"], rel=1e-12
     )
 
@@ -135,8 +151,8 @@ def test_model_flops_do_not_depend_on_the_plan(case):
 def test_flops_and_parameters_are_conserved_over_ranks(tp, dp, cp, pp):
     """Linear and attention FLOPs and linear weights, summed over ranks, are those of one GPU."""
     workload = Workload(4096, 2 * pp * dp)
-    one = predict(LLAMA, Workload(4096, 1), B200, Plan())
-    many = predict(LLAMA, workload, B200, Plan(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1))
+    one = unjudged(LLAMA, Workload(4096, 1), B200, Plan())
+    many = unjudged(LLAMA, workload, B200, Plan(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1))
     ranks, passes = tp * cp, workload.global_batch
     assert many.values["attention_flops"] * ranks * passes == pytest.approx(
         one.values["attention_flops"] * passes
@@ -152,7 +168,7 @@ def test_flops_and_parameters_are_conserved_over_ranks(tp, dp, cp, pp):
 def test_one_gpu_holds_the_published_parameters(name):
     """The rank's parameters on one GPU are the model's, but for the padding of the vocabulary."""
     spec = load_model(name)
-    values = predict(spec, Workload(1024, 1), H100, Plan()).values
+    values = unjudged(spec, Workload(1024, 1), H100, Plan()).values
     padding = (spec.padded_vocab(1) - spec.vocab) * spec.hidden * (1 if spec.tied_embeddings else 2)
     assert values["first_stage_parameters"] == count_parameters(spec).total + padding
 
@@ -160,8 +176,8 @@ def test_one_gpu_holds_the_published_parameters(name):
 @GENTLE
 @given(st.sampled_from([1024, 2048, 4096]), st.sampled_from([2, 4]))
 def test_linear_scales_with_s_attention_with_s_squared(seq_len, factor):
-    short = predict(LLAMA, Workload(seq_len, 1), B200, Plan()).values
-    long = predict(LLAMA, Workload(seq_len * factor, 1), B200, Plan()).values
+    short = unjudged(LLAMA, Workload(seq_len, 1), B200, Plan()).values
+    long = unjudged(LLAMA, Workload(seq_len * factor, 1), B200, Plan()).values
     assert long["attention_flops"] == pytest.approx(short["attention_flops"] * factor**2)
     assert long["tokens"] == short["tokens"] * factor
     for block in ("attention", "mlp"):
@@ -178,7 +194,7 @@ def test_hidden_size_scales_linear_by_its_square():
         ffn_hidden=2 * GPT.ffn_hidden,
     )
     workload = Workload(2048, 1)
-    small, large = (predict(spec, workload, B200, Plan()) for spec in (GPT, wide))
+    small, large = (unjudged(spec, workload, B200, Plan()) for spec in (GPT, wide))
     assert linear_weights(large) == pytest.approx(4 * linear_weights(small))
     assert large.values["attention_flops"] == pytest.approx(2 * small.values["attention_flops"])
 
@@ -186,7 +202,7 @@ def test_hidden_size_scales_linear_by_its_square():
 @GENTLE
 @given(st.sampled_from([1, 2, 4]), st.sampled_from(["bf16", "mxfp8"]))
 def test_one_rank_communicates_nothing(m, precision):
-    values = predict(LLAMA, Workload(2048, m), B200, Plan(precision=precision)).values
+    values = unjudged(LLAMA, Workload(2048, m), B200, Plan(precision=precision)).values
     for name in (
         "attention_tp_exposed_forward",
         "attention_tp_exposed_backward",
@@ -214,7 +230,7 @@ def test_more_bandwidth_is_never_slower(case, link, factor):
     faster_link = _faster(getattr(H100, link), factor)
     faster = dataclasses.replace(H100, **{link: faster_link})
     plan = dataclasses.replace(plan, precision="bf16")
-    before, after = (predict(LLAMA, workload, cluster, plan).step_time_s for cluster in (H100, faster))
+    before, after = (unjudged(LLAMA, workload, cluster, plan).step_time_s for cluster in (H100, faster))
     assert after <= before * (1 + 1e-12)
 
 
@@ -230,7 +246,7 @@ def test_bubble_of_equal_stages(pp, vpp, rounds):
 def test_bubble_term_is_p_minus_1_over_v_m_for_layers(pp):
     """Without vocabulary the bubble over the compute of all micro-batches is (p - 1) / (v m)."""
     spec = dataclasses.replace(LLAMA, vocab=128, vocab_divisible_by=1, vocab_padded=None)
-    values = predict(spec, Workload(8192, 64), B200, Plan(pp=pp, vpp=2)).values
+    values = unjudged(spec, Workload(8192, 64), B200, Plan(pp=pp, vpp=2)).values
     compute = 64 * values["layers_pace"] * (values["attention_time"] + values["mlp_time"])
     assert values["pipeline_bubble"] / compute == pytest.approx((pp - 1) / (2 * 64), rel=0.02)
 
@@ -241,7 +257,7 @@ def test_memory_falls_with_tp_pp_and_zero_stage(tp, pp):
     workload = Workload(4096, 64)
 
     def states(**knobs):
-        tree = predict(LLAMA, workload, B200, Plan(dp=4, **knobs)).memory
+        tree = unjudged(LLAMA, workload, B200, Plan(dp=4, **knobs)).memory
         parts = {part.name.split("_", 2)[2]: part.value for part in tree.parts}
         return parts["weights"] + parts["gradients"] + parts["optimizer"]
 
@@ -258,7 +274,7 @@ def test_memory_falls_with_tp_pp_and_zero_stage(tp, pp):
 def test_recompute_trades_time_for_memory(case):
     plan, workload = case
     none, full = (
-        predict(LLAMA, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=()))
+        unjudged(LLAMA, workload, B200, dataclasses.replace(plan, recompute=mode, recompute_modules=()))
         for mode in ("none", "full")
     )
     assert full.step_time_s > none.step_time_s
@@ -269,7 +285,7 @@ def test_replicas_of_hybrid_sharding_reduce_over_the_network():
     """Gathers stay inside the node, the replicas' all-reduce does not: neither is free."""
     workload = Workload(8192, 64)
     whole, hybrid = (
-        predict(LLAMA, workload, H100, Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=size))
+        unjudged(LLAMA, workload, H100, Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=size))
         for size in (0, 8)
     )
     assert whole.values["dp_fsdp_replica_reduce"] == 0
@@ -282,7 +298,7 @@ def test_replicas_that_share_the_optimizer_state_hold_a_part_of_it_each():
     """HFSDP: state over all ranks, gradients reduce-scattered and parameters gathered between replicas."""
     workload, plan = Workload(8192, 64), Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=8)
     apart, shared = (
-        predict(LLAMA, workload, H100, dataclasses.replace(plan, outer_dp_sharding_strategy=outer))
+        unjudged(LLAMA, workload, H100, dataclasses.replace(plan, outer_dp_sharding_strategy=outer))
         for outer in ("no_shard", "optim")
     )
     state = "memory_first_optimizer"
@@ -296,7 +312,7 @@ def test_replicas_that_share_the_optimizer_state_hold_a_part_of_it_each():
     whole = dataclasses.replace(plan, fsdp_shard_size=0)
     one = dataclasses.replace(whole, outer_dp_sharding_strategy="optim")
     assert (
-        predict(LLAMA, workload, H100, one).step_time_s == predict(LLAMA, workload, H100, whole).step_time_s
+        unjudged(LLAMA, workload, H100, one).step_time_s == unjudged(LLAMA, workload, H100, whole).step_time_s
     )
 
 
@@ -305,13 +321,13 @@ def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
 
     def more(plan: Plan, batch: int = 64) -> float:
         own, torch = (
-            predict(LLAMA, Workload(8192, batch), H100, dataclasses.replace(plan, fsdp_implementation=whose))
+            unjudged(LLAMA, Workload(8192, batch), H100, dataclasses.replace(plan, fsdp_implementation=whose))
             for whose in ("megatron", "torch")
         )
         return torch.values["fsdp_exposed"] - own.values["fsdp_exposed"]
 
     plan = Plan(dp=64, fsdp=True, zero_stage=3)
-    values = predict(LLAMA, Workload(8192, 64), H100, plan).values
+    values = unjudged(LLAMA, Workload(8192, 64), H100, plan).values
     into = CHUNK_CAT * (2 + 4)
     moved = 80 * (2 * 2 * 2 + into) * values["dp_layer_parameters"]
     moved += (2 * 2 + into) * (values["dp_first_parameters"] + values["dp_output_parameters"])
@@ -329,13 +345,13 @@ def test_registered_buffers_and_larger_buckets_never_add_to_data_parallel_traffi
     plan = dataclasses.replace(plan, sharp=sharp)
 
     def exposed(**knobs) -> float:
-        values = predict(LLAMA, workload, B200, dataclasses.replace(plan, **knobs)).values
+        values = unjudged(LLAMA, workload, B200, dataclasses.replace(plan, **knobs)).values
         return values["dp_gradients"] + values["dp_gather"] + values["fsdp_exposed"]
 
     assert exposed(nccl_ub=True) <= exposed() * (1 + 1e-12)
     sizes = (10_000_000, 100_000_000)
     small, large = (
-        predict(LLAMA, workload, B200, dataclasses.replace(plan, bucket_size=n)).values for n in sizes
+        unjudged(LLAMA, workload, B200, dataclasses.replace(plan, bucket_size=n)).values for n in sizes
     )
     assert large["buckets_dp"] <= small["buckets_dp"]
     for kind in ("dp_reduce_scatter", "dp_all_gather", "dp_all_reduce"):
@@ -400,12 +416,6 @@ def _walk(term):
         yield from _walk(part)
 
 
-def _symbols(prediction):
-    import sympy
-
-    return {name: sympy.Symbol(name, nonnegative=True) for name in prediction.values}
-
-
 def _faster(link, factor):
     return dataclasses.replace(link, bandwidth=link.bandwidth * factor)
 
@@ -415,7 +425,7 @@ def test_stages_of_one_domain_send_over_its_links_however_many_they_are(stages):
     """Eight stages on the eight GPUs of a node hand over as fast as two; a second node brings its network in."""
     model, workload = load_model("llama3-8b"), Workload(4096, 64)
     node, nodes = (
-        predict(model, workload, hardware_db.load_cluster("dgx-h100"), Plan(pp=stages, dp=gpus // stages))
+        unjudged(model, workload, hardware_db.load_cluster("dgx-h100"), Plan(pp=stages, dp=gpus // stages))
         for gpus in (8, 16)
     )
     size = node.values["b"] * 4096 * model.hidden * 2
