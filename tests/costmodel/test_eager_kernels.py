@@ -12,6 +12,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.timeline import simulate
+from costmodel.work import experts
 from costmodel.workload import Workload
 
 H100, B200 = (hardware_db.resolve(name, None)[0] for name in ("h100", "b200"))
@@ -29,8 +30,11 @@ def leaf(prediction: Prediction, name: str) -> float:
 
 
 def test_clamps_move_the_bytes_of_their_kernels():
-    """Forward 8 widths a row where SwiGLU moves 3, backward 15 (30 bytes) where it moves 5; no other model clamps."""
-    found = run("gpt-oss-120b", ep=8, dp=8).values
+    """Forward 8 widths a row where SwiGLU moves 3, backward 15 (30 bytes) where it moves 5; no other model clamps.
+
+    Where nothing was profiled. On Hopper they wait for multiprocessors, as long as so many copies of heads.
+    """
+    found = run("gpt-oss-120b", B200, ep=8, dp=8).values
     # An activation function runs at the rate of a copy.
     slower = found["contiguous_fraction"] / found["elementwise_fraction"]
     assert found["experts_clamp_forward"] == pytest.approx(
@@ -40,6 +44,11 @@ def test_clamps_move_the_bytes_of_their_kernels():
         # Forward, for backward the activation function can wait for the multiprocessors.
         found["experts_activation_forward"] * 15 / 3 * slower
     )
+    hopper = run("gpt-oss-120b", ep=8, dp=8).values
+    rows = hopper["b"] * hopper["s"] * hopper["topk"]
+    cycles = hopper["head_copy_cycles"] * rows * hopper["fe"] / (hopper["sm_cycles"] * hopper["release_scale"])
+    for way, copies in zip(("forward", "backward"), experts.CLAMP_COPIES, strict=True):
+        assert hopper[f"experts_clamp_{way}"] == pytest.approx(copies * cycles)
     assert run("qwen3-30b-a3b", ep=8, dp=8).values["experts_clamp_forward"] == 0
 
 
