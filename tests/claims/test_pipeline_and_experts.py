@@ -257,8 +257,8 @@ def qwen_30b(dispatcher: str, **more: Any) -> Prediction:
             1.4,
             marks=pytest.mark.xfail(
                 strict=True,
-                reason="the model gains 1.41 where 1.317 was measured and 1.4 is the claim's bound: without overlap the "
-                "step is told longer since routers and maps were timed on an H100",
+                reason="the model gains 1.41 where 1.317 was measured and 1.4 is the claim's bound: without overlap "
+                "the step is told longer since routers and maps were timed on an H100",
             ),
         ),
         pytest.param(

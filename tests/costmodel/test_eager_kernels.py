@@ -46,7 +46,9 @@ def test_clamps_move_the_bytes_of_their_kernels():
     )
     hopper = run("gpt-oss-120b", ep=8, dp=8).values
     rows = hopper["b"] * hopper["s"] * hopper["topk"]
-    cycles = hopper["head_copy_cycles"] * rows * hopper["fe"] / (hopper["sm_cycles"] * hopper["release_scale"])
+    cycles = (
+        hopper["head_copy_cycles"] * rows * hopper["fe"] / (hopper["sm_cycles"] * hopper["release_scale"])
+    )
     for way, copies in zip(("forward", "backward"), experts.CLAMP_COPIES, strict=True):
         assert hopper[f"experts_clamp_{way}"] == pytest.approx(copies * cycles)
     assert run("qwen3-30b-a3b", ep=8, dp=8).values["experts_clamp_forward"] == 0

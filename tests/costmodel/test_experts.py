@@ -191,7 +191,9 @@ def test_a_row_costs_hybridep_time_beside_its_bytes():
 def test_multiprocessors_of_dispatchers_move_their_own_kernels_alone(dispatcher, moves):
     """Those of NCCL take multiprocessors too, and have no knob. Four sequences a pass: the host is no limit."""
     model, where = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")
-    plan = Plan(dp=8, ep=8, micro_batch=4, moe_dispatcher=dispatcher, overlap_moe_comm=dispatcher != "allgather")
+    plan = Plan(
+        dp=8, ep=8, micro_batch=4, moe_dispatcher=dispatcher, overlap_moe_comm=dispatcher != "allgather"
+    )
     times = {
         sms: predict(model, Workload(4096, 64), where, replace(plan, dispatcher_sms=sms)).step_time_s
         for sms in (0, 4, 64)
