@@ -45,7 +45,7 @@ def one_rank(**known: float) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize(("kernel", "fused", "within"), [("fused", 1, 0.21), ("PyTorch", 0, 0.3)])
+@pytest.mark.parametrize(("kernel", "fused", "within"), [("fused", 1, 0.17), ("PyTorch", 0, 0.3)])
 def test_the_choice_of_experts_takes_what_was_timed(kernel, fused, within):
     """From 2 of 8 to 22 of 512 experts, in groups and without; PyTorch's is a row of kernels, gaps between them."""
     runs = timed(f"choice of experts, {kernel}")
