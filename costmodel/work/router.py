@@ -21,8 +21,8 @@ ROUTER_CAST_BYTES = 16
 # Symbol of the GPUs where such kernels were timed.
 TIMED = "timed_cycles"
 
-# Cycles are of one multiprocessor of an H100 at 1,830 MHz, its boost clock on file. Those that Transformer Engine's fused
-# kernel spends on a token, on each expert that it picks for it, and on each candidate of a pick, again for every one.
+# Cycles are of one multiprocessor of an H100 at 1,830 MHz, its boost clock on file. Those that Transformer Engine's
+# fused kernel spends on a token, on each expert that it picks for it, and on each candidate of a pick, again for each.
 # Source: measured on an H100 (2026-11-27, Transformer Engine 2.12): 19 to 475 us for 4,096 tokens, from 2 of 8 to 22 of
 # 512 experts, met within 16 %, most within 8 (docs/fit-history.md).
 TOKEN_CYCLES, PICK_CYCLES, CANDIDATE_CYCLES = 440.0, 310.0, 1.45
