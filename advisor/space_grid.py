@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.request import Request
-from advisor.rules import Mask, Rule, Violation, error_masks, violation
+from advisor.rules import Mask, PlanWords, Rule, Violation, error_masks, violation
 from advisor.rules.facts import facts
 from advisor.space_options import SPLIT_KNOBS, Columns, Row
 from costmodel.columns import ITEMS, Array, collapsed
@@ -173,9 +173,8 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
                 space.rejected[rule.id] = first
                 left = left & ~mask
             space.fatal |= {rule.id} if count == there else set()
-            space.examples[rule.id] = violation(
-                rule, {name: _at(word, cell) for name, word in words.items()}, 0
-            )
+            row = PlanWords({name: _at(word, cell) for name, word in words.items()})
+            space.examples[rule.id] = violation(rule, row)
     space.keep(faults == 0)
     if there and not space.alive.any() and not space.fatal:
         # No rule forbids all: what forbids plans that hold to every other rule left the last ones out.

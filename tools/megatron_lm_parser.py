@@ -9,12 +9,15 @@ stays what it is. `megatron.training` is in wheels from 0.17 on.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,55 +59,63 @@ def wheel_folder(release: str) -> Path:
     return folder
 
 
-def parse_all(jobs: Sequence[dict[str, Any]], release: str = "0.19.2") -> list[dict[str, Any]]:
-    """What Megatron-LM says to every job; see `executor.workers.megatron_lm_parser`."""
-    wheel = wheel_folder(release)
-    with tempfile.TemporaryDirectory() as place:
-        given, answers = Path(place, "jobs.json"), Path(place, "answers.json")
-        given.write_text(json.dumps(list(jobs)))
+class Parser:
+    """A process that has loaded the Megatron-LM of one release, and answers until this one ends.
+
+    NoParser where the wheel cannot be had; RuntimeError with its last words where the process ends or takes too long.
+    """
+
+    def __init__(self, release: str) -> None:
+        self.release = release
+        wheel = wheel_folder(release)
         # The worker's folder comes first on the path, so that of the wheel is put before it there.
         root = str(Path(__file__).parents[1])
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "executor.workers.megatron_lm_parser",
-                str(given),
-                str(answers),
-                str(wheel),
-            ],
-            capture_output=True,
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "executor.workers.megatron_lm_parser", str(wheel)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
-            timeout=LIMIT,
             env={**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"},
         )
-        if not answers.is_file():
-            raise RuntimeError(f"the parser of {release} ended: {done.stderr.strip()[-2000:]}")
-        found: list[dict[str, Any]] = json.loads(answers.read_text())
+        atexit.register(self.process.kill)
+
+    def ask(self, jobs: Sequence[dict[str, Any] | str]) -> list[Any]:
+        """The answers to jobs, in order; see `executor.workers.megatron_lm_parser`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        limit = threading.Timer(LIMIT, self.process.kill)
+        limit.start()
+        line = ""
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and said why
+                self.process.stdin.write(json.dumps(list(jobs)) + "\n")
+                self.process.stdin.flush()
+                line = self.process.stdout.readline()
+        finally:
+            limit.cancel()
+        if not line:
+            _parser.cache_clear()
+            self.errors.seek(0)
+            raise RuntimeError(f"the parser of {self.release} ended: {self.errors.read().strip()[-2000:]}")
+        found: list[Any] = json.loads(line)
         return found
+
+
+@functools.cache
+def _parser(release: str) -> Parser:
+    return Parser(release)
+
+
+def parse_all(jobs: Sequence[dict[str, Any]], release: str = "0.19.2") -> list[dict[str, Any]]:
+    """What Megatron-LM says to every job; see `executor.workers.megatron_lm_parser`."""
+    return _parser(release).ask(jobs)
 
 
 def flags_of(release: str) -> set[str]:
     """Every flag that the parser of a release knows."""
-    wheel = wheel_folder(release)
-    code = (
-        "import argparse, sys; from executor.workers.megatron_lm_parser import load\n"
-        "parser = load(sys.argv[1]).add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))\n"
-        "print('FLAGS', *(flag for action in parser._actions for flag in action.option_strings))\n"
-    )
-    root = str(Path(__file__).parents[1])
-    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(wheel)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env=environment,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FLAGS ")]
-    if not lines:
-        raise RuntimeError(f"the parser of {release} ended: {done.stderr.strip()[-2000:]}")
-    return set(lines[0].split()[1:])
+    return set(_parser(release).ask(["flags"])[0])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.rules.facts import FROM_MACHINE, HELPERS, Facts, facts, row_facts, row_words
+from advisor.rules.facts import FROM_MACHINE, HELPERS, Facts, PlanWords, facts
 from advisor.rules.features import Feature, lacked, load_features
 from advisor.rules.model_words import machine_words
 from advisor.rules.predicted_words import UNPREDICTED
@@ -99,15 +99,15 @@ class Rule:
         """Where the rule is broken: True or False for every row of the words."""
         return eval(self._code, {"__builtins__": {}, **HELPERS}, words)
 
-    def message(self, words: Facts, index: int) -> tuple[str, str]:
-        """What is wrong and the way out, with the numbers of row `index` of the words.
+    def message(self, of: PlanWords) -> tuple[str, str]:
+        """What is wrong and the way out, with the numbers of a row of the words.
 
         Of the ways those that the stack, the machine and the plan have; where none is, what they lack.
         """
-        text, row, single = _Template(), row_facts(words, index), row_words(words, index)
+        text, row = _Template(), of.plain
         ways, lacked = [], []
         for way, rules in self.ways:
-            missing = int(way.missing(single, rules))
+            missing = int(way.missing(of.single, rules))
             if missing < 0:
                 ways.append(text.vformat(way.text, (), row))
             else:
@@ -238,13 +238,14 @@ def violations(
     # Columns hold modules only where they act; the rule about idle ones needs what the plan says.
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
     words |= predicted
-    found = [violation(rule, words, 0) for rule in rules_of(stack) if np.any(rule.broken(words))]
+    row = PlanWords(words)
+    found = [violation(rule, row) for rule in rules_of(stack) if np.any(rule.broken(words))]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 
 
-def violation(rule: Rule, words: Facts, index: int) -> Violation:
-    """What `rule` says about row `index`."""
-    text, way_out = rule.message(words, index)
+def violation(rule: Rule, row: PlanWords) -> Violation:
+    """What `rule` says about a row of the words."""
+    text, way_out = rule.message(row)
     return Violation(rule.id, rule.severity, rule.knobs, text, way_out, rule.source, rule.cites)
 
 

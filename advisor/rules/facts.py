@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,6 +157,24 @@ def _memory_and_graphs(w: Facts) -> Facts:
 
 def _any(words: Facts, names: Iterable[str]) -> Any:
     return reduce(np.logical_or, [words[name] for name in names])
+
+
+@dataclass(frozen=True)
+class PlanWords:
+    """The words of one plan, row `index` of those of many; each form of them is read once."""
+
+    words: Facts
+    index: int = 0
+
+    @cached_property
+    def plain(self) -> Facts:
+        """For messages: see `row_facts`."""
+        return row_facts(self.words, self.index)
+
+    @cached_property
+    def single(self) -> Facts:
+        """For conditions: see `row_words`."""
+        return row_words(self.words, self.index)
 
 
 def row_facts(words: Facts, index: int) -> Facts:

@@ -1,9 +1,11 @@
-"""Megatron-LM's own parser and checks over many command lines: `python -m ... JOBS.json ANSWERS.json WHEEL`.
+"""Megatron-LM's own parser and checks over many command lines: `python -m ... WHEEL`, a line of jobs in, one out.
 
-WHEEL is an unpacked wheel of megatron-core 0.17 or later, which holds megatron.training. A job has `arguments`
-(words), `environment` (variables of the script), `world`, `arch` (compute capability of the GPU). An answer has
-`refused` ("" when accepted), `values` (arguments as the parser leaves them), `layers` (of every stage and chunk, as
-Megatron's own function builds them) and `config` (fields of the configuration it makes).
+WHEEL is an unpacked wheel of megatron-core 0.17 or later, which holds megatron.training. It is loaded once (seconds);
+then each line of standard input is a list of jobs in JSON, answered by a line of standard output, until the input
+ends. A job has `arguments` (words), `environment` (variables of the script), `world`, `arch` (compute capability of
+the GPU). An answer has `refused` ("" when accepted), `values` (arguments as the parser leaves them), `layers` (of
+every stage and chunk, as Megatron's own function builds them) and `config` (fields of the configuration it makes).
+The job "flags" is answered by every flag that the parser knows.
 
 What this machine lacks is answered for: a GPU of the job's architecture, and a Transformer Engine that is new
 enough, so that what is refused is refused for the arguments. No kernel is run. A job with `groups` has the process
@@ -12,15 +14,17 @@ groups of its world made too.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
+import functools
+import inspect
 import io
 import json
 import os
 import sys
 import types
 import typing
-from pathlib import Path
 from typing import Any
 
 TE_VERSION = "2.14"
@@ -52,8 +56,12 @@ def load(wheel: str) -> Any:
         typing.override = lambda method: method  # type: ignore[attr-defined]
     for name in KERNELS:
         sys.modules[name] = _Kernels(name)
+    # Groups of arguments are read from the sources of their classes, for every command line anew.
+    inspect.getsource = functools.cache(inspect.getsource)
     import torch
 
+    # Nothing is run: what torch.compile would make of a function is not asked for, and is slow to import.
+    torch.compile = _as_it_is  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_, **__: (_arch(), 0)
     torch.cuda.get_device_properties = lambda *_, **__: types.SimpleNamespace(  # type: ignore[assignment]
         major=_arch(), minor=0, multi_processor_count=132, total_memory=80 << 30, name="GPU"
@@ -67,6 +75,11 @@ def load(wheel: str) -> Any:
 
     _kernels_of_te()
     return arguments
+
+
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    """A function in place of its compiled form, or the decorator that leaves it."""
+    return _as_it_is if function is None else function
 
 
 def _kernels_of_te() -> None:
@@ -89,6 +102,12 @@ def _kernels_of_te() -> None:
 
 def _arch() -> int:
     return int(os.environ.get("ADVISOR_ARCH", "9"))
+
+
+def flags(arguments: Any) -> list[str]:
+    """Every flag that the parser knows."""
+    parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    return [flag for action in parser._actions for flag in action.option_strings]
 
 
 def answer(arguments: Any, job: dict[str, Any]) -> dict[str, Any]:
@@ -188,11 +207,14 @@ def _plain(value: Any) -> Any:
     return str(getattr(value, "name", value))
 
 
-def main(jobs: str, answers: str, wheel: str) -> None:
-    """Answer every job of the file."""
+def main(wheel: str) -> None:
+    """Answer every line of jobs. Only answers are on standard output: what libraries print goes to the errors."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     arguments = load(wheel)
-    found = [answer(arguments, job) for job in json.loads(Path(jobs).read_text())]
-    Path(answers).write_text(json.dumps(found))
+    for line in sys.stdin:
+        found = [flags(arguments) if job == "flags" else answer(arguments, job) for job in json.loads(line)]
+        print(json.dumps(found), file=answers, flush=True)
 
 
 if __name__ == "__main__":
