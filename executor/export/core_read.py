@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from costmodel.knobs import KNOBS, SETTINGS
@@ -101,13 +103,15 @@ APART = {"num_moe_experts": "moe_latent_size", "num_attention_heads": "experimen
 FORMATS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-def direct_fields() -> dict[str, str]:
+@cache
+def direct_fields() -> Mapping[str, str]:
     """Field -> knob where the value is the same."""
-    return {
+    direct = {
         KNOBS[name].mcore.rpartition(".")[2]: name
         for name in KNOBS
         if KNOBS[name].mcore and name not in TOGETHER and "," not in KNOBS[name].mcore
     }
+    return MappingProxyType(direct)
 
 
 def knobs_of(fields: Mapping[str, Any], world: int = 0) -> dict[str, Any]:
@@ -363,6 +367,7 @@ def model_of(fields: Mapping[str, Any]) -> str:
     return alike[0] if len(alike) == 1 or (alike and not min(found)[0]) else ""
 
 
+@cache
 def said_fields() -> frozenset[str]:
     """Fields that a plan or a model of ours says, alone or together with others."""
     named = {
