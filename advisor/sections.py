@@ -103,11 +103,11 @@ def evidence_text(near: dict[str, Any]) -> str:
     """A published run of `predict --json`: what it was, what the plan has instead, how far off we are there."""
     task = "" if near["task"] == "pretrain" else f"{near['task']} of "
     date = f", {near['date']}" if near["date"] else ""
-    differs = ", ".join(near["differences"]) or "nothing that counts"
+    differs = ", ".join(near["differences"]) or "none that counts"
     return (
         f"nearest published run is {task}{near['model']}, {near['gpus']:,} GPUs of {near['cluster']}, "
         f"{near['precision']}, {seconds(near['measured_step_time_s'])} a step ({near['source']}{date}); "
-        f"this plan differs by {differs}; there the model is off by {100 * near['our_error']:+.1f} %"
+        f"differences of this plan: {differs}; there the model is off by {100 * near['our_error']:+.1f} %"
     )
 
 

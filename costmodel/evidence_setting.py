@@ -127,16 +127,21 @@ def swapped(mine: frozenset[str], its: frozenset[str]) -> bool:
     return len((mine ^ its) & DISPATCHERS) == 2
 
 
+# Techniques whose word in evidence.csv is not how they are called in a sentence.
+TOLD = {"graphs": "CUDA graphs", "whole-step-graph": "a graph of the whole step", "muon": "Muon"}
+
+
 def _technique_words(mine: frozenset[str], its: frozenset[str]) -> str:
     words = []
     here, there = mine & DISPATCHERS, its & DISPATCHERS
     if here != there and here and there:
-        words.append(f"{min(here)} instead of {min(there)}")
+        words.append(f"{min(here)} instead of {min(there)}".replace("-", " "))
     both = (here | there) if here and there else frozenset()
     for sign, others in (("with", mine - its - both), ("without", its - mine - both)):
         if others:
-            words.append(f"{sign} {' and '.join(sorted(others))}")
-    return ", ".join(words).replace("-", " ")
+            told = [TOLD.get(word, word.replace("-", " ")) for word in sorted(others)]
+            words.append(f"{sign} {' and '.join(told)}")
+    return ", ".join(words)
 
 
 def _effect_words(name: str, query: Setting, run: Setting) -> str:

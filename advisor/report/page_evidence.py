@@ -52,13 +52,13 @@ def _published(near: list[dict[str, Any]]) -> Iterator[Markup]:
             run["precision"],
             seconds(run["measured_step_time_s"]),
             f"{100 * run['our_error']:+.1f} %",
-            ", ".join(run["differences"]) or "nothing that counts",
+            ", ".join(run["differences"]) or "none that counts",
             ", ".join(part for part in (run["source"], run["date"]) if part),
         )
         for run in near
     ]
     yield table(
-        ["published run", "GPUs", "format", "measured", "we are off by", "this plan differs by", "source"],
+        ["published run", "GPUs", "format", "measured", "we are off by", "differences of this plan", "source"],
         rows,
         "The nearest published runs",
         "lllrrll",

@@ -334,7 +334,7 @@ def test_techniques_that_differ_are_named():
     )
     assert table.distances(plain)[0] == 0
     (near,) = nearest(tuned, table=table)
-    assert near.differences == ("hybridep instead of alltoall, with graphs and overlapped dispatch",)
+    assert near.differences == ("hybridep instead of alltoall, with CUDA graphs and overlapped dispatch",)
     assert near.distance > 0
 
 
