@@ -51,10 +51,12 @@ def expression_printer(base: Any) -> Any:
             taken, self.shared = self.shared, {}
             return taken
 
-        def _is_array(self, expr: Any) -> bool:
+        def is_array(self, expr: Any) -> bool:
+            """Whether the expression depends on symbols of the plans."""
             # An expression is printed once all of its symbols are defined, so what is known stays true.
             if expr not in self.known:
-                self.known[expr] = any(symbol.name in self.arrays for symbol in expr.free_symbols)
+                symbol = expr.is_Symbol and expr.name in self.arrays
+                self.known[expr] = symbol or any(self.is_array(arg) for arg in expr.args)
             return self.known[expr]
 
         def _group(self, factors: list[Any]) -> str:
@@ -70,7 +72,7 @@ def expression_printer(base: Any) -> Any:
                 below = factor.is_Pow and factor.exp.is_Rational and factor.exp.is_negative
                 if below:
                     factor = sympy.Pow(factor.base, -factor.exp)
-                parts.setdefault((self._is_array(factor), below), []).append(factor)
+                parts.setdefault((self.is_array(factor), below), []).append(factor)
             scalar = self._group(parts.get((False, False), [])) or "1.0"
             if (False, True) in parts:
                 scalar += f"/({self._group(parts[False, True])})"
@@ -81,8 +83,8 @@ def expression_printer(base: Any) -> Any:
             return text
 
         def _print_Add(self, expr: Any, order: Any = None) -> str:
-            scalars = [arg for arg in expr.args if not self._is_array(arg)]
-            arrays = [arg for arg in expr.args if self._is_array(arg)]
+            scalars = [arg for arg in expr.args if not self.is_array(arg)]
+            arrays = [arg for arg in expr.args if self.is_array(arg)]
             texts = [self._print(arg) for arg in arrays]
             if scalars:
                 texts.append("(" + " + ".join(self._print(arg) for arg in scalars) + ")")
@@ -125,7 +127,7 @@ def printed(printer: Any, expressions: Mapping[str, Any]) -> Iterator[tuple[str,
     printer.repeated = repeated(expressions.values())
     printer.arrays = {entry.name for entry in BY_NAME.values() if entry.group == "plan"}
     for name, expr in expressions.items():
-        if any(symbol.name in printer.arrays for symbol in expr.free_symbols):
+        if printer.is_array(expr):
             printer.arrays.add(name)
         text = printer.doprint(expr)
         yield from printer.taken_shared().items()
@@ -144,7 +146,7 @@ def repeated(expressions: Iterable[Any]) -> set[Any]:
             seen[node] += 1
             if seen[node] == 1:  # what stands inside it is shared through it
                 waiting.extend(node.args)
-    return {node for node, times in seen.items() if times > 1 and len(node.free_symbols) > 0}
+    return {node for node, times in seen.items() if times > 1 and not node.is_number}
 
 
 def readable(expressions: Mapping[str, Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ def _knob(name: str) -> str:
     return f"[`{name}`](knobs.md#{name})"
 
 
+@cache
 def rule_topics() -> dict[str, str]:
     """Rule -> the file of its topic."""
     return {rule.id: topic for topic in TOPICS for rule in topic_rules(topic)}
@@ -106,7 +107,7 @@ def _symptom(name: str) -> str:
     return f"[`{name}`](diagnose.md#symptoms)"
 
 
-@lru_cache(maxsize=1)
+@cache
 def unmet_claims() -> dict[str, list[str]]:
     """Claim -> why some test named for it is expected to fail, or is not run."""
     found: dict[str, list[str]] = {}
@@ -139,6 +140,7 @@ def _unmet(topics: Iterable[dict[str, Any]]) -> str:
     return _table(("claim", "what the model has, and why"), rows)
 
 
+@cache
 def claim_files() -> dict[str, list[str]]:
     """Claim -> files of its tests."""
     files: dict[str, list[str]] = {}
