@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ class CompiledModel:
     """What evaluation and explanation need, without sympy.
 
     search evaluates the few numbers that rank plans, host those that `costmodel.host_memory` compares, full every
-    entry: of inputs that are arrays or numbers, and broadcast. entries holds name, title, unit, printed expression and
-    formula of each; trees the breakdowns by name.
+    entry: of inputs that are arrays or numbers, and broadcast. entries holds title, unit and formula of each; trees
+    the breakdowns by name; expressions the text of each entry by name, made when it is first asked for.
     """
 
     search: Function
@@ -40,6 +41,7 @@ class CompiledModel:
     full: Function
     entries: dict[str, dict[str, str]]
     trees: dict[str, Term]
+    expressions: Callable[[], dict[str, str]]
 
 
 def compile_model(
@@ -53,11 +55,12 @@ def compile_model(
     outputs, host: entries that `CompiledModel.search` and `CompiledModel.host` give.
     """
     path = cache_folder() / f"{family}-{SOURCES}.json"
+    built = cache(build)
     record = kept_record(path, {"search", "host", "full", "entries", "trees"})
     if record is None:
-        ledger, trees = build()
+        ledger, trees = built()
         expressions = {name: entry.expr for name, entry in ledger.entries.items()}
-        texts, told = _texts(expressions), readable(expressions)
+        texts = _texts(expressions)
         record = {
             "search": _source(texts, list(outputs), free=True),
             "host": _source(texts, list(host), free=True),
@@ -66,7 +69,6 @@ def compile_model(
                 entry.name: {
                     "title": entry.title,
                     "unit": entry.unit,
-                    "expression": told[entry.name],
                     "formula": entry.formula,
                 }
                 for entry in ledger.entries.values()
@@ -74,13 +76,30 @@ def compile_model(
             "trees": {name: tree_to_list(tree) for name, tree in trees.items()},
         }
         keep_record(path, record)
+
+    @cache
+    def told() -> dict[str, str]:
+        return _expressions(path.with_suffix(".text.json"), built)
+
     return CompiledModel(
         search=_function(record["search"]),
         host=_function(record["host"]),
         full=_function(record["full"]),
         entries=record["entries"],
         trees={name: tree_from_list(tree) for name, tree in record["trees"].items()},
+        expressions=told,
     )
+
+
+def _expressions(path: Path, build: Callable[[], tuple[Ledger, dict[str, Term]]]) -> dict[str, str]:
+    """Text of every entry by name, from the cache where it is."""
+    record = kept_record(path, {"expressions"})
+    if record is None:
+        ledger, _ = build()
+        record = {"expressions": readable({name: entry.expr for name, entry in ledger.entries.items()})}
+        keep_record(path, record)
+    told: dict[str, str] = record["expressions"]
+    return told
 
 
 def cache_folder() -> Path:

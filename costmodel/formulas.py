@@ -14,10 +14,16 @@ DENSE = frozenset({"attention", "mlp"})
 
 def all_formulas(features: frozenset[str] = DENSE) -> list[dict[str, str]]:
     """Every entry of a family's ledger in order: name, title, unit, expression, formula and its docstring."""
-    return [
-        {"name": name, **entry, "doc": _docstring(entry["formula"])}
+    expressions = compiled_family(features).expressions()
+    return [{**entry, "expression": expressions[name]} for name, entry in described(features).items()]
+
+
+def described(features: frozenset[str]) -> dict[str, dict[str, str]]:
+    """The same by name, without the expressions, whose text takes longest to make."""
+    return {
+        name: {"name": name, **entry, "doc": _docstring(entry["formula"])}
         for name, entry in compiled_family(features).entries.items()
-    ]
+    }
 
 
 @lru_cache(maxsize=256)
@@ -33,9 +39,9 @@ def explain_entry(prediction: Prediction, name: str) -> list[str]:
 
     The step of a simulated pipeline is told with what the simulation changes: the ledger has the closed form alone.
     """
-    entry = compiled_family(prediction.features).entries[name]
+    compiled = compiled_family(prediction.features)
+    entry, expression = compiled.entries[name], compiled.expressions()[name]
     values = prediction.behind(name)
-    expression = entry["expression"]
     words = dict.fromkeys(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", expression))
     numbered = re.sub(
         r"[A-Za-z_][A-Za-z0-9_]*",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.compiled import SOURCES, cache_folder
-from costmodel.formulas import all_formulas
+from costmodel.formulas import described
 from costmodel.plan_file import write_whole
 from costmodel.prediction import Prediction, TermValue
 from costmodel.symbols import BY_NAME, INPUTS
@@ -41,7 +41,7 @@ def formulas_of(prediction: Prediction) -> dict[str, Any]:
     meaning, source, kind, link. documents: formula -> text of its definition. mathml: name -> the expression.
     """
     typeset = _typeset(prediction.features)
-    told = {entry["name"]: entry for entry in all_formulas(prediction.features)}
+    told = described(prediction.features)
     names = _needed(_terms(prediction), typeset)
     entries = {
         name: {

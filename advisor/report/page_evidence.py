@@ -58,7 +58,15 @@ def _published(near: list[dict[str, Any]]) -> Iterator[Markup]:
         for run in near
     ]
     yield table(
-        ["published run", "GPUs", "format", "measured", "we are off by", "differences of this plan", "source"],
+        [
+            "published run",
+            "GPUs",
+            "format",
+            "measured",
+            "we are off by",
+            "differences of this plan",
+            "source",
+        ],
         rows,
         "The nearest published runs",
         "lllrrll",

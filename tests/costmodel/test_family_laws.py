@@ -105,8 +105,8 @@ def test_compiled_numbers_equal_the_symbolic_expressions(name, data):
     plan, workload = data.draw(cases(model))
     prediction = unjudged(model, workload, B200, plan)
     words = {"Max": max, "Min": min, "ceiling": math.ceil, "log": math.log} | prediction.values
-    for entry, record in compiled_family(prediction.features).entries.items():
-        value = eval(record["expression"], {"__builtins__": {}}, words)
+    for entry, expression in compiled_family(prediction.features).expressions().items():
+        value = eval(expression, {"__builtins__": {}}, words)
         assert value == pytest.approx(prediction.values[entry], rel=1e-9, abs=1e-12), entry
 
 

@@ -109,7 +109,7 @@ def symbolic(name):
         symbol: sympy.Symbol(symbol, nonnegative=True)
         for symbol in (*BY_NAME, *compiled_family(DENSE).entries)
     }
-    return sympy.sympify(compiled_family(DENSE).entries[name]["expression"], locals=words)
+    return sympy.sympify(compiled_family(DENSE).expressions()[name], locals=words)
 
 
 @GENTLE
