@@ -24,7 +24,7 @@ from costmodel.model_registry import list_models, load_model  # noqa: E402
 from costmodel.model_spec import ModelSpec  # noqa: E402
 from costmodel.plan import Plan  # noqa: E402
 from executor.dryrun import DryRun, dry_run, traced_microbatches  # noqa: E402
-from executor.dryrun_job import DryRunFailed  # noqa: E402
+from executor.dryrun_tracer import DryRunFailed  # noqa: E402
 from executor.megatron_model import not_expressed  # noqa: E402
 
 # What 0.16.1 refuses and later releases take: the rules follow the later ones.

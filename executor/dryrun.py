@@ -13,8 +13,9 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.rank_amounts import RankAmounts
 from costmodel.workload import Workload
-from executor.dryrun_job import make_job, run_stage
+from executor.dryrun_job import make_job
 from executor.dryrun_terms import DIFFERS, DOCUMENTED, EQUAL, Term, compare
+from executor.dryrun_tracer import Tracer
 
 NAMED_STAGES = ("first", "middle", "last")
 
@@ -159,9 +160,9 @@ def dry_run(
     num_microbatches: int,
     folder: Path,
     tell: Callable[[float, str], None] = lambda share, what: None,
-    measure: Callable[[dict[str, Any], Path], RankAmounts] = run_stage,
+    measure: Callable[[dict[str, Any], Path], RankAmounts] | None = None,
 ) -> DryRun:
-    """Trace the stages one after the other and compare each. measure: counts one stage, in a process of its own.
+    """Trace the stages one after the other and compare each. measure: counts one stage; a Tracer's own if not given.
 
     Raises ValueError for a plan that does not fit together, DryRunFailed when Megatron-Core refuses it.
     """
@@ -169,11 +170,12 @@ def dry_run(
     predictions = [rank_amounts(plan, workload, known, stage, num_microbatches) for stage in stages]
     features = plan_features(plan, workload, model)
     found = []
-    for index, predicted in enumerate(predictions):
-        tell(index / len(stages), f"tracing stage {predicted.stage} of {plan.pp}, a rank of {plan.world}")
-        start = time.monotonic()
-        job = make_job(plan, workload, model, predicted.stage, num_microbatches)
-        counted = measure(job, folder)
-        terms = tuple(compare(predicted, counted, features))
-        found.append(StageResult(predicted.stage, terms, predicted, counted, time.monotonic() - start))
+    with Tracer() as tracer:
+        for index, predicted in enumerate(predictions):
+            tell(index / len(stages), f"tracing stage {predicted.stage} of {plan.pp}, a rank of {plan.world}")
+            start = time.monotonic()
+            job = make_job(plan, workload, model, predicted.stage, num_microbatches)
+            counted = (measure or tracer.stage)(job, folder)
+            terms = tuple(compare(predicted, counted, features))
+            found.append(StageResult(predicted.stage, terms, predicted, counted, time.monotonic() - start))
     return DryRun(tuple(found))

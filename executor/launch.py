@@ -77,6 +77,22 @@ class Nodes:
         return [f"--nnodes={self.count}", *meeting]
 
 
+def threads_of(processes: int) -> int:
+    """Threads that each of so many ranks of this machine computes with: OMP_NUM_THREADS, else its share of the cores.
+
+    ValueError, one line, where the variable is no number of threads. [1]
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").strip()
+    if not given:
+        return max(1, (os.cpu_count() or 1) // processes)
+    outermost = given.split(",")[0].strip()  # OpenMP takes one number for each level of nesting
+    if not outermost.isdigit() or int(outermost) < 1:
+        raise ValueError(
+            f"OMP_NUM_THREADS={given} is not a number of threads above 0. Try OMP_NUM_THREADS=2, or unset it."
+        )
+    return int(outermost)
+
+
 # Where ranks run on a CPU; on CUDA the plan's own variables take their place.
 CPU_VARIABLES: dict[str, str | None] = {"TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
@@ -99,10 +115,9 @@ def run_worker(
     rank fails; an interrupt ends the ranks first and is then passed on. `poll` is called about five times a second.
     How it ended stands in the folder's outcome.json.
     """
-    threads = max(1, (os.cpu_count() or 1) // processes)
     environment = {
         **rank_environment(folder),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "OMP_NUM_THREADS": str(threads_of(processes)),
         "PYTHONWARNINGS": "ignore",
         "PYTHONUNBUFFERED": "1",
     }

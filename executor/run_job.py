@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor import megatron_here
+from executor.launch import threads_of
 from executor.resolve import Here, resolve
 
 if TYPE_CHECKING:
@@ -107,6 +107,6 @@ def make_job(
         "device": "cuda" if cuda else "cpu",
         "te": te,
         "apex": apex,
-        "threads": max(1, (os.cpu_count() or 1) // plan.world),
+        "threads": threads_of(plan.world),
         "learning_rate": LEARNING_RATE,
     }

@@ -16,6 +16,9 @@ settings.register_profile("advisor", deadline=None, max_examples=50, derandomize
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("ADVISOR_EXAMPLES", "advisor"))
 
+# Ranks compute with one thread each: those of several test processes share the cores, and threads that wait for one
+# another spin, which makes one process's step take three times its arithmetic.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Texts are compared on the widest page; tests of narrow ones ask for theirs.
 os.environ["COLUMNS"] = "100"
 os.environ.setdefault("ADVISOR_CACHE", os.path.join(tempfile.gettempdir(), f"advisor-cache-{os.getuid()}"))

@@ -60,7 +60,7 @@ def command(
     from advisor.plan_faults import refuse_broken
     from advisor.progress import Progress
     from executor.dryrun import dry_run, traced_microbatches, which_stages
-    from executor.dryrun_job import DryRunFailed
+    from executor.dryrun_tracer import DryRunFailed
     from executor.run import missing_software
 
     problem = missing_software()

@@ -1,4 +1,7 @@
-"""One rank of a plan with real Megatron-Core and nothing computed: `python -m executor.workers.dryrun JOB.json`.
+"""One rank of a plan with real Megatron-Core and nothing computed: `python -m executor.workers.dryrun [JOB.json]`.
+
+Without a job, paths of jobs come on standard input, a line each; each is traced in a fork of this process, which has
+loaded everything, and its exit status is written to standard output.
 
 Builds the model of one pipeline stage in a fake world of the plan's full size, under fake tensors, runs forward and
 backward of the schedule and the optimizer's step, and writes what it counted to amounts-STAGE.json beside the job
@@ -7,8 +10,11 @@ backward of the schedule and the optimizer's step, and writes what it counted to
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -23,16 +29,68 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from costmodel.rank_amounts import Message, RankAmounts
-from executor.workers import cpu_shim, fake_world, te_like
+from executor.workers import cpu_shim, fake_world, leash, te_like
 from executor.workers.count import LEDGER, Counting
 from executor.workers.groups import make_groups
 from executor.workers.saved import Saved
 from executor.workers.state import parameter_counts, state_bytes
 
+# What jobs import while they build, so that it is there before they begin; torch's optimizers load the compiler.
+LIBRARIES = (
+    *("megatron.core.models.gpt", "megatron.core.models.gpt.gpt_layer_specs"),
+    "megatron.core.models.gpt.experimental_attention_variant_module_specs",
+    *("megatron.core.models.mamba", "megatron.core.models.mamba.mamba_layer_specs"),
+    *("megatron.core.optimizer", "megatron.core.distributed", "megatron.core.pipeline_parallel.schedules"),
+    *("executor.workers.build", "torch.testing._internal.distributed.fake_pg", "torch._dynamo"),
+)
+
+
+def serve() -> None:
+    """Trace every job that is named, until nobody asks any more."""
+    leash.tie(signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    load()
+    gc.freeze()
+    for line in sys.stdin:
+        path = Path(line.removesuffix("\n"))
+        child = os.fork()
+        if not child:
+            _be_the_child(path)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+
+
+def _be_the_child(path: Path) -> None:
+    """Trace one job and end."""
+    status = 1
+    try:
+        leash.tie(signal.SIGKILL)
+        name = path.name.replace("job", "worker").replace(".json", ".log")
+        log = os.open(path.with_name(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = main(path)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def load() -> None:
+    """Load and patch everything that any job needs. Once a process."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    fake_world.compile_nothing()
+    te_like.install()
+    cpu_shim.install()
+    fake_world.patch()
+    for library in LIBRARIES:
+        importlib.import_module(library)
+
 
 def main(path: Path) -> int:
     """Trace the job; the exit status."""
-    warnings.simplefilter("ignore")
     job = json.loads(path.read_text())
     stage = job["stage"]
     try:
@@ -59,13 +117,8 @@ def _where(error: BaseException) -> str:
 def trace(job: dict[str, Any]) -> RankAmounts:
     """Build, run one step of `num_microbatches`, count."""
     plan = job["plan"]
-    torch.set_num_threads(1)
-    fake_world.compile_nothing()
-    te_like.install()
-    cpu_shim.install()
     world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
     fake_world.enter(world, job["stage"] * world // plan["pp"])
-    fake_world.patch()
     make_groups(plan, seed=1)
     notes = list(job["notes"])
     counting = Counting()
@@ -162,4 +215,7 @@ def _named(product: str, job: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    if sys.argv[1:]:
+        load()
+        sys.exit(main(Path(sys.argv[1])))
+    serve()

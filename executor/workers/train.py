@@ -131,10 +131,11 @@ def join(job: dict[str, Any], cuda: bool) -> None:
         dist.init_process_group("nccl")
         return
     torch.set_num_threads(int(job["threads"]))
-    from executor.workers import cpu_shim
+    from executor.workers import cpu_shim, no_compiler
 
+    dist.init_process_group("gloo")  # asks the compiler to forget, where one is loaded
+    no_compiler.install()
     cpu_shim.install()
-    dist.init_process_group("gloo")
 
 
 def stepper(

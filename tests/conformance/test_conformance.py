@@ -1,6 +1,6 @@
 """The cost model's amounts are those of real Megatron-Core: chosen plans of every family, and drawn ones.
 
-Each plan is one trace of a few seconds in a process of its own. `benchmarks/conformance.py` sweeps wider.
+Each plan is one trace, in a fork of a process that has loaded Megatron-Core. `benchmarks/conformance.py` sweeps wider.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.dryrun import DryRun, dry_run, traced_microbatches
+from executor.dryrun_tracer import Tracer
 from executor.run import missing_software
 
 pytestmark = [
@@ -42,10 +43,18 @@ CHOSEN = [
 DRAWN = ("llama3-8b", "qwen3-30b-a3b", "moonlight-16b-a3b")
 
 
-def traced(plan: Plan, workload: Workload, model: ModelSpec, stage: int) -> DryRun:
+@pytest.fixture(scope="module")
+def tracer():
+    with Tracer() as one:
+        yield one
+
+
+def traced(tracer: Tracer, plan: Plan, workload: Workload, model: ModelSpec, stage: int) -> DryRun:
     count = traced_microbatches(plan, workload, None)
-    with tempfile.TemporaryDirectory() as folder:
-        return dry_run(plan, workload, model, stages=[stage], num_microbatches=count, folder=Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        given = {"stages": [stage], "num_microbatches": count, "folder": folder, "measure": tracer.stage}
+        return dry_run(plan, workload, model, **given)
 
 
 def differing(result: DryRun) -> list[tuple[str, str, float, float]]:
@@ -53,11 +62,11 @@ def differing(result: DryRun) -> list[tuple[str, str, float, float]]:
 
 
 @pytest.mark.parametrize(("name", "knobs", "stage"), CHOSEN)
-def test_chosen_plans(name, knobs, stage):
+def test_chosen_plans(tracer, name, knobs, stage):
     model, plan = small(load_model(name), LAYERS), Plan(**knobs)
     workload = Workload(2048, 4 * plan.dp)
     assert is_legal(plan, workload, model)
-    result = traced(plan, workload, model, stage)
+    result = traced(tracer, plan, workload, model, stage)
     assert differing(result) == []
     assert result.num_equal >= 0.8 * len(result.exact) > 8
 
@@ -72,8 +81,8 @@ def test_chosen_plans(name, knobs, stage):
     suppress_health_check=list(HealthCheck),
 )
 @given(data=st.data())
-def test_drawn_plans(name, data):
+def test_drawn_plans(tracer, name, data):
     model = small(load_model(name), LAYERS)
     plan, workload = draw(lambda values: data.draw(st.sampled_from(values)), model)
     stage = data.draw(st.sampled_from(range(plan.pp)))
-    assert differing(traced(plan, workload, model, stage)) == [], plan.describe()
+    assert differing(traced(tracer, plan, workload, model, stage)) == [], plan.describe()

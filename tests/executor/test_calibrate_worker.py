@@ -55,3 +55,21 @@ def test_waiting_for_a_core_counts_where_ranks_share_cores(monkeypatch, crowded)
     monkeypatch.setattr(meter.clock, "queued", lambda: next(queued))
     assert meter.once(lambda: None) == (4.0 if crowded else 2.0)
     assert meter.queued_share == 0.5
+
+
+@pytest.mark.parametrize(("cost", "calls"), [(0.001, 101), (0.4, 6), (2.0, 1)])
+def test_a_call_beyond_its_time_is_made_once(monkeypatch, cost, calls):
+    """A BF16 product without instructions for it: six calls for each pass took ten times what the user was told."""
+    from executor.workers.calibrate_timing import Meter
+
+    meter, now = Meter(False), [0.0]
+    monkeypatch.setattr("executor.workers.calibrate_timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(meter.clock, "queued", lambda: 0.0)
+
+    def call() -> None:
+        now[0] += cost
+
+    entry = meter.timed(call, 0.1)
+    assert now[0] == pytest.approx(calls * cost)
+    assert entry["seconds"] == pytest.approx(cost)
+    assert entry["repeats"] == max(1, calls - 1)

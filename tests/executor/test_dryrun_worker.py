@@ -10,7 +10,9 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.rank_amounts import GROUPS, OPERATIONS, PHASES, RankAmounts
 from costmodel.workload import Workload
-from executor.dryrun_job import DryRunFailed, make_job, run_stage
+from executor import dryrun_tracer
+from executor.dryrun_job import make_job
+from executor.dryrun_tracer import DryRunFailed, Tracer
 from executor.run import missing_software
 
 pytestmark = [
@@ -32,9 +34,21 @@ SEQ = 1024
 SP = {"sequence_parallel": True}
 
 
-def traced(folder, plan: Plan, model=SMALL, stage: int = 0, num_microbatches: int = 1, seq: int = SEQ):
-    workload = Workload(seq, plan.dp * plan.micro_batch * num_microbatches)
-    return run_stage(make_job(plan, workload, model, stage, num_microbatches), folder, limit=300)
+@pytest.fixture(scope="module")
+def tracer():
+    with Tracer() as one:
+        yield one
+
+
+@pytest.fixture
+def traced(tracer, tmp_path):
+    """A function that traces one stage of a plan."""
+
+    def trace(plan: Plan, model=SMALL, stage: int = 0, num_microbatches: int = 1, seq: int = SEQ):
+        workload = Workload(seq, plan.dp * plan.micro_batch * num_microbatches)
+        return tracer.stage(make_job(plan, workload, model, stage, num_microbatches), tmp_path, limit=300)
+
+    return trace
 
 
 def total(amounts: RankAmounts, *products: str) -> float:
@@ -50,11 +64,9 @@ def sent(amounts: RankAmounts, **wanted) -> dict[float, float]:
     return found
 
 
-def test_a_70b_stage_counts_what_an_independent_trace_counted(tmp_path):
+def test_a_70b_stage_counts_what_an_independent_trace_counted(traced):
     """Ten layers of Llama 3 70B, TP4 with SP, of 64 ranks; numbers from another trace of Megatron-Core 0.16.1."""
-    found = traced(
-        tmp_path, Plan(tp=4, pp=8, dp=2, sequence_parallel=True), load_model("llama3-70b"), 3, seq=8192
-    )
+    found = traced(Plan(tp=4, pp=8, dp=2, sequence_parallel=True), load_model("llama3-70b"), 3, seq=8192)
     assert total(found, "qkv", "proj", "fc1", "fc2") == 105_140_799_406_080
     assert set(found.flops) == {"qkv", "proj", "fc1", "fc2", "core"}
     assert found.flops["core"] == {"forward": 2_748_779_069_440, "backward": 2.5 * 2_748_779_069_440}
@@ -75,17 +87,17 @@ def test_a_70b_stage_counts_what_an_independent_trace_counted(tmp_path):
     assert sent(found, phase="parameters", group="dp") == {2 * dense: 1}
 
 
-def test_words_are_those_of_the_shared_form(tmp_path):
-    found = traced(tmp_path, Plan(tp=2, cp=2, dp=2, **SP))
+def test_words_are_those_of_the_shared_form(traced):
+    found = traced(Plan(tp=2, cp=2, dp=2, **SP))
     assert {message.group for message in found.messages} <= set(GROUPS)
     assert {message.operation for message in found.messages} <= set(OPERATIONS)
     assert {message.phase for message in found.messages} <= set(PHASES)
     assert RankAmounts.from_dict(found.to_dict()) == found
 
 
-def test_interleaved_stages_send_for_every_chunk(tmp_path):
+def test_interleaved_stages_send_for_every_chunk(traced):
     model = dataclasses.replace(SMALL, num_layers=8)
-    found = traced(tmp_path, Plan(pp=2, vpp=4), model, 0, 4)
+    found = traced(Plan(pp=2, vpp=4), model, 0, 4)
     # The first stage has four chunks, the very first of which receives nothing.
     size = SEQ * 512 * 2
     assert sent(found, group="pp", operation="send", phase="forward") == {size: 16}
@@ -94,8 +106,8 @@ def test_interleaved_stages_send_for_every_chunk(tmp_path):
     assert total(found, "fc2") == 3 * 4 * 4 * 2 * SEQ * 512 * 1024
 
 
-def test_full_recompute_keeps_inputs_and_repeats_the_forward_pass(tmp_path):
-    found = traced(tmp_path, Plan(tp=2, **SP, recompute="full"))
+def test_full_recompute_keeps_inputs_and_repeats_the_forward_pass(traced):
+    found = traced(Plan(tp=2, **SP, recompute="full"))
     assert found.saved["layer"] == 2 * SEQ // 2 * 512 * 2
     assert not {"attention", "mlp"} & set(found.saved)
     for name in ("qkv", "fc1", "proj"):
@@ -103,11 +115,9 @@ def test_full_recompute_keeps_inputs_and_repeats_the_forward_pass(tmp_path):
     assert found.flops["core"]["backward"] == 3.5 * found.flops["core"]["forward"]
 
 
-def test_selective_recompute_forgets_what_it_names(tmp_path):
-    plain = traced(tmp_path / "plain", Plan())
-    less = traced(
-        tmp_path / "less", Plan(recompute="selective", recompute_modules=("core_attn", "mlp", "layernorm"))
-    )
+def test_selective_recompute_forgets_what_it_names(traced):
+    plain = traced(Plan())
+    less = traced(Plan(recompute="selective", recompute_modules=("core_attn", "mlp", "layernorm")))
     assert less.saved["mlp"] == 2 * SEQ * 512 * 2  # its input alone: the norm is part of FC1
     assert less.flops["fc2"]["backward"] == 3 * plain.flops["fc2"]["forward"]
     assert less.flops["core"]["backward"] == 3.5 * plain.flops["core"]["forward"]
@@ -134,9 +144,9 @@ KEYS = SEQ // 4 * 4 * 64 * 2  # keys (or values) of one of four ranks: 4 heads o
         ),
     ],
 )
-def test_context_parallel_attention_sends_as_transformer_engine_does(tmp_path, kind, forward, backward):
+def test_context_parallel_attention_sends_as_transformer_engine_does(traced, kind, forward, backward):
     """Two layers. Queries and output have twice the columns of keys and values."""
-    found = traced(tmp_path, Plan(cp=4, cp_comm_type=kind))
+    found = traced(Plan(cp=4, cp_comm_type=kind))
     for phase, wanted in (("forward", forward), ("backward", backward)):
         seen = {
             (message.operation, message.bytes): message.count
@@ -147,9 +157,9 @@ def test_context_parallel_attention_sends_as_transformer_engine_does(tmp_path, k
     assert found.flops["core"]["forward"] == 2 * 4 * (SEQ * SEQ / 2) * 512 / 4
 
 
-def test_experts_compute_the_balanced_share_of_all_tokens(tmp_path):
+def test_experts_compute_the_balanced_share_of_all_tokens(traced):
     mixtral = dataclasses.replace(load_model("mixtral-8x7b"), num_layers=2)
-    found = traced(tmp_path, Plan(tp=2, cp=2, ep=8, dp=4, **SP), mixtral)
+    found = traced(Plan(tp=2, cp=2, ep=8, dp=4, **SP), mixtral)
     rows = SEQ // 4 * 2  # each rank routes its part of the sequence to two experts a token
     assert total(found, "experts_fc1") == 2 * 3 * 2 * rows * 4096 * 2 * 14336
     assert total(found, "experts_fc2") == 2 * 3 * 2 * rows * 4096 * 14336
@@ -159,9 +169,9 @@ def test_experts_compute_the_balanced_share_of_all_tokens(tmp_path):
     assert found.parameters["experts"] == 2 * 3 * 4096 * 14336
 
 
-def test_latent_attention_holds_down_projections_whole(tmp_path):
+def test_latent_attention_holds_down_projections_whole(traced):
     """A stage of DeepSeek-V3 with 64-way experts: as many routed rows as tokens times eight."""
-    found = traced(tmp_path, Plan(tp=2, ep=64, pp=16, dp=64, **SP), load_model("deepseek-v3"), 8, seq=4096)
+    found = traced(Plan(tp=2, ep=64, pp=16, dp=64, **SP), load_model("deepseek-v3"), 8, seq=4096)
     layers, own = 4, 4096 // 2
     assert total(found, "experts_fc1", "experts_fc2") == layers * 3 * 2 * own * 8 * 3 * 7168 * 2048
     assert total(found, "q_down") == layers * 3 * 2 * own * 7168 * 1536
@@ -171,9 +181,9 @@ def test_latent_attention_holds_down_projections_whole(tmp_path):
     assert {message.ranks for message in found.messages if message.group == "ep"} == {64}
 
 
-def test_hybrids_have_a_mixer_in_place_of_attention(tmp_path):
+def test_hybrids_have_a_mixer_in_place_of_attention(traced):
     model = dataclasses.replace(load_model("nemotronh-8b"), num_layers=4, layer_pattern="M-*M")
-    found = traced(tmp_path, Plan(tp=2, cp=2, **SP), model)
+    found = traced(Plan(tp=2, cp=2, **SP), model)
     inner, shared = 128 * 64 // 2, 2 * 8 * 128 // 2
     assert total(found, "in_proj") == 2 * 3 * 2 * (SEQ // 2) * 4096 * (2 * inner + shared + 128 // 2)
     assert total(found, "out_proj") == 2 * 3 * 2 * (SEQ // 2) * 4096 * inner
@@ -181,24 +191,24 @@ def test_hybrids_have_a_mixer_in_place_of_attention(tmp_path):
     assert set(found.flops) >= {"scan", "core", "qkv", "fc1"}
 
 
-def test_gated_delta_layers_and_a_gate_of_shared_experts(tmp_path):
+def test_gated_delta_layers_and_a_gate_of_shared_experts(traced):
     model = dataclasses.replace(load_model("qwen3-next-80b-a3b"), num_layers=4, mtp_layers=0)
-    found = traced(tmp_path, Plan(tp=2, ep=64, dp=32, **SP), model, seq=512)
+    found = traced(Plan(tp=2, ep=64, dp=32, **SP), model, seq=512)
     wide = (2 * 16 * 128 + 2 * 32 * 128 + 2 * 32) // 2
     assert total(found, "in_proj") == 3 * 3 * 2 * 512 * 2048 * wide
     assert total(found, "shared_gate") == 4 * 3 * 2 * (512 // 2) * 2048
     assert "other" not in found.flops
 
 
-def test_the_optimizer_keeps_what_its_types_say(tmp_path):
+def test_the_optimizer_keeps_what_its_types_say(traced):
     plan = Plan(dp=2, precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
-    found = traced(tmp_path, plan)
+    found = traced(plan)
     # 16 bits of remainder and two moments of 16 bits, over two ranks.
     assert found.state["optimizer"] == 3 * found.state["parameters"] / 2
 
 
-def test_quantised_plans_are_traced_in_16_bits_and_say_so(tmp_path):
-    found = traced(tmp_path, Plan(precision="mxfp8", tp_comm_overlap=True, tp=2, **SP))
+def test_quantised_plans_are_traced_in_16_bits_and_say_so(traced):
+    found = traced(Plan(precision="mxfp8", tp_comm_overlap=True, tp=2, **SP))
     assert any("traced in bf16" in note for note in found.notes)
     assert any("user buffers" in note for note in found.notes)
     assert found.state["parameters"] == 2 * found.parameters["dense"]
@@ -217,9 +227,9 @@ def test_quantised_plans_are_traced_in_16_bits_and_say_so(tmp_path):
     ],
     ids=["heads", "module", "no sequence parallelism"],
 )
-def test_what_megatron_refuses_comes_with_its_own_words(tmp_path, plan, model, reason):
+def test_what_megatron_refuses_comes_with_its_own_words(traced, plan, model, reason):
     with pytest.raises(DryRunFailed, match=reason) as caught:
-        traced(tmp_path, plan, model)
+        traced(plan, model)
     assert "\n" not in str(caught.value)
 
 
@@ -233,7 +243,38 @@ def test_what_cannot_be_traced_is_said_before_it_is_tried():
         make_job(Plan(pp=2), workload, SMALL, 2, 1)
 
 
-def test_fp16_takes_its_step_and_asks_everyone_about_overflow(tmp_path):
-    found = traced(tmp_path, Plan(dp=2, precision="fp16"))
+def test_fp16_takes_its_step_and_asks_everyone_about_overflow(traced):
+    found = traced(Plan(dp=2, precision="fp16"))
     assert found.state["optimizer"] == 12 * found.parameters["dense"] / 2
     assert sent(found, phase="optimizer", group="world") == {4: 2}  # overflow, and the norm
+
+
+def job_of(**knobs) -> dict:
+    plan = Plan(**knobs)
+    return make_job(plan, Workload(SEQ, plan.dp), SMALL, 0, 1)
+
+
+def test_a_stage_counts_the_same_after_others_and_alone(tracer, tmp_path, monkeypatch):
+    """Each is a fork that has seen no other; where nothing can be forked, a process of its own."""
+    before = tracer.stage(job_of(), tmp_path)
+    tracer.stage(job_of(tp=2, **SP, precision="fp16"), tmp_path)
+    assert tracer.stage(job_of(), tmp_path) == before
+    monkeypatch.setattr(dryrun_tracer, "FORKS", False)
+    with Tracer() as alone:
+        assert alone.stage(job_of(), tmp_path) == before
+
+
+def test_a_stage_over_its_limit_is_one_line_and_the_next_is_traced(tmp_path):
+    with Tracer() as one:
+        with pytest.raises(DryRunFailed, match=r"^stage 0 took longer than 0 s to trace$"):
+            one.stage(job_of(), tmp_path, limit=0.1)
+        with pytest.raises(DryRunFailed, match="must be a multiple of tensor_model_parallel_size"):
+            one.stage(job_of(tp=3), tmp_path)
+        assert one.stage(job_of(), tmp_path).flops["qkv"]["forward"]
+
+
+def test_a_process_that_cannot_load_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(dryrun_tracer, "WORKER", (*dryrun_tracer.WORKER[:2], "executor.workers.nosuch"))
+    with Tracer() as one, pytest.raises(DryRunFailed, match=r"status 1: see .*worker-0\.log$"):
+        one.stage(job_of(), tmp_path)
+    assert "No module named" in (tmp_path / "worker-0.log").read_text()

@@ -8,8 +8,12 @@ import signal
 
 import pytest
 
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
 from executor.faults import classify
-from executor.launch import RunFailed, run_worker, terminated_like_interrupted
+from executor.launch import RunFailed, run_worker, terminated_like_interrupted, threads_of
+from executor.run_job import make_job
 
 # The end of a torchrun log where rank 1 was killed and rank 0 ended by torchrun.
 TORCHRUN = """\
@@ -76,6 +80,28 @@ def test_terminate_unwinds_like_an_interrupt():
     with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("5,2", 5), ("", 4), (None, 4)])
+def test_a_run_computes_with_the_threads_it_was_measured_with(monkeypatch, said, threads):
+    """OMP_NUM_THREADS held for the measurement of a machine, not for the training that it predicts."""
+    monkeypatch.setattr("executor.launch.os.cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert threads_of(2) == threads
+    plan = Plan(dp=2, precision="fp32")
+    job = make_job(plan, Workload(64, 4), load_model("tiny-gpt"), steps=1, warmup=0, cuda=False)
+    assert job["threads"] == threads
+
+
+@pytest.mark.parametrize("said", ["many", "0", "-1", "2.5"])
+def test_no_number_of_threads_is_one_line(monkeypatch, said):
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    with pytest.raises(
+        ValueError, match=f"^OMP_NUM_THREADS={said} is not a number of threads.*Try .*unset it.$"
+    ):
+        threads_of(1)
 
 
 @pytest.mark.launch

@@ -1,4 +1,8 @@
-"""Every layout trains the same model on the same text: losses equal those of one process."""
+"""Every layout trains the same model on the same text: losses equal those of one process.
+
+All of them train in one launch, each in a fork that has seen no other (`trained_in_turn`); `execute` and `resume`
+launch their own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import math
 
 import pytest
+from training_runs import train_all
 
 import hardware_db
 from costmodel.model_registry import load_model
@@ -15,8 +20,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor import state
-from executor.launch import run_worker
-from executor.record import read_ranks, read_steps, write_json
+from executor.record import read_ranks, read_steps
 from executor.run import execute, make_job, missing_software, resume
 from executor.summary import plan_of
 
@@ -67,31 +71,64 @@ DEEP = dataclasses.replace(
 )
 
 
-def trained(folder, model, plan: Plan, steps: int = 3) -> list[dict]:
-    """Steps of a short run."""
-    folder.mkdir()
-    job = make_job(plan, SHORT, model, steps=steps, warmup=0, cuda=False)
-    write_json(folder / "job.json", job)
-    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 300)
-    # Whatever the layout: every rank holds the bytes that the cost model counts.
-    held = state.compare(plan_of(job), SHORT, model, read_ranks(folder))
-    assert {each.rank for each in held} == set(range(plan.world))
-    assert [each for each in held if not each.equal] == []
-    return read_steps(folder)
+ALONE = Plan(precision="fp32")
+LAYOUTS = [
+    Plan(tp=2, sequence_parallel=True, precision="fp32"),
+    Plan(dp=2, precision="fp32"),
+    Plan(pp=2, recompute="full", recompute_num_layers=1, precision="fp32"),
+]
+SELECTIVE = Plan(recompute="selective", recompute_modules=("core_attn", "mlp"), precision="fp32")
+BF16 = Plan()
+FAMILIES = [
+    (MOE, Plan(tp=2, etp=2, sequence_parallel=True, precision="fp32")),
+    (MOE, Plan(dp=2, ep=2, precision="fp32")),
+    (SMALL, Plan(cp=2, precision="fp32")),
+    (DEEP, Plan(tp=2, ep=2, sequence_parallel=True, moe_dispatcher="allgather", precision="fp32")),
+    (DEEP, Plan(pp=2, precision="fp32")),
+]
+TIED = (GPT, Plan(pp=2, precision="fp32"))
+CASES = [
+    *((model, ALONE) for model in (TINY, SMALL, MOE, DEEP, GPT)),
+    *((TINY, plan) for plan in (*LAYOUTS, SELECTIVE)),
+    *((SMALL, BF16), *FAMILIES, TIED),
+]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """Runs of one process, by model name."""
-    kept: dict[str, list[dict]] = {}
+def folders(tmp_path_factory):
+    """Records of three steps of every case, by model's name and plan."""
+    top = tmp_path_factory.mktemp("layouts")
+    found = {(model.name, plan): top / str(index) for index, (model, plan) in enumerate(CASES)}
+    jobs = {
+        found[model.name, plan]: make_job(plan, SHORT, model, steps=3, warmup=0, cuda=False)
+        for model, plan in CASES
+    }
+    train_all(jobs, top / "launch")
+    return found
 
-    def steps(model) -> list[dict]:
-        if model.name not in kept:
-            folder = tmp_path_factory.mktemp("alone") / "run"
-            kept[model.name] = trained(folder, model, Plan(precision="fp32"))
-        return kept[model.name]
+
+@pytest.fixture
+def trained(folders):
+    """A function that gives the steps of a case."""
+
+    def steps(model, plan: Plan) -> list[dict]:
+        folder = folders[model.name, plan]
+        job = json.loads((folder / "job.json").read_text())
+        # Whatever the layout: every rank holds the bytes that the cost model counts.
+        held = state.compare(plan_of(job), SHORT, model, read_ranks(folder))
+        assert {each.rank for each in held} == set(range(plan.world))
+        assert [each for each in held if not each.equal] == []
+        found = read_steps(folder)
+        assert len(found) == 3
+        return found
 
     return steps
+
+
+@pytest.fixture
+def alone(trained):
+    """A function that gives the steps of one process."""
+    return lambda model: trained(model, ALONE)
 
 
 def same(first: list[dict], second: list[dict], within: float) -> None:
@@ -107,48 +144,33 @@ def test_one_process_starts_at_chance_and_learns(alone):
     assert losses[0] > losses[1] > losses[2]
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        Plan(tp=2, sequence_parallel=True, precision="fp32"),
-        Plan(dp=2, precision="fp32"),
-        Plan(pp=2, recompute="full", recompute_num_layers=1, precision="fp32"),
-    ],
-    ids=Plan.describe,
-)
-def test_a_layout_trains_as_one_process_does(tmp_path, alone, plan):
-    same(trained(tmp_path / "run", TINY, plan), alone(TINY), 1e-3)
+@pytest.mark.parametrize("plan", LAYOUTS, ids=Plan.describe)
+def test_a_layout_trains_as_one_process_does(trained, alone, plan):
+    same(trained(TINY, plan), alone(TINY), 1e-3)
 
 
-def test_selective_recompute_changes_no_number(tmp_path, alone):
-    plan = Plan(recompute="selective", recompute_modules=("core_attn", "mlp"), precision="fp32")
-    same(trained(tmp_path / "run", TINY, plan), alone(TINY), 1e-6)
+def test_selective_recompute_changes_no_number(trained, alone):
+    same(trained(TINY, SELECTIVE), alone(TINY), 1e-6)
 
 
-def test_bf16_stays_near(tmp_path, alone):
-    losses = [step["loss"] for step in trained(tmp_path / "run", TINY, Plan())]
-    assert losses == pytest.approx([step["loss"] for step in alone(TINY)], rel=1e-2)
-    assert losses != [step["loss"] for step in alone(TINY)]
+def test_bf16_stays_near(trained, alone):
+    losses = [step["loss"] for step in trained(SMALL, BF16)]
+    assert losses == pytest.approx([step["loss"] for step in alone(SMALL)], rel=1e-2)
+    assert losses != [step["loss"] for step in alone(SMALL)]
 
 
 @pytest.mark.parametrize(
     ("model", "plan"),
-    [
-        (MOE, Plan(tp=2, etp=2, sequence_parallel=True, precision="fp32")),
-        (MOE, Plan(dp=2, ep=2, precision="fp32")),
-        (SMALL, Plan(cp=2, precision="fp32")),
-        (DEEP, Plan(tp=2, ep=2, sequence_parallel=True, moe_dispatcher="allgather", precision="fp32")),
-        (DEEP, Plan(pp=2, precision="fp32")),
-    ],
+    FAMILIES,
     ids=lambda value: value.describe() if isinstance(value, Plan) else value.name,
 )
-def test_layouts_of_other_families(tmp_path, alone, model, plan):
-    same(trained(tmp_path / "run", model, plan), alone(model), 1e-3)
+def test_layouts_of_other_families(trained, alone, model, plan):
+    same(trained(model, plan), alone(model), 1e-3)
 
 
-def test_a_tied_embedding_is_one_matrix_on_two_stages(tmp_path, alone):
+def test_a_tied_embedding_is_one_matrix_on_two_stages(trained, alone):
     assert GPT.tied_embeddings
-    same(trained(tmp_path / "run", GPT, Plan(pp=2, precision="fp32")), alone(GPT), 1e-3)
+    same(trained(*TIED), alone(GPT), 1e-3)
 
 
 def test_execute_keeps_a_whole_record(tmp_path, alone):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from training_runs import train_all
 
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -22,53 +24,52 @@ SHORT = Workload(64, 4)
 WRITE = """
 import sys, torch, numpy
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-prefix, largest = sys.argv[1], int(sys.argv[2])
-builder = IndexedDatasetBuilder(prefix + ".bin", dtype=numpy.int32)
-for document in range(40):
-    builder.add_document(torch.arange(document, document + 50) % largest, [50])
-builder.finalize(prefix + ".idx")
+for prefix, largest in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
+    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=numpy.int32)
+    for document in range(40):
+        builder.add_document(torch.arange(document, document + 50) % largest, [50])
+    builder.finalize(prefix + ".idx")
 """
+ALONE = Plan(precision="fp32")
 
 
-def dataset(folder, largest: int) -> str:
-    """The prefix of a dataset of 40 documents that count up, with tokens below `largest`."""
-    prefix = str(folder / "text")
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """Prefixes of two datasets of 40 documents that count up: with tokens below 60, and below any of theirs."""
+    folder = tmp_path_factory.mktemp("datasets")
+    few, many = str(folder / "few"), str(folder / "many")
+    told = [few, "60", many, str(TINY.vocab + 60)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WRITE, prefix, str(largest)], capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", WRITE, *told], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return prefix
+    return few, many
 
 
-def trained(folder, plan: Plan, prefix: str) -> list[dict]:
-    """Steps of a short run on a dataset."""
-    folder.mkdir()
-    write_json(
-        folder / "job.json",
-        make_job(plan, SHORT, TINY, steps=3, warmup=0, cuda=False, data=prefix),
-    )
-    run_worker("executor.workers.train", [str(folder / "job.json")], plan.world, folder, 300)
-    return read_steps(folder)
+def job_of(plan: Plan, prefix: str) -> dict:
+    """A short run on a dataset."""
+    return make_job(plan, SHORT, TINY, steps=3, warmup=0, cuda=False, data=prefix)
 
 
 @pytest.mark.launch
-def test_an_indexed_dataset_trains_the_same_in_two_layouts(tmp_path):
-    prefix = dataset(tmp_path, 60)
-    one = trained(tmp_path / "one", Plan(precision="fp32"), prefix)
-    two = trained(tmp_path / "two", Plan(dp=2, precision="fp32"), prefix)
+def test_an_indexed_dataset_trains_the_same_in_two_layouts(datasets, tmp_path):
+    folders = {tmp_path / "one": ALONE, tmp_path / "two": Plan(dp=2, precision="fp32")}
+    jobs = {folder: job_of(plan, datasets[0]) for folder, plan in folders.items()}
+    train_all(jobs, tmp_path / "launch")
+    one, two = map(read_steps, jobs)
     assert [step["loss"] for step in one] == pytest.approx([step["loss"] for step in two], rel=1e-3)
     assert one[-1]["loss"] < one[0]["loss"]
 
 
 @pytest.mark.launch
-def test_data_of_another_tokenizer_is_refused_by_name(tmp_path):
-    prefix = dataset(tmp_path, TINY.vocab + 60)
-    path = tmp_path / "text.bin"
+def test_data_of_another_tokenizer_is_refused_by_name(datasets, tmp_path):
+    path = Path(datasets[1] + ".bin")
     path.write_bytes(
         path.read_bytes().replace((30).to_bytes(4, "little"), (TINY.vocab + 5).to_bytes(4, "little"))
     )
+    write_json(tmp_path / "job.json", job_of(ALONE, datasets[1]))
     with pytest.raises(RunFailed, match=f"holds token {TINY.vocab + 5}"):
-        trained(tmp_path / "run", Plan(precision="fp32"), prefix)
+        run_worker("executor.workers.train", [str(tmp_path / "job.json")], 1, tmp_path, 300)
 
 
 def test_sequences_depend_on_their_place_alone():

@@ -81,5 +81,5 @@ def training(tmp_path, monkeypatch):
     """A Training whose ranks find the faulty worker."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setenv("ADVISOR_PATIENCE", "8")
+    monkeypatch.setenv("ADVISOR_PATIENCE", "5")
     return Training(tmp_path)

@@ -21,14 +21,14 @@ def kind(training) -> str:
 
 def test_a_stopped_rank_is_named(training):
     said = str(training.end_with("stop"))
-    assert said.startswith("no progress for 8 s: rank 1 is stopped (SIGSTOP); rank 0 waits in ")
+    assert said.startswith("no progress for 5 s: rank 1 is stopped (SIGSTOP); rank 0 waits in ")
     assert "after step 1" in said
     assert kind(training) == "hang"
 
 
 def test_a_rank_that_hangs_in_forward_is_named_with_its_place(training):
     said = str(training.end_with("sleep in forward"))
-    assert said.startswith("no progress for 8 s: rank 1 hangs in forward at forward (faults/faulty_rank.py:")
+    assert said.startswith("no progress for 5 s: rank 1 hangs in forward at forward (faults/faulty_rank.py:")
     assert "rank 0 waits in " in said
     assert "the data-parallel group" in said
     stack = (training.folder / "stack-1.txt").read_text()

@@ -1,4 +1,5 @@
-"""Megatron-LM's own logging on a CPU: `python real_megatron.py WHEEL OPTION` prints what the last rank of a job would.
+"""Megatron-LM's own logging on a CPU: `python real_megatron.py WHEEL FOLDER OPTION ...` writes to FOLDER/OPTION.log
+what the last rank of a job with that --timing-log-option would print, each in a fork that has seen no other.
 
 Called as a job calls it: its parser, dump of arguments, timers, training_log and memory report, from the wheel of
 megatron-core 0.19.2. Memory is planted, as a CPU has no allocator to ask; steps are naps of known length.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 
 os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -20,6 +22,9 @@ from executor.workers import cpu_shim  # noqa: E402
 cpu_shim.install()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator  # noqa: E402
+from megatron.training import global_vars, training  # noqa: E402
 
 STEPS, NAPS = 12, {"forward-backward": 0.02, "forward-compute": 0.006, "optimizer": 0.003}
 MEMORY = {"memory_allocated": 21000, "max_memory_allocated": 30100, "memory_reserved": 33000}
@@ -30,14 +35,10 @@ FLAGS += " --micro-batch-size 2 --global-batch-size 8 --train-iters 20 --lr 1e-4
 FLAGS += " --timing-log-level 2 --tokenizer-type NullTokenizer --vocab-size 1000 --log-interval 1"
 
 
-def main() -> None:
+def main(option: str) -> None:
     """A job of twelve steps."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    from megatron.core import parallel_state
-    from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
-    from megatron.training import global_vars, training
-
-    sys.argv = ["pretrain_gpt.py", *FLAGS.split(), "--timing-log-option", sys.argv[2]]
+    sys.argv = ["pretrain_gpt.py", *FLAGS.split(), "--timing-log-option", option]
     args = arguments.parse_args()
     arguments.validate_args(args)
     args.padded_vocab_size = 1024
@@ -66,4 +67,25 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-main()
+def in_turn(folder: str, options: list[str]) -> int:
+    """A job for each option; how many failed."""
+    failed = 0
+    for option in options:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.dup2(os.open(f"{folder}/{option}.log", os.O_WRONLY | os.O_CREAT), 1)
+                main(option)
+                sys.stdout.flush()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        failed += os.waitpid(child, 0)[1] != 0
+    return failed
+
+
+sys.exit(in_turn(sys.argv[2], sys.argv[3:]))

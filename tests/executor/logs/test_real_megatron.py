@@ -18,8 +18,12 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 
-@pytest.mark.parametrize("option", ["minmax", "max", "all"])
-def test_megatrons_own_log(tmp_path, option):
+OPTIONS = ("minmax", "max", "all")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """The folder with the log of each option."""
     pytest.importorskip("torch")
     import megatron_lm_parser
 
@@ -27,18 +31,22 @@ def test_megatrons_own_log(tmp_path, option):
         wheel = megatron_lm_parser.wheel_folder(megatron_lm_parser.WHEELS["0.19"])
     except megatron_lm_parser.NoParser as reason:
         pytest.skip(str(reason))
-    path = tmp_path / "train.log"
-    with path.open("w") as file:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(HERE / "real_megatron.py"), str(wheel), option],
-            stdout=file,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"},
-        )
+    folder = tmp_path_factory.mktemp("logs")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "real_megatron.py"), str(wheel), str(folder), *OPTIONS],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    log = read_log(path)
+    return folder
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_megatrons_own_log(logs, option):
+    log = read_log(logs / f"{option}.log")
     assert log.framework == "Megatron-LM"
     assert [each.step for each in log.iterations] == list(range(1, 13))
     assert all(each.seconds and each.loss and each.tflops is not None for each in log.iterations)
