@@ -27,6 +27,8 @@ import types
 import typing
 from typing import Any
 
+from executor.workers import no_compiler
+
 TE_VERSION = "2.14"
 KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TORCHDYNAMO_DISABLE", "TMPDIR")
 # Modules that import Triton, whose kernels no parser calls.
@@ -58,10 +60,9 @@ def load(wheel: str) -> Any:
         sys.modules[name] = _Kernels(name)
     # Groups of arguments are read from the sources of their classes, for every command line anew.
     inspect.getsource = functools.cache(inspect.getsource)
+    no_compiler.install()
     import torch
 
-    # Nothing is run: what torch.compile would make of a function is not asked for, and is slow to import.
-    torch.compile = _as_it_is  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_, **__: (_arch(), 0)
     torch.cuda.get_device_properties = lambda *_, **__: types.SimpleNamespace(  # type: ignore[assignment]
         major=_arch(), minor=0, multi_processor_count=132, total_memory=80 << 30, name="GPU"
@@ -75,11 +76,6 @@ def load(wheel: str) -> Any:
 
     _kernels_of_te()
     return arguments
-
-
-def _as_it_is(function: Any = None, **_: Any) -> Any:
-    """A function in place of its compiled form, or the decorator that leaves it."""
-    return _as_it_is if function is None else function
 
 
 def _kernels_of_te() -> None:
