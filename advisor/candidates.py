@@ -56,10 +56,10 @@ class Candidate:
         return self.prediction.peak_memory_bytes
 
 
-def candidate(request: Request, plan: Plan) -> Candidate:
-    """Predict `plan` with the settings that are pinned, pipeline simulated."""
+def candidate(request: Request, plan: Plan, judged: bool = True) -> Candidate:
+    """Predict `plan` with the settings that are pinned, pipeline simulated. judged: as `predict` takes it."""
     plan = replace(plan, settings=request.settings)
-    closed = predict(request.model, request.workload, request.cluster, plan, request.stack)
+    closed = predict(request.model, request.workload, request.cluster, plan, request.stack, judged=judged)
     return Candidate(plan, with_schedule(closed), closed.step_time_s)
 
 

@@ -39,11 +39,11 @@ class Case:
     notes: tuple[str, ...]
     plan_file: PlanFile
 
-    def predict(self) -> Prediction:
-        """The plan's time and memory by the closed form. ValueError as `costmodel.predict.predict`."""
+    def predict(self, judged: bool = True) -> Prediction:
+        """The plan's time and memory by the closed form. judged and ValueError as `costmodel.predict.predict`."""
         from costmodel.predict import predict
 
-        return predict(self.model, self.workload, self.cluster, self.plan, self.stack)
+        return predict(self.model, self.workload, self.cluster, self.plan, self.stack, judged=judged)
 
     def violations(self, predicted: Mapping[str, Any] | None = None) -> list[Violation]:
         """Every rule that the plan breaks, errors first. predicted: words of its prediction, where there is one."""

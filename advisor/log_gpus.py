@@ -30,9 +30,7 @@ def gpus_by_work(log: Log, case: Case) -> tuple[int, str] | None:
     rates = [line.tflops * line.seconds for line in log.iterations[-LINES:] if line.tflops and line.seconds]
     if not rates:
         return None
-    from costmodel.predict import predict
-
-    one = predict(case.model, case.workload, case.cluster, plan, case.stack)
+    one = case.predict(judged=False)
     work = one.model_tflops_per_gpu * one.step_time_s * plan.world  # of a step [TFLOP]
     replicas = work / statistics.median(rates) / plan.replica
     nearest = round(replicas)

@@ -171,7 +171,7 @@ def gains_outside(
         Gain(
             each.knob,
             each.after,
-            compared(request, best, candidate(request, each.plan)).lost_by,
+            compared(request, best, candidate(request, each.plan, judged=False)).lost_by,
             each.follows,
         )
         for each in chosen.values()

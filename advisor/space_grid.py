@@ -153,7 +153,8 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
     """Drop and count the plans that break a rule whose knobs are all decided; returns the other rules."""
     decided = set(space.grid) | {"precision"}
     decided |= {knob for column, (knob, _) in ITEMS.items() if column in decided}
-    ready = [rule for rule in rules if set(rule.knobs) <= decided]
+    ready = [rule for rule in rules if decided.issuperset(rule.knobs)]
+    waiting = [rule for rule in rules if not decided.issuperset(rule.knobs)]
     model, workload, cluster = request.model, request.workload, request.cluster
     columns = collapsed(space.grid)
     words = facts(model, workload, cluster, space.precision, columns, request.gpus, request.settings)
@@ -161,13 +162,14 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
     faults = np.zeros(space.alive.shape, dtype=np.int16)
     for broken in masks.values():
         faults += broken
+    only = faults == 1
     left = left_before = space.alive
     there = np.count_nonzero(space.alive)
-    for rule in ready:
-        mask = space.alive & masks.get(rule.id, False)
+    for rule in (each for each in ready if each.id in masks):
+        mask = space.alive & masks[rule.id]
         if count := int(np.count_nonzero(mask)):
             # The clearest example is a plan with this fault alone.
-            alone = mask & (faults == 1)
+            alone = mask & only
             cell = _first(alone if alone.any() else mask)
             if first := int(np.count_nonzero(left & mask)):
                 space.rejected[rule.id] = first
@@ -178,9 +180,9 @@ def drop_illegal(space: Space, request: Request, rules: list[Rule]) -> list[Rule
     space.keep(faults == 0)
     if there and not space.alive.any() and not space.fatal:
         # No rule forbids all: what forbids plans that hold to every other rule left the last ones out.
-        alone = [name for name, broken in masks.items() if (left_before & broken & (faults == 1)).any()]
+        alone = [name for name, broken in masks.items() if (left_before & broken & only).any()]
         space.fatal |= set(alone)
-    return [rule for rule in rules if rule not in ready]
+    return waiting
 
 
 def _first(mask: Mask) -> tuple[int, ...]:

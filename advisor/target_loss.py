@@ -45,7 +45,7 @@ def other_loss(case: Case, priced: Prediction | None, target: str, version: str)
     if priced is None:
         return OtherLoss(f"{said}, which the plan does not hold")
     there = replace(case, stack=newest_stack("megatron_lm", native_loss=True))
-    found = predict(there.model, there.workload, there.cluster, there.plan, there.stack)
+    found = there.predict(judged=False)
     before = gib(priced.peak_memory_bytes).removesuffix(" GiB")
     memory = f"{before} -> {gib(found.peak_memory_bytes)} of {gib(found.device_bytes)}"
     if found.fits or not priced.fits:

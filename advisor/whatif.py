@@ -224,7 +224,7 @@ def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Ch
         if violation.severity == "ERROR" or (violation.id in MACHINE_LACKS and violation.id not in known):
             return Forbidden(each, violation.text, violation.id)
     try:
-        other = with_schedule(changed.predict())
+        other = with_schedule(changed.predict(judged=False))
     except ValueError as error:
         return Forbidden(each, str(error))
     if fault := host_fault(other):

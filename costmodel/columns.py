@@ -6,7 +6,9 @@ modules one column each. `plan_inputs` turns columns into the input symbols of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,9 +41,10 @@ def code(name: str, value: str) -> int:
     return LAYOUTS.code(value) if name == "pipeline_layout" else KNOBS[name].choices.index(value)
 
 
-def default_columns() -> dict[str, float]:
+@cache
+def default_columns() -> MappingProxyType[str, float]:
     """Every column at the knob's default."""
-    return {name: float(array[0]) for name, array in plan_columns([Plan()]).items()}
+    return MappingProxyType({name: float(array[0]) for name, array in plan_columns([Plan()]).items()})
 
 
 def plan_columns(plans: Sequence[Plan]) -> dict[str, Array]:
@@ -64,23 +67,25 @@ def _acting(plan: Plan, knob: str) -> tuple[str, ...]:
 
 def plan_from_columns(columns: Columns, index: int, precision: str) -> Plan:
     """The plan of row `index`; columns that are missing take the default."""
-    values: dict[str, Any] = {"precision": precision}
-    for name, column in columns.items():
-        number = float(column[index if len(column) > 1 else 0])
-        if name in CODED:
-            values[name] = KNOBS[name].choices[int(number)]
-        elif name == "pipeline_layout":
-            values[name] = LAYOUTS.known[int(number)]
-        elif name in NUMERIC:
-            kind = KNOBS[name].kind
-            values[name] = bool(number) if kind == "bool" else int(number) if kind == "int" else number
+    row = {name: float(column[index if len(column) > 1 else 0]) for name, column in columns.items()}
+    values: dict[str, Any] = {name: _READ[name](number) for name, number in row.items() if name in _READ}
     for knob in ITEM_PREFIX:
-        values[knob] = tuple(
-            item
-            for column, (of, item) in ITEMS.items()
-            if of == knob and column in columns and columns[column][index if len(columns[column]) > 1 else 0]
-        )
-    return Plan(**values)
+        values[knob] = []
+    for column, (knob, item) in ITEMS.items():
+        if row.get(column):
+            values[knob].append(item)
+    return Plan(**values, precision=precision)
+
+
+def _readers() -> dict[str, Callable[[float], Any]]:
+    """How a number of a column is read, by the knob whose value it is; items of list knobs apart."""
+    kinds: dict[str, Callable[[float], Any]] = {"bool": bool, "int": int, "float": float}
+    coded = {name: lambda number, of=KNOBS[name].choices: of[int(number)] for name in CODED}
+    layout = {"pipeline_layout": lambda number: LAYOUTS.known[int(number)]}
+    return {name: kinds[KNOBS[name].kind] for name in NUMERIC} | coded | layout
+
+
+_READ = _readers()
 
 
 def collapsed(columns: Columns) -> dict[str, Array]:

@@ -299,7 +299,7 @@ def plan_layout(
             stages = ["t" * size for size in sizes]
             stages[0] = "E" + stages[0]
             stages[-1] += "m" * model.mtp_layers + "L"
-    return _layout(model, pp, stages)
+    return _layout(model, pp, tuple(stages))
 
 
 def layout_of(plan: Plan, model: ModelSpec, seq_len: int) -> Layout:
@@ -317,7 +317,9 @@ def layout_of(plan: Plan, model: ModelSpec, seq_len: int) -> Layout:
     )
 
 
-def _layout(model: ModelSpec, pp: int, stages: list[str]) -> Layout:
+@lru_cache(maxsize=4096)
+def _layout(model: ModelSpec, pp: int, stages: tuple[str, ...]) -> Layout:
+    """The layout of these virtual stages: the same of many sequence lengths and ways to count the layers."""
     kinds = model.layer_kinds()
     inside_mtp = model.mtp_layer_kinds()
     chunks: list[list[Chunk]] = [[] for _ in range(pp)]

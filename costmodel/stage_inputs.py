@@ -125,6 +125,8 @@ def distinct(columns: Sequence[Array]) -> tuple[Array, NDArray[np.intp]]:
     """Distinct rows of some columns (one a column of the result), and which of them each row is."""
     arrays = np.broadcast_arrays(*columns)
     starts, run = runs(arrays)
+    if len(starts) == 1:
+        return np.stack([np.ravel(array)[:1] for array in arrays]), run
     code = np.zeros(len(starts), dtype=np.int64)
     short = [np.ravel(array)[starts] for array in arrays]
     for array in short:

@@ -168,13 +168,12 @@ def _encoder_time(case: Case) -> str:
     from dataclasses import replace
 
     from advisor.render import seconds
-    from costmodel.predict import predict
     from costmodel.simulated_pipeline import with_schedule
 
     alone = replace(case.model, encoder=None)
     try:
         without, whole = (
-            with_schedule(predict(model, case.workload, case.cluster, case.plan, case.stack)).step_time_s
+            with_schedule(replace(case, model=model).predict(judged=False)).step_time_s
             for model in (alone, case.model)
         )
     except ValueError:

@@ -56,6 +56,8 @@ TOPICS = (
 # In the order in which they are told.
 SEVERITIES = ("ERROR", "AUTOFIX", "SILENT", "PERF", "ENV", "NOTE")
 Mask = NDArray[np.bool_]
+# All that expressions reach beside the words.
+ALLOWED: Facts = {"__builtins__": {}, **HELPERS}
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Rule:
 
     def broken(self, words: Facts) -> Any:
         """Where the rule is broken: True or False for every row of the words."""
-        return eval(self._code, {"__builtins__": {}, **HELPERS}, words)
+        return eval(self._code, ALLOWED, words)
 
     def message(self, of: PlanWords) -> tuple[str, str]:
         """What is wrong and the way out, with the numbers of a row of the words.
@@ -152,10 +154,16 @@ class _Template(string.Formatter):
     """Text whose {fields} are expressions in the words of the rules."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, str]:
-        value = eval(field_name, {"__builtins__": {}, **HELPERS}, dict(kwargs))
+        value = eval(_compiled(field_name), ALLOWED, kwargs)
         if isinstance(value, float):
             value = f"{value:g}"
         return value, field_name
+
+
+@lru_cache(maxsize=4096)
+def _compiled(field: str) -> CodeType:
+    """The expression of a field of a text."""
+    return compile(field, "<text of a rule>", "eval")
 
 
 @lru_cache(maxsize=1)
@@ -239,7 +247,7 @@ def violations(
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
     words |= predicted
     row = PlanWords(words)
-    found = [violation(rule, row) for rule in rules_of(stack) if np.any(rule.broken(words))]
+    found = [violation(rule, row) for rule in rules_of(stack) if rule.broken(row.single)]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 
 

@@ -169,7 +169,7 @@ class PlanWords:
     @cached_property
     def plain(self) -> Facts:
         """For messages: see `row_facts`."""
-        return row_facts(self.words, self.index)
+        return row_facts(self.single)
 
     @cached_property
     def single(self) -> Facts:
@@ -177,9 +177,9 @@ class PlanWords:
         return row_words(self.words, self.index)
 
 
-def row_facts(words: Facts, index: int) -> Facts:
-    """The same words as plain numbers of one row, whole ones as int, for messages."""
-    row = {name: _plain(value, index) for name, value in words.items()}
+def row_facts(single: Facts) -> Facts:
+    """The words of one row, see `row_words`, as plain numbers, whole ones as int, for messages."""
+    row = {name: _plain(value) for name, value in single.items()}
     row["layers_text"], row["layers_chunks"] = layers_text(row)
     return row | size_ways(row) | pipeline_ways(row)
 
@@ -190,16 +190,16 @@ def row_words(words: Facts, index: int) -> Facts:
 
 
 def _single(value: Any, index: int) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, str | np.generic):
         return value
     array: NDArray[Any] = np.asarray(value)
     return array.reshape(-1)[index if array.size > 1 else 0]
 
 
-def _plain(value: Any, index: int) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    number = _single(value, index).item()
+    number = value.item()
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 

@@ -121,7 +121,7 @@ def room_words(prediction: Prediction | None, stack: str | None) -> dict[str, An
 
     kept = replace(prediction.plan, recompute="none", recompute_modules=(), recompute_num_layers=0)
     try:
-        other = predict(prediction.model, prediction.workload, prediction.cluster, kept, stack)
+        other = predict(prediction.model, prediction.workload, prediction.cluster, kept, stack, judged=False)
     except ValueError:
         return {}
     saved = 1 - other.step_time_s / prediction.values["step_time"]
@@ -145,7 +145,9 @@ def split_words(prediction: Prediction | None, stack: str | None) -> dict[str, A
 
     balanced = replace(plan, pipeline_layout="balanced", account_embedding=False, account_loss=False)
     try:
-        other = predict(prediction.model, prediction.workload, prediction.cluster, balanced, stack)
+        other = predict(
+            prediction.model, prediction.workload, prediction.cluster, balanced, stack, judged=False
+        )
     except ValueError:
         return {}
     now = prediction if CORRECTION in prediction.values else with_schedule(prediction)

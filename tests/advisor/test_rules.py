@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import cache
+from itertools import permutations
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +17,8 @@ from advisor.rules.facts import Facts, facts
 from advisor.rules.layouts import layout_problem
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.setting_words import DEFAULTS, UNSAID, setting_words
-from costmodel.columns import plan_columns
-from costmodel.knobs import SETTINGS
+from costmodel.columns import ITEMS, plan_columns
+from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.schedule import bubble_over_ideal
@@ -157,7 +158,7 @@ plans = st.builds(
     ep=st.sampled_from([1, 2, 8, 12]),
     etp=st.sampled_from([1, 2]),
     dp=st.sampled_from([1, 2, 3, 8, 16]),
-    micro_batch=st.sampled_from([1, 2, 3]),
+    micro_batch=st.sampled_from([1, 2, 3, 8]),
     precision=st.just("fp8-cs"),
     sequence_parallel=st.booleans(),
     cp_comm_type=st.sampled_from(["p2p", "all_gather", "a2a", "a2a+p2p"]),
@@ -185,13 +186,12 @@ plans = st.builds(
     offload_modules=st.sampled_from([(), ("core_attn",), ("attn_proj",)]),
     max_connections=st.sampled_from([0, 1, 8]),
 )
-models = st.sampled_from(
-    [LLAMA]
-    + [load_model(name) for name in ("qwen3-30b-a3b", "deepseek-v3", "nemotronh-8b", "qwen3-next-80b-a3b")]
-)
+MODELS = [LLAMA] + [
+    load_model(name) for name in ("qwen3-30b-a3b", "deepseek-v3", "nemotronh-8b", "qwen3-next-80b-a3b")
+]
 
 
-@given(models, st.lists(plans, min_size=1, max_size=8))
+@given(st.sampled_from(MODELS), st.lists(plans, min_size=1, max_size=8))
 @settings(deadline=None, max_examples=60)
 def test_a_row_is_legal_exactly_when_its_plan_has_no_error(model, some):
     masks = error_masks(facts(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(some)))
@@ -203,22 +203,26 @@ def test_a_row_is_legal_exactly_when_its_plan_has_no_error(model, some):
         assert refused == bool(errors)
 
 
-@given(models, st.lists(plans, min_size=1, max_size=4), plans)
-@settings(deadline=None, max_examples=60)
-def test_a_rule_depends_on_the_knobs_it_names_alone(model, some, other):
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@given(st.lists(plans, min_size=12, max_size=12))
+@settings(deadline=None, max_examples=settings().max_examples // 6)  # for each model
+def test_a_rule_depends_on_the_knobs_it_names_alone(model, drawn):
     """The search applies a rule as soon as its knobs are decided: other knobs may not change its verdict."""
-    before = facts(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(some))
+    # Every plan with the other knobs of every other one.
+    own, others = (plan_columns(side) for side in zip(*permutations(drawn, 2), strict=True))
 
     @cache
     def mixed(kept: frozenset[str]) -> Facts:
-        changed = {f.name: getattr(other, f.name) for f in fields(Plan) if f.name not in kept}
-        rows = [replace(plan, **changed) for plan in some]
-        return facts(model, WORKLOAD, cluster(), "fp8-cs", plan_columns(rows))
+        """Of rows that have these knobs of the first plan of each pair, and the others of the second."""
+        rows = {name: own[name] if ITEMS.get(name, (name,))[0] in kept else others[name] for name in own}
+        return facts(model, WORKLOAD, cluster(), "fp8-cs", rows)
 
+    before = mixed(frozenset(KNOBS))
     for rule in load_rules():
-        verdicts = [rule.broken(each) for each in (before, mixed(frozenset(rule.knobs)))]
+        # Columns of modules hold those that act, which `recompute` decides.
         if "recompute_modules" not in rule.knobs or "recompute" in rule.knobs:
-            assert np.array_equal(*(np.broadcast_to(verdict, len(some)) for verdict in verdicts)), rule
+            verdicts = [rule.broken(each) for each in (before, mixed(frozenset(rule.knobs)))]
+            assert np.array_equal(*np.broadcast_arrays(*verdicts)), rule
 
 
 @pytest.mark.parametrize(("share", "warned"), [(None, True), (0.7, False), (0.8, True)])
