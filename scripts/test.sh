@@ -5,6 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh" run,dev
 .venv/bin/ruff format --quiet --check .
 .venv/bin/mypy
 .venv/bin/lint-imports
-# A file at a time on each core: files share what they build. In the order of tests/conftest.py.
+# A file at a time on each core: files share what they build.
 export OPENBLAS_NUM_THREADS=1
-exec .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n auto --dist loadfile "$@"

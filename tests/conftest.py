@@ -24,16 +24,6 @@ os.environ["COLUMNS"] = "100"
 os.environ.setdefault("ADVISOR_CACHE", os.path.join(tempfile.gettempdir(), f"advisor-cache-{os.getuid()}"))
 
 
-# Folders whose tests start processes and take longest.
-LONGEST = ("executor", "docs", "conformance")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files go first, so that all workers end at about the same time (`--no-loadscope-reorder`)."""
-    here = Path(__file__).parent
-    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in LONGEST)
-
-
 @pytest.fixture(scope="session")
 def parser() -> ModuleType:
     """tools/megatron_lm_parser with the wheel of 0.19.2 at hand, skipped with the reason where it cannot be had."""
