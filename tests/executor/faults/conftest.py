@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -77,7 +79,15 @@ class Training:
 
 
 @pytest.fixture
-def training(tmp_path, monkeypatch):
+def one_fault():
+    """One planted fault at a time on this machine: the kernel counts whom its OOM killer ended for all of it."""
+    with (Path(tempfile.gettempdir()) / f"advisor-one-fault-{os.getuid()}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch, one_fault):
     """A Training whose ranks find the faulty worker."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
