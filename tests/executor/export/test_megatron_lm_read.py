@@ -16,6 +16,7 @@ from costmodel.stack import load_stack
 from costmodel.workload import Workload
 from executor.export import megatron_lm
 from executor.export.exported import Job
+from executor.export.megatron_lm_arguments import LEGACY_LAYOUT
 from executor.export.megatron_lm_names import flag_of
 from executor.export.megatron_lm_read import _unread
 from executor.megatron_model import position_embedding
@@ -159,3 +160,82 @@ def test_positions_other_than_those_of_the_model_on_file_are_told():
     assert (
         told(f"{SHAPE} --position-embedding-type none") == "--position-embedding-type none: rope is counted"
     )
+
+
+def test_what_is_not_modelled_of_an_optimizer_is_told():
+    text = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --bf16 --optimizer "
+    for dealt in ("muon --use-distributed-optimizer", "dist_muon"):
+        assert any("pads buckets" in line for line in megatron_lm.read(text + dealt).otherwise)
+    assert not megatron_lm.read(text + f"muon --use-distributed-optimizer {LEGACY_LAYOUT}").otherwise
+    other = megatron_lm.read(text + "adaptive_muon")
+    assert other.knobs.get("optimizer", "adam") == "adam"
+    assert any("optimizer adaptive_muon" in line for line in other.otherwise)
+
+
+@pytest.mark.parametrize(
+    ("text", "knobs"),
+    [
+        ("--bf16 --overlap-grad-reduce", {"zero_stage": 0}),
+        ("--bf16 --use-distributed-optimizer", {"overlap_grad_reduce": False}),
+        ("--fp16", {"precision": "fp16", "grad_reduce_in_fp32": False}),
+        ("--bf16 --num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-size 4", {"vpp": 4}),
+        ("--bf16 --optimizer muon --use-distributed-optimizer", {"optimizer": "muon", "zero_stage": None}),
+        ("--bf16 --optimizer dist_muon", {"optimizer": "muon", "zero_stage": None}),
+        ("--bf16 --optimizer muon", {"optimizer": "muon", "zero_stage": 0}),
+        ("--bf16 --recompute-activations", {"recompute": "selective", "recompute_modules": ("core_attn",)}),
+        ("--bf16 --num-experts 8 --tensor-model-parallel-size 4", {"etp": 4, "moe_dispatcher": "allgather"}),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_stands_at_megatrons_default(text, knobs):
+    found = megatron_lm.read(f"--num-layers 32 --hidden-size 4096 --num-attention-heads 32 {text}").knobs
+    assert {name: found.get(name) for name in knobs} == knobs
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --gpus-per-node=8
+# --tensor-model-parallel-size 16 is a remark
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+TP=8; LAYERS="80"
+GPT_ARGS="
+    --num-layers $LAYERS \\
+    --hidden-size ${HIDDEN:-8192} --num-attention-heads 16
+"
+DIST=(--tensor-model-parallel-size ${TP} --sequence-parallel)
+srun python pretrain_gpt.py $GPT_ARGS "${DIST[@]}" --bf16 --seq-length=4096
+echo --done
+"""
+
+
+def test_a_script_with_variables_arrays_and_remarks_is_read():
+    found = megatron_lm.read(SCRIPT)
+    assert found.knobs["tp"] == 8
+    assert found.knobs["sequence_parallel"]
+    assert found.knobs["dp"] == 4
+    assert found.knobs["max_connections"] == 1
+    assert found.workload == {"seq_len": 4096}
+    assert found.architecture["num_layers"] == 80
+    assert found.architecture["hidden"] == 8192
+
+
+def test_yaml_of_functional_tests_and_of_arguments_is_read():
+    pytest.importorskip("yaml")
+    tests = (
+        "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\nMODEL_ARGS:\n  --num-layers: 12\n  --hidden-size: 512\n"
+    )
+    tests += "  --num-attention-heads: 8\n  --bf16: true\n  --tensor-model-parallel-size: 2\n"
+    tests += "  --sequence-parallel: true\n"
+    arguments = "language_model:\n  num_layers: 12\n  hidden_size: 512\n  num_attention_heads: 8\n"
+    arguments += "model_parallel:\n  tensor_model_parallel_size: 2\n  sequence_parallel: True\nbf16: True\n"
+    for text in (tests, arguments):
+        found = megatron_lm.read(text)
+        assert found.knobs["tp"] == 2, text
+        assert found.knobs["sequence_parallel"]
+        assert found.architecture["num_layers"] == 12
+
+
+@pytest.mark.parametrize("text", ["", "hello", "--lr 1", "a: b"])
+def test_other_text_is_refused_in_one_line(text):
+    with pytest.raises(ValueError) as error:
+        megatron_lm.read(text)
+    assert "\n" not in str(error.value)
