@@ -1,0 +1,160 @@
+"""Tables of measurements are read, or refused in one line; a row that cannot be expressed says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published_rows import NEMO, case
+from somebodys_row import ROW
+
+import hardware_db
+from advisor.measurement_rows import Row, column_name
+from advisor.measurements import Case, Skip, read_rows, row_case
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "mixtral-9x9b"}, "mixtral-9x9b"),
+        ({"model": "mixtral-8x7b", "ep": "64", "etp": "4"}, "pp x ep x etp"),
+        ({"pp_layout": "Ett|x"}, "not a layout"),
+        ({"tp": "", "pp": "", "fsdp": ""}, "layout"),
+        ({"tokens_per_sec_per_gpu": ""}, "step time"),
+        ({"gbs": "127"}, "127"),
+        ({"system": "abacus"}, "abacus"),
+        ({"precision": "int3"}, "int3"),
+        ({"tp": "3"}, "not a multiple"),
+        ({"seq_len": "-4"}, "seq_len '-4' is not a whole number above 0"),
+        ({"gbs": "-128"}, "gbs '-128' is not a whole number above 0"),
+        ({"tp": "1.5"}, "tp '1.5' is not a whole number above 0"),
+        (
+            {"tokens_per_sec_per_gpu": "", "step_time": "9.5"},
+            "step_time_s and tokens_per_sec_per_gpu hold no number. Is column 'step_time' meant as step_time_s?",
+        ),
+        ({"step_time_s": "abc"}, "step_time_s 'abc' is not a number above 0"),
+        ({"step_time_s": "-4"}, "step_time_s '-4' is not a number above 0"),
+        ({"gbs": ""}, "gbs not stated"),
+        ({"system": ""}, "no system"),
+        ({"model_overrides": "num_layers: 40"}, "model_overrides"),
+        ({"other_flags": "[1]"}, "other_flags"),
+    ],
+)
+def test_rows_that_cannot_be_expressed_say_why(changes, words):
+    found = row_case(Row(NEMO | changes))
+    assert isinstance(found, Skip)
+    assert words in found.reason
+    assert found.id == "bridge-70b"
+
+
+@given(st.dictionaries(st.sampled_from(list(NEMO)), st.text(max_size=12)))
+def test_no_row_ends_in_a_traceback(changes):
+    assert isinstance(row_case(Row(NEMO | changes)), Case | Skip)
+
+
+def test_reading(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("\ufeff" + ",".join(NEMO) + "\n" + ",".join(NEMO.values()) + "\n", encoding="utf-8")
+    assert case(read_rows(path)[0].values).plan.tp == 4
+
+
+@pytest.mark.parametrize(("sign", "name"), [(";", ";"), ("\t", "tabs"), ("|", "|")])
+def test_another_separator_is_named(tmp_path, sign, name):
+    path = tmp_path / "rows.csv"
+    path.write_text(sign.join(NEMO) + "\n" + sign.join(NEMO.values()) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError) as caught:
+        read_rows(path)
+    assert f"separated by {name}: save it with commas" in str(caught.value)
+
+
+@pytest.mark.parametrize("header", ["model,gpus", "model", "a;b,model", "model;x,gpus"])
+def test_a_table_with_commas_is_told_what_it_lacks(tmp_path, header):
+    """It was told to save with commas what had them: the header was looked at between them."""
+    path = tmp_path / "rows.csv"
+    path.write_text(header + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"rows\.csv lacks the columns id, .*Columns needed: id, model, "):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("text", ["", "\ufeff", "\n\n"])
+def test_an_empty_table_is_told_as_what_it_is(tmp_path, text):
+    """It was told that it lacks columns."""
+    path = tmp_path / "rows.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"rows\.csv is empty\. Name a CSV file with a header line, columns id, "
+    ):
+        read_rows(path)
+
+
+def test_a_row_with_more_cells_than_the_header_is_skipped(tmp_path):
+    """An unquoted 8,192 shifted every cell behind it, and the row was predicted so."""
+    path = tmp_path / "rows.csv"
+    shifted = ",".join((NEMO | {"seq_len": "8,192"}).values())
+    short = ",".join(list(NEMO.values())[:-1])
+    path.write_text("\n".join([",".join(NEMO), shifted, short]) + "\n", encoding="utf-8")
+    first, second = read_rows(path)
+    found = row_case(first)
+    assert isinstance(found, Skip)
+    assert found.reason.startswith(f"{len(NEMO) + 1} cells, {len(NEMO)} columns")
+    assert isinstance(row_case(second), Case)
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", bytes(range(256))])
+def test_broken_tables_end_in_one_line(tmp_path, content):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"rows\.csv") as caught:
+        read_rows(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_rows(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("header", "column"),
+    [
+        ("GPUs", "gpus"),
+        ("Num GPUs", "gpus"),
+        ("global_batch_size", "gbs"),
+        ("Sequence Length", "seq_len"),
+        ("TP", "tp"),
+        ("tokens/s/GPU", "tokens_per_sec_per_gpu"),
+        ("Step time (s)", "step_time_s"),
+        ("cuda_graph", "cuda_graph"),
+    ],
+)
+def test_columns_by_other_names(header, column):
+    assert column_name(header) == column
+
+
+def test_a_table_with_other_names_of_columns(tmp_path):
+    path = tmp_path / "rows.csv"
+    names = {
+        "gpus": "Num GPUs",
+        "gbs": "global_batch_size",
+        "seq_len": "Seq Len",
+        "step_time_s": "Step time (s)",
+    }
+    path.write_text(",".join(names.get(name, name) for name in ROW) + "\n" + ",".join(ROW.values()) + "\n")
+    (row,) = read_rows(path)
+    assert row.values == ROW
+
+
+def test_a_column_under_its_own_name_comes_first(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("GPU," + ",".join(ROW) + "\nH100 PCIe," + ",".join(ROW.values()) + "\n")
+    (row,) = read_rows(path)
+    assert row.text("system") == "dgx-h100"
+
+
+def test_a_cluster_file_is_found_beside_the_table(tmp_path):
+    shipped = Path(hardware_db.__file__).parent / "clusters" / "dgx-h100.toml"
+    (tmp_path / "mine.toml").write_text(shipped.read_text())
+    table = tmp_path / "runs.csv"
+    table.write_text(",".join(ROW) + "\n" + ",".join((ROW | {"system": "mine.toml"}).values()) + "\n")
+    found = row_case(read_rows(table)[0])
+    assert isinstance(found, Case), found
+    assert found.cluster.name == "dgx-h100"
