@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 LLAMA3_8B = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -239,3 +241,9 @@ GPT_OSS_20B = {
     "sliding_window": 128,
     "vocab_size": 201088,
 }
+
+
+def write(folder, config):
+    """config.json in a folder, of a configuration or of a text as it is; its path."""
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return folder / "config.json"
