@@ -3,137 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from family_cases import unjudged
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from law_cases import B200, GENTLE, H100, LLAMA, plans, powers
 
 import hardware_db
 from costmodel import schedule
-from costmodel.columns import plan_columns, plan_from_columns
-from costmodel.family import compiled_family
 from costmodel.formulas import DENSE
-from costmodel.fully_sharded import CHUNK_CAT
 from costmodel.layer import block_work
 from costmodel.model_registry import list_models, load_model
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
-from costmodel.plan_array import PlanArray, evaluate_plans
-from costmodel.predict import predict
-from costmodel.rates import stream
-from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 
-B200 = hardware_db.resolve("b200", None)[0]
-H100 = hardware_db.resolve("h100", None)[0]
-LLAMA = load_model("llama3-70b")
 GPT = load_model("gpt3-175b")
-GENTLE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-powers = st.sampled_from([1, 2, 4, 8])
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> tuple[Plan, Workload]:
-    tp, pp, cp, dp = (
-        draw(powers),
-        draw(st.sampled_from([1, 2, 4, 8])),
-        draw(st.sampled_from([1, 2, 4])),
-        draw(powers),
-    )
-    vpp = draw(st.sampled_from([1, 2, 5])) if pp > 1 else 1
-    fsdp = pp == 1 and draw(st.booleans())
-    micro_batch = draw(st.sampled_from([1, 2]))
-    m = pp * draw(st.integers(1, 8))
-    recompute = draw(st.sampled_from(["none", "selective", "full"]))
-    plan = Plan(
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        dp=dp,
-        vpp=vpp,
-        micro_batch=micro_batch,
-        fsdp=fsdp,
-        zero_stage=draw(st.sampled_from([2, 3])) if fsdp else draw(st.sampled_from([0, 1])),
-        sequence_parallel=tp > 1 and draw(st.booleans()),
-        precision=draw(st.sampled_from(["bf16", "fp8-cs", "mxfp8", "nvfp4"])),
-        cp_comm_type=draw(st.sampled_from(["p2p", "all_gather", "a2a"])),
-        recompute=recompute,
-        recompute_modules=("mlp",) if recompute == "selective" else (),
-        cuda_graph=draw(st.booleans()),
-        tp_comm_overlap=draw(st.booleans()),
-        overlap_grad_reduce=draw(st.booleans()),
-    )
-    return plan, Workload(seq_len=draw(st.sampled_from([2048, 8192])), global_batch=m * micro_batch * dp)
-
-
-@GENTLE
-@given(plans())
-def test_parts_sum_to_the_total(case):
-    plan, workload = case
-    prediction = predict(LLAMA, workload, B200, plan)
-    for tree in (prediction.time, prediction.memory):
-        for term in _walk(tree):
-            if term.parts:
-                assert sum(part.value for part in term.parts) == pytest.approx(term.value, rel=1e-9)
-
-
-@GENTLE
-@given(plans())
-def test_search_and_explanation_give_the_same_number(case):
-    plan, workload = case
-    prediction = unjudged(LLAMA, workload, B200, plan)
-    row = evaluate_plans(PlanArray(LLAMA, workload, B200, plan.precision, plan_columns([plan, plan])))
-    assert row["step_time"][1] == pytest.approx(prediction.step_time_s, rel=1e-12)
-    assert row["peak_memory"][0] == pytest.approx(prediction.peak_memory_bytes, rel=1e-12)
-
-
-@GENTLE
-@given(plans())
-def test_columns_give_the_plan_back(case):
-    plan, _ = case
-    columns = plan_columns([plan])
-    assert plan_from_columns(columns, 0, plan.precision) == plan
-
-
-@cache
-def symbolic(name):
-    """An entry of a dense model as sympy reads it."""
-    import sympy
-
-    words = {
-        symbol: sympy.Symbol(symbol, nonnegative=True)
-        for symbol in (*BY_NAME, *compiled_family(DENSE).entries)
-    }
-    return sympy.sympify(compiled_family(DENSE).expressions()[name], locals=words)
-
-
-@GENTLE
-@given(plans())
-def test_compiled_numbers_equal_the_symbolic_expression(case):
-    """The NumPy text and sympy's own evaluation of the same entry agree."""
-    import sympy
-
-    plan, workload = case
-    prediction = unjudged(LLAMA, workload, B200, plan)
-    for name in (
-        "attention_activation_bytes",
-        "mlp_activation_bytes",
-        "mlp_tp_exposed_backward",
-        "pipeline_bubble",
-        "forward_attention",
-        "memory_first_weights",
-    ):
-        expression = symbolic(name)
-        # All at once: `subs` puts one number after another into the whole expression.
-        numbers = {each: sympy.Float(prediction.values[each.name]) for each in expression.free_symbols}
-        assert float(expression.xreplace(numbers)) == pytest.approx(
-            prediction.values[name], rel=1e-9, abs=1e-18
-        )
 
 
 @GENTLE
@@ -281,139 +168,10 @@ def test_recompute_trades_time_for_memory(case):
     assert full.values["memory_first_activations"] < none.values["memory_first_activations"]
 
 
-def test_replicas_of_hybrid_sharding_reduce_over_the_network():
-    """Gathers stay inside the node, the replicas' all-reduce does not: neither is free."""
-    workload = Workload(8192, 64)
-    whole, hybrid = (
-        unjudged(LLAMA, workload, H100, Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=size))
-        for size in (0, 8)
-    )
-    assert whole.values["dp_fsdp_replica_reduce"] == 0
-    assert hybrid.values["dp_fsdp_replica_reduce"] > 0
-    assert hybrid.values["dp_fsdp_gather"] < whole.values["dp_fsdp_gather"]
-    assert hybrid.peak_memory_bytes > whole.peak_memory_bytes
-
-
-def test_replicas_that_share_the_optimizer_state_hold_a_part_of_it_each():
-    """HFSDP: state over all ranks, gradients reduce-scattered and parameters gathered between replicas."""
-    workload, plan = Workload(8192, 64), Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=8)
-    apart, shared = (
-        unjudged(LLAMA, workload, H100, dataclasses.replace(plan, outer_dp_sharding_strategy=outer))
-        for outer in ("no_shard", "optim")
-    )
-    state = "memory_first_optimizer"
-    assert shared.values[state] == pytest.approx(apart.values[state] / 8)
-    assert shared.values["memory_first_weights"] == apart.values["memory_first_weights"]
-    assert shared.values["memory_first_gradients"] == apart.values["memory_first_gradients"]
-    # Parameters have two bytes, gradients four: less than the all-reduce of gradients, more than half of it.
-    both = shared.values["dp_fsdp_replica_reduce"] + shared.values["dp_fsdp_replica_gather"]
-    assert 0.5 < both / apart.values["dp_fsdp_replica_reduce"] < 1
-    assert apart.values["dp_fsdp_replica_gather"] == 0
-    whole = dataclasses.replace(plan, fsdp_shard_size=0)
-    one = dataclasses.replace(whole, outer_dp_sharding_strategy="optim")
-    assert (
-        unjudged(LLAMA, workload, H100, one).step_time_s == unjudged(LLAMA, workload, H100, whole).step_time_s
-    )
-
-
-def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
-    """Out of the flat buffer in both passes with ZeRO 3, gradients into it, of both ends once; nothing on one GPU."""
-
-    def more(plan: Plan, batch: int = 64) -> float:
-        own, torch = (
-            unjudged(LLAMA, Workload(8192, batch), H100, dataclasses.replace(plan, fsdp_implementation=whose))
-            for whose in ("megatron", "torch")
-        )
-        return torch.values["fsdp_exposed"] - own.values["fsdp_exposed"]
-
-    plan = Plan(dp=64, fsdp=True, zero_stage=3)
-    values = unjudged(LLAMA, Workload(8192, 64), H100, plan).values
-    into = CHUNK_CAT * (2 + 4)
-    moved = 80 * (2 * 2 * 2 + into) * values["dp_layer_parameters"]
-    moved += (2 * 2 + into) * (values["dp_first_parameters"] + values["dp_output_parameters"])
-    x = SimpleNamespace(**values)
-    assert more(plan) == pytest.approx(stream(x, moved, x.stream_fraction))
-    assert more(plan, 256) == pytest.approx(4 * more(plan))
-    assert 0 < more(dataclasses.replace(plan, zero_stage=2)) < more(plan)
-    assert more(dataclasses.replace(plan, dp=1)) == 0
-
-
-@GENTLE
-@given(plans(), st.booleans())
-def test_registered_buffers_and_larger_buckets_never_add_to_data_parallel_traffic(case, sharp):
-    plan, workload = case
-    plan = dataclasses.replace(plan, sharp=sharp)
-
-    def exposed(**knobs) -> float:
-        values = unjudged(LLAMA, workload, B200, dataclasses.replace(plan, **knobs)).values
-        return values["dp_gradients"] + values["dp_gather"] + values["fsdp_exposed"]
-
-    assert exposed(nccl_ub=True) <= exposed() * (1 + 1e-12)
-    sizes = (10_000_000, 100_000_000)
-    small, large = (
-        unjudged(LLAMA, workload, B200, dataclasses.replace(plan, bucket_size=n)).values for n in sizes
-    )
-    assert large["buckets_dp"] <= small["buckets_dp"]
-    for kind in ("dp_reduce_scatter", "dp_all_gather", "dp_all_reduce"):
-        assert large[kind] <= small[kind] * (1 + 1e-12)
-
-
-@GENTLE
-@given(plans(), st.floats(1.5, 8.0))
-def test_homogeneity(case, factor):
-    """All rates times k and all latencies over k give the step time over k."""
-    from costmodel.binding import bind
-    from costmodel.columns import plan_inputs
-    from costmodel.symbols import BY_NAME
-
-    plan, workload = case
-    bound = {name: entry.value for name, entry in bind(LLAMA, workload, B200, plan.precision).items()}
-    inputs = plan_inputs(
-        plan_columns([plan]),
-        model=LLAMA,
-        workload=workload,
-        domain=B200.domain_size,
-        precision_bytes=2.0,
-        quantised=False,
-    )
-    quick = dict(bound)
-    for name in bound:
-        unit = BY_NAME[name].unit if name in BY_NAME else "1"
-        if unit in ("FLOP/s", "byte/s"):
-            quick[name] = bound[name] * factor
-        elif unit == "s":
-            quick[name] = bound[name] / factor
-    slow, fast = (
-        float(compiled_family(DENSE).search(scalars | inputs)["step_time"]) for scalars in (bound, quick)
-    )
-    assert fast == pytest.approx(slow / factor, rel=1e-9)
-
-
-def test_every_plan_of_an_array_is_evaluated_alone():
-    workload = Workload(8192, 128)
-    some = [
-        Plan(tp=tp, pp=pp, dp=64 // tp // pp, sequence_parallel=tp > 1)
-        for tp in (1, 2, 4, 8)
-        for pp in (1, 2, 4, 8)
-    ]
-    together = evaluate_plans(PlanArray(LLAMA, workload, B200, "bf16", plan_columns(some)))["step_time"]
-    alone = [
-        evaluate_plans(PlanArray(LLAMA, workload, B200, "bf16", plan_columns([plan])))["step_time"][0]
-        for plan in some
-    ]
-    assert np.array_equal(together, np.array(alone))
-
-
 def linear_weights(prediction):
     """Weights of the linear layers of one attention and one MLP block on a rank."""
     x = SimpleNamespace(**prediction.values)
     return sum(block_work(x, name, prediction.features).weights(grouped=False) for name in DENSE)
-
-
-def _walk(term):
-    yield term
-    for part in term.parts:
-        yield from _walk(part)
 
 
 def _faster(link, factor):

@@ -1,0 +1,94 @@
+"""Laws of data parallelism and FSDP: replicas of shards, copies of PyTorch's, buckets and registered buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from family_cases import unjudged
+from hypothesis import given
+from hypothesis import strategies as st
+from law_cases import B200, GENTLE, H100, LLAMA, plans
+
+from costmodel.fully_sharded import CHUNK_CAT
+from costmodel.plan import Plan
+from costmodel.rates import stream
+from costmodel.workload import Workload
+
+
+def test_replicas_of_hybrid_sharding_reduce_over_the_network():
+    """Gathers stay inside the node, the replicas' all-reduce does not: neither is free."""
+    workload = Workload(8192, 64)
+    whole, hybrid = (
+        unjudged(LLAMA, workload, H100, Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=size))
+        for size in (0, 8)
+    )
+    assert whole.values["dp_fsdp_replica_reduce"] == 0
+    assert hybrid.values["dp_fsdp_replica_reduce"] > 0
+    assert hybrid.values["dp_fsdp_gather"] < whole.values["dp_fsdp_gather"]
+    assert hybrid.peak_memory_bytes > whole.peak_memory_bytes
+
+
+def test_replicas_that_share_the_optimizer_state_hold_a_part_of_it_each():
+    """HFSDP: state over all ranks, gradients reduce-scattered and parameters gathered between replicas."""
+    workload, plan = Workload(8192, 64), Plan(dp=64, fsdp=True, zero_stage=3, fsdp_shard_size=8)
+    apart, shared = (
+        unjudged(LLAMA, workload, H100, dataclasses.replace(plan, outer_dp_sharding_strategy=outer))
+        for outer in ("no_shard", "optim")
+    )
+    state = "memory_first_optimizer"
+    assert shared.values[state] == pytest.approx(apart.values[state] / 8)
+    assert shared.values["memory_first_weights"] == apart.values["memory_first_weights"]
+    assert shared.values["memory_first_gradients"] == apart.values["memory_first_gradients"]
+    # Parameters have two bytes, gradients four: less than the all-reduce of gradients, more than half of it.
+    both = shared.values["dp_fsdp_replica_reduce"] + shared.values["dp_fsdp_replica_gather"]
+    assert 0.5 < both / apart.values["dp_fsdp_replica_reduce"] < 1
+    assert apart.values["dp_fsdp_replica_gather"] == 0
+    whole = dataclasses.replace(plan, fsdp_shard_size=0)
+    one = dataclasses.replace(whole, outer_dp_sharding_strategy="optim")
+    assert (
+        unjudged(LLAMA, workload, H100, one).step_time_s == unjudged(LLAMA, workload, H100, whole).step_time_s
+    )
+
+
+def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
+    """Out of the flat buffer in both passes with ZeRO 3, gradients into it, of both ends once; nothing on one GPU."""
+
+    def more(plan: Plan, batch: int = 64) -> float:
+        own, torch = (
+            unjudged(LLAMA, Workload(8192, batch), H100, dataclasses.replace(plan, fsdp_implementation=whose))
+            for whose in ("megatron", "torch")
+        )
+        return torch.values["fsdp_exposed"] - own.values["fsdp_exposed"]
+
+    plan = Plan(dp=64, fsdp=True, zero_stage=3)
+    values = unjudged(LLAMA, Workload(8192, 64), H100, plan).values
+    into = CHUNK_CAT * (2 + 4)
+    moved = 80 * (2 * 2 * 2 + into) * values["dp_layer_parameters"]
+    moved += (2 * 2 + into) * (values["dp_first_parameters"] + values["dp_output_parameters"])
+    x = SimpleNamespace(**values)
+    assert more(plan) == pytest.approx(stream(x, moved, x.stream_fraction))
+    assert more(plan, 256) == pytest.approx(4 * more(plan))
+    assert 0 < more(dataclasses.replace(plan, zero_stage=2)) < more(plan)
+    assert more(dataclasses.replace(plan, dp=1)) == 0
+
+
+@GENTLE
+@given(plans(), st.booleans())
+def test_registered_buffers_and_larger_buckets_never_add_to_data_parallel_traffic(case, sharp):
+    plan, workload = case
+    plan = dataclasses.replace(plan, sharp=sharp)
+
+    def exposed(**knobs) -> float:
+        values = unjudged(LLAMA, workload, B200, dataclasses.replace(plan, **knobs)).values
+        return values["dp_gradients"] + values["dp_gather"] + values["fsdp_exposed"]
+
+    assert exposed(nccl_ub=True) <= exposed() * (1 + 1e-12)
+    sizes = (10_000_000, 100_000_000)
+    small, large = (
+        unjudged(LLAMA, workload, B200, dataclasses.replace(plan, bucket_size=n)).values for n in sizes
+    )
+    assert large["buckets_dp"] <= small["buckets_dp"]
+    for kind in ("dp_reduce_scatter", "dp_all_gather", "dp_all_reduce"):
+        assert large[kind] <= small[kind] * (1 + 1e-12)
