@@ -20,6 +20,8 @@ from costmodel.simulated_pipeline import with_schedule
 from costmodel.workload import Workload
 from hardware_db import Cluster, load_cluster
 
+GB = 1e9
+MIB = 2**20
 GIB = 2**30
 GEMMS = ("forward_linear", "backward_linear_dgrad", "backward_linear_wgrad")
 EXPERT_GEMMS = ("forward_experts", "backward_experts")
@@ -109,3 +111,8 @@ def held(prediction: Prediction, part: str) -> float:
 def speedup(slow: Prediction, fast: Prediction) -> float:
     """Tokens a second and GPU of `fast` over those of `slow`. [1]"""
     return fast.tokens_per_second_per_gpu / slow.tokens_per_second_per_gpu
+
+
+def selective(*modules: str) -> dict[str, Any]:
+    """Knobs that recompute those modules."""
+    return {"recompute": "selective", "recompute_modules": modules} if modules else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claim_cases import DATA_PARALLEL, broken, cluster, errors, held, speedup, spent, step
+from claim_cases import DATA_PARALLEL, GB, broken, cluster, errors, held, speedup, spent, step
 from click.testing import CliRunner
 
 from advisor.case import read_case
@@ -23,8 +23,6 @@ from costmodel.prediction import Prediction
 from executor.doctor import examine, this_machine
 from executor.logs.read import read_log
 from hardware_db import Cluster
-
-GB = 1e9
 
 
 class TestHost:
