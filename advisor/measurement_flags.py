@@ -122,7 +122,7 @@ def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[st
     return {"cuda_graph": True, "cuda_graph_scope": tuple(scopes)}
 
 
-def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str, Any]:
+def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any], fsdp: bool) -> dict[str, Any]:
     """Switches of kernels and of the step that a row names, or that its source always has."""
     flags = row.json("other_flags")
     values: dict[str, Any] = dict.fromkeys(habit.get("kernels", ()), True)
@@ -134,6 +134,8 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[str
         values["wgrad_deferral_limit"] = int(flags.get("wgrad_deferral_limit", DEFERRED))
     if row.text("other_flags") and RESOLVED_RECIPE.match(row.text("recipe_key")):
         values["rope_fusion"] = "apply_rope_fusion" in flags
+        if fsdp:  # recipes with FSDP switch it off; of others it may be what their class leaves
+            values["gradient_accumulation_fusion"] = "gradient_accumulation_fusion" in flags
         if model.moe is not None:
             values["moe_router_fusion"] = "moe_router_fusion" in flags
     # AutoModel's table has a column of kernels; "-": none but PyTorch's own.

@@ -41,11 +41,15 @@ COLUMNS = {
     "nan_checks": "other_flags",
     "maxima_inside": "other_flags",
     "cudnn_norms": "other_flags",
+    "loss_of": "other_flags",
 }
 # What tells which rows an entry is for, and is its own.
 NAMING = ("match", "also", "until", "container")
 # Of a recipe, what tells which runs it is for.
-CONDITIONS = ("releases", "task", "models", "generations", "domain_from", "performance", "why")
+CONDITIONS = (
+    *("releases", "task", "models", "generations", "domain_from", "performance"),
+    *("sources", "functions", "precisions", "fsdp", "why"),
+)
 
 
 @lru_cache(maxsize=1)
@@ -97,7 +101,15 @@ def _as_word(name: str) -> str:
 
 
 def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:
-    """Whether a row of a release runs a recipe: its releases, task, models and NVLink domains."""
+    """Whether a row of a release runs a recipe: its source, function, releases, task, models, precision and domains."""
+    if not row.text("source").startswith(tuple(recipe.get("sources", ("",)))):
+        return False
+    if row.text("precision") not in recipe.get("precisions", (row.text("precision"),)):
+        return False
+    if recipe.get("fsdp", False) and not row.count("fsdp", 0):
+        return False
+    if not any(re.search(name, row.text("recipe_key")) for name in recipe.get("functions", ("",))):
+        return False
     first, last = recipe["releases"]
     if not first <= release <= last or recipe.get("task", row_task(row)) != row_task(row):
         return False

@@ -23,6 +23,7 @@ from advisor.measurement_precision import row_precision
 from advisor.measurement_release import row_date
 from advisor.measurement_rows import SWITCHES, Row
 from advisor.measurement_sizes import parallel_sizes, stage_layout
+from costmodel.knobs import KNOBS
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import is_known, list_aliases, load_model
 from costmodel.model_sizes import from_sizes
@@ -177,7 +178,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     plan = Plan(
         **sizes,
         **stage_layout(row, model, sizes, assumed),
-        **(expert_knobs(row, habit, sizes, assumed) | flag_knobs(row, model, habit)),
+        **(expert_knobs(row, habit, sizes, assumed) | flag_knobs(row, model, habit, fsdp)),
         **optimizer_knobs(row),
         **offload_knobs(row),
         **graph_knobs(row, model, habit),
@@ -194,13 +195,14 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         attention_backend=_attention_backend(row, habit, assumed),
         tp_comm_overlap=row.flag("tp_comm_overlap", habit.get("tp_overlap", False) and sizes["tp"] > 1),
         overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
-        overlap_param_gather=row.flag("overlap_param_gather", shards_overlap),
+        overlap_param_gather=row.flag("overlap_param_gather", habit.get("overlap_gather", shards_overlap)),
         overlap_p2p=habit.get("overlap_p2p", overlap),
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp, precision)),
         fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
         cudnn_norms=precision in habit.get("cudnn_norms", ()),
         fused_cross_entropy=_fused_loss(row, habit, assumed),
-        dropout=not modern or (habit["family"] == "nemo" and model.learned_positions > 0),
+        cross_entropy_fusion_impl=_loss_of(row, habit),
+        dropout=not modern or habit.get("dropout", habit["family"] == "nemo" and model.learned_positions > 0),
         nccl_ub=row.flag("nccl_ub", False),
         check_for_nan_in_grad=bool(_said(row, "check_for_nan_in_grad", habit.get("nan_checks", True))),
         tp_only_amax_red=bool(_said(row, "tp_only_amax_red", habit.get("maxima_inside", False))),
@@ -211,8 +213,8 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     return plan, assumed
 
 
-def _said(row: Row, name: str, usual: bool) -> Any:
-    """What the row's other flags say of a switch, else what is usual."""
+def _said(row: Row, name: str, usual: Any) -> Any:
+    """What the row's other flags say of a setting, else what is usual."""
     return row.json("other_flags").get(name, usual)
 
 
@@ -288,6 +290,12 @@ def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:
         assumed.append(f"loss not fused, as the defaults before {since}")
         return False
     return habit["fused_loss"] or compiled
+
+
+def _loss_of(row: Row, habit: Mapping[str, Any]) -> str:
+    """Whose fused loss runs: as the row says, else its recipe; Transformer Engine's where neither does."""
+    said = _said(row, "cross_entropy_fusion_impl", "")
+    return said if said in KNOBS["cross_entropy_fusion_impl"].choices else habit.get("loss_of", "te")
 
 
 def _exchange(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> str:

@@ -28,7 +28,8 @@ class OtherLoss:
 
 def native_loss(case: Case) -> bool:
     """Whether the fused loss that is priced is Megatron-Core's own."""
-    return load_stack(case.stack or default_stack()).native_loss
+    chosen = case.plan.cross_entropy_fusion_impl == "native"
+    return chosen or load_stack(case.stack or default_stack()).native_loss
 
 
 def other_loss(case: Case, priced: Prediction | None, target: str, version: str) -> OtherLoss:
@@ -81,7 +82,8 @@ def as_target(case: Case, target: str, version: str) -> list[str]:
     from executor.export.megatron_lm_names import version_of
 
     fused = case.plan.fused_cross_entropy
-    there = newest_stack("megatron_lm", native_loss=not (fused and version_of(version)[0].te_loss))
+    transformer_engine = fused and not native_loss(case) and version_of(version)[0].te_loss
+    there = newest_stack("megatron_lm", native_loss=not transformer_engine)
     parts = (case.model, case.workload, case.cluster, case.plan)
     try:
         ours, other = (with_schedule(predict(*parts, stack)) for stack in (case.stack, there))

@@ -287,11 +287,13 @@ def _flags(c: Columns) -> dict[str, Array]:
         "fused_loss": "fused_cross_entropy",
         "dropout": "dropout",
     }
+    native = c["cross_entropy_fusion_impl"] == code("cross_entropy_fusion_impl", "native")
     unfused = c["attention_backend"] == code("attention_backend", "unfused")
     return (
         {name: 1.0 - c[knob] for name, knob in off.items()}
         | {name: c[knob] for name, knob in on.items()}
-        | {"unfused": unfused * 1.0, "segments": c["expandable_segments"] * (1.0 - c["nccl_ub"])}
+        | {"unfused": unfused * 1.0, "loss_native": native * 1.0}
+        | {"segments": c["expandable_segments"] * (1.0 - c["nccl_ub"])}
     )
 
 

@@ -74,6 +74,7 @@ class Plan:
     account_embedding: bool = False
     account_loss: bool = False
     fused_cross_entropy: bool = True
+    cross_entropy_fusion_impl: str = "te"
     dropout: bool = False
     pipeline_layout: str = ""
     first_stage_layers: int = 0

@@ -87,6 +87,7 @@ overlap_sms | 1 | streaming multiprocessors that it takes
 nvls | 1 | 1 with NVLink SHARP
 segments | 1 | 1 with expandable segments, which registered buffers refuse before PyTorch 2.11
 stream_records | 1 | 1 when tensors of collectives are recorded on streams
+loss_native | 1 | 1 when the fused loss is Megatron-Core's own by choice
 rope_split | 1 | 1 when rotary embedding is not fused
 activation_split | 1 | 1 when bias and activation function are not fused
 residual_split | 1 | 1 when bias, dropout and residual are not fused

@@ -245,9 +245,7 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         "masked_softmax_fusion": True,
     }
     if plan.fused_cross_entropy:
-        # Megatron-Core's own fused loss keeps an FP32 copy of the logits; Transformer Engine's, of Megatron-Bridge's
-        # recipes, does not. Megatron-LM's arguments refuse it.
-        fields["cross_entropy_fusion_impl"] = "te"
+        fields["cross_entropy_fusion_impl"] = plan.cross_entropy_fusion_impl
     if plan.cuda_graph:
         parts = captured_parts(plan, model)
         fields["cuda_graph_impl"] = "local" if "full_iteration" in parts else "transformer_engine"

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.elementwise import residual_tokens
 from costmodel.work.linear import padded_vocabulary, tokens
+from costmodel.work.vocabulary import own_fused_loss
 
 
 def layer_input(x: SimpleNamespace) -> Amount:
@@ -34,7 +35,7 @@ def logits(x: SimpleNamespace) -> Amount:
     """
     elements = tokens(x) * padded_vocabulary(x) / x.tp
     own, cast = x.megatron_core, 4 * minimum(1, maximum(0, 4 - x.activation_bytes))
-    fused = own * x.native_loss * (cast + 4) + (2 - own) * x.activation_bytes
+    fused = own * own_fused_loss(x) * (cast + 4) + (2 - own) * x.activation_bytes
     split = x.dtensor * is_more_than_one(x.tp)
     eager = own * (x.activation_bytes + cast) + (1 - own) * (12 + 4 * split)
     return elements * (x.fused_loss * fused + (1 - x.fused_loss) * eager)

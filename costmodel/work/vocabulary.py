@@ -19,6 +19,11 @@ def logits_flops_forward(x: SimpleNamespace) -> Amount:
     return gemm_flops(tokens(x), padded_vocabulary(x) / x.tp, x.h)
 
 
+def own_fused_loss(x: SimpleNamespace) -> Amount:
+    """1 when a fused loss is Megatron-Core's own: by choice, or where its release has no other. [1]"""
+    return 1 - (1 - x.native_loss) * (1 - x.megatron_core * x.loss_native)
+
+
 def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
     """HBM bytes of softmax and loss over the vocabulary-parallel logits, forward and backward. [byte]
 
@@ -30,7 +35,7 @@ def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
     Engine, common/triton/cross_entropy.py.
     """
     elements = tokens(x) * padded_vocabulary(x) / x.tp
-    fused = TRITON_BYTES + x.native_loss * (NATIVE_BYTES - TRITON_BYTES)
+    fused = TRITON_BYTES + own_fused_loss(x) * (NATIVE_BYTES - TRITON_BYTES)
     return elements * (x.fused_loss * fused + (1 - x.fused_loss) * EAGER_BYTES)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import list_models, load_model
-from costmodel.stack import newest_stack
 from executor.export.core_model import unlike
 from executor.export.exchange_read import exchange_of
 from executor.megatron_args import RECIPES
@@ -72,7 +71,6 @@ FURTHER = (
     "hybrid_override_pattern",
     "hybrid_layer_pattern",
     "batch_p2p_comm",
-    "cross_entropy_fusion_impl",
     "masked_softmax_fusion",
     "deallocate_pipeline_outputs",
     "recompute_method",
@@ -335,16 +333,6 @@ def _settings(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if name == "te_rng_tracker" and _graphs(fields):
                 continue  # graphs need it
             yield name, value
-
-
-def own_loss(fields: Mapping[str, Any]) -> Iterator[str]:
-    """A note where the fused loss is Megatron-Core's own: nothing of the text names the release that prices it."""
-    if fields.get("cross_entropy_loss_fusion") and fields.get("cross_entropy_fusion_impl") == "native":
-        stack = newest_stack("megatron_lm", native_loss=True)
-        yield (
-            "cross_entropy_fusion_impl native: its FP32 logits count where --stack names a release that has them, "
-            f"such as {stack}"
-        )
 
 
 def model_of(fields: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ from executor.export.core_read import (
     knobs_of,
     model_of,
     other_optimizer,
-    own_loss,
     said_fields,
 )
 from executor.export.exchange_read import mixed_exchange
@@ -103,7 +102,6 @@ def reading(text: str) -> Reading:
         unread=() if dump else tuple(unread(said, recipe)),
         otherwise=(
             *mixed_exchange(fields),
-            *own_loss(fields),
             *other_optimizer(said.get("optimizer.optimizer")),
             *(
                 [ramp_line(ramp, said.get("train.train_samples"), said.get("train.train_iters"))]

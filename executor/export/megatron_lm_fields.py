@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "position_embedding_type": "learned_absolute",
     "rotary_base": 10_000,
     "attention_backend": "auto",
+    "cross_entropy_fusion_impl": "native",
     "use_distributed_optimizer": False,
     "cuda_graph_impl": "none",
     "optimizer_cpu_offload": False,

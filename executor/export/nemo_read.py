@@ -14,7 +14,6 @@ from executor.export.core_read import (
     direct_fields,
     knobs_of,
     model_of,
-    own_loss,
     said_fields,
 )
 from executor.export.exchange_read import mixed_exchange
@@ -61,7 +60,7 @@ def reading(text: str) -> Reading:
         architecture={} if model else said_architecture(fields),
         workload=_workload(said),
         unread=() if dump else tuple(_unread(said)),
-        otherwise=(*mixed_exchange(fields), *own_loss(fields), *told),
+        otherwise=(*mixed_exchange(fields), *told),
         batches=ramp.smaller if ramp else (),
         unseen=unseen(variables),
     )

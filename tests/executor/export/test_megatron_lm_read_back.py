@@ -19,6 +19,7 @@ from executor.export import megatron_lm
 from executor.export.bundle import bundle
 from executor.export.environment import environment, environment_knobs
 from executor.export.exported import Job
+from executor.export.megatron_lm_names import version_of
 from executor.megatron_args import FUSABLE, core_fields
 from executor.megatron_training import checks_for_nan
 
@@ -41,6 +42,8 @@ def said(plan: Plan, job: Job) -> Plan:
         changes["fsdp_shard_size"] = plan.dp * plan.cp // plan.sharding_instances
     if plan.fsdp:
         default("optimizer_instances")
+    if not (plan.fused_cross_entropy and version_of(job.version)[0].te_loss):
+        changes["cross_entropy_fusion_impl"] = "native"
     if not plan.vboost:
         default("vboost")
     if plan.tp == 1:
