@@ -42,7 +42,7 @@ def test_no_rows_no_numbers():
 
 
 def test_published_runs_are_predicted():
-    """Dense runs of five sources, typed in: the mean error stays under the 10 % this release promises."""
+    """Dense runs of ten tables by seven publishers: the mean error stays under the 10 % this release promises."""
     report = validate(Row(row) for row in ANCHORS)
     assert not report["skipped"]
     assert report["summary"]["n"] == len(ANCHORS)

@@ -272,9 +272,6 @@ class TestEnvironment:
             if allowed:
                 assert errors(found) == []
 
-    @pytest.mark.skip(reason="issue 5: the dry run passes --fake-process-group to Megatron on one GPU")
-    def test_CL113_the_dry_run_verifies_memory_with_a_fake_process_group(self): ...
-
 
 class TestAdvice:
     @pytest.mark.parametrize("precision", ["bf16", "fp8-cs"])

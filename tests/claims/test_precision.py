@@ -95,7 +95,7 @@ def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise_with_405
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="model 1.01 (8B, GB300 and GB200), 1.02 (70B fine-tuning, GB200); published 1.040, 1.058, 1.076. "
+    reason="model 1.02 (8B, GB300 and GB200), 1.026 (70B fine-tuning, GB200); published 1.040, 1.058, 1.076. "
     "Missing: MXFP8 casts slower than other streams",
 )
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_CL005_a_step_that_waits_for_the_host_gains_nothing_from_fp8():
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="0.75: every expert of a rank costs the host two more launches in MXFP8, while BF16 waits for it as well",
+    reason="0.79: every expert of a rank costs the host two more launches in MXFP8, while BF16 waits for it as well",
 )
 def test_CL005_a_step_that_waits_for_the_host_loses_nothing_to_fp8():
     bound = [qwen_30b(1, precision) for precision in ("bf16", "mxfp8")]
@@ -139,7 +139,7 @@ def test_CL005_a_step_that_waits_for_the_host_loses_nothing_to_fp8():
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="model 1.06: with four sequences the host still takes a part of the step, and more of it in MXFP8",
+    reason="model 0.95: with four sequences the host still takes a part of the step, and more of it in MXFP8",
 )
 def test_CL005_with_four_sequences_the_format_counts_again():
     assert speedup(*(qwen_30b(4, precision) for precision in ("bf16", "mxfp8"))) > 1.1
@@ -273,13 +273,22 @@ def test_CL205_order_of_the_recipes_on_h200_and_b300():
     assert h200 == sorted(h200, reverse=True)
     assert h200 == pytest.approx([1.69, 1.58, 1.40], rel=0.15)
     b300 = [linear_gain("dgx-b300", recipe) for recipe in ("nvfp4", "fp8-delayed", "mxfp8", "fp8-cs")]
-    assert b300 == sorted(b300, reverse=True)
+    assert b300[:2] == sorted(b300, reverse=True)[:2]
 
 
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="3.0, 2.1, 2.0 and 1.9 in the model: published shares of quantisation (20 to 42 % on B300) are "
+    reason="1.59 and 1.60 in the model, published 1.42 and 1.39: rates of products in both are known to 2.1 %",
+)
+def test_CL205_mxfp8_gains_more_than_current_scaling_on_b300():
+    assert linear_gain("dgx-b300", "mxfp8") > linear_gain("dgx-b300", "fp8-cs")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="2.85, 1.77, 1.59 and 1.60 in the model: published shares of quantisation (20 to 42 % on B300) are "
     "larger, and BF16 on Blackwell Ultra is slower in steps (0.76 of the tables) than in that kernel benchmark",
 )
 def test_CL205_gains_on_b300():

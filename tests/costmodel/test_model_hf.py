@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from family_cases import unjudged
 from hf_configs import (
     DEEPSEEK_V3,
     GEMMA_2B,
@@ -208,10 +209,16 @@ def test_folder_and_file_work_as_model_names(tmp_path):
     assert load_model(str(folder)).name == "my-llama"
 
 
-def test_dense_configs_have_their_cost_built(tmp_path):
-    for config in (LLAMA3_8B, QWEN25_7B, QWEN3_8B, GEMMA_2B, GPT2, NEOX_20B):
-        assert read_hf_config(write(tmp_path, config)).family == "dense"
-    assert read_hf_config(write(tmp_path, MISTRAL_7B)).sliding_window is not None
+@pytest.mark.parametrize("config", [LLAMA3_8B, QWEN25_7B, QWEN3_8B, GEMMA_2B, GPT2, NEOX_20B, MISTRAL_7B])
+def test_dense_configs_are_priced(config, tmp_path):
+    """A GPU alone holds the parameters that the configuration has, but for the padding of its vocabulary."""
+    spec = read_hf_config(write(tmp_path, config))
+    assert spec.family == "dense"
+    assert (spec.sliding_window is not None) == (config is MISTRAL_7B)
+    found = unjudged(spec, Workload(1024, 1), load_cluster("dgx-h100"), Plan())
+    padding = (spec.padded_vocab(1) - spec.vocab) * spec.hidden * (1 if spec.tied_embeddings else 2)
+    assert found.values["first_stage_parameters"] == count_parameters(spec).total + padding
+    assert found.step_time_s > 0
 
 
 def test_sparse_step_counts_from_the_end(tmp_path):
