@@ -219,3 +219,84 @@ def test_heads_are_exchanged_where_sinks_or_a_recipe_want_it(model, task, cp, fl
     }
     row = layout | {"model": model, "task": task, "cp": cp, "other_flags": json.dumps(flags), "ep": ""}
     assert case(NEMO, **row, container="nemo:26.06").plan.cp_comm_type == comm
+
+
+CARD = NEMO | {"source": "Megatron-Bridge verification card", "container": "nemo:26.06", "precision": "bf16"}
+
+
+@pytest.mark.parametrize("said", ["te", "native"])
+def test_whose_fused_loss_runs_is_as_the_row_says(said):
+    """11 of 32 cards run Megatron-Core's own, and were told with Transformer Engine's."""
+    told = case(CARD, other_flags=json.dumps({"cross_entropy_fusion_impl": said}))
+    assert told.plan.cross_entropy_fusion_impl == said
+    unsaid = case(CARD, other_flags=json.dumps({"cross_entropy_fusion_impl": "fast"}))
+    assert unsaid.plan.cross_entropy_fusion_impl == "te"
+
+
+@pytest.mark.parametrize(
+    ("function", "fused"),
+    [
+        ("HEAD:llama3_8b_peft_1gpu_h100_bf16_config", False),
+        ("HEAD:llama3_8b_sft_8gpu_h100_bf16_config", True),
+        ("HEAD:moonlight_16b_sft_8k_config", False),
+        ("HEAD:moonlight_16b_sft_8gpu_h100_bf16_8k_config", False),
+        ("HEAD:moonlight_16b_pretrain_16gpu_h100_bf16_config", True),
+        ("", True),
+    ],
+)
+def test_recipes_that_do_not_fuse_the_loss_are_known_by_their_function(function, fused):
+    flags = json.dumps({"cross_entropy_fusion_impl": "te"})
+    assert case(CARD, recipe_key=function, other_flags=flags).plan.fused_cross_entropy == fused
+
+
+@pytest.mark.parametrize(
+    ("source", "container", "loss", "vboost"),
+    [
+        ("NeMo docs performance 25.04", "nemo:25.04", "te", True),
+        ("NeMo docs performance 25.07", "nemo:25.07", "te", True),
+        (
+            "NeMo docs performance 25.02",
+            "nemo:25.02",
+            "te",
+            False,
+        ),  # of its release only Megatron-Core's exists
+        ("DGXC benchmarking recipes 25.05", "nemo:25.04.01", "native", False),
+        ("Megatron-Bridge perf summary 25.09", "nemo:25.09", "te", False),
+    ],
+)
+def test_nemos_own_page_ran_its_performance_scripts(source, container, loss, vboost):
+    plan = case(NEMO, source=source, container=container).plan
+    assert (plan.cross_entropy_fusion_impl, plan.vboost) == (loss, vboost)
+
+
+def test_nemos_performance_scripts_keep_mxfp8_parameters_and_gather_before_the_step():
+    page = NEMO | {"source": "NeMo docs performance 25.07", "container": "nemo:25.07"}
+    plan = case(page, precision="mxfp8", fp8_param_gather="", system="dgx-b200").plan
+    assert (plan.fp8_param_gather, plan.reuse_grad_buf, plan.overlap_param_gather) == (True, True, False)
+    assert case(page, precision="fp8-cs").plan.overlap_param_gather
+
+
+def test_nemos_performance_scripts_under_fsdp_do_not_fuse_the_accumulation():
+    page = NEMO | {
+        "source": "NeMo docs performance 25.07",
+        "container": "nemo:25.07",
+        "tp": "1",
+        "pp": "1",
+        "vp": "1",
+    }
+    sharded = case(page, fsdp="1").plan
+    assert (sharded.fsdp, sharded.gradient_accumulation_fusion) == (True, False)
+    assert case(page).plan.gradient_accumulation_fusion
+
+
+@pytest.mark.parametrize(("flags", "fused"), [({}, False), ({"gradient_accumulation_fusion": True}, True)])
+def test_resolved_recipes_switch_fused_accumulation_off_under_fsdp(flags, fused):
+    row = NEMO | {
+        "source": "Megatron-Bridge perf summary 26.04",
+        "container": "nemo:26.04",
+        "recipe_key": "v0.4.0:llama3_70b_pretrain_config_gb200_fp8_cs_v2",
+        "other_flags": json.dumps({"apply_rope_fusion": True} | flags),
+    }
+    sharded = case(row, fsdp="64", tp="1", pp="1", vp="1").plan
+    assert (sharded.fsdp, sharded.gradient_accumulation_fusion) == (True, fused)
+    assert case(row).plan.gradient_accumulation_fusion
