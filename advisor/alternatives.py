@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -57,10 +58,17 @@ class WhyNot:
     to_take: str = ""
 
 
-def why_not(request: Request, pins: Mapping[str, Any], best: Candidate, tried: Tried | None = None) -> WhyNot:
+def why_not(
+    request: Request,
+    pins: Mapping[str, Any],
+    best: Candidate,
+    tried: Tried | None = None,
+    slowest: float = math.inf,
+) -> WhyNot:
     """Best plan under `pins` (on top of the request's own), compared with `best`.
 
-    tried: what the search that gave `best` tried; None builds its spaces anew.
+    tried: what the search that gave `best` tried; None builds its spaces anew. slowest: step time up to which plans
+    counted there. [s]
     """
     words = ", ".join(f"{name}={_text(value)}" for name, value in pins.items())
     try:
@@ -80,7 +88,7 @@ def why_not(request: Request, pins: Mapping[str, Any], best: Candidate, tried: T
     if other.lost_by < 0:
         if tried is None:
             tried = tried_in(build_space(request, precision) for precision in request.precisions)
-        return _better(request, pins, words, best, other, tried)
+        return _better(request, pins, words, best, other, tried, slowest)
     amount = _amount(request.objective, other.lost_amount)
     reason = (
         f"{words} is {100 * other.lost_by:.1f} % worse at best ({other.plan.describe()}), "
@@ -90,7 +98,13 @@ def why_not(request: Request, pins: Mapping[str, Any], best: Candidate, tried: T
 
 
 def _better(
-    request: Request, pins: Mapping[str, Any], words: str, best: Candidate, other: Candidate, tried: Tried
+    request: Request,
+    pins: Mapping[str, Any],
+    words: str,
+    best: Candidate,
+    other: Candidate,
+    tried: Tried,
+    slowest: float,
 ) -> WhyNot:
     """What a plan gains that the search did not take, why it did not, and how to take it."""
     objective = request.objective
@@ -104,6 +118,9 @@ def _better(
     why = why_untried(request, tried_beside(request, tried, other.plan), pins)
     if not why and other.prediction.tight and not best.prediction.tight:
         why = "its memory is so full that the allocator stalls: such plans count only where nothing else fits"
+    elif not why and other.step_time > slowest:
+        allowed = f"--slowdown {request.slowdown:g} allows {seconds(slowest)}"
+        why = f"it takes {seconds(other.step_time)} a step, and {allowed}"
     elif not why and objective == "throughput" and -other.lost_by < toss_up().below:
         close, share = percent(toss_up().below, 0), percent(toss_up().share, 0)
         why = f"of layouts within {close} it takes the simplest ({share} of pairs so close ran in that order)"

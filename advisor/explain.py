@@ -163,7 +163,7 @@ def explain(
         best,
         steps=tuple(path.steps()),
         alternatives=(
-            *(why_not(request, pins, best, tried) for pins in asked),
+            *(why_not(request, pins, best, tried, result.slowest) for pins in asked),
             *filter(None, [] if _asks_scope(asked) else [whole_step_graph(request, best)]),
         ),
         outside=gains_outside(request, best, tried, result.slowest),

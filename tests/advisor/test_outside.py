@@ -15,6 +15,7 @@ from advisor.cli import advisor
 from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
 from advisor.outside import MOST_TOLD, option, outside_lines, tried_in, untried
+from advisor.render import seconds
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import search
 from advisor.space import build_space
@@ -227,3 +228,16 @@ def test_what_follows_from_the_layout_is_asked_of_sharded_plans_too():
     """A plan of FSDP with the default of its stage is none, which the question built."""
     answer = explain(make_request("llama3.2-1b", 8, "h100", pins=["fsdp=on"]))
     assert answer.best.plan.zero_stage == 3
+
+
+def test_less_memory_that_takes_too_long_is_told_as_slow():
+    """It was said that the search tried these values, but not together."""
+    request = make_request(
+        "llama3-8b", 16, "h100", objective="memory", precision="fp8-cs", seq_len=8192, global_batch=128, top=1
+    )
+    found = search(request)
+    answer = why_not(request, {"tp": 2}, found.plans[0], slowest=found.slowest)
+    assert answer.candidate is not None
+    assert answer.candidate.peak_memory < found.plans[0].peak_memory
+    assert answer.candidate.step_time > found.slowest
+    assert answer.not_taken.endswith(f"and --slowdown 1.5 allows {seconds(found.slowest)}")
