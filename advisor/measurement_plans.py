@@ -267,14 +267,17 @@ def _reduces_in_fp32(habit: Mapping[str, Any], fsdp: bool, precision: str) -> bo
 
 
 def _fp8_parameters(row: Row, habit: Mapping[str, Any], precision: str, assumed: list[str]) -> bool:
-    """Whether parameters are kept and gathered in FP8: as stated, else as the source's recipes of that precision."""
-    if precision in ("bf16", "fp16", "fp32", "nvfp4"):
+    """Whether parameters are kept and gathered quantised: as stated, else as the source's recipes of that precision."""
+    if precision in ("bf16", "fp16", "fp32"):
         return False
     usual = precision in habit.get("fp8_parameters", ())
-    if usual and not row.text("fp8_param_gather"):
-        assumed.append("parameters kept in FP8, as NVIDIA's recipes of that precision do")
+    column = "fp8_param_gather" if precision != "nvfp4" else ""  # which says nothing of other parameters
+    if usual and not row.text(column):
+        assumed.append(
+            "parameters kept in the format of their products, as NVIDIA's recipes of that precision do"
+        )
     stated = row.json("other_flags").get("fsdp_float8_all_gather") is True  # torchtitan's name
-    return row.flag("fp8_param_gather", usual or stated)
+    return row.flag(column, usual or stated)
 
 
 def _fused_loss(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> bool:

@@ -51,7 +51,7 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
 
     A knob that would do nothing (cp_comm_type without cp, ...) keeps one value there, unless it is pinned.
     """
-    fp8 = precision.startswith(("fp8", "mxfp8"))
+    quantised = precision not in ("bf16", "fp16", "fp32")
     nvidia = (
         request.cluster.gpu.vendor != "AMD"
     )  # whose user buffers and graphs are checked, see rocm_unchecked
@@ -64,7 +64,7 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         (_sharding(pins, whole), _useful_replicas if whole else _useful_sharding),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
         (_switch("tp_comm_overlap")[: 1 + buffers], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
-        (_switch("fp8_param_gather")[: 1 + fp8], _all),
+        (_switch("fp8_param_gather")[: 1 + quantised], _all),
     ]
     graphs = _switch("cuda_graph")[: 1 + nvidia]
     # With FSDP frameworks switch graphs off again, also pinned ones: kept only where both are asked for.

@@ -42,8 +42,9 @@ def recipe_formats(precision: str) -> dict[str, Any]:
     recipe = precision_recipe(precision)
     return {
         "precision_bytes": float(recipe["base"]),
-        "quantised": float(recipe["copies"]) > 1.5,
+        "quantised": float(recipe["copies"]) > 0,
         "block_scaled": precision == "mxfp8",
+        "gathered": float(recipe.get("gathered", 1.0)),
         "casts": float(recipe["kernels"]) > 0,
         "delayed": precision == "fp8-delayed",
         "remainders": precision in ("bf16", "fp8-delayed"),

@@ -107,6 +107,7 @@ def plan_inputs(
     precision_bytes: float,
     quantised: bool,
     block_scaled: bool = False,
+    gathered: float = 1.0,
     casts: bool = False,
     delayed: bool = False,
     remainders: bool = True,
@@ -115,8 +116,8 @@ def plan_inputs(
 
     domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
     whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
-    MXFP8, gathered in 16 bits; casts: whether linear layers leave the model's own format; delayed: whether their
-    scales are those of earlier steps; remainders: see `_formats`.
+    MXFP8, gathered in 16 bits; gathered: bytes of one that is gathered as it is kept; casts: whether linear layers
+    leave the model's own format; delayed: whether their scales are those of earlier steps; remainders: see `_formats`.
     Raises ValueError when a pipeline layout does not fit.
     """
     c: Columns = collapsed(
@@ -131,6 +132,7 @@ def plan_inputs(
         precision_bytes=precision_bytes,
         quantised=quantised,
         block_scaled=block_scaled,
+        gathered=gathered,
         casts=casts,
         delayed=delayed,
         remainders=remainders,
@@ -146,6 +148,7 @@ def knob_inputs(
     precision_bytes: float,
     quantised: bool,
     block_scaled: bool,
+    gathered: float,
     casts: bool,
     delayed: bool,
     remainders: bool,
@@ -157,7 +160,7 @@ def knob_inputs(
     inputs = _sizes(c, global_batch) | _sharding(c)
     inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
     inputs |= _recompute(c, stage_layers) | graph_inputs(c) | _offload(c, stage_layers)
-    inputs |= _formats(c, precision_bytes, quantised, block_scaled, remainders)
+    inputs |= _formats(c, precision_bytes, quantised, block_scaled, gathered, remainders)
     inputs["projection_copy"] = np.multiply(delayed, 1.0)
     inputs["checked"] = c["check_for_nan_in_grad"] * (1.0 - inputs["graph_step"])
     inputs["amax_inside"] = c["tp_only_amax_red"]
@@ -348,7 +351,7 @@ def _offload(c: Columns, stage_layers: Array) -> dict[str, Array]:
 
 
 def _formats(
-    c: Columns, precision_bytes: float, quantised: bool, block_scaled: bool, remainders: bool
+    c: Columns, precision_bytes: float, quantised: bool, block_scaled: bool, gathered: float, remainders: bool
 ) -> dict[str, Array]:
     """Bytes of gradients, gathered parameters and optimizer state.
 
@@ -374,7 +377,7 @@ def _formats(
     gathers = (c["fp8_param_gather"] > 0) & quantised
     # Muon's parameters are gathered from and into tensors of the model's own format, not from a buffer.
     buffered = gathers & (c["optimizer"] != code("optimizer", "muon"))
-    one_byte = buffered & np.logical_not(block_scaled)
+    narrow = buffered & np.logical_not(block_scaled)
     own_buffer = buffered & block_scaled & (c["reuse_grad_buf"] == 0)
     # FP32 parameters are their own master copy.
     apart = np.less(precision_bytes, 4)
@@ -387,7 +390,7 @@ def _formats(
         "grad_bytes": grads,
         "main_grad_bytes": main_grads,
         "update_copies": np.where(precise, 0.0, np.where(apart, 4.0, 0.0) + widened),
-        "gather_bytes": np.where(one_byte, 1.0, precision_bytes),
+        "gather_bytes": np.where(narrow, gathered, precision_bytes),
         "param_gather": np.multiply(c["fp8_param_gather"], quantised),
         "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),
         "state_bytes": np.where(precise, aware, plain),

@@ -12,9 +12,9 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
     """Parameters in the model's format plus quantised copies of the linear weights. [byte]
 
     With fp8_param_gather the copies replace the linear weights' 16-bit originals: nothing is saved where
-    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8), and MXFP8 gathers in 16 bits into a
-    buffer of its own unless it reuses the gradients'. FSDP with ZeRO 3 keeps 1 / shard of them; where its
-    shards are the FP32 parameters that the optimizer updates, nothing beside those: each gather casts anew.
+    row-wise and column-wise copies are 2 bytes together (Hopper, MXFP8); in NVFP4 they are 1.125. MXFP8 gathers in
+    16 bits into a buffer of its own unless it reuses the gradients'. FSDP with ZeRO 3 keeps 1 / shard of them; where
+    its shards are the FP32 parameters that the optimizer updates, nothing beside those: each gather casts anew.
     Sources: S. Rajbhandari et al., SC 2020, arXiv:1910.02054; Megatron-Core, reuse_grad_buf_for_mxfp8_param_ag;
     PyTorch 2.13, _fully_shard/_fsdp_param.py, all_gather_inputs.
     """

@@ -300,3 +300,10 @@ def test_resolved_recipes_switch_fused_accumulation_off_under_fsdp(flags, fused)
     sharded = case(row, fsdp="64", tp="1", pp="1", vp="1").plan
     assert (sharded.fsdp, sharded.gradient_accumulation_fusion) == (True, fused)
     assert case(row).plan.gradient_accumulation_fusion
+
+
+@pytest.mark.parametrize(("container", "kept"), [("nemo:26.02", False), ("nemo:26.04", True)])
+def test_recipes_in_nvfp4_keep_their_parameters_so_since_26_04(container, kept):
+    """Whatever the column of FP8 parameters says."""
+    row = NEMO | {"precision": "nvfp4", "system": "dgx-b200", "container": container, "fp8_param_gather": "0"}
+    assert case(row, source="Megatron-Bridge perf summary").plan.fp8_param_gather == kept

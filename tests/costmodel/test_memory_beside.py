@@ -130,6 +130,16 @@ def test_parameters_in_8_bits_are_gathered_in_8_bits():
     assert saved == pytest.approx(2 * linears * (1 - wide.values["bf16_share"]), rel=0.02)
 
 
+def test_parameters_in_nvfp4_take_the_place_of_16_bit_ones_and_travel_as_half_a_byte():
+    """Rows and columns of 4 bits with their scales, 1.125 bytes, which stand beside 2 bytes without."""
+    wide, narrow = (run(precision="nvfp4", fp8_param_gather=on, dp=8) for on in (False, True))
+    model = load_model("llama3-8b")
+    h, kv = model.hidden, model.num_kv_heads * model.head_dim
+    linears = model.num_layers * (h * (2 * h + 2 * kv) + 3 * h * model.ffn_hidden)
+    assert part(wide, "weights") - part(narrow, "weights") == pytest.approx(2 * linears, rel=1e-9)
+    assert (wide.values["gather_bytes"], narrow.values["gather_bytes"]) == (2, 0.5)
+
+
 def test_per_op_recompute_knows_no_products_of_nvfp4():
     """The layer's input and the attention core's output with its log-sum-exp stay of a layer, nothing else."""
     model = load_model("llama3-8b")
