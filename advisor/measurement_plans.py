@@ -198,7 +198,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         overlap_param_gather=row.flag("overlap_param_gather", habit.get("overlap_gather", shards_overlap)),
         overlap_p2p=habit.get("overlap_p2p", overlap),
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp, precision)),
-        fp8_param_gather=_fp8_parameters(row, habit, precision, assumed),
+        fp8_param_gather=_kept_quantised(row, habit, precision, fsdp, assumed),
         cudnn_norms=precision in habit.get("cudnn_norms", ()),
         fused_cross_entropy=_fused_loss(row, habit, assumed),
         cross_entropy_fusion_impl=_loss_of(row, habit),
@@ -266,11 +266,16 @@ def _reduces_in_fp32(habit: Mapping[str, Any], fsdp: bool, precision: str) -> bo
     return bool(habit.get("fsdp_grad_fp32", usual)) if fsdp else usual
 
 
-def _fp8_parameters(row: Row, habit: Mapping[str, Any], precision: str, assumed: list[str]) -> bool:
-    """Whether parameters are kept and gathered quantised: as stated, else as the source's recipes of that precision."""
+def _kept_quantised(
+    row: Row, habit: Mapping[str, Any], precision: str, fsdp: bool, assumed: list[str]
+) -> bool:
+    """Whether parameters are kept and gathered quantised: as stated, else as the source's recipes of that precision.
+
+    Megatron's FSDP has no buffer for parameters in NVFP4 (megatron-bridge 0.6.2, perf_recipes/nemotronh/common.py).
+    """
     if precision in ("bf16", "fp16", "fp32"):
         return False
-    usual = precision in habit.get("fp8_parameters", ())
+    usual = precision in habit.get("fp8_parameters", ()) and not (fsdp and precision == "nvfp4")
     column = "fp8_param_gather" if precision != "nvfp4" else ""  # which says nothing of other parameters
     if usual and not row.text(column):
         assumed.append(

@@ -307,3 +307,5 @@ def test_recipes_in_nvfp4_keep_their_parameters_so_since_26_04(container, kept):
     """Whatever the column of FP8 parameters says."""
     row = NEMO | {"precision": "nvfp4", "system": "dgx-b200", "container": container, "fp8_param_gather": "0"}
     assert case(row, source="Megatron-Bridge perf summary").plan.fp8_param_gather == kept
+    alone = {"fsdp": "1", "tp": "1", "pp": "1", "vp": "1"}
+    assert not case(row, source="Megatron-Bridge perf summary", **alone).plan.fp8_param_gather
