@@ -145,6 +145,7 @@ CHANGED: dict[str, tuple[dict[str, Any], int, str]] = {
 }
 # Rule -> why nothing here refuses it.
 ELSEWHERE = {
+    "param_gather_nvfp4_fsdp": "faults while buffers are made, on Blackwell: a comment of Megatron-Bridge's recipe",
     "encoder_stages": "NeMo 2's guide; the exports have no stages for encoders any more",
     "encoder_tensor": "NeMo 2's guide; the exports have no stages for encoders any more",
     "ep_overlap_hybrid": "Megatron-Core's combined_1f1b.py, while it runs",
