@@ -91,8 +91,6 @@ def main() -> None:
         held[kind] = left_out(stack, whole, [group(case) for case in cases])
         for name, number in statistics(held[kind][own]).items():
             summary[f"{name}_leave_one_{kind}_out"] = number
-    for name, number in summary.items():
-        print(f"{name}: {number}")
     write(STEP_FILE, whole, stack, summary)
     save_covariance(whole.parameters, whole.covariance, COVARIANCE)
     load_covariance.cache_clear()
@@ -102,6 +100,8 @@ def main() -> None:
     report(
         write_evidence(tables[0], whole.residuals[own] + shift, held_errors, untuned=untuned_errors(paths[0]))
     )
+    for name, number in summary.items():  # told when all files are written, so that none is taken before
+        print(f"{name}: {number}")
 
 
 def _schedule(case: Case) -> float:
