@@ -31,8 +31,8 @@ def stage_times(
 ) -> dict[str, Amount]:
     """Time of one micro-batch, forward and backward, on first, pace-setting and last stage; slowest and sum. [s]
 
-    The slowest stage sets the pace of the pipeline: what its embedding or logits add to the layers of
-    the stage with most of them is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473,
+    The slowest stage sets the pace of the pipeline: what its embedding, logits or experts add to the layers of
+    the stage with most work is paid by every micro-batch. Source: D. Narayanan et al., arXiv:2104.04473,
     sec. 2.2.
     """
     embedding, output, projection = vocabulary_times(ledger, x, features)
@@ -54,9 +54,13 @@ def stage_times(
     )
     last = ledger.define("last_stage_time", layers("last") + output + (1 - several) * embedding, "s", source)
     pace = ledger.define("pace_stage_time", layers("pace"), "s", source)
+    inner = pace
+    if {"mlp", "experts"} <= set(totals):  # of as much work, layers of experts take longer than dense ones
+        fullest = ledger.define("fullest_stage_time", layers("fullest"), "s", source)
+        inner = maximum(pace, fullest)
     slowest = ledger.define(
         "slowest_stage_time",
-        maximum(first, maximum(pace, last)),
+        maximum(first, maximum(inner, last)),
         "s",
         "the slowest stage sets the pace of the pipeline",
     )

@@ -86,6 +86,8 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
         stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
     spared = x.mtp_pace * spared_by_heads(x, totals) if "mtp" in features else 0
     ends = ("encoder, " if encoder else "") + "embedding, logits and loss on the slowest stage"
+    if {"mlp", "experts"} <= set(blocks):
+        ends = ends.replace("embedding", "experts, embedding")
     trees = compute_trees(ledger, x, blocks, stages, spared, ends)
     trees.append(host_term(ledger, x, blocks, totals, stages))
     trees += pipeline_terms(ledger, x, stages)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from costmodel.columns import plan_columns, plan_inputs
 from costmodel.layout import block_parameters, block_weights, plan_layout
 from costmodel.model_registry import load_model
+from costmodel.passes import chunk_times
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.symbols import BLOCKS
@@ -143,3 +144,15 @@ def test_the_host_takes_its_share_of_the_state(share, aware, leaving):
 def test_gradients_are_two_or_four_bytes():
     found = inputs_of([Plan(), Plan(grad_reduce_in_fp32=False)])
     assert list(found["grad_bytes"]) == [4, 2]
+
+
+@pytest.mark.parametrize("pp", [2, 8])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_slowest_stage_is_the_slowest_of_all(name, pp):
+    """By the clock: a stage of dense layers has as much work as one of experts that exchange over the network."""
+    model = load_model(name)
+    ranks = 8 if model.moe is None else 32
+    plan = Plan(pp=pp, dp=ranks, ep=ranks if model.moe else 1, zero_stage=1, pipeline_layout="balanced")
+    told = predict(model, Workload(4096, 128), H100, plan, judged=False)
+    stages = [sum(each) + sum(back) for each, back in zip(*chunk_times(told), strict=True)]
+    assert told.values["slowest_stage_time"] == pytest.approx(max(stages))
