@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from advisor.measurement_habits import row_release
 from advisor.measurement_rows import Row
 from costmodel.layout import BALANCED, even_chunks, expand
 from costmodel.model_spec import ModelSpec
@@ -37,6 +38,8 @@ def parallel_sizes(
         ep = etp = 1
     elif row.text("etp") or tp == 1 or gpus % (pp * ep * tp) or habit.get("plain_experts"):
         pass
+    elif ep > 1 and _whole_experts(row, habit):
+        assumed.append("expert tensor parallel size not stated: 1, as in nearly all runs that state it")
     elif model.linear_bias:
         assumed.append("expert tensor parallel size not stated: 1, for experts with a bias allow no other")
     else:
@@ -45,6 +48,12 @@ def parallel_sizes(
     if gpus % (pp * ep * etp):
         raise ValueError(f"{gpus} GPUs are not a multiple of pp x ep x etp = {pp * ep * etp}")
     return {"tp": tp, "pp": pp, "vpp": vpp, "cp": cp, "ep": ep, "etp": etp, "dp": gpus // (tp * pp * cp)}
+
+
+def _whole_experts(row: Row, habit: Mapping[str, Any]) -> bool:
+    """Whether its software had an expert tensor parallel size of its own by then, which nearly all then set to 1."""
+    since = habit.get("whole_experts_from", "")
+    return bool(since) and (row_release(row, habit) or since) >= since
 
 
 def _virtual_stages(row: Row, habit: Mapping[str, Any], model: ModelSpec, pp: int, assumed: list[str]) -> int:

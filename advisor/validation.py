@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from advisor.measurement_memory import refuted
+from advisor.measurement_readings import Unsaid, unsaid
 from advisor.measurement_repeats import copies, repeats
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.progress import Tell
@@ -19,8 +21,6 @@ from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.simulated_pipeline import with_schedule
 
-# Predicted over published peak, less one, that 95 of 100 published peaks stay below (docs/accuracy.md, Memory).
-MEMORY_ERROR = 0.25
 # Columns of the summary `by`: name -> label of a case.
 GROUPS: dict[str, Callable[[Case], str]] = {
     "family": lambda case: case.model.family,
@@ -86,7 +86,8 @@ def _result(case: Case) -> dict[str, Any]:
     )
     prediction = with_schedule(closed_form)
     measured, predicted = case.measured_step_time_s, prediction.step_time_s
-    low, high = _interval(prediction, case.untuned)
+    open_to = unsaid(case, closed_form)
+    low, high = _interval(prediction, case.untuned, open_to)
     return {
         "id": case.id,
         "measured": measured,
@@ -109,29 +110,26 @@ def _result(case: Case) -> dict[str, Any]:
         "gpus": case.plan.world,
         "cluster": case.cluster.name,
         "note": "; ".join(case.assumptions),
+        "unsaid": [each.to_dict() for each in open_to],
     }
 
 
-def _interval(prediction: Prediction, untuned: bool) -> tuple[float, float]:
-    """Where the measurement should lie; wider where the row says that nobody tuned its run. [s]"""
+def _interval(prediction: Prediction, untuned: bool, open_to: Sequence[Unsaid]) -> tuple[float, float]:
+    """Where the measurement should lie; wider where the row says that nobody tuned its run. [s]
+
+    open_to: what the row leaves unsaid; each end lies as far out as with the reading that moves it most.
+    """
     time = prediction.step_time_s
     tuned = Interval(
         *(math.log(end / time) for end in (prediction.interval_low, prediction.interval_high)), ""
     )
     found = untuned_interval(tuned) if untuned else tuned
-    return time * math.exp(found.low), time * math.exp(found.high)
+    ratios = [1.0, *(each.ratio for each in open_to)]
+    return time * math.exp(found.low) * min(ratios), time * math.exp(found.high) * max(ratios)
 
 
 def _gib(amount: float | None) -> float | None:
     return amount / 2**30 if amount else None
-
-
-def refuted(prediction: Prediction) -> bool:
-    """Whether memory says that the run cannot have been: over the whole device by more than the model errs.
-
-    `Prediction.fits` keeps back what the allocator needs to live; a run that was published ran.
-    """
-    return prediction.peak_memory_bytes > prediction.device_bytes * (1 + MEMORY_ERROR)
 
 
 def memory_verdict(rows: Sequence[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import accuracy_sections as sections  # noqa: E402
+from accuracy_blind import blind_section  # noqa: E402
 from accuracy_gpu import gpu_sections  # noqa: E402
 from accuracy_pairs import gap_section, ranking_section  # noqa: E402
 from accuracy_plot import write_plot  # noqa: E402
@@ -65,6 +66,7 @@ def page(paths: list[Path]) -> tuple[list[str], dict[str, Any]]:
         *ranking_section(reports, cases),
         *regression_section(report, cases),
         *unfitted_section(),
+        *blind_section(next(iter(tables.values())), report),
         *gap_section(gaps, reasons("gap_reasons.toml"), WORST),
         "",
         *memory_section(report, recipe_lines()),

@@ -103,6 +103,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
                 for row in order
             ]
             lines += table(["error", "measured", "row", "run"], shown, "rrll")
+        lines += _silence_lines(report["rows"])
     if report["repeated_ids"]:
         from advisor.measurement_repeats import Repeat, repeats_line
 
@@ -115,6 +116,27 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
             more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
             lines.append(wrap(f"{len(ids)} x {reason} [{', '.join(ids[:4])}{more}]", "  ", "    "))
     return "\n".join(lines)
+
+
+def _silence_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """What rows of unknown recipes leave unsaid, and their step times with the other reading."""
+    from advisor.measurement_readings import silences
+    from advisor.render import heading, table
+
+    found = [
+        [each.name, str(each.rows), each.taken, each.other, _change(each.least, each.most)]
+        for each in silences(rows)
+    ]
+    if not found:
+        return []
+    headers = ["not stated", "rows", "taken", "else", "step time then"]
+    return [heading("Not stated, of recipes that nobody knows"), *table(headers, found, "lrrrr")]
+
+
+def _change(least: float, most: float) -> str:
+    """Ratios of step times as what the step takes more or less."""
+    ends = [f"{ratio - 1:+.0%}" for ratio in (least, most)]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def _counted(number: int, thing: str) -> str:
