@@ -112,6 +112,9 @@ def _read(path: str | None, options: dict[str, Any]) -> Case:
         notes.append("No plan named: the one that `advisor explain` gave last.")
     record = load_plan_file(path) if path is not None else None
     case = _from_file(record, options, notes) if record is not None else _from_options(options, notes)
+    from advisor.target_loss import unheard
+
+    case = replace(case, notes=(*case.notes, *unheard(given_knobs(options), case.stack)))
     check_acting(given_workload(options), case.workload, case.model)
     return case
 

@@ -207,6 +207,7 @@ def make_request(
     model, gpu and cluster are names or paths. pins: "tp=4" texts, or knob -> value. precision: "auto", one
     recipe or several separated by commas. load: further fields of the workload (documents, adapters, loads).
     """
+    from advisor.target_loss import unheard
     from costmodel.model_registry import load_model
     from hardware_db import resolve
 
@@ -235,6 +236,7 @@ def make_request(
     recipes, recipe_note = choose_precisions(precision, place, stack)
     if "precision" in fixed and (precision == "auto" or fixed["precision"] in recipes):
         recipes, recipe_note = (fixed["precision"],), ""
+    notes += unheard(fixed, stack)
     workload = Workload(seq_len, global_batch, task, **(load or {}))
     check_acting(load or {}, workload, spec)
     return Request(
