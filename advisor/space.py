@@ -160,7 +160,10 @@ def _segments(request: Request) -> list[Row]:
 
 
 def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> Columns:
-    """ep over divisors of the experts, etp 1 unless pinned, on their own mesh inside each stage."""
+    """ep over divisors of the experts, on their own mesh inside each stage; etp 1 unless pinned.
+
+    Software whose experts have no tensor parallel size of their own splits them over tp.
+    """
     moe = request.model.moe
     if moe is None:
         return cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
@@ -169,6 +172,8 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     eps = [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= most]
     columns = cross(columns, [{"ep": float(size)} for size in eps])
     columns = cross(columns, [{"etp": float(pins.get("etp", 1))}])
+    if "etp" not in pins and "expert_tensor_parallel" in lacked(request.stack):
+        columns["etp"] = columns["tp"].copy()
     ranks = columns["tp"] * columns["cp"] * columns["dp"]
     keep(columns, ranks % (columns["ep"] * columns["etp"]) == 0)
     return columns

@@ -95,6 +95,18 @@ def test_tokens_are_dispatched_as_runs_of_that_software_were_published(stack, do
     assert {KNOBS["moe_dispatcher"].choices[int(number)] for number in np.unique(sent)} == {dispatcher}
 
 
+@pytest.mark.parametrize(("stack", "split"), [("nemo-24.05", True), ("nemo-25.02", False)])
+def test_experts_are_split_over_tp_where_they_have_no_size_of_their_own(stack, split):
+    """Before Megatron-Core 0.10; a size that is pinned is as it is pinned."""
+    asked = {"model": load_model("mixtral-8x7b"), "gpus": 8, "stack": stack}
+    found = build_space(ask(**asked), "bf16")
+    wide = found.column("tp") > 1
+    assert wide.any()
+    assert np.all((found.column("etp") == found.column("tp"))[wide] == split)
+    pinned = build_space(ask(**asked, pins={"tp": 4, "etp": 4}), "bf16")
+    assert set(pinned.column("etp")) == {4}
+
+
 @pytest.mark.parametrize(
     ("domain", "gpus", "pins", "segments"),
     [
