@@ -34,11 +34,14 @@ def native_loss(case: Case) -> bool:
 
 
 def unheard(knobs: Mapping[str, Any], stack: str | None) -> list[str]:
-    """A note where knobs that were given ask for Transformer Engine's loss and the release has Megatron-Core's alone."""
+    """A note where knobs ask for Transformer Engine's fused loss and the release has Megatron-Core's alone."""
     known = load_stack(stack or default_stack())
-    if knobs.get("cross_entropy_fusion_impl") != "te" or not known.native_loss:
+    fused = knobs.get("fused_cross_entropy", True)
+    if not fused or knobs.get("cross_entropy_fusion_impl") != "te" or not known.native_loss:
         return []
-    return [f"{known.name} has no fused loss but Megatron-Core's own: that is priced, not Transformer Engine's (te)."]
+    return [
+        f"{known.name} has no fused loss but Megatron-Core's own: that is priced, not Transformer Engine's (te)."
+    ]
 
 
 def other_loss(case: Case, priced: Prediction | None, target: str, version: str) -> OtherLoss:

@@ -230,15 +230,18 @@ def test_terms_say_the_formula_and_its_source():
 @pytest.mark.parametrize("command", ["predict", "explain"])
 def test_a_loss_that_the_release_lacks_is_told(command):
     """Transformer Engine's fused loss asked for of a release that has only Megatron-Core's own: that one is priced."""
-    asked = SETTING + ["--stack", "mcore-26.05"]
+    asked = [*SETTING, "--stack", "mcore-26.05"]
     pin = {"predict": ["--cross-entropy-fusion-impl"], "explain": ["--pin"]}[command]
 
-    def words(loss: str, *stack: str) -> str:
+    unfused = {"predict": ["--no-fused-cross-entropy"], "explain": ["--pin", "fused_cross_entropy=false"]}
+
+    def words(loss: str, *more: str) -> str:
         value = loss if command == "predict" else f"cross_entropy_fusion_impl={loss}"
-        found = CliRunner().invoke(advisor, [command, *asked, *stack, *pin, value], catch_exceptions=False)
+        found = CliRunner().invoke(advisor, [command, *asked, *more, *pin, value], catch_exceptions=False)
         return " ".join(found.output.split())
 
     note = "has no fused loss but Megatron-Core's own: that is priced, not Transformer Engine's (te)."
     assert f"mcore-26.05 {note}" in words("te")
     assert note not in words("native")
     assert note not in words("te", "--stack", "mcore-26.03")
+    assert note not in words("te", *unfused[command])
