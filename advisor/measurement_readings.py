@@ -1,60 +1,51 @@
 """What a row of an unknown recipe leaves unsaid, what else that may have been, and what the step time then is.
 
 Of a source that we know `measurement_habits.toml` says how it runs. Of software that anyone may run it says only what
-is usual, and an empty column may stand for something else: each such column has another reading here, one at a time.
+is usual, and an empty column may stand for something else. Such a row is read again with each of those columns filled
+otherwise, one at a time; what a run may have had besides (kernels, graphs, offloading) is not tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from advisor.measurement_flags import recompute_knobs
 from advisor.measurement_habits import habit_of
 from advisor.measurement_memory import refuted
-from advisor.measurement_sizes import stage_layout
-from advisor.measurements import Case
+from advisor.measurement_rows import SWITCHES, Row
+from advisor.measurements import Case, row_case
 from advisor.ranking import NOISE
 from advisor.rules import violations
-from costmodel.model_spec import ModelSpec
-from costmodel.plan import Plan
+from advisor.space import usual_dispatcher
+from costmodel.knobs import KNOBS
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 
 
 @dataclass(frozen=True)
 class Unsaid:
-    """A thing that a row does not say: what was taken for it, what else it may have been.
+    """A column that a row leaves empty: what was taken for it, what else it may have held.
 
-    ratio: step time with that over the step time as the row was read. [1]
+    ratio: step time with that over the step time as the row was read, both by the formulas. [1]
     """
 
-    name: str
+    column: str
     taken: str
     other: str
     ratio: float
 
     def to_dict(self) -> dict[str, Any]:
         """As `advisor validate --json` has it."""
-        return {"name": self.name, "taken": self.taken, "other": self.other, "step_ratio": self.ratio}
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """A row read otherwise in one thing: its name, what was taken, what else it may be; model and plan with that."""
-
-    name: str
-    taken: str
-    other: str
-    model: ModelSpec
-    plan: Plan
+        return {"column": self.column, "taken": self.taken, "other": self.other, "step_ratio": self.ratio}
 
 
 @dataclass(frozen=True)
 class Silence:
-    """One thing that several rows do not say, read alike, in words, and the ends of their ratios. [1]"""
+    """A column that several rows leave empty, read alike, in words, and the ends of their ratios. [1]"""
 
-    name: str
+    column: str
     taken: str
     other: str
     rows: int
@@ -68,80 +59,82 @@ def silences(rows: Iterable[Mapping[str, Any]]) -> list[Silence]:
     for row in rows:
         for each in row["unsaid"]:
             if abs(each["step_ratio"] - 1) > NOISE:
-                groups.setdefault((each["name"], each["taken"]), []).append(
-                    (each["other"], each["step_ratio"])
-                )
+                key = (each["column"], each["taken"])
+                groups.setdefault(key, []).append((each["other"], each["step_ratio"]))
     found = []
-    for (name, taken), readings in groups.items():
+    for (column, taken), readings in groups.items():
         others = sorted({other for other, _ in readings}, key=lambda other: (len(other), other))
         ratios = [ratio for _, ratio in readings]
         words = others[0] if len(others) == 1 else f"{others[0]} to {others[-1]}"
-        found.append(Silence(name, taken, words, len(readings), min(ratios), max(ratios)))
-    return sorted(found, key=lambda each: (-each.rows, each.name, each.taken))
+        found.append(Silence(column, taken, words, len(readings), min(ratios), max(ratios)))
+    return sorted(found, key=lambda each: (-each.rows, each.column, each.taken))
 
 
 def unsaid(case: Case, read: Prediction) -> list[Unsaid]:
-    """What a row leaves unsaid that moves its step time, largest effect first; nothing of a source that we know.
+    """What a row leaves unsaid, with the reading of each column that moves its step time most, largest effect first.
 
-    read: the prediction of the row as it was read. A reading that breaks a rule which that does not break, or that
-    memory refutes, is none.
+    Nothing of a source that we know. read: the prediction of the row as it was read. A reading that breaks a rule which
+    that does not break, or that memory refutes where it needs more than that, is none.
     """
     if not habit_of(case.row).get("anyone", False):
         return []
-    broken = _errors(case, case.model, case.plan)
-    found = []
-    for each in _readings(case):
-        try:
-            if _errors(case, each.model, each.plan) - broken:
-                continue
-            told = predict(each.model, case.workload, case.cluster, each.plan, case.stack, judged=False)
-        except ValueError:
+    broken = _errors(case)
+    found: dict[str, Unsaid] = {}
+    for column, taken, other in _open_columns(case):
+        again = row_case(Row(case.row.values | {column: other}))
+        if not isinstance(again, Case) or _errors(again) - broken:
             continue
-        if not refuted(told):
-            ratio = told.step_time_s / read.step_time_s
-            found.append(Unsaid(each.name, each.taken, each.other, ratio))
-    return sorted(found, key=lambda each: -abs(each.ratio - 1))
+        told = predict(again.model, again.workload, again.cluster, again.plan, again.stack, judged=False)
+        if refuted(told) and told.peak_memory_bytes > read.peak_memory_bytes:
+            continue
+        reading = Unsaid(column, taken, other, told.step_time_s / read.step_time_s)
+        if column not in found or abs(reading.ratio - 1) > abs(found[column].ratio - 1):
+            found[column] = reading
+    return sorted(found.values(), key=lambda each: -abs(each.ratio - 1))
 
 
-def _errors(case: Case, model: ModelSpec, plan: Plan) -> set[str]:
-    """Names of the rules that a plan cannot break and run."""
-    broken = violations(model, case.workload, case.cluster, plan, stack=case.stack)
+def _errors(case: Case) -> set[str]:
+    """Ids of the rules that a plan cannot break and run."""
+    broken = violations(case.model, case.workload, case.cluster, case.plan, stack=case.stack)
     return {each.id for each in broken if each.severity == "ERROR"}
 
 
-def _readings(case: Case) -> Iterator[_Reading]:
-    """Each thing that the row does not say, with what else it may be: the parallel layout, the layers, the switches."""
+def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
+    """Columns that are empty, or hold what nobody can read: what was taken, and each thing else it may be."""
     row, model, plan = case.row, case.model, case.plan
-    experts = model.moe is not None
-
-    def silent(*columns: str) -> bool:
-        return not any(row.text(column) for column in columns)
-
-    def other(name: str, taken: object, instead: object, **knobs: Any) -> _Reading:
-        return _Reading(name, str(taken), str(instead), model, replace(plan, **knobs))
-
-    if experts and plan.tp > 1 and silent("etp"):
-        etp = plan.tp if plan.etp == 1 else 1
-        if plan.world % (plan.pp * plan.ep * etp) == 0:
-            yield other("expert tensor parallel size", plan.etp, etp, etp=etp)
-    if experts and plan.ep > 1 and silent("moe_dispatcher"):
-        kind = "deepep" if plan.moe_dispatcher == "alltoall" else "alltoall"
-        yield other("dispatcher of experts", plan.moe_dispatcher, kind, moe_dispatcher=kind)
-    if plan.pp > 1 and silent("vp", "pp_layout"):
-        chunks = 1 if plan.vpp > 1 else -(-model.num_layers // plan.pp)  # one layer each, as wide as they go
-        layout = stage_layout(row, model, {"pp": plan.pp, "vpp": chunks}, [])
-        yield other("virtual stages", plan.vpp, chunks, vpp=chunks, **layout)
-    if silent("recompute_granularity", "recompute_modules"):
-        kind = "none" if plan.recompute == "full" else "full"
-        layers = {"recompute_modules": (), "recompute_num_layers": 0}
-        yield other("recompute", plan.recompute, kind, recompute=kind, **layers)
-    if model.mtp_layers and silent("mtp_layers"):
-        yield _Reading("MTP layers", str(model.mtp_layers), "0", replace(model, mtp_layers=0), plan)
-    for name, knob, acts in (
-        ("sequence parallelism", "sequence_parallel", plan.tp > 1 and not experts),
-        ("overlap of tensor parallelism", "tp_comm_overlap", plan.tp > 1),
-        ("overlap of gradient reduction", "overlap_grad_reduce", plan.dp > 1),
+    if model.moe is not None:
+        if plan.tp > 1 and not row.text("etp"):
+            yield "etp", str(plan.etp), str(plan.tp if plan.etp == 1 else 1)
+        if not row.text("ep") and plan.ep == 1:
+            spread = min(case.cluster.domain_size, plan.world // plan.pp)
+            sizes = [size for size in range(2, spread + 1) if model.moe.num_experts % size == 0]
+            yield from (("ep", "1", str(size)) for size in sizes[-1:])
+        if plan.ep > 1 and not any(
+            kind in row.text("moe_dispatcher") for kind in KNOBS["moe_dispatcher"].choices
+        ):
+            kinds = {"alltoall", usual_dispatcher(case.cluster, case.stack)} - {plan.moe_dispatcher}
+            yield from (("moe_dispatcher", plan.moe_dispatcher, kind) for kind in sorted(kinds))
+    if plan.pp > 1 and not (row.text("vp") or row.text("pp_layout") or "schedule" in row.json("other_flags")):
+        widest = -(-model.num_layers // plan.pp)  # one layer each
+        sizes = [size for size in range(2, widest) if model.num_layers % (plan.pp * size) == 0]
+        others = {1, *sizes, widest} - {plan.vpp}
+        yield from (("vp", str(plan.vpp), str(size)) for size in sorted(others))
+    if not row.number("mbs") and plan.micro_batch > 1:
+        yield "mbs", str(plan.micro_batch), "1"
+    if row.text("recompute_granularity") not in ("none", "selective", "full"):
+        some = plan.recompute == "full" and plan.recompute_num_layers
+        taken = f"{plan.recompute_num_layers} layers" if some else plan.recompute
+        if taken != "full":
+            yield "recompute_granularity", taken, "full"
+        elif recompute_knobs(row, habit_of(row), plan.vpp)[0] == "full":  # not for want of memory
+            yield "recompute_granularity", taken, "none"
+    if model.mtp_layers and not row.text("mtp_layers"):
+        yield "mtp_layers", str(model.mtp_layers), "0"
+    for column, acts in (
+        ("sequence_parallel", plan.tp > 1 and model.moe is None),
+        ("tp_comm_overlap", plan.tp > 1),
+        ("overlap_grad_reduce", plan.dp * plan.cp > 1),
     ):
-        if acts and silent(knob):
-            on = getattr(plan, knob)
-            yield other(name, *(("on", "off") if on else ("off", "on")), **{knob: not on})
+        if acts and row.text(column).strip().lower() not in SWITCHES:
+            on = getattr(plan, column)
+            yield column, *(("1", "0") if on else ("0", "1"))

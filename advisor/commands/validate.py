@@ -119,18 +119,19 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
 
 
 def _silence_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """What rows of unknown recipes leave unsaid, and their step times with the other reading."""
+    """What rows of unknown recipes leave unsaid, and their step times read otherwise."""
     from advisor.measurement_readings import silences
-    from advisor.render import heading, table
+    from advisor.render import heading, table, wrap
 
     found = [
-        [each.name, str(each.rows), each.taken, each.other, _change(each.least, each.most)]
+        [each.column, str(each.rows), each.taken, each.other, _change(each.least, each.most)]
         for each in silences(rows)
     ]
     if not found:
         return []
-    headers = ["not stated", "rows", "taken", "else", "step time then"]
-    return [heading("Not stated, of recipes that nobody knows"), *table(headers, found, "lrrrr")]
+    words = "Software that anyone may run otherwise: intervals hold these readings too. Fill a column, and they go."
+    headers = ["column", "rows", "taken", "or", "step time then"]
+    return [heading("Columns left empty"), *table(headers, found, "lrrrr"), wrap(words, "  ")]
 
 
 def _change(least: float, most: float) -> str:

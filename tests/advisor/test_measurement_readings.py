@@ -1,4 +1,4 @@
-"""What rows of unknown recipes leave unsaid: told with what it would change, and held by the interval."""
+"""Columns that rows of unknown recipes leave empty: told with what else they may hold, which the interval holds too."""
 
 from __future__ import annotations
 
@@ -6,123 +6,176 @@ import pytest
 
 from advisor.commands.validate import page
 from advisor.measurement_readings import silences
-from advisor.measurements import Row
+from advisor.measurements import Row, row_case
 from advisor.validation import validate
+from costmodel.predict import predict
 
-# Somebody's run of Qwen3 235B with Megatron-Core, of which the layout is told and little else.
-SOMEBODY = {
+# Somebody's runs with Megatron-Core that say everything. Each effect below is large on one of them.
+DENSE = {
     "id": "somebody-1",
     "source": "somebody's blog",
     "container": "Megatron-Core 0.15",
-    "model": "qwen3-235b-a22b",
+    "model": "llama3-70b",
     "system": "dgx-h100",
-    "gpus": "256",
+    "gpus": "64",
     "precision": "bf16",
-    "gbs": "1024",
+    "gbs": "32",
     "mbs": "1",
-    "seq_len": "4096",
+    "seq_len": "8192",
     "tp": "4",
     "pp": "8",
     "cp": "1",
-    "ep": "8",
-    "step_time_s": "30",
-}
-# All that such a row could say and does not.
-SAID = {
-    "etp": "1",
     "vp": "1",
-    "moe_dispatcher": "alltoall",
     "recompute_granularity": "none",
+    "sequence_parallel": "1",
     "tp_comm_overlap": "0",
     "overlap_grad_reduce": "1",
+    "step_time_s": "8",
+}
+REPLICAS = DENSE | {"gpus": "512", "gbs": "512", "tp": "8", "pp": "1", "seq_len": "4096"}
+EXPERTS = DENSE | {
+    "model": "qwen3-235b-a22b",
+    "gpus": "256",
+    "gbs": "1024",
+    "seq_len": "4096",
+    "ep": "8",
+    "etp": "1",
+    "moe_dispatcher": "alltoall",
+    "step_time_s": "30",
+}
+HEADS = EXPERTS | {
+    "model": "deepseek-v3",
+    "gpus": "1024",
+    "gbs": "2048",
+    "tp": "1",
+    "pp": "16",
+    "ep": "64",
+    "recompute_granularity": "full",
+    "mtp_layers": "1",
 }
 
 
-def told(**changes: str) -> dict:
-    """The row of the report for SOMEBODY with other cells."""
-    report = validate([Row(SOMEBODY | changes)])
+def told(row: dict[str, str]) -> dict:
+    """The report's entry of one row."""
+    report = validate([Row(row)])
     assert not report["skipped"]
     return report["rows"][0]
 
 
-def readings(**changes: str) -> dict[str, dict]:
-    return {each["name"]: each for each in told(**changes)["unsaid"]}
+def readings(row: dict[str, str]) -> dict[str, dict]:
+    return {each["column"]: each for each in told(row)["unsaid"]}
 
 
-def test_a_row_that_says_everything_is_read_in_one_way():
-    assert told(**SAID)["unsaid"] == []
+def seconds(row: dict[str, str]) -> float:
+    """Step time of a row by the formulas."""
+    case = row_case(Row(row))
+    return predict(case.model, case.workload, case.cluster, case.plan, case.stack, judged=False).step_time_s
+
+
+@pytest.mark.parametrize("row", [DENSE, REPLICAS, EXPERTS, HEADS])
+def test_a_row_that_says_everything_is_read_in_one_way(row):
+    assert told(row)["unsaid"] == []
 
 
 @pytest.mark.parametrize(
-    ("silent", "name", "stated", "other"),
+    ("row", "column", "taken", "other", "least"),
     [
-        ("etp", "expert tensor parallel size", "1", "4"),
-        ("vp", "virtual stages", "1", "12"),
-        ("moe_dispatcher", "dispatcher of experts", "alltoall", "deepep"),
-        ("tp_comm_overlap", "overlap of tensor parallelism", "off", "on"),
-        ("overlap_grad_reduce", "overlap of gradient reduction", "on", "off"),
+        (EXPERTS, "etp", "1", "4", 0.2),
+        (HEADS, "moe_dispatcher", "alltoall", "deepep", 0.1),
+        (HEADS, "mtp_layers", "1", "0", 0.005),
+        (DENSE, "recompute_granularity", "none", "full", 0.15),
+        (REPLICAS, "tp_comm_overlap", "0", "1", 0.02),
+        (REPLICAS, "sequence_parallel", "1", "0", 0.01),
+        (REPLICAS, "overlap_grad_reduce", "1", "0", 0.01),
     ],
 )
-def test_an_empty_column_has_another_reading_which_is_the_row_that_says_it(silent, name, stated, other):
-    """The ratio is of the two rows that state it, and the interval holds the other one's prediction."""
-    read = told(**SAID | {silent: ""})
+def test_an_empty_column_is_told_as_the_row_that_fills_it_otherwise(row, column, taken, other, least):
+    read = told(row | {column: ""})
     (found,) = read["unsaid"]
-    assert (found["name"], found["taken"], found["other"]) == (name, stated, other)
-    said = told(**SAID | {silent: {"on": "1", "off": "0"}.get(other, other)})
-    here = told(**SAID)
-    # The simulated schedule of a pipeline moves a prediction a little from the formulas that the ratio is of.
-    assert found["step_ratio"] == pytest.approx(said["predicted"] / here["predicted"], rel=0.03)
-    assert read["predicted"] == pytest.approx(here["predicted"])
-    assert read["low"] == pytest.approx(here["low"] * min(1.0, found["step_ratio"]))
-    assert read["high"] == pytest.approx(here["high"] * max(1.0, found["step_ratio"]))
+    assert (found["column"], found["taken"], found["other"]) == (column, taken, other)
+    here, there = seconds(row), seconds(row | {column: other})
+    assert seconds(row | {column: ""}) == here
+    assert found["step_ratio"] == pytest.approx(there / here)
+    assert abs(there / here - 1) > least
+    filled = told(row)
+    assert read["low"] == pytest.approx(filled["low"] * min(1, there / here))
+    assert read["high"] == pytest.approx(filled["high"] * max(1, there / here))
 
 
-def test_recompute_that_nobody_mentions_may_be_of_every_layer():
-    found = readings(**SAID | {"recompute_granularity": "", "ep": "32", "pp": "8"})["recompute"]
-    assert (found["taken"], found["other"]) == ("none", "full")
-    assert 1.1 < found["step_ratio"] < 1.5
+def test_of_virtual_stages_the_number_that_moves_the_step_most_is_told():
+    found = readings(DENSE | {"vp": ""})["vp"]
+    times = {size: seconds(DENSE | {"vp": str(size)}) for size in (1, 2, 5, 10)}
+    most = max(times, key=lambda size: abs(times[size] / times[1] - 1))
+    assert (found["taken"], found["other"]) == ("1", str(most))
+    assert found["step_ratio"] == pytest.approx(times[most] / times[1])
+    assert "vp" not in readings(DENSE | {"vp": "", "other_flags": '{"schedule": "Interleaved1F1B"}'})
 
 
-def test_heads_that_predict_further_tokens_may_have_been_left_out():
-    row = SAID | {"model": "deepseek-v3", "tp": "1", "pp": "16", "ep": "16", "recompute_granularity": "full"}
-    found = readings(**row)["MTP layers"]
-    assert (found["taken"], found["other"]) == ("1", "0")
-    ends = [told(**row, mtp_layers=heads)["predicted"] for heads in ("0", "1")]
-    assert found["step_ratio"] == pytest.approx(ends[0] / ends[1], rel=0.03)
+def test_recompute_that_memory_asks_for_is_not_taken_away_again():
+    """The row would not fit without, so that part of the layers are recomputed: all of them is the other reading."""
+    large = DENSE | {
+        "model": "gpt3-175b",
+        "tp": "8",
+        "pp": "2",
+        "seq_len": "2048",
+        "recompute_granularity": "",
+    }
+    read = told(large)
+    assert "without it the run would not fit" in read["note"]
+    others = [each["other"] for each in read["unsaid"] if each["column"] == "recompute_granularity"]
+    assert others in ([], ["full"])
+
+
+def test_what_nobody_can_read_is_not_stated():
+    for column, cell in (("tp_comm_overlap", "maybe"), ("moe_dispatcher", "foo"), ("etp", "-")):
+        assert column in readings(EXPERTS | {column: cell})
 
 
 def test_a_source_that_we_know_is_read_in_one_way():
+    silent = {name: text for name, text in EXPERTS.items() if name not in ("etp", "vp", "moe_dispatcher")}
+    assert readings(silent)
     for source in ("Megatron-Bridge perf summary 26.04", "MoE Parallel Folding (arXiv 2504.14960)"):
-        assert told(source=source)["unsaid"] == []
+        assert readings(silent | {"source": source}) == {}
 
 
 def test_a_reading_that_cannot_run_is_none():
-    """Overlapped GEMMs need sequence parallelism; before Megatron-Core 0.10 experts had no size of their own."""
-    dense = SAID | {"model": "llama3-70b", "ep": "1", "sequence_parallel": ""}
-    assert "sequence parallelism" in readings(**dense)
-    assert "sequence parallelism" not in readings(**dense | {"tp_comm_overlap": "1"})
-    assert "expert tensor parallel size" in readings()
-    assert "expert tensor parallel size" not in readings(container="Megatron-Core 0.8")
+    """Overlapped GEMMs need sequence parallelism; before Megatron-Core 0.10 experts are split over tp."""
+    assert "sequence_parallel" not in readings(REPLICAS | {"sequence_parallel": "", "tp_comm_overlap": "1"})
+    old = EXPERTS | {"container": "Megatron-Core 0.8", "etp": ""}
+    assert "etp" not in readings(old)
+    assert "ETP4" in told(old)["plan"]
+    assert "ETP" not in told(old | {"container": "Megatron-Core 0.15"})["plan"]
 
 
-def test_experts_are_whole_since_they_have_a_size_of_their_own():
-    plan = "ETP4"
-    assert plan not in told()["plan"]
-    assert plan in told(container="Megatron-Core 0.8")["plan"]
+def test_a_row_beyond_memory_is_still_read_otherwise():
+    """What needs no more memory than the row as read is not refuted by it."""
+    beyond = DENSE | {"model": "llama3.1-405b", "gpus": "128", "tp": "8", "pp": "2", "tp_comm_overlap": ""}
+    assert not told(beyond)["fits"]
+    assert "tp_comm_overlap" in readings(beyond)
 
 
-def test_the_page_tells_what_is_not_stated_and_what_it_would_change():
-    rows = [Row(SOMEBODY | {"id": f"run-{number}", "pp": pp}) for number, pp in enumerate(("8", "4"))]
+def test_the_page_tells_the_columns_and_what_they_would_change():
+    rows = [
+        Row(EXPERTS | {"id": f"run-{number}", "pp": pp, "etp": ""}) for number, pp in enumerate(("8", "4"))
+    ]
     report = validate(rows)
-    silence = next(each for each in silences(report["rows"]) if each.name == "expert tensor parallel size")
-    assert (silence.rows, silence.taken, silence.other) == (2, "1", "4")
+    (silence,) = silences(report["rows"])
+    assert (silence.column, silence.rows, silence.taken, silence.other) == ("etp", 2, "1", "4")
     lines = page(report, "source", 10).splitlines()
-    at = lines.index("Not stated, of recipes that nobody knows")
-    line = next(line for line in lines[at:] if "expert tensor parallel size" in line)
-    assert line.split()[-6:] == ["2", "1", "4", f"{silence.least - 1:+.0%}", "to", f"{silence.most - 1:+.0%}"]
+    at = lines.index("Columns left empty")
+    line = next(line for line in lines[at:] if line.split()[:1] == ["etp"])
+    assert line.split() == [
+        "etp",
+        "2",
+        "1",
+        "4",
+        f"{silence.least - 1:+.0%}",
+        "to",
+        f"{silence.most - 1:+.0%}",
+    ]
 
 
 def test_what_changes_a_step_less_than_a_repeat_is_not_told():
-    quiet = [{"unsaid": [{"name": "x", "taken": "on", "other": "off", "step_ratio": 1.01}]}]
+    quiet = [{"unsaid": [{"column": "x", "taken": "1", "other": "0", "step_ratio": 1.01}]}]
     assert silences(quiet) == []
-    assert "Not stated" not in page(validate([Row(SOMEBODY | SAID)]), "source", 10)
+    assert "Columns left empty" not in page(validate([Row(EXPERTS)]), "source", 10)
