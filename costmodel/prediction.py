@@ -212,7 +212,7 @@ RESOURCES = {
     "Muon's matrices": ("optimizer_muon",),
     "attention rate": ("forward_attention", "backward_attention"),
     "recurrent scan": ("forward_scan", "backward_scan"),
-    "expert dispatch": ("forward_dispatch", "backward_dispatch", "forward_wait"),
+    "expert dispatch": ("forward_dispatch", "backward_dispatch", "forward_wait", "slower_layers"),
     "memory bandwidth": (
         "forward_elementwise",
         "backward_elementwise",

@@ -26,6 +26,7 @@ from costmodel.stages import (
     shared_embedding_term,
     spared_by_heads,
     stage_times,
+    unlike_layers,
     with_encoder,
 )
 from costmodel.symbols import BLOCKS, symbol, symbol_table
@@ -86,8 +87,6 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
         stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
     spared = x.mtp_pace * spared_by_heads(x, totals) if "mtp" in features else 0
     ends = ("encoder, " if encoder else "") + "embedding, logits and loss on the slowest stage"
-    if {"mlp", "experts"} <= set(blocks):
-        ends = ends.replace("embedding", "experts, embedding")
     trees = compute_trees(ledger, x, blocks, stages, spared, ends)
     trees.append(host_term(ledger, x, blocks, totals, stages))
     trees += pipeline_terms(ledger, x, stages)
@@ -239,17 +238,13 @@ def compute_trees(
             )
         sums.append(ledger.total(direction, title, leaves))
     gaps = x.m * sum(in_stage(x, name, "pace") * symbol(f"{name}_launch_gaps") for name in blocks)
-    return [
-        *sums,
-        ledger.term("launch_gaps", "gaps between kernels", gaps, "s", host.launch_gaps),
-        ledger.term(
-            "vocabulary",
-            ends,
-            x.m * (stages["slowest"] - stages["pace"] + x.mtp_pace * stages["projection"]),
-            "s",
-            stage_times,
-        ),
-    ]
+    sums.append(ledger.term("launch_gaps", "gaps between kernels", gaps, "s", host.launch_gaps))
+    if unlike_layers(blocks):
+        slower = x.m * (stages["inner"] - stages["pace"])
+        title = "slower layers of the stage with most parameters"
+        sums.append(ledger.term("slower_layers", title, slower, "s", stage_times))
+    beyond = x.m * (stages["slowest"] - stages["inner"] + x.mtp_pace * stages["projection"])
+    return [*sums, ledger.term("vocabulary", ends, beyond, "s", stage_times)]
 
 
 def end_units(x: SimpleNamespace) -> tuple[Amount, Amount]:

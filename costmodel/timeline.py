@@ -33,7 +33,7 @@ HIDDEN_GRADIENTS, HIDDEN_GATHER = "gradient reduction, under compute", "paramete
 HIDDEN_FSDP = "FSDP gathers and reductions, under compute"
 RESIDUAL = "waiting that the formula counts and the schedule does not"
 # Terms that passes and their order stand for, and terms of each micro-batch on the pace-setting stage.
-IN_PASSES = ("forward", "backward", "launch_gaps", "vocabulary")
+IN_PASSES = ("forward", "backward", "launch_gaps", "slower_layers", "vocabulary")
 EACH_MICROBATCH = {
     "host_bound": "host",
     "pipeline_starts": "host",

@@ -10,7 +10,7 @@ PHASES = ("forward", "backward", "communication", "optimizer")
 # What follows forward_ and backward_ in the names of messages inside a micro-batch.
 MESSAGES = ("tensor_parallel", "context_parallel", "dispatch", "wait")
 WAITING = (*PIPELINE, *DATA_PARALLEL)
-# Embedding, logits and loss: one GEMM forward against two backward.
+# Embedding, logits and loss, and whole layers: one GEMM forward against two backward.
 VOCABULARY = {"forward": 1 / 3, "backward": 2 / 3}
 # Kernels of a layer, 13.5 forward and 17 backward: so gaps between them are shared.
 GAPS = {"forward": 13.5 / 30.5, "backward": 17 / 30.5}
@@ -27,7 +27,8 @@ def phases_of(leaf: str) -> Mapping[str, float]:
         return {"communication": 1.0}
     if leaf.startswith("optimizer_"):
         return {"optimizer": 1.0}
-    return {"vocabulary": VOCABULARY, "launch_gaps": GAPS, "host_bound": GAPS}.get(leaf, {})
+    shared = {"vocabulary": VOCABULARY, "slower_layers": VOCABULARY, "launch_gaps": GAPS, "host_bound": GAPS}
+    return shared.get(leaf, {})
 
 
 def by_phase(terms: Mapping[str, float]) -> dict[str, float]:
