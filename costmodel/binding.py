@@ -255,6 +255,7 @@ def _precision_inputs(precision: str, generation: str, kernels: str) -> dict[str
         "maximum_bytes": recipe.get("maximum", 0.0),
         "quantise_kernels": recipe["kernels"],
         "cast_anew": recipe.get("anew", 0.0),
+        "columns_gathered": recipe.get("columns", 0.0),
         "joint_scale": recipe.get("joint", 0.0),
         "shared_history": recipe.get("history", 0.0),
         "loss_scaled": recipe.get("loss_scaled", 0.0),

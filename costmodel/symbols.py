@@ -183,6 +183,7 @@ INPUTS: tuple[Input, ...] = tuple(
         quantise_weight_bytes | byte | HBM bytes to quantise one weight element, per micro-batch
         products_apart | 1 | 1 when the recipe's products are operators that per-op recompute does not know
         cast_anew | 1 | 1 when weights are quantised for every pass and nothing is gathered quantised
+        columns_gathered | 1 | 1 when rows and columns of a quantised gradient, each with scales, are gathered apart
         joint_scale | 1 | 1 when tensor-parallel ranks agree on one scale for what sequence parallelism gathers
         transpose_bytes | byte | HBM bytes to transpose one element of an operand that was gathered in 8 bits
         shared_history | 1 | 1 when ranks agree on the maxima from which later passes take their scales
@@ -310,6 +311,7 @@ INPUTS: tuple[Input, ...] = tuple(
         expert_wait | s | round trip in which the host learns a number from the device: how many tokens came to experts
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables
+        ring_hops | 1 | latency of the hops of a ring that leaves a domain, in a step over NCCL's own
         overlap_slowdown | 1 | compute time lost for each second of communication that runs under it
         unfused_gemm_fraction | 1 | rate of the batched GEMMs of unfused attention, of 16-bit GEMMs
         straggler | 1 | step time lost to the slowest rank for each doubling of the GPUs

@@ -62,3 +62,33 @@ def test_experts_agree_on_no_scale():
     assert found["experts_fc1_quantise_forward"] / free["experts_fc1_quantise_forward"] == pytest.approx(
         5 / 3, rel=0.02
     )
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_each"),
+    [("bf16", 2.0), ("fp8-cs", 1.0), ("mxfp8", 2 * (1 + 1 / 32)), ("nvfp4", 2 * 0.5625)],
+)
+def test_rows_and_columns_of_a_gradient_are_gathered_apart_where_each_has_its_scales(precision, bytes_each):
+    """Bytes of an element of the output's gradient, by what a gather of twice the tokens takes longer."""
+    short, long = (
+        predict(
+            load_model("llama3-8b"),
+            Workload(length, 32),
+            B200,
+            Plan(tp=4, dp=2, sequence_parallel=True, precision=precision),
+        ).values
+        for length in (65536, 131072)
+    )
+    more = long["mlp_all_gather_backward"] - short["mlp_all_gather_backward"]
+    growth = 4 / (4 + short["all_gather_half_ranks"])
+    wire = 65536 * 4096 * bytes_each * 3 / 4
+    assert more == pytest.approx(wire / (short["all_gather_bandwidth"] * short["intra_scale"] * growth))
+
+
+def test_overlapped_gemms_and_frozen_weights_gather_rows_alone():
+    plain, overlapped = (values("mxfp8", 4, cluster=B200, tp_comm_overlap=on) for on in (False, True))
+    assert overlapped["mlp_all_gather_backward"] < 0.65 * plain["mlp_all_gather_backward"]
+    plan = Plan(tp=4, dp=2, sequence_parallel=True, precision="mxfp8")
+    load = Workload(8192, 32, "lora")
+    frozen = predict(load_model("llama3-8b"), load, B200, plan).values
+    assert frozen["mlp_all_gather_backward"] < 0.65 * plain["mlp_all_gather_backward"]
