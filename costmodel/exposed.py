@@ -257,8 +257,9 @@ def context_parallel_times(
 
     Ring (p2p): cp - 1 steps, each under the attention of one chunk. all_gather: exposed, gradients
     reduce-scattered. a2a: two exposed exchanges each way. a2a+p2p: all-to-all inside groups of
-    cp_a2a_size, a ring between them. kv_width, all_width: columns of keys and values, and of queries and
-    output too, on this rank. Source: Transformer Engine, context_parallel.py.
+    cp_a2a_size, a ring between them; the output is exchanged once more backward. kv_width, all_width: columns
+    of keys and values, and of queries and output too, on this rank.
+    Source: Transformer Engine 2.8 to 2.12, context_parallel.py.
     """
     ring_size = communication.context_parallel_ring_bytes(x, kv_width)
     inside = communication.ranks_in_domain(x, x.cp, x.tp, x.cp_straddle)
@@ -281,16 +282,15 @@ def context_parallel_times(
     scatter = ledger.define(
         f"{block}_cp_scatter", reduce_scatter_time(x, whole, x.cp, inside), "s", reduce_scatter_time
     )
-    exchange = ledger.define(
-        f"{block}_cp_exchange",
-        all_to_all_time(
-            x,
-            communication.context_parallel_a2a_bytes(x, all_width),
-            x.cp_a2a_size,
-            communication.ranks_in_domain(x, x.cp_a2a_size, x.tp),
-        ),
-        "s",
-        all_to_all_time,
+    near = communication.ranks_in_domain(x, x.cp_a2a_size, x.tp)
+    exchange, again = (
+        ledger.define(
+            f"{block}_cp_{name}",
+            all_to_all_time(x, communication.context_parallel_a2a_bytes(x, width), x.cp_a2a_size, near),
+            "s",
+            all_to_all_time,
+        )
+        for name, width in (("exchange", all_width), ("output_exchange", (all_width - kv_width) / 2))
     )
     rings = (1 - x.cp_all_gather) * (ring - 1)
     return {
@@ -304,7 +304,8 @@ def context_parallel_times(
             f"{block}_cp_exposed_backward",
             rings * overlap.exposed(back_hop, core["backward"] / ring)
             + x.cp_all_gather * (gather + scatter)
-            + exchange,
+            + exchange
+            + (1 - x.cp_a2a) * again,
             "s",
             overlap.exposed,
         ),

@@ -1,6 +1,6 @@
 """Each rule fires on a plan that breaks it and not on one beside it: tables by topic in `rule_cases`.
 
-A case has the setting (model, model_change, on, vendor, peers, domain, link, network, host_link, seq_len, task,
+A case has the setting (model, model_change, on, vendor, peers, domain, link, network, host_link, seq_len, batch, task,
 mean_length, packed, gpus, stack), the knobs of the plan that `breaks` the rule and of the one that `holds`, and in
 `holds_in` what else differs for it. Rules about what is predicted have its words as `predicted`.
 """
@@ -35,7 +35,7 @@ STACK_RULES = {
 }
 RULES = {rule.id: rule for rule in load_rules()} | STACK_RULES
 KNOWN = {
-    "model", "model_change", "on", "domain", "seq_len", "task", "mean_length", "packed", "lora_rank", "gpus", "link",
+    "model", "model_change", "on", "domain", "seq_len", "batch", "task", "mean_length", "packed", "lora_rank", "gpus", "link",
     "host_link", "network",
     "vendor", "peers", "stack", "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
@@ -65,7 +65,7 @@ def broken(case: dict[str, Any], model: ModelSpec, plan: Any, stack: str | None)
     """What the rules say about a plan in the setting of the case, by id."""
     workload = Workload(
         case.get("seq_len", 8192),
-        128,
+        case.get("batch", 128),
         case.get("task", "pretrain"),
         mean_length=case.get("mean_length", 0),
         packed=case.get("packed", True),

@@ -163,3 +163,20 @@ def test_an_embedding_on_one_stage_is_not_summed_over_two():
     assert leaf(predict(gpt, work, H100, Plan(tp=8)), "shared_embedding") == 0
     assert leaf(predict(gpt, work, H100, Plan(tp=2, pp=4)), "shared_embedding") > 0
     assert leaf(llama_of_four_stages(1), "shared_embedding") == 0
+
+
+def test_a_mixed_exchange_sends_the_output_once_more_backward():
+    """Groups of all-to-all as large as cp, with no ring between them: Transformer Engine exchanges output and gradient."""
+    alone, mixed = (
+        predict(
+            load_model("llama3-8b"),
+            Workload(131072, 4),
+            H100,
+            Plan(cp=8, dp=1, cp_comm_type=kind, cp_a2a_size=8),
+        ).values
+        for kind in ("a2a", "a2a+p2p")
+    )
+    assert mixed["attention_cp_exposed_forward"] == pytest.approx(alone["attention_cp_exposed_forward"])
+    more = mixed["attention_cp_exposed_backward"] - alone["attention_cp_exposed_backward"]
+    assert more == pytest.approx(mixed["attention_cp_output_exchange"])
+    assert 0 < more < alone["attention_cp_exposed_backward"]
