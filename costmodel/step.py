@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from costmodel.agreements import checks_term, gradient_scaling_term, maxima_term
-from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
+from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum
 from costmodel.data_parallel import data_parallel_terms, written
 from costmodel.dispatch import Beside, dispatch_times, overlapped_dispatch
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time, encoder_weights
@@ -37,8 +37,9 @@ from costmodel.work.parameters import embedding_parameters, output_parameters
 from costmodel.work.recompute import repeated
 
 # Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
-# Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055).
-OWN_GC, UNBOUND = 0.0017, 0.07
+# Source: torchtitan pull request 148. Ranks not bound to cores: 5 to 10 % on 64 GPUs (Megatron-Bridge 6055), as jitter
+# of the slowest rank, which grows as that does.
+OWN_GC, UNBOUND = 0.0017, 0.07 / 6
 # 2 ln 2: sqrt(2 ln n) is the largest of n normal numbers in standard deviations, with n counted in doublings.
 # Source: S. Boucheron et al., Concentration Inequalities, 2013, sec. 2.5.
 TWO_LN_2 = 1.3863
@@ -334,12 +335,13 @@ def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], block
     )
     busy = ledger.total("synchronous_time", "step before stragglers", trees)
     doublings = logarithm2(communication.world(x))
-    share = (x.straggler + OWN_GC * x.own_gc) * doublings + UNBOUND * x.unbound * minimum(doublings, 1)
+    share = (x.straggler + OWN_GC * x.own_gc + UNBOUND * x.unbound) * doublings
     straggler = ledger.term(
         "straggler_time",
         "slowest rank and jitter",
         share * symbol("synchronous_time"),
         "s",
-        "straggler x log2(GPUs) x step; garbage collection and unbound ranks more",
+        "straggler x log2(GPUs) x step; more with garbage collection of each rank (torchtitan pull request 148) and "
+        "with ranks that are not bound to cores (Megatron-Bridge 6055)",
     )
     return ledger.total("step_time", "step", (*busy.parts, straggler))

@@ -35,8 +35,8 @@ STACK_RULES = {
 }
 RULES = {rule.id: rule for rule in load_rules()} | STACK_RULES
 KNOWN = {
-    "model", "model_change", "on", "domain", "seq_len", "batch", "task", "mean_length", "packed", "lora_rank", "gpus", "link",
-    "host_link", "network",
+    "model", "model_change", "on", "domain", "seq_len", "batch", "task", "mean_length", "packed", "lora_rank", "gpus",
+    "link", "host_link", "network",
     "vendor", "peers", "stack", "breaks", "holds", "holds_in", "predicted",
 }  # fmt: skip
 

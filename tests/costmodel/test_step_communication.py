@@ -166,7 +166,7 @@ def test_an_embedding_on_one_stage_is_not_summed_over_two():
 
 
 def test_a_mixed_exchange_sends_the_output_once_more_backward():
-    """Groups of all-to-all as large as cp, with no ring between them: Transformer Engine exchanges output and gradient."""
+    """Groups of all-to-all as large as cp, with no ring between: Transformer Engine exchanges output and gradient."""
     alone, mixed = (
         predict(
             load_model("llama3-8b"),

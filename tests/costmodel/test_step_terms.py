@@ -218,3 +218,13 @@ def test_attention_in_fp8_gains_what_its_kernels_were_measured_to(cluster, model
     for name, gain in zip(("forward", "backward"), gains, strict=True):
         core = f"{prefix}_core_{name}"
         assert sixteen[core] / eight[core] == pytest.approx(gain, rel=0.08)
+
+
+def test_ranks_that_are_not_bound_are_slow_as_the_slowest_of_as_many():
+    """7 % on 64 GPUs, the middle of what was measured there; two GPUs lose a sixth of that."""
+    for gpus, share in ((2, 0.07 / 6), (64, 0.07)):
+        bound, loose = (
+            predict(load_model("llama3-8b"), Workload(8192, gpus), H100, Plan(dp=gpus, cpu_binding=on)).values
+            for on in (True, False)
+        )
+        assert loose["step_time"] - bound["step_time"] == pytest.approx(share * bound["synchronous_time"])
