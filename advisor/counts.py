@@ -22,8 +22,8 @@ SHARES = (1 / 16, 1 / 4, 1)
 MOST_SEARCHES = 8
 # Of the first power of two on which something fits these shares are tried too, the least first: half of it is too few.
 LESS = (5 / 8, 3 / 4)
-# GPUs are raised so much where none of a round suffices, and no number is tried that has to be quicker by more a GPU
-# than the answer; an answer so near to the deadline is not lowered.
+# GPUs are raised so much where none of a round suffices, and fewer GPUs are taken to be at most so much quicker each;
+# an answer so near to the deadline is not lowered.
 FURTHER, CLOSE = 1.2, 1.05
 
 
