@@ -22,7 +22,8 @@ SHARES = (1 / 16, 1 / 4, 1)
 MOST_SEARCHES = 8
 # Of the first power of two on which something fits these shares are tried too, the least first: half of it is too few.
 LESS = (5 / 8, 3 / 4)
-# GPUs are raised so much where none of a round suffices; an answer so near to the deadline is not lowered.
+# GPUs are raised so much where none of a round suffices, and fewer GPUs are taken to be at most so much quicker each;
+# an answer so near to the deadline is not lowered.
 FURTHER, CLOSE = 1.2, 1.05
 
 
@@ -76,32 +77,76 @@ def fewer_gpus(request: Request, best: Candidate | None) -> Count | None:
 def in_time(request: Request, best: Candidate | None, days: float) -> Count | None:
     """The fewest GPUs tried that train the request's tokens in as many days; None where none up to the limit do.
 
-    best: of the request, None where nothing fits on its GPUs: the fewest that hold the model are the least then.
+    best: of the request, None where nothing fits on its GPUs: the fewest that hold the model are the least then. Its
+    own GPUs are tried first: never more than they where they keep to it.
     """
     assert request.tokens is not None
     needed = request.tokens / (days * 86400)
-    own, kept, tried = Count(best) if best else least(request), None, 0
+    own = Count(best) if best else least(request)
     if own is None or (best is None and own.rate >= needed):
         return own
+    tries = _Tries(request, needed, {own.gpus: own})
+    _by_rate(tries, own)
+    _by_halves(tries)
+    return tries.kept
+
+
+@dataclass(frozen=True)
+class _Tries:
+    """Plans on other numbers of GPUs, each searched once, a bounded number of them. needed: tokens a second. [1/s]"""
+
+    request: Request
+    needed: float
+    found: dict[int, Count | None]
+
+    @property
+    def left(self) -> bool:
+        return len(self.found) <= MOST_SEARCHES  # the first is the one that was given
+
+    @property
+    def kept(self) -> Count | None:
+        """The fewest GPUs found that are quick enough."""
+        enough = [found for found in self.found.values() if found and found.rate >= self.needed]
+        return min(enough, key=lambda found: found.gpus, default=None)
+
+    def enough(self, gpus: int) -> Count | None:
+        """The plan on so many GPUs where it is quick enough; None also where no search is left."""
+        if gpus not in self.found and self.left:
+            self.found[gpus] = on(self.request, gpus)
+        found = self.found.get(gpus)
+        return found if found and found.rate >= self.needed else None
+
+
+def _by_rate(tries: _Tries, own: Count) -> None:
+    """Try the numbers that the rate of one GPU asks for, as long as they are fewer; more while none suffices."""
     each = own.rate / own.gpus  # of one GPU, by the last answer
-    while tried < MOST_SEARCHES:
-        for count in _round_up(needed / each, request.cluster.gpus_per_node):
-            if kept is not None and count >= kept.gpus:
-                return kept
-            tried += 1
-            found = own if count == own.gpus else on(request, count)
-            if found and found.rate >= needed:
-                kept = found
-                break
-        else:
-            if kept is not None or needed / each > MOST_GPUS:
-                return kept
+    while tries.left and (gpus := tries.needed / each) <= MOST_GPUS:
+        kept = tries.kept
+        counts = _round_up(gpus, tries.request.cluster.gpus_per_node)
+        fewer = (count for count in counts if kept is None or count < kept.gpus)
+        found = next(filter(None, map(tries.enough, fewer)), None)
+        if found is None and kept is None:
             each /= FURTHER
-            continue
-        if kept.rate < CLOSE * needed:
-            return kept
-        each = kept.rate / kept.gpus
-    return kept
+        elif found is None or found.rate < CLOSE * tries.needed:
+            return
+        else:
+            each = found.rate / found.gpus
+
+
+def _by_halves(tries: _Tries) -> None:
+    """Try between the most GPUs that do not suffice, as where too few hold no plan, and the fewest that do."""
+    node = tries.request.cluster.gpus_per_node
+    while tries.left and (kept := tries.kept) and kept.rate >= CLOSE * tries.needed:
+        too_few = int(kept.gpus * tries.needed / kept.rate / FURTHER)
+        low = max(1, too_few, *(gpus for gpus in tries.found if gpus < kept.gpus))
+        if kept.gpus - low <= kept.gpus * SHARES[0]:
+            return
+        middle = math.sqrt(low * kept.gpus)
+        step = max(_power_below((kept.gpus - low) / 2), node if middle > node else 1)
+        gpus = math.ceil(middle / step) * step
+        if gpus >= kept.gpus:
+            return
+        tries.enough(gpus)
 
 
 def least(request: Request) -> Count | None:

@@ -30,23 +30,32 @@ def count_notes(explanation: Explanation) -> list[tuple[str, str]]:
 def _deadline(explanation: Explanation, own: Count | None, days: float) -> str:
     found, tokens = explanation.in_time, explanation.request.tokens
     assert tokens is not None
+    time = "1 day" if days == 1 else f"{days:g} days"
     if found is None:
-        return f"no number of GPUs that was tried trains {count(tokens)} tokens in {days:g} days"
+        return f"no number of GPUs that was tried trains {count(tokens)} tokens in {time}"
+    gpus, there = _gpus(found), on_count(found)
     if own is None:
-        text = (
-            f"of those tried, {found.gpus:,} GPUs are the fewest that hold a plan and keep to {days:g} days: "
-            f"{on_count(found)}"
-        )
-    elif found.gpus == own.gpus:
-        text = f"{days:g} days take these {own.gpus:,} GPUs"
+        text = f"of those tried, {gpus} are the fewest that hold a plan and keep to {time}: {there}"
+    elif own.rate < tokens / (days * 86400):
+        text = f"{time} {'takes' if days == 1 else 'take'} {gpus}, the least number tried that is quick enough: {there}"
     else:
-        text = f"{days:g} days take {found.gpus:,} GPUs: {on_count(found)}"
+        these = f"these {_gpus(own)} keep" if own.gpus > 1 else "this GPU keeps"
+        text = f"{these} to {time}"
+        if found.gpus < own.gpus:
+            text += f", and the least number tried that does is {gpus}: {there}"
+        elif own.gpus > 1:
+            text += ", and no fewer were found that do"
     known = found.best.prediction
     cost = training_cost(known, tokens)
     needed = cost["hours"] / 24
     low, high = (needed * end / known.step_time_s for end in (known.interval_low, known.interval_high))
+    needs = "They need" if found.gpus > 1 else "It needs"
     price = f", ${cost['usd']:,.0f}" if "usd" in cost else ""
-    return f"{text}. They need {needed:,.1f} days ({low:,.1f} to {high:,.1f}), restarts not counted{price}"
+    return f"{text}. {needs} {needed:,.1f} days ({low:,.1f} to {high:,.1f}), restarts not counted{price}"
+
+
+def _gpus(found: Count) -> str:
+    return f"{found.gpus:,} GPU{'s' * (found.gpus > 1)}"
 
 
 def on_count(found: Count) -> str:

@@ -14,6 +14,9 @@ from advisor.options import PinsKnobs
 from advisor.profiles import profile_option
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
 
+# Days of --days stay below this.
+MOST_DAYS = 1_000_000
+
 
 @click.command(name="explain", context_settings=HELP, cls=PinsKnobs)
 @click.option("--model", required=True, help="Model: a name, an alias such as 70b, a TOML or a config.json.")
@@ -92,8 +95,8 @@ def command(context: click.Context, **options: Any) -> None:
             "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
         )
     days, tokens = options["days"], options["tokens"]
-    if days is not None and not 0 < days < 1e6:
-        raise ValueError(f"--days {days:g} is not a positive number of days. Try --days 60.")
+    if days is not None and not 0 < days < MOST_DAYS:
+        raise ValueError(f"--days {days:g} is not above 0 and below {MOST_DAYS:,} days. Try --days 60.")
     if days is not None and tokens is None:
         raise ValueError(
             "--days asks how many GPUs train --tokens in time, and no tokens are named. Add --tokens 15T."

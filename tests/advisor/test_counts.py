@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.cli import advisor
-from advisor.counts import QUICKER, Count, fewer_gpus, in_time, least, on, rounder
+from advisor.counts import MOST_SEARCHES, QUICKER, Count, fewer_gpus, in_time, least, on, rounder
 from advisor.request import make_request
 from advisor.search import search
 
@@ -94,8 +95,9 @@ def test_a_deadline_needs_tokens():
     asked = ["explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--days"]
     for days, said in (
         ("60", "Add --tokens"),
-        ("0", "not a positive number"),
-        ("nan", "not a positive number"),
+        ("0", "not above 0"),
+        ("nan", "not above 0"),
+        ("1e9", "below 1,000,000 days"),
     ):
         with pytest.raises(ValueError, match=said):
             CliRunner().invoke(advisor, [*asked, days], catch_exceptions=False)
@@ -152,6 +154,74 @@ def test_the_text_tells_why_these_gpus_hold_nothing_and_how_many_do():
     assert done.exit_code == 1
     assert re.search(r"On 16 GPUs nothing fits: [\d.]+ GiB a GPU are missing", told)
     assert f"{number} GPUs are the fewest that hold a plan and keep to 60 days" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "tokens", "days", "most"),
+    [
+        ("70b", 64, 1e11, 365, 16),
+        ("8b", 8, 1e12, 3000, 2),
+        ("70b", 20, 1e11, 45, 20),
+        ("70b", 97, 1e12, 80, 97),
+    ],
+    ids=["memory decides", "within a node", "no whole nodes", "prime"],
+)
+def test_gpus_that_keep_to_the_deadline_are_enough(model, gpus, tokens, days, most):
+    """Fewer that hold no plan, or more that divide better, stood in for GPUs that do it: none, or 24 for 20."""
+    request = make_request(model=model, gpus=gpus, gpu="h100", top=1, tokens=tokens)
+    best = search(request).best
+    assert best is not None
+    needed = tokens / (days * 86400)
+    assert Count(best).rate >= needed
+    found = in_time(request, best, days)
+    assert found is not None
+    assert found.gpus <= most
+    assert found.rate >= needed
+
+
+@pytest.mark.parametrize(("gpus", "least_that_holds"), [(256, 168), (1024, 250), (8, 8), (3, 1), (1, 1)])
+@pytest.mark.parametrize("tokens", [1e6, 1e11])
+def test_few_numbers_are_tried_and_each_once(monkeypatch, gpus, least_that_holds, tokens):
+    """Of a long deadline memory decides; the answer is within an eighth of it, or a node."""
+    request = make_request(model="8b", gpus=gpus, gpu="h100", top=1, tokens=tokens, pins={"tp": 1})
+    tried = []
+
+    def there(_, number):
+        tried.append(number)
+        return SimpleNamespace(gpus=number, rate=1e4 * number) if number >= least_that_holds else None
+
+    monkeypatch.setattr("advisor.counts.on", there)
+    monkeypatch.setattr("advisor.counts.Count", lambda best: best)
+    found = in_time(request, SimpleNamespace(gpus=gpus, rate=1e4 * gpus), 500)
+    assert found is not None
+    assert len(tried) == len(set(tried)) <= MOST_SEARCHES
+    assert min([gpus, *tried]) >= 1
+    assert least_that_holds <= found.gpus <= min(gpus, max(9 / 8 * least_that_holds, least_that_holds + 7))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tokens", "days", "said"),
+    [
+        (
+            8,
+            "1T",
+            "3000",
+            r"these 8 GPUs keep to 3000 days, and the least number tried that does is 2 GPUs: TP2",
+        ),
+        (8, "1T", "110", r"these 8 GPUs keep to 110 days, and no fewer were found that do. They need 10"),
+        (2, "4B", "1", r"1 day takes [48] GPUs, the least number tried that is quick enough: "),
+    ],
+)
+def test_the_text_says_whether_these_gpus_keep_to_the_deadline(gpus, tokens, days, said):
+    asked = f"explain --model 8b --gpus {gpus} --gpu h100 --tokens {tokens} --days {days}"
+    told = CliRunner().invoke(advisor, asked.split(), catch_exceptions=False).output
+    assert re.search(f"deadline {said}", " ".join(told.split()))
+
+
+def test_one_gpu_is_said_in_the_singular():
+    asked = "explain --model 8b --gpus 1 --seq-len 1024 --task lora --gpu h100 --tokens 10M --days 1"
+    told = CliRunner().invoke(advisor, asked.split(), catch_exceptions=False).output
+    assert "deadline this GPU keeps to 1 day. It needs 0." in " ".join(told.split())
 
 
 def test_a_deadline_that_no_number_keeps_is_told():
