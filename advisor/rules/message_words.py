@@ -1,8 +1,8 @@
 """Words of messages alone: helpers of the rules' texts, and ways out that hold by themselves.
 
 A size that a way names suits all that depends on it, with the GPUs as they are: the way names the data-parallel ranks
-that follow, and where the batch does not divide over them, or another switch must change too, it says so. Plain Python of one row,
-which `costmodel.javascript_functions` translates for the page.
+that follow, and where the batch does not divide over them, or another switch must change too, it says so. Plain Python
+of one row, which `costmodel.javascript_functions` translates for the page.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def ranks_option(row: dict[str, Any], dp: int, group: int) -> str:
     """Data-parallel ranks where they change, and the least global batch that they and groups of micro-batches share."""
     step = row["micro_batch"] * dp * group
     text = "" if dp == row["dp"] else f" --dp {dp}"
-    return text if row["global_batch"] % step == 0 else text + f" --global-batch {up(row['global_batch'], step)}"
+    return (
+        text if row["global_batch"] % step == 0 else text + f" --global-batch {up(row['global_batch'], step)}"
+    )
 
 
 def chunk_group(row: dict[str, Any]) -> int:
