@@ -136,6 +136,12 @@ def test_each_way_out_holds_by_itself(model, batch, plan):
     assert not wrong
 
 
+def test_ranks_of_a_plan_for_other_gpus_are_told_by_the_rule_about_gpus_alone():
+    found = errors("llama3-8b", Workload(8192, 128), Plan(tp=16, dp=4), 8)
+    assert found["kv_heads_replicated"] == "Try --tp 8."
+    assert "dp = " in found["world"] or "--gpus 64" in found["world"]
+
+
 def test_a_sequence_that_does_not_divide_is_not_told_to_be_split():
     """--sequence-parallel, and --tp 4 of a plan that has it, were told of 2,050 and 4,100 tokens."""
     ranks = Plan(tp=4, dp=2, tp_comm_overlap=True)
