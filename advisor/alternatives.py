@@ -40,6 +40,8 @@ BETTER = {"throughput": "faster", "cost": "cheaper", "memory": "leaner"}
 # Largest growth of the cluster, and shortest sequences, that are tried to make a model fit.
 MOST_GPUS_FACTOR = 64
 SHORTEST = 512
+# Largest global batch that is tried beside more GPUs.
+MOST_SEQUENCES = 2**22
 
 
 @dataclass(frozen=True)
@@ -184,12 +186,12 @@ def shortfall(least_bad: Candidate) -> str:
         allowed = FITS_BELOW * prediction.device_bytes
         name, size = max(memory_parts(prediction).items(), key=lambda item: item[1])
         needs.append(
-            f"{least_bad.peak_memory / GIB:.1f} GiB of {allowed / GIB:.1f} GiB a plan may use; "
+            f"{least_bad.peak_memory / GIB:.1f} GiB, a plan may use {allowed / GIB:.1f}; "
             f"the largest part is {name} with {size / GIB:.1f} GiB"
         )
     if (whole := prediction.cluster.host_memory) is not None and not prediction.fits_host:
         taken = prediction.node_host_bytes[0]
-        needs.append(f"{taken / GIB:,.0f} GiB of the {whole / GIB:,.0f} GiB of host memory that a node has")
+        needs.append(f"{taken / GIB:,.0f} GiB of a node's host memory, which has {whole / GIB:,.0f}")
     return f"{least_bad.plan.describe()} needs least, {', and '.join(needs)}"
 
 
@@ -212,15 +214,7 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             replace(request, pins={k: v for k, v in request.pins.items() if k != pin})
         ):
             ways.append(f"without --pin {pin}={_text(value)}")
-    factor = 2
-    while factor <= MOST_GPUS_FACTOR:
-        batch = request.workload.global_batch * factor
-        larger = replace(request.workload, global_batch=min(batch, 2**22))
-        pins = {k: v for k, v in request.pins.items() if k != "dp"}
-        if _fits(replace(request, gpus=request.gpus * factor, workload=larger, pins=pins)):
-            ways.append(f"--gpus {request.gpus * factor} --global-batch {larger.global_batch}")
-            break
-        factor *= 2
+    ways += itertools.islice(_more_gpus(request), 1)
     if even := _length_that_divides(request):
         return (even, *ways)
     shorter = request.workload.seq_len // 2
@@ -231,6 +225,23 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             break
         shorter //= 2
     return tuple(ways)
+
+
+def _more_gpus(request: Request) -> Iterator[str]:
+    """Larger clusters that fit, the smallest first, with the batch that they would have, or else one that grows."""
+    pins = {k: v for k, v in request.pins.items() if k != "dp"}
+    most = MOST_GPUS_FACTOR * request.gpus
+    doubled = [
+        request.gpus << power for power in range(1, most.bit_length()) if request.gpus << power <= most
+    ]
+    whole = [2**power for power in range(most.bit_length()) if 2**power > request.gpus]
+    for gpus in sorted({*doubled, *whole}):
+        plain = request.batch_on(gpus)
+        grown = min(request.workload.global_batch * gpus // request.gpus, MOST_SEQUENCES)
+        for batch in dict.fromkeys((plain, grown)):
+            workload = replace(request.workload, global_batch=batch)
+            if _fits(replace(request, gpus=gpus, workload=workload, pins=pins)):
+                yield f"--gpus {gpus}" + ("" if batch == plain else f" --global-batch {batch}")
 
 
 def _length_that_divides(request: Request) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from advisor.alternatives import EVEN_WITHIN
 from advisor.measured import read_measured
 from advisor.measured_run import Measured
 from advisor.render import bold, heading, memory, percent, seconds, table, wrap
@@ -42,6 +43,8 @@ class Logs:
         names = ("A", "B") if first <= second else ("B", "A")
         share = max(first, second) / min(first, second) - 1
         unit = "a sequence" if self.by_sequence else "a step"
+        if share < EVEN_WITHIN:
+            return f"A and B take the same time: {seconds(first)} {unit} measured."
         low, high = sorted((first, second))
         spread = sum(each.kept.scatter for each in (self.a, self.b) if each.kept)
         sure = "more than" if share > spread else "no more than"
@@ -100,8 +103,10 @@ class Logs:
         found = []
         for name, side in (("A", self.a), ("B", self.b)):
             if side.kept and side.kept.spike_loss > SPIKES:
+                one = len(side.kept.spikes) == 1
+                steps = "1 step" if one else f"{len(side.kept.spikes)} steps"
                 found.append(
-                    f"{name} has {len(side.kept.spikes)} steps far above that, which add "
+                    f"{name} has {steps} far above that, which add{'s' * one} "
                     f"{percent(side.kept.spike_loss)} to its time: {seconds(side.kept.mean)} a step on average."
                 )
         return found

@@ -19,6 +19,7 @@ from advisor.sections import (
     knobs_to_set,
     memory_section,
     numbers,
+    pace,
     placement_section,
     setting,
     time_section,
@@ -83,7 +84,7 @@ def _aim(explanation: Explanation) -> str:
     """What least memory was sought among."""
     slowdown = explanation.request.slowdown
     text = (
-        f"least memory of plans up to {slowdown:g} times as slow as the fastest that fits, which takes "
+        f"least memory of plans {pace(slowdown)} the fastest that fits, which takes "
         f"{seconds(explanation.result.slowest / slowdown)} a step by the closed form; --slowdown bounds it otherwise"
     )
     return wrap(f"{'objective':<10} {text}", "  ", " " * 13)

@@ -65,7 +65,7 @@ class Request:
     gpus: GPUs there are. precisions: recipes to search. pins: knob or setting -> value that every plan must have.
     top: plans to return. tokens: length of the training run, for its cost. stack: software stack, None is
     the newest known. notes: what was assumed for the user. slowdown: how many times as slow as the fastest that fits a
-    plan may be, of the objective "memory". [1]
+    plan may be, of the objective "memory". [1] usual_batch: nobody gave a global batch: other GPUs have another.
     """
 
     model: ModelSpec
@@ -80,6 +80,7 @@ class Request:
     tokens: float | None = None
     stack: str | None = None
     notes: tuple[str, ...] = ()
+    usual_batch: bool = False
 
     def __post_init__(self) -> None:
         check_gpus(self.gpus)
@@ -102,6 +103,13 @@ class Request:
             if problem:
                 raise ValueError(problem)
         self._check_pins()
+
+    def batch_on(self, gpus: int) -> int:
+        """Sequences of a step of the same question on other GPUs: those given, or the usual ones there. [1]"""
+        given = self.workload
+        if not self.usual_batch:
+            return given.global_batch
+        return usual_global_batch(self.model, self.cluster, gpus, given.seq_len, given.task)
 
     @property
     def knob_pins(self) -> dict[str, Any]:
@@ -223,11 +231,11 @@ def make_request(
     if seq_len is None:
         seq_len = usual_seq_len(spec)
         notes.append(f"sequence length {seq_len}, {_why_that_long(spec, seq_len)}")
+    usual_batch = global_batch is None
     if global_batch is None:
         Workload(seq_len, 1, task)
         on_cpu = place.gpu.generation == "cpu"
-        usual = default_global_batch(gpus, seq_len, task, spec.moe is not None)
-        global_batch = CPU_SEQUENCES * gpus if on_cpu else usual
+        global_batch = usual_global_batch(spec, place, gpus, seq_len, task)
         notes.append(
             f"global batch {global_batch} sequences ({global_batch * seq_len:,} tokens a step), "
             + ("small, for a processor" if on_cpu else _why_that_many(spec, task))
@@ -252,6 +260,7 @@ def make_request(
         tokens=tokens,
         stack=stack,
         notes=(*notes, recipe_note) if recipe_note else tuple(notes),
+        usual_batch=usual_batch,
     )
 
 
@@ -323,6 +332,13 @@ def _why_that_long(model: ModelSpec, seq_len: int) -> str:
     if said or seq_len != DEFAULT_SEQ_LEN:
         return f"as {model.name} is usually trained"
     return f"as nothing tells how {model.name} is trained"
+
+
+def usual_global_batch(model: ModelSpec, cluster: Cluster, gpus: int, seq_len: int, task: str) -> int:
+    """Sequences of one step where nobody says how many. [1]"""
+    if cluster.gpu.generation == "cpu":
+        return CPU_SEQUENCES * gpus
+    return default_global_batch(gpus, seq_len, task, model.moe is not None)
 
 
 def default_global_batch(gpus: int, seq_len: int, task: str, experts: bool = False) -> int:

@@ -363,8 +363,8 @@ def _memory_rejection(scored: list[Scored], count: int) -> Rejection:
     """How many plans do not fit their device, and the fastest of them."""
     part, row = _fastest(scored, lambda each: ~each.fits_device())
     example = (
-        f"{part.plan(row).describe()} needs {part.peak_memory[row] / GIB:.1f} GiB of the "
-        f"{FITS_BELOW * part.device / GIB:.1f} GiB that a plan may use"
+        f"{part.plan(row).describe()} needs {part.peak_memory[row] / GIB:.1f} GiB, "
+        f"a plan may use {FITS_BELOW * part.device / GIB:.1f}"
     )
     return Rejection("memory", count, example)
 

@@ -38,6 +38,11 @@ SEVERITY_WORDS = {
 }
 
 
+def pace(slowdown: float) -> str:
+    """How slow plans may be, before what they are compared with."""
+    return "as fast as" if slowdown == 1 else f"up to {slowdown:g} times as slow as"
+
+
 def setting(prediction: Prediction) -> str:
     """Model, batch and machine in one line."""
     load, cluster = prediction.workload, prediction.cluster

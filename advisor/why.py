@@ -66,7 +66,7 @@ class GuidePath:
         self.plan = chosen.plan
         self.precisions = precisions
         self.variants = Variants(chosen, stack)
-        self.device = f"the {gib(FITS_BELOW * chosen.device_bytes)} a plan may use"
+        self.room = f"a plan may use {gib(FITS_BELOW * chosen.device_bytes)}"
         batch, world = chosen.workload.global_batch, self.plan.world
         self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
         self.plain = self.variants.reduced(replace(self.plan, **_UNSPLIT, dp=self.most_dp))
@@ -105,11 +105,9 @@ class GuidePath:
             for part in sorted(alone.prediction.memory.parts, key=lambda part: -part.value)[:3]
         )
         need = gib(alone.prediction.peak_memory_bytes)
-        of = f"{self.device}, {percent(FITS_BELOW, 0)} of the device"
-        if alone.fits:
-            text = f"The whole model fits on every GPU: {need} of {of} ({parts})."
-        else:
-            text = f"The whole model on every GPU needs {need} of {of} ({parts}): it does not fit."
+        room = f"{self.room}, {percent(FITS_BELOW, 0)} of the device"
+        verdict = "fits" if alone.fits else "does not fit"
+        text = f"The whole model on every GPU needs {need} ({parts}); {room}: it {verdict}."
         return Step("data parallel", text + idle, (alone,))
 
     def distributed_optimizer(self) -> Step:
@@ -122,8 +120,8 @@ class GuidePath:
         need = gib(sharded.prediction.peak_memory_bytes)
         verdict = "fits" if sharded.fits else "still does not fit"
         text = (
-            f"Optimizer state over {self.most_dp} ranks {self._traffic()} and leaves "
-            f"{need} of {self.device}: {verdict}{self._versus(sharded)}."
+            f"Optimizer state over {self.most_dp} ranks {self._traffic()}. Each GPU then needs {need}, "
+            f"{self.room}: {verdict}{self._versus(sharded)}."
         )
         return Step("distributed optimizer", text, (sharded,))
 
@@ -138,7 +136,7 @@ class GuidePath:
             return Step("FSDP", f"Not possible: {found.forbidden}.", (found,))
         need = gib(found.prediction.peak_memory_bytes)
         if not found.fits:
-            text = f"Shards weights and gradients too, activations stay: {need} of {self.device}, no fit."
+            text = f"Shards weights and gradients too, activations stay: needs {need}, {self.room}: no fit."
         else:
             text = f"Shards weights and gradients too: {need}, fits{self._versus(found)}."
         return Step("FSDP", text, (found,))

@@ -19,6 +19,7 @@ from advisor.sections import (
     knobs_to_set,
     name_there,
     names_shown,
+    pace,
     setting,
 )
 from advisor.simplest import simpler_than_faster, toss_up
@@ -64,7 +65,7 @@ def verdict(subject: Subject) -> Markup:
         fitting, legal = explanation.result.feasible, explanation.result.legal
         words = f"{equal} {goal} of {fitting:,} plans that fit, of {legal:,} legal."
         if explanation.request.objective == "memory":
-            words += f" Among those up to {explanation.request.slowdown:g} times as slow as the fastest."
+            words += f" Among those {pace(explanation.request.slowdown)} the fastest."
         mood = "good"
     elif explanation.best is None:
         words, mood = (

@@ -24,7 +24,16 @@ FUNCTIONS = (divisors, near, up, layers_text, size_ways, pipeline_ways)
 ROW_WORDS = (
     *("layers_text", "layers_chunks", "tp_way", "tp_one_way", "mixer_way", "pp_way", "cp_way", "cp_one_way"),
     *("tp_kv_way", "tp_for_cp_way", "tp_cp_one_way"),
-    *("ep_way", "chunks", "two_stages", "vpp_one_way", "group_way", "no_moe_overlap", "a2a_size"),
+    *(
+        "ep_way",
+        "chunks",
+        "two_stages",
+        "vpp_one_way",
+        "pp_one_way",
+        "group_way",
+        "no_moe_overlap",
+        "a2a_size",
+    ),
 )
 
 

@@ -1,8 +1,8 @@
 """Words of messages alone: helpers of the rules' texts, and ways out that hold by themselves.
 
-A size that a way names suits all that depends on it, with the GPUs as they are: data-parallel ranks follow, and where
-the batch does not divide over them, or another switch must change too, the way says so. Plain Python of one row,
-which `costmodel.javascript_functions` translates for the page.
+A size that a way names suits all that depends on it, with the GPUs as they are: the way names the data-parallel ranks
+that follow, and where the batch does not divide over them, or another switch must change too, it says so. Plain Python
+of one row, which `costmodel.javascript_functions` translates for the page.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def pipeline_ways(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "chunks": chunks(row),
         "two_stages": two_stages(row),
+        "pp_one_way": one_stage_option(row),
         "vpp_one_way": "--vpp 1" + one_chunk_option(row, row["pp"]),
-        "group_way": f"--vpp-group-size {row['pp']}" + batch_option(row, row["dp"], row["pp"]),
+        "group_way": f"--vpp-group-size {row['pp']}" + ranks_option(row, row["dp"], row["pp"]),
         "no_moe_overlap": no_moe_overlap(row),
         "a2a_size": a2a_size(row),
     }
@@ -162,10 +163,16 @@ def tp_within(row: dict[str, Any], wanted: int, cp: int) -> int:
     return max(fitting)
 
 
-def batch_option(row: dict[str, Any], dp: int, group: int) -> str:
-    """The least global batch that data-parallel ranks and groups of micro-batches share, "" where it is one already."""
+def ranks_option(row: dict[str, Any], dp: int, group: int) -> str:
+    """Data-parallel ranks where they change, and the least global batch that they and groups of micro-batches share.
+
+    Of a plan for other GPUs than there are, the rule about GPUs tells the ranks.
+    """
     step = row["micro_batch"] * dp * group
-    return "" if row["global_batch"] % step == 0 else f" --global-batch {up(row['global_batch'], step)}"
+    text = "" if dp == row["dp"] or row["gpus"] not in (0, row["world"]) else f" --dp {dp}"
+    return (
+        text if row["global_batch"] % step == 0 else text + f" --global-batch {up(row['global_batch'], step)}"
+    )
 
 
 def chunk_group(row: dict[str, Any]) -> int:
@@ -185,7 +192,7 @@ def tp_option(row: dict[str, Any], tp: int, cp: int) -> str:
         text = text + " --sequence-parallel"
     elif tp > 1 and row["tp"] == 1 and row["tp_comm_overlap"] and not split:
         text = text + " --no-tp-comm-overlap"
-    return text + batch_option(row, row["tp"] * row["cp"] * row["dp"] // (tp * cp), chunk_group(row))
+    return text + ranks_option(row, row["tp"] * row["cp"] * row["dp"] // (tp * cp), chunk_group(row))
 
 
 def mixer_option(row: dict[str, Any], tp: int) -> str:
@@ -197,7 +204,7 @@ def mixer_option(row: dict[str, Any], tp: int) -> str:
 
 
 def pp_option(row: dict[str, Any]) -> str:
-    """Another number of stages, of one chunk each."""
+    """Another number of stages, of one chunk each; "" for fewer that may not fit, where a layout is told beside it."""
     mesh, over, pp = row["mesh"], row["ep"] * row["etp"], row["pp"]
     folded = row["experts"] == 0 or mesh % over != 0
     fitting = [
@@ -206,16 +213,27 @@ def pp_option(row: dict[str, Any]) -> str:
         if row["dp"] * pp % d == 0 and (folded or mesh * pp // d % over == 0)
     ]
     stages = min(fitting, key=lambda d: (abs(d - pp), d))
+    # A rank takes at most so many times as much as it has fewer stages.
+    if row["memory_percent"] * pp > 100 * stages and not row["account_embedding"] and not row["account_loss"]:
+        return ""
     text = f"--pp {stages} --vpp 1" + one_chunk_option(row, stages)
     if stages == 1 and row["defer_embedding_wgrad"]:
         text = text + " --no-defer-embedding-wgrad"
-    return text + batch_option(row, row["dp"] * pp // stages, 1)
+    return text + ranks_option(row, row["dp"] * pp // stages, 1)
+
+
+def one_stage_option(row: dict[str, Any]) -> str:
+    """The whole model on each rank that pipeline stages shared."""
+    text = "--pp 1" + (" --vpp 1" if row["vpp"] > 1 else "") + one_chunk_option(row, 1)
+    if row["defer_embedding_wgrad"]:
+        text = text + " --no-defer-embedding-wgrad"
+    return text + ranks_option(row, row["dp"] * row["pp"], 1)
 
 
 def cp_option(row: dict[str, Any], cp: int) -> str:
     """Another context-parallel size."""
     ring = " --cp-comm-type p2p" if cp == 1 and row["cp_mixed"] else ""
-    return f"--cp {cp}" + ring + batch_option(row, row["cp"] * row["dp"] // cp, chunk_group(row))
+    return f"--cp {cp}" + ring + ranks_option(row, row["cp"] * row["dp"] // cp, chunk_group(row))
 
 
 def ep_option(row: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from advisor.rules import Rule
     from advisor.rules.facts import Facts
 
-OPTION = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?: ([a-z0-9_+.,]*[a-z0-9_+]|\{\}))?")
+OPTION = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?: ([a-z0-9_+](?:[a-z0-9_+.,-]*[a-z0-9_+])?|\{\}))?")
 SETTING = re.compile(r"\b([a-z][a-z0-9_]*)=([\w.]+)")
 # First words of ways that take something away, or nothing.
 TAKES_NOTHING = ("leave", "drop", "lower", "raise", "halve", "keep", "unset")

@@ -188,9 +188,10 @@ def test_steps_without_the_chosen_cp_tell_memory_not_its_exchange():
     plan = Plan(cp=16, dp=4, zero_stage=3, fsdp=True, **exchange)
     path = GuidePath(predict(request.model, request.workload, request.cluster, plan), ("bf16",))
     for step in (path.data_parallel(), path.distributed_optimizer()):
-        assert "of the 77.2 GiB a plan may use" in step.text
+        assert " a plan may use 77.2 GiB" in step.text
         assert "cp_comm_type" not in step.text
-    assert "a plan may use, 97 % of the device (" in path.data_parallel().text
+    assert "); a plan may use 77.2 GiB, 97 % of the device: it does" in path.data_parallel().text
+    assert "ranks costs no more traffic. Each GPU then needs" in path.distributed_optimizer().text
     assert [each.label for each in path.context_parallel().evidence] == [
         "CP1",
         "CP2 p2p",

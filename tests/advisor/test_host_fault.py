@@ -83,7 +83,7 @@ def test_a_host_too_small_for_any_plan_is_what_does_not_fit():
     assert result.feasible == 0
     assert not result.least_bad.prediction.fits_host
     assert missing(result.least_bad).endswith("of host memory a node")
-    assert f"of the {0.05e12 / GIB:,.0f} GiB of host memory that a node has" in shortfall(result.least_bad)
+    assert f"GiB of a node's host memory, which has {0.05e12 / GIB:,.0f}" in shortfall(result.least_bad)
 
 
 def test_what_if_forbids_the_change_and_names_the_plans_own_error():

@@ -314,6 +314,11 @@ def test_rules_have_one_name_each_a_known_severity_and_fields_of_the_plan():
         assert rule.says
 
 
+def test_texts_do_not_count_one_of_what_is_one():
+    texts = [text for rule in load_rules() for text in (rule.says, *rule.way_out)]
+    assert not [text for text in texts if " the 1 " in text]  # "in the 1 graph"
+
+
 def test_settings_of_a_plan_are_words_whatever_their_case_and_type():
     words = setting_words({"NCCL_GRAPH_REGISTER": "0", "Te_Rng_Tracker": "true", "variable_seq_lengths": 1})
     assert words["setting_nccl_graph_register"] == 0

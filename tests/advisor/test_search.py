@@ -12,7 +12,7 @@ from advisor.alternatives import shortfall, what_would_fit, why_not
 from advisor.candidates import SAME_MEMORY, candidate, objective_value, place_of, resource_seconds
 from advisor.explain import explain
 from advisor.request import Request, make_request, parse_pins
-from advisor.search import LAYOUT, search
+from advisor.search import GIB, LAYOUT, search
 from advisor.space import build_space
 from advisor.space_text import reasons
 from costmodel.columns import plan_from_columns
@@ -226,18 +226,35 @@ def test_when_nothing_fits_the_least_bad_plan_is_told(too_large):
     worst = too_large.least_bad
     assert worst.peak_memory > FITS_BELOW * worst.prediction.device_bytes
     assert "llama" not in shortfall(worst)
-    assert "GiB" in shortfall(worst)
+    allowed = FITS_BELOW * worst.prediction.device_bytes / GIB
+    assert f"GiB, a plan may use {allowed:.1f}; the" in shortfall(worst)
 
 
 def test_what_would_fit_does_fit(too_large):
-    ways = what_would_fit(too_large)
-    assert ways
-    gpus, batch = (
-        (int(part) for part in ways[-1].split() if part.isdigit()) if "--gpus" in ways[-1] else (0, 0)
-    )
-    if gpus:
-        larger = replace(too_large.request, gpus=gpus, workload=Workload(8192, batch))
-        assert search(larger).plans
+    (way,) = (way for way in what_would_fit(too_large) if way.startswith("--gpus"))
+    gpus, *batch = (int(part) for part in way.split() if part.isdigit())
+    workload = replace(too_large.request.workload, global_batch=batch[0] if batch else 16)
+    assert search(replace(too_large.request, gpus=gpus, workload=workload)).plans
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "way"),
+    [
+        (1, None, "--gpus 16"),  # --global-batch 2048, 16 times the 128 that both have
+        (12, None, "--gpus 16"),  # 24
+        (8, 128, "--gpus 16"),  # which holds the batch given
+    ],
+)
+def test_the_smallest_cluster_that_fits_is_told_with_its_own_batch(gpus, batch, way):
+    request = make_request("70b", gpus, "h100", precision="bf16", global_batch=batch)
+    assert [each for each in what_would_fit(search(request)) if "--gpus" in each] == [way]
+
+
+def test_a_batch_that_more_gpus_need_is_told_with_them():
+    """One sequence does not divide over 32 data-parallel ranks."""
+    pins = {"tp": 1, "pp": 1, "cp": 1}
+    request = make_request("70b", 1, "h100", precision="bf16", global_batch=1, pins=pins)
+    assert what_would_fit(search(request)) == ("--gpus 32 --global-batch 32",)
 
 
 @pytest.mark.parametrize(("mean_length", "offered"), [(0, True), (32768, True), (40000, False)])
@@ -253,7 +270,7 @@ def test_leaner_knobs_that_fit_come_before_more_gpus():
     assert [way.split("=")[0] for way in ways] == [
         "--pin precision_aware_optimizer",
         "--pin optimizer_offload",
-        "--gpus 128 --global-batch 256",
+        "--gpus 128",
     ]
     assert "--pin exp_avg_dtype=bf16 --pin exp_avg_sq_dtype=bf16" in ways[0]
     assert "s a step" in ways[0]

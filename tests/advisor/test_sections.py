@@ -18,6 +18,7 @@ from advisor.sections import (
     cost_line,
     knob_table,
     numbers,
+    pace,
     setting,
     training_cost,
 )
@@ -227,3 +228,7 @@ def test_names_of_another_framework_say_so():
 
 def test_every_stack_names_a_framework_that_the_catalogue_has():
     assert {load_stack(name).names for name in families()} <= {"", *FRAMEWORKS}
+
+
+def test_a_bound_of_once_the_time_is_told_as_fast_as():
+    assert (pace(1), pace(1.5)) == ("as fast as", "up to 1.5 times as slow as")

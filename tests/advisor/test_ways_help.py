@@ -144,6 +144,22 @@ def test_virtual_stages_are_told_only_where_layers_and_micro_batches_divide():
     assert "--micro-batch 1" in way_out("llama3-70b", 32, micro_batch=2)
 
 
+@pytest.mark.parametrize(
+    ("model", "plan", "way"),
+    [
+        ("deepseek-v3", Plan(pp=16, dp=16, ep=16), ""),
+        ("tiny-gpt", Plan(pp=4, dp=16), ", or --pp 1 --vpp 1 --dp 64"),
+    ],
+    ids=("full", "empty"),
+)
+def test_fewer_stages_are_told_where_memory_surely_holds_them(model, plan, way):
+    """`--pp 1` of DeepSeek-V3 on 16 stages took 478 GiB of an H100's 80."""
+    spec = load_model(model)
+    odd = spec if spec.moe else replace(spec, num_layers=5)
+    found = predict(odd, Workload(4096 if spec.moe else 256, 2048), load_cluster("dgx-h100"), plan)
+    assert told(found)["pp_layers"].way_out == f"Try --pipeline-layout balanced{way}."
+
+
 @pytest.mark.parametrize(("sizes", "gains"), [((8, 4, 2), True), ((4, 1, 4), True), ((4, 4, 4), False)])
 def test_a_large_vocabulary_on_an_end_stage_is_told_where_fewer_layers_there_gain(sizes, gains):
     """NeMo performance tuning guide, Asymmetric Transformer layer allocation: 128k words on 32 layers."""
@@ -178,7 +194,7 @@ def test_tensor_parallelism_that_starves_the_gpu_is_told_that_fsdp_does_without(
     plan = Plan(tp=8, dp=8, sequence_parallel=True)
     starved = predicted(plan, Workload(2048, 64))
     for rule in ("host_bound", "tp_exposed"):
-        assert "--fsdp --zero-stage 3 --tp 1" in told(starved)[rule].way_out
+        assert "--fsdp --zero-stage 3 --tp 1 --no-sequence-parallel --dp 64" in told(starved)[rule].way_out
     sharded = taking(starved, tp=1, dp=64, sequence_parallel=False, fsdp=True, zero_stage=3)
     assert sharded.step_time_s < 0.6 * starved.step_time_s
     # The host issues as many kernels: at 2,048 tokens it just keeps up.

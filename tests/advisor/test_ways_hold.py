@@ -18,7 +18,7 @@ from costmodel.workload import Workload
 from hardware_db import load_cluster
 
 MACHINE = load_cluster("dgx-h100")
-OPTION = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?: (\w+))?")
+OPTION = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?: (\w(?:[\w+-]*\w)?))?")
 SETTING = re.compile(r"--set (\w+)=(\w+)")
 MODELS = (
     *("llama3-8b", "llama3-70b", "llama2-13b", "gpt3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"),
@@ -46,7 +46,7 @@ def options(way_out: str) -> Iterator[str]:
 
 
 def taken(way: str, workload: Workload, plan: Plan, gpus: int) -> tuple[Workload, Plan]:
-    """The setting that takes a way, with the data-parallel ranks that the GPUs then give."""
+    """The setting that takes a way and nothing else."""
     sizes: dict[str, int] = {}
     knobs: dict[str, Any] = {}
     settings = dict(plan.settings) | {
@@ -60,7 +60,8 @@ def taken(way: str, workload: Workload, plan: Plan, gpus: int) -> tuple[Workload
             knobs[name] = KNOBS[name].parse(value) if KNOBS[name].kind != "bool" else not off
     other = replace(plan, **knobs)
     assert gpus % other.replica == 0, f"{way}: {gpus} GPUs are no multiple of {other.replica}"
-    return replace(workload, **sizes), replace(other, dp=gpus // other.replica, settings=settings)
+    assert other.world == gpus, f"{way}: {other.world} of {gpus} GPUs with the data-parallel ranks given"
+    return replace(workload, **sizes), replace(other, settings=settings)
 
 
 def broken_ways(model: str, workload: Workload, plan: Plan) -> tuple[int, list[str]]:
@@ -133,6 +134,12 @@ def test_each_way_out_holds_by_itself(model, batch, plan):
     told, wrong = broken_ways(model, Workload(4096, batch), plan)
     assert told
     assert not wrong
+
+
+def test_ranks_of_a_plan_for_other_gpus_are_told_by_the_rule_about_gpus_alone():
+    found = errors("llama3-8b", Workload(8192, 128), Plan(tp=16, dp=4), 8)
+    assert found["kv_heads_replicated"] == "Try --tp 8."
+    assert "dp = " in found["world"] or "--gpus 64" in found["world"]
 
 
 def test_a_sequence_that_does_not_divide_is_not_told_to_be_split():

@@ -45,7 +45,7 @@ PLACES = [
     ("torchtitan", "GB200"),
 ]  # fmt: skip
 LACKING = {rule.id for rule in load_rules() if rule.lacks} | {feature.rule for feature in load_features()}
-OPTION = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?: ([\w.+]*\w(?:,\w+)*))?")
+OPTION = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?: (\w(?:[\w.+,-]*\w)?))?")
 
 
 @lru_cache(maxsize=256)
@@ -78,7 +78,8 @@ def taken(way: str, plan: Any) -> Any | None:
     settings = {name: True for name, _ in SETTING.findall(way) if name.islower() and name not in KNOBS}
     if not changes and not settings:
         return None
-    changes.pop("sequence_parallel", None)
+    # What follows from other sizes has rules of its own.
+    changes = {name: value for name, value in changes.items() if name not in ("sequence_parallel", "dp")}
     own = {name: getattr(plan, name) for name in Plan.__dataclass_fields__ if name != "settings"}
     return PlanWithSettings(Plan(**own | changes), dict(plan.settings) | settings)
 
@@ -127,6 +128,15 @@ def test_what_is_left_are_the_ways_that_there_are() -> None:
     assert "deepep" not in way_out("nemo-26.06", "MI300X")
 
 
+def test_the_gpu_is_told_first_and_no_format_that_it_lacks() -> None:
+    """`--precision fp8-delayed` was told of an A100: names with a hyphen were read up to it."""
+    plan, (a100, _) = Plan(dp=8, precision="fp8-cs"), resolve("a100", None)
+    found = violations(load_model("llama3-8b"), Workload(8192, 128), a100, plan, stack="nemo-24.05")
+    errors = [each for each in found if each.severity == "ERROR"]
+    assert [each.id for each in errors] == ["fp8_generation", "stack_fp8_cs"]
+    assert not any("fp8-delayed" in each.way_out for each in found)
+
+
 def test_where_no_way_is_left_it_says_what_is_lacking() -> None:
     plan = PlanWithSettings(Plan(precision="fp8-sc"), {})
     found = judged("blockwise_on_blackwell", plan, "torchtitan-24.12", MACHINES["GB200"])
@@ -149,6 +159,7 @@ def test_what_a_way_takes_is_read_off_its_text() -> None:
     assert Way("try --cuda-graph-scope attn,moe_router").takes == {"cuda_graph_scope": ("attn", "moe_router")}
     assert Way("try --ep {near(experts, ep)}").takes == {"ep": None}
     assert Way("{'' if pcie else 'try --moe-dispatcher deepep'}").takes == {"moe_dispatcher": "deepep"}
+    assert Way("try --precision fp8-delayed").takes == {"precision": "fp8-delayed"}
     assert Way("try less --tp or --cp").takes == {}
     assert Way("leave out --nccl-ub").takes == {}
     assert Way("add --set reduce_scatter_with_fp32_accumulation=true").takes == {

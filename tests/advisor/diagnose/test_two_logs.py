@@ -59,6 +59,11 @@ def test_two_logs_without_plans_are_compared_by_what_was_measured(ask, tmp_path)
     slow.write_text("\n".join(nemo_line(step, 9.0 if step % 7 else 18.0) for step in range(1, 60)))
     told = " ".join(ask("compare", paths[0], str(slow))[1].split())
     assert "B has 8 steps far above that, which add 1" in told  # the median alone would hide them
+    once = tmp_path / "once.log"
+    once.write_text("\n".join(nemo_line(step, 9.0 if step != 20 else 90.0) for step in range(1, 60)))
+    told = " ".join(ask("compare", str(once), str(once))[1].split())
+    assert told.startswith("A and B take the same time: 9.000 s a step measured.")
+    assert "A has 1 step far above that, which adds 15" in told
     half = tmp_path / "half.log"
     half.write_text("\n".join(nemo_line(step, 9.0, global_batch_size=256.0) for step in range(1, 31)))
     assert "a sequence measured against" in ask("compare", paths[0], str(half))[1]
