@@ -129,16 +129,21 @@ class GuidePath:
         """Would FSDP do, and at what price?"""
         if self.most_dp == 1:
             return Step("FSDP", "Nothing to shard over: one data-parallel rank.")
-        found = self._unsplit("FSDP", zero_stage=3, fsdp=True)
+        spread = self.plan.ep if self.most_dp % self.plan.ep == 0 else 1
+        experts = {"ep": spread, "moe_dispatcher": self.plan.moe_dispatcher} if spread > 1 else {}
+        found = self._unsplit("FSDP", zero_stage=3, fsdp=True, **experts)
         if self.plan.fsdp:
             return Step("FSDP", "Chosen: weights, gradients and optimizer state are sharded.", (found,))
         if found.prediction is None:
             return Step("FSDP", f"Not possible: {found.forbidden}.", (found,))
         need = gib(found.prediction.peak_memory_bytes)
+        shards = "Shards weights and gradients too" + (
+            f", with experts over EP{spread}" if spread > 1 else ""
+        )
         if not found.fits:
-            text = f"Shards weights and gradients too, activations stay: needs {need}, {self.room}: no fit."
+            text = f"{shards}, activations stay: needs {need}, {self.room}: no fit."
         else:
-            text = f"Shards weights and gradients too: {need}, fits{self._versus(found)}."
+            text = f"{shards}: {need}, fits{self._versus(found)}."
         return Step("FSDP", text, (found,))
 
     def tensor_parallel(self) -> Step:
