@@ -74,14 +74,14 @@ PRIORS: dict[str, Prior] = {
     # Tables of collectives inside a domain were measured on the very links; networks between domains differ.
     "intra_rate": Prior(0.9, 0.06, 0.5, 1.1, "1", "collectives inside a domain, in a step over the table"),
     "inter_rate": Prior(0.8, 0.6, 0.2, 1.1, "1", "collectives between domains, in a step over the table"),
-    "ring_hops": Prior(
-        1.0,
+    "ring_hop": Prior(
+        14e-6,
         1.2,
-        0.1,
-        10.0,
-        "1",
-        "hops of an all-gather's or reduce-scatter's ring over several domains, in a step over NCCL's latencies of its "
-        "simple protocol; about 0.45 are those of its LL128",
+        1.4e-6,
+        140e-6,
+        "s",
+        "hop between domains of an all-gather's or reduce-scatter's ring, in a step: 14 us in NCCL's simple protocol, "
+        "4 us in its LL128",
     ),
     "overlap_slowdown": Prior(
         0.15, 0.5, 0.02, 0.5, "1", "compute lost for each second of communication under it"
@@ -228,7 +228,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "expert_wait": "expert_wait/all",
         "intra_scale": f"intra_rate/{kernels}",
         "inter_scale": f"inter_rate/{kernels}{fabric}",
-        "ring_hops": f"ring_hops/{'wheel' if stack.wheels else 'container'}",
+        "ring_hop": f"ring_hop/{'wheel' if stack.wheels else 'container'}",
         "overlap_slowdown": f"overlap_slowdown/{kernels}",
         "unfused_gemm_fraction": "unfused_gemm_fraction/all",
         "straggler": "straggler/all",

@@ -201,7 +201,7 @@ def step_table(leaf: Leaf) -> Record:
         **{name: leaf(1, "1", note=note) for name in rates},
         "overlap_slowdown": leaf(1, "1", kind="assumed", note="communication runs on the same cores"),
         "unfused_gemm_fraction": leaf(1, "1", kind="assumed"),
-        "ring_hops": leaf(1, "1", kind="assumed", note="ranks of one machine have no ring that leaves it"),
+        "ring_hop": leaf(14, "us", kind="assumed", note="ranks of one machine have no ring that leaves it"),
         "straggler": leaf(0, "1", kind="assumed"),
         "step_overhead": leaf(5, "ms", kind="assumed"),
         "expert_wait": leaf(

@@ -24,9 +24,9 @@ DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 # Seconds of one hop of a tree between nodes in NCCL's low-latency protocol, which small messages take.
 # Source: NCCL, src/graph/tuning.cc, hwLat of the network (from memory).
 TREE_HOP = 5e-6
-# Seconds of a hop of a ring in NCCL's simple protocol, over NVLink and between nodes. Source: NCCL,
+# A hop of a ring over NVLink, over one between nodes: 3.4 and 14 us in NCCL's simple protocol. Source: NCCL,
 # src/graph/tuning.cc, hwLat (from memory).
-RING_HOP_INSIDE, RING_HOP = 3.4e-6, 14e-6
+HOP_INSIDE = 3.4 / 14
 # NCCL passes these through every rank; all-reduces cross domains in trees. Source: NCCL, src/graph/tuning.cc.
 RINGS_ONLY = ("all_gather", "reduce_scatter")
 
@@ -104,8 +104,7 @@ def ring_time(
 ) -> Amount:
     """Seconds of a ring collective over `ranks`, of which `ranks_in_domain` share a domain; 0 for one rank. [s]
 
-    All-gathers and reduce-scatters pass every rank, hop after hop: `ring_hops` is what a hop of a ring that leaves a
-    domain takes in a step over NCCL's own latencies.
+    All-gathers and reduce-scatters pass every rank, hop after hop: `ring_hop` is what one between domains takes.
     in_switch: 1 when the network's switches reduce, which halves what a card sends. Source: NVIDIA SHARP.
     """
     domains = ranks / ranks_in_domain
@@ -113,7 +112,7 @@ def ring_time(
     outside = crosses * network_time(x, wire * (1 - in_switch / 2), domains, ring_cards(x, ranks_in_domain))
     hops = ranks_in_domain - 1
     if operation in RINGS_ONLY:
-        outside += crosses * x.ring_hops * (RING_HOP_INSIDE * (ranks - domains) + RING_HOP * (domains - 1))
+        outside += crosses * x.ring_hop * (HOP_INSIDE * (ranks - domains) + domains - 1)
         hops = ranks - 1
     several = is_more_than_one(ranks_in_domain)
     return is_more_than_one(ranks) * maximum(

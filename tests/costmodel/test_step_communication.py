@@ -12,7 +12,7 @@ from costmodel.amounts import rank_amounts
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
-from costmodel.timing.network import RING_HOP, RING_HOP_INSIDE, all_gather_time, domain_time
+from costmodel.timing.network import HOP_INSIDE, all_gather_time, domain_time
 from costmodel.workload import Workload
 
 
@@ -57,9 +57,9 @@ def test_a_unit_of_fsdp_pays_a_hop_for_every_rank_of_its_ring():
         ).values
         for dp in (256, 512)
     )
-    for direction in ("gather", "scatter"):
+    for direction, operation in (("gather", "all_gather"), ("scatter", "reduce_scatter")):
         more = many[f"dp_fsdp_{direction}"] - few[f"dp_fsdp_{direction}"]
-        assert more > many["ring_hops"] * (224 * RING_HOP_INSIDE + 32 * RING_HOP) > 0
+        assert more > 256 * many[f"{operation}_low_latency_per_rank"] > 0
 
 
 def test_hops_belong_to_rings_that_leave_a_domain():
@@ -67,12 +67,12 @@ def test_hops_belong_to_rings_that_leave_a_domain():
     plan = Plan(dp=64, fsdp=True, zero_stage=3)
     values = predict(load_model("llama3-8b"), Workload(8192, 64), H100, plan).values
 
-    def seconds(hops: float, ranks: int) -> float:
-        return all_gather_time(SimpleNamespace(**values | {"ring_hops": hops}), 1e9, ranks, 8)
+    def seconds(hop: float, ranks: int) -> float:
+        return all_gather_time(SimpleNamespace(**values | {"ring_hop": hop}), 1e9, ranks, 8)
 
     # So many that the network counts, not the transfers inside nodes which run beside it.
-    assert seconds(30, 64) - seconds(10, 64) == pytest.approx(20 * (56 * RING_HOP_INSIDE + 7 * RING_HOP))
-    assert seconds(30, 8) == seconds(10, 8) > 0
+    assert seconds(4e-4, 64) - seconds(1e-4, 64) == pytest.approx(3e-4 * (56 * HOP_INSIDE + 7))
+    assert seconds(4e-4, 8) == seconds(1e-4, 8) > 0
 
 
 def test_dispatch_between_nodes_does_not_go_at_the_rate_of_rings():
