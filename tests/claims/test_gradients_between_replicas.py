@@ -74,7 +74,7 @@ def test_CL013_the_distributed_optimizer_moves_the_bytes_of_an_all_reduce(gradie
     for operation in ("all_gather", "reduce_scatter", "all_reduce"):
         for name in COLLECTIVE_CONSTANTS:
             setattr(x, f"{operation}_{name}", 4e11 if name.endswith("bandwidth") else 0)
-    x.network_latency = 0
+    x.network_latency = x.ring_hop = 0
     parameters = x.dp_parameters
     gradients = communication.gradient_bytes(x, parameters)
     gathered = communication.gather_bytes(x, parameters)

@@ -345,9 +345,10 @@ def test_torchaos_rowwise_recipe_gathers_in_16_bits_and_casts_weights_for_every_
 
     assert casts("torchtitan-25.06", 8) == pytest.approx(casts("torchtitan-25.06", 1))
     assert casts("nemo-26.06", 8) < casts("nemo-26.06", 1)
-    for name in ("mlp_all_gather", "mlp_all_gather_backward"):
+    # Transformer Engine gathers a gradient twice, rows and columns: as many bytes as 16 bits once.
+    for name, wider in (("mlp_all_gather", 1.5), ("mlp_all_gather_backward", 0.99)):
         wide, narrow = (told(stack, "fp8-sc", 8).values[name] for stack in ("torchtitan-25.06", "nemo-26.06"))
-        assert wide > 1.5 * narrow
+        assert wide > wider * narrow
         assert wide == pytest.approx(told("torchtitan-25.06", "bf16", 8).values[name])
     wide, plain = (told("torchtitan-25.06", each, 8).peak_memory_bytes for each in ("fp8-sc", "bf16"))
     assert wide == pytest.approx(plain, rel=0.02)
