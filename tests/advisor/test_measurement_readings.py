@@ -126,6 +126,19 @@ def test_recompute_that_memory_asks_for_is_not_taken_away_again():
     assert others in ([], ["full"])
 
 
+def test_experts_may_be_spread_and_micro_batches_smaller_where_no_row_says_so():
+    alone = EXPERTS | {"model": "qwen3-30b-a3b", "gpus": "16", "tp": "1", "pp": "1", "gbs": "64", "etp": "1"}
+    found = readings(alone | {"ep": ""})["ep"]
+    assert (found["taken"], found["other"]) == ("1", "8")
+    assert found["step_ratio"] == pytest.approx(seconds(alone | {"ep": "8"}) / seconds(alone | {"ep": "1"}))
+    small = DENSE | {"model": "llama3-8b", "gpus": "8", "tp": "1", "pp": "1", "seq_len": "1024", "gbs": "64"}
+    found = readings(small | {"mbs": ""})["mbs"]
+    assert found["other"] == "1"
+    taken = seconds(small | {"mbs": found["taken"]})
+    assert found["step_ratio"] == pytest.approx(seconds(small | {"mbs": "1"}) / taken)
+    assert found["step_ratio"] > 1
+
+
 def test_what_nobody_can_read_is_not_stated():
     for column, cell in (("tp_comm_overlap", "maybe"), ("moe_dispatcher", "foo"), ("etp", "-")):
         assert column in readings(EXPERTS | {column: cell})
