@@ -44,7 +44,7 @@ COLUMNS = {
     "loss_of": "other_flags",
 }
 # What tells which rows an entry is for, and is its own.
-NAMING = ("match", "also", "until", "container", "anyone")
+NAMING = ("match", "also", "until", "container", "anyone", "unprinted")
 # Of a recipe, what tells which runs it is for.
 CONDITIONS = (
     *("releases", "task", "models", "generations", "domain_from", "performance"),

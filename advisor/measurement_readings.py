@@ -1,8 +1,9 @@
 """What a row of an unknown recipe leaves unsaid, what else that may have been, and what the step time then is.
 
-Of a source that we know `measurement_habits.toml` says how it runs. Of software that anyone may run it says only what
-is usual, and an empty column may stand for something else. Such a row is read again with each of those columns filled
-otherwise, one at a time; what a run may have had besides (kernels, graphs, offloading) is not tried.
+Of a source that we know `measurement_habits.toml` says how it runs, and which columns its publisher does not print and
+its runs do not tell. Of software that anyone may run it says only what is usual, and any empty column may stand for
+something else. Such a row is read again with each of those columns filled otherwise, one at a time; what a run may have
+had besides (kernels, graphs, offloading) is not tried.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from advisor.ranking import NOISE
 from advisor.rules import violations
 from advisor.space import usual_dispatcher
 from costmodel.knobs import KNOBS
+from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 
@@ -73,16 +75,21 @@ def silences(rows: Iterable[Mapping[str, Any]]) -> list[Silence]:
 def unsaid(case: Case, read: Prediction) -> list[Unsaid]:
     """What a row leaves unsaid, with the reading of each column that moves its step time most, largest effect first.
 
-    Nothing of a source that we know. read: the prediction of the row as it was read. A reading that breaks a rule which
-    that does not break, or that memory refutes where it needs more than that, is none.
+    Of a source that we know only the columns that it is known not to print. read: the prediction of the row as it was
+    read. A reading that breaks a rule which that does not break, or that memory refutes where it needs more than that,
+    is none, nor is a larger micro-batch for which memory asks for more recompute: nobody pays for one with that.
     """
-    if not habit_of(case.row).get("anyone", False):
-        return []
-    broken = _errors(case)
+    habit = habit_of(case.row)
+    columns = [
+        each for each in _open_columns(case) if habit.get("anyone") or each[0] in habit.get("unprinted", ())
+    ]
+    broken = _errors(case) if columns else set()
     found: dict[str, Unsaid] = {}
-    for column, taken, other in _open_columns(case):
+    for column, taken, other in columns:
         again = row_case(Row(case.row.values | {column: other}))
         if not isinstance(again, Case) or _errors(again) - broken:
+            continue
+        if again.plan.micro_batch > case.plan.micro_batch and _recompute(again.plan) != _recompute(case.plan):
             continue
         told = predict(again.model, again.workload, again.cluster, again.plan, again.stack, judged=False)
         if refuted(told) and told.peak_memory_bytes > read.peak_memory_bytes:
@@ -91,6 +98,11 @@ def unsaid(case: Case, read: Prediction) -> list[Unsaid]:
         if column not in found or abs(reading.ratio - 1) > abs(found[column].ratio - 1):
             found[column] = reading
     return sorted(found.values(), key=lambda each: -abs(each.ratio - 1))
+
+
+def _recompute(plan: Plan) -> tuple[str, tuple[str, ...], int]:
+    """What a plan computes again in the backward pass."""
+    return plan.recompute, plan.recompute_modules, plan.recompute_num_layers
 
 
 def _errors(case: Case) -> set[str]:
@@ -119,8 +131,8 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
         sizes = [size for size in range(2, widest) if model.num_layers % (plan.pp * size) == 0]
         others = {1, *sizes, widest} - {plan.vpp}
         yield from (("vp", str(plan.vpp), str(size)) for size in sorted(others))
-    if not row.number("mbs") and plan.micro_batch > 1:
-        yield "mbs", str(plan.micro_batch), "1"
+    if not row.number("mbs"):
+        yield "mbs", str(plan.micro_batch), "1" if plan.micro_batch > 1 else "2"
     if row.text("recompute_granularity") not in ("none", "selective", "full"):
         some = plan.recompute == "full" and plan.recompute_num_layers
         taken = f"{plan.recompute_num_layers} layers" if some else plan.recompute

@@ -139,6 +139,16 @@ def test_experts_may_be_spread_and_micro_batches_smaller_where_no_row_says_so():
     assert found["step_ratio"] > 1
 
 
+def test_a_micro_batch_of_one_may_have_been_two_unless_that_asks_for_recompute():
+    short = DENSE | {"seq_len": "4096", "tp": "8"}
+    found = readings(short | {"mbs": ""})["mbs"]
+    assert (found["taken"], found["other"]) == ("1", "2")
+    assert found["step_ratio"] == pytest.approx(seconds(short | {"mbs": "2"}) / seconds(short))
+    tight = short | {"tp": "4", "seq_len": "8192", "recompute_granularity": "", "mbs": "2"}
+    assert "without it the run would not fit" in told(tight)["note"]
+    assert "mbs" not in readings(tight | {"mbs": ""})
+
+
 def test_what_nobody_can_read_is_not_stated():
     for column, cell in (("tp_comm_overlap", "maybe"), ("moe_dispatcher", "foo"), ("etp", "-")):
         assert column in readings(EXPERTS | {column: cell})
@@ -149,6 +159,14 @@ def test_a_source_that_we_know_is_read_in_one_way():
     assert readings(silent)
     for source in ("Megatron-Bridge perf summary 26.04", "MoE Parallel Folding (arXiv 2504.14960)"):
         assert readings(silent | {"source": source}) == {}
+
+
+def test_of_a_source_that_we_know_the_column_that_it_does_not_print_is_read_otherwise():
+    row = EXPERTS | {"gpus": "1024", "mbs": ""}
+    assert readings(row | {"source": "Megatron-Bridge perf summary 26.04"}) == {}
+    found = readings(row | {"source": "MoE Parallel Folding (arXiv 2504.14960)"})
+    assert list(found) == ["mbs"]
+    assert found["mbs"]["other"] == "2"
 
 
 def test_a_reading_that_cannot_run_is_none():
