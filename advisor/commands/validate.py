@@ -129,7 +129,9 @@ def _silence_lines(rows: list[dict[str, Any]]) -> list[str]:
     ]
     if not found:
         return []
-    words = "No row and no known recipe says these: intervals hold the readings too. Fill a column, and they go."
+    words = (
+        "No row and no known recipe says these: intervals hold the readings too. Fill a column, and they go."
+    )
     headers = ["column", "rows", "taken", "or", "step time then"]
     return [heading("Columns left empty"), *table(headers, found, "lrrrr"), wrap(words, "  ")]
 
