@@ -45,8 +45,7 @@ def unfitted_section() -> list[str]:
         "follow from its MFU: this is what to expect so far from any published run. Known causes: full shards grow "
         "faster than told on 512 GPUs and more (modalities), reductions between replicas over TCPX are told as hidden "
         "(MaxText on A3), an RTX 4090 clocks above its boost, and optimizers on the host have no column (torchtune); "
-        "Qwen2's micro-batch is not printed (told 8 to 15 % too slow with 1, 3 to 9 % with 2, which the interval "
-        "holds). "
+        "Qwen2's micro-batch is not printed: read as 1, the interval holds 2 (docs/fit-history.md has both). "
         "`advisor validate benchmarks/unfitted/runs.csv` prints them.",
         "",
         *table(HEADERS, lines),
