@@ -99,7 +99,7 @@ def compute(prediction: Any) -> float:
     leaves = {leaf.name: leaf.value for leaf in prediction.time.leaves()}
     microbatches = plan.num_microbatches(prediction.workload.global_batch)
     found = sum(value for name, value in leaves.items() if part_of(name) in ("compute", "optimizer"))
-    found -= microbatches * values["vocabulary_tp"]
+    found -= microbatches * values["output_tp"]
     if plan.pp == 1:
         return float(found)
     # Terms are of the slowest stage; two stages of as many layers differ by their ends.

@@ -86,6 +86,9 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     stages = stage_times(ledger, x, totals, features)
     if encoder:
         stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
+    slack = stages["slowest"] - stages["inner"]
+    source = "what the slowest stage has beyond the others for each micro-batch: they can be late by as much"
+    ledger.define("stage_slack", slack, "s", source)
     spared = x.mtp_pace * spared_by_heads(x, totals) if "mtp" in features else 0
     ends = ("encoder, " if encoder else "") + "embedding, logits and loss on the slowest stage"
     trees = compute_trees(ledger, x, blocks, stages, spared, ends)
@@ -317,6 +320,9 @@ def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], block
 
     A replica with longer documents keeps the others waiting: the largest of dp sums of m sequences lies
     spread x sqrt(2 ln dp / m) above the mean. Garbage collection and unbound ranks add to the jitter.
+
+    The slowest of all ranks sets the pace where stages are alike. Where one has more to do, for its logits, only its
+    own ranks' jitter shows: the others' hides in the time in which they wait for it.
     """
     cores = sum(
         in_stage(x, name, "pace") * (times.forward["attention"] + times.backward["attention"])
@@ -334,14 +340,17 @@ def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], block
         )
     )
     busy = ledger.total("synchronous_time", "step before stragglers", trees)
-    doublings = logarithm2(communication.world(x))
-    share = (x.straggler + OWN_GC * x.own_gc + UNBOUND * x.unbound) * doublings
+    ranks = communication.world(x)
+    share = x.straggler + OWN_GC * x.own_gc + UNBOUND * x.unbound
+    whole, slack = symbol("synchronous_time"), x.m * symbol("stage_slack")
+    slowest_stage = share * logarithm2(ranks / x.pp) * whole
+    every_stage = share * logarithm2(ranks) * (whole - slack) - slack
     straggler = ledger.term(
         "straggler_time",
         "slowest rank and jitter",
-        share * symbol("synchronous_time"),
+        maximum(slowest_stage, every_stage),
         "s",
-        "straggler x log2(GPUs) x step; more with garbage collection of each rank (torchtitan pull request 148) and "
-        "with ranks that are not bound to cores (Megatron-Bridge 6055)",
+        "straggler x log2(GPUs) x step; GPUs of the slowest stage where the others can be late; more with garbage "
+        "collection of each rank (torchtitan pull request 148) and unbound ranks (Megatron-Bridge 6055)",
     )
     return ledger.total("step_time", "step", (*busy.parts, straggler))

@@ -20,9 +20,12 @@ def vocabulary_times(
 ) -> tuple[Amount, Amount, Amount]:
     """Time of the embedding, of everything behind the last layer, and of one MTP head beside its layer and its logits.
 
-    Forward and backward, one micro-batch [s]. MTP heads have their logits and loss behind the last layer; where they
-    are, they project embedding and hidden state together. Deferred weight gradients of the output layer are no part of
-    it: see `deferred_time`.
+    Forward and backward, one micro-batch [s]. Traffic around the embedding is the embedding's, traffic around the
+    output layer the output's: with several stages they are on different ones. The gradient of the output layer's input
+    is reduced while its weight gradient is computed (Megatron-Core 0.16.1, tensor_parallel/layers.py).
+
+    MTP heads have their logits and loss behind the last layer; where they are, they project embedding and hidden state
+    together. Deferred weight gradients of the output layer are no part of it: see `deferred_time`.
     """
     rows, columns = linear.tokens(x), linear.padded_vocabulary(x) / x.tp
     size = communication.tensor_parallel_bytes(x)
@@ -59,19 +62,29 @@ def vocabulary_times(
         "s",
         vocabulary.cross_entropy_bytes,
     )
+    gather = all_gather_time(x, size, x.tp, inside)
+    scatter = reduce_scatter_time(x, size, x.tp, inside)
+    reduce = all_reduce_time(x, size, x.tp, inside)
+    late = deferred(x, features) / passes_of(x, features)
+    beside_wgrad = x.sp * scatter + (1 - x.sp) * reduce
     traffic = ledger.define(
-        "vocabulary_tp",
-        x.sp * (2 * all_gather_time(x, size, x.tp, inside) + 2 * reduce_scatter_time(x, size, x.tp, inside))
-        + (1 - x.sp) * 2 * all_reduce_time(x, size, x.tp, inside)
+        "output_tp",
+        x.sp * gather
+        + late * beside_wgrad
+        + (1 - late) * maximum(0, beside_wgrad - wgrad)
         + 3 * all_reduce_time(x, 4 * rows, x.tp, inside),
         "s",
-        "gather and reduce around the vocabulary-parallel layers; three all-reduces of the loss",
+        "gather before the output layer; reduction of its gradient beside the weight gradient, unless that is "
+        "deferred; three all-reduces of the loss",
     )
     embedding = ledger.define(
         "embedding_time",
-        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction),
+        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction)
+        + x.sp * (scatter + gather)
+        + (1 - x.sp) * reduce,
         "s",
         vocabulary.embedding_bytes,
+        "and reduction of the vocabulary-parallel rows, gather of their gradient",
     )
     output = logits + loss + traffic
     if "mtp" not in features:

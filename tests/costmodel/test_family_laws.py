@@ -42,7 +42,7 @@ TRAFFIC = (
     "edp_",
     "fsdp_exposed",
     "straggler_time",
-    "vocabulary_tp",
+    "output_tp",
     "length_variance",
 )
 
