@@ -162,7 +162,7 @@ def test_the_text_tells_why_these_gpus_hold_nothing_and_how_many_do():
         ("70b", 64, 1e11, 365, 16),
         ("8b", 8, 1e12, 3000, 2),
         ("70b", 20, 1e11, 45, 20),
-        ("70b", 97, 1e12, 80, 97),
+        ("70b", 97, 1e12, 90, 97),
     ],
     ids=["memory decides", "within a node", "no whole nodes", "prime"],
 )
