@@ -228,14 +228,20 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
 
 
 def _more_gpus(request: Request) -> Iterator[str]:
-    """Larger clusters that fit, the smallest first, with the batch that they would have, or else one that grows."""
+    """Larger clusters that fit, the smallest first, with the batch that they would have, or else one that grows.
+
+    Twice as many GPUs again and again, and those between that a power of two of pinned sizes' odd part gives.
+    """
     pins = {k: v for k, v in request.pins.items() if k != "dp"}
     most = MOST_GPUS_FACTOR * request.gpus
-    doubled = [
-        request.gpus << power for power in range(1, most.bit_length()) if request.gpus << power <= most
-    ]
-    whole = [2**power for power in range(most.bit_length()) if 2**power > request.gpus]
-    for gpus in sorted({*doubled, *whole}):
+    unit = math.prod(pins.get(name, 1) for name in ("tp", "pp", "cp"))
+    odd = unit // (unit & -unit)
+    powers = range(most.bit_length())
+    tried = {
+        *(request.gpus << power for power in powers),
+        *(odd << power for power in powers if (odd << power) % unit == 0),
+    }
+    for gpus in sorted(number for number in tried if request.gpus < number <= most):
         plain = request.batch_on(gpus)
         grown = min(request.workload.global_batch * gpus // request.gpus, MOST_SEQUENCES)
         for batch in dict.fromkeys((plain, grown)):

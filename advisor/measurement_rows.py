@@ -30,6 +30,32 @@ FLAGS = (
 SWITCHES = dict.fromkeys(("1", "1.0", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "0.0", "false", "no", "off"), False
 )
+# Columns of words, in small letters whatever a table writes, and of text that is kept as it is.
+WORDS = (
+    "cuda_graph",
+    "moe_dispatcher",
+    "moe_token_drop",
+    "precision",
+    "recompute_granularity",
+    "recompute_modules",
+    "task",
+)
+TEXTS = (
+    "id",
+    "source",
+    "container",
+    "date",
+    "model",
+    "system",
+    "memory_note",
+    "pp_layout",
+    "superseded",
+    "trust",
+    "model_overrides",
+    "other_flags",
+    "notes",
+    "optimizer",
+)
 # What tables write where they know nothing; "none" only of numbers, for of recompute it says that there is none.
 UNSTATED = ("-", "--", "?", "n/a", "na", "nan", "null", "unknown", "tbd")
 NUMBERS = (*COUNTS, *OFFSETS, *AMOUNTS, "fsdp", "dp", "ga")
@@ -80,18 +106,7 @@ def column_name(header: str) -> str:
 
 @lru_cache(maxsize=1)
 def _own_columns() -> dict[str, str]:
-    named = (
-        *NUMBERS,
-        "id",
-        "model",
-        "system",
-        "precision",
-        "source",
-        "container",
-        "date",
-        "task",
-        "model_overrides",
-    )
+    named = (*NUMBERS, *FLAGS, *TEXTS, *WORDS)
     return {re.sub(r"[^a-z0-9]", "", name): name for name in named}
 
 
@@ -107,10 +122,12 @@ class Row:
     line: int = 0
 
     def text(self, name: str) -> str:
-        """A column's text, '' when empty or absent, or when it says that nothing is known."""
-        text = self.values.get(name, "") or ""
-        bare = text.strip().lower()
-        return "" if bare in UNSTATED or (bare == "none" and name in NUMBERS) else text
+        """A column's text, '' when empty or absent, or when it says that nothing is known. Words in small letters."""
+        text = (self.values.get(name, "") or "").strip()
+        bare = text.lower()
+        if bare in UNSTATED or (bare == "none" and name in NUMBERS):
+            return ""
+        return bare if name in WORDS else text
 
     def number(self, name: str) -> float | None:
         """A column as a number above 0, None when empty or not one."""

@@ -32,7 +32,12 @@ def parallel_sizes(
     etp = row.count("etp")
     usual = "" if row.text("ep") else habit.get("moe_dispatcher", "")
     if model.moe is not None and ep == 1 < gpus and "ep" in (row.text("moe_dispatcher") or usual):
-        ep = next(size for size in range(gpus, 0, -1) if not gpus % size and not model.moe.num_experts % size)
+        spread = gpus // (pp * etp)
+        ep = next(
+            size
+            for size in range(max(spread, 1), 0, -1)
+            if not spread % size and not model.moe.num_experts % size
+        )
         assumed.append(f"its dispatcher exchanges tokens, so that experts are spread: expert parallel {ep}")
     if model.moe is None:
         ep = etp = 1

@@ -39,7 +39,7 @@ def validate(
     progress: Tell | None = None,
 ) -> dict[str, Any]:
     """The report of `advisor validate --json`: rows, summary and skipped; rel_error is predicted / measured - 1."""
-    chosen = [row for row in rows if include_superseded or row.text("superseded") != "1"]
+    chosen = [row for row in rows if include_superseded or not row.flag("superseded", False)]
     done, skipped = judged(chosen, True, progress)
     return {
         "rows": [result for _, result in done],
@@ -58,7 +58,7 @@ def judged(
 
     Rows with superseded = 1 are left out unless asked for; copies of a row count once.
     """
-    chosen = [row for row in rows if include_superseded or row.text("superseded") != "1"]
+    chosen = [row for row in rows if include_superseded or not row.flag("superseded", False)]
     done: list[tuple[Case, dict[str, Any]]] = []
     skipped: list[dict[str, str]] = []
     again = copies(chosen)

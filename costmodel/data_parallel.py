@@ -232,10 +232,10 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     reduced = communication.gradient_bytes(x, whole) / buckets
     bucket = communication.gather_bytes(x, whole) / buckets
     between = all_reduce_time(x, reduced / owner.shard, copies, copies_inside, in_switches(x)) * buckets
-    apart = reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside, in_switches(x)) * buckets
+    apart = reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside) * buckets
 
     def scattered(size: Amount) -> Amount:
-        return reduce_scatter_time(x, size, owner.shard, inside, in_switches(x))
+        return reduce_scatter_time(x, size, owner.shard, inside)
 
     def gathered(size: Amount) -> Amount:
         return all_gather_time(x, size, owner.shard, inside)

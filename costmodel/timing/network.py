@@ -105,7 +105,8 @@ def ring_time(
     """Seconds of a ring collective over `ranks`, of which `ranks_in_domain` share a domain; 0 for one rank. [s]
 
     All-gathers and reduce-scatters pass every rank, hop after hop: `ring_hop` is what one between domains takes.
-    in_switch: 1 when the network's switches reduce, which halves what a card sends. Source: NVIDIA SHARP.
+    in_switch: 1 when the network's switches do an all-reduce, of which a card then sends every byte once instead of
+    twice. A reduce-scatter sends them once in any case. Source: NVIDIA SHARP.
     """
     domains = ranks / ranks_in_domain
     crosses = is_above_one(domains)
@@ -125,11 +126,9 @@ def all_gather_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_do
     return ring_time(x, "all_gather", size * (ranks - 1) / ranks, ranks, ranks_in_domain)
 
 
-def reduce_scatter_time(
-    x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount, in_switch: Amount = 0
-) -> Amount:
+def reduce_scatter_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_domain: Amount) -> Amount:
     """Seconds of a reduce-scatter of `size` input bytes: w = size (n - 1) / n. [s] Source: module docstring."""
-    return ring_time(x, "reduce_scatter", size * (ranks - 1) / ranks, ranks, ranks_in_domain, in_switch)
+    return ring_time(x, "reduce_scatter", size * (ranks - 1) / ranks, ranks, ranks_in_domain)
 
 
 def all_reduce_time(

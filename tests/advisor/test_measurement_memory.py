@@ -9,6 +9,7 @@ import pytest
 from advisor.measurement_memory import COUNT_ERROR, recompute_ladder, recomputes
 from advisor.measurement_rows import Row
 from advisor.measurements import Case, row_case
+from advisor.validation import validate
 from costmodel.model_registry import load_model
 from costmodel.predict import predict
 
@@ -170,3 +171,26 @@ def test_under_fsdp_only_some_sources_keep_moments_in_16_bits(source, light):
     assert any("moments in 16 bits" in each for each in found.assumptions) == light
     assert found.plan.recompute == "full"
     assert fits(found) == light
+
+
+def test_a_run_that_only_full_recompute_brings_below_what_memory_refutes_has_it():
+    """It was called impossible for being silent, and with full recompute stated it was not."""
+    silent = {
+        "id": "silent",
+        "source": "Blog",
+        "model": "gpt3-175b",
+        "system": "dgx-a100",
+        "gpus": "64",
+        "precision": "bf16",
+        "gbs": "256",
+        "mbs": "4",
+        "seq_len": "4096",
+        "fsdp": "0",
+        "tp": "4",
+        "pp": "4",
+        "cp": "1",
+        "step_time_s": "120",
+    }
+    (found,) = validate([Row(silent)])["rows"]
+    assert found["fits"]
+    assert "full recompute" in found["plan"]

@@ -8,7 +8,7 @@ import pytest
 from somebodys_row import case, refused, said
 
 from advisor.measurement_habits import row_task
-from advisor.measurement_rows import Row
+from advisor.measurement_rows import Row, column_name
 from advisor.measurement_systems import row_cluster
 
 SIZES = {
@@ -234,3 +234,36 @@ def test_rows_of_vtrain_have_four_cards_a_node():
     assert here.cluster.name == "vtrain-a100"
     assert not here.plan.gradient_accumulation_fusion
     assert not here.plan.grad_reduce_in_fp32
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"recompute_granularity": " Full"},
+        {"recompute_granularity": "SELECTIVE", "recompute_modules": "Core_Attn "},
+        {"precision": "BF16"},
+        {"cuda_graph": "Transformer_Engine:Attn"},
+    ],
+)
+def test_words_mean_the_same_in_any_case_and_with_spaces_around(written):
+    """`Full` was taken for no recompute, without a word."""
+    plain = {name: text.strip().lower() for name, text in written.items()}
+    assert case(**written).plan == case(**plain).plan
+
+
+def test_experts_in_words_of_any_case():
+    mixture = {"model": "qwen3-30b-a3b", "pp": "1", "tp": "1", "ep": "8", "vp": "1"}
+    assert case(**mixture, moe_dispatcher="Flex-HybridEP").plan.moe_dispatcher == "hybridep"
+
+
+@pytest.mark.parametrize(
+    "name", ["recompute_granularity", "moe_dispatcher", "cuda_graph", "superseded", "nccl_ub"]
+)
+def test_headers_are_read_in_any_case(name):
+    assert column_name(name.replace("_", " ").title()) == name
+
+
+def test_experts_that_must_be_spread_are_spread_over_what_stages_leave():
+    """64 ranks of experts beside two stages are 128 GPUs: the row was refused for a size that it did not give."""
+    mixture = {"model": "qwen3-30b-a3b", "container": "nemo:26.06", "tp": "1", "pp": "2", "vp": "1"}
+    assert case(**mixture).plan.ep == 32

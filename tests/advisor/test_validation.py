@@ -61,8 +61,9 @@ def test_a_run_that_nobody_tuned_has_a_wider_interval():
     assert untuned["low"] <= tuned["low"] < tuned["high"] < untuned["high"] / 2
 
 
-def test_superseded_rows_are_left_out_unless_asked_for():
-    rows = [Row(ANCHORS[0] | {"superseded": "1"}), Row(ANCHORS[1])]
+@pytest.mark.parametrize("written", ["1", "True", "yes"])
+def test_superseded_rows_are_left_out_unless_asked_for(written):
+    rows = [Row(ANCHORS[0] | {"superseded": written}), Row(ANCHORS[1])]
     assert validate(rows)["summary"]["n"] == 1
     assert validate(rows, include_superseded=True)["summary"]["n"] == 2
 
