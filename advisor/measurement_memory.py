@@ -68,9 +68,9 @@ def made_to_fit(
             return offloading, _needed(taken + offloaded)
     recomputing = [(at(each), each, words) for each, words in recomputes(row, model, offloading)]
     enough = [found for found in recomputing if held(found[0])]
-    if not enough:
+    if not enough and refuted(at(offloading)):
         # A run that was made did fit: recompute that brings it below what memory refutes, where nothing else is said.
-        enough = [found for found in recomputing if not refuted(found[0])] if refuted(at(offloading)) else []
+        enough = [found for found in recomputing if not refuted(found[0])]
     if not enough:
         return offloading, _needed([*taken, *offloaded])
     _, fastest, words = min(enough, key=lambda found: found[0].step_time_s)

@@ -99,11 +99,11 @@ def compute(prediction: Any) -> float:
     leaves = {leaf.name: leaf.value for leaf in prediction.time.leaves()}
     microbatches = plan.num_microbatches(prediction.workload.global_batch)
     found = sum(value for name, value in leaves.items() if part_of(name) in ("compute", "optimizer"))
-    found -= microbatches * values["output_tp"]
+    traffic = values["embedding_tp"] + values["output_tp"]
     if plan.pp == 1:
-        return float(found)
+        return float(found - microbatches * traffic)
     # Terms are of the slowest stage; two stages of as many layers differ by their ends.
-    mean = (values["first_stage_time"] + values["last_stage_time"]) / 2
+    mean = (values["first_stage_time"] + values["last_stage_time"] - traffic) / 2
     return float(found + microbatches * (mean - values["slowest_stage_time"]))
 
 

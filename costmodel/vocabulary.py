@@ -77,14 +77,18 @@ def vocabulary_times(
         "gather before the output layer; reduction of its gradient beside the weight gradient, unless that is "
         "deferred; three all-reduces of the loss",
     )
+    looked_up = ledger.define(
+        "embedding_tp",
+        x.sp * (scatter + gather) + (1 - x.sp) * reduce,
+        "s",
+        "reduction of the vocabulary-parallel rows, gather of their gradient",
+    )
     embedding = ledger.define(
         "embedding_time",
-        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction)
-        + x.sp * (scatter + gather)
-        + (1 - x.sp) * reduce,
+        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction) + looked_up,
         "s",
         vocabulary.embedding_bytes,
-        "and reduction of the vocabulary-parallel rows, gather of their gradient",
+        "with the traffic of its rows",
     )
     output = logits + loss + traffic
     if "mtp" not in features:

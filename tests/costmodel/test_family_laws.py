@@ -42,6 +42,7 @@ TRAFFIC = (
     "edp_",
     "fsdp_exposed",
     "straggler_time",
+    "embedding_tp",
     "output_tp",
     "length_variance",
 )
