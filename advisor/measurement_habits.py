@@ -45,6 +45,10 @@ COLUMNS = {
 }
 # What tells which rows an entry is for, and is its own.
 NAMING = ("match", "also", "until", "container", "anyone", "unprinted")
+# What a recipe says of mixtures of experts and of hybrids alone, and of formats of 8 and 4 bits alone.
+OF_EXPERTS = ("moe_dispatcher", "expert_graphs", "hybrid_graphs", "moe_overlap", "capacity_factor")
+OF_FORMATS = ("fp8_parameters", "cudnn_norms", "maxima_inside")
+BROAD = re.compile(r"^(bf|fp|float|bfloat)(16|32)$")
 # Of a recipe, what tells which runs it is for.
 CONDITIONS = (
     *("releases", "task", "models", "generations", "domain_from", "performance"),
@@ -68,8 +72,13 @@ def _habits() -> list[dict[str, Any]]:
 
 
 def habit_of(row: Row) -> dict[str, Any]:
-    """The habits of the row's source, and over them those of its recipe."""
+    """The habits of the row's source, and over them those of its recipe.
+
+    Those of software are only what is usual where another than its known publishers tells of a run.
+    """
     habit = next(habit for habit in _habits() if _is_of(row, habit))
+    if not row.text("source").startswith(tuple(habit.get("publishers", ("",)))):
+        habit = habit | {"anyone": True}
     release = row_release(row, habit)
     for recipe in habit.get("recipe", ()):
         wanted = habit.get("performance", True) or not recipe.get("performance", False)
@@ -80,8 +89,22 @@ def habit_of(row: Row) -> dict[str, Any]:
 
 
 def _is_open(row: Row, recipe: Mapping[str, Any]) -> bool:
-    """Whether a recipe says anything that no column of the row does."""
-    return any(not row.text(COLUMNS.get(key, "")) for key in recipe if key not in CONDITIONS)
+    """Whether a recipe says anything of this run that no column of the row does."""
+    silent = [key for key in recipe if key not in CONDITIONS and not row.text(COLUMNS.get(key, ""))]
+    if any(key in recipe for key in OF_EXPERTS) and not _has_experts(row):
+        return False
+    if set(silent) <= {*OF_FORMATS} and BROAD.search(row.text("precision")):
+        return False
+    return bool(silent)
+
+
+def _has_experts(row: Row) -> bool:
+    """Whether a row's model is one that recipes of experts and of hybrids are for; one not known may be."""
+    try:
+        model = load_model(row.text("model"))
+    except ValueError:
+        return True
+    return model.moe is not None or model.mamba is not None
 
 
 def _is_of(row: Row, habit: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from advisor.measurement_plans import habit_of
+from advisor.measurement_plans import accumulation, habit_of
 from advisor.measurement_rows import Row
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -89,9 +89,9 @@ def largest_micro_batch(
     Without a pipeline a smaller one only makes products smaller and leaves less to hide communication under, so a run
     that was tuned took the largest that fits. With stages, and where a row says it, the plan as it is.
     """
-    if row.number("mbs") or plan.pp > 1:
-        return plan, []
     samples = workload.global_batch // plan.dp
+    if row.number("mbs") or plan.pp > 1 or accumulation(row, samples):
+        return plan, []
     for size in range(samples, 1, -1):
         larger = replace(plan, micro_batch=size)
         if samples % size == 0 and predict(model, workload, cluster, larger, stack, judged=False).fits:
@@ -99,6 +99,23 @@ def largest_micro_batch(
                 f"micro-batch not stated: {size}, the largest that fits where there are no stages"
             ]
     return plan, ["micro-batch not stated: 1"]
+
+
+def unsaid_sizes(row: Row, model: ModelSpec, cluster: Cluster, plan: Plan) -> Iterator[dict[str, str]]:
+    """Columns that a row leaves empty and that decide how much of a model a GPU holds, filled: the likelier first."""
+    spread = spread_of_experts(row, model, cluster, plan)
+    experts = [{"ep": str(spread[-1])}] if spread else []
+    shards = [{"fsdp": "1"}] if not (row.text("fsdp") or plan.fsdp) and plan.dp * plan.cp > 1 else []
+    yield from (*experts, *shards)
+    yield from (one | other for one in experts for other in shards)
+
+
+def spread_of_experts(row: Row, model: ModelSpec, cluster: Cluster, plan: Plan) -> list[int]:
+    """Expert parallel sizes within a domain that a row without one may have had, smallest first."""
+    if model.moe is None or row.text("ep") or plan.ep > 1:
+        return []
+    most = min(cluster.domain_size, plan.world // plan.pp)
+    return [size for size in range(2, most + 1) if model.moe.num_experts % size == 0]
 
 
 def free_techniques(row: Row, plan: Plan, native_loss: bool = False) -> Iterator[tuple[Plan, str]]:

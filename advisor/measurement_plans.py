@@ -38,6 +38,7 @@ FSDP = re.compile(
     r"\d+(\.0)?|(torch|pytorch|megatron)?[-_ ]?fsdp ?[12]?|hsdp|zero-?3|(full|hybrid)([-_ ]shard)?|stage ?3"
 )
 NO_FSDP = re.compile(r"|zero-?2-like|zero[- ]?[012]|ddp|dp|no[-_ ]shard|shard[-_ ]grad[-_ ]op")
+SHARDING = re.compile(r"(?i)(?<!no )\b(fsdp ?[12]?|hsdp|zero-?3)\b")
 # Until then attention wrote its scores, unless a run names FlashAttention: that came in May 2022, into Megatron-LM in
 # early 2023 (both from memory), and with PyTorch 2.0.0 of March 2023 (_scaled_dot_product_flash_attention).
 UNFUSED_UNTIL = "22.12"
@@ -172,7 +173,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     overlap = habit.get("overlap", modern)
     shards_overlap = habit.get("overlap_data_parallel", overlap)
     assumed += row.unread_switches() + optimizer_words(row)
-    fsdp = _fsdp(row, assumed)
+    fsdp = _fsdp(row, habit, sizes["dp"] * sizes["cp"], assumed)
     shards = row.count("fsdp", 0)
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
     plan = Plan(
@@ -218,13 +219,28 @@ def _said(row: Row, name: str, usual: Any) -> Any:
     return row.json("other_flags").get(name, usual)
 
 
-def _fsdp(row: Row, assumed: list[str]) -> bool:
-    """Whether parameters are sharded; not where the column says what neither means, which is told."""
+def _fsdp(row: Row, habit: Mapping[str, Any], ranks: int, assumed: list[str]) -> bool:
+    """Whether parameters are sharded; not where the column says what neither means, which is told.
+
+    An empty column is on for software that shards unless told not to, and where the source or software is named by it.
+    """
     said = row.text("fsdp").strip()
     word = said.lower()
     if not (FSDP.fullmatch(word) or NO_FSDP.fullmatch(word) or word in SWITCHES):
         assumed.append(f"fsdp {said!r} is neither on nor off: taken as not said")
-    return row.flag("fsdp", FSDP.fullmatch(word) is not None)
+    if said or ranks == 1:
+        return row.flag("fsdp", FSDP.fullmatch(word) is not None)
+    why = shards_unsaid(row, habit)
+    assumed += [f"fsdp not stated: on, as {why}"] if why else []
+    return bool(why)
+
+
+def shards_unsaid(row: Row, habit: Mapping[str, Any]) -> str:
+    """Why a row that does not say how it shards its parameters does, "" where nothing tells so."""
+    named = SHARDING.search(f"{row.text('source')} {row.text('container')}")
+    if row.text("fsdp"):
+        return ""
+    return f"{named[0]!r} says" if named else "its software's default" if habit.get("shards") else ""
 
 
 def _attention_backend(row: Row, habit: Mapping[str, Any], assumed: list[str]) -> str:
@@ -241,20 +257,29 @@ def _attention_backend(row: Row, habit: Mapping[str, Any], assumed: list[str]) -
 
 
 def _micro_batch(row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]) -> int:
-    """As stated, else 1, or as its framework splits a rank's batch: into as many as there are stages.
+    """As stated, else as many as accumulate, 1, or as its framework splits a rank's batch: one for each stage.
 
     Without stages see `advisor.measurement_memory.largest_micro_batch`.
     """
     if row.number("mbs"):
         return row.count("mbs")
+    local = row.count("gbs") // sizes["dp"]
+    if accumulated := accumulation(row, local):
+        assumed.append(f"micro-batch not stated: {local // accumulated}, by its gradient accumulation")
+        return local // accumulated
     if sizes["pp"] == 1:
         return 1
-    local = row.count("gbs") // sizes["dp"]
     if habit.get("micro_batch_per_stage") and local % sizes["pp"] == 0:
         assumed.append(f"micro-batch not stated: {local // sizes['pp']}, the batch in one for each stage")
         return local // sizes["pp"]
     assumed.append("micro-batch not stated: 1")
     return 1
+
+
+def accumulation(row: Row, local_batch: int) -> int:
+    """Micro-batches of a step that a row states beside none's size, 0 where it does not or they divide no batch."""
+    steps = row.count("ga", 0)
+    return steps if steps and not row.number("mbs") and local_batch % steps == 0 else 0
 
 
 def _reduces_in_fp32(habit: Mapping[str, Any], fsdp: bool, precision: str) -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 
 from advisor.measurement_flags import recompute_knobs
 from advisor.measurement_habits import habit_of
-from advisor.measurement_memory import refuted
+from advisor.measurement_memory import refuted, spread_of_experts
+from advisor.measurement_plans import accumulation
 from advisor.measurement_rows import SWITCHES, Row
 from advisor.measurements import Case, row_case
 from advisor.ranking import NOISE
@@ -117,10 +118,8 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
     if model.moe is not None:
         if plan.tp > 1 and not row.text("etp"):
             yield "etp", str(plan.etp), str(plan.tp if plan.etp == 1 else 1)
-        if not row.text("ep") and plan.ep == 1:
-            spread = min(case.cluster.domain_size, plan.world // plan.pp)
-            sizes = [size for size in range(2, spread + 1) if model.moe.num_experts % size == 0]
-            yield from (("ep", "1", str(size)) for size in sizes[-1:])
+        for size in spread_of_experts(row, model, case.cluster, plan)[-1:]:
+            yield "ep", "1", str(size)
         if plan.ep > 1 and not any(
             kind in row.text("moe_dispatcher") for kind in KNOBS["moe_dispatcher"].choices
         ):
@@ -131,7 +130,7 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
         sizes = [size for size in range(2, widest) if model.num_layers % (plan.pp * size) == 0]
         others = {1, *sizes, widest} - {plan.vpp}
         yield from (("vp", str(plan.vpp), str(size)) for size in sorted(others))
-    if not row.number("mbs"):
+    if not (row.number("mbs") or accumulation(row, case.workload.global_batch // plan.dp)):
         yield "mbs", str(plan.micro_batch), "1" if plan.micro_batch > 1 else "2"
     if row.text("recompute_granularity") not in ("none", "selective", "full"):
         some = plan.recompute == "full" and plan.recompute_num_layers
@@ -140,6 +139,8 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
             yield "recompute_granularity", taken, "full"
         elif recompute_knobs(row, habit_of(row), plan.vpp)[0] == "full":  # not for want of memory
             yield "recompute_granularity", taken, "none"
+    if habit_of(row)["family"] == "torchtitan" and not row.text("fsdp") and plan.dp * plan.cp > 1:
+        yield "fsdp", *(("1", "0") if plan.fsdp else ("0", "1"))
     if model.mtp_layers and not row.text("mtp_layers"):
         yield "mtp_layers", str(model.mtp_layers), "0"
     for column, acts in (

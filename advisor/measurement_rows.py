@@ -13,7 +13,21 @@ from typing import Any
 # Columns that hold a number above 0 or nothing; of COUNTS a whole one, of OFFSETS also 0.
 COUNTS = ("gpus", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp")
 OFFSETS = ("act_offload_layers", "first_stage_layers", "last_stage_layers")
-AMOUNTS = ("step_time_s", "tokens_per_sec_per_gpu", "peak_memory_gb", "peak_reserved_gb")
+# Of parallelism 0 is written for 1: there is none.
+SIZES = ("tp", "pp", "cp", "vp", "ep", "etp")
+AMOUNTS = (
+    *("step_time_s", "step_time_ms", "tokens_per_sec_per_gpu", "tokens_per_sec", "samples_per_sec"),
+    *("peak_memory_gb", "peak_reserved_gb"),
+)
+# Units that may stand behind a number of these columns, and what each counts.
+GIGABYTES = {"gb": 1.0, "gib": 2**30 / 1e9, "mib": 2**20 / 1e9}
+UNITS: dict[str, dict[str, float]] = {
+    "peak_memory_gb": GIGABYTES,
+    "peak_reserved_gb": GIGABYTES,
+    "step_time_s": {"s": 1.0, "sec": 1.0, "ms": 1e-3},
+    "step_time_ms": {"ms": 1.0},
+    "seq_len": {"k": 1024.0},
+}
 # Columns that hold a switch; `fsdp` may hold ranks to shard over too.
 FLAGS = (
     "moe_a2a_overlap",
@@ -56,10 +70,14 @@ TEXTS = (
     "notes",
     "optimizer",
 )
-# What tables write where they know nothing; "none" only of numbers, for of recompute it says that there is none.
+# What tables write where they know nothing; "none" not of words, for of recompute it says that there is none.
 UNSTATED = ("-", "--", "?", "n/a", "na", "nan", "null", "unknown", "tbd")
 NUMBERS = (*COUNTS, *OFFSETS, *AMOUNTS, "fsdp", "dp", "ga")
+# Columns of JSON objects, and what tables write where there is none; {} says that nothing is set.
+OBJECTS = ("model_overrides", "other_flags")
+NO_OBJECT = ("none", "[]")
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+AMOUNT = re.compile(r"([\d.,]+(?:e[+-]?\d+)?) ?([a-z]+)", re.IGNORECASE)
 # Other names of columns, as small letters and digits.
 OTHER_COLUMNS = {
     "name": "id",
@@ -87,6 +105,9 @@ OTHER_COLUMNS = {
     "expertparallel": "ep",
     "dataparallel": "dp",
     "steptime": "step_time_s",
+    "iterationtime": "step_time_s",
+    "iterationtimems": "step_time_ms",
+    "elapsedtimeperiterationms": "step_time_ms",
     "steptimesec": "step_time_s",
     "steptimeseconds": "step_time_s",
     "secondsperstep": "step_time_s",
@@ -95,6 +116,10 @@ OTHER_COLUMNS = {
     "tokenssgpu": "tokens_per_sec_per_gpu",
     "tokensspergpu": "tokens_per_sec_per_gpu",
     "toksgpu": "tokens_per_sec_per_gpu",
+    "tokenspersecond": "tokens_per_sec",
+    "samplespersecond": "samples_per_sec",
+    "sequencespersecond": "samples_per_sec",
+    "tflopspergpu": "model_tflops_per_gpu",
 }
 
 
@@ -108,6 +133,11 @@ def column_name(header: str) -> str:
 def _own_columns() -> dict[str, str]:
     named = (*NUMBERS, *FLAGS, *TEXTS, *WORDS)
     return {re.sub(r"[^a-z0-9]", "", name): name for name in named}
+
+
+def row_id(row: Row) -> str:
+    """What a row is called: its id, else the line that it ends in."""
+    return row.text("id") or (f"line {row.line}" if row.line else "?")
 
 
 @dataclass(frozen=True)
@@ -125,15 +155,19 @@ class Row:
         """A column's text, '' when empty or absent, or when it says that nothing is known. Words in small letters."""
         text = (self.values.get(name, "") or "").strip()
         bare = text.lower()
-        if bare in UNSTATED or (bare == "none" and name in NUMBERS):
+        if bare in UNSTATED or (bare == "none" and name in (*NUMBERS, "pp_layout")):
+            return ""
+        if name in OBJECTS and bare in NO_OBJECT:
             return ""
         return bare if name in WORDS else text
 
     def number(self, name: str) -> float | None:
-        """A column as a number above 0, None when empty or not one."""
-        text = self.text(name).strip()
+        """A column as a number above 0, in the column's own unit; None when empty or not one."""
+        text, unit = self.text(name).strip(), 1.0
+        if (amount := AMOUNT.fullmatch(text)) and amount[2].lower() in UNITS.get(name, {}):
+            text, unit = amount[1], UNITS[name][amount[2].lower()]
         try:
-            value = float(text.replace(",", "") if THOUSANDS.fullmatch(text) else text)
+            value = unit * float(text.replace(",", "") if THOUSANDS.fullmatch(text) else text)
         except ValueError:
             return None
         return value if math.isfinite(value) and value > 0 else None
@@ -150,7 +184,7 @@ class Row:
         for name in (*COUNTS, *OFFSETS, *AMOUNTS):
             text = self.text(name).strip()
             value = self.number(name)
-            if not text or (name in OFFSETS and text.strip("0.") == ""):
+            if not text or (name in (*OFFSETS, *SIZES) and text.strip("0.") == ""):
                 continue
             whole = "whole " if name not in AMOUNTS else ""
             if value is None or (whole and value % 1):

@@ -8,26 +8,31 @@ skipped with a reason.
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from advisor.measurement_memory import largest_micro_batch, made_to_fit
-from advisor.measurement_plans import habit_of, row_model, row_plan, row_release, row_workload
+from advisor.measurement_memory import largest_micro_batch, made_to_fit, refuted, unsaid_sizes
+from advisor.measurement_plans import (
+    habit_of,
+    row_model,
+    row_plan,
+    row_release,
+    row_workload,
+    shards_unsaid,
+)
 from advisor.measurement_release import unknown_release, with_patch
-from advisor.measurement_rows import Row, column_name
+from advisor.measurement_rows import Row, column_name, row_id
 from advisor.measurement_systems import row_cluster
+from advisor.measurement_times import step_time
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.predict import predict
 from costmodel.stack import load_stack
 from costmodel.workload import Workload
 from hardware_db import Cluster
 
-NEEDED = ("id", "model", "system", "gpus", "precision", "gbs", "seq_len")
-TIMES = ("step_time_s", "tokens_per_sec_per_gpu")
-# A step time and a rate of tokens that differ by less are printed with few digits.
-SAME_STEP = 0.05
+NEEDED = ("model", "system", "gpus", "precision", "gbs", "seq_len")
 # Frameworks whose one memory figure is what the allocator reserves. Source: torchtitan, components/metrics.py.
 PRINTS_RESERVED = ("torchtitan",)
 # What else tables are separated by, and its name.
@@ -119,18 +124,6 @@ def _lacking(path: Path, missing: Sequence[str], header: Sequence[str]) -> str:
     return f"{path} lacks the columns {', '.join(missing)}. Columns needed: {', '.join(NEEDED)}."
 
 
-def _no_time(row: Row) -> str:
-    """Why a row has nothing to compare with: its columns of times, or one that is likely meant as such."""
-    said = f"neither step time nor tokens/s are stated: {TIMES[0]} and {TIMES[1]} hold no number"
-    near = [
-        (column, name)
-        for column in row.values
-        if column not in TIMES and row.number(column)
-        for name in difflib.get_close_matches(column.strip().lower(), TIMES, n=1, cutoff=0.75)
-    ]
-    return f"{said}. Is column {near[0][0]!r} meant as {near[0][1]}?" if near else said
-
-
 def _row(cells: Mapping[str | None, str | list[str] | None], columns: int, line: int) -> Row:
     """A row as text by column, with how many cells it has beyond the header's."""
     values = {name: cell for name, cell in cells.items() if name is not None and isinstance(cell, str)}
@@ -146,8 +139,28 @@ def stack_of(row: Row) -> str:
 
 
 def row_case(row: Row) -> Case | Skip:
-    """The row as a case, or why not."""
-    name = row.text("id") or "?"
+    """The row as a case, or why not.
+
+    Where memory refutes what was read, with the sizes that the row leaves unsaid as a run that was made had them.
+    """
+    found = _read(row)
+    if isinstance(found, Skip):
+        return found
+    read = predict(found.model, found.workload, found.cluster, found.plan, found.stack, judged=False)
+    for columns in unsaid_sizes(row, found.model, found.cluster, found.plan) if refuted(read) else ():
+        again = _read(replace(row, values={**row.values, **columns}))
+        if isinstance(again, Case) and not refuted(
+            predict(again.model, again.workload, again.cluster, again.plan, again.stack, judged=False)
+        ):
+            filled = ", ".join(f"{column} {value}" for column, value in columns.items())
+            words = f"not stated, and without it the run would not fit: {filled}"
+            return replace(again, row=row, assumptions=(*again.assumptions, words))
+    return found
+
+
+def _read(row: Row) -> Case | Skip:
+    """The row as a case by what it and its source say, or why not."""
+    name = row_id(row)
     if fault := row.fault():
         return Skip(name, fault)
     try:
@@ -161,14 +174,12 @@ def row_case(row: Row) -> Case | Skip:
             name, f"{', '.join(unsaid)} not stated: GPUs, global batch and sequence length are needed"
         )
     # One GPU has one layout, and so have as many replicas as GPUs.
-    if not (row.text("tp") or row.text("pp") or row.text("fsdp") or gpus in (1, row.count("dp", 0))):
+    sizes = row.text("tp") or row.text("pp") or row.text("fsdp") or gpus in (1, row.count("dp", 0))
+    if not (sizes or shards_unsaid(row, habit_of(row))):
         return Skip(name, "the parallel layout is not stated")
-    step = row.number("step_time_s")
-    rate = row.number("tokens_per_sec_per_gpu")
-    if step is None:
-        if rate is None:
-            return Skip(name, _no_time(row))
-        step = batch * seq_len / (gpus * rate)
+    step = step_time(row, gpus, batch, seq_len)
+    if isinstance(step, str):
+        return Skip(name, step)
     try:
         plan, assumptions = row_plan(row, model, gpus)
         plan.num_microbatches(batch)
@@ -187,7 +198,7 @@ def row_case(row: Row) -> Case | Skip:
         plan=plan,
         cluster=cluster,
         stack=stack,
-        measured_step_time_s=step,
+        measured_step_time_s=step.seconds,
         measured_memory_bytes=allocated,
         measured_reserved_bytes=reserved,
         assumptions=tuple(
@@ -200,19 +211,10 @@ def row_case(row: Row) -> Case | Skip:
                     unknown_release(stack),
                     *unsaid,
                     *micro_batch,
-                    _two_times(step, rate and batch * seq_len / (gpus * rate)),
+                    step.words,
                 ),
             )
         ),
-    )
-
-
-def _two_times(step: float, by_rate: float | None) -> str:
-    """What a note says of a row whose step time and tokens a second are of different steps, else ""."""
-    if by_rate is None or abs(by_rate / step - 1) < SAME_STEP:
-        return ""
-    return (
-        f"step_time_s says {step:.4g} s and tokens_per_sec_per_gpu {by_rate:.4g} s: the step time is compared"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from advisor.measurement_memory import refuted
 from advisor.measurement_readings import Unsaid, unsaid
 from advisor.measurement_repeats import copies, repeats
+from advisor.measurement_rows import row_id
 from advisor.measurements import Case, Row, Skip, row_case
 from advisor.progress import Tell
 from advisor.ranking import Timed, ranking
@@ -67,7 +68,7 @@ def judged(
             progress(index / len(chosen), "predicting published runs")
         if index in again:
             reason = f"a copy of line {again[index].line}, which counts: the same id and the same values"
-            skipped.append({"id": row.text("id"), "reason": reason})
+            skipped.append({"id": row_id(row), "reason": reason})
             continue
         case = row_case(row)
         if isinstance(case, Skip):

@@ -32,8 +32,8 @@ def command(
 ) -> None:
     """Predicted against measured for a table of published runs.
 
-    FILE.csv has a row a run with id, model, system, gpus, precision, gbs, seq_len, the layout (tp, pp, cp, vp, mbs,
-    fsdp) and step_time_s or tokens_per_sec_per_gpu. Rows that cannot be expressed are listed with the reason.
+    FILE.csv has a row a run with model, system, gpus, precision, gbs, seq_len, the layout (tp, pp, cp, vp, mbs, fsdp)
+    and step_time_s or a rate such as tokens_per_sec_per_gpu. Rows that cannot be expressed are listed with the reason.
     An id is of one run: copies of a row count once, rows of the same id with other values each, and both are told.
     Ends with 2 where none could be predicted.
 

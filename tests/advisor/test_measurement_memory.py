@@ -194,3 +194,29 @@ def test_a_run_that_only_full_recompute_brings_below_what_memory_refutes_has_it(
     (found,) = validate([Row(silent)])["rows"]
     assert found["fits"]
     assert "full recompute" in found["plan"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "filled"),
+    [
+        ({"gpus": "64", "gbs": "128"}, "fsdp 1"),
+        ({"model": "qwen3-30b-a3b", "gpus": "16", "gbs": "64", "ep": "", "etp": "1", "fsdp": "0"}, "ep 8"),
+        ({"model": "deepseek-v3", "gpus": "256", "gbs": "512", "ep": "", "etp": "1"}, "ep 8, fsdp 1"),
+    ],
+)
+def test_sizes_without_which_a_run_cannot_have_been_are_filled_and_told(changes, filled):
+    row = {"fsdp": "", "tp": "1", "pp": "1", "seq_len": "4096", "mbs": "1"} | changes
+    found = case(**row)
+    assert (found.plan.fsdp, found.plan.ep > 1) == ("fsdp" in filled, "ep" in filled)
+    assert f"not stated, and without it the run would not fit: {filled}" in found.assumptions
+    assert found.row.values == ROW | row
+    stated = case(**row | {"fsdp": row["fsdp"] or "0", "ep": "1"})
+    assert (stated.plan.fsdp, stated.plan.ep) == (False, 1)
+
+
+def test_accumulation_tells_the_micro_batch():
+    for pp, samples in (("8", 32), ("1", 4)):
+        found = case(mbs="", ga="8", fsdp="", tp="8", pp=pp, gbs="1024")
+        assert found.plan.micro_batch == 1024 // found.plan.dp // 8 == samples
+        assert any("by its gradient accumulation" in words for words in found.assumptions)
+    assert case(mbs="1", ga="8").plan.micro_batch == 1

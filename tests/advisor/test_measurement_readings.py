@@ -127,7 +127,7 @@ def test_recompute_that_memory_asks_for_is_not_taken_away_again():
 
 
 def test_experts_may_be_spread_and_micro_batches_smaller_where_no_row_says_so():
-    alone = EXPERTS | {"model": "qwen3-30b-a3b", "gpus": "16", "tp": "1", "pp": "1", "gbs": "64", "etp": "1"}
+    alone = EXPERTS | {"model": "olmoe-1b-7b", "gpus": "16", "tp": "1", "pp": "1", "gbs": "64", "etp": "1"}
     found = readings(alone | {"ep": ""})["ep"]
     assert (found["taken"], found["other"]) == ("1", "8")
     assert found["step_ratio"] == pytest.approx(seconds(alone | {"ep": "8"}) / seconds(alone | {"ep": "1"}))
@@ -152,6 +152,28 @@ def test_a_micro_batch_of_one_may_have_been_two_unless_that_asks_for_recompute()
 def test_what_nobody_can_read_is_not_stated():
     for column, cell in (("tp_comm_overlap", "maybe"), ("moe_dispatcher", "foo"), ("etp", "-")):
         assert column in readings(EXPERTS | {column: cell})
+
+
+@pytest.mark.parametrize(
+    ("source", "open_to"), [("DGXC benchmarking recipes 25.05", []), ("our lab", ["vp"])]
+)
+def test_of_known_software_another_publisher_s_silence_is_read_otherwise(source, open_to):
+    row = DENSE | {"source": source, "container": "nemo:25.04", "vp": "", "tp_comm_overlap": "1"}
+    assert list(readings(row)) == open_to
+
+
+def test_pytorch_s_replicas_may_have_been_shards():
+    row = DENSE | {
+        "source": "a blog",
+        "container": "nanotron",
+        "gpus": "8",
+        "tp": "1",
+        "pp": "1",
+        "model": "llama3.2-1b",
+    }
+    assert readings(row | {"fsdp": ""})["fsdp"]["other"] == "1"
+    assert "fsdp" not in readings(row | {"fsdp": "0"})
+    assert "fsdp" not in readings(row | {"fsdp": "", "container": "Megatron-Core"})
 
 
 def test_a_source_that_we_know_is_read_in_one_way():

@@ -164,3 +164,18 @@ def test_gpt3_s_maxima_stay_inside_since_nemo_25_04():
 )
 def test_norms_of_mxfp8_are_cudnns_since_megatron_bridge(container, precision, on):
     assert case(container=container, precision=precision, system="dgx-b200").plan.cudnn_norms == on
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "told"),
+    [
+        ({}, "experts in", True),
+        ({"model": "llama3-70b", "ep": ""}, "experts in", False),
+        ({"model": "nemotronh-56b", "ep": "", "pp": "1", "vp": "1", "tp": "4"}, "graphs of", True),
+        ({"precision": "bf16"}, "in 8 bits", False),
+        ({"precision": "mxfp8"}, "in 8 bits", True),
+    ],
+)
+def test_recipes_of_experts_and_formats_are_told_where_they_act(changes, word, told):
+    found = case(**{"container": "nemo:25.11"} | changes)
+    assert any(word in words for words in found.assumptions) == told

@@ -184,10 +184,30 @@ def test_sizes_that_are_not_all_there_are_named():
         ({"cp": "-", "ep": "N/A", "etp": "nan"}, {}),
         ({"gbs": "1,024"}, {"gbs": "1024"}),
         ({"sequence_parallel": "0.0"}, {"sequence_parallel": "0"}),
+        ({"seq_len": "4k"}, {"seq_len": "4096"}),
+        ({"cp": "0", "vp": "0"}, {"cp": "1", "vp": "1"}),
+        ({"pp_layout": "None", "model_overrides": "None", "other_flags": "[]"}, {}),
     ],
 )
 def test_cells_as_other_tools_write_them(changes, read):
     assert case(**changes).plan == case(**read).plan
+
+
+def test_memory_with_its_unit():
+    assert [case(peak_memory_gb=text).measured_memory_bytes for text in ("76", "76 GB", "76GiB")] == [
+        76e9,
+        76e9,
+        76 * 2**30,
+    ]
+
+
+def test_software_that_shards_by_default_has_a_layout_without_a_word():
+    bare = {"tp": "", "pp": "", "vp": "", "fsdp": "", "container": "", "model": "llama3-8b", "gpus": "8"}
+    found = case(**bare, source="torchtitan 0.1 on our cluster")
+    assert (found.plan.fsdp, found.plan.dp) == (True, 8)
+    assert "fsdp not stated: on, as its software's default" in found.assumptions
+    assert case(**bare, source="accelerate, FSDP2").plan.fsdp
+    assert "layout is not stated" in refused(**bare, source="Megatron-Core, our cluster")
 
 
 def test_one_gpu_and_plain_replicas_are_a_layout():

@@ -32,8 +32,13 @@ from advisor.measurements import Case, Skip, read_rows, row_case
         ({"tp": "1.5"}, "tp '1.5' is not a whole number above 0"),
         (
             {"tokens_per_sec_per_gpu": "", "step_time": "9.5"},
-            "step_time_s and tokens_per_sec_per_gpu hold no number. Is column 'step_time' meant as step_time_s?",
+            "tokens_per_sec and samples_per_sec hold no number. Is column 'step_time' meant as step_time_s?",
         ),
+        (
+            {"tokens_per_sec_per_gpu": "", "model_tflops_per_gpu": "700"},
+            "model_tflops_per_gpu tells a time only beside formula_gflops_per_token",
+        ),
+        ({"step_time_ms": "12 h"}, "step_time_ms '12 h' is not a number above 0"),
         ({"step_time_s": "abc"}, "step_time_s 'abc' is not a number above 0"),
         ({"step_time_s": "-4"}, "step_time_s '-4' is not a number above 0"),
         ({"gbs": ""}, "gbs not stated"),
@@ -74,7 +79,7 @@ def test_a_table_with_commas_is_told_what_it_lacks(tmp_path, header):
     """It was told to save with commas what had them: the header was looked at between them."""
     path = tmp_path / "rows.csv"
     path.write_text(header + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"rows\.csv lacks the columns id, .*Columns needed: id, model, "):
+    with pytest.raises(ValueError, match=r"rows\.csv lacks the columns .*Columns needed: model, system, "):
         read_rows(path)
 
 
@@ -84,7 +89,7 @@ def test_an_empty_table_is_told_as_what_it_is(tmp_path, text):
     path = tmp_path / "rows.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(
-        ValueError, match=r"rows\.csv is empty\. Name a CSV file with a header line, columns id, "
+        ValueError, match=r"rows\.csv is empty\. Name a CSV file with a header line, columns model, "
     ):
         read_rows(path)
 
@@ -141,6 +146,31 @@ def test_a_table_with_other_names_of_columns(tmp_path):
     path.write_text(",".join(names.get(name, name) for name in ROW) + "\n" + ",".join(ROW.values()) + "\n")
     (row,) = read_rows(path)
     assert row.values == ROW
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "seconds"),
+    [
+        ("step_time_ms", "9500", 9.5),
+        ("step_time_s", "9500 ms", 9.5),
+        ("tokens_per_sec", str(128 * 8192 / 9.5), 9.5),
+        ("samples_per_sec", str(128 / 9.5), 9.5),
+        ("model_tflops_per_gpu", str(128 * 8192 * 450e9 / (64 * 9.5e12)), 9.5),
+    ],
+)
+def test_a_step_time_is_read_from_what_tells_it(column, text, seconds):
+    found = case(NEMO, **{"tokens_per_sec_per_gpu": "", "formula_gflops_per_token": "450", column: text})
+    assert found.measured_step_time_s == pytest.approx(seconds)
+    assert (f"step time from {column}" in found.assumptions) == (column != "step_time_s")
+
+
+def test_rows_without_an_id_are_called_by_their_line(tmp_path):
+    table = tmp_path / "rows.csv"
+    bare = {name: text for name, text in NEMO.items() if name != "id"}
+    lines = [",".join(values) for values in (bare, bare.values(), (bare | {"model": "abacus"}).values())]
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    read, refused = (row_case(row) for row in read_rows(table))
+    assert (read.id, refused.id) == ("line 2", "line 3")
 
 
 def test_a_column_under_its_own_name_comes_first(tmp_path):

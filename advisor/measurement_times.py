@@ -1,0 +1,78 @@
+"""The step time that a row of a table states, whichever of its columns tells it."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from advisor.measurement_rows import Row
+
+# A step time and a rate of tokens that differ by less are printed with few digits.
+SAME_STEP = 0.05
+# Columns that tell a step time, as they are looked for.
+TIMES = (
+    "step_time_s",
+    "step_time_ms",
+    "tokens_per_sec_per_gpu",
+    "tokens_per_sec",
+    "samples_per_sec",
+    "model_tflops_per_gpu",
+)
+# What model FLOPs of a second tell no time without.
+FLOPS_OF_A_TOKEN = "formula_gflops_per_token"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A row's step time [s], and what is to be known of it: the column it comes from, or another that differs."""
+
+    seconds: float
+    words: str = ""
+
+
+def step_time(row: Row, gpus: int, batch: int, seq_len: int) -> StepTime | str:
+    """The row's step time by the first of `TIMES` that holds a number; in one line why there is none."""
+    told = {column: seconds for column in TIMES if (seconds := _by(column, row, gpus, batch, seq_len))}
+    if not told:
+        return _no_time(row)
+    (column, seconds), *others = told.items()
+    words = "" if column in ("step_time_s", "tokens_per_sec_per_gpu") else f"step time from {column}"
+    for other, by_other in others:
+        # Model FLOPs are counted in many ways, and never contradict a time.
+        if other != "model_tflops_per_gpu" and abs(by_other / seconds - 1) >= SAME_STEP:
+            words = f"{column} says {seconds:.4g} s and {other} {by_other:.4g} s: "
+            words += "the step time is compared" if column == "step_time_s" else "the first is compared"
+            break
+    return StepTime(seconds, words)
+
+
+def _by(column: str, row: Row, gpus: int, batch: int, seq_len: int) -> float | None:
+    """The step time that a column tells, None where it tells none. [s]"""
+    value = row.number(column)
+    if value is None:
+        return None
+    if column.startswith("step_time"):
+        return value * (1e-3 if column.endswith("_ms") else 1.0)
+    if column == "samples_per_sec":
+        return batch / value
+    tokens = batch * seq_len
+    if column == "model_tflops_per_gpu":
+        flops = row.number(FLOPS_OF_A_TOKEN)
+        return flops and tokens * flops * 1e9 / (value * 1e12 * gpus)
+    return tokens / (value * (gpus if column.endswith("_gpu") else 1))
+
+
+def _no_time(row: Row) -> str:
+    """Why a row has nothing to compare with: its columns of times, or one that is likely meant as such."""
+    said = (
+        f"neither step time nor tokens/s are stated: {', '.join(TIMES[:-2])} and {TIMES[-2]} hold no number"
+    )
+    if row.number(TIMES[-1]):
+        return f"{said}, and {TIMES[-1]} tells a time only beside {FLOPS_OF_A_TOKEN}"
+    near = [
+        (column, name)
+        for column in row.values
+        if column not in TIMES and row.number(column)
+        for name in difflib.get_close_matches(column.strip().lower(), TIMES, n=1, cutoff=0.75)
+    ]
+    return f"{said}. Is column {near[0][0]!r} meant as {near[0][1]}?" if near else said
