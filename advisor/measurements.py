@@ -207,6 +207,7 @@ def _read(row: Row) -> Case | Skip:
                 (
                     *assumptions,
                     how_model,
+                    model.left_out and f"not counted of the model: {model.left_out}",
                     how_cluster,
                     unknown_release(stack),
                     *unsaid,

@@ -49,6 +49,12 @@ def test_126_layers_count_embedding_and_loss():
     assert plan.account_loss
 
 
+def test_what_of_a_model_is_not_counted_is_told():
+    found = case(NEMO, model="qwen3.6-27b", tp="2", pp="1", vp="1")
+    assert "not counted of the model: the encoder of images" in found.assumptions
+    assert not any("not counted" in words for words in case(NEMO).assumptions)
+
+
 def test_overrides_change_the_model():
     assert case(NEMO, model_overrides='{"num_layers": 40}').model.num_layers == 40
 
