@@ -112,7 +112,7 @@ def _read(path: str | None, options: dict[str, Any]) -> Case:
         notes.append("No plan named: the one that `advisor explain` gave last.")
     record = load_plan_file(path) if path is not None else None
     case = _from_file(record, options, notes) if record is not None else _from_options(options, notes)
-    from advisor.target_loss import unheard
+    from advisor.rules.features import unheard
 
     case = replace(case, notes=(*case.notes, *unheard(given_knobs(options), case.stack)))
     check_acting(given_workload(options), case.workload, case.model)
@@ -155,7 +155,7 @@ def _from_options(options: dict[str, Any], notes: list[str]) -> Case:
         raise ValueError(
             "no machine: give --gpu or --cluster. Try --gpu h100; `advisor hardware` lists them."
         )
-    from advisor.request import default_global_batch, usual_seq_len
+    from advisor.usual_sizes import default_global_batch, usual_seq_len
     from costmodel.model_registry import load_model
 
     model = load_model(options["model"])

@@ -195,7 +195,7 @@ def stack_note(stack: str) -> str:
 def _workload(
     found: Reading, model: ModelSpec, plan: Plan, options: dict[str, Any], notes: list[str]
 ) -> Workload:
-    from advisor.request import usual_seq_len
+    from advisor.usual_sizes import usual_seq_len
     from executor.export.batch_ramp import uneven
 
     said = dict(found.workload)

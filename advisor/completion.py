@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
+SHELLS = ("bash", "zsh", "fish")
 Words = Callable[[str], Iterable[str]]
 FILES = [CompletionItem("", type="file")]
 # Options that name a file or a folder, and arguments that may.
@@ -107,8 +108,6 @@ def _stacks(incomplete: str = "") -> list[str]:
 
 
 def _shells(incomplete: str = "") -> tuple[str, ...]:
-    from advisor.commands.completion import SHELLS
-
     return SHELLS
 
 

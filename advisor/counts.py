@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from advisor.candidates import Candidate
-from advisor.request import MOST_GPUS, Request, default_global_batch
+from advisor.request import MOST_GPUS, Request
 from advisor.search import search
 from advisor.sections import training_cost
+from advisor.usual_sizes import default_global_batch
 
 # A rounder number leaves at most this share of the GPUs idle.
 IDLE = 1 / 8

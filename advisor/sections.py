@@ -75,14 +75,13 @@ def over_by(prediction: Prediction) -> str:
 
 def numbers(prediction: Prediction) -> list[str]:
     """The four numbers people ask for, what binds, and which published run is nearest."""
-    from costmodel.evidence_mfu import beyond_published
     from costmodel.prediction import resource_shares
 
     name, share = next(iter(resource_shares(prediction.time).items()))
     fill = prediction.values.get("fill", 1.0)
     own = f", padding ({percent(1 - fill)} of what is computed) not counted" if fill < 1 else ""
     low, high = prediction.interval_low, prediction.interval_high
-    beyond = f"; {note}" if (note := beyond_published(prediction)) else ""
+    beyond = f"; {note}" if (note := prediction.beyond_published) else ""
     rows = [
         (
             "step time",

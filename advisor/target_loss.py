@@ -5,9 +5,8 @@ Memory differs where Megatron-LM has only its own fused loss, and Transformer En
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from advisor.render import gib, seconds
 from advisor.target_release import TITLES, version_of_stack
@@ -31,17 +30,6 @@ def native_loss(case: Case) -> bool:
     """Whether the fused loss that is priced is Megatron-Core's own."""
     chosen = case.plan.cross_entropy_fusion_impl == "native"
     return chosen or load_stack(case.stack or default_stack()).native_loss
-
-
-def unheard(knobs: Mapping[str, Any], stack: str | None) -> list[str]:
-    """A note where knobs ask for Transformer Engine's fused loss and the release has Megatron-Core's alone."""
-    known = load_stack(stack or default_stack())
-    fused = knobs.get("fused_cross_entropy", True)
-    if not fused or knobs.get("cross_entropy_fusion_impl") != "te" or not known.native_loss:
-        return []
-    return [
-        f"{known.name} has no fused loss but Megatron-Core's own: that is priced, not Transformer Engine's (te)."
-    ]
 
 
 def other_loss(case: Case, priced: Prediction | None, target: str, version: str) -> OtherLoss:

@@ -9,15 +9,11 @@ called above what was reached there in vain.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from costmodel.binding import precision_recipe
 from costmodel.model_registry import load_model
-from hardware_db import load_gpu
+from hardware_db import Gpu, load_gpu
 from hardware_db.evidence import Evidence, load_evidence
-
-if TYPE_CHECKING:
-    from costmodel.prediction import Prediction
 
 # A prediction this much above the best is above it, whatever the count of FLOP errs by. [1]
 ABOVE = 1.03
@@ -83,17 +79,17 @@ def _peak(gpu: str, dtype: str) -> float | None:
     return load_gpu(gpu).peak(dtype)
 
 
-def beyond_published(prediction: Prediction) -> str:
+def beyond_published(mfu: float, gpu: Gpu, precision: str, task: str) -> str:
     """One sentence without full stop where no published run on such GPUs has the MFU predicted, else ""."""
-    if prediction.workload.task == "lora":
+    if task == "lora":
         return ""
-    gpu, dtype = prediction.cluster.gpu, number_format(prediction.plan.precision)
+    dtype = number_format(precision)
     best = best_published(gpu.generation, gpu.peak(dtype) or 0.0, dtype)
-    if best is None or prediction.mfu <= ABOVE * best[0]:
+    if best is None or mfu <= ABOVE * best[0]:
         return ""
-    mfu, count, run = best
+    reached, count, run = best
     runs = f"the best of {count} reaches" if count > 1 else "the only one reaches"
     return (
-        f"no run published on {gpu.generation} GPUs of this peak has such an MFU: {runs} about {100 * mfu:.0f} % "
+        f"no run published on {gpu.generation} GPUs of this peak has such an MFU: {runs} about {100 * reached:.0f} % "
         f"({run.model}, {run.gpus:,} GPUs of {run.cluster}, {run.source})"
     )

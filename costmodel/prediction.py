@@ -143,6 +143,11 @@ class Prediction:
         whole = self.cluster.host_memory
         return whole is None or self.node_host_bytes[0] <= whole
 
+    @property
+    def beyond_published(self) -> str:
+        """A sentence where no published run on such GPUs has the MFU predicted, else ""."""
+        return beyond_published(self.mfu, self.cluster.gpu, self.plan.precision, self.workload.task)
+
     def to_dict(self) -> dict[str, Any]:
         """The object that `predict --json` prints."""
         gib = 2**30
@@ -159,7 +164,7 @@ class Prediction:
             "model_tflops_per_gpu": self.model_tflops_per_gpu,
             "mfu": self.mfu,
             "mfu_peak": self.mfu_peak,
-            "mfu_beyond_published": beyond_published(self) or None,
+            "mfu_beyond_published": self.beyond_published or None,
             "interval": {
                 "low": self.interval_low,
                 "high": self.interval_high,

@@ -8,8 +8,7 @@ import json
 import click
 
 from advisor.commands import HELP
-
-SHELLS = ("bash", "zsh", "fish")
+from advisor.completion import SHELLS
 
 
 @click.command(name="completion", context_settings=HELP)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from costmodel.stack import Stack, default_stack, families, load_stack, months
 
@@ -81,3 +82,14 @@ def lacked(stack: str | None) -> frozenset[str]:
     """Names of the features that a stack, None for the newest known, is known not to have."""
     known = load_stack(stack or default_stack())
     return frozenset(feature.name for feature in load_features() if feature.lacked_by(known))
+
+
+def unheard(knobs: Mapping[str, Any], stack: str | None) -> list[str]:
+    """A note where knobs ask for Transformer Engine's fused loss and the release has Megatron-Core's alone."""
+    known = load_stack(stack or default_stack())
+    fused = knobs.get("fused_cross_entropy", True)
+    if not fused or knobs.get("cross_entropy_fusion_impl") != "te" or not known.native_loss:
+        return []
+    return [
+        f"{known.name} has no fused loss but Megatron-Core's own: that is priced, not Transformer Engine's (te)."
+    ]

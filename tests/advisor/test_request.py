@@ -8,15 +8,12 @@ from hypothesis import strategies as st
 
 from advisor.request import (
     MOST_GPUS,
-    MOST_TOKENS,
-    SEQUENCES,
     Request,
     choose_precisions,
-    default_global_batch,
     make_request,
     parse_pins,
-    usual_seq_len,
 )
+from advisor.usual_sizes import MOST_TOKENS, SEQUENCES, default_global_batch, usual_seq_len
 from costmodel.knobs import CATALOGUE
 from costmodel.model_registry import load_model
 from costmodel.workload import Workload

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from advisor.sections import numbers
-from costmodel.evidence_mfu import best_published, beyond_published, published_flops
+from costmodel.evidence_mfu import best_published, published_flops
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -44,7 +44,7 @@ def test_the_best_run_is_of_the_gpu_and_format_and_reaches_what_its_source_says(
 def test_an_mfu_that_nobody_published_is_told_as_such():
     """70B on 256 A100: 66 %, where no published run has more than 63 %."""
     found = replace(predicted(), mfu=0.664)
-    told = beyond_published(found)
+    told = found.beyond_published
     assert told.startswith("no run published on ampere GPUs of this peak has such an MFU: the best of ")
     assert "mpt-3b" in told
     assert told in " ".join(" ".join(numbers(found)).split())
@@ -54,6 +54,6 @@ def test_an_mfu_that_nobody_published_is_told_as_such():
 def test_an_mfu_within_the_published_is_not_remarked_on():
     found = predicted()
     mfu, _, _ = best_published("ampere", 312e12, "bf16")
-    assert beyond_published(replace(found, mfu=mfu)) == ""
+    assert replace(found, mfu=mfu).beyond_published == ""
     assert replace(found, mfu=mfu).to_dict()["mfu_beyond_published"] is None
-    assert beyond_published(predicted("dgx-h100")) == ""
+    assert predicted("dgx-h100").beyond_published == ""
