@@ -93,6 +93,7 @@ COUNTED = [
 # Printed totals that no parameter count meets, and why.
 PRINTED_OTHERWISE = {
     "llama4-scout": "109B has the vision tower, the file the text tower alone",
+    "glm4.5-355b": "352.8B without its layer of multi-token prediction, 356.8B with it",
     "grok1-314b": "314B is the original, the benchmark changed the vocabulary",
     "nemotron3.5-lightning-30b-a3b": "30B names its family; the count is that of Nemotron 3 Nano, 31.6B",
 }
