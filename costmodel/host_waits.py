@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.block_kernels import graphed
 from costmodel.layer import BlockTimes
-from costmodel.stages import in_stage
-from costmodel.symbols import ATTENTION_BLOCKS, symbol
+from costmodel.symbols import ATTENTION_BLOCKS, in_stage, symbol
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work.elementwise import rotary_stops
