@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.block_kernels import graphed_whole
 from costmodel.encoder import encoder_kept, encoder_weights
 from costmodel.layer import Blocks, BlockTimes
 from costmodel.memory_beside import (
     context_bytes,
     fragmentation_bytes,
     graph_bytes,
-    in_graph_pool,
     stand_in_bytes,
     stream_pool_bytes,
 )
@@ -242,10 +242,10 @@ def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
 def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amount) -> Amount:
     """CUDA graph pools of a stage. [byte]"""
     blocks_here = sum(in_stage(x, name, of.name) for name in blocks)
-    captured = sum(in_stage(x, name, of.name) * in_graph_pool(x, name) for name in blocks) / maximum(
+    captured = sum(in_stage(x, name, of.name) * graphed_whole(x, name) for name in blocks) / maximum(
         blocks_here, 1
     )
-    kept = _activations_of(blocks, lambda name: in_stage(x, name, of.name) * in_graph_pool(x, name))
+    kept = _activations_of(blocks, lambda name: in_stage(x, name, of.name) * graphed_whole(x, name))
     pooled = activation_bytes(x, kept, captured * of.layers, maximum(of.flying - 1, 0)) + captured * (
         of.loss + workspace
     )

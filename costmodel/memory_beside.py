@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.block_kernels import graphed
 from costmodel.layer import Blocks
 from costmodel.symbols import in_stage
 from costmodel.work.linear import padded_vocabulary
@@ -42,11 +41,6 @@ def graph_bytes(x: SimpleNamespace, pooled: Amount, static: Amount) -> Amount:
     2.13, cuda/graphs.py, graph.__enter__.
     """
     return (x.graph - x.graph_step) * (x.graph_pool * pooled + static)
-
-
-def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
-    """Share of a block's saved activations that CUDA graphs hold: a captured router keeps almost none. [1]"""
-    return x.graph_experts if block == "experts" else graphed(x, block)
 
 
 def fragmentation_bytes(x: SimpleNamespace, held: Amount, elsewhere: Amount = 0) -> Amount:
