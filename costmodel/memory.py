@@ -85,13 +85,13 @@ def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount, has_e
     another's compute, its rows as sent and as received, to the experts and back, exist beside that. Source:
     Megatron-Core, combined_1f1b.py.
     """
-    rows = linear.tokens(x) * 2 * x.activation_bytes * x.h
+    gathered = 2 * x.activation_bytes * linear.tokens(x) * x.h  # the input of FC1 and its gradient
     travelling: Amount = 0
     if has_experts:
         travelling = (
             2 * x.activation_bytes * x.he * (expert_work.routed_copies(x) + expert_work.expert_rows(x))
         )
-    return x.recompute_layers * per_layer + widest + rows + x.ep_overlap * travelling
+    return x.recompute_layers * per_layer + widest + gathered + x.ep_overlap * travelling
 
 
 def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
