@@ -158,3 +158,11 @@ def graphed(x: SimpleNamespace, block: str) -> Amount:
     if block == "mlp":
         return x.graph_mlp
     return x.graph_experts + (1 - x.graph_experts) * x.graph_router / 2
+
+
+def graphed_whole(x: SimpleNamespace, block: str) -> Amount:
+    """Share of a block that CUDA graphs hold from end to end: its loops, and what it saves. [1]
+
+    A captured router has none of an expert block's loops and keeps almost nothing.
+    """
+    return x.graph_experts if block == "experts" else graphed(x, block)

@@ -170,10 +170,14 @@ def knob_inputs(
     return inputs
 
 
+def _expert_replicas(c: Columns) -> Array:
+    """Ranks that hold the same experts. [1]"""
+    return c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
+
+
 def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
-    edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
     return {name: c[name] for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")} | {
-        "edp": edp,
+        "edp": _expert_replicas(c),
         "b": c["micro_batch"],
         "m": global_batch / (c["micro_batch"] * c["dp"]),
         "enc_tp": np.where(c["encoder_tp"] > 0, c["encoder_tp"], c["tp"]),
@@ -191,7 +195,6 @@ def _sharding(c: Columns) -> dict[str, Array]:
     asked = sharding_instances(ranks, c["fsdp"] > 0, c["fsdp_shard_size"], c["optimizer_instances"])
     instances = np.minimum(asked, ranks)
     shard = ranks / instances
-    edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
     return {
         "optimizer_sharded": (c["zero_stage"] >= 1) * 1.0,
         "grads_sharded": (c["zero_stage"] >= 2) * 1.0,
@@ -199,7 +202,7 @@ def _sharding(c: Columns) -> dict[str, Array]:
         "fsdp": c["fsdp"],
         "fsdp_copies": (c["fsdp_implementation"] == code("fsdp_implementation", "torch")) * 1.0,
         "shard": shard,
-        "expert_shard": np.maximum(edp * shard / ranks, 1.0),
+        "expert_shard": np.maximum(_expert_replicas(c) * shard / ranks, 1.0),
         "instances": instances,
         "outer_sharded": (c["outer_dp_sharding_strategy"] == code("outer_dp_sharding_strategy", "optim"))
         * (c["fsdp"] > 0)

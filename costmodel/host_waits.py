@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum
-from costmodel.block_kernels import graphed
+from costmodel.block_kernels import graphed, graphed_whole
 from costmodel.layer import BlockTimes
-from costmodel.stages import in_stage
-from costmodel.symbols import ATTENTION_BLOCKS, symbol
+from costmodel.symbols import ATTENTION_BLOCKS, in_stage, symbol
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work.elementwise import rotary_stops
@@ -32,15 +31,10 @@ def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
             issued.loops_forward + issued.loops_backward,
             x.kernel_launch,
             x.graph_launch,
-            _replayed_loops(x, name),
+            graphed_whole(x, name),
         )
         + stops * x.expert_wait
     )
-
-
-def _replayed_loops(x: SimpleNamespace, name: str) -> Amount:
-    """Share of a block's loops that CUDA graphs replay. [1]"""
-    return x.graph_experts if name == "experts" else graphed(x, name)
 
 
 def stops_at_exchanges(x: SimpleNamespace) -> Amount:
@@ -59,7 +53,7 @@ def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) ->
     kernels = times.kernels.forward if kind == "forward" else times.kernels.backward
     loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
     own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
-    in_loops = (1 - _replayed_loops(x, name)) * (own + loops * x.loop_launch)
+    in_loops = (1 - graphed_whole(x, name)) * (own + loops * x.loop_launch)
     return ((1 - graphed(x, name)) * kernels + in_loops) * x.host_kernel
 
 

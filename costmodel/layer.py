@@ -6,7 +6,7 @@ symbols of what it wrote, so that `costmodel.step` can multiply them by blocks a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -59,6 +59,9 @@ class BlockTimes:
     shared: Amount = 0
     wait: Amount = 0
     inner: Beside | None = None
+
+
+Blocks = Mapping[str, BlockTimes]
 
 
 def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> BlockWork:

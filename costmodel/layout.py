@@ -317,6 +317,11 @@ def layout_of(plan: Plan, model: ModelSpec, seq_len: int) -> Layout:
     )
 
 
+def most_layers(plan: Plan, model: ModelSpec, seq_len: int = 4096) -> int:
+    """Decoder layers of the virtual stage with most of them. [1] ValueError as `plan_layout`."""
+    return max(chunk.layers for stage in layout_of(plan, model, seq_len).chunks for chunk in stage)
+
+
 @lru_cache(maxsize=4096)
 def _layout(model: ModelSpec, pp: int, stages: tuple[str, ...]) -> Layout:
     """The layout of these virtual stages: the same of many sequence lengths and ways to count the layers."""

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.block_kernels import graphed_whole
 from costmodel.encoder import encoder_kept, encoder_weights
-from costmodel.layer import BlockTimes
+from costmodel.layer import Blocks, BlockTimes
 from costmodel.memory_beside import (
     context_bytes,
     fragmentation_bytes,
     graph_bytes,
-    in_graph_pool,
     stand_in_bytes,
     stream_pool_bytes,
 )
@@ -32,15 +32,13 @@ from costmodel.memory_states import (
 )
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
-    Blocks,
     adapters_of,
-    count,
     decoder_count,
     linear_weights_of,
     muon_state,
     parameters_of,
 )
-from costmodel.symbols import STAGES, symbol
+from costmodel.symbols import STAGES, in_stage, symbol
 from costmodel.term import Ledger, Term
 from costmodel.vocabulary import deferred
 from costmodel.work import activations, communication, linear, parameters
@@ -74,7 +72,7 @@ def activation_bytes(
 def held_map_bytes(x: SimpleNamespace, stage: str) -> Amount:
     """Maps of routing that the dispatchers of a stage's recomputed expert blocks hold, one set a block. [byte]"""
     again = x.recompute_layers * decoder_count(x, "experts", stage)
-    again += (1 - x.recompute_layers) * x.recompute_moe * count(x, "experts", stage)
+    again += (1 - x.recompute_layers) * x.recompute_moe * in_stage(x, "experts", stage)
     return again * expert_work.held_maps(x)
 
 
@@ -87,13 +85,13 @@ def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount, has_e
     another's compute, its rows as sent and as received, to the experts and back, exist beside that. Source:
     Megatron-Core, combined_1f1b.py.
     """
-    rows = linear.tokens(x) * 2 * x.activation_bytes * x.h
+    gathered = 2 * x.activation_bytes * linear.tokens(x) * x.h  # the input of FC1 and its gradient
     travelling: Amount = 0
     if has_experts:
         travelling = (
             2 * x.activation_bytes * x.he * (expert_work.routed_copies(x) + expert_work.expert_rows(x))
         )
-    return x.recompute_layers * per_layer + widest + rows + x.ep_overlap * travelling
+    return x.recompute_layers * per_layer + widest + gathered + x.ep_overlap * travelling
 
 
 def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
@@ -194,7 +192,7 @@ def _stage(
         layer = _activations_of(blocks, lambda name: getattr(x, f"{name}_mtp"))
         heads = ledger.define(
             f"{stage}_stage_mtp_kept",
-            count(x, "mtp", stage) * (layer + activations.mtp_inputs(x)),
+            in_stage(x, "mtp", stage) * (layer + activations.mtp_inputs(x)),
             "byte",
             activations.mtp_inputs,
         )
@@ -243,11 +241,11 @@ def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
 
 def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amount) -> Amount:
     """CUDA graph pools of a stage. [byte]"""
-    blocks_here = sum(count(x, name, of.name) for name in blocks)
-    captured = sum(count(x, name, of.name) * in_graph_pool(x, name) for name in blocks) / maximum(
+    blocks_here = sum(in_stage(x, name, of.name) for name in blocks)
+    captured = sum(in_stage(x, name, of.name) * graphed_whole(x, name) for name in blocks) / maximum(
         blocks_here, 1
     )
-    kept = _activations_of(blocks, lambda name: count(x, name, of.name) * in_graph_pool(x, name))
+    kept = _activations_of(blocks, lambda name: in_stage(x, name, of.name) * graphed_whole(x, name))
     pooled = activation_bytes(x, kept, captured * of.layers, maximum(of.flying - 1, 0)) + captured * (
         of.loss + workspace
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.block_kernels import graphed
-from costmodel.stage_parameters import Blocks, count
+from costmodel.layer import Blocks
+from costmodel.symbols import in_stage
 from costmodel.work.linear import padded_vocabulary
 
 # NVLink SHARP keeps multicast buffers for each communicator. Source: NeMo performance guide, NCCL_NVLS_ENABLE.
@@ -24,7 +24,7 @@ def stand_in_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, has_loss: Amo
     shapes: Amount = has_loss * padded_vocabulary(x) * x.h / x.tp
     for name, times in blocks.items():
         one = sum(layer.columns * layer.inner for layer in times.work.linears)
-        shapes += minimum(count(x, name, stage), 1) * one
+        shapes += minimum(in_stage(x, name, stage), 1) * one
     return x.stand_ins * (1 - x.accumulate_split) * x.trained * x.weight_bytes * shapes
 
 
@@ -41,11 +41,6 @@ def graph_bytes(x: SimpleNamespace, pooled: Amount, static: Amount) -> Amount:
     2.13, cuda/graphs.py, graph.__enter__.
     """
     return (x.graph - x.graph_step) * (x.graph_pool * pooled + static)
-
-
-def in_graph_pool(x: SimpleNamespace, block: str) -> Amount:
-    """Share of a block's saved activations that CUDA graphs hold: a captured router keeps almost none. [1]"""
-    return x.graph_experts if block == "experts" else graphed(x, block)
 
 
 def fragmentation_bytes(x: SimpleNamespace, held: Amount, elsewhere: Amount = 0) -> Amount:

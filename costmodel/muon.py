@@ -11,12 +11,12 @@ layer_wise_optimizer.py; emerging_optimizers 0.3.0, muon_utils.py and orthogonal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
-from costmodel.layer import BlockTimes
+from costmodel.layer import Blocks
 from costmodel.rates import model_gemm, stream
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
@@ -30,7 +30,6 @@ STEPS, PRODUCTS, COPIES = 5, 3, 2
 KERNELS = 12
 # Adam's second moment, which Muon does without, in FP32. [byte]
 SECOND_MOMENT = 4
-Blocks = Mapping[str, BlockTimes]
 
 
 @dataclass(frozen=True)

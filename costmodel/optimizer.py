@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, maximum
 from costmodel.fully_sharded import Owner
+from costmodel.layer import Blocks
 from costmodel.muon import muon_share, muon_time
 from costmodel.rates import stream
-from costmodel.stage_parameters import Blocks, largest_table, under_adam
+from costmodel.stage_parameters import largest_table, under_adam
 from costmodel.term import Ledger, Term
 from costmodel.work import communication
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.layer import BlockTimes
+from costmodel.layer import Blocks
 from costmodel.muon import Held, muon_state_bytes, weights_of
+from costmodel.symbols import in_stage
 from costmodel.work import parameters
 from costmodel.work.adapters import adapter_parameters
 from costmodel.work.linear import padded_vocabulary
 
 # Stages without embedding and output layer.
 BETWEEN = ("second", "fullest")
-Blocks = Mapping[str, BlockTimes]
-
-
-def count(x: SimpleNamespace, block: str, stage: str) -> Amount:
-    """Blocks of a kind on a stage. [1]"""
-    return getattr(x, f"{block}_{stage}")
 
 
 def parameters_of(
@@ -28,12 +23,12 @@ def parameters_of(
     """Parameters of a stage on one rank: its experts, or the rest, with embedding, output layer and MTP heads. [1]"""
     if experts:
         return sum(
-            count(x, name, stage) * parameters.expert_parameters(times.work)
+            in_stage(x, name, stage) * parameters.expert_parameters(times.work)
             for name, times in blocks.items()
             if name == "experts"
         )
     total = sum(
-        count(x, name, stage) * parameters.block_parameters(times.work) for name, times in blocks.items()
+        in_stage(x, name, stage) * parameters.block_parameters(times.work) for name, times in blocks.items()
     )
     if not vocabulary:
         return total
@@ -51,24 +46,24 @@ def mtp_heads_of(x: SimpleNamespace, stage: str) -> Amount:
 
     The first stage has heads only where it is the only one, which needs no copy.
     """
-    heads = count(x, "mtp", stage)
+    heads = in_stage(x, "mtp", stage)
     copy = 0 if stage == "first" else parameters.mtp_embedding(x, x.tied if stage == "last" else 0)
     return heads * parameters.mtp_parameters(x) + minimum(heads, 1) * copy
 
 
 def decoder_count(x: SimpleNamespace, block: str, stage: str) -> Amount:
     """Blocks of a kind in the decoder layers of a stage: all but those of its MTP heads. [1]"""
-    return count(x, block, stage) - count(x, "mtp", stage) * getattr(x, f"{block}_mtp")
+    return in_stage(x, block, stage) - in_stage(x, "mtp", stage) * getattr(x, f"{block}_mtp")
 
 
 def adapters_of(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
     """Parameters of a stage's adapters on one rank. [1]"""
-    return sum(count(x, name, stage) * adapter_parameters(x, times.work) for name, times in blocks.items())
+    return sum(in_stage(x, name, stage) * adapter_parameters(x, times.work) for name, times in blocks.items())
 
 
 def linear_weights_of(x: SimpleNamespace, blocks: Blocks, stage: str, grouped: bool) -> Amount:
     """Weights of a stage's quantised linear layers on one rank. [1]"""
-    return sum(count(x, name, stage) * times.work.weights(grouped) for name, times in blocks.items())
+    return sum(in_stage(x, name, stage) * times.work.weights(grouped) for name, times in blocks.items())
 
 
 def under_adam(x: SimpleNamespace, blocks: Blocks, stage: str, features: Collection[str]) -> Amount:
@@ -103,7 +98,7 @@ def under_muon(x: SimpleNamespace, blocks: Blocks, stage: str, *, grouped: bool)
     if not grouped:
         elements += learned_positions(x, stage)
     tensors = [
-        minimum(count(x, name, stage), 1) * weight.elements
+        minimum(in_stage(x, name, stage), 1) * weight.elements
         for name, times in blocks.items()
         for weight in weights_of(x, times.work, grouped=grouped)
     ]

@@ -9,7 +9,7 @@ from costmodel import schedule
 from costmodel.agreements import loss_check_time
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.data_parallel import RING_SMS
-from costmodel.symbols import symbol
+from costmodel.symbols import in_stage, symbol
 from costmodel.term import Ledger, Term
 from costmodel.timing.network import all_gather_time, all_reduce_time, send_recv_time
 from costmodel.vocabulary import deferred_time, vocabulary_times
@@ -19,11 +19,6 @@ from costmodel.work.linear import padded_vocabulary
 # SMs that NCCL takes for a message over the network: two channels a network card.
 # Source: NCCL, src/graph/paths.cc, ncclTopoGetNchannels (from memory).
 MESSAGE_SMS = 2
-
-
-def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:
-    """Blocks of a kind on a stage. [1]"""
-    return getattr(x, f"{block}_{stage}")
 
 
 def stage_times(

@@ -13,7 +13,7 @@ from costmodel.dispatch import Beside, dispatch_times, overlapped_dispatch
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time, encoder_weights
 from costmodel.fully_sharded import Owner
 from costmodel.host_waits import block_gaps, host_term
-from costmodel.layer import BlockTimes, block_times, block_tokens
+from costmodel.layer import Blocks, BlockTimes, block_times, block_tokens
 from costmodel.memory import rank_memory
 from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
@@ -21,7 +21,6 @@ from costmodel.optimizer import optimizer_terms
 from costmodel.stage_parameters import adapters_of, parameters_of
 from costmodel.stages import (
     deferred_term,
-    in_stage,
     pipeline_terms,
     shared_embedding_term,
     spared_by_heads,
@@ -29,7 +28,7 @@ from costmodel.stages import (
     unlike_layers,
     with_encoder,
 )
-from costmodel.symbols import BLOCKS, symbol, symbol_table
+from costmodel.symbols import BLOCKS, in_stage, symbol, symbol_table
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work import communication
@@ -66,7 +65,6 @@ KINDS = {
         "one round trip between device and host in each expert block",
     ),
 }
-Blocks = Mapping[str, BlockTimes]
 
 
 def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:

@@ -332,3 +332,8 @@ def symbol(name: str) -> Amount:
 def symbol_table() -> SimpleNamespace:
     """Every input as a symbol, by attribute: `x.tp`, `x.hbm_bandwidth`."""
     return SimpleNamespace(**{entry.name: symbol(entry.name) for entry in INPUTS})
+
+
+def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:
+    """Blocks of a kind, or MTP heads ("mtp"), on one of STAGES. [1]"""
+    return getattr(x, f"{block}_{stage}")

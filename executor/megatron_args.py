@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from costmodel.graph_parts import captured_parts
-from costmodel.layout import edge_chunks, even_chunks, layout_of
+from costmodel.layout import edge_chunks, even_chunks, layout_of, most_layers
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -46,7 +46,7 @@ def core_fields(plan: Plan, model: ModelSpec, workload: Workload | None = None) 
         **parallel_fields(plan),
         **pipeline_fields(plan, model, seq_len),
         **precision_fields(plan),
-        **recompute_fields(plan, model),
+        **recompute_fields(plan, model, seq_len),
         **expert_fields(plan, model),
         **kernel_fields(plan, model),
         **setting_fields(plan, "TransformerConfig", "ModelParallelConfig"),
@@ -147,18 +147,22 @@ def precision_fields(plan: Plan) -> dict[str, Any]:
     return fields
 
 
-def recompute_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
-    """What is computed again in the backward pass, and what waits in host memory for it."""
+def recompute_fields(plan: Plan, model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """What is computed again in the backward pass, and what waits in host memory for it.
+
+    Megatron has one number of layers for every virtual stage, and stops at its last layer: all are as many as the
+    fullest has. Source: Megatron-Core 0.16.1, transformer_block.py, _checkpointed_forward.
+    """
     fields: dict[str, Any] = {}
     if plan.recompute == "full":
-        layers_per_chunk = -(-model.num_layers // (plan.pp * plan.vpp))
-        chosen = plan.recompute_num_layers // plan.vpp if plan.recompute_num_layers else layers_per_chunk
+        most = most_layers(plan, model, seq_len)
+        chosen = plan.recompute_num_layers // plan.vpp if plan.recompute_num_layers else most
         method = dict(plan.settings).get("recompute_method", "block")
         fields = {
             "recompute_granularity": "full",
             "recompute_method": method,
             # "uniform" counts the layers of a group, which keep all activations at once: one, as plans are counted.
-            "recompute_num_layers": 1 if method == "uniform" else min(chosen, layers_per_chunk),
+            "recompute_num_layers": 1 if method == "uniform" else min(chosen, most),
         }
     elif plan.recompute == "selective":
         fields = {"recompute_granularity": "selective", "recompute_modules": list(plan.recomputed_modules)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from costmodel.prediction import DATA_PARALLEL, PIPELINE
+from costmodel.work.elementwise import ATTENTION_KERNELS, MLP_KERNELS
 
 PHASES = ("forward", "backward", "communication", "optimizer")
 # What follows forward_ and backward_ in the names of messages inside a micro-batch.
@@ -12,8 +13,9 @@ MESSAGES = ("tensor_parallel", "context_parallel", "dispatch", "wait")
 WAITING = (*PIPELINE, *DATA_PARALLEL)
 # Embedding, logits and loss, and whole layers: one GEMM forward against two backward.
 VOCABULARY = {"forward": 1 / 3, "backward": 2 / 3}
-# Kernels of a layer, 13.5 forward and 17 backward: so gaps between them are shared.
-GAPS = {"forward": 13.5 / 30.5, "backward": 17 / 30.5}
+# Gaps between kernels are shared as the kernels of a layer are.
+KERNELS = [sum(each) for each in zip(ATTENTION_KERNELS, MLP_KERNELS, strict=True)]
+GAPS = {name: each / sum(KERNELS) for name, each in zip(("forward", "backward"), KERNELS, strict=True)}
 
 
 def phases_of(leaf: str) -> Mapping[str, float]:

@@ -37,7 +37,7 @@ def output_parameters(x: SimpleNamespace) -> Amount:
     A tied projection is a second copy when the last stage is not the first: Megatron-Core keeps the
     weight on both and all-reduces its gradient.
     """
-    second_copy = 1 - x.tied * (1 - more_than_one_stage(x))
+    second_copy = 1 - x.tied * (1 - is_more_than_one(x.pp))
     return padded_vocabulary(x) * x.h / x.tp * second_copy + x.norm_vectors * x.h
 
 
@@ -54,9 +54,4 @@ def mtp_embedding(x: SimpleNamespace, tied: Amount) -> Amount:
 
     tied: 1 where the output layer on the same stage holds it already. Source: Megatron-Core 0.16.1, gpt_model.py.
     """
-    return more_than_one_stage(x) * (1 - tied) * padded_vocabulary(x) * x.h / x.tp
-
-
-def more_than_one_stage(x: SimpleNamespace) -> Amount:
-    """1 with pipeline parallelism, else 0. [1]"""
-    return is_more_than_one(x.pp)
+    return is_more_than_one(x.pp) * (1 - tied) * padded_vocabulary(x) * x.h / x.tp

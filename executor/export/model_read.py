@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from costmodel.knobs import SETTINGS
+from costmodel.layout import most_layers
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from executor.megatron_args import FUSABLE, fuses_activation, fuses_residual
@@ -16,13 +17,21 @@ def of_model(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
     return _without_settings(_without_kernels(whole_recompute(knobs, model), model), model)
 
 
+# Knobs that say which layers stand on which virtual stage.
+OF_LAYOUT = ("pp", "vpp", "pipeline_layout", "first_stage_layers", "last_stage_layers")
+OF_LAYOUT += ("account_embedding", "account_loss")
+
+
 def whole_recompute(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
-    """Full recompute of as many layers as a stage has is recompute of all."""
-    layers = knobs.get("recompute_num_layers", 0)
-    chunks = knobs.get("pp", 1) * knobs.get("vpp", 1)
-    if knobs.get("recompute") == "full" and layers >= -(-model.num_layers // chunks) * knobs.get("vpp", 1):
-        return knobs | {"recompute_num_layers": 0}
-    return knobs
+    """Full recompute of as many layers as the fullest stage has is recompute of all."""
+    if knobs.get("recompute") != "full" or not knobs.get("recompute_num_layers"):
+        return knobs
+    try:
+        plan = Plan(**{name: knobs[name] for name in OF_LAYOUT if name in knobs})
+        whole = most_layers(plan, model) * plan.vpp
+    except ValueError:  # sizes or a layout that do not fit are told when the plan is made
+        return knobs
+    return knobs | {"recompute_num_layers": 0} if knobs["recompute_num_layers"] >= whole else knobs
 
 
 def _without_kernels(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
+from executor.export.model_read import whole_recompute
+from executor.megatron_args import recompute_fields
 from executor.megatron_here import megatron_job, transformer_config, why_not_here
 from executor.megatron_training import ddp_fields
 from executor.resolve import Here, receipt, resolve
@@ -126,6 +128,25 @@ def test_recompute_of_some_layers_is_shared_over_chunks():
     plan = Plan(pp=1, recompute="full", recompute_num_layers=3)
     config = transformer_config(plan, WORKLOAD, TINY, CPU)
     assert (config["recompute_method"], config["recompute_num_layers"]) == ("block", 3)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"pp": 4, "first_stage_layers": 14, "last_stage_layers": 14},
+        {"pp": 4, "pipeline_layout": "Et*14|t*26|t*26|t*14L"},
+        {"pp": 4, "vpp": 5},
+    ],
+)
+def test_recompute_of_all_layers_reaches_the_fullest_stage(sizes):
+    """Of 26 layers the mean of 20 was said, and six kept everything that the plan's memory does without."""
+    model, plan = load_model("llama3-70b"), Plan(recompute="full", **sizes)
+    fields = recompute_fields(plan, model, 8192)
+    assert fields["recompute_num_layers"] == (4 if plan.vpp > 1 else 26)
+    told = sizes | {"recompute": "full", "recompute_num_layers": fields["recompute_num_layers"] * plan.vpp}
+    assert whole_recompute(told, model)["recompute_num_layers"] == 0
+    fewer = told["recompute_num_layers"] - plan.vpp
+    assert whole_recompute(told | {"recompute_num_layers": fewer}, model)["recompute_num_layers"] == fewer
 
 
 def test_uniform_recompute_has_groups_of_one_layer():

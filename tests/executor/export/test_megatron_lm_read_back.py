@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron_lm_jobs import job_of
 
 from costmodel.graph_parts import captured_parts
-from costmodel.layout import layout_of
+from costmodel.layout import layout_of, most_layers
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from executor.export import megatron_lm
@@ -113,7 +113,7 @@ def _pattern_stages(job: Job) -> str:
 def _recompute(plan: Plan, model: Any) -> dict[str, Any]:
     """Layers of full recompute as a multiple of the chunks, modules under Megatron's names."""
     if plan.recompute != "selective":
-        layers = -(-model.num_layers // (plan.pp * plan.vpp))
+        layers = most_layers(plan, model)
         counted = plan.recompute_num_layers // plan.vpp * plan.vpp if plan.recompute == "full" else 0
         return {
             "recompute_modules": (),
