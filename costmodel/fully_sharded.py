@@ -164,8 +164,10 @@ def fully_sharded_time(
     output += scatters * shown(again + of("output_scatter", beside), backward) + unreduced
     last = scatters * (beside * seconds("unit_scatter") + seconds("first_scatter"))
     waited = (1 - beside) * (layers * seconds("unit_scatter") + seconds("output_scatter"))
-    replicas = overlap.exposed(seconds("replica"), whole_pass[1])
-    replicas += overlap.exposed(seconds("replica_gather"), whole_pass[0])
+    # PyTorch's second FSDP reduces between replicas in every backward pass that reduces inside a group.
+    times = 1 + x.fsdp2 * (scatters - 1)
+    replicas = times * shown(of("replica"), whole_pass[1])
+    replicas += shown(of("replica_gather"), whole_pass[0])
     copies = sum(flat_copies(x, owner, layers, kept, deferred) for owner in owners)
     gradients_each = sum(gradients(x, owner, layers) for owner in owners)
     scaling = scaled_each_pass(x) * scaling_time(x, x.m * gradients_each)

@@ -15,11 +15,12 @@ from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.block_kernels import graphed_whole
 from costmodel.encoder import encoder_kept, encoder_weights
-from costmodel.layer import Blocks, BlockTimes
+from costmodel.layer import Blocks, BlockTimes, block_work
 from costmodel.memory_beside import (
     context_bytes,
     fragmentation_bytes,
     graph_bytes,
+    ring_bytes,
     stand_in_bytes,
     stream_pool_bytes,
 )
@@ -76,14 +77,16 @@ def held_map_bytes(x: SimpleNamespace, stage: str) -> Amount:
     return again * expert_work.held_maps(x)
 
 
-def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount, has_experts: bool) -> Amount:
+def workspace_bytes(
+    x: SimpleNamespace, per_layer: Amount, widest: Amount, again: Amount, ring: Amount, has_experts: bool
+) -> Amount:
     """The one layer being computed: recomputed activations, or temporaries of the widest linear layer. [byte]
 
-    With recompute (full, or of the MLP or attention) one whole layer's activations exist while it is
-    differentiated; without, the gradients of FC1's output and its gathered input. They come when the logits are
-    gone: a stage with the loss has the larger of both. Where the exchange of one micro-batch's experts runs under
-    another's compute, its rows as sent and as received, to the experts and back, exist beside that. Source:
-    Megatron-Core, combined_1f1b.py.
+    With full recompute one whole layer's activations exist while it is differentiated, with that of modules what they
+    had not kept (`again`); beside it the gradients of FC1's output and its gathered input, or forward what a context
+    ring has received (`ring`). They come when the logits are gone: a stage with the loss has the larger of both.
+    Where the exchange of one micro-batch's experts runs under another's compute, its rows as sent and as received, to
+    the experts and back, exist beside that. Source: Megatron-Core, combined_1f1b.py.
     """
     gathered = 2 * x.activation_bytes * linear.tokens(x) * x.h  # the input of FC1 and its gradient
     travelling: Amount = 0
@@ -91,7 +94,18 @@ def workspace_bytes(x: SimpleNamespace, per_layer: Amount, widest: Amount, has_e
         travelling = (
             2 * x.activation_bytes * x.he * (expert_work.routed_copies(x) + expert_work.expert_rows(x))
         )
-    return x.recompute_layers * per_layer + widest + gathered + x.ep_overlap * travelling
+    backward = again + widest + gathered
+    return x.recompute_layers * per_layer + maximum(backward, ring) + x.ep_overlap * travelling
+
+
+def recomputed_bytes(x: SimpleNamespace, blocks: Blocks, features: Collection[str]) -> Amount:
+    """What the recomputed modules of one block had not kept, and have while it is differentiated: the most. [byte]"""
+    modules = {name: 0 for name in vars(x) if name.startswith("recompute_") and name != "recompute_layers"}
+    whole = SimpleNamespace(**(vars(x) | modules))
+    most: Amount = 0
+    for name, times in blocks.items():
+        most = maximum(most, block_work(whole, name, features).saved_bytes() - times.work.saved_bytes())
+    return most
 
 
 def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
@@ -121,8 +135,12 @@ def rank_memory(
             f"{name}_parameters", parameters.block_parameters(times.work), "1", parameters.block_parameters
         )
     widest = ledger.define("widest_gradient", widest_gradient(x, blocks), "byte", widest_gradient)
+    again = ledger.define(
+        "recomputed_modules", recomputed_bytes(x, blocks, features), "byte", recomputed_bytes
+    )
+    ring = ledger.define("ring_buffers", ring_bytes(x, blocks), "byte", ring_bytes)
     trees = {
-        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, widest, encoder)
+        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, (widest, again, ring), encoder)
         for stage in MEMORY_STAGES
     }
     first, second, fullest, last = (symbol(name) for name in trees)
@@ -306,13 +324,13 @@ def _stage_memory(
     blocks: Blocks,
     features: Collection[str],
     stage: str,
-    widest: Amount,
+    passing: tuple[Amount, Amount, Amount],
     encoder: dict[str, BlockTimes],
 ) -> Term:
-    """Breakdown of the rank of one stage. widest: see `widest_gradient` [byte]; encoder: its blocks, if any."""
+    """Breakdown of the rank of one stage. passing: what `workspace_bytes` takes beside a layer; encoder: its blocks."""
     of = _stage(ledger, x, blocks, features, stage)
     active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.maps)
-    layer = workspace_bytes(x, of.kept / maximum(of.layers, 1), widest, "experts" in blocks)
+    layer = workspace_bytes(x, of.kept / maximum(of.layers, 1), *passing, "experts" in blocks)
     workspace = maximum(layer - of.loss, 0)
     held = active + of.loss + workspace
     stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))

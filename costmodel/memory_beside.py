@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.layer import Blocks
-from costmodel.symbols import in_stage
-from costmodel.work.linear import padded_vocabulary
+from costmodel.symbols import ATTENTION_BLOCKS, in_stage
+from costmodel.work.linear import padded_vocabulary, tokens
+from costmodel.work.messages import context_columns
 
 # NVLink SHARP keeps multicast buffers for each communicator. Source: NeMo performance guide, NCCL_NVLS_ENABLE.
 NVLS_BYTES = 0.75 * 2**30
@@ -26,6 +27,22 @@ def stand_in_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, has_loss: Amo
         one = sum(layer.columns * layer.inner for layer in times.work.linears)
         shapes += minimum(in_stage(x, name, stage), 1) * one
     return x.stand_ins * (1 - x.accumulate_split) * x.trained * x.weight_bytes * shapes
+
+
+def ring_bytes(x: SimpleNamespace, blocks: Blocks) -> Amount:
+    """What a context ring has at the end of one forward core, beyond this rank's own: the last rank's. [byte]
+
+    Keys and values of every step go into a buffer each, and the output of every step is kept until all are scaled and
+    summed. The rank with the last tokens has whole outputs at each. Source: Transformer Engine 2.12,
+    dot_product_attention/context_parallel.py, AttnFuncWithCPAndKVP2P.forward, p2p_comm_buffers and out_per_step.
+    """
+    steps = (1 - x.cp_all_gather) * (x.cp / x.cp_a2a_size - 1)
+    most: Amount = 0
+    for name in (kind for kind in ATTENTION_BLOCKS if kind in blocks):
+        keys, _ = context_columns(x, name)
+        output = x.a / x.tp * (x.d_v if name == "mla" else x.d)
+        most = maximum(most, steps * x.activation_bytes * tokens(x) * (keys + output))
+    return most
 
 
 def graph_bytes(x: SimpleNamespace, pooled: Amount, static: Amount) -> Amount:

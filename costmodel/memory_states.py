@@ -22,7 +22,9 @@ def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount
     replaced = keeps_quantised(x) * x.weight_bytes
     copies = (x.quantised_copy_bytes - replaced + x.gather_copy_bytes) * quantised
     kept = 1 - x.params_sharded + x.params_sharded * (1 - cast_shards(x)) / shard
-    return (x.weight_bytes * all_weights + copies) * kept
+    # Transformer Engine caches its quantised copies in the modules, whole: they are no buffer of FSDP.
+    cached = x.megatron_core * (1 - keeps_quantised(x)) * (1 - x.cast_anew)
+    return x.weight_bytes * all_weights * kept + copies * (kept + cached * (1 - kept))
 
 
 def keeps_quantised(x: SimpleNamespace) -> Amount:

@@ -96,6 +96,7 @@ def pipeline_arguments(prediction: Evaluated) -> dict[str, Any]:
         "num_microbatches": prediction.plan.num_microbatches(prediction.workload.global_batch),
         "send_time": prediction.values["pp_send_recv"] if prediction.plan.pp > 1 else 0.0,
         "overlap_p2p": prediction.plan.overlap_p2p,
+        "group": prediction.plan.vpp_group_size if prediction.plan.vpp > 1 else 0,
     }
 
 

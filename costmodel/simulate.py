@@ -96,6 +96,7 @@ def simulate_pipeline(
     num_microbatches: int,
     send_time: float = 0.0,
     overlap_p2p: bool = True,
+    group: int = 0,
 ) -> Replay:
     """Replay one step.
 
@@ -111,6 +112,8 @@ def simulate_pipeline(
     overlap_p2p
         Interleaved: the sender computes on while the message travels. Without interleaving, or
         without overlap, the sender waits for its message to leave.
+    group
+        Micro-batches that pass a chunk in a row, 0 for pp (microbatch_group_size_per_vp_stage). [1]
 
     Notes
     -----
@@ -128,7 +131,7 @@ def simulate_pipeline(
     _check(forward, backward, num_microbatches, send_time)
     pp, vpp = len(forward), len(forward[0])
     passes = pp * vpp * num_microbatches
-    orders = [_order(stage, pp, vpp, num_microbatches) for stage in range(pp)]
+    orders = [_order(stage, pp, vpp, num_microbatches, group) for stage in range(pp)]
     cost = [forward[v % pp][v // pp] for v in range(pp * vpp)]
     cost += [backward[v % pp][v // pp] for v in range(pp * vpp)]
     travel = send_time if pp > 1 else 0.0
@@ -191,6 +194,7 @@ def pipeline_makespan(
     num_microbatches: int,
     send_time: float = 0.0,
     overlap_p2p: bool = True,
+    group: int = 0,
 ) -> float:
     """Makespan of `simulate_pipeline`, without replaying the many equal rounds of a long step. [s]
 
@@ -200,17 +204,20 @@ def pipeline_makespan(
     worst in 3,000 random ones with equal middle stages; 97 % are exact).
     """
     pp, vpp = len(forward), len(forward[0]) if forward else 0
-    skipped = max(0, num_microbatches // pp - SIMULATED_ROUNDS) // PERIOD * PERIOD if pp else 0
-    line = simulate_pipeline(forward, backward, num_microbatches - skipped * pp, send_time, overlap_p2p)
+    size = group or pp
+    skipped = max(0, num_microbatches // size - SIMULATED_ROUNDS) // PERIOD * PERIOD if pp else 0
+    line = simulate_pipeline(
+        forward, backward, num_microbatches - skipped * size, send_time, overlap_p2p, group
+    )
     if not skipped:
         return line.makespan
     # The first stage's last forward pass ends just before the drain; a round is 2 pp vpp passes before it.
     first = line._ends[0]
-    total, warm_up = len(first) // 2, _warm_up(0, pp, vpp)
-    last, period = warm_up + 2 * (total - warm_up - 1), PERIOD * 2 * pp * vpp
+    total, warm_up = len(first) // 2, _warm_up(0, pp, vpp, group)
+    last, period = warm_up + 2 * (total - warm_up - 1), PERIOD * 2 * size * vpp
     repeated = first[last] - first[last - period]
     if not math.isclose(repeated, first[last - period] - first[last - 2 * period], rel_tol=1e-9):
-        return simulate_pipeline(forward, backward, num_microbatches, send_time, overlap_p2p).makespan
+        return simulate_pipeline(forward, backward, num_microbatches, send_time, overlap_p2p, group).makespan
     return line.makespan + skipped / PERIOD * repeated
 
 
@@ -238,33 +245,35 @@ def least_makespan(
     return least * (1 - REPEATED_SHORT) if num_microbatches // len(forward) > SIMULATED_ROUNDS else least
 
 
-def _warm_up(stage: int, pp: int, vpp: int) -> int:
+def _warm_up(stage: int, pp: int, vpp: int, group: int = 0) -> int:
     """Forward passes of a stage before its first backward pass, of a step with at least as many. [1]"""
-    return pp - stage - 1 if vpp == 1 else 2 * (pp - stage - 1) + (vpp - 1) * pp
+    return pp - stage - 1 if vpp == 1 else 2 * (pp - stage - 1) + (vpp - 1) * (group or pp)
 
 
-def schedule_order(stage: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[bool, int, int]]:
+def schedule_order(
+    stage: int, pp: int, vpp: int, num_microbatches: int, group: int = 0
+) -> list[tuple[bool, int, int]]:
     """Whether it is a forward pass, chunk and micro-batch of every pass of a stage, in order."""
     count = pp * vpp * num_microbatches
     return [
         (work < count, work % count // num_microbatches // pp, work % num_microbatches)
-        for work in _order(stage, pp, vpp, num_microbatches)
+        for work in _order(stage, pp, vpp, num_microbatches, group)
     ]
 
 
-def warm_up_passes(stage: int, pp: int, vpp: int, num_microbatches: int) -> int:
+def warm_up_passes(stage: int, pp: int, vpp: int, num_microbatches: int, group: int = 0) -> int:
     """Forward passes of a stage before its first backward pass; as many backward passes flush it. [1]"""
-    return min(_warm_up(stage, pp, vpp), num_microbatches * vpp)
+    return min(_warm_up(stage, pp, vpp, group), num_microbatches * vpp)
 
 
-def _order(stage: int, pp: int, vpp: int, num_microbatches: int) -> list[int]:
+def _order(stage: int, pp: int, vpp: int, num_microbatches: int, group: int = 0) -> list[int]:
     """Passes of one stage: warm-up, one forward one backward, flush.
 
-    Warm-up is pp - stage - 1 micro-batches; interleaved 2 (pp - stage - 1) + (vpp - 1) pp chunks.
+    Warm-up is pp - stage - 1 micro-batches; interleaved 2 (pp - stage - 1) + (vpp - 1) group chunks.
     """
     total, passes = num_microbatches * vpp, num_microbatches * vpp * pp
-    warm_up = warm_up_passes(stage, pp, vpp, num_microbatches)
-    groups = [range(first, min(first + pp, num_microbatches)) for first in range(0, num_microbatches, pp)]
+    warm_up, size = warm_up_passes(stage, pp, vpp, num_microbatches, group), group or pp
+    groups = [range(first, min(first + size, num_microbatches)) for first in range(0, num_microbatches, size)]
     rows = [(chunk * pp + stage) * num_microbatches for chunk in range(vpp)]
     forwards = [row + microbatch for group in groups for row in rows for microbatch in group]
     rows = [passes + row for row in reversed(rows)]

@@ -57,7 +57,8 @@ def schedule_correction(prediction: Evaluated) -> float:
 def least_correction(prediction: Evaluated) -> float:
     """What `schedule_correction` is not below, without a replay. [s]"""
     arguments = pipeline_arguments(prediction)
-    arguments.pop("overlap_p2p")
+    for name in ("overlap_p2p", "group"):
+        arguments.pop(name)
     return (least_makespan(**arguments) - closed_pipeline(prediction)) * stragglers(prediction)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from costmodel.agreements import checks_term, gradient_scaling_term, maxima_term
-from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum
+from costmodel.amount import Amount, is_more_than_one, logarithm2, maximum, minimum
 from costmodel.data_parallel import data_parallel_terms, written
 from costmodel.dispatch import Beside, dispatch_times, overlapped_dispatch
 from costmodel.encoder import encoder_blocks, encoder_flops, encoder_time, encoder_weights
@@ -84,14 +84,16 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     stages = stage_times(ledger, x, totals, features)
     if encoder:
         stages = with_encoder(ledger, x, stages, encoder_time(ledger, x, encoder))
-    slack = stages["slowest"] - stages["inner"]
-    source = "what the slowest stage has beyond the others for each micro-batch: they can be late by as much"
-    ledger.define("stage_slack", slack, "s", source)
     spared = x.mtp_pace * spared_by_heads(x, totals) if "mtp" in features else 0
     ends = ("encoder, " if encoder else "") + "embedding, logits and loss on the slowest stage"
     trees = compute_trees(ledger, x, blocks, stages, spared, ends)
     trees.append(host_term(ledger, x, blocks, totals, stages))
     trees += pipeline_terms(ledger, x, stages)
+    # The first and the last stage exchange with one neighbour, those between them with two.
+    shown = x.vpp * symbol("pp_send_recv") * (1 - x.overlap_p2p * is_more_than_one(x.vpp))
+    slack = maximum(0, stages["slowest"] - stages["inner"] - shown * maximum(0, minimum(x.pp - 2, 1)))
+    source = "what the slowest stage has beyond the others for each micro-batch: they can be late by as much"
+    ledger.define("stage_slack", slack, "s", source)
     forward, backward = (
         sum(in_stage(x, name, "pace") * parts[kind] for name, parts in totals.items())
         for kind in ("forward", "backward")
@@ -276,8 +278,8 @@ def parameter_owners(
     most = maximum(trained("first") + (1 - x.enc_own) * own, trained("last"))
     if encoder:
         most = maximum(most, x.enc_own * own)
-    if "mtp" in features:  # A stage between them can hold the heads, with a copy of the embedding.
-        most = maximum(most, trained("fullest"))
+    # A stage between them can have more layers, or MTP heads with a copy of the embedding.
+    most = maximum(most, trained("fullest"))
     owners = [
         Owner(
             "dp",
@@ -294,7 +296,7 @@ def parameter_owners(
     if "experts" in blocks:
         fullest = maximum(
             parameters_of(x, blocks, "first", experts=True),
-            parameters_of(x, blocks, "pace", experts=True),
+            parameters_of(x, blocks, "fullest", experts=True),
             parameters_of(x, blocks, "last", experts=True),
         )
         unit = parameters_of(x, blocks, "pace", experts=True) / layers

@@ -85,9 +85,11 @@ def vocabulary_times(
     )
     embedding = ledger.define(
         "embedding_time",
-        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction) + looked_up,
+        stream(x, vocabulary.embedding_bytes(x), x.elementwise_fraction)
+        + stream(x, vocabulary.table_gradient_bytes(x), x.contiguous_fraction)
+        + looked_up,
         "s",
-        vocabulary.embedding_bytes,
+        vocabulary.table_gradient_bytes,
         "with the traffic of its rows",
     )
     output = logits + loss + traffic

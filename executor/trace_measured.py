@@ -124,7 +124,9 @@ def _labels(job: dict[str, Any], stage: int) -> dict[tuple[str, int], dict[str, 
     plan = job["plan"]
     counts: Counter[str] = Counter()
     found = {}
-    for forward, chunk, microbatch in schedule_order(stage, plan["pp"], plan["vpp"], job["num_microbatches"]):
+    for forward, chunk, microbatch in schedule_order(
+        stage, plan["pp"], plan["vpp"], job["num_microbatches"], plan.get("vpp_group_size", 0)
+    ):
         kind = "forward" if forward else "backward"
         found[kind, counts[kind]] = {"micro-batch": microbatch, "chunk": chunk}
         counts[kind] += 1

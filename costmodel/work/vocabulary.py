@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, is_more_than_one
 from costmodel.work.linear import Linear, gemm_flops, padded_vocabulary, tokens
 
 # Bytes that softmax and loss move of one logit, forward and backward (`cross_entropy_bytes`).
@@ -45,6 +45,20 @@ def embedding_bytes(x: SimpleNamespace) -> Amount:
     Forward reads and writes one row a token; backward reads the gradient and adds FP32 rows, unless it is frozen.
     """
     return tokens(x) * x.h * (2 * x.activation_bytes + x.trained * (x.activation_bytes + 8))
+
+
+def table_gradient_bytes(x: SimpleNamespace) -> Amount:
+    """HBM bytes that the embedding's gradient takes beside its rows, in every micro-batch, for it is dense. [byte]
+
+    A table of zeros is written for it, and then all of it added to the buffer of gradients, or copied into FSDP's;
+    PyTorch's FSDP takes it as it is. Where the output layer ties to it on the same stage, a second table of zeros is
+    that layer's gradient, and both are summed. Sources: Megatron-Core 0.16.1, tensor_parallel/layers.py,
+    VocabParallelEmbedding.forward and zero_out_wgrad; distributed_data_parallel.py, _make_backward_post_hook;
+    megatron_fsdp.py; PyTorch, embedding_dense_backward (from memory).
+    """
+    added = x.megatron_core * (x.weight_bytes + (2 - x.fsdp) * x.grad_bytes)
+    tied = x.megatron_core * x.tied * (1 - is_more_than_one(x.pp)) * 4 * x.weight_bytes
+    return x.trained * (x.weight_bytes + added + tied) * padded_vocabulary(x) * x.h / x.tp
 
 
 def mtp_projection(x: SimpleNamespace) -> Linear:

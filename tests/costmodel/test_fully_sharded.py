@@ -140,3 +140,15 @@ def test_a_weight_gradient_is_written_to_the_buffer_or_is_a_tensor_of_its_own():
 def test_adam_of_many_kernels_moves_nearly_three_times_the_bytes():
     many, one = (adam_bytes(values(stack)) for stack in ("torchtitan-24.12", "torchtitan-25.05"))
     assert many - one == 52
+
+
+@pytest.mark.parametrize(("stack", "passes"), [("torchtitan-26.06", 3), ("nemo", 1)])
+def test_fsdp_2_reduces_between_replicas_in_every_backward_pass(stack, passes):
+    """Over a dead slow link nothing hides it: Megatron's FSDP does so once a step."""
+    slow = replace(H100, inter=replace(H100.inter, bandwidth=1e-5 * H100.inter.bandwidth))
+    plan = Plan(**FSDP | {"dp": 64, "fsdp_shard_size": 8})
+    one, three = (
+        SimpleNamespace(**predict(LLAMA, Workload(8192, 64 * count), slow, plan, stack).values)
+        for count in (1, 3)
+    )
+    assert three.fsdp_exposed / one.fsdp_exposed == pytest.approx(passes, rel=1e-2)

@@ -168,3 +168,45 @@ def test_a_whole_step_in_one_graph_hands_nothing_from_graph_to_graph():
     parts = run(dp=8, cuda_graph=True)
     assert part(whole, "graphs") == 0
     assert part(parts, "graphs") > 0
+
+
+@pytest.mark.parametrize("precision", ["fp8-cs", "mxfp8"])
+def test_quantised_copies_that_modules_cache_are_whole_under_megatrons_fsdp(precision):
+    """Two copies of 1 byte, each with its scales in MXFP8; one where Blackwell reads a tensor either way."""
+    cached, sharded = (
+        part(run(precision=precision, fp8_param_gather=kept, **FSDP), "weights") for kept in (False, True)
+    )
+    found = run(precision=precision, **FSDP).values
+    linear = sum(
+        found[f"{block}_parameters"] * load_model("llama3-8b").num_layers for block in ("attention", "mlp")
+    )
+    assert cached - sharded == pytest.approx(found["quantised_copy_bytes"] * linear, rel=0.15)
+    own = part(run(stack="torchtitan", precision=precision, **FSDP), "weights")
+    assert own < 0.3 * cached
+
+
+def test_a_context_ring_ends_with_keys_values_and_outputs_of_every_step():
+    """Of each of the seven steps beyond a rank's own: 8 keys and values and 32 outputs of 128, in 16 bits."""
+    ring = run(cp=8, cp_comm_type="p2p").values
+    assert ring["ring_buffers"] == 7 * 2 * (4096 / 8) * (2 * 8 + 32) * 128
+    for plan in ({"cp": 8, "cp_comm_type": "a2a"}, {"cp": 8, "cp_comm_type": "all_gather"}, {"cp": 1}):
+        assert run(**plan).values["ring_buffers"] == 0
+    mixed = run(cp=32, cp_comm_type="a2a+p2p", cp_a2a_size=8).values
+    alone = run(cp=32, cp_comm_type="p2p").values
+    assert 0 < mixed["ring_buffers"] < alone["ring_buffers"]
+
+
+def test_modules_that_are_computed_again_are_there_while_they_are_differentiated():
+    plain, again = run(tp=4), run(tp=4, recompute="selective", recompute_modules=("mlp",))
+    assert plain.values["recomputed_modules"] == 0
+    dropped = plain.values["mlp_activation_bytes"] - again.values["mlp_activation_bytes"]
+    assert again.values["recomputed_modules"] == dropped > 0
+    assert run(tp=4, recompute="full").values["recomputed_modules"] == 0
+    beyond = {
+        "tp": 4,
+        "pp": 2,
+        "recompute": "selective",
+    }  # the first stage has no logits that it could hide under
+    one, none = (run(**beyond, recompute_modules=modules) for modules in (("mlp",), ("core_attn",)))
+    larger = one.values["recomputed_modules"] - none.values["recomputed_modules"]
+    assert part(one, "workspace") - part(none, "workspace") == pytest.approx(larger)

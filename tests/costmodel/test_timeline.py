@@ -136,7 +136,15 @@ def test_passes_follow_each_other_through_the_pipe(plan, batch):
             assert start >= ends[*other, microbatch] + (0 if place == last else hop) - 1e-9
 
 
-@pytest.mark.parametrize("plan", [PIPE, replace(PIPE, vpp=1), Plan(tp=8, dp=8, sequence_parallel=True)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PIPE,
+        replace(PIPE, vpp=1),
+        replace(PIPE, vpp_group_size=2 * PIPE.pp),
+        Plan(tp=8, dp=8, sequence_parallel=True),
+    ],
+)
 def test_memory_peaks_at_the_predicted_peak(plan):
     prediction = predicted("llama3-70b", plan, Workload(8192, 64))
     line = simulate(prediction)
