@@ -202,7 +202,7 @@ def rules_of(stack: str | None) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=32)
 def stack_rules(stack: str | None) -> tuple[Rule, ...]:
-    """An ERROR rule for each feature that a stack lacks."""
+    """A rule for each feature that a stack lacks, an ERROR but where the stack takes it and does nothing."""
     absent, known = lacked(stack), load_stack(stack or default_stack())
     return tuple(feature_rule(feature, known) for feature in load_features() if feature.name in absent)
 
@@ -212,7 +212,7 @@ def feature_rule(feature: Feature, stack: Stack) -> Rule:
     says = feature.says(stack)
     return Rule(
         feature.rule,
-        "ERROR",
+        feature.severity,
         feature.knobs,
         feature.uses,
         says,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,8 +23,10 @@ class Feature:
     knobs: tuple[str, ...]
     uses: str
     instead: tuple[str, ...]
-    since: Mapping[str, str]
     source: str
+    since: Mapping[str, str] = field(default_factory=dict)
+    flag: str = ""
+    severity: str = "ERROR"
 
     @property
     def rule(self) -> str:
@@ -33,6 +35,8 @@ class Feature:
 
     def dated(self, stack: Stack) -> str:
         """What is known of a stack's family: the release that brought it, "until" the last, "never", "" for nothing."""
+        if self.flag:
+            return self._flagged(stack) if getattr(stack, self.flag) else ""
         group = "megatron" if stack.megatron_core else "other"
         names = [stack.family, *["dtensor"] * stack.dtensor, group]
         return next((self.since[name] for name in names if name in self.since), "")
@@ -45,6 +49,12 @@ class Feature:
         if dated.startswith(UNTIL):
             return months(stack.release) > months(dated.removeprefix(UNTIL))
         return months(stack.release) < months(dated)
+
+    def _flagged(self, stack: Stack) -> str:
+        """The first release of the family after those with its flag."""
+        releases = families()[stack.family]["releases"]
+        without = (each for each in releases if not getattr(load_stack(f"{stack.family}-{each}"), self.flag))
+        return next((each for each in without if months(each) > months(stack.release)), NEVER)
 
     def says(self, stack: Stack) -> str:
         """That a stack lacks it, and when it came or went."""

@@ -16,7 +16,7 @@ from advisor.sections import knob_table
 from advisor.space import build_space, nothing_legal
 from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
-from costmodel.stack import default_stack, families, load_stack
+from costmodel.stack import FLAGS, default_stack, families, load_stack
 from hardware_db import resolve
 
 RELEASES = [f"{name}-{release}" for name, family in families().items() for release in family["releases"]]
@@ -27,6 +27,8 @@ OLD = "nemo-24.05"
 def test_facts_are_of_known_knobs_families_and_releases(feature):
     assert set(feature.knobs) <= set(KNOBS)
     assert set(feature.since) <= {*families(), "megatron", "dtensor", "other"}
+    assert bool(feature.since) != (feature.flag in FLAGS)
+    assert feature.severity in ("ERROR", "SILENT")
     for dated in feature.since.values():
         assert dated == NEVER or re.fullmatch(r"\d\d\.\d\d", dated.removeprefix(UNTIL))
 
@@ -68,6 +70,25 @@ def test_no_plan_of_the_space_uses_what_the_stack_lacks(stack):
         for plan in plans:
             found = violations(request.model, request.workload, request.cluster, plan, stack=stack)
             assert not [each.id for each in found if each.severity == "ERROR"]
+
+
+@pytest.mark.parametrize("stack", ["nemo-26.04", "nemo-26.06"])
+def test_hybrids_are_recomputed_in_full_where_the_release_does_it(stack):
+    """Megatron-Core 0.17.1, ssm/mamba_block.py, keeps everything; 0.18.2 acts."""
+    space = build_space(ask(stack, "nemotronh-56b", 32), "bf16")
+    plans = [search_plan(space, row) for row in np.linspace(0, space.legal - 1, 200).astype(int)]
+    assert ("full" in {plan.recompute for plan in plans}) == (stack == "nemo-26.06")
+    assert search(ask(stack, "qwen3-next-80b-a3b", 64, pins=["recompute=full"])).best.plan.recompute == "full"
+
+
+def test_full_recompute_that_does_nothing_is_told_with_the_release_that_has_it():
+    request = ask("nemo-25.09", "nemotronh-8b", 8)
+    plan = Plan(dp=8, recompute="full")
+    found = violations(request.model, request.workload, request.cluster, plan, stack="nemo-25.09")
+    (idle,) = (each for each in found if each.id == "stack_recompute_hybrid")
+    assert idle.severity == "SILENT"
+    assert "came with nemo-26.06" in idle.text
+    assert idle.way_out.endswith("or --stack nemo-26.06.")
 
 
 def search_plan(space, row):

@@ -38,6 +38,7 @@ CHOSEN = [
     ("deepseek-v3", {**SPLIT, "pp": 2, "dp": 8, "ep": 8}, 1),
     ("gpt-oss-20b", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("nemotronh-8b", {**SPLIT, "dp": 2}, 0),
+    ("nemotronh-8b", {**SPLIT, "dp": 2, "recompute": "full"}, 0),
     ("qwen3-next-80b-a3b", {**SPLIT, "dp": 4, "ep": 4}, 0),
 ]
 DRAWN = ("llama3-8b", "qwen3-30b-a3b", "moonlight-16b-a3b")
