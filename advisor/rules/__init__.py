@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.facts import FROM_MACHINE, HELPERS, Facts, PlanWords, facts
-from advisor.rules.features import Feature, lacked, load_features
-from advisor.rules.model_words import machine_words
+from advisor.rules.features import Feature, first_with, lacked, load_features
+from advisor.rules.model_words import machine_words, model_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.ways import NOTHING_ELSE, Way, joined
 from costmodel.columns import plan_columns
@@ -220,6 +220,20 @@ def feature_rule(feature: Feature, stack: Stack) -> Rule:
         feature.source,
         lacks=says,
     )
+
+
+def untrainable(model: ModelSpec, cluster: Cluster, stack: str | None) -> str:
+    """One line: what a stack lacks for a model or a machine whatever the plan, and which has it; "" where nothing."""
+    words = model_words(model) | machine_words(cluster, 0)
+    known = load_stack(stack or default_stack())
+    needed = [each for each in load_features() if not each.knobs and feature_rule(each, known).broken(words)]
+    lacking = [each for each in needed if each.lacked_by(known)]
+    if len(lacking) == 1:
+        return f"{lacking[0].says(known)}. {joined(lacking[0].ways_out(known))}"
+    parts = "; ".join(f"no {each.title}{each.when(known)}" for each in lacking)
+    first = first_with(needed, known)
+    way_out = f"Try --stack {first}." if first else "Try another model."
+    return f"{known.name} has {parts}. {way_out}" if lacking else ""
 
 
 def left_out() -> dict[str, str]:
