@@ -18,6 +18,7 @@ from advisor.progress import Tell
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
+from advisor.rules.room import room_of
 from advisor.rules.setting_words import UNSAID
 from advisor.search import Look, Scored, SearchResult, search
 from advisor.sections import training_cost
@@ -71,7 +72,8 @@ class Explanation:
         words = all_words(shown, request.stack)
         if request.objective == "memory":  # room that recompute leaves is what was asked for
             words = {**words, "recompute_gain": UNSAID}
-        found = violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
+        setting = (request.model, request.workload, request.cluster, plan, 0)
+        found = violations(*setting, words, request.stack, room_of(shown, request.stack))
         return [replace(each, way_out=as_pins(each.way_out)) for each in found]
 
     @property

@@ -169,7 +169,7 @@ def checked(case: Case) -> Checked:
     except ValueError as error:
         reason = str(error)
     words = all_words(prediction, case.stack)
-    found = case.violations(words)
+    found = case.violations(words, prediction)
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)
 

@@ -48,7 +48,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     with plan_faults(case):
         prediction = with_schedule(case.predict())
     words = all_words(prediction, case.stack)
-    found = case.violations(words)
+    found = case.violations(words, prediction)
     if options["save"]:
         from dataclasses import replace
 
