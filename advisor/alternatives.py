@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.candidates import Candidate, compared, memory_parts
+from advisor.leaner import left_free, optimizer_choices
 from advisor.options import value_text
 from advisor.outside import Tried, option, tried_beside, tried_in, why_untried
 from advisor.render import gib, percent, seconds
@@ -28,9 +29,6 @@ WHOLE_STEP: dict[str, Any] = {
     "moe_expert_rank_capacity_factor": 1.5,
     "moe_paged_stash": True,
 }
-# What the precision-aware optimizer keeps in 16 bits.
-REMAINDER: dict[str, Any] = {"precision_aware_optimizer": True}
-MOMENTS: dict[str, Any] = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 LAYOUT = ("tp", "pp", "cp", "dp", "ep")
 # Share of the step from which a gain outside the search is told.
 WORTH_TELLING = 0.02
@@ -279,16 +277,7 @@ def _leaner(request: Request) -> Iterator[str]:
     """Knobs outside the search that save memory, each with the best step it allows; of shares the fastest."""
     layers = request.model.num_layers
     layers_of = [{"offload_layers": max(1, layers * part // 4)} for part in (1, 2, 3)]
-    # Megatron-LM's arguments refuse offloading without the precision-aware optimizer.
-    aware = REMAINDER if load_stack(request.stack or default_stack()).megatron_core else {}
-    shares = [{"optimizer_offload": share} | aware for share in (25, 50, 75, 100)]
-    choices: tuple[tuple[list[dict[str, Any]], str], ...] = (
-        ([REMAINDER], "16-bit remainder of the master weights"),
-        ([REMAINDER | MOMENTS], "16-bit remainder and moments"),
-        (shares, "percent of its state in host memory"),
-        (layers_of, "layers' activations in host memory"),
-    )
-    for sizes, words in choices:
+    for sizes, words in (*optimizer_choices(request), (layers_of, "layers' activations in host memory")):
         if fitting := _fitting(request, sizes):
             _, _, best, pins = min(fitting, key=lambda each: each[:2])
             pinned = " ".join(f"--pin {name}={_text(value)}" for name, value in pins.items())
@@ -299,9 +288,7 @@ def _fitting(
     request: Request, sizes: list[dict[str, Any]]
 ) -> list[tuple[float, int, Candidate, dict[str, Any]]]:
     """Step time, place, best plan and pins of those that the request's own pins leave free and that fit."""
-    free = [
-        pins for pins in sizes if all(request.pins.get(name, value) == value for name, value in pins.items())
-    ]
+    free = [pins for pins in sizes if left_free(request, pins)]
     tried = [(pins, _best(replace(request, pins={**request.pins, **pins}, top=1))) for pins in free]
     return [(best.step_time, number, best, pins) for number, (pins, best) in enumerate(tried) if best]
 

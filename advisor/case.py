@@ -45,15 +45,21 @@ class Case:
 
         return predict(self.model, self.workload, self.cluster, self.plan, self.stack, judged=judged)
 
-    def violations(self, predicted: Mapping[str, Any] | None = None) -> list[Violation]:
-        """Every rule that the plan breaks, errors first. predicted: words of its prediction, where there is one."""
+    def violations(
+        self, predicted: Mapping[str, Any] | None = None, prediction: Prediction | None = None
+    ) -> list[Violation]:
+        """Every rule that the plan breaks, errors first.
+
+        predicted: words of its prediction, where there is one; prediction: it, where ways out must fit too.
+        """
         from advisor.rules import violations
         from advisor.rules.predicted_words import UNPREDICTED
 
         words = UNPREDICTED if predicted is None else predicted
-        return violations(
-            self.model, self.workload, self.cluster, self.plan, self.gpus, words, stack=self.stack
-        )
+        from advisor.rules.room import room_of
+
+        setting = (self.model, self.workload, self.cluster, self.plan, self.gpus)
+        return violations(*setting, words, self.stack, room_of(prediction, self.stack))
 
 
 def setting_options(function: Function) -> Function:

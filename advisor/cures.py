@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
+from advisor.render import gib, seconds
+from advisor.request import Request, choose_precisions
+from advisor.rules import untrainable
+from advisor.search import fits_at_all
 from advisor.whatif import GIB, Change, what_if
 
 if TYPE_CHECKING:
@@ -54,6 +58,37 @@ class Cure:
             "step_time_s": self.prediction.step_time_s,
             "worst_rank_gib": self.prediction.peak_memory_bytes / GIB,
         }
+
+
+def to_fit(case: Case, cure: Cure | None) -> str:
+    """What to do about a plan that does not fit, in sentences that hold: its first cure, else what a search finds."""
+    if cure is None:
+        return f"No usual change mends it alone. {searched(case)}"
+    takes = f"{gib(cure.prediction.peak_memory_bytes)}, {seconds(cure.prediction.step_time_s)} a step"
+    return (
+        f"Try {cure.options()}: {takes}. `advisor whatif` ranks the others, and `advisor explain` searches all knobs "
+        "together."
+    )
+
+
+def searched(case: Case) -> str:
+    """Whether any plan that `explain` would search for the same model, workload and GPUs fits, in a sentence."""
+    if lacking := untrainable(case.model, case.cluster, case.stack):
+        return lacking
+    recipes, _ = choose_precisions("auto", case.cluster, case.stack)
+    gpus = case.plan.world
+    try:
+        request = Request(case.model, gpus, case.cluster, case.workload, precisions=recipes, stack=case.stack)
+        fits = fits_at_all(request)
+    except ValueError as refused:
+        return str(refused)
+    there = f"{gpus:,} GPU{'s' * (gpus > 1)}"
+    if fits:
+        return f"`advisor explain` finds plans for {there} that fit."
+    return (
+        f"Nor does any plan fit that `advisor explain` searches for {there}; it then tries more GPUs, shorter "
+        "sequences and leaner optimizers."
+    )
 
 
 def first_cure(case: Case) -> Cure | None:

@@ -11,12 +11,14 @@ from typing import Any
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
 from advisor.candidates import Candidate
 from advisor.counts import Count, fewer_gpus, in_time
+from advisor.more_memory import MoreMemory, what_memory_buys
 from advisor.options import as_pins
 from advisor.outside import Gain, gains_outside, tried_in
 from advisor.progress import Tell
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
+from advisor.rules.room import room_of
 from advisor.rules.setting_words import UNSAID
 from advisor.search import Look, Scored, SearchResult, search
 from advisor.sections import training_cost
@@ -31,8 +33,9 @@ SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 class Explanation:
     """Everything `advisor explain` tells. best is None when nothing fits; remedies then say what would.
 
-    outside: what the search does not try and what would gain on the best plan. fewer: a rounder number of GPUs that
-    does more work than all of them. days: deadline that was asked about, in_time: the GPUs that keep it.
+    outside: what the search does not try and what would gain on the best plan. memory: leaner optimizers that make it
+    quicker. fewer: a rounder number of GPUs that does more work than all of them. days: deadline that was asked about,
+    in_time: the GPUs that keep it.
     """
 
     request: Request
@@ -42,6 +45,7 @@ class Explanation:
     alternatives: tuple[WhyNot, ...] = ()
     remedies: tuple[str, ...] = ()
     outside: tuple[Gain, ...] = ()
+    memory: MoreMemory | None = None
     fewer: Count | None = None
     days: float | None = None
     in_time: Count | None = None
@@ -68,7 +72,8 @@ class Explanation:
         words = all_words(shown, request.stack)
         if request.objective == "memory":  # room that recompute leaves is what was asked for
             words = {**words, "recompute_gain": UNSAID}
-        found = violations(request.model, request.workload, request.cluster, plan, 0, words, request.stack)
+        setting = (request.model, request.workload, request.cluster, plan, 0)
+        found = violations(*setting, words, request.stack, room_of(shown, request.stack))
         return [replace(each, way_out=as_pins(each.way_out)) for each in found]
 
     @property
@@ -112,6 +117,7 @@ class Explanation:
                 "slowest": result.slowest if result.slowest < math.inf else None,
                 "seconds": result.seconds,
             },
+            "more_memory": self.memory.to_dict() if self.memory else None,
             "not_searched": [gain.to_dict() for gain in self.outside],
             "why": [step.to_dict() for step in self.steps],
             "why_not": [_why_not_dict(alternative) for alternative in self.alternatives],
@@ -138,8 +144,10 @@ def explain(
     """
     asked = [parse_pins([text], "--why-not") for text in questions]
     tried: dict[str, frozenset[Any]] = {}
+    evaluated: list[Scored] = []
 
     def seen(scored: list[Scored]) -> None:
+        evaluated.extend(scored)
         tried.update(tried_in(each.space for each in scored))
         if look is not None:
             look(scored)
@@ -167,6 +175,7 @@ def explain(
             *filter(None, [] if _asks_scope(asked) else [whole_step_graph(request, best)]),
         ),
         outside=gains_outside(request, best, tried, result.slowest),
+        memory=what_memory_buys(request, evaluated, best),
         fewer=fewer_gpus(request, best),
         days=days,
         in_time=in_time(request, best, days) if days else None,

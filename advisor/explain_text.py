@@ -67,6 +67,8 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
         lines += _alternative(alternative)
     lines += time_section(prediction)
     lines += memory_section(prediction)
+    if explanation.memory:
+        lines += explanation.memory.lines()
     lines += binding_section(prediction)
     lines += placement_section(prediction)
     lines += _runners_up(explanation)

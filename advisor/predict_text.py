@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from costmodel.plan import Plan
     from costmodel.prediction import Prediction
 
-WAY_OUT = (
-    "way out    `advisor check` in place of `advisor predict` tells the first change that makes it fit; "
-    "`advisor explain` finds the best plan that does."
-)
-
 
 def prediction_lines(
-    prediction: Prediction, found: list[Violation], notes: list[str], formulas: bool = False
+    prediction: Prediction,
+    found: list[Violation],
+    notes: list[str],
+    formulas: bool = False,
+    way_out: str = "",
 ) -> list[str]:
-    """Everything about one plan."""
+    """Everything about one plan. way_out: what to do where it does not fit, "" where it does."""
     errors = [violation for violation in found if violation.severity == "ERROR"]
     others = [violation for violation in found if violation.severity != "ERROR"]
     lines = [bold(prediction.plan.describe()), wrap(setting(prediction))]
@@ -42,8 +41,8 @@ def prediction_lines(
     else:
         lines.append("")
     lines += numbers(prediction)
-    if not prediction.fits:
-        lines.append(wrap(WAY_OUT, "  ", " " * 13))
+    if way_out:
+        lines.append(wrap(f"{'way out':<10} {way_out}", "  ", " " * 13))
     lines += settings_lines(prediction.plan)
     lines += time_section(prediction)
     lines += memory_section(prediction)

@@ -14,7 +14,7 @@ import numpy as np
 
 from advisor.options import as_pins, value_text
 from advisor.request import MOST_GPUS, Request
-from advisor.rules import rules_of
+from advisor.rules import rules_of, untrainable
 from advisor.rules.features import lacked
 from advisor.rules.message_words import divisors
 from advisor.space_grid import LAYOUT_AXES, Space, cross, drop_illegal, keep
@@ -250,6 +250,8 @@ def nothing_legal(request: Request, given: Mapping[str, Any] | None = None) -> s
 
     given: pins that the user named, all of the request's when not given.
     """
+    if lacking := untrainable(request.model, request.cluster, request.stack):
+        return lacking
     # Without interleaving each fault shows once.
     plain = request if "vpp" in request.pins else replace(request, pins={**request.pins, "vpp": 1})
     space = build_space(plain, request.precisions[0])

@@ -51,6 +51,11 @@ def recipe_formats(precision: str) -> dict[str, Any]:
     }
 
 
+def repeats_layers(model: ModelSpec, cluster: Cluster, stack: str | None = None) -> bool:
+    """Whether full recompute does anything to decoder layers: not to hybrids with every stack, see `stacks.toml`."""
+    return model.mamba is None or not _software(model, cluster, stack).keeps_hybrids
+
+
 def bind(
     model: ModelSpec, workload: Workload, cluster: Cluster, precision: str, stack: str | None = None
 ) -> dict[str, Bound]:

@@ -111,14 +111,15 @@ def plan_inputs(
     casts: bool = False,
     delayed: bool = False,
     remainders: bool = True,
+    repeats_layers: bool = True,
 ) -> dict[str, Array]:
     """Input symbols of the group "plan": arrays over the rows, single numbers where all rows agree.
 
-    domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
-    whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
-    MXFP8, gathered in 16 bits; gathered: bytes of one that is gathered as it is kept; casts: whether linear layers
-    leave the model's own format; delayed: whether their scales are those of earlier steps; remainders: see `_formats`.
-    Raises ValueError when a pipeline layout does not fit.
+    domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised: whether the
+    recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are MXFP8, gathered in
+    16 bits; gathered: bytes of one that is gathered as it is kept; casts: whether linear layers leave the model's own
+    format; delayed: whether their scales are those of earlier steps; remainders: see `_formats`; repeats_layers: see
+    `costmodel.binding`. Raises ValueError when a pipeline layout does not fit.
     """
     c: Columns = collapsed(
         {name: np.array(value) for name, value in default_columns().items()} | dict(columns)
@@ -136,6 +137,7 @@ def plan_inputs(
         casts=casts,
         delayed=delayed,
         remainders=remainders,
+        repeats_layers=repeats_layers,
     )
 
 
@@ -152,6 +154,7 @@ def knob_inputs(
     casts: bool,
     delayed: bool,
     remainders: bool,
+    repeats_layers: bool,
 ) -> dict[str, Array]:
     """The inputs that follow from knobs without rank arithmetic, as `plan_inputs`; stage_layers: of the pace-setter.
 
@@ -159,7 +162,7 @@ def knob_inputs(
     """
     inputs = _sizes(c, global_batch) | _sharding(c)
     inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
-    inputs |= _recompute(c, stage_layers) | graph_inputs(c) | _offload(c, stage_layers)
+    inputs |= _recompute(c, stage_layers, repeats_layers) | graph_inputs(c) | _offload(c, stage_layers)
     inputs |= _formats(c, precision_bytes, quantised, block_scaled, gathered, remainders)
     inputs["projection_copy"] = np.multiply(delayed, 1.0)
     inputs["checked"] = c["check_for_nan_in_grad"] * (1.0 - inputs["graph_step"])
@@ -303,8 +306,8 @@ def _flags(c: Columns) -> dict[str, Array]:
     )
 
 
-def _recompute(c: Columns, stage_layers: Array) -> dict[str, Array]:
-    full = c["recompute"] == code("recompute", "full")
+def _recompute(c: Columns, stage_layers: Array, repeats_layers: bool) -> dict[str, Array]:
+    full = (c["recompute"] == code("recompute", "full")) & np.greater(repeats_layers, 0)
     selective = c["recompute"] == code("recompute", "selective")
     chosen = np.where(c["recompute_num_layers"] > 0, c["recompute_num_layers"], stage_layers)
     names = {"core_attn": "attention", "layernorm": "norm"}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.binding import bind, recipe_formats
+from costmodel.binding import bind, recipe_formats, repeats_layers
 from costmodel.bound import Bound
 from costmodel.columns import Array, Columns, plan_inputs
 from costmodel.compiled import CompiledModel, Function
@@ -70,6 +70,7 @@ class PlanArray:
             workload=self.workload,
             domain=self.cluster.domain_size,
             **recipe_formats(self.precision),
+            repeats_layers=repeats_layers(self.model, self.cluster, self.stack),
         )
 
 

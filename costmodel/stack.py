@@ -63,6 +63,7 @@ class Stack:
     foreach_adam: bool = False
     # What it computes again, keeps and sends.
     early_stop: bool = False
+    keeps_hybrids: bool = False
     stand_ins: bool = False
     scatter_gather: bool = False
     collective_mean: bool = False

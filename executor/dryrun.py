@@ -136,6 +136,12 @@ def traced_model(model: ModelSpec) -> ModelSpec:
     return replace(model, attention_chunk=0, nope_layer_interval=0) if model.attention_chunk else model
 
 
+def traced_plan(plan: Plan, model: ModelSpec) -> Plan:
+    """The plan as Megatron-Core 0.16 runs it: no full recompute of hybrids, see `keeps_hybrids` in stacks.toml."""
+    ignored = model.mamba is not None and plan.recompute == "full"
+    return replace(plan, recompute="none", recompute_num_layers=0) if ignored else plan
+
+
 def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset[str]:
     """What the documented differences ask for: blocks and features of the model, knobs as "cp" or "recompute=full"."""
     found = set(amount_inputs(plan, workload, model)[1])
@@ -166,8 +172,8 @@ def dry_run(
 
     Raises ValueError for a plan that does not fit together, DryRunFailed when Megatron-Core refuses it.
     """
-    known = traced_model(model)
-    predictions = [rank_amounts(plan, workload, known, stage, num_microbatches) for stage in stages]
+    known, runs = traced_model(model), traced_plan(plan, model)
+    predictions = [rank_amounts(runs, workload, known, stage, num_microbatches) for stage in stages]
     features = plan_features(plan, workload, model)
     found = []
     with Tracer() as tracer:

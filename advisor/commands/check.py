@@ -169,7 +169,7 @@ def checked(case: Case) -> Checked:
     except ValueError as error:
         reason = str(error)
     words = all_words(prediction, case.stack)
-    found = case.violations(words)
+    found = case.violations(words, prediction)
     cure = first_cure(case) if prediction is not None and not prediction.fits else None
     return Checked(case, found, prediction, reason, cure)
 
@@ -211,7 +211,8 @@ def _read_lines(found: Checked) -> list[str]:
 
 
 def _memory_lines(found: Checked) -> list[str]:
-    from advisor.render import gib, percent, seconds, wrap
+    from advisor.cures import to_fit
+    from advisor.render import percent, wrap
     from advisor.sections import fit_text, over_by
     from costmodel.prediction import FITS_BELOW
 
@@ -222,12 +223,4 @@ def _memory_lines(found: Checked) -> list[str]:
     if prediction.fits:
         return lines
     over = f"Over {percent(FITS_BELOW, 0)} of the device by {over_by(prediction)}"
-    if cure is None:
-        text = f"{over}, and no usual change mends it alone. `advisor explain` finds plans that fit."
-        return [*lines, wrap(text, "  ")]
-    text = (
-        f"{over}. Try {cure.options()}: {gib(cure.prediction.peak_memory_bytes)}, "
-        f"{seconds(cure.prediction.step_time_s)} a step. `advisor whatif` ranks the others, and "
-        "`advisor explain` finds plans that fit."
-    )
-    return [*lines, wrap(text, "  ")]
+    return [*lines, wrap(f"{over}. {to_fit(found.case, cure)}", "  ")]

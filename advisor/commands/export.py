@@ -148,16 +148,17 @@ def _verdict(case: Case, target: str, version: str) -> Verdict:
 
 def _too_large(found: Checked) -> str:
     """One line on a plan that does not fit: what it needs, what there is, by how much it is over, the way out."""
+    from advisor.cures import searched
     from advisor.render import gib, percent
     from advisor.sections import over_by
     from costmodel.prediction import FITS_BELOW
 
     priced = found.prediction
     assert priced is not None
-    way = f"Try {found.cure.options()}" if found.cure else "`advisor explain` finds plans that fit"
+    way = f"Try {found.cure.options()}." if found.cure else searched(found.case)
     return (
         f"The plan does not fit: {gib(priced.peak_memory_bytes)} of {gib(priced.device_bytes)} on the worst rank, "
-        f"{over_by(priced)} over the {percent(FITS_BELOW, 0)} that a run may fill. {way}."
+        f"{over_by(priced)} over the {percent(FITS_BELOW, 0)} that a run may fill. {way}"
     )
 
 

@@ -37,6 +37,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     advisor predict --model 70b --gpus 64 --gpu b200 --tp 4 --pp 4 --vpp 5 \\
       --sequence-parallel
     """
+    from advisor.cures import first_cure, to_fit
     from advisor.plan_faults import plan_faults
     from advisor.predict_text import prediction_lines
     from advisor.rules import holds
@@ -48,7 +49,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     with plan_faults(case):
         prediction = with_schedule(case.predict())
     words = all_words(prediction, case.stack)
-    found = case.violations(words)
+    found = case.violations(words, prediction)
     if options["save"]:
         from dataclasses import replace
 
@@ -67,7 +68,9 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
             record["formulas"] = formula_records(prediction)
         click.echo(json.dumps(record, indent=2))
     else:
-        click.echo("\n".join(prediction_lines(prediction, found, list(case.notes), options["formulas"])))
+        way_out = "" if prediction.fits else to_fit(case, first_cure(case))
+        lines = prediction_lines(prediction, found, list(case.notes), options["formulas"], way_out)
+        click.echo("\n".join(lines))
         if options["save"]:
             click.echo(f"\nSaved as {options['save']}.")
     context.exit(0 if holds(prediction, found) else 1)

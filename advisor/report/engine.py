@@ -24,7 +24,7 @@ from advisor.rules.model_words import cluster_words, model_words, workload_words
 from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, WAITS, host_memory_gb
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
-from costmodel.binding import recipe_formats
+from costmodel.binding import recipe_formats, repeats_layers
 from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
 from costmodel.family import family_features
 from costmodel.host_memory import HOST_STATE, OFFLOADS
@@ -60,7 +60,7 @@ def engine_script(
     parts = {
         "data": script_json(_data(prediction, found, stack, names or {})),
         "ledger": family_javascript(_features(prediction, found)).source,
-        "planInputs": _inputs_script(prediction, found),
+        "planInputs": _inputs_script(prediction, found, stack),
         "rulebook": _rulebook_script(prediction, found, stack),
     }
     declared = "".join(f"const {name} = {text};\n" for name, text in parts.items())
@@ -196,7 +196,7 @@ def _workload_inputs(trace: Trace, prediction: Prediction, found: Sequence[Contr
     }
 
 
-def _inputs_script(prediction: Prediction, found: Sequence[Control]) -> str:
+def _inputs_script(prediction: Prediction, found: Sequence[Control], stack: str | None) -> str:
     """`(c, x) => inputs`: the plan's inputs from columns c and the rest x."""
     trace = Trace()
     formats = recipe_formats(prediction.plan.precision)
@@ -206,6 +206,7 @@ def _inputs_script(prediction: Prediction, found: Sequence[Control]) -> str:
         num_layers=prediction.model.num_layers,
         global_batch=_workload_inputs(trace, prediction, found)["global_batch"],
         **_by_precision(trace, prediction, found, "formats", formats),
+        repeats_layers=repeats_layers(prediction.model, prediction.cluster, stack),
     )
     results = {name: literal(value) for name, value in inputs.items()}
     return f"(c, x) => {{\n{trace.lines(inputs)}return {object_javascript(results)};\n}}"

@@ -88,7 +88,7 @@ def subject_of_case(
         closed = case.predict()
         prediction = with_schedule(closed)
     words = predicted_words(prediction)
-    found = case.violations(words)
+    found = case.violations(words, prediction)
     runs = tuple(run_records(prediction, records))
     recipes, note = choose_precisions("auto", case.cluster, case.stack)
     request = Request(

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.facts import FROM_MACHINE, HELPERS, Facts, PlanWords, facts
-from advisor.rules.features import Feature, lacked, load_features
-from advisor.rules.model_words import machine_words
+from advisor.rules.features import Feature, first_with, lacked, load_features
+from advisor.rules.model_words import machine_words, model_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.ways import NOTHING_ELSE, Way, joined
 from costmodel.columns import plan_columns
@@ -31,6 +31,7 @@ from costmodel.stack import Stack, default_stack, load_stack
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
+    from advisor.rules.room import Room
     from costmodel.prediction import Prediction
     from hardware_db import Cluster
 
@@ -101,17 +102,21 @@ class Rule:
         """Where the rule is broken: True or False for every row of the words."""
         return eval(self._code, ALLOWED, words)
 
-    def message(self, of: PlanWords) -> tuple[str, str]:
+    def message(self, of: PlanWords, room: Room | None = None) -> tuple[str, str]:
         """What is wrong and the way out, with the numbers of a row of the words.
 
-        Of the ways those that the stack, the machine and the plan have; where none is, what they lack.
+        Of the ways those that the stack, the machine and the plan have, and that there is room for; where none is, what
+        they lack.
         """
         text, row = _Template(), of.plain
         ways, lacked = [], []
         for way, rules in self.ways:
             missing = int(way.missing(of.single, rules))
-            if missing < 0:
-                ways.append(text.vformat(way.text, (), row))
+            told = text.vformat(way.text, (), row)
+            if missing < 0 and (short := room.lacking(told) if room else ""):
+                lacked.append(short)
+            elif missing < 0:
+                ways.append(told)
             else:
                 lacked.append(text.vformat(rules[missing].lacks, (), row))
         told = joined(ways, self.most)
@@ -202,7 +207,7 @@ def rules_of(stack: str | None) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=32)
 def stack_rules(stack: str | None) -> tuple[Rule, ...]:
-    """An ERROR rule for each feature that a stack lacks."""
+    """A rule for each feature that a stack lacks, an ERROR but where the stack takes it and does nothing."""
     absent, known = lacked(stack), load_stack(stack or default_stack())
     return tuple(feature_rule(feature, known) for feature in load_features() if feature.name in absent)
 
@@ -212,7 +217,7 @@ def feature_rule(feature: Feature, stack: Stack) -> Rule:
     says = feature.says(stack)
     return Rule(
         feature.rule,
-        "ERROR",
+        feature.severity,
         feature.knobs,
         feature.uses,
         says,
@@ -220,6 +225,20 @@ def feature_rule(feature: Feature, stack: Stack) -> Rule:
         feature.source,
         lacks=says,
     )
+
+
+def untrainable(model: ModelSpec, cluster: Cluster, stack: str | None) -> str:
+    """One line: what a stack lacks for a model or a machine whatever the plan, and which has it; "" where nothing."""
+    words = model_words(model) | machine_words(cluster, 0)
+    known = load_stack(stack or default_stack())
+    needed = [each for each in load_features() if not each.knobs and feature_rule(each, known).broken(words)]
+    lacking = [each for each in needed if each.lacked_by(known)]
+    if len(lacking) == 1:
+        return f"{lacking[0].says(known)}. {joined(lacking[0].ways_out(known))}"
+    parts = "; ".join(f"no {each.title}{each.when(known)}" for each in lacking)
+    first = first_with(needed, known)
+    way_out = f"Try --stack {first}." if first else "Try another model."
+    return f"{known.name} has {parts}. {way_out}" if lacking else ""
 
 
 def left_out() -> dict[str, str]:
@@ -235,11 +254,12 @@ def violations(
     gpus: int = 0,
     predicted: Mapping[str, Any] = UNPREDICTED,
     stack: str | None = None,
+    room: Room | None = None,
 ) -> list[Violation]:
     """Every rule that `plan` breaks, errors first.
 
     gpus: GPUs there are, 0 when not said. predicted: what is predicted of the plan, see `predicted_words`.
-    stack: software that is to run it, None the newest known.
+    stack: software that is to run it, None the newest known. room: that ways out must have, see `room_of`.
     """
     settings = getattr(plan, "settings", ())
     words = facts(model, workload, cluster, plan.precision, plan_columns([plan]), gpus, settings)
@@ -247,13 +267,13 @@ def violations(
     words["modules_given"] = np.array([bool(plan.recompute_modules)])
     words |= predicted
     row = PlanWords(words)
-    found = [violation(rule, row) for rule in rules_of(stack) if rule.broken(row.single)]
+    found = [violation(rule, row, room) for rule in rules_of(stack) if rule.broken(row.single)]
     return sorted(found, key=lambda violation: SEVERITIES.index(violation.severity))
 
 
-def violation(rule: Rule, row: PlanWords) -> Violation:
+def violation(rule: Rule, row: PlanWords, room: Room | None = None) -> Violation:
     """What `rule` says about a row of the words."""
-    text, way_out = rule.message(row)
+    text, way_out = rule.message(row, room)
     return Violation(rule.id, rule.severity, rule.knobs, text, way_out, rule.source, rule.cites)
 
 

@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.cli import advisor
+from advisor.request import make_request
+from advisor.search import search
 
 SETTING = [
     "--model",
@@ -190,10 +192,46 @@ def test_a_cure_is_told_as_options_that_make_it():
     assert "DOES NOT FIT" not in run(*large, *options).output
 
 
-def test_where_no_change_alone_mends_it_explain_is_named():
-    done = run("--model", "llama3.1-405b", "--gpus", "8", "--gpu", "h100", "--tp", "8", "--sequence-parallel")
-    assert "no usual change mends it alone" in done.output
-    assert "advisor explain" in done.output
+@pytest.mark.parametrize("command", ["check", "predict"])
+@pytest.mark.parametrize(
+    ("setting", "sizes", "says"),
+    [
+        (
+            ("llama3.1-405b", 8),
+            {"tp": 8},
+            "Nor does any plan fit that `advisor explain` searches for 8 GPUs; it then",
+        ),
+        (("llama3-70b", 64), {"tp": 2, "dp": 32}, "`advisor explain` finds plans for 64 GPUs that fit."),
+    ],
+)
+def test_where_no_change_alone_mends_it_what_a_search_finds_is_told(command, setting, sizes, says):
+    """`predict` sent to `check` for a way out that it did not have, and `check` to `explain`, which had none either."""
+    model, gpus = setting
+    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    options += ["--model", model, "--gpus", str(gpus), "--gpu", "h100"]
+    done = CliRunner().invoke(advisor, [command, *options], catch_exceptions=False)
+    text = " ".join(done.output.split())
+    assert f"No usual change mends it alone. {says}" in text
+    assert "in place of `advisor predict`" not in text
+    assert bool(search(make_request(model, gpus, "h100")).plans) == ("finds plans" in says)
+
+
+def test_predict_tells_the_first_cure_that_check_tells():
+    large = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--dp", "8", "--seq-len", "8192"]
+    large += ["--global-batch", "128"]
+    cure = json.loads(run(*large, "--json").output)["first_cure"]["options"]
+    done = CliRunner().invoke(advisor, ["predict", *large], catch_exceptions=False)
+    assert f"way out Try {cure}:" in " ".join(done.output.split())
+    fitting = CliRunner().invoke(advisor, ["predict", *large, *cure.split()], catch_exceptions=False)
+    assert fitting.exit_code == 0
+    assert "way out" not in fitting.output
+
+
+def test_a_stack_that_cannot_train_the_model_is_told_in_place_of_a_search():
+    done = run(
+        "--model", "deepseek-v3", "--gpus", "64", "--gpu", "h100", "--ep", "64", "--stack", "nemo-24.07"
+    )
+    assert "No usual change mends it alone. nemo-24.07 has no" in " ".join(done.output.split())
 
 
 def test_fixed_segments_are_told_only_where_memory_is_short():

@@ -342,7 +342,7 @@ def test_pinned_graphs_leave_out_fsdp_which_switches_them_off():
     ("gpu", "stack", "precision", "said"),
     [
         ("h100", None, "bf16,nvfp4", ["Without nvfp4: it needs arithmetic that H100 SXM5 80GB lacks"]),
-        ("b200", "nemo-24.05", "bf16,nvfp4", ["Without nvfp4: nemo-24.05 has no NVFP4, which came with nemo-25.11."]),
+        ("b200", "nemo-25.09", "bf16,nvfp4", ["Without nvfp4: nemo-25.09 has no NVFP4, which came with nemo-25.11."]),
         ("h100", None, "bf16,fp8-cs", []),
     ],
 )  # fmt: skip

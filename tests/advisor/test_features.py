@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from advisor.request import choose_precisions, make_request
-from advisor.rules import TOPICS, load_rules, rules_of, stack_rules, topic_rules, violations
+from advisor.rules import TOPICS, load_rules, rules_of, stack_rules, topic_rules, untrainable, violations
 from advisor.rules.features import NEVER, UNTIL, lacked, load_features
 from advisor.search import search
 from advisor.sections import knob_table
 from advisor.space import build_space, nothing_legal
 from costmodel.knobs import KNOBS
+from costmodel.model_registry import list_models, load_model
 from costmodel.plan import Plan
-from costmodel.stack import default_stack, families, load_stack
+from costmodel.stack import FLAGS, default_stack, families, load_stack
 from hardware_db import resolve
 
 RELEASES = [f"{name}-{release}" for name, family in families().items() for release in family["releases"]]
@@ -27,6 +28,8 @@ OLD = "nemo-24.05"
 def test_facts_are_of_known_knobs_families_and_releases(feature):
     assert set(feature.knobs) <= set(KNOBS)
     assert set(feature.since) <= {*families(), "megatron", "dtensor", "other"}
+    assert bool(feature.since) != (feature.flag in FLAGS)
+    assert feature.severity in ("ERROR", "SILENT")
     for dated in feature.since.values():
         assert dated == NEVER or re.fullmatch(r"\d\d\.\d\d", dated.removeprefix(UNTIL))
 
@@ -60,7 +63,7 @@ def ask(stack: str, model: str = "deepseek-v3", gpus: int = 256, gpu: str = "h10
 
 @pytest.mark.parametrize("stack", [OLD, "nemo-25.04", "torchtitan", "torchtitan-24.08", "mcore-24.07"])
 def test_no_plan_of_the_space_uses_what_the_stack_lacks(stack):
-    request = ask(stack, "qwen3-30b-a3b", 16)
+    request = ask(stack, "llama3-8b" if stack == "torchtitan-24.08" else "qwen3-30b-a3b", 16)
     for precision in request.precisions:
         space = build_space(request, precision)
         assert space.legal
@@ -68,6 +71,25 @@ def test_no_plan_of_the_space_uses_what_the_stack_lacks(stack):
         for plan in plans:
             found = violations(request.model, request.workload, request.cluster, plan, stack=stack)
             assert not [each.id for each in found if each.severity == "ERROR"]
+
+
+@pytest.mark.parametrize("stack", ["nemo-26.04", "nemo-26.06"])
+def test_hybrids_are_recomputed_in_full_where_the_release_does_it(stack):
+    """Megatron-Core 0.17.1, ssm/mamba_block.py, keeps everything; 0.18.2 acts."""
+    space = build_space(ask(stack, "nemotronh-56b", 32), "bf16")
+    plans = [search_plan(space, row) for row in np.linspace(0, space.legal - 1, 200).astype(int)]
+    assert ("full" in {plan.recompute for plan in plans}) == (stack == "nemo-26.06")
+    assert search(ask(stack, "qwen3-next-80b-a3b", 64, pins=["recompute=full"])).best.plan.recompute == "full"
+
+
+def test_full_recompute_that_does_nothing_is_told_with_the_release_that_has_it():
+    request = ask("nemo-25.09", "nemotronh-8b", 8)
+    plan = Plan(dp=8, recompute="full")
+    found = violations(request.model, request.workload, request.cluster, plan, stack="nemo-25.09")
+    (idle,) = (each for each in found if each.id == "stack_recompute_hybrid")
+    assert idle.severity == "SILENT"
+    assert "came with nemo-26.06" in idle.text
+    assert idle.way_out.endswith("or --stack nemo-26.06.")
 
 
 def search_plan(space, row):
@@ -107,14 +129,49 @@ def test_auto_precision_is_what_the_stack_has(stack, gpu, recipes):
 
 
 def test_named_precisions_that_a_stack_lacks_are_refused_with_a_way_out():
-    said = nothing_legal(ask(OLD, "llama3-8b", 8, "b200", precision="nvfp4,mxfp8"))
-    assert "nemo-24.05 has no NVFP4, which came with nemo-25.11" in said
+    said = nothing_legal(ask("nemo-25.04", "llama3-8b", 8, "b200", precision="nvfp4"))
+    assert "nemo-25.04 has no NVFP4, which came with nemo-25.11" in said
     assert said.endswith("Try --precision bf16, or --stack nemo-25.11.")
 
 
 def test_a_pin_that_a_stack_lacks_is_refused_with_a_way_out():
     with pytest.raises(ValueError, match=r"nemo-24.05 has no DeepEP.*--stack nemo-25.04\.$"):
-        search(ask(OLD, gpus=64, pins=["moe_dispatcher=deepep", "ep=8"]))
+        search(ask(OLD, "qwen3-30b-a3b", 64, pins=["moe_dispatcher=deepep", "ep=8"]))
+
+
+@pytest.mark.parametrize(
+    ("stack", "model", "gpu", "lacks", "way_out"),
+    [
+        ("nemo-24.07", "deepseek-v2", "h100", "multi-latent attention (MLA)", "nemo-24.12"),
+        ("nemo-24.07", "deepseek-v3", "h100", "heads for multi-token prediction (MTP)", "nemo-25.04"),
+        ("nemo-24.05", "nemotronh-8b", "h100", "Mamba layers", "nemo-24.07"),
+        ("nemo-25.09", "gpt-oss-20b", "h100", "attention sinks", "nemo-25.11"),
+        ("nemo-24.07", "llama3-70b", "b200", "kernels for Blackwell GPUs (CUDA 12.8)", "nemo-25.02"),
+        ("nemo-25.04", "llama3-70b", "gb300", "kernels for Blackwell Ultra GPUs (CUDA 12.9)", "nemo-25.07"),
+        ("nemo-24.07", "llama3-70b", "gb300", "kernels for Blackwell Ultra GPUs (CUDA 12.9)", "nemo-25.07"),
+        ("llm_foundry", "mixtral-8x7b", "h100", "mixture of experts", "llm_foundry-24.05"),
+    ],
+)
+def test_models_and_gpus_that_a_stack_cannot_train_are_refused_in_a_line(stack, model, gpu, lacks, way_out):
+    with pytest.raises(ValueError, match=r"^[\w.-]+ has no [^\n]+\.$") as refused:
+        search(ask(stack, model, 64, gpu))
+    assert f"no {lacks}, which came with {way_out}" in str(refused.value)
+    assert str(refused.value).endswith(f"--stack {way_out}.")
+    request = ask(way_out, model, 64, gpu)
+    assert build_space(request, request.precisions[0]).legal
+
+
+def test_what_a_family_never_had_leads_to_another():
+    with pytest.raises(
+        ValueError, match=rf"^torchtitan-26.06 has no Mamba layers\..*--stack {default_stack()}\.$"
+    ):
+        search(ask("torchtitan", "nemotronh-8b", 64))
+
+
+@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("gpu", ["h100", "b200", "gb300", "rtx5090"])
+def test_the_newest_stack_trains_every_model_on_every_generation(name, gpu):
+    assert untrainable(load_model(name), resolve(gpu, None)[0], None) == ""
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,10 @@ CHOSEN = [
     ("mixtral-8x7b", {**SPLIT, "dp": 4, "ep": 4, "etp": 2, "pp": 2}, 1),
     ("deepseek-v3", {**SPLIT, "pp": 2, "dp": 8, "ep": 8}, 0),
     ("deepseek-v3", {**SPLIT, "pp": 2, "dp": 8, "ep": 8}, 1),
+    ("glm4.5-air", {**SPLIT, "cp": 2, "dp": 4, "ep": 4}, 0),
     ("gpt-oss-20b", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("nemotronh-8b", {**SPLIT, "dp": 2}, 0),
+    ("nemotronh-8b", {**SPLIT, "dp": 2, "recompute": "full"}, 0),
     ("qwen3-next-80b-a3b", {**SPLIT, "dp": 4, "ep": 4}, 0),
 ]
 DRAWN = ("llama3-8b", "qwen3-30b-a3b", "moonlight-16b-a3b")

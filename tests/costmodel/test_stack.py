@@ -352,3 +352,21 @@ def test_torchaos_rowwise_recipe_gathers_in_16_bits_and_casts_weights_for_every_
         assert wide == pytest.approx(told("torchtitan-25.06", "bf16", 8).values[name])
     wide, plain = (told("torchtitan-25.06", each, 8).peak_memory_bytes for each in ("fp8-sc", "bf16"))
     assert wide == pytest.approx(plain, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("stack", "acts"),
+    [("nemo-26.06", True), ("nemo-26.04.01", False), ("mcore-26.05", True), ("mcore-26.03", False), ("local", False),
+     ("automodel-26.04", True)],
+)  # fmt: skip
+def test_full_recompute_of_hybrids_follows_the_release(stack, acts):
+    """Megatron-Core 0.17.1, ssm/mamba_block.py, keeps everything; 0.18.2 checkpoints."""
+    cluster = hardware_db.load_cluster("dgx-h100")
+    fixed = (load_model("nemotronh-8b"), Workload(8192, 64), cluster)
+    plan = Plan(dp=8) if stack != "automodel-26.04" else Plan(dp=8, fsdp=True, zero_stage=3)
+    kept = predict(*fixed, plan, stack)
+    again = predict(*fixed, replace(plan, recompute="full"), stack)
+    assert (again.peak_memory_bytes < 0.9 * kept.peak_memory_bytes) == acts
+    assert (again.step_time_s > 1.05 * kept.step_time_s) == acts
+    if not acts:
+        assert (again.peak_memory_bytes, again.step_time_s) == (kept.peak_memory_bytes, kept.step_time_s)

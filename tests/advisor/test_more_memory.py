@@ -1,0 +1,126 @@
+"""What more memory would buy: where memory binds the leaner optimizers are told, and what is told to type gives it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from advisor import more_memory
+from advisor.explain import explain
+from advisor.explain_text import explanation_lines
+from advisor.more_memory import WORTH_TELLING, what_memory_buys
+from advisor.options import value_text
+from advisor.request import Request, make_request, parse_pins
+from advisor.search import Scored, search
+from costmodel.plan_array import PlanArray, evaluate_plans
+from costmodel.prediction import TIGHT_ABOVE
+
+LEAN = {"precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+
+
+def ask(model: str, gpus: int, gpu: str = "h100", **more) -> Request:
+    return make_request(model, gpus, gpu, **more)
+
+
+@pytest.fixture(scope="module")
+def large():
+    return explain(ask("405b", 96))
+
+
+def test_where_memory_binds_leaner_optimizers_are_told(large):
+    """405B on 96 H100: one plan in four thousand fits, and the one that does waits for its shards."""
+    assert large.memory.unbound < large.best.step_time / 2
+    told = {frozenset(each.pins.items()): each for each in large.memory.bought}
+    assert told[frozenset(LEAN.items())].numerics
+    assert not told[frozenset({"precision_aware_optimizer": True}.items())].numerics
+    assert any("optimizer_offload" in each.pins for each in large.memory.bought)
+    steps = [each.candidate.step_time for each in large.memory.bought]
+    assert steps == sorted(steps)
+    assert max(steps) <= (1 - WORTH_TELLING) * large.best.step_time
+    assert all(each.candidate.prediction.fits for each in large.memory.bought)
+
+
+def test_what_is_told_to_type_gives_it(large):
+    for each in large.memory.bought:
+        words = shlex.split(each.to_take)
+        pins = parse_pins([word for word in words if word != "--pin"])
+        found = search(
+            ask("405b", 96, pins=[f"{name}={value_text(value)}" for name, value in pins.items()])
+        ).best
+        # The whole search may find another layout that its simulated pipeline makes quicker.
+        assert 0.97 * each.candidate.step_time <= found.step_time <= each.candidate.step_time * (1 + 1e-9)
+
+
+def test_the_section_and_the_record_say_the_same(large):
+    text = re.sub(r"\s+", " ", "\n".join(explanation_lines(large)))
+    record = large.to_dict()["more_memory"]
+    assert f"the quickest would take {record['unbound_step_time_s']:.4g} s a step" in text
+    for each in record["bought"]:
+        assert f"{each['step_time_s']:.4g} s a step ({100 * each['delta_share']:+.0f} %" in text
+        assert each["to_take"] in text
+        assert each["changes_numerics"] == ("exp_avg_dtype" in each["to_take"])
+
+
+def test_nothing_is_tried_where_memory_does_not_bind(monkeypatch):
+    monkeypatch.setattr(more_memory, "evaluate_plans", None)
+    found = explain(ask("70b", 64, "b200"))
+    assert found.memory is None
+    assert "more memory would buy" not in "\n".join(explanation_lines(found))
+
+
+def test_what_was_asked_for_is_not_offered():
+    pinned = explain(ask("405b", 96, pins=["precision_aware_optimizer=on"]))
+    assert all(dict(each.pins) != {"precision_aware_optimizer": True} for each in pinned.memory.bought)
+    full = explain(ask("405b", 96, pins=[f"{name}={value_text(value)}" for name, value in LEAN.items()]))
+    assert full.memory is None
+    off = explain(ask("405b", 96, pins=["precision_aware_optimizer=off"]))
+    assert off.memory is None
+    assert explain(ask("405b", 96, objective="memory")).memory is None
+
+
+def test_a_release_without_the_optimizer_is_not_told_to_take_it():
+    """Megatron-Core 0.11 brought use_precision_aware_optimizer, after mcore-24.07; mcore-25.04 has it."""
+    assert explain(ask("405b", 96, stack="mcore-24.07", precision="bf16")).memory is None
+    assert explain(ask("405b", 96, stack="mcore-25.04", precision="bf16")).memory is not None
+
+
+@pytest.mark.parametrize("model", ["llama3-70b", "qwen3-30b-a3b"])
+def test_the_closed_form_of_all_choices_is_that_of_each_alone(model):
+    kept: list[Scored] = []
+    request = ask(model, 16 if model == "llama3-70b" else 2)
+    search(request, None, kept.extend)
+    bar = float(np.median(np.concatenate([part.step_time for part in kept])))
+    sizes = [{"precision_aware_optimizer": True}, LEAN]
+    found = more_memory._quickest(request, kept, sizes, bar)
+    for (time, *_), pins in zip(found, sizes, strict=True):
+        alone = [_fastest_alone(request, part, pins, bar) for part in kept]
+        assert time == pytest.approx(min(alone), rel=1e-9)
+
+
+def _fastest_alone(request: Request, part: Scored, pins, bar: float) -> float:
+    rows = np.flatnonzero(part.step_time < bar)
+    if not rows.size:
+        return np.inf
+    columns = part.space.some(rows)
+    columns |= {
+        name: np.full(rows.size, float(value is True or value == "bf16")) for name, value in pins.items()
+    }
+    plans = PlanArray(
+        request.model, request.workload, request.cluster, part.space.precision, columns, request.stack
+    )
+    out = evaluate_plans(plans)
+    return float(np.where(out["peak_memory"] <= TIGHT_ABOVE * part.device, out["step_time"], np.inf).min())
+
+
+def test_several_blocks_of_layouts_give_what_one_gives(monkeypatch):
+    kept: list[Scored] = []
+    request = ask("llama3-70b", 16)
+    best = search(request, None, kept.extend).best
+    whole = what_memory_buys(request, kept, best)
+    assert whole is not None
+    monkeypatch.setattr(more_memory, "CELLS", 3000)
+    blocks = what_memory_buys(request, kept, best)
+    assert blocks.to_dict() == whole.to_dict()
