@@ -115,12 +115,10 @@ def plan_inputs(
 ) -> dict[str, Array]:
     """Input symbols of the group "plan": arrays over the rows, single numbers where all rows agree.
 
-    domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised:
-    whether the recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are
-    MXFP8, gathered in 16 bits; gathered: bytes of one that is gathered as it is kept; casts: whether linear layers
-    leave the model's own format; delayed: whether their scales are those of earlier steps; remainders: see `_formats`.
-    repeats_layers: whether full recompute does anything, see `costmodel.binding.repeats_layers`.
-    Raises ValueError when a pipeline layout does not fit.
+    domain: GPUs of a scale-up domain. precision_bytes: of the model's own format. quantised: whether the recipe keeps
+    weights that fp8_param_gather can send; block_scaled: whether as MXFP8, gathered in 16 bits; gathered: bytes of one
+    as kept; casts: whether linear layers leave that format; delayed: whether scales are of earlier steps; remainders:
+    see `_formats`; repeats_layers: see `costmodel.binding`. ValueError when a pipeline layout does not fit.
     """
     c: Columns = collapsed(
         {name: np.array(value) for name, value in default_columns().items()} | dict(columns)

@@ -168,7 +168,12 @@ def test_recipes_are_one_a_work_and_their_search_has_what_its_release_had(rows):
     assert recipes(cases, most_gpus=4) == []
     # What the release had is told by features.toml alone: nothing that a stack may lack is pinned here.
     features = {knob for feature in load_features() for knob in feature.knobs} - {"precision"}
-    assert not features & set(KEPT) - {"grad_reduce_in_fp32", "moe_capacity_factor", "nccl_ub"}
+    assert not features & set(KEPT) - {
+        "grad_reduce_in_fp32",
+        "moe_capacity_factor",
+        "nccl_ub",
+        "precision_aware_optimizer",
+    }
     found = compare(replace(cases[0], stack="nemo-24.05"))
     assert "overlap_moe_comm" not in found["knobs"]
     assert differing(cases[0].plan, cases[2].plan)[0] == "tp 1 -> 4"
