@@ -115,11 +115,10 @@ def plan_inputs(
 ) -> dict[str, Array]:
     """Input symbols of the group "plan": arrays over the rows, single numbers where all rows agree.
 
-    domain: GPUs of a scale-up domain. precision_bytes: size of the model's own format (2 or 4). quantised: whether the
-    recipe keeps quantised weights that fp8_param_gather can send; block_scaled: whether those are MXFP8, gathered in
-    16 bits; gathered: bytes of one that is gathered as it is kept; casts: whether linear layers leave the model's own
-    format; delayed: whether their scales are those of earlier steps; remainders: see `_formats`; repeats_layers: see
-    `costmodel.binding`. Raises ValueError when a pipeline layout does not fit.
+    domain: GPUs of a scale-up domain. precision_bytes: of the model's own format. quantised: whether the recipe keeps
+    weights that fp8_param_gather can send; block_scaled: whether as MXFP8, gathered in 16 bits; gathered: bytes of one
+    as kept; casts: whether linear layers leave that format; delayed: whether scales are of earlier steps; remainders:
+    see `_formats`; repeats_layers: see `costmodel.binding`. ValueError when a pipeline layout does not fit.
     """
     c: Columns = collapsed(
         {name: np.array(value) for name, value in default_columns().items()} | dict(columns)
@@ -173,14 +172,10 @@ def knob_inputs(
     return inputs
 
 
-def _expert_replicas(c: Columns) -> Array:
-    """Ranks that hold the same experts. [1]"""
-    return c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
-
-
 def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
+    edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
     return {name: c[name] for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")} | {
-        "edp": _expert_replicas(c),
+        "edp": edp,
         "b": c["micro_batch"],
         "m": global_batch / (c["micro_batch"] * c["dp"]),
         "enc_tp": np.where(c["encoder_tp"] > 0, c["encoder_tp"], c["tp"]),
@@ -198,6 +193,7 @@ def _sharding(c: Columns) -> dict[str, Array]:
     asked = sharding_instances(ranks, c["fsdp"] > 0, c["fsdp_shard_size"], c["optimizer_instances"])
     instances = np.minimum(asked, ranks)
     shard = ranks / instances
+    edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
     return {
         "optimizer_sharded": (c["zero_stage"] >= 1) * 1.0,
         "grads_sharded": (c["zero_stage"] >= 2) * 1.0,
@@ -205,7 +201,7 @@ def _sharding(c: Columns) -> dict[str, Array]:
         "fsdp": c["fsdp"],
         "fsdp_copies": (c["fsdp_implementation"] == code("fsdp_implementation", "torch")) * 1.0,
         "shard": shard,
-        "expert_shard": np.maximum(_expert_replicas(c) * shard / ranks, 1.0),
+        "expert_shard": np.maximum(edp * shard / ranks, 1.0),
         "instances": instances,
         "outer_sharded": (c["outer_dp_sharding_strategy"] == code("outer_dp_sharding_strategy", "optim"))
         * (c["fsdp"] > 0)
