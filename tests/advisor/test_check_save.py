@@ -16,7 +16,7 @@ SCRIPT = (
     "--tensor-model-parallel-size 2 --sequence-parallel --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 "
     "--bf16 --use-distributed-optimizer"
 )
-OWN = SCRIPT.replace("--num-layers 32", "--num-layers 34")
+OWN = SCRIPT.replace("--num-layers 32", "--num-layers 35")
 
 
 def run(*arguments: str):
