@@ -15,6 +15,8 @@ MEMORY = re.compile(r"(?<![\d.])(\d{2,3})-?(?:gb|gib)(?![a-z0-9]|/s)|[a-z]\d+-(\
 LARGEST_MEMORY = 320  # GB; what is larger is another number
 # Cards that share a GPU's name, and neither its chip's size nor its memory.
 OTHER_CARDS = re.compile(r"(?<![a-z0-9])(pcie|nvl(?!\d|-72|-36))(?![a-z0-9])")
+# GPUs of a scale-up domain that a name tells, and how many such racks make one: nvl72, nvl36x2.
+DOMAIN = re.compile(r"(?<![a-z0-9])nvl-?(\d+)(?:x(\d+))?(?![a-z0-9])")
 # What of a system's name tells nothing but how much there is of a GPU.
 AMOUNTS = re.compile(r"-\d+-?(?:gpus?|gb?|x)?(?=-|$)")
 
@@ -38,6 +40,13 @@ def row_cluster(system: str, runs_on: str = "") -> tuple[Cluster, str]:
         found, told = read, False
     else:
         told = found == _usual(_first_word(found.gpu)) or _plain(given) == found.name
+    if (told_size := DOMAIN.search(_plain(given))) and not given.endswith(".toml"):
+        size = int(told_size[1]) * int(told_size[2] or 1)
+        if size != found.domain_size:
+            raise ValueError(
+                f"system {given!r} has {size} GPUs in a domain, and {found.name} {found.domain_size}. Describe it in a "
+                "file, as docs/extending.md shows, and name the file."
+            )
     own = hardware_db.load_cluster(runs_on) if runs_on else found
     only_gpu = found == _usual(_first_word(found.gpu)) and _plain(given) != found.name
     if only_gpu and own != found and own.gpu == found.gpu:

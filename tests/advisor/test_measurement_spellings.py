@@ -90,6 +90,8 @@ def test_muon_in_letters_of_either_case():
         ("DGX-2H V100", "system 'DGX-2H V100' is unknown"),
         ("TPU v5p", "system 'TPU v5p' is unknown"),
         ("Alps GH200 96GB", "is unknown"),
+        ("GB200 NVL4", "has 4 GPUs in a domain, and gb200-nvl72 72"),
+        ("gb300-nvl36", "has 36 GPUs in a domain, and gb300-nvl72 72"),
     ],
 )
 def test_a_system_that_is_none_of_ours_is_refused(system, says):
