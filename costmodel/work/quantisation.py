@@ -2,7 +2,7 @@
 
 FP8 and FP4 never speed up what is not a linear layer, and their operands are made on the fly: inputs
 for forward and (transposed) weight gradient, output gradients for data and (transposed) weight
-gradient, weights once a step unless parameters are kept quantised.
+gradient, weights once a step: by their layers, or by the optimizer where parameters are kept quantised.
 """
 
 from __future__ import annotations
