@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from advisor.candidates import Candidate, compared
+from advisor.candidates import Candidate, candidate, compared
 from advisor.leaner import left_free, optimizer_choices
 from advisor.outside import option
 from advisor.render import bold, gib, heading, percent, seconds, wrap
 from advisor.request import Request, completed
-from advisor.search import Scored, search
+from advisor.search import Scored, quickest, search
 from advisor.whatif import GIB, NUMERICS
 from costmodel.columns import CODED, Columns, code
 from costmodel.knobs import KNOBS
@@ -60,15 +60,62 @@ class Bought:
 
 
 @dataclass(frozen=True)
-class MoreMemory:
-    """Memory binds: step time of the quickest plan were there room for any, by the closed form, and what frees some."""
+class Tight:
+    """The quickest plan that fits, but so tightly that the search ranks it only where nothing else does.
 
-    unbound: float
-    bought: tuple[Bought, ...]
+    pins: of it what differs from the best plan.
+    """
+
+    candidate: Candidate
+    pins: Mapping[str, Any]
+
+    @property
+    def filled(self) -> float:
+        """Share of the device that it takes. [1]"""
+        return self.candidate.peak_memory / self.candidate.prediction.device_bytes
+
+    @property
+    def to_take(self) -> str:
+        """What to type for it."""
+        return " ".join(option(name, value) for name, value in self.pins.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--json`."""
-        return {"unbound_step_time_s": self.unbound, "bought": [each.to_dict() for each in self.bought]}
+        return {
+            "to_take": self.to_take,
+            "step_time_s": self.candidate.step_time,
+            "delta_share": self.candidate.lost_by,
+            "worst_rank_gib": self.candidate.peak_memory / GIB,
+            "plan": self.candidate.plan.describe(),
+        }
+
+    def line(self) -> str:
+        """As the section tells it."""
+        return (
+            f"{bold(seconds(self.candidate.step_time))} a step ({percent(self.candidate.lost_by, 0, signed=True)}) in "
+            f"{gib(self.candidate.peak_memory)}, {percent(self.filled, 0)} of the device, where the allocator may "
+            f"stall or the run fail: {self.candidate.plan.describe()}. Measure it: {self.to_take}"
+        )
+
+
+@dataclass(frozen=True)
+class MoreMemory:
+    """Memory binds: step time of the quickest plan were there room for any, by the closed form, and what frees some.
+
+    tight: a quicker plan that fits, but is not ranked for want of room; None where none is.
+    """
+
+    unbound: float
+    bought: tuple[Bought, ...]
+    tight: Tight | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return {
+            "unbound_step_time_s": self.unbound,
+            "tight": self.tight.to_dict() if self.tight else None,
+            "bought": [each.to_dict() for each in self.bought],
+        }
 
     def lines(self) -> list[str]:
         """The section of `explain`."""
@@ -78,19 +125,18 @@ class MoreMemory:
             f"{each.candidate.plan.describe()}, {gib(each.candidate.peak_memory)}"
             for each in self.bought
         ]
-        binds = (
-            f"Memory binds: were there room for any plan, the quickest would take {seconds(self.unbound)} a step. "
-            "Leaner optimizers, which are not searched, make room for:"
-        )
-        return [
-            heading("What more memory would buy"),
-            wrap(binds, "  "),
-            *(wrap(text, "  - ", "    ") for text in told),
-        ]
+        binds = f"Memory binds: were there room for any plan, the quickest would take {seconds(self.unbound)} a step."
+        lines = [heading("What more memory would buy"), wrap(binds, "  ")]
+        if self.tight:
+            lines.append(wrap(self.tight.line(), "  - ", "    "))
+        if told:
+            lines.append(wrap("Leaner optimizers, which are not searched, make room for:", "  "))
+            lines += [wrap(text, "  - ", "    ") for text in told]
+        return lines
 
 
 def what_memory_buys(request: Request, scored: Sequence[Scored], best: Candidate) -> MoreMemory | None:
-    """Leaner optimizers with which the step is quicker by WORTH_TELLING, quickest first; None where none is.
+    """What makes the step quicker by WORTH_TELLING: less room to spare, leaner optimizers; None where nothing does.
 
     Nothing is tried where no legal plan of the space would be as much quicker, whatever its memory.
     """
@@ -101,7 +147,25 @@ def what_memory_buys(request: Request, scored: Sequence[Scored], best: Candidate
     if unbound > bar:
         return None
     found = sorted(_bought(request, scored, best, bar), key=lambda each: each.candidate.step_time)
-    return MoreMemory(unbound, tuple(found)) if found else None
+    tight = _tight(request, scored, best, bar)
+    return MoreMemory(unbound, tuple(found), tight) if found or tight else None
+
+
+def _tight(request: Request, scored: Sequence[Scored], best: Candidate, bar: float) -> Tight | None:
+    """The quickest plan that fits and is not ranked for want of room, by the closed form, if it is below `bar`."""
+    if best.prediction.tight:  # then such plans are ranked
+        return None
+    part, row = quickest(scored, lambda each: each.fits() & ~each.fits_device(TIGHT_ABOVE))
+    if not part.step_time[row] <= bar or not (part.fits() & ~part.fits_device(TIGHT_ABOVE))[row]:
+        return None
+    found = compared(request, best, candidate(request, part.plan(row)))
+    chosen, other = best.plan, found.plan
+    pins = {
+        name: getattr(other, name)
+        for name in KNOBS
+        if hasattr(other, name) and getattr(other, name) != getattr(chosen, name)
+    }
+    return Tight(found, pins) if found.step_time <= bar else None
 
 
 def _bought(request: Request, scored: Sequence[Scored], best: Candidate, bar: float) -> Iterator[Bought]:

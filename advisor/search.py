@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -252,7 +252,7 @@ def _slowest(request: Request, scored: list[Scored], share: float) -> float:
     """Step time up to which plans count: for less memory nobody waits any length of time. [s]"""
     if request.objective != "memory":
         return math.inf
-    part, row = _fastest(scored, lambda each: each.fits(share))
+    part, row = quickest(scored, lambda each: each.fits(share))
     return request.slowdown * float(part.step_time[row])
 
 
@@ -361,7 +361,7 @@ def _rule_rejections(spaces: list[Space]) -> list[Rejection]:
 
 def _memory_rejection(scored: list[Scored], count: int) -> Rejection:
     """How many plans do not fit their device, and the fastest of them."""
-    part, row = _fastest(scored, lambda each: ~each.fits_device())
+    part, row = quickest(scored, lambda each: ~each.fits_device())
     example = (
         f"{part.plan(row).describe()} needs {part.peak_memory[row] / GIB:.1f} GiB, "
         f"a plan may use {FITS_BELOW * part.device / GIB:.1f}"
@@ -371,7 +371,7 @@ def _memory_rejection(scored: list[Scored], count: int) -> Rejection:
 
 def _host_rejection(request: Request, scored: list[Scored], count: int) -> Rejection:
     """How many plans fit their device but not their node's host memory, and the fastest of them."""
-    part, row = _fastest(scored, lambda each: each.fits_device() & ~each.fits())
+    part, row = quickest(scored, lambda each: each.fits_device() & ~each.fits())
     assert part.host is not None
     assert request.cluster.host_memory is not None
     whole = request.cluster.host_memory / GIB
@@ -382,7 +382,7 @@ def _host_rejection(request: Request, scored: list[Scored], count: int) -> Rejec
     return Rejection("host memory", count, example)
 
 
-def _fastest(scored: list[Scored], of: Callable[[Scored], Mask]) -> tuple[Scored, int]:
+def quickest(scored: Sequence[Scored], of: Callable[[Scored], Mask]) -> tuple[Scored, int]:
     """The space and number of the fastest plan that a mask of each space leaves, of which there is one."""
     times = [np.where(of(each), each.step_time, np.inf) for each in scored]
     part = min(range(len(scored)), key=lambda number: float(times[number].min()))
