@@ -226,9 +226,10 @@ def _fsdp(row: Row, habit: Mapping[str, Any], ranks: int, assumed: list[str]) ->
     """
     said = row.text("fsdp").strip()
     word = said.lower()
-    if not (FSDP.fullmatch(word) or NO_FSDP.fullmatch(word) or word in SWITCHES):
+    read = FSDP.fullmatch(word) or NO_FSDP.fullmatch(word) or word in SWITCHES
+    if not read:
         assumed.append(f"fsdp {said!r} is neither on nor off: taken as not said")
-    if said or ranks == 1:
+    if (said and read) or ranks == 1:
         return row.flag("fsdp", FSDP.fullmatch(word) is not None)
     why = shards_unsaid(row, habit)
     assumed += [f"fsdp not stated: on, as {why}"] if why else []
@@ -236,10 +237,8 @@ def _fsdp(row: Row, habit: Mapping[str, Any], ranks: int, assumed: list[str]) ->
 
 
 def shards_unsaid(row: Row, habit: Mapping[str, Any]) -> str:
-    """Why a row that does not say how it shards its parameters does, "" where nothing tells so."""
+    """Why a row whose column does not say whether it shards its parameters does, "" where nothing tells so."""
     named = SHARDING.search(f"{row.text('source')} {row.text('container')}")
-    if row.text("fsdp"):
-        return ""
     return f"{named[0]!r} says" if named else "its software's default" if habit.get("shards") else ""
 
 

@@ -14,6 +14,7 @@ from advisor.leaner import left_free, optimizer_choices
 from advisor.outside import option
 from advisor.render import bold, gib, heading, percent, seconds, wrap
 from advisor.request import Request, completed
+from advisor.rules import Mask
 from advisor.search import Scored, quickest, search
 from advisor.whatif import GIB, NUMERICS
 from costmodel.columns import CODED, Columns, code
@@ -30,17 +31,11 @@ CELLS = 2**20
 
 
 @dataclass(frozen=True)
-class Bought:
-    """Pins that free memory, in words, and the best plan found with them."""
+class Offer:
+    """A quicker plan, and the pins with which a search finds it."""
 
     pins: Mapping[str, Any]
-    words: str
     candidate: Candidate
-
-    @property
-    def numerics(self) -> bool:
-        """Whether they change what is computed."""
-        return any(name in NUMERICS for name in self.pins)
 
     @property
     def to_take(self) -> str:
@@ -54,47 +49,51 @@ class Bought:
             "step_time_s": self.candidate.step_time,
             "delta_share": self.candidate.lost_by,
             "worst_rank_gib": self.candidate.peak_memory / GIB,
-            "changes_numerics": self.numerics,
             "plan": self.candidate.plan.describe(),
         }
 
+    def step(self, beside: str = "") -> str:
+        """Its step time beside the best plan's, in words."""
+        share = percent(self.candidate.lost_by, 0, signed=True)
+        return f"{bold(seconds(self.candidate.step_time))} a step ({share}{beside})"
+
 
 @dataclass(frozen=True)
-class Tight:
+class Bought(Offer):
+    """A plan that pins make room for by freeing memory, in words."""
+
+    words: str
+
+    @property
+    def numerics(self) -> bool:
+        """Whether the pins change what is computed."""
+        return any(name in NUMERICS for name in self.pins)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return super().to_dict() | {"changes_numerics": self.numerics}
+
+    def line(self) -> str:
+        """As the section tells it."""
+        return (
+            f"{self.step(', with other numerics' * self.numerics)}: {self.to_take} ({self.words}): "
+            f"{self.candidate.plan.describe()}, {gib(self.candidate.peak_memory)}"
+        )
+
+
+@dataclass(frozen=True)
+class Tight(Offer):
     """The quickest plan that fits, but so tightly that the search ranks it only where nothing else does.
 
     pins: of it what differs from the best plan.
     """
 
-    candidate: Candidate
-    pins: Mapping[str, Any]
-
-    @property
-    def filled(self) -> float:
-        """Share of the device that it takes. [1]"""
-        return self.candidate.peak_memory / self.candidate.prediction.device_bytes
-
-    @property
-    def to_take(self) -> str:
-        """What to type for it."""
-        return " ".join(option(name, value) for name, value in self.pins.items())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for `--json`."""
-        return {
-            "to_take": self.to_take,
-            "step_time_s": self.candidate.step_time,
-            "delta_share": self.candidate.lost_by,
-            "worst_rank_gib": self.candidate.peak_memory / GIB,
-            "plan": self.candidate.plan.describe(),
-        }
-
     def line(self) -> str:
         """As the section tells it."""
+        filled = self.candidate.peak_memory / self.candidate.prediction.device_bytes
         return (
-            f"{bold(seconds(self.candidate.step_time))} a step ({percent(self.candidate.lost_by, 0, signed=True)}) in "
-            f"{gib(self.candidate.peak_memory)}, {percent(self.filled, 0)} of the device, where the allocator may "
-            f"stall or the run fail: {self.candidate.plan.describe()}. Measure it: {self.to_take}"
+            f"{self.step()} in {gib(self.candidate.peak_memory)}, {percent(filled, 0)} of the device, where the "
+            f"allocator may stall or the run fail: {self.candidate.plan.describe()}. Measure it: {self.to_take}"
         )
 
 
@@ -119,19 +118,13 @@ class MoreMemory:
 
     def lines(self) -> list[str]:
         """The section of `explain`."""
-        told = [
-            f"{bold(seconds(each.candidate.step_time))} a step ({percent(each.candidate.lost_by, 0, signed=True)}"
-            f"{', with other numerics' * each.numerics}): {each.to_take} ({each.words}): "
-            f"{each.candidate.plan.describe()}, {gib(each.candidate.peak_memory)}"
-            for each in self.bought
-        ]
         binds = f"Memory binds: were there room for any plan, the quickest would take {seconds(self.unbound)} a step."
         lines = [heading("What more memory would buy"), wrap(binds, "  ")]
         if self.tight:
             lines.append(wrap(self.tight.line(), "  - ", "    "))
-        if told:
+        if self.bought:
             lines.append(wrap("Leaner optimizers, which are not searched, make room for:", "  "))
-            lines += [wrap(text, "  - ", "    ") for text in told]
+            lines += [wrap(each.line(), "  - ", "    ") for each in self.bought]
         return lines
 
 
@@ -155,9 +148,13 @@ def _tight(request: Request, scored: Sequence[Scored], best: Candidate, bar: flo
     """The quickest plan that fits and is not ranked for want of room, by the closed form, if it is below `bar`."""
     if best.prediction.tight:  # then such plans are ranked
         return None
-    part, row = quickest(scored, lambda each: each.fits() & ~each.fits_device(TIGHT_ABOVE))
-    if not part.step_time[row] <= bar or not (part.fits() & ~part.fits_device(TIGHT_ABOVE))[row]:
+
+    def unranked(part: Scored) -> Mask:
+        return part.fits() & ~part.fits_device(TIGHT_ABOVE) & (part.step_time <= bar)
+
+    if not any(unranked(part).any() for part in scored):
         return None
+    part, row = quickest(scored, unranked)
     found = compared(request, best, candidate(request, part.plan(row)))
     chosen, other = best.plan, found.plan
     pins = {
@@ -165,7 +162,7 @@ def _tight(request: Request, scored: Sequence[Scored], best: Candidate, bar: flo
         for name in KNOBS
         if hasattr(other, name) and getattr(other, name) != getattr(chosen, name)
     }
-    return Tight(found, pins) if found.step_time <= bar else None
+    return Tight(pins, found) if found.step_time <= bar else None
 
 
 def _bought(request: Request, scored: Sequence[Scored], best: Candidate, bar: float) -> Iterator[Bought]:
@@ -194,7 +191,7 @@ def _bought(request: Request, scored: Sequence[Scored], best: Candidate, bar: fl
         except ValueError:  # a rule about the leaner optimizer
             continue
         if other is not None and other.step_time <= bar:
-            yield Bought(pins, words, compared(request, best, other))
+            yield Bought(pins, compared(request, best, other), words)
 
 
 def _quickest(

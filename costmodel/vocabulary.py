@@ -90,7 +90,7 @@ def vocabulary_times(
         + looked_up,
         "s",
         vocabulary.table_gradient_bytes,
-        "with the traffic of its rows",
+        "beside the rows that are looked up and added, and their traffic",
     )
     output = logits + loss + traffic
     if "mtp" not in features:

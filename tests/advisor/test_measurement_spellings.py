@@ -209,6 +209,8 @@ def test_software_that_shards_by_default_has_a_layout_without_a_word():
     assert (found.plan.fsdp, found.plan.dp) == (True, 8)
     assert "fsdp not stated: on, as its software's default" in found.assumptions
     assert case(**bare, source="accelerate, FSDP2").plan.fsdp
+    assert case(**bare | {"fsdp": "maybe", "source": "torchtitan"}).plan.fsdp
+    assert not case(**bare | {"fsdp": "0", "source": "torchtitan"}).plan.fsdp
     assert "layout is not stated" in refused(**bare, source="Megatron-Core, our cluster")
 
 

@@ -233,13 +233,13 @@ def test_ranks_that_are_not_bound_are_slow_as_the_slowest_of_as_many():
         assert loose["step_time"] - bound["step_time"] == pytest.approx(share * bound["synchronous_time"])
 
 
-@pytest.mark.parametrize(("last", "doublings", "within"), [(0, 4, 0.03), (5, 6, 0.12)])
-def test_only_the_slowest_stage_s_ranks_may_not_be_late(last, doublings, within):
+@pytest.mark.parametrize(("last", "doublings"), [(0, 4), (5, 6)])
+def test_only_the_slowest_stage_s_ranks_may_not_be_late(last, doublings):
     """Of 64 GPUs the jitter of all shows where stages are alike but for an embedding, of 16 beside long logits."""
-    plan = Plan(pp=4, dp=16, last_stage_layers=last)
-    found = predict(load_model("llama3-8b"), Workload(8192, 64), H100, plan).values
+    plan = Plan(pp=4, dp=16, micro_batch=2, last_stage_layers=last)
+    found = predict(load_model("llama3-8b"), Workload(8192, 128), H100, plan).values
     share = doublings * found["straggler"]
-    assert found["straggler_time"] == pytest.approx(share * found["synchronous_time"], rel=within)
+    assert found["straggler_time"] == pytest.approx(share * found["synchronous_time"], rel=0.03)
 
 
 def test_the_output_layer_s_reduction_hides_beside_its_weight_gradient():
