@@ -30,8 +30,10 @@ from costmodel.model_sizes import from_sizes
 from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import CP_COMM_TYPES, Plan
+from costmodel.step_constants import has_grace
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
+from hardware_db import Cluster
 
 # What a column of sharding says where parameters are sharded, as ranks or in words, and where they are whole.
 FSDP = re.compile(
@@ -212,6 +214,18 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         expandable_segments=habit.get("expandable_segments", True),
     )
     return plan, assumed
+
+
+def bound_to_cores(row: Row, cluster: Cluster) -> tuple[bool, str]:
+    """Whether the row's ranks were bound to the cores next to their GPU, and in words what was taken for said.
+
+    Runs that nobody tuned are read as not bound where their host is Grace: they take twice the host's time of tuned
+    ones there, and none more on x86 servers (costmodel/binding_hardware.py, UNBOUND_LAUNCH).
+    """
+    said = _said(row, "cpu_binding", None)
+    if said is not None or not (row.untuned and has_grace(cluster)):
+        return said is None or bool(said), ""
+    return False, "not tuned for speed, so ranks are read as not bound to Grace's cores: an inference"
 
 
 def _said(row: Row, name: str, usual: Any) -> Any:

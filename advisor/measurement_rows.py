@@ -140,6 +140,10 @@ def row_id(row: Row) -> str:
     return row.text("id") or (f"line {row.line}" if row.line else "?")
 
 
+# In the notes of runs that their publisher calls functional: real data, natural routing, no kernels tuned.
+UNTUNED = "not tuned for speed"
+
+
 @dataclass(frozen=True)
 class Row:
     """One row of a table, as text by column. surplus: its cells and the header's columns, where it has more.
@@ -160,6 +164,11 @@ class Row:
         if name in OBJECTS and bare in NO_OBJECT:
             return ""
         return bare if name in WORDS else text
+
+    @property
+    def untuned(self) -> bool:
+        """Whether its publisher says that nobody tuned the run for speed."""
+        return UNTUNED in self.text("notes")
 
     def number(self, name: str) -> float | None:
         """A column as a number above 0, in the column's own unit; None when empty or not one."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from advisor.measurement_memory import largest_micro_batch, made_to_fit, refuted, unsaid_sizes
 from advisor.measurement_plans import (
+    bound_to_cores,
     habit_of,
     row_model,
     row_plan,
@@ -38,8 +39,6 @@ PRINTS_RESERVED = ("torchtitan",)
 # What else tables are separated by, and its name.
 SEPARATORS = {";": ";", "\t": "tabs", "|": "|"}
 LARGEST_FILE = 256 * 2**20  # bytes
-# In the notes of runs that their publisher calls functional: real data, natural routing, no kernels tuned.
-UNTUNED = "not tuned for speed"
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,6 @@ class Case:
     measured_reserved_bytes: float | None
     note: str = ""
     assumptions: tuple[str, ...] = field(default=())
-
-    @property
-    def untuned(self) -> bool:
-        """Whether its publisher says that nobody tuned the run for speed."""
-        return UNTUNED in self.row.text("notes")
 
 
 @dataclass(frozen=True)
@@ -182,6 +176,8 @@ def _read(row: Row) -> Case | Skip:
         return Skip(name, step)
     try:
         plan, assumptions = row_plan(row, model, gpus)
+        bound, loosely = bound_to_cores(row, cluster)
+        plan = replace(plan, cpu_binding=bound)
         plan.num_microbatches(batch)
         workload = row_workload(row, model, seq_len, batch)
         stack = stack_of(row)
@@ -209,6 +205,7 @@ def _read(row: Row) -> Case | Skip:
                     how_model,
                     model.left_out and f"not counted of the model: {model.left_out}",
                     how_cluster,
+                    loosely,
                     unknown_release(stack),
                     *unsaid,
                     *micro_batch,

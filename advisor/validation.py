@@ -88,7 +88,7 @@ def _result(case: Case) -> dict[str, Any]:
     prediction = with_schedule(closed_form)
     measured, predicted = case.measured_step_time_s, prediction.step_time_s
     open_to = unsaid(case, closed_form)
-    low, high = _interval(prediction, case.untuned, open_to)
+    low, high = _interval(prediction, case.row.untuned, open_to)
     return {
         "id": case.id,
         "measured": measured,

@@ -28,6 +28,7 @@ from costmodel.step_constants import (
     PRIORS,
     architecture,
     fitted,
+    has_grace,
     maturity,
     parameter_keys,
     usual_key,
@@ -48,6 +49,12 @@ HOST_LINK_EFFICIENCY = 0.85
 # A GPU's share of the host's memory bandwidth where the cluster's file has none, assumed: eight DDR5 channels for four.
 # [byte/s]
 HOST_MEMORY_BANDWIDTH = 75e9
+# Host time of a kernel where ranks are not bound to the cores next to their GPU, over that of bound ones. Of GB200
+# guides say that binding does as much as a change of dispatcher (knobs.csv, CPU/NUMA binding: "launch latency
+# multiplier"). How much is inferred from runs that no fit sees: functional checks of Megatron-Bridge on Grace ask for
+# 1.8, 2.2 and 2.9 times the host time of tuned runs, those on x86 servers for 1.1 in the median. That nobody bound
+# their ranks is our reading, not printed. [1]
+UNBOUND_LAUNCH = {"grace": 2.0, "x86": 1.0}
 # Collectives over a link without measured curves: latency, more of it for each rank [s], share of the link's rate for
 # many ranks, and ranks of half of that [1]; latency of a copy between two [s]. Assumed; curves of NVSwitch on file have
 # 9 to 35 us, up to 16 us a rank, 0.7 to 1.1 of the rate and 0.2 to 3.3 ranks (hardware_db/calibrated).
@@ -262,11 +269,15 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
     quantity = cluster.quantities.get("host_memory_bandwidth")
     share = quantity.si / cluster.gpus_per_node if quantity else HOST_MEMORY_BANDWIDTH
     queued = generation in ("ampere", "hopper", "ada")
+    processor = "grace" if has_grace(cluster) else "x86"
     return {
         "host_link": Bound(
             link.bandwidth * HOST_LINK_EFFICIENCY, f"link {link.name}, {HOST_LINK_EFFICIENCY} of it"
         ),
         "host_memory": Bound(share, "host memory bandwidth, a GPU's share"),
+        "unbound_launch": Bound(
+            UNBOUND_LAUNCH[processor], f"{processor}: inferred from checks that nobody tuned, not published"
+        ),
         "queued": Bound(float(queued), f"{generation}: one hardware queue orders kernels before Blackwell"),
         "switch_reduces": Bound(
             float(switch_reduces(generation, cluster.intra.name)),

@@ -47,6 +47,11 @@ def stops_at_exchanges(x: SimpleNamespace) -> Amount:
     return x.megatron_core * is_more_than_one(x.pp) * (1 - x.overlap_p2p * is_more_than_one(x.vpp))
 
 
+def kernel_time(x: SimpleNamespace) -> Amount:
+    """Host time to issue one kernel on a rank. [s]"""
+    return host.issue_time(x.host_kernel, x.unbound, x.unbound_launch)
+
+
 def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) -> Amount:
     """What the host needs to issue one pass of a block: kernels that no graph replays, and its own work. [s]"""
     again = repeated(x, x.recompute_moe)
@@ -54,7 +59,7 @@ def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) ->
     loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
     own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
     in_loops = (1 - graphed_whole(x, name)) * (own + loops * x.loop_launch)
-    return ((1 - graphed(x, name)) * kernels + in_loops) * x.host_kernel
+    return ((1 - graphed(x, name)) * kernels + in_loops) * kernel_time(x)
 
 
 def _waits_apart(
@@ -102,7 +107,7 @@ def host_term(
     if "experts" in blocks:
         halting = maximum(halting, counts_vary(x))
     # A stage that is slowest for its logits waits in its own layers, and where an MTP head begins and ends.
-    heads = x.mtp_heads * MTP_KERNELS * x.host_kernel
+    heads = x.mtp_heads * MTP_KERNELS * kernel_time(x)
     reached = maximum(
         stages["pace"] + sum(behind["pace"].values()),
         maximum(

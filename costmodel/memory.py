@@ -253,7 +253,7 @@ def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
     grad_output_buffer and embedding_activation_buffer.
     """
     gradients = linear.tokens(x) * linear.padded_vocabulary(x) / x.tp
-    each = x.activation_bytes * gradients + activations.layer_input(x)
+    each = x.activation_bytes * gradients + activations.hidden_states(x)
     return x.trained * maximum(0, deferred(x, features) - 1) * each
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
+from costmodel.host_waits import kernel_time
 from costmodel.layer import Blocks
 from costmodel.rates import model_gemm, stream
 from costmodel.term import Ledger
@@ -124,7 +125,7 @@ def matrix_time(x: SimpleNamespace, matrix: Matrix) -> Amount:
     """Seconds in which one matrix is updated: its products and streams, or the host that issues them. [s]"""
     moved = streamed_bytes(x) * matrix.rows * matrix.columns + copied_bytes(x, matrix)
     on_device = newton_schulz_time(x, matrix.rows, matrix.columns) + stream(x, moved, x.contiguous_fraction)
-    return maximum(on_device, (STEPS * (PRODUCTS + COPIES) + KERNELS) * x.host_kernel)
+    return maximum(on_device, (STEPS * (PRODUCTS + COPIES) + KERNELS) * kernel_time(x))
 
 
 def weight_time(x: SimpleNamespace, weight: Weight) -> Amount:

@@ -194,6 +194,11 @@ def architecture(generation: str) -> str:
 SHARED_KEYS = ("all", "grace", "x86", "x86_ampere", "wheel")
 
 
+def has_grace(cluster: hardware_db.Cluster) -> bool:
+    """Whether the host's processors are Grace, next to their GPUs over NVLink C2C."""
+    return cluster.host_link.name == "nvlink-c2c"
+
+
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
@@ -208,7 +213,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
     x86 = "x86_ampere" if generation == "ampere" else "x86"
     # Rings over Ethernet (RoCE, EFA) reach less of their cards than InfiniBand's: Ampere and Hopper have runs of each.
     fabric = "" if is_infiniband(cluster.inter.name) else "-ethernet"
-    host = "grace" if cluster.host_link.name == "nvlink-c2c" else x86
+    host = "grace" if has_grace(cluster) else x86
     wheels = {"library_scale": "library_rate/wheel"} if stack.wheels else {}
     return wheels | {
         "linear_scale": f"gemm_rate/{generation}-{gemm}",

@@ -233,6 +233,7 @@ INPUTS: tuple[Input, ...] = tuple(
         kernel_launch | s | device-side gap of one kernel launch
         graph_launch | s | the same inside a CUDA graph
         host_kernel | s | host time to issue one kernel, eager
+        unbound_launch | 1 | host time of a kernel where ranks are not bound to cores, over that of bound ones
         pass_host | s | host time of one micro-batch's embedding, logits and loss, not hidden; 0 on GPUs
         layer_update_host | s | host time of the optimizer for one layer's tensors, not hidden; 0 on GPUs
         queued | 1 | 1 where kernels of several streams need one hardware queue to stay in order (before Blackwell)

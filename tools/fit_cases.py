@@ -60,7 +60,7 @@ def load_cases(path: Path) -> list[Case]:
         notes = row.text("notes")
         if isinstance(case, Skip) or row.text("superseded") == "1":
             continue
-        if case.untuned or UNRELEASED.search(notes) or habit_of(row).get("guessed"):
+        if case.row.untuned or UNRELEASED.search(notes) or habit_of(row).get("guessed"):
             continue
         cases.append(case)
     return cases

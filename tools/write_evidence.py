@@ -92,7 +92,7 @@ def untuned_errors(path: Path) -> list[float]:
     found = []
     for row in read_rows(path):
         case = row_case(row)
-        if isinstance(case, Skip) or row.text("superseded") == "1" or not case.untuned:
+        if isinstance(case, Skip) or row.text("superseded") == "1" or not case.row.untuned:
             continue
         closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)
         found.append(math.log(case.measured_step_time_s / with_schedule(closed).step_time_s))
@@ -207,7 +207,7 @@ def main() -> None:
             case = row_case(row)
             if isinstance(case, Skip) or row.text("superseded") == "1":
                 continue
-            if case.untuned:
+            if case.row.untuned:
                 continue
             try:
                 closed = predict(case.model, case.workload, case.cluster, case.plan, case.stack)

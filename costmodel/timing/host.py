@@ -5,6 +5,15 @@ from __future__ import annotations
 from costmodel.amount import Amount, maximum
 
 
+def issue_time(host_kernel: Amount, unbound: Amount, unbound_launch: Amount) -> Amount:
+    """Host time to issue one kernel. [s]
+
+    host_kernel: of a rank that is bound to the cores next to its GPU [s]; unbound: 1 where ranks are not bound;
+    unbound_launch: what those take over it [1].
+    """
+    return host_kernel * (1 + (unbound_launch - 1) * unbound)
+
+
 def host_exposed(issuing: Amount, gpu_time: Amount) -> Amount:
     """Time the GPU waits for the host in one pass. [s]
 

@@ -17,7 +17,12 @@ from costmodel.work.vocabulary import own_fused_loss
 
 
 def layer_input(x: SimpleNamespace) -> Amount:
-    """What full recompute keeps of a layer: its input. [byte] Source: arXiv:2205.05198, sec. 5."""
+    """What full recompute keeps of a layer: its input, every residual stream. [byte] Source: arXiv:2205.05198."""
+    return x.residual_streams * hidden_states(x)
+
+
+def hidden_states(x: SimpleNamespace) -> Amount:
+    """Hidden states of one micro-batch on a rank, one residual stream. [byte]"""
     return x.activation_bytes * residual_tokens(x) * x.h
 
 

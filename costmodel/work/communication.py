@@ -72,15 +72,20 @@ def context_parallel_a2a_bytes(x: SimpleNamespace, width: Amount) -> Amount:
 def pipeline_bytes(x: SimpleNamespace) -> Amount:
     """Hidden states of one micro-batch that one rank sends to the next stage. [byte]
 
-    Divided by tp with sequence parallelism, and where a stack scatters them.
-    Source: arXiv:2104.04473, sec. 3.2 and 4.1.
+    Divided by tp with sequence parallelism, and where a stack scatters them; with hyper-connections every residual
+    stream, which the next stage's layers mix. Sources: arXiv:2104.04473, sec. 3.2 and 4.1; arXiv:2409.19606.
     """
-    return tensor_parallel_bytes(x) / (1 + maximum(x.sp, x.scatter_gather) * (x.tp - 1))
+    return pipeline_width(x) / (1 + maximum(x.sp, x.scatter_gather) * (x.tp - 1))
+
+
+def pipeline_width(x: SimpleNamespace) -> Amount:
+    """Hidden states between two stages, all tensor-parallel ranks' parts. [byte]"""
+    return x.residual_streams * tensor_parallel_bytes(x)
 
 
 def pipeline_gather_bytes(x: SimpleNamespace) -> Amount:
     """Hidden states that a stage joins again where a stack scatters them. [byte] Source: arXiv:2104.04473, sec. 4.1."""
-    return x.scatter_gather * (1 - x.sp) * tensor_parallel_bytes(x)
+    return x.scatter_gather * (1 - x.sp) * pipeline_width(x)
 
 
 def gradient_bytes(x: SimpleNamespace, parameters: Amount) -> Amount:

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from advisor.cli import main
 from advisor.commands.validate import GROUPS, command
-from advisor.measurements import Row, read_rows
+from advisor.measurements import Case, Row, read_rows, row_case
 from advisor.validation import GROUPS as LABELS
 from advisor.validation import errors, memory_verdict, skip_reasons, validate
 from costmodel.evidence import evidence_table
 
 # Published dense runs, typed in with their source: a fixed sample for tests.
 ANCHORS = [row.values for row in read_rows(Path(__file__).parents[1] / "published" / "dense_runs.csv")]
+UNTUNED_NOTES = "real-data functional run with natural routing: not tuned for speed"
 
 
 @given(st.lists(st.floats(-0.9, 3.0), min_size=1, max_size=40))
@@ -50,9 +51,24 @@ def test_published_runs_are_predicted():
     assert report["summary"]["by"]["gpu"].keys() >= {"h100-sxm", "a100-sxm-80", "b200", "gb200"}
 
 
+@pytest.mark.parametrize(
+    ("system", "said", "bound"),
+    [
+        ("dgx-gb200-nvl72", "", False),
+        ("dgx-b200", "", True),
+        ("dgx-gb200-nvl72", '{"cpu_binding": true}', True),
+    ],
+)
+def test_a_run_that_nobody_tuned_is_read_as_not_bound_to_grace_s_cores(system, said, bound):
+    row = Row(ANCHORS[0] | {"system": system, "notes": UNTUNED_NOTES, "other_flags": said})
+    case = row_case(row)
+    assert isinstance(case, Case), case
+    assert case.plan.cpu_binding is bound
+    assert any("Grace" in each for each in case.assumptions) is not bound
+
+
 def test_a_run_that_nobody_tuned_has_a_wider_interval():
-    notes = "real-data functional run with natural routing: not tuned for speed"
-    tuned, untuned = validate([Row(ANCHORS[0]), Row(ANCHORS[0] | {"notes": notes})])["rows"]
+    tuned, untuned = validate([Row(ANCHORS[0]), Row(ANCHORS[0] | {"notes": UNTUNED_NOTES})])["rows"]
     assert untuned["predicted"] == tuned["predicted"]
     record = evidence_table().untuned
     quickest, slowest = (untuned["predicted"] * record[name] for name in ("quicker", "slower"))

@@ -233,6 +233,23 @@ def test_ranks_that_are_not_bound_are_slow_as_the_slowest_of_as_many():
         assert loose["step_time"] - bound["step_time"] == pytest.approx(share * bound["synchronous_time"])
 
 
+@pytest.mark.parametrize(("cluster", "longer"), [("gb200-nvl72", 2.0), ("dgx-b200", 1.0)])
+def test_grace_issues_kernels_half_as_fast_where_ranks_are_not_bound(cluster, longer):
+    bound, loose = (
+        predict(
+            load_model("qwen3-30b-a3b"),
+            Workload(4096, 256),
+            hardware_db.load_cluster(cluster),
+            Plan(ep=8, dp=8, cpu_binding=on),
+        )
+        for on in (True, False)
+    )
+    for kind in ("forward", "backward"):
+        name = f"host_issues_{kind}_pace"
+        assert loose.values[name] == pytest.approx(longer * bound.values[name])
+    assert (leaf(loose, "host_bound") > leaf(bound, "host_bound")) == (longer > 1)
+
+
 @pytest.mark.parametrize(("last", "doublings"), [(0, 4), (5, 6)])
 def test_only_the_slowest_stage_s_ranks_may_not_be_late(last, doublings):
     """Of 64 GPUs the jitter of all shows where stages are alike but for an embedding, of 16 beside long logits."""
@@ -240,6 +257,22 @@ def test_only_the_slowest_stage_s_ranks_may_not_be_late(last, doublings):
     found = predict(load_model("llama3-8b"), Workload(8192, 128), H100, plan).values
     share = doublings * found["straggler"]
     assert found["straggler_time"] == pytest.approx(share * found["synchronous_time"], rel=0.03)
+
+
+def test_stages_exchange_and_keep_every_residual_stream():
+    """Hyper-connections: the next stage mixes all of them, and so does a layer that is computed again."""
+    model = load_model("deepseek-v4-flash")
+    attention = model.compressed_attention
+    assert attention is not None
+    streams = attention.residual_streams - 1
+    one = dataclasses.replace(model, compressed_attention=dataclasses.replace(attention, residual_streams=1))
+    plan = Plan(pp=2, ep=32, dp=32, recompute="full")
+    gb200 = hardware_db.load_cluster("gb200-nvl72")
+    many, single = (predict(each, Workload(4096, 1024), gb200, plan).values for each in (model, one))
+    hidden = 2 * 4096 * model.hidden
+    assert 3 < many["pp_send_recv"] / single["pp_send_recv"] < 1 + streams  # a message has a latency besides
+    kept = streams * hidden * model.num_layers / plan.pp
+    assert many["memory_first"] - single["memory_first"] >= plan.pp * kept
 
 
 def test_the_output_layer_s_reduction_hides_beside_its_weight_gradient():
