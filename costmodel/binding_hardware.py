@@ -52,8 +52,8 @@ HOST_MEMORY_BANDWIDTH = 75e9
 # Host time of a kernel where ranks are not bound to the cores next to their GPU, over that of bound ones. Of GB200
 # guides say that binding does as much as a change of dispatcher (knobs.csv, CPU/NUMA binding: "launch latency
 # multiplier"). How much is inferred from runs that no fit sees: functional checks of Megatron-Bridge on Grace ask for
-# 1.8, 2.2 and 2.9 times the host time of tuned runs, those on x86 servers for 1.1 in the median. That nobody bound
-# their ranks is our reading, not printed. [1]
+# 1.8, 2.2 and 2.8 times the host time of tuned runs, nine on x86 servers for 1.0 in the median. That nobody bound their
+# ranks is our reading, not printed. [1]
 UNBOUND_LAUNCH = {"grace": 2.0, "x86": 1.0}
 # Collectives over a link without measured curves: latency, more of it for each rank [s], share of the link's rate for
 # many ranks, and ranks of half of that [1]; latency of a copy between two [s]. Assumed; curves of NVSwitch on file have

@@ -112,8 +112,9 @@ def untuned_spread(errors: Sequence[float]) -> dict[str, Any]:
     low, high = order[beyond - 1], order[-beyond]
     return {
         "untuned": {
-            "quicker": float(f"{math.exp(low):.3g}"),
-            "slower": float(f"{math.exp(high):.3g}"),
+            # Rounded away from the runs, so that those at the ends lie between.
+            "quicker": math.floor(1000 * math.exp(low)) / 1000,
+            "slower": math.ceil(100 * math.exp(high)) / 100,
             "runs": len(errors),
             "unit": "1",
             "kind": "measured",
