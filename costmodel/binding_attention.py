@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.binding_tables import leaf, leaf_if_known, limited, power_factor
@@ -11,13 +11,32 @@ from costmodel.bound import Bound
 from costmodel.stack import Stack
 from hardware_db import Cluster
 
-# Kernels without tables of their own: the kernel whose table is nearest, and their rate over its. FlashAttention-2 is
-# 1.3 to 2.5 times as fast as FlashAttention in Triton (T. Dao, arXiv:2307.08691, sec. 4.1, from memory). llm-foundry
-# 0.4.0's kernel on an H200 (this project, 2026-11-27; Triton 3.6, its dots in newer words): 0.4 (heads of 128) and 0.6
-# (of 64) of PyTorch 2.11's FlashAttention-2 with the instructions of Ampere, as Triton had then, else 0.5 and 0.7. That
-# cuDNN 8 has the rate of FlashAttention-2 on Hopper, 0.5 to 0.6 of cuDNN 9's, is an inference from NeMo's containers of
-# 2024.
-NEAREST_TABLE = {"flash1": ("flash2", 0.55), "cudnn8": ("cudnn", 0.55)}
+
+@dataclass(frozen=True)
+class Nearest:
+    """What a kernel without a table of its own takes from the nearest that has one.
+
+    forward, backward: its rate over that kernel's; half_dim: of its softmax, None where as that kernel's. [1]
+    """
+
+    table: str
+    forward: float
+    backward: float
+    half_dim: float | None = None
+
+
+# Kernels without tables of their own. FlashAttention-2 is 1.3 to 2.5 times as fast as FlashAttention in Triton
+# (T. Dao, arXiv:2307.08691, sec. 4.1, from memory). Forward and backward together llm-foundry 0.4.0's kernel had 0.4 of
+# its rate on heads of 128 and 0.6 on heads of 64 on an H200 (this project, 2026-11-27; Triton 3.6, with Ampere's
+# instructions, as Triton had then; with Hopper's 0.5 and 0.7): it does not grow with the head. Here it is 0.55 of it on
+# heads of 128. That the backward pass is farther behind than the forward pass is an inference from llm-foundry's runs
+# on long sequences: without recompute they were told too quick, with full recompute too slow. Their level is fitted
+# (attention_rate), this ratio is not. That cuDNN 8 has the rate of FlashAttention-2 on Hopper, 0.5 to 0.6 of cuDNN 9's,
+# is an inference from NeMo's containers of 2024.
+NEAREST_TABLE = {
+    "flash1": Nearest("flash2", forward=0.78, backward=0.5, half_dim=0.0),
+    "cudnn8": Nearest("cudnn", forward=0.55, backward=0.55),
+}
 
 
 def attention_inputs(
@@ -25,10 +44,10 @@ def attention_inputs(
 ) -> dict[str, Bound]:
     """The table of the stack's own kernel, or the nearest, where the GPU has it, else that of the format: cuDNN's."""
     kernels = tables.get("attention", {})
-    kernel, share = NEAREST_TABLE.get(stack.attention, (stack.attention, 1.0))
-    if kernel == "cudnn" and cluster.gpu.generation == "ampere":
-        share = 1.0  # whose table is of FlashAttention-2's rate itself
-    table = kernel if kernel in kernels else dtype
+    nearest = NEAREST_TABLE.get(stack.attention, Nearest(stack.attention, 1.0, 1.0))
+    if nearest.table == "cudnn" and cluster.gpu.generation == "ampere":
+        nearest = Nearest("cudnn", 1.0, 1.0)  # whose table is of FlashAttention-2's rate itself
+    table = nearest.table if nearest.table in kernels else dtype
     bound: dict[str, Bound] = {}
     for name in ("forward", "backward"):
         measured = kernels.get(table, {}).get(name, {})
@@ -36,6 +55,12 @@ def attention_inputs(
         window = "half_window" if "half_window" in measured else "half_seq"
         wide = "wide_mla" if mla and "wide_mla" in measured else "wide"
         fraction = leaf(tables, cluster, "attention", table, name, "fraction")
+        half_dim = leaf(tables, cluster, "attention", table, *own, "half_dim")
+        if nearest.half_dim is not None:
+            half_dim = Bound(
+                nearest.half_dim, f"{stack.attention} has no table: its rate does not grow with the head"
+            )
+        share = nearest.forward if name == "forward" else nearest.backward
         if share != 1:
             source = f"{fraction.source}; x {share:g} for {stack.attention}, which has no table"
             fraction = replace(fraction, value=fraction.value * share, source=source)
@@ -43,7 +68,7 @@ def attention_inputs(
             f"attention_{name}_fraction": limited(fraction, _attention_power(table, cluster), cluster),
             f"attention_{name}_half": leaf(tables, cluster, "attention", table, name, "half_seq"),
             f"attention_{name}_half_window": leaf(tables, cluster, "attention", table, name, window),
-            f"attention_{name}_half_dim": leaf(tables, cluster, "attention", table, *own, "half_dim"),
+            f"attention_{name}_half_dim": half_dim,
             f"attention_{name}_wide": leaf_if_known(tables, cluster, "attention", table, name, wide),
             f"attention_{name}_tail": leaf_if_known(tables, cluster, "attention", table, name, "tail"),
         }

@@ -59,6 +59,7 @@ class Stack:
     documents_apart: bool = False
     separate_gate: bool = False
     native_loss: bool = False
+    loss_metrics: bool = False
     fp4_apart: bool = False
     foreach_adam: bool = False
     # What it computes again, keeps and sends.

@@ -278,6 +278,7 @@ INPUTS: tuple[Input, ...] = tuple(
         plain_squared_relu | 1 | 1 when squared ReLU is PyTorch's own kernels, one for each operation
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when a release has no fused loss but Megatron-Core's own
+        loss_metrics | 1 | 1 when the trainer logs two losses that it computes again of each micro-batch's logits
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP, and queries, keys and values, are products of their own
         stand_ins | 1 | 1 when a tensor for each shape of a weight stands for its gradients

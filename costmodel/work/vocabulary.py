@@ -9,6 +9,8 @@ from costmodel.work.linear import Linear, gemm_flops, padded_vocabulary, tokens
 
 # Bytes that softmax and loss move of one logit, forward and backward (`cross_entropy_bytes`).
 TRITON_BYTES, NATIVE_BYTES, EAGER_BYTES = 10, 40, 52
+# Bytes that a trainer moves of one logit to log its cross entropy and its perplexity (`cross_entropy_bytes`).
+METRIC_BYTES = 2 * 10
 
 
 def logits_flops_forward(x: SimpleNamespace) -> Amount:
@@ -31,12 +33,16 @@ def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
     Megatron-Core's own fused loss compiles four parts over FP32 logits: cast and maximum (2 + 4), exponential and
     sum (8), division (8), a copy for the gradient (8), gradient and cast back (4 + 4 + 2). Not fused: cast (2 + 4),
     maximum (4), subtract (8), exponential (8), sum (4), division (8), gradient (8), cast back (4 + 2).
+    A trainer's metrics are PyTorch's loss under autocast each: logarithms of the softmax in 16 bits (2 + 2), cast for
+    the loss (2 + 4).
     Sources: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py and fusions/fused_cross_entropy.py; Transformer
-    Engine, common/triton/cross_entropy.py.
+    Engine, common/triton/cross_entropy.py; Composer 0.17.0, trainer/trainer.py, _eval_train_metrics, metrics/nlp.py;
+    PyTorch 2.13, ATen/autocast_mode.h.
     """
     elements = tokens(x) * padded_vocabulary(x) / x.tp
     fused = TRITON_BYTES + own_fused_loss(x) * (NATIVE_BYTES - TRITON_BYTES)
-    return elements * (x.fused_loss * fused + (1 - x.fused_loss) * EAGER_BYTES)
+    loss = x.fused_loss * fused + (1 - x.fused_loss) * EAGER_BYTES
+    return elements * (loss + x.loss_metrics * METRIC_BYTES)
 
 
 def embedding_bytes(x: SimpleNamespace) -> Amount:
