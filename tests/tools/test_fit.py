@@ -104,7 +104,10 @@ def test_near_the_fit_groups_left_out_miss_as_in_whole_refits(stack, whole):
     """Taken as linear around the fit, with the fit's own priors: the same errors where constants stay near."""
     groups = [fit_step.GROUPS["tenth"](case) for case in stack.cases]
     near = fit_solver.left_out(stack, whole, groups, fit_solver.believed(whole.parameters))
-    assert near == pytest.approx(fit_solver.left_out(stack, whole, groups), abs=2e-3)
+    apart = np.abs(near - fit_solver.left_out(stack, whole, groups))
+    assert np.median(apart) < 1e-4
+    assert apart.mean() < 5e-4
+    assert apart.max() < 2e-3
 
 
 def test_each_variant_of_the_priors_changes_one_belief():
