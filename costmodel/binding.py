@@ -192,6 +192,7 @@ def _expert_numbers(model: ModelSpec) -> dict[str, float]:
         "expert_bias": float(moe.expert_bias) if moe else 0.0,
         "biased_experts": float(moe is not None and model.linear_bias),
         # Megatron-Core asks for it (a warning) from 32 experts on.
+        "results_wide": float(moe is not None and moe.router_dtype == "fp32"),
         "router_wide": float(moe is not None and (moe.router_dtype == "fp32" or moe.num_experts >= 32)),
         "router_groups": moe.router_groups if moe else 1,
         "router_picks": moe.router_group_topk if moe else 1,

@@ -365,22 +365,21 @@ def _formats(
     formats, and the switch means that no second master stays on the device (cpu_offloading/hybrid_optimizer.py,
     param_update_in_fp32; optimizer/__init__.py hands it no format). Any other reads FP32 gradients, made from the
     buffer's where these have 16 bits, and its FP32 parameters are read once more to be copied into the model's
-    (distrib_optimizer.py, _copy_model_grads_to_main_grads and _copy_main_params_to_model_params; optimizer.py, the
-    same without sharding).
+    (distrib_optimizer.py, _copy_model_grads_to_main_grads and _copy_main_params_to_model_params).
     """
     sizes = {name: np.array([DTYPE_BYTES[kind] for kind in KNOBS[name].choices]) for name in OPTIMIZER_DTYPES}
     size = {name: np.choose(c[name].astype(int), sizes[name]) for name in OPTIMIZER_DTYPES}
     halves = (c["param_remainders"] > 0) & (size["main_params_dtype"] == 4) & (precision_bytes == 2)
-    halves = halves & np.greater(remainders, 0)
-    master = np.where(halves, 2.0, size["main_params_dtype"])
+    master = np.where(halves & np.greater(remainders, 0), 2.0, size["main_params_dtype"])
     aware = master + size["exp_avg_dtype"] + size["exp_avg_sq_dtype"]
     # Gradients have the format of the parameters unless they are kept in FP32.
     grads = np.where(c["grad_reduce_in_fp32"] > 0, 4.0, precision_bytes)
     gathers = (c["fp8_param_gather"] > 0) & quantised
     # Muon's parameters are gathered from and into tensors of the model's own format, not from a buffer.
     buffered = gathers & (c["optimizer"] != code("optimizer", "muon"))
-    narrow = buffered & np.logical_not(block_scaled)
-    own_buffer = buffered & block_scaled & (c["reuse_grad_buf"] == 0)
+    # MXFP8 is gathered in 16 bits, but by FSDP: its rows in 8, and its columns in the backward pass.
+    by_columns = buffered & np.logical_not(np.logical_not(block_scaled)) & (c["fsdp"] > 0)
+    narrow = buffered & (np.logical_or(np.logical_not(block_scaled), by_columns))
     # FP32 parameters are their own master copy.
     apart = np.less(precision_bytes, 4)
     plain = np.where(apart, 12.0, 8.0)
@@ -394,7 +393,8 @@ def _formats(
         "update_copies": np.where(precise, 0.0, np.where(apart, 4.0, 0.0) + widened),
         "gather_bytes": np.where(narrow, gathered, precision_bytes),
         "param_gather": np.multiply(c["fp8_param_gather"], quantised),
-        "gather_copy_bytes": np.where(own_buffer, 2.0, 0.0),
+        "columns_gathered": by_columns * 1.0,
+        "gather_copy_bytes": np.where(buffered & (narrow == 0) & (c["reuse_grad_buf"] == 0), 2.0, 0.0),
         "state_bytes": np.where(precise, aware, plain),
         "host_state_bytes": np.where(alone, plain, 8.0),
     }

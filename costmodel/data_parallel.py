@@ -230,7 +230,8 @@ def _collectives(ledger: Ledger, x: SimpleNamespace, owner: Owner) -> dict[str, 
     copies = owner.ranks / owner.shard
     copies_inside = communication.ranks_in_domain(x, copies, owner.stride * owner.shard)
     reduced = communication.gradient_bytes(x, whole) / buckets
-    bucket = communication.gather_bytes(x, whole) / buckets
+    tables = minimum(whole, x.trained * (owner.first + owner.output))  # gathered in 16 bits, as they are kept
+    bucket = (communication.gather_bytes(x, whole - tables) + x.weight_bytes * tables) / buckets
     between = all_reduce_time(x, reduced / owner.shard, copies, copies_inside, in_switches(x)) * buckets
     apart = reduce_scatter_time(x, reduced / owner.shard, copies, copies_inside) * buckets
 

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.exposed import Times
+from costmodel.rates import stream
 from costmodel.term import Ledger
 from costmodel.timing import overlap
 from costmodel.timing.network import all_gather_time, all_to_all_time, dispatch_time, reduce_scatter_time
 from costmodel.work import communication, experts
+from costmodel.work.elementwise import residual_tokens
 from costmodel.work.messages import COUNT_BYTES
 
 
@@ -42,8 +44,7 @@ def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
     told = ledger.define(
         "dispatch_numbers", dispatched_numbers(x, inside, etp_inside), "s", dispatched_numbers
     )
-    size = x.activation_bytes * experts.expert_rows(x) * x.he
-    gathers = all_gather_time(x, size, x.etp, etp_inside) + reduce_scatter_time(x, size, x.etp, etp_inside)
+    gathers = gathered_rows(x, experts.expert_rows(x) * x.he, x.etp, etp_inside)
     return ledger.define(
         "dispatch_combine",
         2 * travel + told + gathers,
@@ -52,22 +53,66 @@ def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
     )
 
 
+def gathered_rows(x: SimpleNamespace, elements: Amount, ranks: Amount, inside: Amount) -> Amount:
+    """Rows gathered over ranks and their results reduce-scattered, mean of both passes. [s]
+
+    elements: of what is gathered, of all ranks [1]. Results are reduced, and their gradients gathered, in the format of
+    probabilities, cast before and back behind. Source: Megatron-Core 0.12 to 0.19.2, token_dispatcher.py,
+    hidden_states.to(self.probs.dtype) of combine_preprocess, and token_combine of the all-gather dispatcher.
+    """
+    sizes = (x.activation_bytes * elements, result_bytes(x) * elements)
+    moved = sum(all_gather_time(x, size, ranks, inside) for size in sizes)
+    moved += sum(reduce_scatter_time(x, size, ranks, inside) for size in sizes)
+    return moved / 2 + is_more_than_one(ranks) * casts_of_results(x, elements, ranks)
+
+
+def casts_of_results(x: SimpleNamespace, elements: Amount, ranks: Amount) -> Amount:
+    """Casts around a reduction of results in the format of probabilities, in one pass. [s]"""
+    both = x.activation_bytes + result_bytes(x)
+    return x.results_wide * stream(x, both * (elements + elements / ranks), x.elementwise_fraction)
+
+
+def result_bytes(x: SimpleNamespace) -> Amount:
+    """Bytes of an element of results that are reduced: the probabilities' format, where a router states it. [byte]"""
+    return x.activation_bytes + x.results_wide * (4 - x.activation_bytes)
+
+
+def number_bytes(x: SimpleNamespace) -> Amount:
+    """Bytes of one probability: FP32 where the router works in it. [byte]"""
+    return x.activation_bytes + x.router_wide * (4 - x.activation_bytes)
+
+
 def dispatched_numbers(x: SimpleNamespace, inside: Amount, etp_inside: Amount) -> Amount:
-    """Time of what all-to-all dispatchers send beside tokens, mean of both passes of an expert block. [s]
+    """Time of what dispatchers send beside tokens in 16 bits, mean of both passes of an expert block. [s]
 
     Probabilities travel by an all-to-all of their own, their gradients back, and with etp they are gathered;
     forward, where rows are counted, ranks tell each other how many tokens every expert gets. DeepEP and
-    HybridEP send all with the tokens. Source: Megatron-Core 0.16.1, token_dispatcher.py, preprocess, token_dispatch,
-    dispatch_postprocess.
+    HybridEP send all with the tokens. Where all tokens are gathered, so are every token's map of experts, a byte each,
+    and its probabilities for all of them, and results are reduced in the probabilities' format. Source: Megatron-Core
+    0.16.1, token_dispatcher.py, preprocess, token_dispatch, dispatch_postprocess, token_combine.
     """
-    each = x.activation_bytes + x.router_wide * (4 - x.activation_bytes)
-    copies = each * x.capacity * experts.routed_copies(x)
+    copies = number_bytes(x) * x.capacity * experts.routed_copies(x)
     numbers = all_to_all_time(x, copies, x.ep, inside)
     numbers += all_gather_time(x, copies * x.etp, x.etp, etp_inside)
     ranks = x.ep * x.etp
-    counted = all_gather_time(x, COUNT_BYTES * x.E * ranks, ranks, communication.ranks_in_domain(x, ranks, 1))
+    near = communication.ranks_in_domain(x, ranks, 1)
+    counted = all_gather_time(x, COUNT_BYTES * x.E * ranks, ranks, near)
     apart = (1 - x.dispatch_once) * (1 - x.dispatch_gather) * is_more_than_one(x.ep)
-    return apart * (numbers + experts.counts_vary(x) * counted / 2)
+    of_all = x.dispatch_gather * is_more_than_one(ranks) * numbers_of_all(x, ranks, near)
+    return apart * (numbers + experts.counts_vary(x) * counted / 2) + of_all
+
+
+def numbers_of_all(x: SimpleNamespace, ranks: Amount, inside: Amount) -> Amount:
+    """What the all-gather dispatcher sends beside tokens in 16 bits, mean of both passes of an expert block. [s]
+
+    ranks: ep x etp; inside: those of them in a domain. Casts of what is reduced are part of it.
+    """
+    tokens = residual_tokens(x) * ranks
+    wider = x.he * (result_bytes(x) - x.activation_bytes)
+    size = (number_bytes(x) * x.E + wider) * tokens
+    told = all_gather_time(x, tokens * x.E, ranks, inside)
+    told += all_gather_time(x, size, ranks, inside) + reduce_scatter_time(x, size, ranks, inside)
+    return told / 2 + casts_of_results(x, tokens * x.he, ranks)
 
 
 @dataclass(frozen=True)

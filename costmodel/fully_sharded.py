@@ -155,12 +155,16 @@ def fully_sharded_time(
         return sum(each[kind].seconds for each in found)
 
     forward, backward = layer_pass
-    again = of("unit_gather", x.params_sharded * (1 - kept))
+    # Columns of a layer are gathered beside the rows that its recomputed forward pass reads.
+    twice = 1 + x.columns_gathered * x.recompute_layers
+    again = of("unit_gather", x.params_sharded * (1 - kept) * twice)
     ahead, behind = of("unit_gather", x.params_sharded), again + of("unit_scatter", beside)
     unreduced = (x.m - scatters) * shown(again, backward)
     between = gathers * shown(ahead, forward) + scatters * shown(behind, backward) + unreduced
-    first = gathers * x.params_sharded * (seconds("unit_gather") + seconds("first_gather"))
-    output = gathers * shown(of("output_gather", x.params_sharded), forward)
+    # Megatron's FSDP releases layers alone: it gathers embedding and output layer once a step.
+    tables = gathers + x.megatron_core * (1 - gathers)
+    first = x.params_sharded * (gathers * seconds("unit_gather") + tables * seconds("first_gather"))
+    output = tables * shown(of("output_gather", x.params_sharded), forward)
     output += scatters * shown(again + of("output_scatter", beside), backward) + unreduced
     last = scatters * (beside * seconds("unit_scatter") + seconds("first_scatter"))
     waited = (1 - beside) * (layers * seconds("unit_scatter") + seconds("output_scatter"))

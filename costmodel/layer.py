@@ -6,11 +6,11 @@ symbols of what it wrote, so that `costmodel.step` can multiply them by blocks a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, is_above_one
 from costmodel.block_kernels import Issued, block_kernels
 from costmodel.dispatch import Beside, inner_compute
 from costmodel.exposed import (
@@ -29,7 +29,7 @@ from costmodel.streams import stream_times
 from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.term import Ledger
 from costmodel.timing import kernels
-from costmodel.work import attention, mixers, quantisation
+from costmodel.work import attention, communication, mixers, quantisation
 from costmodel.work.adapters import adapter_of, between
 from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
@@ -94,16 +94,14 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
     times: Times = {}
     for layer in block.linears:
         p = f"{block.name}_{layer.name}"
-        # Micro-batches that share one cast of the weights: all of a step, but with recipes that cast anew.
-        sharing = 1 + (1 - x.cast_anew) * (x.m - 1)
-        weights = x.quantise_weight_bytes * quantisation.quantise_weight_elements(layer) / sharing
+        weights, columns = quantisation.weight_cast_bytes(x, layer)
         in_recipe = (1 - x.bf16_share) if layer.quantised else 0
         column = layer.split == "column"
         plain = gathered_plain(x, layer) if column else 0
         inputs = quantisation.operand_traffic(x, x.quantise_input_bytes, column, plain, layer.normed)
         grads = quantisation.operand_traffic(x, x.quantise_grad_bytes, layer.split == "row", x.cast_anew)
         cast_forward = inputs * quantisation.quantise_input_elements(layer) + weights
-        cast_backward = grads * quantisation.quantise_grad_elements(layer)
+        cast_backward = grads * quantisation.quantise_grad_elements(layer) + columns
         mixed = "ends" in features
         formulas: dict[str, tuple[Amount, Callable[..., Amount]]] = {
             "forward": (linear_gemm(x, layer, "forward", mixed), kernels.gemm_time),
@@ -258,7 +256,9 @@ def block_times(
         backward,
         again,
         block_kernels(ledger, x, work, "lora" in features),
-        shared=_shared(gemms),
+        shared=_shared(
+            x, gemms, small, [times["tensor_parallel"] for times in beside if "tensor_parallel" in times]
+        ),
         wait=x.expert_wait * counts_vary(x) if name == "experts" else 0,
         inner=inner_compute(x, gemms, small, _grouped(work)) if name == "experts" else None,
     )
@@ -319,13 +319,15 @@ def _core_times(ledger: Ledger, x: SimpleNamespace, name: str, work: BlockWork) 
     return {}
 
 
-def _shared(gemms: Times) -> Amount:
-    return sum(
-        times[kind]
-        for layer, times in gemms.items()
-        if layer.startswith("shared")
-        for kind in ("forward", "dgrad", "wgrad")
-    )
+def _shared(x: SimpleNamespace, gemms: Times, small: Times, messages: Sequence[Parts]) -> Amount:
+    """All of the shared experts, which run on one stream: products, casts, activation, tensor-parallel messages. [s]
+
+    Of an expert block only they have such messages; tokens that travel on the same links leave those no room.
+    Source: Megatron-Core 0.16.1, shared_experts.py.
+    """
+    own = [times for kinds in (gemms, small) for name, times in kinds.items() if name.startswith("shared")]
+    leaves = is_above_one(x.ep / communication.ranks_in_domain(x, x.ep, x.etp, x.ep_straddle))
+    return sum(sum(times.values()) for times in own) + leaves * sum(sum(each.values()) for each in messages)
 
 
 def block_tokens(ledger: Ledger, x: SimpleNamespace) -> Amount:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
 from costmodel.work import parameters
+
+# Parameters of the least unit that Megatron's FSDP communicates at a time. [1]
+MEGATRON_UNIT = 1e9
 
 
 def weight_bytes(x: SimpleNamespace, linear_weights: Amount, all_weights: Amount, shard: Amount) -> Amount:
@@ -46,29 +49,52 @@ def gathered_bytes(
 ) -> Amount:
     """FSDP: what is whole for a time. [byte]
 
-    layer: weights of one, and those of its linear layers [1]. Parameters of two layers (one in use, one
-    prefetched; in 8 bits where they are kept so) and the output layer's, with the embedding's where they are one
-    unit; the gradients of one layer as they come, in the parameters' format, and of the one before as they are
-    reduced, in theirs, which with a layer's workspace take the place of the logits. Beside pipeline stages the
-    whole stage: gathering it anew for each micro-batch is what frameworks avoid, and its gradients add up whole
-    until the last one.
+    layer: weights of one, and those of its linear layers [1]. Parameters of the layers in use and prefetched (in 8 bits
+    where they are kept so) and the output layer's, with the embedding's where they are one unit; the gradients of one
+    layer as they come, in the parameters' format, and of those before as they are reduced, in theirs, which with a
+    layer's workspace take the place of the logits. PyTorch's FSDP2 keeps the whole stage beside pipeline stages:
+    gathering it anew for each micro-batch is what frameworks avoid, and its gradients add up whole until the last one;
+    Megatron's gathers and reduces in every pass.
     Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward; the root's unit stays whole);
     torchtitan, reshard_after_forward_policy "default" with pipeline parallelism; Megatron-Core 0.16.1, megatron_fsdp,
-    param_and_grad_buffer.py (buffers of 8-bit parameters in uint8).
+    param_and_grad_buffer.py (buffers of 8-bit parameters in uint8) and megatron_fsdp.py, _post_forward.
     """
     weights, linear_weights = layer
     once = x.params_sharded * x.weight_bytes
     lighter = keeps_quantised(x) * (x.weight_bytes - x.quantised_copy_bytes) * (1 - x.bf16_share)
-    gradients = x.grads_sharded * weights * (x.weight_bytes + x.grad_bytes)
+    used, reduced = units_in_use(x, weights, stage_weights)
+    gradients = x.grads_sharded * weights * (x.weight_bytes + reduced * x.grad_bytes)
     beside = maximum(workspace + gradients - loss, 0) - maximum(workspace - loss, 0)
-    layers = once * (2 * weights + whole_tables(x)) - 2 * x.params_sharded * lighter * linear_weights + beside
+    whole = once * (used * weights + whole_tables(x)) - used * x.params_sharded * lighter * linear_weights
     stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)
-    return layers + is_more_than_one(x.pp) * (stage - layers)
+    return whole + beside + x.fsdp2 * is_more_than_one(x.pp) * (stage - whole - beside)
+
+
+def units_in_use(x: SimpleNamespace, weights: Amount, stage_weights: Amount) -> tuple[Amount, Amount]:
+    """Layers whose parameters FSDP has whole at a time, and layers whose gradients it is reducing. [1]
+
+    weights: parameters of one layer, stage_weights: of the stage [1]. One in use and one prefetched, and one reduced.
+    Megatron's prefetches at least half a unit of two layers or 1e9 parameters, whichever is more, and lets reductions
+    queue until they are more than that unit; with registered buffers it has two of each. Source: Megatron-Core 0.16.1
+    to 0.19.2, megatron_fsdp.py, suggested_communication_unit_size; param_and_grad_buffer.py,
+    wait_for_previous_grad_reduce, prefetch of all_gather_params, fsdp_double_buffer.
+    """
+    unit = maximum(MEGATRON_UNIT, 2 * weights)
+    held = stage_weights / maximum(weights, 1)
+    prefetched = minimum(held, 1 + ceiling(unit / 2 / maximum(weights, 1)))
+    queued = minimum(held, ceiling((unit + 1) / maximum(weights, 1)))  # the last one goes over the unit
+    own = x.megatron_core * (1 - x.user_buffers)
+    return 2 + own * (prefetched - 2), 1 + own * (queued - 1) + x.megatron_core * x.user_buffers
 
 
 def whole_tables(x: SimpleNamespace) -> Amount:
-    """Elements of vocabulary tables that FSDP has whole through a step: the output layer's, or both. [1]"""
-    return parameters.embedding_parameters(x) + x.root_unit * parameters.output_parameters(x)
+    """Elements of vocabulary tables that FSDP has whole through a step: the embedding's, or both. [1]
+
+    Both where they are the root's unit, and in Megatron's FSDP, whose units are layers: nothing releases the rest
+    before the next step. Source: Megatron-Core 0.16.1, megatron_fsdp.py, release_module_parameters (fsdp_unit_id).
+    """
+    both = maximum(x.root_unit, x.megatron_core)
+    return parameters.embedding_parameters(x) + both * parameters.output_parameters(x)
 
 
 def gradient_bytes(x: SimpleNamespace, trained: Amount, shard: Amount) -> Amount:

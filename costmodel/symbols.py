@@ -119,6 +119,7 @@ INPUTS: tuple[Input, ...] = tuple(
         expert_bias | 1 | 1 when the router balances loads by a bias an expert
         biased_experts | 1 | 1 when the linear layers of experts have biases
         router_wide | 1 | 1 when the router works in FP32: stated, or 32 experts or more
+        results_wide | 1 | 1 when results of experts are reduced in FP32: a router that is stated to work in it
         shared_gate | 1 | 1 when the shared experts are gated by a scalar
         q_lora | 1 | MLA: width of the query latent, 0 when queries are projected directly
         kv_lora | 1 | MLA: width of the key-value latent

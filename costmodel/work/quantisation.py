@@ -2,7 +2,7 @@
 
 FP8 and FP4 never speed up what is not a linear layer, and their operands are made on the fly: inputs
 for forward and (transposed) weight gradient, output gradients for data and (transposed) weight
-gradient, weights once a step: by their layers, or by the optimizer where parameters are kept quantised.
+gradient, weights once a step: by their layers, or by the optimizer, its shard, where parameters are kept quantised.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
+from costmodel.work import communication
 from costmodel.work.linear import Linear
 
 
@@ -90,3 +91,26 @@ def cast_bytes(x: SimpleNamespace, linear: Linear) -> Amount:
 def quantise_weight_elements(linear: Linear) -> Amount:
     """Weight elements that are quantised, once a step. [1]"""
     return linear.groups * linear.columns * linear.inner
+
+
+def weight_cast_bytes(x: SimpleNamespace, linear: Linear) -> tuple[Amount, Amount]:
+    """HBM bytes to quantise a layer's weights, forward and backward, of one micro-batch. [byte]
+
+    Micro-batches share one cast of all of them, but with recipes that cast anew. Where they are kept and gathered
+    quantised the optimizer casts its shard, and columns are made from what was gathered: once a step, and under
+    Megatron's FSDP in every backward pass, unless it gathers columns too. Frozen weights stay as they are. Source:
+    Megatron-Core 0.16.1 to 0.19.2, fp8_utils.py, quantize_param_shard; param_and_grad_buffer.py,
+    post_all_gather_processing; megatron_fsdp.py, fp8_create_transpose_cache.
+    """
+    elements = quantise_weight_elements(linear)
+    sharing = 1 + (1 - x.cast_anew) * (x.m - 1)
+    ranks, shard = (
+        (x.edp, x.expert_shard) if linear.grouped else (communication.data_parallel_ranks(x), x.shard)
+    )
+    own = x.megatron_core * x.param_gather * minimum(1, maximum(0, x.weight_bytes - x.gather_bytes))
+    spared = own * (
+        1 - x.trained + x.trained * x.optimizer_sharded * (1 - 1 / communication.state_shard(x, ranks, shard))
+    )
+    columns = own * (1 - x.columns_gathered) * 2 * maximum(0, x.quantised_copy_bytes - x.operand_bytes)
+    once = x.quantise_weight_bytes * (1 - spared) / sharing + (1 - x.fsdp) * x.trained * columns / x.m
+    return once * elements, x.fsdp * columns * elements

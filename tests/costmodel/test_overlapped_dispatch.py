@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,14 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.work import messages
 from costmodel.workload import Workload
+from hardware_db import Cluster
 
 SECONDS = st.floats(0, 10)
 BESIDE = st.builds(Beside, SECONDS, SECONDS, SECONDS)
+LINKS = ("intra", "inter")
+PASSES = ("_forward", "_backward", "_dgrad", "_wgrad")
 H100 = hardware_db.resolve("h100", None)[0]
 
 
@@ -101,6 +106,44 @@ def test_one_micro_batch_has_nothing_beside():
 def qwen(dispatcher: str, **knobs: Any) -> Prediction:
     plan = Plan(dp=16, ep=16, moe_dispatcher=dispatcher, **knobs)
     return predict(load_model("qwen3-30b-a3b"), Workload(4096, 512), H100, plan)
+
+
+def moonlight(cluster: Cluster = H100, **knobs: Any) -> dict[str, float]:
+    plan = Plan(**{"dp": 8, "tp": 2, "ep": 8, "sequence_parallel": True} | knobs)
+    return predict(load_model("moonlight-16b-a3b"), Workload(4096, 64), cluster, plan, judged=False).values
+
+
+@pytest.mark.parametrize("ep", [8, 16])
+def test_all_of_the_shared_experts_runs_while_tokens_travel(ep):
+    """Their tensor-parallel messages too, where tokens take other links than they: over the network."""
+    slow = replace(
+        H100, **{kind: replace(link := getattr(H100, kind), bandwidth=0.1 * link.bandwidth) for kind in LINKS}
+    )
+    x, alone = (moonlight(slow, ep=ep, shared_expert_overlap=overlap) for overlap in (True, False))
+    own = {name: x[name] for name in x if name.startswith("experts_shared") and name.endswith(PASSES)}
+    assert {"experts_shared_fc1_wgrad", "experts_shared_activation_backward"} < set(own)
+    sent = x["experts_tp_exposed_forward"] + x["experts_tp_exposed_backward"]
+    hidden = sum(own.values()) + (sent if ep == 16 else 0)
+    assert sent > 0
+    assert alone["dispatch_exposed"] - x["dispatch_exposed"] == pytest.approx(hidden)
+
+
+@pytest.mark.parametrize("knobs", [{"moe_dispatcher": "allgather"}, {"etp": 2, "dp": 16}])
+def test_results_are_reduced_as_wide_as_a_router_is_stated_to_work(knobs):
+    """As many bytes more as the dry run's messages have, where links are so slow that nothing else counts."""
+    slow = replace(H100, intra=replace(H100.intra, bandwidth=1e-6 * H100.intra.bandwidth))
+    model = load_model("moonlight-16b-a3b")
+    assert model.moe is not None
+    sizes, seconds = [], []
+    for dtype, width in (("fp32", 4), (None, 2)):
+        router = replace(model, moe=replace(model.moe, router_dtype=dtype))
+        plan = Plan(**{"dp": 8, "ep": 4} | knobs)
+        x = predict(router, Workload(4096, 64), slow, plan, judged=False).values
+        found = messages.expert_parallel(SimpleNamespace(**x), 0, width)
+        sizes.append(sum(each.bytes * each.count for each in found if each.ranks > 1))
+        seconds.append(x["dispatch_combine"])
+    assert sizes[0] > 1.2 * sizes[1]
+    assert seconds[0] / seconds[1] == pytest.approx(sizes[0] / sizes[1], rel=0.05)
 
 
 def test_all_to_all_sends_probabilities_and_counts_apart():
