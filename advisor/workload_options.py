@@ -56,7 +56,10 @@ def workload_options(function: Function) -> Function:
                 "--mean-length", type=int, metavar="TOKENS", help="Mean tokens of a document [full]."
             ),
             click.option(
-                "--length-cv", type=float, metavar="X", help="Spread of its length over the mean [0]."
+                "--length-cv",
+                type=float,
+                metavar="X",
+                help="Spread of its length over the mean: 0 for equal ones [unknown].",
             ),
             click.option(
                 "--packed/--no-packed",
@@ -117,7 +120,8 @@ def check_acting(given: Mapping[str, Any], workload: Workload, model: ModelSpec)
             )
     for name, words in idle.items():
         # Balanced experts and one length are true of every model and task.
-        harmless = not name.startswith("lora") and getattr(workload, name) == getattr(Workload, name)
+        usual = (getattr(Workload, name), 0.0 if name == "length_cv" else None)
+        harmless = not name.startswith("lora") and getattr(workload, name) in usual
         if name in given and not harmless:
             option = "--no-packed" if name == "packed" else "--" + name.replace("_", "-")
             shown = "" if isinstance(given[name], bool) else f" {given[name]}"

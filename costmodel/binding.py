@@ -223,9 +223,9 @@ def _workload_inputs(workload: Workload) -> dict[str, Bound]:
     A pack of s / mean documents has attention work that varies as their squares do: cv of the sum is
     2 cv / sqrt(documents), to first order. Padded sequences are computed whole.
     """
-    s, mean, cv = workload.seq_len, workload.mean_length, workload.length_cv
+    s, mean, cv = workload.seq_len, workload.mean_length, workload.length_cv or 0.0
     short = 0 < mean < s
-    met = min(mean * (1 + cv**2), s) if short and workload.packed else s
+    met = workload.weighted_length if short and workload.packed else s
     numbers = {
         "s": s,
         "document": met,

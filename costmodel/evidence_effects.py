@@ -72,7 +72,7 @@ def documents(workload: Workload) -> str:
     if not workload.mean_length:
         return "whole"
     kind = "packed" if workload.packed else "padded"
-    return f"{kind}-{workload.mean_length}-{workload.length_cv:g}"
+    return f"{kind}-{workload.mean_length}-{workload.length_cv or 0:g}"
 
 
 def effects_text(found: Mapping[str, tuple[str, float]]) -> str:

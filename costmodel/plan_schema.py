@@ -29,7 +29,7 @@ class WorkloadPart(BaseModel):
     global_batch: StrictInt
     task: str = Field(default="pretrain", json_schema_extra={"choices": list(TASKS)})
     mean_length: StrictInt = 0
-    length_cv: float = 0.0
+    length_cv: float | None = None
     packed: StrictBool = True
     lora_rank: StrictInt = 16
     lora_targets: str = "all"

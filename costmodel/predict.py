@@ -135,7 +135,12 @@ def _assumptions(
             f"{workload.global_batch:,} by --mean-length and --length-cv; memory holds {workload.seq_len:,}"
         )
     elif workload.fill < 1 and not workload.packed:
-        first.append(f"every document is padded to {workload.seq_len:,} tokens, in time and memory")
+        known = (
+            ""
+            if workload.length_cv is not None
+            else ": --length-cv tells how far lengths spread, 0 not at all"
+        )
+        first.append(f"every document is padded to {workload.seq_len:,} tokens, in time and memory{known}")
     if plan.optimizer == "muon":
         first.append(
             "optimizer muon: no run of a real model's size timed with it is published that we know of; its products "

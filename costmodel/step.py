@@ -319,7 +319,8 @@ def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], block
     """The step: everything so far, unequal sequences, and the slowest rank.
 
     A replica with longer documents keeps the others waiting: the largest of dp sums of m sequences lies
-    spread x sqrt(2 ln dp / m) above the mean. Garbage collection and unbound ranks add to the jitter.
+    spread x sqrt(2 ln dp / m) above the mean, and never above sequences of one document each. Garbage collection and
+    unbound ranks add to the jitter.
 
     The slowest of all ranks sets the pace where stages are alike. Where one has more to do, for its logits, only its
     own ranks' jitter shows: the others' hides in the time in which they wait for it.
@@ -329,7 +330,7 @@ def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], block
         for name, times in blocks.items()
         if "attention" in times.forward
     )
-    spread = x.document_spread * (TWO_LN_2 * logarithm2(x.dp) / x.m) ** 0.5
+    spread = minimum(x.document_spread * (TWO_LN_2 * logarithm2(x.dp) / x.m) ** 0.5, x.s / x.document - 1)
     trees.append(
         ledger.term(
             "length_variance",

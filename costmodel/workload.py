@@ -18,9 +18,9 @@ class Workload:
 
     seq_len: tokens in one sequence (of a pack, when sequences are packed). global_batch: sequences (or packs)
     in one optimizer step over all GPUs. mean_length: mean tokens of a document, 0 when each fills its
-    sequence; length_cv: standard deviation of its length over the mean; packed: documents fill sequences
-    together rather than each being padded, see `padded_to_longest`. lora_rank, lora_targets: adapters of task lora
-    and whether QKV, attention or all dense layers have them.
+    sequence; length_cv: standard deviation of its length over the mean, None when nobody says; packed: documents
+    fill sequences together rather than each being padded, see `padded_to_longest`. lora_rank, lora_targets: adapters
+    of task lora and whether QKV, attention or all dense layers have them.
     moe_imbalance: tokens of the busiest expert rank over the mean, 1 is balanced. moe_adjacent: a token's experts
     stand side by side, as the gate of AutoModel's benchmarks deals them out.
     Raises ValueError with one line when a number cannot be meant.
@@ -30,7 +30,7 @@ class Workload:
     global_batch: int
     task: str = "pretrain"
     mean_length: int = 0
-    length_cv: float = 0.0
+    length_cv: float | None = None
     packed: bool = True
     lora_rank: int = 16
     lora_targets: str = "all"
@@ -53,6 +53,8 @@ class Workload:
                 raise ValueError(f"{option} {value!r} is not a whole number from {least} to {what}.")
         for name, low, high in (("length_cv", 0, 10), ("moe_imbalance", 1, 64)):
             number = getattr(self, name)
+            if number is None and name == "length_cv":
+                continue
             if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"{option} {number!r} is not a number from {low} to {high}.")
@@ -65,13 +67,28 @@ class Workload:
     def fill(self) -> float:
         """Share of the tokens computed that are documents' own, the rest is padding. [1]
 
-        On average half a document does not fit into a pack any more.
+        Padded, a sequence holds one document. Packs are filled in the order of the data: of equal documents as many as
+        fit; of unequal ones half of that which does not fit any more stays empty, and it is one of the longer ones,
+        mean (1 + cv^2). Between them as far as the lengths of a full pack spread, in documents; lengths of unknown
+        spread are unequal. A pack holds one document at least. Source: W. Feller, An Introduction to Probability
+        Theory, vol. 2, 1971, sec. XI.4 (residual waiting times).
         """
-        if not 0 < self.mean_length < self.seq_len:
+        mean, whole = self.mean_length, self.seq_len
+        if not 0 < mean < whole:
             return 1.0
-        if self.packed:
-            return max(1 - self.mean_length / (2 * self.seq_len), 0.5)
-        return self.mean_length / self.seq_len
+        if not self.packed:
+            return mean / whole
+        cv = self.length_cv or 0.0
+        fitting = whole // mean
+        equal = fitting * mean / whole
+        unequal = max(1 - self.weighted_length / (2 * whole), mean / whole)
+        spread = 1.0 if self.length_cv is None else min(cv * math.sqrt(fitting), 1.0)
+        return equal + spread * (unequal - equal)
+
+    @property
+    def weighted_length(self) -> float:
+        """Mean length of the document that a token is in: mean (1 + cv^2), a sequence at most. [token]"""
+        return min(self.mean_length * (1 + (self.length_cv or 0.0) ** 2), self.seq_len)
 
     @property
     def tokens_per_step(self) -> int:
@@ -87,7 +104,7 @@ class Workload:
         The largest of n normal lengths is expected at most mean (1 + cv sqrt(2 ln n)); those with a long tail reach
         further. Source: S. Boucheron et al., Concentration Inequalities, 2013, sec. 2.5.
         """
-        if self.task == "pretrain" or self.packed or not self.mean_length or not self.length_cv:
+        if self.task == "pretrain" or self.packed or not self.mean_length or self.length_cv is None:
             return self.seq_len
         reach = self.mean_length * (1 + self.length_cv * math.sqrt(2 * math.log(self.global_batch)))
         return min(math.ceil(reach / PADDED_TO) * PADDED_TO, self.seq_len)
@@ -100,8 +117,8 @@ class Workload:
         batch reaches. Source: Megatron-Bridge 0.3.1, data/samplers.py:267-279 and data/datasets/sft.py:699-703;
         NeMo 2.5, llm/gpt/data/core.py:617-627.
         """
-        return self if self.longest == self.seq_len else replace(self, seq_len=self.longest, length_cv=0.0)
+        return self if self.longest == self.seq_len else replace(self, seq_len=self.longest, length_cv=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as plan files hold them."""
-        return asdict(self)
+        """Plain values, as plan files hold them: without what nobody says."""
+        return {name: value for name, value in asdict(self).items() if value is not None}

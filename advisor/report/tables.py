@@ -47,7 +47,7 @@ def bound_tables(prediction: Prediction, controls: Sequence[Control], stack: str
 
     own, lengths = prediction.plan.precision, values_of(controls, prediction, "seq_len")
     base = numbers(own, load.seq_len)
-    varied = not load.packed and load.length_cv > 0
+    varied = not load.packed and load.length_cv is not None
     return {
         "base": base,
         "precision": {

@@ -52,7 +52,7 @@ def test_the_longest_is_between_mean_and_sequence_and_grows_with_the_batch(mean,
 
 @pytest.mark.parametrize(
     "same",
-    [{"packed": True}, {"length_cv": 0.0}, {"mean_length": 0}, {"length_cv": 10.0}, {"task": "pretrain"}],
+    [{"packed": True}, {"length_cv": None}, {"mean_length": 0}, {"length_cv": 10.0}, {"task": "pretrain"}],
 )
 def test_where_nothing_shorter_is_known_a_step_is_that_of_full_sequences(same):
     load = replace(LOAD, **same)
@@ -103,3 +103,40 @@ def test_padding_that_is_told_is_the_padding_that_is_computed():
     text = CliRunner().invoke(advisor, ["predict", *asked, *lengths], catch_exceptions=False).output
     assert "padding (76.0 % of what" in " ".join(text.split())
     assert "sequences padded to 1,040 tokens" in " ".join(text.split())
+
+
+def test_equal_documents_are_padded_to_their_own_length():
+    assert replace(LOAD, length_cv=0.0).padded_to_longest().seq_len == 256
+
+
+@pytest.mark.parametrize(
+    ("mean", "cv", "fill"),
+    [
+        (8191, 0.0, 8191 / 8192),
+        (4096, 0.0, 1.0),
+        (4097, 0.0, 4097 / 8192),
+        (8191, None, 8191 / 8192),
+        (64, None, 1 - 64 / 16384),
+        (64, 1.0, 1 - 2 * 64 / 16384),
+    ],
+)
+def test_packs_are_filled_by_whole_documents(mean, cv, fill):
+    assert Workload(8192, 8, "sft", mean_length=mean, length_cv=cv).fill == pytest.approx(fill)
+
+
+@given(mean=st.integers(64, 8191), cv=st.floats(0, 3))
+def test_a_pack_holds_one_document_at_least_and_more_as_they_get_shorter(mean, cv):
+    packed = Workload(8192, 8, "sft", mean_length=mean, length_cv=cv)
+    assert replace(packed, packed=False).fill <= packed.fill * (1 + 1e-12) <= 1 + 1e-9
+    assert packed.fill >= 0.5 or mean > 4096 or cv > 0
+
+
+@pytest.mark.parametrize(("mean", "cv"), [(8191, 0.5), (8000, 0.8), (6000, 0.4), (4000, 2.0), (1000, 3.0)])
+@pytest.mark.parametrize("replicas", [8, 64])
+def test_no_replica_has_more_work_than_packs_of_one_document_each(mean, cv, replicas):
+    plan = Plan(dp=replicas)
+    load = Workload(8192, 2 * replicas, "sft", mean_length=mean, length_cv=cv)
+    documents, whole = (
+        predict(MODEL, each, H100, plan).step_time_s for each in (load, replace(load, mean_length=0))
+    )
+    assert documents <= 1.02 * whole  # kernels take a little longer on short documents than their FLOPs
