@@ -18,6 +18,8 @@ from costmodel.binding_tables import (
     leaf,
     leaf_if_known,
     limited,
+    memory_factor,
+    of_memory,
     power_factor,
 )
 from costmodel.bound import Bound
@@ -88,17 +90,19 @@ def hardware_inputs(
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
     bound |= attention_inputs(tables, cluster, table_of_base, software, mla)
     bound |= fp8_attention_gains(tables, cluster, precision, mla)
+    reached = memory_factor(cluster)
     for symbol, name in (
         ("elementwise_fraction", "elementwise"),
         ("norm_fraction", "norm"),
         ("norm_backward_fraction", "norm_backward"),
         ("stream_fraction", "stream"),
     ):
-        bound[symbol] = leaf(tables, cluster, "memory", name)
+        bound[symbol] = of_memory(leaf(tables, cluster, "memory", name), reached, cluster)
     # What was not measured by itself runs as other element-wise kernels.
     for name in ("contiguous", "permute"):
         known = name in tables.get("memory", {})
-        bound[f"{name}_fraction"] = leaf(tables, cluster, "memory", name if known else "elementwise")
+        found = leaf(tables, cluster, "memory", name if known else "elementwise")
+        bound[f"{name}_fraction"] = of_memory(found, reached, cluster)
     bound["kernel_launch"] = leaf(tables, cluster, "host", "kernel_launch")
     bound["graph_launch"] = leaf(tables, cluster, "host", "graph_launch")
     bound["attention_launch"] = bound["gemm_launch"]

@@ -59,6 +59,31 @@ def power_factor(cluster: Cluster) -> float:
     )
 
 
+def memory_factor(cluster: Cluster) -> float:
+    """Share of its memory's bandwidth that a GPU reaches, over that which the GPU whose tables are used reaches. [1]
+
+    By STREAM's triad where both have one: HBM2 of the A100 40 GB gives 0.875 of its datasheet, HBM2e of the 80 GB
+    part 0.834.
+    """
+    gpu = cluster.gpu
+    if gpu.own_calibration or gpu.calibrated_like == gpu.name:
+        return 1.0
+    both = (gpu, hardware_db.load_gpu(gpu.calibrated_like))
+    if any("stream_triad" not in each.quantities for each in both):
+        return 1.0
+    own, kin = (each.get("stream_triad") / each.get("hbm_bandwidth") for each in both)
+    return float(own / kin)
+
+
+def of_memory(bound: Bound, factor: float, cluster: Cluster) -> Bound:
+    """A share of the memory's bandwidth that was measured on a GPU of kin, as this one's memory reaches it."""
+    if factor == 1.0:
+        return bound
+    gpu = cluster.gpu
+    note = f"{gpu.title}: memory reaches {factor:.3f} of the share of {gpu.calibrated_like}'s, as STREAM's triad does"
+    return Bound(bound.value * factor, f"{bound.source}; x {factor:.3f}, by stream_triad of both", note)
+
+
 def limited(bound: Bound, factor: float, cluster: Cluster) -> Bound:
     """A rate under a power limit, which is said."""
     if factor == 1.0:

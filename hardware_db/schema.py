@@ -42,11 +42,13 @@ DTYPES = (
 )
 # Quantities by key and their base unit. A GPU must have the first three, a link the first two. peer_access is 0
 # where the driver lets no GPU write into another's memory (CUDA peer access); a file without it means that it does.
+# stream_triad: what STREAM's triad (two reads, one write) was measured to move.
 GPU_KEYS = {
     "hbm_bandwidth": "byte/s",
     "hbm_capacity_usable": "byte",
     "sm_count": "1",
     "hbm_capacity": "byte",
+    "stream_triad": "byte/s",
     "l2_cache": "byte",
     "infinity_cache": "byte",
     "boost_clock": "Hz",

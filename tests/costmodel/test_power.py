@@ -80,3 +80,17 @@ def test_a_slip_of_the_unit_is_told(key, unit, said):
     told = [bound.note for bound in inputs.values() if "check value and unit" in bound.note]
     assert bool(told) == bool(said)
     assert all(said in note for note in told)
+
+
+def test_memory_of_another_make_reaches_the_share_that_streams_triad_does():
+    recipe, stack = precision_recipe("bf16"), load_stack("llm-foundry")
+    of = {
+        name: hardware_inputs(load_cluster(name), recipe, "bf16", stack)
+        for name in ("dgx-a100-40", "dgx-a100")
+    }
+    for name in ("elementwise_fraction", "stream_fraction", "norm_backward_fraction", "permute_fraction"):
+        small, large = (float(inputs[name].value) for inputs in of.values())
+        assert small / large == pytest.approx((1.36 / 1.555) / (1.70 / 2.039))
+    assert "stream_triad" in of["dgx-a100-40"]["stream_fraction"].source
+    assert of["dgx-a100-40"]["gemm_fraction"].value == of["dgx-a100"]["gemm_fraction"].value
+    assert not of["dgx-a100"]["stream_fraction"].note
