@@ -83,7 +83,7 @@ def test_a_slip_of_the_unit_is_told(key, unit, said):
 
 
 def test_memory_of_another_make_reaches_the_share_that_streams_triad_does():
-    recipe, stack = precision_recipe("bf16"), load_stack("llm-foundry")
+    recipe, stack = precision_recipe("bf16"), load_stack("nemo")
     of = {
         name: hardware_inputs(load_cluster(name), recipe, "bf16", stack)
         for name in ("dgx-a100-40", "dgx-a100")
