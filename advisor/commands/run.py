@@ -278,7 +278,7 @@ def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> Non
     """Write the job script beside its plan, and give it to sbatch."""
     from advisor.case import read_case
     from advisor.plan_faults import refuse_broken
-    from costmodel.plan_file import save_plan_file
+    from costmodel.plan_file import last_plan_path, save_plan_file
     from executor.export.exported import Job
     from executor.local_profile import home
     from executor.record import new_record
@@ -293,10 +293,12 @@ def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> Non
     refuse_broken(case, "no job is made of it")
     words = ["--steps", str(options["steps"]), "--warmup", str(options["warmup"])]
     words += ["--data", str(Path(options["data"]).resolve())] if options["data"] else []
-    script = run_script(Job(case.plan, case.workload, case.model, case.cluster), words)
+    job = Job(case.plan, case.workload, case.model, case.cluster)
     if options["print_only"]:
+        script = run_script(job, words, plan_file or last_plan_path())
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
+    script = run_script(job, words)
     folder = new_record(home(), f"slurm-{case.model.name}")
     save_plan_file(folder / PLAN, case.plan_file)
     said = sbatch(folder, script)
