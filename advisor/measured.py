@@ -25,11 +25,15 @@ class NoPlanError(ValueError):
 
 
 def read_measured(
-    source: str, traces: Sequence[str], plan: str | None, options: dict[str, Any], need_plan: bool = False
+    source: str,
+    traces: Sequence[str],
+    plan: str | Case | None,
+    options: dict[str, Any],
+    need_plan: bool = False,
 ) -> Measured:
     """Everything that source, traces and plan tell together. ValueError in one line.
 
-    need_plan: refuse what cannot be predicted, instead of noting it.
+    plan: a plan file, or one in its setting, whose options are taken already. need_plan: refuse what cannot be predicted, instead of noting it.
     """
     path = Path(source).expanduser()
     found = Measured(source)
@@ -71,13 +75,13 @@ def _read_prediction(found: Measured, folder: Path) -> None:
         found.warnings += side.warnings
 
 
-def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_plan: bool) -> None:
-    """The case of the plan file, of the log's own dump, or of the options; and its prediction."""
+def _predict(found: Measured, plan: str | Case | None, options: dict[str, Any], need_plan: bool) -> None:
+    """The case of the plan, of the log's own dump, or of the options; and its prediction."""
     from advisor.case import read_case
     from executor.logs.plan_text import plan_text
 
     if plan is not None:
-        found.case = read_case(plan, options)
+        found.case = read_case(plan, options) if isinstance(plan, str) else plan
     elif found.predicted is None and found.log is not None:
         found.case = _case_of(found.log, options, found.notes, need_plan)
         others = any(options.get(name) for name in ("model", "gpus", "seq_len", "global_batch"))
