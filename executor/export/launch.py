@@ -122,7 +122,9 @@ def _head(job: Job, exported: Exported) -> list[str]:
 def _inputs(inputs: Mapping[str, tuple[str, str]]) -> list[str]:
     lines = []
     for name, (default, meaning) in inputs.items():
-        assert not set(meaning) & SHELL_MARKS, f"{name}: {meaning!r} would end or change the line of the script"
+        assert not set(meaning) & SHELL_MARKS, (
+            f"{name}: {meaning!r} would end or change the line of the script"
+        )
         if default:
             lines.append(f'{name}="${{{name}:-{default}}}"  # {meaning}')
         else:

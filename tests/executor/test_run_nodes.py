@@ -77,7 +77,12 @@ def test_a_printed_job_script_runs_the_plan_that_was_given(plan_file, tmp_path):
     fake(bin_, "scontrol", "echo node7")
     fake(bin_, "srun", 'for word in "$@"; do last="$word"; done; bash -c "$last"')
     fake(bin_, "advisor", 'printf "%s\\n" "$2"')
-    kept = {"SLURM_JOB_NODELIST": "node7", "SLURM_JOB_ID": "42", "SLURM_SUBMIT_DIR": "/job", "SLURM_NODEID": "0"}
+    kept = {
+        "SLURM_JOB_NODELIST": "node7",
+        "SLURM_JOB_ID": "42",
+        "SLURM_SUBMIT_DIR": "/job",
+        "SLURM_NODEID": "0",
+    }
     told = subprocess.run(
         ["bash"],
         input=script,

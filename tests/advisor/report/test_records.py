@@ -12,7 +12,18 @@ from advisor.cli import advisor
 sys.path.insert(0, str(Path(__file__).parents[2] / "executor" / "logs"))
 from written import megatron_log
 
-SETTING = ("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--seq-len", "8192", "--global-batch", "64")
+SETTING = (
+    "--model",
+    "llama3-8b",
+    "--gpus",
+    "8",
+    "--gpu",
+    "h100",
+    "--seq-len",
+    "8192",
+    "--global-batch",
+    "64",
+)
 
 
 def test_a_log_is_taken_for_a_run_of_the_plan(tmp_path, monkeypatch):
@@ -21,7 +32,9 @@ def test_a_log_is_taken_for_a_run_of_the_plan(tmp_path, monkeypatch):
     steps = [(step, 6.0) for step in range(1, 12)]
     Path("shown.log").write_text(megatron_log(steps, dump="llama3-8b-tp2-pp2-vpp2-dp4"))
     Path("bare.log").write_text(megatron_log(steps))
-    told = CliRunner().invoke(advisor, ["predict", *SETTING, "--tp", "2", "--sequence-parallel", "--save", "p.toml"])
+    told = CliRunner().invoke(
+        advisor, ["predict", *SETTING, "--tp", "2", "--sequence-parallel", "--save", "p.toml"]
+    )
     assert told.exit_code == 0, told.output
     told = CliRunner().invoke(
         advisor, ["report", "p.toml", "-o", "p.html", "--record", "shown.log", "--record", "bare.log"]

@@ -353,6 +353,7 @@ SAMPLES = {
     "nccl warning": "n1:1:2 [0] misc/socket.cc:50 NCCL WARN Connect to 10.0.0.1 failed",
     "nccl no gpu direct": "n1:1:2 [0] NCCL INFO GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
     "nccl timeout": "[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)",
+    "lost rank": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms",
     "nvls": "n1:1:2 [0] NCCL INFO NVLS multicast support is available on dev 0",
     "out of memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "allocator retry": "pytorch allocator: 3 memory allocation retries since last step",
@@ -377,6 +378,50 @@ def test_every_kind_of_trouble_is_known_by_a_line_of_it(write):
         assert log.examples[kind].endswith(line[-20:])
 
 
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (
+            "killed",
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=8123.0. Some of your processes may have",
+        ),
+        (
+            "killed",
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM",
+        ),
+        ("killed", "srun: error: node1: task 3: Out Of Memory"),
+        ("killed", "[12345.6] Out of memory: Killed process 4242 (python) total-vm:1kB"),
+        ("killed", "python invoked oom-killer: gfp_mask=0xcc0, order=0"),
+        ("killed", "Fatal Python error: Segmentation fault"),
+        (
+            "killed",
+            "E0304 elastic/multiprocessing/api.py:874] failed (exitcode: -11) local_rank: 3 (pid: 103)",
+        ),
+        ("killed", "  traceback : Signal 11 (SIGSEGV) received by PID 4242"),
+        ("out of memory", "RuntimeError: CUDA error: out of memory"),
+        (
+            "out of memory",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ),
+        ("out of memory", "what(): cudaErrorMemoryAllocation"),
+        (
+            "lost rank",
+            "net_ib.cc:1299 NCCL WARN NET/IB : Got completion from peer 10.0.0.1<4000> with status=12 op",
+        ),
+        (
+            "lost rank",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        ),
+        ("xid", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    ],
+)
+def test_what_ends_a_run_is_of_one_kind(write, kind, line):
+    """Memory of the host was taken for the GPU's, and what leaves no traceback of Python for nothing."""
+    counted = write("\n".join([line, megatron_log(STEPS)])).counted
+    assert counted[kind] == 1
+    assert set(counted) - {"nccl warning"} == {kind}
+
+
 def test_usual_lines_are_no_trouble(write):
     lines = [
         "> setting random seeds to 1234 ...",
@@ -384,6 +429,7 @@ def test_usual_lines_are_no_trouble(write):
         "building GPT model ...",
         "Saving nanobatch",
         "NCCL timeout for process groups: 1800 s",
+        "GPU 3: 0 uncorrectable ECC errors, default fault tolerance, room for 12 tasks",
         "Setting tp_comm_overlap: True",
         "Setting args.overlap_p2p_comm and args.align_param_gather to False since non-interleaved schedule does not "
         "support overlapping p2p communication and aligned param AG",
