@@ -132,7 +132,7 @@ def _case_facts(case: Case) -> dict[str, Any]:
 
 
 def _expected(case: Case, findings: Sequence[Finding]) -> dict[str, Change]:
-    """By finding the change of its knobs that the model expects to help most, where one helps; for memory less of it."""
+    """By finding the change of its knobs that the model expects to help most, where one helps; of memory, less."""
     from advisor.whatif import HELPS_ABOVE, NUMERICS, what_if
     from costmodel.knobs import KNOBS
 

@@ -33,7 +33,8 @@ def read_measured(
 ) -> Measured:
     """Everything that source, traces and plan tell together. ValueError in one line.
 
-    plan: a plan file, or one in its setting, whose options are taken already. need_plan: refuse what cannot be predicted, instead of noting it.
+    plan: a plan file, or one in its setting, whose options are taken already.
+    need_plan: refuse what cannot be predicted, instead of noting it.
     """
     path = Path(source).expanduser()
     found = Measured(source)

@@ -105,9 +105,10 @@ def command(context: click.Context, plan_file: str | None, as_json: bool, **opti
     told = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     check_of_use(plan_file, options, told)
     if options["trace"]:
-        from costmodel.plan_file import check_writable
+        from advisor.case import files_read
+        from costmodel.output_file import check_output
 
-        check_writable(options["trace"])
+        check_output("--trace", options["trace"], "trace", files_read(plan_file, options))
 
     def tell(line: str) -> None:
         if not as_json:

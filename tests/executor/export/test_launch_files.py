@@ -204,11 +204,11 @@ def test_bash_reads_the_scripts_of_every_task_and_target(task, target, slurm):
     """Fine-tuning with Megatron-Bridge told of an apostrophe's form, and bash looked for the other quote."""
     workload = Workload(4096, 64, task=task)
     job = Job(Plan(dp=16), workload, load_model("llama3-8b"), hardware_db.load_cluster("dgx-h100"))
-    try:
-        made = bundle(job, target, slurm)
-    except ValueError as refusal:
-        assert task == "lora" and target == "megatron-lm", refusal
+    if (task, target) == ("lora", "megatron-lm"):
+        with pytest.raises(ValueError, match="lora"):
+            bundle(job, target, slurm)
         return
+    made = bundle(job, target, slurm)
     for name in {"train.sh", "job.sbatch"} & set(made.files):
         done = subprocess.run(["bash", "-n"], input=made.files[name], text=True, capture_output=True)
         assert (done.returncode, done.stderr) == (0, ""), name

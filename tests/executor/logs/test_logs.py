@@ -353,7 +353,7 @@ SAMPLES = {
     "nccl warning": "n1:1:2 [0] misc/socket.cc:50 NCCL WARN Connect to 10.0.0.1 failed",
     "nccl no gpu direct": "n1:1:2 [0] NCCL INFO GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
     "nccl timeout": "[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)",
-    "lost rank": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms",
+    "lost rank": "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv",
     "nvls": "n1:1:2 [0] NCCL INFO NVLS multicast support is available on dev 0",
     "out of memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "allocator retry": "pytorch allocator: 3 memory allocation retries since last step",
