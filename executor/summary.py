@@ -133,7 +133,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
             f"{len(slow)} of {len(seconds)} steps stand far above the median, up to {max(slow):.3f} s: "
             "other work on the machine, or too short a warm-up"
         )
-    queued = measured["queued_s"] / statistics.median(seconds)
+    queued = measured["queued_s"] / median
     cores = cores_of(folder)
     if cores and processes > cores:
         measured["shared_cores"] = cores
