@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,20 @@ from advisor.measured_checks import warn
 from advisor.measured_run import Measured
 from advisor.progress import Progress
 from executor.logs.read import read_log
-from executor.logs.record import Log
+from executor.logs.record import BRIDGE, LM, NEMO, Log
 from executor.logs.run_record import log_of_run
 from executor.logs.summary import steady
 from executor.profiles.read import is_profile, read_profile
 
 if TYPE_CHECKING:
     from advisor.case import Case
+
+# What `check --from` takes of a framework, and what that is.
+CONFIGURATIONS = {
+    LM: ("megatron-lm train.sh", "a launch script"),
+    BRIDGE: ("megatron-bridge config.yaml", "its configuration"),
+    NEMO: ("nemo recipe.yaml", "its recipe"),
+}
 
 
 class NoPlanError(ValueError):
@@ -100,7 +108,8 @@ def _predict(found: Measured, plan: str | Case | None, options: dict[str, Any], 
         found.notes += [note for note in case.notes if not note.startswith(("Not read", "No plan named"))]
     elif need_plan and found.predicted is None:
         raise NoPlanError(
-            f"{found.source} does not show the plan that ran. Give it: `advisor compare PLAN {found.source}`."
+            f"{found.source} does not show the plan that ran. "
+            f"Give it: `advisor compare PLAN {shlex.quote(found.source)}`."
         )
 
 
@@ -167,9 +176,10 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
             import hardware_db
 
             hardware_db.resolve(options.get("gpu"), options.get("cluster"))
+        words, what = CONFIGURATIONS.get(log.framework, CONFIGURATIONS[LM])
         notes.append(
             "The log does not show its plan, so nothing is predicted: name it with --plan. `advisor check --from "
-            "megatron-lm train.sh --gpu h100 --save plan.toml` makes one of a launch script."
+            f"{words} --gpu h100 --save plan.toml` makes one of {what}."
         )
         return None
     if not machine:
@@ -187,7 +197,7 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
         if need:
             raise ValueError(
                 f"The configuration in {log.path} cannot be read: {wrong} "
-                f"Name the plan that ran: `advisor compare PLAN {log.path}`."
+                f"Name the plan that ran: `advisor compare PLAN {shlex.quote(log.path)}`."
             )
         notes.append(f"The log's configuration cannot be read, so nothing is predicted: {wrong}")
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     if not counted:
         raise ValueError(
             f"{folder} holds no measured step: it was cut before the end of its warm-up. "
-            f"`advisor run --resume-measure {folder}` goes on."
+            f"`advisor run --resume-measure {shlex.quote(str(folder))}` goes on."
         )
     seconds = [step["seconds"] for step in counted]
     # The median step stands for all: its phases add up to its time, medians of phases would not.

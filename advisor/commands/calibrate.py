@@ -87,7 +87,13 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor calibrate", 1))
     processes = options["gpus"] if options["gpus"] is not None else 1 if has_cuda() else 2
-    check_processes(processes, f"--gpus {processes}", {"nodes": None} | options, machine())
+    check_processes(
+        processes,
+        f"--gpus {processes}",
+        {"nodes": None} | options,
+        machine(),
+        "Try --gpus 1, or calibrate on the machine that runs so many.",
+    )
     out = _out(options, profile_path(processes))
     if options["refuse_noise"] and os.getloadavg()[0] > (os.cpu_count() or 1):
         load = os.getloadavg()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,7 +191,8 @@ def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]
     if plan_file is not None and idle:
         raise ValueError(
             f"{', '.join(idle)} beside the plan {plan_file}, which says all that: leave it out. "
-            f"`advisor predict {plan_file} --tp 2 --save other.toml`, with any other option, writes a changed plan."
+            f"`advisor predict {shlex.quote(plan_file)} --tp 2 --save other.toml`, with any other option, "
+            "writes a changed plan."
         )
     if plan_file is None and options["model"] is None and idle:
         raise ValueError(
@@ -271,7 +273,8 @@ def says_where(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"record: {folder}; `advisor run --resume-measure {folder}` goes on.", err=True)
+        again = shlex.join(("advisor", "run", "--resume-measure", str(folder)))
+        click.echo(f"record: {folder}; `{again}` goes on.", err=True)
         raise
 
 

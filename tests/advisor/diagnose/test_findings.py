@@ -121,7 +121,17 @@ def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):
     assert code == 0
     assert text.startswith("Regular spikes: garbage collection")
     assert "one every 10 steps" in " ".join(text.split())
-    assert "name it with --plan. `advisor check --from" in " ".join(text.split())
+    assert "name it with --plan. `advisor check --from megatron-bridge config.yaml" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "source"), [(megatron_line, "megatron-lm train.sh"), (nemo_line, "nemo recipe.yaml")]
+)
+def test_the_way_to_a_plan_is_that_of_the_framework(ask, tmp_path, line, source):
+    """Of every log it was Megatron-LM's launch script."""
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(line(step, 3.2) for step in range(1, 31)) + "\n")
+    assert f"`advisor check --from {source} --gpu h100" in " ".join(ask("diagnose", str(path))[1].split())
 
 
 @pytest.mark.parametrize("every", [8, 0], ids=["regular", "irregular"])
