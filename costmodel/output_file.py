@@ -25,7 +25,7 @@ def check_output(
     """
     target = Path(path).expanduser()
     for given in inputs:
-        if given and _same(target, Path(os.path.expanduser(given))):
+        if given and os.path.exists(there := os.path.expanduser(given)) and _same(target, Path(there)):
             raise ValueError(
                 f"{option} {path} is what the command reads: it would be lost. Name another file."
             )

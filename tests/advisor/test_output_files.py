@@ -101,3 +101,4 @@ def test_links_and_names_that_are_no_paths(tmp_path):
     with pytest.raises(ValueError, match="reads"):
         check_output("-o", link, "plan file", [str(plan)])
     check_output("-o", plan, "plan file", [None, "", "h100", "--tensor-parallel " * 999, "a\0b"])
+    check_output("--save", "70b", "plan file", ["70b"])  # a model's name, and no file
