@@ -86,6 +86,12 @@ def setting_options(function: Function) -> Function:
     return function
 
 
+def files_read(path: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a command of a plan may read, that its outputs must not replace: the plan, and options that may be files."""
+    told = (path, *(options.get(name) for name in ("model", "gpu", "cluster", "profile", "record")))
+    return tuple(each for each in told if each)
+
+
 def read_case(path: str | None, options: dict[str, Any]) -> Case:
     """The case that a plan file and options mean together.
 

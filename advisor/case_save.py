@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 def save_case(path: str, case: Case, prediction: Prediction | None) -> None:
     """Write the plan file of a case. A model that its name does not bring back is written to NAME-model.toml."""
+    from costmodel.output_file import check_output
     from costmodel.plan_file import provenance, save_plan_file
 
     target = Path(path).expanduser()
     record = replace(case.plan_file, prediction=provenance(prediction) if prediction else {})
+    if _brings_back(case):
+        save_plan_file(target, record)
+        return
+    model = target.with_name(f"{target.stem}-model.toml")
+    check_output("--save", model, "model file")
     save_plan_file(target, record)  # refuses a bad path before a model is written
-    if not _brings_back(case):
-        model = _save_model(target.with_name(f"{target.stem}-model.toml"), case)
-        save_plan_file(target, replace(record, model=str(model)))
+    save_plan_file(target, replace(record, model=str(_save_model(model, case))))
 
 
 def _brings_back(case: Case) -> bool:
@@ -36,7 +40,6 @@ def _save_model(path: Path, case: Case) -> Path:
     import tomli_w
 
     from costmodel.model_file import to_mapping
-    from costmodel.plan_file import check_writable, write_whole
+    from costmodel.plan_file import write_whole
 
-    check_writable(path)
     return write_whole(path, tomli_w.dumps(to_mapping(case.model)))

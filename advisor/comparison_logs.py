@@ -48,8 +48,9 @@ class Logs:
         low, high = sorted((first, second))
         spread = sum(each.kept.scatter for each in (self.a, self.b) if each.kept)
         sure = "more than" if share > spread else "no more than"
+        how = f"{percent(share)} faster than" if share < 1 else f"{1 + share:.2f} times as fast as"
         return (
-            f"{names[0]} is {percent(share)} faster than {names[1]}: {seconds(low)} {unit} measured against "
+            f"{names[0]} is {how} {names[1]}: {seconds(low)} {unit} measured against "
             f"{seconds(high)}, {sure} the scatter of their steps."
         )
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from advisor.comparison_record import Side, run_side
 
+if TYPE_CHECKING:
+    from advisor.case import Case
 
-def read_side(path: str, options: dict[str, Any] | None = None) -> Side:
-    """A plan file predicted, a run's folder or a log read. options: setting of a log. ValueError in one line."""
+
+def read_side(path: str, options: dict[str, Any] | None = None, case: Case | None = None) -> Side:
+    """A plan file predicted, a run's folder or a log read. ValueError in one line.
+
+    options: setting of a log, which then shows its plan; case: the plan that a log is of, whatever it shows.
+    """
     from advisor.comparison_kinds import kind_of
 
     kind = kind_of(path)
     if kind == "log":
-        return _log(path, options or {})
+        return _log(path, options or {}, case)
     return run_side(Path(path)) if kind == "run" else _plan(path)
 
 
-def _log(path: str, options: dict[str, Any]) -> Side:
-    """A log with the plan that it shows, measured as the record of a run is."""
+def _log(path: str, options: dict[str, Any], case: Case | None) -> Side:
+    """A log with its case, else with the plan that it shows, measured as the record of a run is."""
     from advisor.measured import read_measured
     from executor.logs.compare import work_of_step
 
-    found = read_measured(path, (), None, options, need_plan=True)
+    found = read_measured(path, (), case, options, need_plan=True)
     assert found.predicted is not None
     assert found.log is not None
     assert found.kept is not None

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Cures of this many findings are predicted; each takes some predictions.
 PRICED = 4
+# Findings that memory is short: what takes more of it is no cure, however quick.
+OF_MEMORY = frozenset({"out_of_memory", "memory_edge", "fragmentation"})
 
 
 @dataclass
@@ -36,7 +38,12 @@ class Diagnosed:
         found = self.measured
         log = found.log
         priced = {
-            name: {"change": label(change.neighbour), "delta_share": change.share, "fits": change.fits}
+            name: {
+                "change": label(change.neighbour),
+                "delta_share": change.share,
+                "delta_memory_gib": change.delta_memory / 2**30,
+                "fits": change.fits,
+            }
             for name, change in self.expected.items()
         }
         return {
@@ -125,14 +132,19 @@ def _case_facts(case: Case) -> dict[str, Any]:
 
 
 def _expected(case: Case, findings: Sequence[Finding]) -> dict[str, Change]:
-    """By finding the change of its knobs that the model expects to help most, where one helps."""
+    """By finding the change of its knobs that the model expects to help most, where one helps; of memory, less."""
     from advisor.whatif import HELPS_ABOVE, NUMERICS, what_if
     from costmodel.knobs import KNOBS
 
     found = {}
     for finding in [each for each in findings if each.rule.knobs][:PRICED]:
         knobs = [name for name in finding.rule.knobs if name in KNOBS and name not in NUMERICS]
-        best = what_if(case, knobs).best(numerics=False) if knobs else None
+        if not knobs:
+            continue
+        tried = what_if(case, knobs)
+        if finding.rule.id in OF_MEMORY:
+            tried = replace(tried, changes=tuple(each for each in tried.changes if each.delta_memory < 0))
+        best = tried.best(numerics=False)
         if best is not None and best.share < -HELPS_ABOVE:
             found[finding.rule.id] = best
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,7 +74,7 @@ class Gap:
         if self.measured.predicted is None:
             raise ValueError(
                 f"{self.measured.source} does not show the plan that ran. Give it: "
-                f"`advisor compare PLAN {self.measured.source}`."
+                f"`advisor compare PLAN {shlex.quote(self.measured.source)}`."
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from advisor.measured_checks import warn
 from advisor.measured_run import Measured
 from advisor.progress import Progress
 from executor.logs.read import read_log
-from executor.logs.record import Log
+from executor.logs.record import BRIDGE, LM, NEMO, Log
 from executor.logs.run_record import log_of_run
 from executor.logs.summary import steady
 from executor.profiles.read import is_profile, read_profile
@@ -19,16 +20,28 @@ from executor.profiles.read import is_profile, read_profile
 if TYPE_CHECKING:
     from advisor.case import Case
 
+# What `check --from` takes of a framework, and what that is.
+CONFIGURATIONS = {
+    LM: ("megatron-lm train.sh", "a launch script"),
+    BRIDGE: ("megatron-bridge config.yaml", "its configuration"),
+    NEMO: ("nemo recipe.yaml", "its recipe"),
+}
+
 
 class NoPlanError(ValueError):
     """A measurement that shows no plan, or not the machine that ran it, where one is needed."""
 
 
 def read_measured(
-    source: str, traces: Sequence[str], plan: str | None, options: dict[str, Any], need_plan: bool = False
+    source: str,
+    traces: Sequence[str],
+    plan: str | Case | None,
+    options: dict[str, Any],
+    need_plan: bool = False,
 ) -> Measured:
     """Everything that source, traces and plan tell together. ValueError in one line.
 
+    plan: a plan file, or one in its setting, whose options are taken already.
     need_plan: refuse what cannot be predicted, instead of noting it.
     """
     path = Path(source).expanduser()
@@ -71,13 +84,13 @@ def _read_prediction(found: Measured, folder: Path) -> None:
         found.warnings += side.warnings
 
 
-def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_plan: bool) -> None:
-    """The case of the plan file, of the log's own dump, or of the options; and its prediction."""
+def _predict(found: Measured, plan: str | Case | None, options: dict[str, Any], need_plan: bool) -> None:
+    """The case of the plan, of the log's own dump, or of the options; and its prediction."""
     from advisor.case import read_case
     from executor.logs.plan_text import plan_text
 
     if plan is not None:
-        found.case = read_case(plan, options)
+        found.case = read_case(plan, options) if isinstance(plan, str) else plan
     elif found.predicted is None and found.log is not None:
         found.case = _case_of(found.log, options, found.notes, need_plan)
         others = any(options.get(name) for name in ("model", "gpus", "seq_len", "global_batch"))
@@ -95,7 +108,8 @@ def _predict(found: Measured, plan: str | None, options: dict[str, Any], need_pl
         found.notes += [note for note in case.notes if not note.startswith(("Not read", "No plan named"))]
     elif need_plan and found.predicted is None:
         raise NoPlanError(
-            f"{found.source} does not show the plan that ran. Give it: `advisor compare PLAN {found.source}`."
+            f"{found.source} does not show the plan that ran. "
+            f"Give it: `advisor compare PLAN {shlex.quote(found.source)}`."
         )
 
 
@@ -162,9 +176,10 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
             import hardware_db
 
             hardware_db.resolve(options.get("gpu"), options.get("cluster"))
+        words, what = CONFIGURATIONS.get(log.framework, CONFIGURATIONS[LM])
         notes.append(
             "The log does not show its plan, so nothing is predicted: name it with --plan. `advisor check --from "
-            "megatron-lm train.sh --gpu h100 --save plan.toml` makes one of a launch script."
+            f"{words} --gpu h100 --save plan.toml` makes one of {what}."
         )
         return None
     if not machine:
@@ -182,7 +197,7 @@ def _case_of(log: Log, options: dict[str, Any], notes: list[str], need: bool) ->
         if need:
             raise ValueError(
                 f"The configuration in {log.path} cannot be read: {wrong} "
-                f"Name the plan that ran: `advisor compare PLAN {log.path}`."
+                f"Name the plan that ran: `advisor compare PLAN {shlex.quote(log.path)}`."
             )
         notes.append(f"The log's configuration cannot be read, so nothing is predicted: {wrong}")
         return None

@@ -1,4 +1,4 @@
-"""Ids that several rows of a table have: copies of a row count once, other values each."""
+"""Rows that stand twice in a table: copies count once, with an id or without; other values of one id each."""
 
 from __future__ import annotations
 
@@ -45,14 +45,13 @@ def repeats(rows: Sequence[Row]) -> list[Repeat]:
 
 
 def copies(rows: Sequence[Row]) -> dict[int, Row]:
-    """Rows that say what an earlier one of the same id says: place in `rows` -> that row."""
+    """Rows that say what an earlier one says, its id too where it has one: place in `rows` -> that row."""
     first: dict[tuple[tuple[str, str], ...], Row] = {}
     found: dict[int, Row] = {}
     for place, row in enumerate(rows):
-        if row.text("id").strip():
-            same = first.setdefault(_values(row), row)
-            if same is not row:
-                found[place] = same
+        same = first.setdefault(_values(row), row)
+        if same is not row:
+            found[place] = same
     return found
 
 

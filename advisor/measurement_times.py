@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 
 from advisor.measurement_rows import Row
@@ -73,6 +74,12 @@ def _no_time(row: Row) -> str:
         (column, name)
         for column in row.values
         if column not in TIMES and row.number(column)
-        for name in difflib.get_close_matches(column.strip().lower(), TIMES, n=1, cutoff=0.75)
+        for name in difflib.get_close_matches(column.strip().lower(), _of_its_unit(column), n=1, cutoff=0.7)
     ]
     return f"{said}. Is column {near[0][0]!r} meant as {near[0][1]}?" if near else said
+
+
+def _of_its_unit(column: str) -> list[str]:
+    """Columns of times that a column may mean: of milliseconds for one that ends in them, else the others."""
+    in_ms = re.search(r"(ms|msec|millis|milliseconds)\W*$", column.lower()) is not None
+    return [name for name in TIMES if name.endswith("_ms") == in_ms]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,7 +47,9 @@ def find(given: str) -> Path:
         if path.is_dir():
             raise ValueError(f"--profile {given} is a folder. Name the TOML in it, or a profile by its name.")
         if not path.is_file():
-            raise ValueError(f"--profile {given} does not exist. Try `advisor calibrate -o {given}`.")
+            raise ValueError(
+                f"--profile {given} does not exist. Try `advisor calibrate -o {shlex.quote(given)}`."
+            )
         return path
     folder = home() / "profiles"
     path = folder / f"{given}.toml"
@@ -57,7 +60,8 @@ def find(given: str) -> Path:
     known = sorted(each.stem for each in folder.glob("*.toml")) if folder.is_dir() else []
     hint = nearest(given, known) or (f"Known: {', '.join(known)}." if known else "None is kept yet.")
     raise ValueError(
-        f"--profile {given!r} is no profile. {hint} `advisor calibrate -o {given}` makes one; a TOML's path works too."
+        f"--profile {given!r} is no profile. {hint} `advisor calibrate -o {shlex.quote(given)}` makes one; "
+        "a TOML's path works too."
     )
 
 

@@ -218,9 +218,13 @@ def _path(processes: int, options: Mapping[str, Any]) -> Any:
 
 
 def check_processes(
-    processes: int, given: str, options: Mapping[str, Any] | None = None, here: Here | None = None
+    processes: int,
+    given: str,
+    options: Mapping[str, Any] | None = None,
+    here: Here | None = None,
+    way_out: str = "Try --model tiny-gpt --gpus 2, or run the plan on its cluster.",
 ) -> None:
-    """Refuse what this machine cannot run at all."""
+    """Refuse what this machine cannot run at all. way_out: what the command has for it."""
     nodes = (options or {}).get("nodes") or 1
     if processes % nodes:
         raise ValueError(
@@ -235,5 +239,5 @@ def check_processes(
     if not 1 <= processes // nodes <= most:
         raise ValueError(
             f"{given} needs {processes // nodes} processes, and this machine runs 1 to {most}{where}. "
-            "Try --model tiny-gpt --gpus 2, or run the plan on its cluster."
+            + way_out
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,8 @@ def _disturbed(result: RunResult) -> list[str]:
     return [
         wrap(
             f"for {percent(share, 0)} of a step ranks waited for a core that other work or other ranks held: these "
-            f"times are longer than the plan's; `advisor diagnose {result.record}` says more"
+            f"times are longer than the plan's; `advisor diagnose {shlex.quote(str(result.record))}` "
+            "says more"
         )
     ]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from advisor.measurement_limits import impossible, slow_hint
 from advisor.measurement_memory import refuted
 from advisor.measurement_readings import Unsaid, unsaid
 from advisor.measurement_repeats import copies, repeats
@@ -67,26 +68,35 @@ def judged(
         if progress:
             progress(index / len(chosen), "predicting published runs")
         if index in again:
-            reason = f"a copy of line {again[index].line}, which counts: the same id and the same values"
+            same = "the same id and the same values" if row.text("id").strip() else "the same values"
+            reason = f"a copy of line {again[index].line}, which counts: {same}"
             skipped.append({"id": row_id(row), "reason": reason})
             continue
         case = row_case(row)
         if isinstance(case, Skip):
             skipped.append({"id": case.id, "reason": case.reason})
             continue
+        found: dict[str, Any] | str
         try:
-            done.append((case, _result(case)))
+            found = _result(case)
         except ValueError as error:
-            skipped.append({"id": case.id, "reason": str(error)})
+            found = str(error)
+        if isinstance(found, str):
+            skipped.append({"id": case.id, "reason": found})
+        else:
+            done.append((case, found))
     return done, skipped
 
 
-def _result(case: Case) -> dict[str, Any]:
+def _result(case: Case) -> dict[str, Any] | str:
+    """The row of the report, or why its measurement cannot be meant; ValueError where it cannot be predicted."""
     closed_form = predict(
         case.model, case.workload, case.cluster, case.plan, case.stack, published_id=case.id
     )
     prediction = with_schedule(closed_form)
     measured, predicted = case.measured_step_time_s, prediction.step_time_s
+    if reason := impossible(prediction, measured):
+        return reason
     open_to = unsaid(case, closed_form)
     low, high = _interval(prediction, case.row.untuned, open_to)
     return {
@@ -110,7 +120,7 @@ def _result(case: Case) -> dict[str, Any]:
         "stack": case.stack,
         "gpus": case.plan.world,
         "cluster": case.cluster.name,
-        "note": "; ".join(case.assumptions),
+        "note": "; ".join(filter(None, (slow_hint(predicted, measured), *case.assumptions))),
         "unsaid": [each.to_dict() for each in open_to],
     }
 

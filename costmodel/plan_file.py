@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import tempfile
 import tomllib
 from dataclasses import dataclass, field
@@ -182,9 +183,10 @@ def _read(source: Path) -> dict[str, Any]:
     try:
         if source.is_dir():
             if (source / "job.json").is_file():
+                record = shlex.quote(str(source))
                 raise ValueError(
-                    f"{source} is the record of a run, not a plan file. `advisor compare {source}` and "
-                    f"`advisor diagnose {source}` read it."
+                    f"{source} is the record of a run, not a plan file. `advisor compare {record}` and "
+                    f"`advisor diagnose {record}` read it."
                 )
             raise ValueError(f"{source} is a folder, not a plan file. Name the TOML file in it.")
         with source.open("rb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
@@ -106,7 +107,7 @@ def check_record(record: dict[str, Any], where: str, schema: int) -> dict[str, A
     """The checked record with every default filled in. ValueError in one line for the first problem."""
     if not record:
         raise ValueError(
-            f"{where} is empty: no plan is in it. Write one with `advisor explain ... --save {where}`."
+            f"{where} is empty: no plan is in it. Write one with `advisor explain ... --save {shlex.quote(where)}`."
         )
     given = record.get("schema")
     if given != schema:

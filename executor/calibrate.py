@@ -224,11 +224,16 @@ def profiles_folder() -> Path:
     return home() / "profiles"
 
 
+def is_named(given: str) -> bool:
+    """Whether a profile is given by its name, kept among the others, rather than by a path."""
+    return not given.endswith(".toml") and "/" not in given
+
+
 def out_path(given: str | None, default: Path) -> Path:
     """Where a profile is written: a path as it is, a name among the named profiles. ValueError for neither."""
     if not given:
         return default
-    if given.endswith(".toml") or "/" in given:
+    if not is_named(given):
         return Path(given).expanduser()
     if not all(letter.isalnum() or letter in "-_." for letter in given) or given.startswith("."):
         raise ValueError(

@@ -51,10 +51,11 @@ COUNTED = {
     "loader_lines": ("data loader",),
     "overlap_off_lines": ("no overlap",),
     "unfused_lines": ("unfused attention",),
-    "timeout_lines": ("nccl timeout",),
+    "timeout_lines": ("nccl timeout", "lost rank"),
     "xid_lines": ("xid",),
     "throttle_lines": ("throttle",),
     "killed_lines": ("killed", "traceback"),
+    "signal_lines": ("killed",),
 }
 # Misspelt in the guides; a variable of this name is silently ignored.
 MISSPELT = {"NVTE_FLASH_ATT": "NVTE_FLASH_ATTN", "NVTE_FUSED_ATT": "NVTE_FUSED_ATTN"}

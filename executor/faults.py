@@ -83,6 +83,12 @@ def rules() -> tuple[Rule, ...]:
     return tuple(sorted(entries, key=lambda rule: rule.consequence))
 
 
+def pattern_of(kind: str) -> str:
+    """What a line of a kind holds, whichever of its rules: without what only one of them reads of it."""
+    found = [re.sub(r"\(\?P<\w+>", "(?:", rule.pattern) for rule in rules() if rule.kind == kind]
+    return "|".join(found)
+
+
 def explain(text: str) -> tuple[Rule, str] | None:
     """The first rule that holds for a text, and the cause. Source lines that a traceback quotes do not count."""
     text = _QUOTED.sub("", text)

@@ -12,24 +12,26 @@ from executor.export.exported import Job
 from executor.export.launch import nodes_of
 from executor.export.slurm import JOB_SCRIPT, MEETING, directives
 
+# The plan's name where it is copied beside the job script.
 PLAN = "plan.toml"
 
 
-def run_script(job: Job, words: Sequence[str]) -> str:
-    """The job script. words: further options of `advisor run`, the same on every node.
+def run_script(job: Job, words: Sequence[str], plan: str | Path = PLAN) -> str:
+    """The job script. words: further options of `advisor run`, the same on every node. plan: where they find the plan.
 
     Account, partition and time are the cluster's: given to sbatch, or in SBATCH_ variables. Each node starts one
     `advisor run`, which starts torchrun; its record stays under the folder of the job, on the file system they share.
     """
     nodes, _ = nodes_of(job)
-    command = ["advisor", "run", PLAN, "--gpu", job.cluster.gpu.name, *words]
+    command = ["advisor", "run", str(plan), "--gpu", job.cluster.gpu.name, *words]
     text = " ".join(shlex.quote(word) for word in command)
     if nodes > 1:
         text += f' --nodes {nodes} --rdzv "$MASTER_ADDR:$MASTER_PORT" --node-rank "$SLURM_NODEID"'
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {directive}" for directive in directives(job)),
-        f"# sbatch --account=A --partition=P {JOB_SCRIPT}, in the folder of {PLAN}.",
+        f"# sbatch --account=A --partition=P {JOB_SCRIPT}, in the folder where the nodes find "
+        f"{shlex.quote(str(plan))}.",
         "set -euo pipefail",
         "",
         *MEETING,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
     if not counted:
         raise ValueError(
             f"{folder} holds no measured step: it was cut before the end of its warm-up. "
-            f"`advisor run --resume-measure {folder}` goes on."
+            f"`advisor run --resume-measure {shlex.quote(str(folder))}` goes on."
         )
     seconds = [step["seconds"] for step in counted]
     # The median step stands for all: its phases add up to its time, medians of phases would not.
@@ -133,7 +134,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
             f"{len(slow)} of {len(seconds)} steps stand far above the median, up to {max(slow):.3f} s: "
             "other work on the machine, or too short a warm-up"
         )
-    queued = measured["queued_s"] / statistics.median(seconds)
+    queued = measured["queued_s"] / median
     cores = cores_of(folder)
     if cores and processes > cores:
         measured["shared_cores"] = cores

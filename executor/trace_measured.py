@@ -8,6 +8,7 @@ exposed communication of a predicted step does.
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def measured_trace(folder: Path) -> dict[str, Any]:
     if timeline is None:
         raise ValueError(
             f"{folder} holds no {TIMELINE}: the run did not reach its end, or is of an earlier version. "
-            f"Try `advisor run --resume-measure {folder}`."
+            f"Try `advisor run --resume-measure {shlex.quote(str(folder))}`."
         )
     try:
         return _drawn(job, timeline)

@@ -73,7 +73,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     """Measure this machine; None when it was too noisy and --refuse-noise was given."""
     from advisor.progress import Progress
     from advisor.run_plan import check_processes
-    from executor.calibrate import calibrate_here, out_path
+    from executor.calibrate import calibrate_here
     from executor.local_profile import profile_path
     from executor.run import has_cuda, missing_software
     from executor.run import here as machine
@@ -87,8 +87,14 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor calibrate", 1))
     processes = options["gpus"] if options["gpus"] is not None else 1 if has_cuda() else 2
-    check_processes(processes, f"--gpus {processes}", {"nodes": None} | options, machine())
-    out = out_path(options["output"], profile_path(processes))
+    check_processes(
+        processes,
+        f"--gpus {processes}",
+        {"nodes": None} | options,
+        machine(),
+        "Try --gpus 1, or calibrate on the machine that runs so many.",
+    )
+    out = _out(options, profile_path(processes))
     if options["refuse_noise"] and os.getloadavg()[0] > (os.cpu_count() or 1):
         load = os.getloadavg()[0]
         click.echo(
@@ -119,12 +125,29 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
 
 def from_records(records: list[Path], options: dict[str, Any]) -> Calibration:
     """Learn from runs."""
-    from executor.calibrate import calibrate_from, out_path
+    from executor.calibrate import calibrate_from
     from executor.local_profile import home
 
     cluster = cluster_of(records, options)
-    out = out_path(options["output"], home() / "profiles" / "learned.toml")
+    out = _out(options, home() / "profiles" / "learned.toml")
     return calibrate_from(records, cluster, out, options["stack"])
+
+
+def _out(options: dict[str, Any], default: Path) -> Path:
+    """Where to write; ValueError and OSError before anything is measured where that would lose a file, or cannot be."""
+    from advisor.case import files_read
+    from costmodel.output_file import check_output
+    from executor.calibrate import is_named, out_path
+    from executor.local_profile import make_room
+
+    given = options["output"]
+    out = out_path(given, default)
+    if not given:
+        return out
+    if is_named(given):
+        make_room(out)
+    check_output("-o", out, "profile", files_read(None, options))
+    return out
 
 
 def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:

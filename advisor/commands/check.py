@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.case import Case, read_case, setting_options
+from advisor.case import Case, files_read, read_case, setting_options
 from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
@@ -108,6 +108,10 @@ def command(
     advisor check --from megatron-lm train.sh --gpu h100
     advisor check --from megatron-lm train.sh --gpu h100 --save today.toml
     """
+    if save:
+        from costmodel.output_file import check_output
+
+        check_output("--save", save, "plan file", files_read(plan, options))
     found = checked(_case(plan, source, options))
     if save:
         from advisor.case_save import save_case

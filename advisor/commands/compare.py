@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -97,7 +98,7 @@ def _measured(
 
     if second is None and kinds == ["plan"]:
         raise ValueError(
-            f"{first} is a plan: name what to compare it with. Try `advisor compare {first} OTHER`."
+            f"{first} is a plan: name what to compare it with. Try `advisor compare {shlex.quote(first)} OTHER`."
         )
     plan = None if second is None else first if kinds[0] == "plan" else second
     source = second if second is not None and kinds[0] == "plan" else first

@@ -86,9 +86,10 @@ def command(context: click.Context, **options: Any) -> None:
     advisor explain --model 70b --gpus 64 --gpu b200 --why-not tp=8
     advisor explain --model 70b --gpus 64 --gpu b200 --tokens 15T --days 60
     """
+    from advisor.case import files_read
     from advisor.progress import Progress
     from advisor.request import make_request
-    from costmodel.plan_file import check_writable
+    from costmodel.output_file import check_output
 
     if options["gpu"] is None and options["cluster"] is None:
         raise ValueError(
@@ -101,9 +102,10 @@ def command(context: click.Context, **options: Any) -> None:
         raise ValueError(
             "--days asks how many GPUs train --tokens in time, and no tokens are named. Add --tokens 15T."
         )
-    for given in ("save", "html"):
+    for given, kind in (("save", "plan file"), ("html", "page")):
         if options[given] is not None:
-            check_writable(options[given])
+            other = options["save"] if given == "html" else None
+            check_output(f"--{given}", options[given], kind, files_read(None, options), other)
     request = make_request(
         options["model"],
         options["gpus"],

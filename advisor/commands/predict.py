@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from advisor.case import read_case, setting_options
+from advisor.case import files_read, read_case, setting_options
 from advisor.commands import HELP, not_blank, not_blank_term
 from advisor.options import knob_options
 
@@ -42,9 +42,12 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from advisor.predict_text import prediction_lines
     from advisor.rules import holds
     from advisor.rules.predicted_words import all_words
+    from costmodel.output_file import check_output
     from costmodel.plan_file import provenance, save_plan_file
     from costmodel.simulated_pipeline import with_schedule
 
+    if options["save"]:
+        check_output("--save", options["save"], "plan file", files_read(plan, options))
     case = read_case(plan, options)
     with plan_faults(case):
         prediction = with_schedule(case.predict())

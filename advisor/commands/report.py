@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from advisor.case import read_case, setting_options
+from advisor.case import files_read, read_case, setting_options
 from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 from advisor.workload_options import tokens_option
@@ -55,9 +55,10 @@ def command(
     from advisor.progress import Progress
     from advisor.report.page import write_report
     from advisor.report.subject import subject_of_case, without_page
-    from costmodel.plan_file import check_writable, last_plan_path
+    from costmodel.output_file import check_output
+    from costmodel.plan_file import last_plan_path
 
-    check_writable(output)
+    check_output("-o", output, "page", (*files_read(plan, options), *records))
     case = read_case(plan, options)
     if plan is None and options["model"] is None:
         plan = str(last_plan_path())

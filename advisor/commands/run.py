@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,9 +106,10 @@ def command(context: click.Context, plan_file: str | None, as_json: bool, **opti
     told = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     check_of_use(plan_file, options, told)
     if options["trace"]:
-        from costmodel.plan_file import check_writable
+        from advisor.case import files_read
+        from costmodel.output_file import check_output
 
-        check_writable(options["trace"])
+        check_output("--trace", options["trace"], "trace", files_read(plan_file, options))
 
     def tell(line: str) -> None:
         if not as_json:
@@ -189,7 +191,8 @@ def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]
     if plan_file is not None and idle:
         raise ValueError(
             f"{', '.join(idle)} beside the plan {plan_file}, which says all that: leave it out. "
-            f"`advisor predict {plan_file} --tp 2 --save other.toml`, with any other option, writes a changed plan."
+            f"`advisor predict {shlex.quote(plan_file)} --tp 2 --save other.toml`, with any other option, "
+            "writes a changed plan."
         )
     if plan_file is None and options["model"] is None and idle:
         raise ValueError(
@@ -270,7 +273,8 @@ def says_where(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"record: {folder}; `advisor run --resume-measure {folder}` goes on.", err=True)
+        again = shlex.join(("advisor", "run", "--resume-measure", str(folder)))
+        click.echo(f"record: {folder}; `{again}` goes on.", err=True)
         raise
 
 
@@ -278,7 +282,7 @@ def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> Non
     """Write the job script beside its plan, and give it to sbatch."""
     from advisor.case import read_case
     from advisor.plan_faults import refuse_broken
-    from costmodel.plan_file import save_plan_file
+    from costmodel.plan_file import last_plan_path, save_plan_file
     from executor.export.exported import Job
     from executor.local_profile import home
     from executor.record import new_record
@@ -293,10 +297,12 @@ def submit(plan_file: str | None, options: dict[str, Any], as_json: bool) -> Non
     refuse_broken(case, "no job is made of it")
     words = ["--steps", str(options["steps"]), "--warmup", str(options["warmup"])]
     words += ["--data", str(Path(options["data"]).resolve())] if options["data"] else []
-    script = run_script(Job(case.plan, case.workload, case.model, case.cluster), words)
+    job = Job(case.plan, case.workload, case.model, case.cluster)
     if options["print_only"]:
+        script = run_script(job, words, plan_file or last_plan_path())
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
+    script = run_script(job, words)
     folder = new_record(home(), f"slurm-{case.model.name}")
     save_plan_file(folder / PLAN, case.plan_file)
     said = sbatch(folder, script)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from advisor.case import read_case, setting_options
+from advisor.case import files_read, read_case, setting_options
 from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
 
@@ -53,12 +53,12 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
     advisor trace --model llama3-8b --gpus 8 --gpu h100 --pp 4 -o trace.json.gz
     advisor trace --record runs/20261121-185818-tiny-gpt -o run.json
     """
-    from costmodel.plan_file import check_writable
+    from costmodel.output_file import check_output
     from executor.trace import write_trace
 
     if options["record"] is not None and plan is not None:
         raise ValueError(f"PLAN {plan} and --record: a record has its own plan. Give one of them.")
-    check_writable(output)
+    check_output("-o", output, "trace", files_read(plan, options))
     runs = True
     if options["record"] is not None:
         from executor.trace_measured import record_trace

@@ -33,8 +33,9 @@ def command(
     """Predicted against measured for a table of published runs.
 
     FILE.csv has a row a run with model, system, gpus, precision, gbs, seq_len, the layout (tp, pp, cp, vp, mbs, fsdp)
-    and step_time_s or a rate such as tokens_per_sec_per_gpu. Rows that cannot be expressed are listed with the reason.
-    An id is of one run: copies of a row count once, rows of the same id with other values each, and both are told.
+    and step_time_s or a rate such as tokens_per_sec_per_gpu. Rows that cannot be expressed, or are
+    faster than their GPU computes, are listed with the reason. Copies of a row count once, rows of the same id with
+    other values each, and both are told.
     Ends with 2 where none could be predicted.
 
     \b
@@ -63,6 +64,7 @@ def command(
 
 def page(report: dict[str, Any], by: str, worst: int) -> str:
     """The report as text, answer first."""
+    from advisor.measurement_limits import slow_hint
     from advisor.render import heading, percent, table, wrap
     from advisor.validation import memory_verdict, skip_reasons
 
@@ -103,6 +105,11 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
                 for row in order
             ]
             lines += table(["error", "measured", "row", "run"], shown, "rrll")
+        hints = [(row["id"], slow_hint(row["predicted"], row["measured"])) for row in report["rows"]]
+        hints = [(name, hint) for name, hint in hints if hint]
+        if hints:
+            more = f" And {len(hints) - 1} more such." if len(hints) > 1 else ""
+            lines.append(wrap(f"{hints[0][0]}: {hints[0][1]}.{more}", "  "))
         lines += _silence_lines(report["rows"])
     if report["repeated_ids"]:
         from advisor.measurement_repeats import Repeat, repeats_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from advisor.comparison_record import Side
 from advisor.comparison_sides import read_side
@@ -14,18 +14,23 @@ from costmodel.prediction import Prediction
 from executor.compare import compare
 from executor.record import read_steps
 
+if TYPE_CHECKING:
+    from advisor.case import Case
+
 # Newest records of a plan that a page shows when none are named.
 MOST = 5
 
 
-def run_records(prediction: Prediction, named: Sequence[str]) -> list[dict[str, Any]]:
-    """What each run measured beside what was predicted for it, term by term.
+def run_records(
+    prediction: Prediction, named: Sequence[str], case: Case | None = None
+) -> list[dict[str, Any]]:
+    """What each run measured beside what was predicted for it, term by term; for a log that is the page's plan.
 
-    named: folders of records; without any, the newest kept records of this plan. ValueError in one line when a
-    folder that was named is no record.
+    named: folders of records and logs; without any, the newest kept records of this plan. case: the page's plan.
+    ValueError in one line when a path that was named is no run.
     """
     if named:
-        sides = [read_side(str(Path(folder).expanduser())) for folder in named]
+        sides = [read_side(str(Path(path).expanduser()), case=case) for path in named]
         for side in sides:
             if side.predicted["model"] != prediction.model.name:
                 raise ValueError(

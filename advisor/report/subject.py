@@ -89,7 +89,7 @@ def subject_of_case(
         prediction = with_schedule(closed)
     words = predicted_words(prediction)
     found = case.violations(words, prediction)
-    runs = tuple(run_records(prediction, records))
+    runs = tuple(run_records(prediction, records, case))
     recipes, note = choose_precisions("auto", case.cluster, case.stack)
     request = Request(
         model=case.model,

@@ -25,6 +25,9 @@ BIND = """\
         exec numactl --cpunodebind="$numa" --membind="$numa" "$@"
     fi
 """
+# What words inside "${NAME:?words}" may not hold: bash ends the words there, puts something else in, or reads on
+# to the end of the script for the other quote.
+SHELL_MARKS = frozenset("'\"`$\\{}\n")
 # Frameworks mark the steps, and nothing records them but Nsight Systems around the process.
 # Source: Megatron-LM megatron/training/arguments.py, --profile, whose example this is.
 TRACE = """\
@@ -119,6 +122,9 @@ def _head(job: Job, exported: Exported) -> list[str]:
 def _inputs(inputs: Mapping[str, tuple[str, str]]) -> list[str]:
     lines = []
     for name, (default, meaning) in inputs.items():
+        assert not set(meaning) & SHELL_MARKS, (
+            f"{name}: {meaning!r} would end or change the line of the script"
+        )
         if default:
             lines.append(f'{name}="${{{name}:-{default}}}"  # {meaning}')
         else:

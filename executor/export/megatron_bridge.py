@@ -17,7 +17,7 @@ DATA = {
     "TOKENIZER_MODEL": ("", "the tokenizer: a name on Hugging Face or a folder"),
     "CHECKPOINTS": ("$PWD/checkpoints", "where checkpoints are kept, on a file system all nodes share"),
 }
-TUNING = {"PRETRAINED": ("", "the checkpoint to start from, converted to Megatron-Bridge's form")}
+TUNING = {"PRETRAINED": ("", "the checkpoint to start from, converted to the form of Megatron-Bridge")}
 
 
 def export(job: Job) -> Exported:

@@ -13,7 +13,9 @@ from executor.logs.record import Log
 # What ends a run before its first step, most telling first -> its symptom in diagnoses.toml.
 CURES = {
     "out of memory": "out_of_memory",
+    "xid": "collective_timeout",
     "nccl timeout": "collective_timeout",
+    "lost rank": "collective_timeout",
     "killed": "ended_early",
     "traceback": "ended_early",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from executor.logs.record import RUN, Iteration, Log, Memory, Timer
@@ -9,11 +10,16 @@ from executor.record import read_memory, read_steps
 
 
 def log_of_run(folder: str | Path) -> Log:
-    """Steps, phases and memory of a record; also of one that a kill cut short. ValueError when it holds no step."""
+    """Steps, phases and memory of a record; also of one that a kill cut short. ValueError when it holds none."""
     home = Path(folder)
     steps = [each for each in read_steps(home) if isinstance(each.get("seconds"), int | float)]
     if not steps:
-        raise ValueError(f"{folder} holds no finished step. `advisor run --resume-measure {folder}` goes on.")
+        if not (home / "job.json").is_file():
+            raise ValueError(
+                f"{folder} is no run record: it holds no job.json. `advisor run` tells the folder of its record."
+            )
+        again = shlex.join(("advisor", "run", "--resume-measure", str(folder)))
+        raise ValueError(f"{folder} holds no finished step. `{again}` goes on.")
     log = Log(str(folder), framework=RUN)
     for each in steps:
         number = int(each["step"]) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from executor.faults import pattern_of
 from executor.logs.record import Log
 
 # Kind -> what its line holds. NCCL_DEBUG=INFO prints the NCCL lines (NCCL's documentation, "NCCL_DEBUG");
@@ -27,9 +28,14 @@ KINDS: dict[str, re.Pattern[str]] = {
     "nccl timeout": re.compile(
         r"Watchdog caught collective operation timeout|NCCL.*(?:timed out|operation timeout)"
     ),
+    # What the other ranks and the network say of a rank that is gone; completions of InfiniBand name a status but 0.
+    "lost rank": re.compile(
+        r"NCCL WARN NET/IB\s*: Got completion.*status=(?!0\b)\d+|NCCL error in:|\bnccl(?:Remote|System)Error\b"
+        r"|gloo.*Timed out waiting \d+ms"
+    ),
     "nvls": re.compile(r"NCCL INFO .*NVLS multicast support is available|NCCL INFO .*nvls channels"),
     "out of memory": re.compile(
-        r"CUDA out of memory|OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|oom-kill", re.I
+        pattern_of("cuda out of memory") + r"|OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED", re.I
     ),
     "allocator retry": re.compile(r"memory allocation retries|alloc_retries: [1-9]|cudaMalloc retries", re.I),
     "cache flush": re.compile(r"(?:pytorch )?allocator cache flush(?:es)?(?: since last step)?", re.I),
@@ -38,8 +44,11 @@ KINDS: dict[str, re.Pattern[str]] = {
         r"(?:found NaN in local|Rank \d+: found NaN|nan loss|unexpected result.*nan)", re.I
     ),
     "traceback": re.compile(r"^Traceback \(most recent call last\)"),
+    # By a signal, whatever sent it; the kernel and Slurm's cgroup send one when the host's memory runs out.
     "killed": re.compile(
-        r"Signal (?:9|15) \(SIG(?:KILL|TERM)\)|slurmstepd: error:|exitcode\s*: -9|\bOOM Killed\b"
+        r"Signal (?:6|7|8|9|11|15) \(SIG[A-Z]+\)|slurmstepd: error:|srun: error: .*(?:Killed|Out Of Memory|fault)"
+        r"|exitcode\s*: -\d+|\bOOM Killed\b|\boom[-_]kill|Out of memory: Killed process|\bSegmentation fault\b"
+        r"|^Fatal Python error:"
     ),
     "data loader": re.compile(
         r"worker processes in total\. Our suggested max|DataLoader worker.*(?:killed|exited)"
@@ -56,7 +65,10 @@ KINDS: dict[str, re.Pattern[str]] = {
         r"Running with UnfusedDotProductAttention|Selected backend = UnfusedDotProductAttention"
         r"|Available backends = .*FlashAttention=False, FusedAttention=False"
     ),
-    "xid": re.compile(r"\bNVRM: Xid|\bXid \d+"),
+    "xid": re.compile(
+        r"\bNVRM: Xid|\bXid \d+|uncorrectable (?:ECC|NVLink) error (?:encountered|detected)"
+        r"|CUDA error: unspecified launch failure"
+    ),
     "throttle": re.compile(
         r"(?:SW|HW) (?:Thermal|Power) ?(?:Brake )?Slowdown\s*: Active|clocks? throttl", re.I
     ),
@@ -74,18 +86,28 @@ NEEDLES: dict[str, tuple[str, ...]] = {
     "nccl warning": ("nccl warn",),
     "nccl no gpu direct": ("gpu direct rdma", "gdr 0"),
     "nccl timeout": ("timeout", "timed out"),
+    "lost rank": ("got completion", "nccl error in", "ncclremote", "ncclsystem", "timed out waiting"),
     "nvls": ("nvls",),
-    "out of memory": ("out of memory", "outofmemory", "alloc_failed", "oom-kill"),
+    "out of memory": ("out of memory", "outofmemory", "alloc_failed", "cudaerrormemoryallocation"),
     "allocator retry": ("retries",),
     "cache flush": ("cache flush",),
     "loss scale": ("found inf", "overflow", "loss scale"),
     "nan loss": ("nan",),
     "traceback": ("traceback",),
-    "killed": ("signal", "slurmstepd", "exitcode", "oom killed"),
+    "killed": (
+        "signal",
+        "slurmstepd",
+        "srun: ",
+        "exitcode",
+        "oom",
+        "out of memory",
+        " fault",
+        "fatal python",
+    ),
     "data loader": ("worker",),
     "no overlap": ("overlap",),
     "unfused attention": ("attention",),
-    "xid": ("xid",),
+    "xid": ("xid", "uncorrectable", "launch failure"),
     "throttle": ("slowdown", "throttl"),
 }
 ANY_NEEDLE = re.compile(

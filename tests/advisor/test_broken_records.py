@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -108,6 +109,23 @@ def test_a_run_that_was_cut_in_its_warm_up_says_how_to_go_on(record):
     (record / "steps.jsonl").write_text("\n".join(warm))
     for command in ("diagnose", "compare"):
         assert f"`advisor run --resume-measure {record}` goes on" in asked(command, record)[1]
+
+
+@pytest.mark.parametrize("command", ["diagnose", "compare"])
+def test_a_folder_that_is_no_record_is_not_told_to_go_on(tmp_path, command):
+    """`run --resume-measure` refused the folder that it was to take."""
+    folder = tmp_path / "my run's"
+    folder.mkdir()
+    code, text = asked(command, folder)
+    assert code == 2
+    assert "is no run record: it holds no" in text
+    assert "--resume-measure" not in text
+    (folder / "job.json").write_text("{}")
+    if command == "diagnose":
+        assert (
+            f"`{shlex.join(['advisor', 'run', '--resume-measure', str(folder)])}` goes on"
+            in asked(command, folder)[1]
+        )
 
 
 def test_a_record_is_no_plan_file(record):

@@ -34,6 +34,9 @@ from advisor.measurements import Case, Skip, read_rows, row_case
             {"tokens_per_sec_per_gpu": "", "step_time": "9.5"},
             "tokens_per_sec and samples_per_sec hold no number. Is column 'step_time' meant as step_time_s?",
         ),
+        ({"tokens_per_sec_per_gpu": "", "step_ms": "9500"}, "Is column 'step_ms' meant as step_time_ms?"),
+        ({"tokens_per_sec_per_gpu": "", "step (msec)": "9500"}, "hold no number"),
+        ({"tokens_per_sec_per_gpu": "", "step_s": "9.5"}, "Is column 'step_s' meant as step_time_s?"),
         (
             {"tokens_per_sec_per_gpu": "", "model_tflops_per_gpu": "700"},
             "model_tflops_per_gpu tells a time only beside formula_gflops_per_token",

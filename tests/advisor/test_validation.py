@@ -147,6 +147,42 @@ def test_an_id_of_several_rows_is_told_with_its_lines(tmp_path):
     assert one["summary"]["n"] == 2
 
 
+def test_copies_without_an_id_count_once_too():
+    """Two equal lines of a table without ids counted twice in every mean, and nothing said so."""
+    row = ANCHORS[0] | {"id": ""}
+    found = validate([Row(row, line=2), Row(row, line=3), Row(row | {"notes": "another run"}, line=4)])
+    assert [each["id"] for each in found["rows"]] == ["line 2", "line 4"]
+    assert found["skipped"] == [{"id": "line 3", "reason": "a copy of line 2, which counts: the same values"}]
+
+
+@pytest.mark.parametrize("factor", [4.0, 1000.0])
+def test_what_no_gpu_can_compute_is_no_measurement(factor):
+    """Tokens/s of all GPUs taken for those of one were let in, and widened every mean."""
+    row = ANCHORS[0] | {"tokens_per_sec_per_gpu": "", "step_time_s": ""}
+    usual = validate([Row(ANCHORS[0])])["rows"][0]
+    quick = validate([Row(row | {"step_time_s": str(usual["predicted"] / factor)})])
+    assert not quick["rows"]
+    reason = quick["skipped"][0]["reason"]
+    assert "TFLOP/s of the model on each GPU" in reason
+    assert ("belongs in step_time_s" in reason) == (factor == 1000.0)
+
+
+def test_milliseconds_among_seconds_are_told(tmp_path):
+    row = ANCHORS[0] | {"tokens_per_sec_per_gpu": "", "step_time_s": ""}
+    usual = validate([Row(ANCHORS[0])])["rows"][0]
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row | {"step_time_s": str(1000 * usual["measured"])})
+    hint = "times the prediction: is it in milliseconds? step_time_ms takes those"
+    text = " ".join(CliRunner().invoke(command, [str(path)]).output.split())
+    assert f"{row['id']}: " in text
+    assert hint in text
+    assert hint in json.loads(CliRunner().invoke(command, [str(path), "--json"]).output)["rows"][0]["note"]
+    assert hint not in usual["note"]
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_table_that_tells_nothing_is_bad_input(tmp_path, capfd, monkeypatch, options):
     path = tmp_path / "rows.csv"

@@ -138,6 +138,17 @@ def test_waiting_for_a_core_is_blamed_on_other_work_only_where_ranks_have_cores(
     assert measured.get("shared_cores") == (None if told else 2)
 
 
+def test_the_wait_for_a_core_is_one_share_of_the_step(tmp_path):
+    """The warning divided by another median than the page: 36 % here and 37 % there."""
+    steps = [
+        step(number, seconds, 5.0 - number) | {"queued": 0.4} for number, seconds in enumerate((1.0, 1.2))
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
+    measured, warnings = summarise(tmp_path, Workload(128, 4), 2)
+    share = measured["queued_s"] / measured["step_time_s"]
+    assert any(f"ranks waited for a core {share:.0%} of a step" in warning for warning in warnings)
+
+
 def test_a_record_is_written_by_one_run_at_a_time(tmp_path):
     write_json(tmp_path / "job.json", {})
     refused = pytest.raises(ValueError, match=r"is being written by another `advisor run`. Wait")

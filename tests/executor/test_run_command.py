@@ -186,6 +186,17 @@ def test_processes_have_bounds(processes):
         check_processes(processes, f"--gpus {processes}")
 
 
+def test_calibrate_is_told_a_way_out_that_it_has(tmp_path):
+    """It was told to try --model, an option of `run`."""
+    from click.testing import CliRunner
+
+    from advisor.cli import advisor
+
+    asked = ["calibrate", "--gpus", "100000", "-o", str(tmp_path / "a.toml")]
+    with pytest.raises(ValueError, match=r"runs 1 to .*Try --gpus 1,"):
+        CliRunner().invoke(advisor, asked, catch_exceptions=False)
+
+
 def test_more_ranks_than_gpus_take_are_told_as_ranks(monkeypatch):
     """Two GPUs that eight ranks each may share were told as 16 GPUs; ranks of several nodes share none."""
     monkeypatch.setattr(devices, "num_gpus", lambda: 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from advisor.commands.run import says_where
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -121,3 +122,9 @@ def test_an_interrupt_ends_every_rank(tmp_path, number):
     ]
     assert processes_with(str(job)) == {}
     assert read_steps(tmp_path)
+
+
+def test_the_command_that_goes_on_is_quoted(capsys):
+    with pytest.raises(KeyboardInterrupt), says_where(Path("my runs/a")):
+        raise KeyboardInterrupt
+    assert "`advisor run --resume-measure 'my runs/a'` goes on" in capsys.readouterr().err

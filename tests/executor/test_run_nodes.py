@@ -69,6 +69,30 @@ def test_the_job_script_runs_every_node_once(plan_file, tmp_path):
     assert not (tmp_path / "home").exists()
 
 
+def test_a_printed_job_script_runs_the_plan_that_was_given(plan_file, tmp_path):
+    """Nothing is copied, so `advisor run plan.toml` ran another plan of that name, or none."""
+    other = plan_file.rename(tmp_path / "my plan's.toml")
+    script = advisor_run(tmp_path / "home", str(other), "--slurm", "--print-only").stdout
+    bin_ = tmp_path / "bin"
+    fake(bin_, "scontrol", "echo node7")
+    fake(bin_, "srun", 'for word in "$@"; do last="$word"; done; bash -c "$last"')
+    fake(bin_, "advisor", 'printf "%s\\n" "$2"')
+    kept = {
+        "SLURM_JOB_NODELIST": "node7",
+        "SLURM_JOB_ID": "42",
+        "SLURM_SUBMIT_DIR": "/job",
+        "SLURM_NODEID": "0",
+    }
+    told = subprocess.run(
+        ["bash"],
+        input=script,
+        text=True,
+        capture_output=True,
+        env={"PATH": f"{bin_}:{os.environ['PATH']}"} | kept,
+    )
+    assert told.stdout == f"{other}\n", told.stderr
+
+
 def fake(folder, name: str, text: str) -> None:
     """A program on the PATH."""
     folder.mkdir(exist_ok=True)

@@ -121,7 +121,17 @@ def test_diagnosis_without_a_plan_uses_the_log_alone(ask, tmp_path):
     assert code == 0
     assert text.startswith("Regular spikes: garbage collection")
     assert "one every 10 steps" in " ".join(text.split())
-    assert "name it with --plan. `advisor check --from" in " ".join(text.split())
+    assert "name it with --plan. `advisor check --from megatron-bridge config.yaml" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "source"), [(megatron_line, "megatron-lm train.sh"), (nemo_line, "nemo recipe.yaml")]
+)
+def test_the_way_to_a_plan_is_that_of_the_framework(ask, tmp_path, line, source):
+    """Of every log it was Megatron-LM's launch script."""
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(line(step, 3.2) for step in range(1, 31)) + "\n")
+    assert f"`advisor check --from {source} --gpu h100" in " ".join(ask("diagnose", str(path))[1].split())
 
 
 @pytest.mark.parametrize("every", [8, 0], ids=["regular", "irregular"])
@@ -177,3 +187,45 @@ def test_a_run_that_was_killed_says_so(ask, tmp_path):
     assert set(faults) == {"ended_early", "out_of_memory"}
     path.write_text(megatron_log([(step, 1.0) for step in range(1, 501)], total=500))
     assert ask("diagnose", str(path))[0] == 0
+
+
+def test_a_run_that_a_signal_ended_says_so_where_its_last_step_is_unknown(ask, tmp_path):
+    """Slurm's oom-kill is the host's memory, and was told as the GPU's, with ways out for that."""
+    path = tmp_path / "nemo.log"
+    end = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0. Some were killed by the cgroup handler.\n"
+    lines = [
+        nemo_line(step, 3.2).partition("/99")[0] + nemo_line(step, 3.2).partition("/99")[2]
+        for step in range(1, 41)
+    ]
+    path.write_text("\n".join(lines) + f"\n{end}")
+    code, text = ask("diagnose", str(path), "--json")
+    (fault,) = [each for each in json.loads(text)["findings"] if each["severity"] == "fault"]
+    assert code == 1
+    assert fault["id"] == "ended_early"
+    assert "step 40 is the last; how many were planned is not said" in fault["evidence"]
+    assert fault["lines"] == [end.strip()]
+
+
+def test_memory_that_ran_out_is_not_cured_by_what_takes_more(ask, tmp_path):
+    """A micro-batch of 2 was expected to be quicker, and told as the cure."""
+    plan, log = tmp_path / "plan.toml", tmp_path / "train.log"
+    asked = (
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "8",
+        "--gpu",
+        "h100",
+        "--global-batch",
+        "64",
+        "--seq-len",
+        "4096",
+    )
+    ask("predict", *asked, "--tp", "4", "--sequence-parallel", "--save", str(plan))
+    log.write_text(
+        megatron_log([(step, 2.0) for step in range(1, 30)]) + "torch.OutOfMemoryError: CUDA out of memory.\n"
+    )
+    _, text = ask("diagnose", str(log), "--plan", str(plan), "--json")
+    (fault,) = [each for each in json.loads(text)["findings"] if each["id"] == "out_of_memory"]
+    assert "micro_batch" in fault["knobs"]
+    assert fault["expected"] is None or fault["expected"]["delta_memory_gib"] < 0

@@ -22,6 +22,18 @@ def test_two_logs_are_compared_as_runs(ask, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("slow", "words"), [(9.9, "B is 98.0 % faster than A"), (25.0, "B is 5.00 times as fast as A")]
+)
+def test_from_twice_on_logs_are_compared_by_a_factor_as_plans_are(ask, tmp_path, slow, words):
+    """Five times as fast was told as 399.9 % faster."""
+    paths = []
+    for name, seconds in (("a.log", slow), ("b.log", 5.0)):
+        paths.append(str(tmp_path / name))
+        (tmp_path / name).write_text(megatron_log([(step, seconds) for step in range(1, 30)]))
+    assert ask("compare", *paths)[1].startswith(words)
+
+
 def test_two_logs_of_an_unknown_machine_are_compared_by_what_was_measured(ask, tmp_path):
     """Their arguments show the plan; only --gpu is missing, which is what to give."""
     paths = []

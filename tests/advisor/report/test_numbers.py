@@ -218,7 +218,7 @@ ASKED = ("report", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp
 
 def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tmp_path, hostile):
     kept = tmp_path / "kept.html"
-    kept.write_text("mine")
+    kept.write_text("<!doctype html>mine")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for where in (tmp_path, tmp_path / "no" / "plan.html", pipe, kept / "plan.html"):
@@ -239,7 +239,7 @@ def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tm
             [*ASKED, "--record", str(hostile.path.parent / "plan.toml"), "-o", str(kept)],
             catch_exceptions=False,
         )
-    assert kept.read_text() == "mine"
+    assert kept.read_text() == "<!doctype html>mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.html", "pipe"]
 
 

@@ -11,7 +11,7 @@ import pytest
 import hardware_db
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
-from costmodel.workload import Workload
+from costmodel.workload import TASKS, Workload
 from executor.export.bundle import bundle
 from executor.export.environment import (
     OF_HYBRIDEP,
@@ -20,8 +20,8 @@ from executor.export.environment import (
     environment_lines,
     read_environment,
 )
-from executor.export.exported import Job
-from executor.export.launch import nodes_of
+from executor.export.exported import TARGETS, Job
+from executor.export.launch import _inputs, nodes_of
 from executor.export.slurm import sbatch_script
 
 
@@ -195,6 +195,29 @@ def test_the_launch_script_asks_for_what_is_missing(tmp_path, missing):
     assert done.returncode != 0
     assert missing in done.stderr
     assert "WORD" not in done.stdout
+
+
+@pytest.mark.parametrize("slurm", [False, True])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("task", TASKS)
+def test_bash_reads_the_scripts_of_every_task_and_target(task, target, slurm):
+    """Fine-tuning with Megatron-Bridge told of an apostrophe's form, and bash looked for the other quote."""
+    workload = Workload(4096, 64, task=task)
+    job = Job(Plan(dp=16), workload, load_model("llama3-8b"), hardware_db.load_cluster("dgx-h100"))
+    if (task, target) == ("lora", "megatron-lm"):
+        with pytest.raises(ValueError, match="lora"):
+            bundle(job, target, slurm)
+        return
+    made = bundle(job, target, slurm)
+    for name in {"train.sh", "job.sbatch"} & set(made.files):
+        done = subprocess.run(["bash", "-n"], input=made.files[name], text=True, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, ""), name
+
+
+@pytest.mark.parametrize("words", ["NeMo's form", "a }", "`it`", "$HOME", 'a "name"'])
+def test_words_that_bash_would_read_otherwise_reach_no_script(words):
+    with pytest.raises(AssertionError, match="would end or change"):
+        _inputs({"PRETRAINED": ("", words)})
 
 
 def test_the_job_script_names_nodes_container_and_rendezvous(tmp_path):

@@ -16,21 +16,8 @@ from executor.export import megatron_lm
 from executor.logs.plan_text import gpus_of, plan_text
 from executor.logs.read import read_log
 from executor.logs.summary import median_of, steady, timer_medians
-from executor.logs.troubles import KINDS, NEEDLES
 
 STEPS = [(1, 30.0), (2, 4.1), *((step, 3.5 + 0.01 * (step % 3)) for step in range(3, 41))]
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Writes a log and reads it."""
-
-    def _write(text, name="train.log"):
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return read_log(path)
-
-    return _write
 
 
 def test_megatron_lm_line_by_line(write):
@@ -339,62 +326,3 @@ def test_the_straggler_detector_is_read(write):
 def test_memory_of_a_rank_is_found_between_prefixes(write):
     log = write("\n".join([megatron_log(STEPS), "7: " + memory_line(7, 2, 1.0, 2.0, 3.0)]))
     assert log.memory[-1].rank == 7
-
-
-SAMPLES = {
-    "nccl socket channel": "n1:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/Socket/0",
-    "nccl fast channel": "n1:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA",
-    "nccl p2p channel": "n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
-    "nccl shm channel": "n1:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",
-    "nccl uses socket": "n1:1:2 [0] NCCL INFO Using network Socket",
-    "nccl uses fast network": "n1:1:2 [0] NCCL INFO Using network AWS Libfabric",
-    "nccl no device": "n1:1:2 [0] NCCL INFO NET/IB : No device found.",
-    "nccl plugin missing": "n1:1:2 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so",
-    "nccl warning": "n1:1:2 [0] misc/socket.cc:50 NCCL WARN Connect to 10.0.0.1 failed",
-    "nccl no gpu direct": "n1:1:2 [0] NCCL INFO GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
-    "nccl timeout": "[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)",
-    "nvls": "n1:1:2 [0] NCCL INFO NVLS multicast support is available on dev 0",
-    "out of memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-    "allocator retry": "pytorch allocator: 3 memory allocation retries since last step",
-    "cache flush": "[WARNING] 2 pytorch allocator cache flushes since last step.",
-    "loss scale": "Gradient overflow. Skipping step, loss scaler 0 reducing loss scale to 32768.0",
-    "nan loss": "Rank 3: found NaN in local forward loss calculation.",
-    "traceback": "Traceback (most recent call last):",
-    "killed": "  exitcode  : -9 (pid: 4242)",
-    "data loader": "This DataLoader will create 32 worker processes in total. Our suggested max number of worker in",
-    "no overlap": "WARNING: Disabling tp_comm_overlap since sequence_parallel is False",
-    "unfused attention": "[DEBUG | DotProductAttention]: Selected backend = UnfusedDotProductAttention",
-    "xid": "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.",
-    "throttle": "SW Power Cap: Not Active, HW Thermal Slowdown : Active",
-}
-
-
-def test_every_kind_of_trouble_is_known_by_a_line_of_it(write):
-    assert set(SAMPLES) == set(KINDS) == set(NEEDLES)
-    for kind, line in SAMPLES.items():
-        log = write("\n".join([line, megatron_line(1, 2.0), megatron_line(2, 2.0)]))
-        assert log.counted[kind] == 1, kind
-        assert log.examples[kind].endswith(line[-20:])
-
-
-def test_usual_lines_are_no_trouble(write):
-    lines = [
-        "> setting random seeds to 1234 ...",
-        "loss scale: 1.0",
-        "building GPT model ...",
-        "Saving nanobatch",
-        "NCCL timeout for process groups: 1800 s",
-        "Setting tp_comm_overlap: True",
-        "Setting args.overlap_p2p_comm and args.align_param_gather to False since non-interleaved schedule does not "
-        "support overlapping p2p communication and aligned param AG",
-    ]
-    assert not write("\n".join([*lines, megatron_log(STEPS)])).counted
-
-
-def test_out_of_memory_before_the_first_step_is_told_the_order_of_cures(tmp_path):
-    log = tmp_path / "rank0.log"
-    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
-    with pytest.raises(ValueError, match="Mend that first") as refused:
-        read_log(log)
-    order = ("expandable", "recompute", "--offload-layers", "micro-batch", "context", "more tensor")
-    assert sorted(order, key=str(refused.value).index) == list(order)
