@@ -1,4 +1,4 @@
-"""Where a command may write: never over what it reads, over its own other file, or over a file of another kind."""
+"""Where a command may write: never over its own other file or a file of another kind, such as most that it reads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ def check_output(
     """ValueError in one line where writing to `path` would lose a file; OSError where nothing can be written.
 
     option: that names the path; kind: one of `KINDS`, what is written; inputs: what the command reads, names that are
-    no files among them; also: another file that it writes.
+    no files among them; also: another file that it writes. A plan that was read may be written back, changed: `predict
+    plan.toml --tp 2 --save plan.toml`.
     """
     target = Path(path).expanduser()
     for given in inputs:
-        if given and os.path.exists(there := os.path.expanduser(given)) and _same(target, Path(there)):
+        reads = given and os.path.exists(there := os.path.expanduser(given)) and _same(target, Path(there))
+        if reads and not KINDS[kind](target):
             raise ValueError(
                 f"{option} {path} is what the command reads: it would be lost. Name another file."
             )

@@ -42,7 +42,6 @@ def ask(tmp_path, monkeypatch):
         ("report plan.toml -o plan.toml", "-o plan.toml is what the command reads"),
         ("report plan.toml -o ./plan.toml", "is what the command reads"),
         ("trace plan.toml -o plan.toml", "-o plan.toml is what the command reads"),
-        ("predict plan.toml --tp 2 --save plan.toml", "--save plan.toml is what the command reads"),
         ("check --from megatron-lm t.sh --gpu h100 --save t.sh", "--save t.sh is what the command reads"),
         (f"explain {SETTING} --save x.toml --html x.toml", "--html x.toml is to hold two things"),
         (f"explain {SETTING} --save a.csv", "--save a.csv is there and is no plan file"),
@@ -66,6 +65,8 @@ def test_a_file_of_the_same_kind_is_replaced(ask, tmp_path):
         assert not ask("trace plan.toml -o trace.json")
         assert not ask("trace plan.toml -o trace.json.gz")
         assert not ask("check --from megatron-lm t.sh --gpu h100 --save read.toml")
+    assert not ask("predict plan.toml --tp 2 --save plan.toml")
+    assert "tp = 2" in Path("plan.toml").read_text()
     assert KINDS["model file"](tmp_path / "read-model.toml")
     (tmp_path / "read-model.toml").write_text(TABLE)
     assert "is no model file" in ask("check --from megatron-lm t.sh --gpu h100 --save read.toml")
@@ -99,6 +100,6 @@ def test_links_and_names_that_are_no_paths(tmp_path):
     plan.write_text('[model]\nname = "a"\n')
     link.symlink_to(plan)
     with pytest.raises(ValueError, match="reads"):
-        check_output("-o", link, "plan file", [str(plan)])
+        check_output("-o", link, "page", [str(plan)])
     check_output("-o", plan, "plan file", [None, "", "h100", "--tensor-parallel " * 999, "a\0b"])
     check_output("--save", "70b", "plan file", ["70b"])  # a model's name, and no file
