@@ -29,6 +29,7 @@ from advisor.measurement_times import step_time
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.predict import predict
+from costmodel.prediction import Prediction
 from costmodel.stack import load_stack
 from costmodel.workload import Workload
 from hardware_db import Cluster
@@ -135,21 +136,39 @@ def stack_of(row: Row) -> str:
 def row_case(row: Row) -> Case | Skip:
     """The row as a case, or why not.
 
-    Where memory refutes what was read, with the sizes that the row leaves unsaid as a run that was made had them.
+    Where memory refutes what was read, with the sizes that the row leaves unsaid as a run that was made had them. Its
+    experts are spread already where, whole on every GPU, they would need recompute that it does not say, or not fit.
     """
     found = _read(row)
     if isinstance(found, Skip):
         return found
-    read = predict(found.model, found.workload, found.cluster, found.plan, found.stack, judged=False)
-    for columns in unsaid_sizes(row, found.model, found.cluster, found.plan) if refuted(read) else ():
+    read = _predicted(found)
+    for columns in unsaid_sizes(row, found.model, found.cluster, found.plan):
+        if not refuted(read) and set(columns) != {"ep"}:
+            continue
         again = _read(replace(row, values={**row.values, **columns}))
-        if isinstance(again, Case) and not refuted(
-            predict(again.model, again.workload, again.cluster, again.plan, again.stack, judged=False)
-        ):
+        if isinstance(again, Skip) or refuted(there := _predicted(again)):
+            continue
+        kept_out = refuted(read) or (_over(read) and not _over(there))
+        if kept_out or _recompute(found) != _recompute(again):
             filled = ", ".join(f"{column} {value}" for column, value in columns.items())
-            words = f"not stated, and without it the run would not fit: {filled}"
+            words = f"not stated, and without it the run would {'not fit' if kept_out else 'recompute'}: {filled}"
             return replace(again, row=row, assumptions=(*again.assumptions, words))
     return found
+
+
+def _predicted(case: Case) -> Prediction:
+    return predict(case.model, case.workload, case.cluster, case.plan, case.stack, judged=False)
+
+
+def _over(prediction: Prediction) -> bool:
+    """Whether memory is told over the whole device."""
+    return prediction.peak_memory_bytes > prediction.device_bytes
+
+
+def _recompute(case: Case) -> tuple[str, tuple[str, ...], int]:
+    """What the case's plan recomputes."""
+    return case.plan.recompute, case.plan.recompute_modules, case.plan.recompute_num_layers
 
 
 def _read(row: Row) -> Case | Skip:

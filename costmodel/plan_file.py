@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # A plan file is a page of text; anything larger is some other file.
 LARGEST_FILE = 1 << 20
+# What stands for on and off elsewhere, and is taken for a file after a switch.
+SWITCH_WORDS = ("on", "off", "true", "false", "yes", "no", "0", "1")
 _HEADER = (
     "# A plan of advisor: `advisor predict FILE` shows what it does, `advisor check FILE` what is wrong.\n"
 )
@@ -188,6 +190,10 @@ def _read(source: Path) -> dict[str, Any]:
         with source.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)
     except OSError as error:
+        if str(source).lower() in SWITCH_WORDS:
+            raise ValueError(
+                f"{source} was given where a plan file stands. A switch takes no value: --NAME is on, --no-NAME is off."
+            ) from None
         raise ValueError(
             f"{source} cannot be read: {error.strerror}. `advisor explain ... --save F` writes a plan."
         ) from None

@@ -214,6 +214,18 @@ def test_sizes_without_which_a_run_cannot_have_been_are_filled_and_told(changes,
     assert (stated.plan.fsdp, stated.plan.ep) == (False, 1)
 
 
+def test_experts_are_spread_before_a_run_recomputes_what_it_does_not_say():
+    row = {"model": "qwen3-30b-a3b", "system": "dgx-b300", "gpus": "8", "gbs": "512", "mbs": "4"}
+    row |= {"tp": "1", "pp": "1", "seq_len": "4096", "fsdp": "0", "ep": "", "recompute_granularity": ""}
+    found = case(**row)
+    assert (found.plan.ep, found.plan.recompute) == (8, "none")
+    assert "not stated, and without it the run would recompute: ep 8" in found.assumptions
+    whole = case(**row | {"ep": "1"})
+    assert (whole.plan.ep, whole.plan.recompute) == (1, "full")
+    roomy = case(**row | {"mbs": "1"})
+    assert (roomy.plan.ep, roomy.plan.recompute) == (1, "none")
+
+
 def test_accumulation_tells_the_micro_batch():
     for pp, samples in (("8", 32), ("1", 4)):
         found = case(mbs="", ga="8", fsdp="", tp="8", pp=pp, gbs="1024")

@@ -162,3 +162,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
 )
 def test_a_plan_is_one_line(knobs, line):
     assert Plan(**knobs).describe() == line
+
+
+def test_a_value_after_a_switch_is_told_from_a_file():
+    with pytest.raises(ValueError, match=r"^yes was given where a plan file stands\. A switch takes no value"):
+        load_plan_file("yes")
