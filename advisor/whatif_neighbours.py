@@ -13,6 +13,7 @@ from typing import Any
 
 from advisor.options import value_text
 from advisor.rules.message_words import divisors
+from advisor.space_options import GRAPHS
 from advisor.variants import Variants, without_partners
 from costmodel.knobs import KNOBS, Knob
 from costmodel.placement import segment_sizes
@@ -207,6 +208,8 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     plan = chosen.plan
     if knob in ("ep", "etp"):
         return without_partners(replace(plan, **{knob: value}))
+    if knob in GRAPHS:
+        return _checks_beside(replace(plan, **{knob: value}))
     if knob == "fsdp":
         return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0, **_graphs_beside(plan, value)}
     if knob == "zero_stage":
@@ -249,6 +252,12 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
 def _graphs_beside(plan: Plan, fsdp: bool) -> dict[str, Any]:
     """Graphs are switched off with FSDP: see the rule fsdp_cuda_graph. Those of a sharded plan are its own."""
     return {"cuda_graph": False, "cuda_graph_scope": ()} if fsdp and not plan.fsdp else {}
+
+
+def _checks_beside(plan: Plan) -> dict[str, Any]:
+    """One graph of the whole step takes no check that waits for the host: see the rule graph_whole_nan."""
+    whole = plan.cuda_graph and "full_iteration" in plan.cuda_graph_scope
+    return {"check_for_nan_in_grad": False} if whole else {}
 
 
 def _inner_size(chosen: Prediction) -> int:

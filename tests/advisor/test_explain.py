@@ -322,6 +322,10 @@ def test_the_gain_of_a_graph_of_the_whole_step_is_told_where_releases_run_it():
     assert whole.candidate is not None
     assert whole.candidate.step_time < 0.98 * told.shown.step_time
     assert "--pin cuda_graph_scope=full_iteration" in whole.reason
+    # Part of its gain is that of the checks: the whole graph runs without them.
+    assert "without checks of gradients for NaN" in whole.reason
+    assert not whole.candidate.plan.check_for_nan_in_grad
+    assert not qwen(check_for_nan_in_grad=True).alternatives
     assert not qwen(stack="nemo-26.04").alternatives
     # What it says to pin gives that plan, its settings on the list.
     pinned = qwen(**WHOLE_STEP)

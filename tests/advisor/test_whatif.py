@@ -298,6 +298,18 @@ def test_a_gain_by_checks_switched_off_is_told_with_what_it_gives_up(tried):
     assert [note.id for note in off.notes] == ["nan_checks_off"]
 
 
+def test_one_graph_of_the_step_switches_the_checks_off_and_says_so():
+    """Its gain stood beside that of the checks, as if each came without the other."""
+    graphs = [*LARGE, "--cuda-graph"]
+    document = json.loads(run(*graphs, "--knob", "cuda_graph_scope", "--json").output)
+    whole = next(change for change in document["changes"] if change["to"] == ["full_iteration"])
+    assert whole["follows"] == {"check_for_nan_in_grad": False}
+    assert "nan_checks_off" in {note["id"] for note in whole["notes"]}
+    scope = [*LARGE, "--cuda-graph-scope", "full_iteration"]
+    (on,) = json.loads(run(*scope, "--knob", "cuda_graph", "--json").output)["changes"]
+    assert on["follows"] == {"check_for_nan_in_grad": False}
+
+
 def test_a_gain_that_the_search_does_not_believe_is_never_the_best(tmp_path):
     """A gradient bucket without a price, graphs that NeMo takes back, and memory in which the allocator stalls."""
     sharded = ["--model", "llama3.2-1b", "--gpus", "8", "--gpu", "h100", "--fsdp", "--zero-stage", "3"]
