@@ -195,6 +195,21 @@ def test_a_plan_that_does_not_fit_is_mended():
     assert done.output.startswith("This plan does not fit; the fastest single change that mends it is ")
 
 
+@pytest.mark.parametrize(("gpus", "way"), [("16", "Set dp = 8, or --gpus 8."), ("9", "Set --gpus 8.")])
+def test_sizes_for_other_gpus_than_there_are_are_told_the_rules_way_out(tmp_path, gpus, way):
+    """It said that nothing mends the plan, counted the GPUs of its sizes, and listed every knob as stuck."""
+    path = tmp_path / "plan.toml"
+    CliRunner().invoke(advisor, ["predict", *SMALL, "--save", str(path)], catch_exceptions=False)
+    path.write_text(path.read_text().replace("gpus = 8", f"gpus = {gpus}"))
+    done = run(str(path), "--knob", "tp", "--knob", "recompute")
+    text = " ".join(done.output.split())
+    assert text.startswith(f"This plan cannot run. {way}")
+    assert f"{gpus} x H100 SXM5 80GB (dgx-h100), of which its sizes take 8" in text
+    assert "no single change" not in text
+    assert "Until then no value of another knob is legal." in text
+    assert done.exit_code == 1
+
+
 def test_json_holds_everything():
     document = json.loads(run(*SMALL, "--json").output)
     assert {"base", "best", "changes", "forbidden", "move_nothing", "no_legal_neighbour"} <= document.keys()
