@@ -136,6 +136,13 @@ def test_the_exchange_that_sinks_take_follows_cp():
     assert document["changes"][0]["follows"] == {"dp": 4, "cp_comm_type": "a2a"}
 
 
+def test_the_loss_by_tokens_follows_context_parallelism_of_fine_tuning():
+    tuned = [*SMALL, "--task", "sft", "--seq-len", "8192"]
+    changes = {each["to"]: each for each in json.loads(run(*tuned, "--knob", "cp", "--json").output)["changes"]}
+    assert changes[2]["follows"]["calculate_per_token_loss"] is True
+    assert "finetune_cp_loss" not in {note["id"] for note in changes[2]["notes"]}
+
+
 def test_what_a_knob_needs_follows_it():
     document = json.loads(run(*SMALL, "--knob", "fsdp", "--knob", "recompute-modules", "--json").output)
     changes = {change["knob"]: change for change in document["changes"]}
