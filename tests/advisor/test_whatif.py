@@ -320,6 +320,15 @@ def test_a_gain_by_checks_switched_off_is_told_with_what_it_gives_up(tried):
     assert [note.id for note in off.notes] == ["nan_checks_off"]
 
 
+def test_scopes_of_graphs_that_the_model_has_no_blocks_for_are_not_offered():
+    """Mamba layers of a dense model stood among its changes, as graphs that capture nothing."""
+    graphs = json.loads(run(*SMALL, "--cuda-graph", "--knob", "cuda_graph_scope", "--json").output)
+    offered = {"+".join(each["to"]) for each in graphs["changes"] + graphs["forbidden"]}
+    assert offered == {"full_iteration", "attn", "mlp"}
+    given = [*SMALL, "--cuda-graph", "--cuda-graph-scope", "attn,mamba", "--knob", "cuda_graph_scope", "--json"]
+    assert ["attn"] in [each["to"] for each in json.loads(run(*given).output)["changes"]]
+
+
 def test_one_graph_of_the_step_switches_the_checks_off_and_says_so():
     """Its gain stood beside that of the checks, as if each came without the other."""
     graphs = [*LARGE, "--cuda-graph"]
