@@ -152,7 +152,9 @@ def row_case(row: Row) -> Case | Skip:
         kept_out = refuted(read) or (_over(read) and not _over(there))
         if kept_out or _recompute(found) != _recompute(again):
             filled = ", ".join(f"{column} {value}" for column, value in columns.items())
-            words = f"not stated, and without it the run would {'not fit' if kept_out else 'recompute'}: {filled}"
+            words = (
+                f"not stated, and without it the run would {'not fit' if kept_out else 'recompute'}: {filled}"
+            )
             return replace(again, row=row, assumptions=(*again.assumptions, words))
     return found
 

@@ -50,7 +50,9 @@ def setting(prediction: Prediction, gpus: int = 0) -> str:
     world = prediction.plan.world
     machine = f"{gpus or world:,} x {cluster.gpu.title} ({cluster.name})"
     if gpus not in (0, world):
-        machine += f", of which its sizes take {world:,}" if world < gpus else f", and its sizes take {world:,}"
+        machine += (
+            f", of which its sizes take {world:,}" if world < gpus else f", and its sizes take {world:,}"
+        )
     sequences = f"{load.global_batch:,} sequence{'s' * (load.global_batch != 1)}"
     batch = f"{load.seq_len:,} tokens a sequence, {sequences} a step"
     return f"{prediction.model.name}, {task}{batch}, {machine}"

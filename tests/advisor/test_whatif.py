@@ -138,7 +138,9 @@ def test_the_exchange_that_sinks_take_follows_cp():
 
 def test_the_loss_by_tokens_follows_context_parallelism_of_fine_tuning():
     tuned = [*SMALL, "--task", "sft", "--seq-len", "8192"]
-    changes = {each["to"]: each for each in json.loads(run(*tuned, "--knob", "cp", "--json").output)["changes"]}
+    changes = {
+        each["to"]: each for each in json.loads(run(*tuned, "--knob", "cp", "--json").output)["changes"]
+    }
     assert changes[2]["follows"]["calculate_per_token_loss"] is True
     assert "finetune_cp_loss" not in {note["id"] for note in changes[2]["notes"]}
 
@@ -325,7 +327,15 @@ def test_scopes_of_graphs_that_the_model_has_no_blocks_for_are_not_offered():
     graphs = json.loads(run(*SMALL, "--cuda-graph", "--knob", "cuda_graph_scope", "--json").output)
     offered = {"+".join(each["to"]) for each in graphs["changes"] + graphs["forbidden"]}
     assert offered == {"full_iteration", "attn", "mlp"}
-    given = [*SMALL, "--cuda-graph", "--cuda-graph-scope", "attn,mamba", "--knob", "cuda_graph_scope", "--json"]
+    given = [
+        *SMALL,
+        "--cuda-graph",
+        "--cuda-graph-scope",
+        "attn,mamba",
+        "--knob",
+        "cuda_graph_scope",
+        "--json",
+    ]
     assert ["attn"] in [each["to"] for each in json.loads(run(*given).output)["changes"]]
 
 

@@ -165,5 +165,7 @@ def test_a_plan_is_one_line(knobs, line):
 
 
 def test_a_value_after_a_switch_is_told_from_a_file():
-    with pytest.raises(ValueError, match=r"^yes was given where a plan file stands\. A switch takes no value"):
+    with pytest.raises(
+        ValueError, match=r"^yes was given where a plan file stands\. A switch takes no value"
+    ):
         load_plan_file("yes")

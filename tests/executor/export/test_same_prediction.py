@@ -123,7 +123,5 @@ def test_the_loss_by_tokens_of_fine_tuning_is_read_back(target):
     job = Job(plan, Workload(4096, 64, "sft"), load_model("llama3-8b"), CLUSTER)
     exported = bundle(job, target, slurm=False).exported
     text = next((text for name, text in exported.files.items() if name.endswith(".py")), "")
-    case = read_foreign(
-        target, text or shlex.join(exported.command), {"gpus": GPUS, "cluster": CLUSTER.name}
-    )
+    case = read_foreign(target, text or shlex.join(exported.command), {"gpus": GPUS, "cluster": CLUSTER.name})
     assert case.plan.calculate_per_token_loss
