@@ -28,6 +28,8 @@ WHOLE_STEP: dict[str, Any] = {
     "expert_mlp_fusion": True,
     "moe_expert_rank_capacity_factor": 1.5,
     "moe_paged_stash": True,
+    # A check waits for the host: see the rule graph_whole_nan.
+    "check_for_nan_in_grad": False,
 }
 LAYOUT = ("tp", "pp", "cp", "dp", "ep")
 # Share of the step from which a gain outside the search is told.
@@ -141,7 +143,8 @@ def _better(
 def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
     """The best plan's layout with one CUDA graph of the whole step, where releases can run it and it gains; else None.
 
-    Not searched: it bounds what the experts of a rank may take, which the plans asked for do not.
+    Not searched: it bounds what the experts of a rank may take, which the plans asked for do not, and its checks for
+    NaN are off, as one graph cannot wait for the host.
     """
     sizes = {name: getattr(best.plan, name) for name in LAYOUT}
     pins = {
@@ -153,7 +156,7 @@ def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
         or best.plan.moe_dispatcher != "hybridep"
         or best.plan.moe_capacity_factor > 0
         or not load_stack(request.stack or default_stack()).whole_step
-        or set(request.pins) & set(WHOLE_STEP)
+        or any(request.pins.get(name, value) != value for name, value in WHOLE_STEP.items())
     ):
         return None
     try:
@@ -168,7 +171,7 @@ def whole_step_graph(request: Request, best: Candidate) -> WhyNot | None:
     reason = (
         f"in this layout it takes {found.step_time:.4g} s, {100 * saved:.0f} % less ({found.plan.describe()}), and "
         f"recipes of this release run so. It bounds what the experts of a rank take at {bound:g} times the mean, so "
-        f"it is not searched. To have it: {pinned}"
+        f"it is not searched, and it runs without checks of gradients for NaN. To have it: {pinned}"
     )
     not_taken = "it bounds what the experts of a rank take"
     return WhyNot(

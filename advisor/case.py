@@ -12,6 +12,7 @@ from advisor.commands import not_blank_stack
 from advisor.options import given_knobs, plan_from_options, resized
 from advisor.profiles import profile_option
 from advisor.sizes import Changes, SizesError
+from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS
 from advisor.workload_options import check_acting, given_workload, task_option, workload_options
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -68,11 +69,15 @@ def setting_options(function: Function) -> Function:
     for option in reversed(
         [
             click.option("--model", help="Model: a name, an alias such as 70b, a TOML or a config.json."),
-            click.option("--gpus", type=int, metavar="N", help="GPUs in all."),
+            click.option("--gpus", type=COUNT, metavar="N", help="GPUs in all."),
             click.option("--gpu", metavar="NAME", help="GPU type, such as h100, b200, or a TOML of yours."),
             click.option("--cluster", metavar="NAME", help="A cluster instead of --gpu, such as dgx-h100."),
-            click.option("--seq-len", type=int, metavar="TOKENS", help="Tokens of one sequence."),
-            click.option("--global-batch", type=int, metavar="N", help="Sequences in one optimizer step."),
+            click.option(
+                "--seq-len", type=TOKENS, metavar="TOKENS", help="Tokens of one sequence, such as 128K."
+            ),
+            click.option(
+                "--global-batch", type=SEQUENCES, metavar="N", help="Sequences in one optimizer step."
+            ),
             task_option(None, "pretrain, sft or lora [default pretrain]."),
             click.option(
                 "--stack",

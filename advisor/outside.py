@@ -177,7 +177,20 @@ def gains_outside(
         for each in chosen.values()
     ]
     helping = sorted((gain for gain in gains if gain.share < -HELPS_ABOVE), key=lambda gain: gain.share)
-    return tuple(helping[:MOST_TOLD])
+    return tuple(apart(helping)[:MOST_TOLD])
+
+
+def apart(gains: list[Gain]) -> list[Gain]:
+    """Gains without those that another holds, for the two do not add up: the one that changes less is told.
+
+    Where the one that changes more helps beyond it, that one is.
+    """
+    left = list(gains)
+    for whole in gains:
+        for part in gains:
+            if part in left and whole in left and whole.follows.get(part.knob) == part.value:
+                left.remove(part if whole.share < part.share - HELPS_ABOVE else whole)
+    return left
 
 
 def outside_lines(gains: Iterable[Gain]) -> Iterator[str]:

@@ -43,11 +43,16 @@ def pace(slowdown: float) -> str:
     return "as fast as" if slowdown == 1 else f"up to {slowdown:g} times as slow as"
 
 
-def setting(prediction: Prediction) -> str:
-    """Model, batch and machine in one line."""
+def setting(prediction: Prediction, gpus: int = 0) -> str:
+    """Model, batch and machine in one line. gpus: those there are, where the sizes may take another number; else 0."""
     load, cluster = prediction.workload, prediction.cluster
     task = "" if load.task == "pretrain" else f"{load.task}, "
-    machine = f"{prediction.plan.world:,} x {cluster.gpu.title} ({cluster.name})"
+    world = prediction.plan.world
+    machine = f"{gpus or world:,} x {cluster.gpu.title} ({cluster.name})"
+    if gpus not in (0, world):
+        machine += (
+            f", of which its sizes take {world:,}" if world < gpus else f", and its sizes take {world:,}"
+        )
     sequences = f"{load.global_batch:,} sequence{'s' * (load.global_batch != 1)}"
     batch = f"{load.seq_len:,} tokens a sequence, {sequences} a step"
     return f"{prediction.model.name}, {task}{batch}, {machine}"

@@ -115,7 +115,8 @@ def declared_space() -> tuple[str, ...]:
         "left out: what the software of --stack does not have. If it has no ZeRO 1, FSDP is searched with "
         "pipelines too; if it has data parallelism only, so are whole replicas",
         f"fixed, as they change numerics: gradients reduced in BF16 below {BF16_REDUCTION_RANKS} data-parallel "
-        "ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped",
+        "ranks and in FP32 from there on; optimizer adam; dropout off; no token dropped; the loss of fine-tuning with "
+        "cp > 1 divided by tokens (calculate_per_token_loss), which Megatron-Bridge demands",
         "not searched unless you pin them: every other knob of `advisor knobs`, such as offload, pipeline_layout "
         "texts, etp, fsdp_shard_size and precision_aware_optimizer; zero_stage 0 and 2 (whose unsharded gradient "
         "bucket is not priced); CUDA graphs of the whole step (cuda_graph_scope full_iteration), whose gain is "
@@ -184,6 +185,14 @@ def fp32_reduction_ranks(stack: str | None) -> int:
     return 0 if "bf16_reduction" in lacked(stack) else BF16_REDUCTION_RANKS
 
 
+def loss_by_tokens(task: str, stack: str | None) -> bool:
+    """Whether context parallelism needs the loss divided by tokens, as ranks may hold only masked ones.
+
+    See the rule finetune_cp_loss.
+    """
+    return task != "pretrain" and load_stack(stack or default_stack()).megatron_core
+
+
 def most_expert_ranks(cluster: Cluster, dispatcher: str) -> int:
     """Ranks that experts are spread over: HybridEP stays in a domain of more than 8 GPUs, see hybridep_domain."""
     return cluster.domain_size if dispatcher == "hybridep" and cluster.domain_size > 8 else MOST_GPUS
@@ -221,6 +230,7 @@ def _attention(request: Request) -> str:
 def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, Any]) -> Columns:
     """Columns of the knobs that are not searched: best value, default, or the pin."""
     shards = layouts["dp"] * layouts["cp"]
+    by_tokens = loss_by_tokens(request.workload.task, request.stack)
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
     dispatcher = code("moe_dispatcher", usual_dispatcher(request.cluster, request.stack))
     fixed |= {
@@ -231,6 +241,7 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
             [float(precision == "mxfp8" and load_stack(request.stack or default_stack()).norm_linear)]
         ),
         "moe_dispatcher": np.where(layouts["ep"] > 1, float(dispatcher), 0.0),
+        "calculate_per_token_loss": (layouts["cp"] > 1) * float(by_tokens),
         "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
         # Of others there is no kernel: see the rule activation_fusion.
         "bias_activation_fusion": np.array([float(request.model.activation in FUSABLE)]),

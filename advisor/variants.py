@@ -11,7 +11,7 @@ from advisor.host_fault import host_fault
 from advisor.render import gib, seconds
 from advisor.rules import violations
 from advisor.rules.features import lacked
-from advisor.space import fp32_reduction_ranks, usual_dispatcher
+from advisor.space import fp32_reduction_ranks, loss_by_tokens, usual_dispatcher
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
@@ -33,12 +33,13 @@ def without_partners(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A plan that could have been: its prediction, or the rule that forbids it."""
+    """A plan that could have been: its prediction, or what forbids it. rule: of which kind that is, "" for any."""
 
     label: str
     plan: Plan
     prediction: Prediction | None
     forbidden: str = ""
+    rule: str = ""
 
     @property
     def fits(self) -> bool:
@@ -88,10 +89,10 @@ class Variants:
         except ValueError:
             sizes = f"mbs{plan.micro_batch} x DP{plan.dp}"
             reason = f"{chosen.workload.global_batch} sequences do not divide over {sizes}"
-            return Variant(label, plan, None, reason)
+            return Variant(label, plan, None, reason, "batch")
         for violation in violations(chosen.model, chosen.workload, chosen.cluster, plan, stack=self.stack):
             if violation.severity == "ERROR":
-                return Variant(label, plan, None, violation.text)
+                return Variant(label, plan, None, violation.text, violation.id)
         try:
             closed_form = predict(
                 chosen.model, chosen.workload, chosen.cluster, plan, self.stack, judged=False
@@ -113,6 +114,8 @@ class Variants:
             changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": sized.tp > 1}
         if sized.cp > 1 and self.plan.cp == 1:
             changes |= self._exchange()
+            by_tokens = loss_by_tokens(self.chosen.workload.task, self.stack)
+            changes |= {"calculate_per_token_loss": True} if by_tokens else {}
         if sized.pp != self.plan.pp:
             changes |= self._stages(sized.pp, changes["dp"])
         return replace(sized, **changes, **self._dispatch(sized))
@@ -153,13 +156,14 @@ class Variants:
         return changes
 
     def sizes(self, name: str, sizes: list[int]) -> Iterator[Variant]:
-        """Legal variants with these values of one parallel size, and the chosen one, in order."""
+        """Variants with these values of one parallel size up to the GPUs, and the chosen one, in order."""
         for size in sorted({*sizes, getattr(self.plan, name)}):
-            plan = self.resized(**{name: size})
+            label, plan = f"{name.upper()}{size}", self.resized(**{name: size})
             if plan is None:
+                if size <= self.plan.world:
+                    yield self._undivided(label, name, size)
                 continue
             plan = self.reduced(plan)
-            label = f"{name.upper()}{size}"
             if name == "pp" and plan.vpp > 1:
                 label += f" VPP{plan.vpp}"
             found = self.of(label, plan)
@@ -167,12 +171,29 @@ class Variants:
                 # heads and inner size were chosen for another cp
                 label += " p2p" * (size > 1)
                 found = self.of(label, replace(plan, cp_comm_type="p2p", cp_a2a_size=1))
-            if found.prediction is not None:  # sizes that a rule forbids are no choice
-                yield found
+            yield found
+
+    def _undivided(self, label: str, name: str, size: int) -> Variant:
+        """A size over which the GPUs that the other sizes leave do not divide."""
+        world, plan = self.plan.world, replace(self.plan, **{name: size})
+        left = f"leave {world * getattr(self.plan, name) // self.plan.replica:,} for {name} x dp"
+        if plan.encoder_pp:
+            left = f"do not divide over the {plan.replica:,} of a replica"
+        return Variant(label, plan, None, f"{world:,} GPUs {left}", "world")
 
     def listed(self, tried: Iterable[Variant]) -> str:
-        """Variants in words, each slower one with what it loses most to."""
-        return ", ".join(variant.text() + self._loss(variant) for variant in tried)
+        """Variants in words, each slower one with what it loses most to; last those that cannot be, once a reason."""
+        told, barred = [], dict[str, list[Variant]]()
+        for variant in tried:
+            if variant.prediction is None:
+                barred.setdefault(variant.rule or variant.label, []).append(variant)
+            else:
+                told.append(variant.text() + self._loss(variant))
+        for first, *others in barred.values():
+            *before, last = [first.label, *(each.label for each in others)]
+            labels = f"{', '.join(before)} and {last}" if before else last
+            told.append(replace(first, label=labels).text())
+        return ", ".join(told)
 
     def _loss(self, variant: Variant) -> str:
         """What a slower variant loses most to, and whether memory is tight."""

@@ -128,7 +128,8 @@ class Forbidden:
 class WhatIf:
     """Every neighbour of one plan. changes: fastest first, those that do not fit last.
 
-    errors: ERROR rules that the plan itself breaks. stuck: knobs without a legal neighbour.
+    errors: ERROR rules that the plan itself breaks. stuck: knobs without a legal neighbour. gpus: those there are, 0
+    where no plan file or option says.
     """
 
     base: Prediction
@@ -136,6 +137,7 @@ class WhatIf:
     changes: tuple[Change, ...]
     forbidden: tuple[Forbidden, ...]
     stuck: tuple[str, ...]
+    gpus: int = 0
 
     @property
     def movers(self) -> tuple[Change, ...]:
@@ -212,7 +214,7 @@ def what_if(case: Case, names: Sequence[str], progress: Tell | None = None) -> W
             stuck.append(name)
     changes.sort(key=lambda each: (not each.fits, each.delta_time, each.delta_memory))
     errors = tuple(violation for violation in found if violation.severity == "ERROR")
-    return WhatIf(base, errors, tuple(changes), tuple(forbidden), tuple(stuck))
+    return WhatIf(base, errors, tuple(changes), tuple(forbidden), tuple(stuck), case.gpus)
 
 
 def _tried(case: Case, base: Prediction, known: set[str], each: Neighbour) -> Change | Forbidden:

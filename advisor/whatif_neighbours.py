@@ -13,8 +13,11 @@ from typing import Any
 
 from advisor.options import value_text
 from advisor.rules.message_words import divisors
+from advisor.space_options import GRAPHS
 from advisor.variants import Variants, without_partners
+from costmodel.graph_parts import PARTS
 from costmodel.knobs import KNOBS, Knob
+from costmodel.layout import total_blocks
 from costmodel.placement import segment_sizes
 from costmodel.plan import Plan
 from costmodel.prediction import Prediction
@@ -115,12 +118,20 @@ def values_beside(chosen: Prediction, knob: Knob) -> list[Any]:
     if knob.kind == "choice":
         return [choice for choice in knob.choices if choice != now]
     if knob.kind == "list":
-        return [_toggled(knob, now, item) for item in knob.choices]
+        items = (item for item in knob.choices if item in now or _has_blocks(chosen, knob.name, item))
+        return [_toggled(knob, now, item) for item in items]
     if knob.kind == "text":
         return [""] if now else ["balanced"]
     if knob.name in (*SPLITS, "ep", "etp", "optimizer_instances"):
         return [value for value in (now // 2, now * 2) if knob.low <= value <= knob.high]
     return _beside(_ladder(chosen, knob), now)
+
+
+def _has_blocks(chosen: Prediction, knob: str, item: str) -> bool:
+    """Whether the model has blocks of a scope of graphs, so that it captures any; true of other lists."""
+    part = PARTS.get(item.partition("_")[0]) if knob == "cuda_graph_scope" else None
+    blocks = total_blocks(chosen.model)
+    return part is None or any(blocks[name] for name in part[0])
 
 
 def _toggled(knob: Knob, now: tuple[str, ...], item: str) -> tuple[str, ...]:
@@ -207,6 +218,8 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     plan = chosen.plan
     if knob in ("ep", "etp"):
         return without_partners(replace(plan, **{knob: value}))
+    if knob in GRAPHS:
+        return _checks_beside(replace(plan, **{knob: value}))
     if knob == "fsdp":
         return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0, **_graphs_beside(plan, value)}
     if knob == "zero_stage":
@@ -249,6 +262,12 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
 def _graphs_beside(plan: Plan, fsdp: bool) -> dict[str, Any]:
     """Graphs are switched off with FSDP: see the rule fsdp_cuda_graph. Those of a sharded plan are its own."""
     return {"cuda_graph": False, "cuda_graph_scope": ()} if fsdp and not plan.fsdp else {}
+
+
+def _checks_beside(plan: Plan) -> dict[str, Any]:
+    """One graph of the whole step takes no check that waits for the host: see the rule graph_whole_nan."""
+    whole = plan.cuda_graph and "full_iteration" in plan.cuda_graph_scope
+    return {"check_for_nan_in_grad": False} if whole else {}
 
 
 def _inner_size(chosen: Prediction) -> int:

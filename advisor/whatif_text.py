@@ -22,7 +22,7 @@ def what_if_lines(result: WhatIf, everything: bool = False) -> list[str]:
     too_large = [change for change in result.movers if not change.fits]
     lines = [bold(wrap(answer(result)))]
     lines += [wrap(line) for line in _same_numerics(result)]
-    lines += ["", wrap(f"{base.plan.describe()}; {setting(base)}"), wrap(_now(result))]
+    lines += ["", wrap(f"{base.plan.describe()}; {setting(base, result.gpus)}"), wrap(_now(result))]
     lines += violation_section(list(result.errors), "This plan cannot run")
     if fitting:
         lines += [heading("Changes that fit, fastest first"), *_table(fitting)]
@@ -38,6 +38,8 @@ def answer(result: WhatIf) -> str:
     """One line: the best single change that fits, or that none helps."""
     base, best = result.base, result.best()
     wrong = "cannot run" if result.errors else "" if base.fits else "does not fit"
+    if best is None and len(result.errors) == 1:  # its way out may be another number, or no knob's
+        return f"This plan cannot run. {result.errors[0].way_out}"
     if best is None and wrong:
         return f"This plan {wrong}, and no single change mends it."
     if best is None and any(change.fits and change.share < -HELPS_ABOVE for change in result.movers):
@@ -158,9 +160,11 @@ def _closing(result: WhatIf, everything: bool) -> list[str]:
     if result.still:
         lines.append(wrap(f"No effect on this plan: {', '.join(result.still)}", "", "  "))
     stuck = [name for name in result.stuck if name != "dp"]
-    if stuck:
+    if result.errors and not result.changes:
+        lines.append("Until then no value of another knob is legal.")
+    elif stuck:
         lines.append(wrap(f"No other value is legal here: {', '.join(stuck)}", "", "  "))
-    if "dp" in result.stuck:
+    if "dp" in result.stuck and not any("dp" in error.knobs for error in result.errors):
         lines.append("dp follows from the GPUs and the other sizes.")
     if result.forbidden and not everything:
         number = len(result.forbidden)

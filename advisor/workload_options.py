@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from advisor.whole_numbers import TOKENS
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import TASKS, Workload
 
@@ -53,7 +54,7 @@ def workload_options(function: Function) -> Function:
     for option in reversed(
         [
             click.option(
-                "--mean-length", type=int, metavar="TOKENS", help="Mean tokens of a document [full]."
+                "--mean-length", type=TOKENS, metavar="TOKENS", help="Mean tokens of a document [full]."
             ),
             click.option(
                 "--length-cv",

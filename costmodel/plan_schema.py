@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import json
 import shlex
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from costmodel.knobs import KNOBS, SETTINGS
+from costmodel.knobs import KNOBS, SETTINGS, Knob
 from costmodel.workload import TASKS
 
 _CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -134,9 +135,20 @@ def _one_line(error: ValidationError) -> str:
     if problem["type"] == "missing":
         return f"{key} is missing. {_example(path)}{more}"
     record = {"knobs": KNOBS, "settings": SETTINGS}.get(path[0], {}).get(path[1] if len(path) > 1 else "")
-    if record:
-        return f"{key}: {record.error(problem['input']) or _reason(problem)}{more}"
+    if record and record.kind == "list" and isinstance(problem["input"], str):
+        return f"{key}: {_as_list(record, problem['input'])}{more}"
+    if record and (told := record.error(problem["input"])):
+        return f"{key}: {told}{more}"
     return f"{key} = {_short(problem['input'])}: {_reason(problem)}.{more}"
+
+
+def _as_list(record: Knob, text: str) -> str:
+    """Why a text is no value of a list, and how it is written as one."""
+    try:
+        items = record.parse(text)
+    except ValueError as error:
+        return str(error)
+    return f"{_short(text)} is a text, and a list is needed. Try {json.dumps(list(items))}."
 
 
 def _suggest(path: list[str]) -> str:

@@ -11,6 +11,7 @@ import click
 
 from advisor.commands import HELP, not_blank, not_blank_stack
 from advisor.profiles import named
+from advisor.whole_numbers import COUNT
 
 if TYPE_CHECKING:
     from executor.calibrate import Calibration
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
 @click.option(
     "--gpus",
-    type=int,
+    type=COUNT,
     default=None,
     metavar="N",
     help="Processes that share the machine [2], or GPUs of a node [1].",

@@ -12,6 +12,7 @@ import click
 from advisor.commands import HELP, not_blank, not_blank_stack
 from advisor.options import PinsKnobs
 from advisor.profiles import profile_option
+from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
 
 # Days of --days stay below this.
@@ -20,11 +21,16 @@ MOST_DAYS = 1_000_000
 
 @click.command(name="explain", context_settings=HELP, cls=PinsKnobs)
 @click.option("--model", required=True, help="Model: a name, an alias such as 70b, a TOML or a config.json.")
-@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs in all.")
+@click.option("--gpus", type=COUNT, required=True, metavar="N", help="GPUs in all.")
 @click.option("--gpu", metavar="NAME", help="GPU type, such as h100, b200, or a TOML of yours.")
 @click.option("--cluster", metavar="NAME", help="A cluster instead of --gpu, such as dgx-h100, or a TOML.")
-@click.option("--seq-len", type=int, metavar="TOKENS", help="Tokens of one sequence [the model's usual].")
-@click.option("--global-batch", type=int, metavar="N", help="Sequences a step [scaled with the GPUs].")
+@click.option(
+    "--seq-len",
+    type=TOKENS,
+    metavar="TOKENS",
+    help="Tokens of one sequence, such as 128K [the model's usual].",
+)
+@click.option("--global-batch", type=SEQUENCES, metavar="N", help="Sequences a step [scaled with the GPUs].")
 @click.option("--precision", default="auto", show_default=True, help="Recipes to search, at commas.")
 @task_option("pretrain", "pretrain, sft or lora.")
 @click.option(

@@ -16,6 +16,7 @@ from advisor.commands import HELP, not_blank
 from advisor.options import PinsKnobs
 from advisor.profiles import named
 from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN
+from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS
 
 if TYPE_CHECKING:
     from executor.launch import Nodes
@@ -27,7 +28,7 @@ TRACE_SPANS = 20_000
 @click.command(name="run", context_settings=HELP, cls=PinsKnobs)
 @click.argument("plan_file", required=False, metavar="[PLAN]", callback=not_blank)
 @click.option("--model", default=None, help="Model to plan for, such as tiny-gpt, when no PLAN is given.")
-@click.option("--gpus", type=int, default=None, metavar="N", help="Processes, one a GPU [2].")
+@click.option("--gpus", type=COUNT, default=None, metavar="N", help="Processes, one a GPU [2].")
 @click.option(
     "--gpu",
     default="local",
@@ -42,10 +43,18 @@ TRACE_SPANS = 20_000
     help="Profile to predict with, as `advisor calibrate` wrote it: a name or a TOML.",
 )
 @click.option(
-    "--seq-len", type=int, default=None, metavar="TOKENS", help=f"Tokens of one sequence [{LOCAL_SEQ_LEN}]."
+    "--seq-len",
+    type=TOKENS,
+    default=None,
+    metavar="TOKENS",
+    help=f"Tokens of one sequence [{LOCAL_SEQ_LEN}].",
 )
 @click.option(
-    "--global-batch", type=int, default=None, metavar="N", help=f"Sequences a step [{LOCAL_GLOBAL_BATCH}]."
+    "--global-batch",
+    type=SEQUENCES,
+    default=None,
+    metavar="N",
+    help=f"Sequences a step [{LOCAL_GLOBAL_BATCH}].",
 )
 @click.option("--pin", multiple=True, metavar="NAME=VALUE", help="Only plans with this value; repeatable.")
 @click.option(

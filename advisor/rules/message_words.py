@@ -35,7 +35,7 @@ def layers_text(row: dict[str, Any]) -> tuple[str, str]:
     text = f"{row['layers']} layers" + "".join(f" + 1 for the {word}" for word in counted)
     if row["accounted"] % row["pp"] != 0 or row["pp"] == 1:
         return text, ""
-    vpps = [v for v in divisors(max(row["accounted"] // row["pp"], 1)) if v > 1]
+    vpps = chunks_of(row, max(row["accounted"] // row["pp"], 1))
     told = ", ".join(map(str, vpps[:6]))
     if row["overlap_moe_comm"] or one_chunk_option(row, 1) != "":  # which take no single chunk
         return text, told
@@ -98,12 +98,17 @@ def chunks_run(row: dict[str, Any], dp: int, pp: int) -> bool:
     return number >= group and (number % group == 0 or number % group >= pp)
 
 
+def chunks_of(row: dict[str, Any], layers: int) -> list[int]:
+    """Chunks above one that the layers of a stage divide into, and those of them that are recomputed."""
+    return [v for v in divisors(layers) if v > 1 and row["recompute_num_layers"] % v == 0]
+
+
 def chunks(row: dict[str, Any]) -> int:
     """The fewest chunks above one that the layers of each stage divide into, 0 where none run. [1]"""
     pp = row["pp"]
     if pp == 1 or not row["even"] or row["accounted"] % pp != 0 or not chunks_run(row, row["dp"], pp):
         return 0
-    found = [v for v in divisors(row["accounted"] // pp) if v > 1]
+    found = chunks_of(row, row["accounted"] // pp)
     return found[0] if len(found) > 0 and (pp > 2 or row["overlap_p2p"]) else 0
 
 

@@ -86,8 +86,6 @@ def reading(text: str) -> Reading:
         knobs["sharp"] = True
     model = model_of_recipe(recipe) or model_of(fields)
     workload = workload_of(said)
-    if workload.get("task") and knobs.get("cp", 1) > 1:
-        knobs.pop("calculate_per_token_loss", None)  # fine-tuning with cp needs it
     if variables := variables_of(said):
         knobs = with_environment(knobs, variables)
     if model:

@@ -297,6 +297,16 @@ def test_json_keeps_the_contract(tmp_path):
     assert record["why_not"][0]["pins"] == {"pp": 2}
 
 
+def test_sizes_that_cannot_be_are_told_in_the_guides_path():
+    """Of 1,000 GPUs TP8 was missing without a word; sizes with one reason share it."""
+    answer = explain(make_request("llama3-70b", 1000, "h100", precision="bf16", pins={"pp": 2, "tp": 4}))
+    steps = {step.topic: step for step in answer.steps}
+    assert "TP8 cannot be (1,000 GPUs leave 500 for tp x dp)" in steps["tensor parallel"].text
+    assert "CP2, CP4 and CP8 cannot be (1,000 GPUs leave 125 for cp x dp)" in steps["context parallel"].text
+    labels = [variant.label for variant in steps["tensor parallel"].evidence]
+    assert labels == ["TP1", "TP2", "TP4", "TP8"]
+
+
 def test_pins_are_honoured_and_bad_ones_refused():
     setting = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--precision", "bf16"]
     done = run(*setting, "--pin", "tp=2", "--pin", "pp=2")
@@ -322,6 +332,10 @@ def test_the_gain_of_a_graph_of_the_whole_step_is_told_where_releases_run_it():
     assert whole.candidate is not None
     assert whole.candidate.step_time < 0.98 * told.shown.step_time
     assert "--pin cuda_graph_scope=full_iteration" in whole.reason
+    # Part of its gain is that of the checks: the whole graph runs without them.
+    assert "without checks of gradients for NaN" in whole.reason
+    assert not whole.candidate.plan.check_for_nan_in_grad
+    assert not qwen(check_for_nan_in_grad=True).alternatives
     assert not qwen(stack="nemo-26.04").alternatives
     # What it says to pin gives that plan, its settings on the list.
     pinned = qwen(**WHOLE_STEP)

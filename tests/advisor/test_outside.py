@@ -14,7 +14,7 @@ from advisor.case import Case
 from advisor.cli import advisor
 from advisor.explain import Explanation, explain
 from advisor.explain_text import explanation_lines
-from advisor.outside import MOST_TOLD, option, outside_lines, tried_in, untried
+from advisor.outside import MOST_TOLD, Gain, apart, option, outside_lines, tried_in, untried
 from advisor.render import seconds
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import search
@@ -181,6 +181,16 @@ def test_gains_are_what_whatif_finds_beside_what_was_searched(told):
         assert expected
         most = dict(sorted(expected.items(), key=lambda pair: pair[1])[:MOST_TOLD])
         assert {gain.knob: pytest.approx(gain.share) for gain in answer.outside} == most
+
+
+def test_of_gains_that_hold_one_another_one_is_told():
+    """A graph of the whole step gains what its checks took: both stood in the list, and do not add up."""
+    checks = Gain("check_for_nan_in_grad", False, -0.04)
+    follows = {"check_for_nan_in_grad": False}
+    same, more = (Gain("cuda_graph_scope", ("full_iteration",), by, follows) for by in (-0.04, -0.07))
+    other = Gain("vboost", True, -0.01)
+    assert apart([same, checks, other]) == [checks, other]
+    assert apart([more, checks, other]) == [more, other]
 
 
 def test_gains_stand_with_the_space_in_one_line(told):

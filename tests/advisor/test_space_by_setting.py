@@ -175,3 +175,22 @@ def test_a_plan_has_no_fused_activation_that_has_no_kernel(model, pins, on):
 def test_norms_of_mxfp8_are_cudnns_where_transformer_engine_has_them(precision, stack, on):
     request = make_request("llama3-8b", 8, "b200", stack=stack)
     assert np.all(build_space(request, precision).columns["cudnn_norms"] == on)
+
+
+@pytest.mark.parametrize(
+    ("task", "stack", "pins", "on"),
+    [
+        ("lora", None, [], True),
+        ("sft", None, [], True),
+        ("pretrain", None, [], False),
+        ("lora", "torchtitan", [], False),
+        ("lora", None, ["calculate_per_token_loss=off"], False),
+    ],
+)
+def test_fine_tuning_with_context_parallelism_divides_the_loss_by_tokens(task, stack, pins, on):
+    """The plan had it off, which the export for Megatron-Bridge then wrote on."""
+    asked = make_request("llama3-8b", 8, "h100", task=task, seq_len=8192, stack=stack, pins=pins)
+    space = build_space(asked, "bf16")
+    split = space.column("cp") > 1
+    assert split.any()
+    assert np.array_equal(space.column("calculate_per_token_loss") == 1, split & on)

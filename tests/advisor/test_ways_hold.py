@@ -121,6 +121,8 @@ def broken_ways(model: str, workload: Workload, plan: Plan) -> tuple[int, list[s
             100,
             Plan(pp=5, vpp=3, dp=2, settings={"overlap_param_gather_with_optimizer_step": True}),
         ),
+        # --vpp 2 of 5 recomputed layers on stages of 10
+        ("llama3-70b", 128, Plan(pp=8, recompute="full", recompute_num_layers=5)),
         # --cp 1 with --tp 8 of 60 GPUs, --tp 1 --cp 1 with sequence_parallel, --tp 4 and more dp than the batch
         ("gpt3-175b", 128, Plan(tp=3, cp=4, dp=5)),
         ("gpt3-175b", 128, Plan(tp=6, cp=4, dp=5, sequence_parallel=True, cp_comm_type="a2a+p2p")),
@@ -134,6 +136,13 @@ def test_each_way_out_holds_by_itself(model, batch, plan):
     told, wrong = broken_ways(model, Workload(4096, batch), plan)
     assert told
     assert not wrong
+
+
+def test_chunks_over_which_recomputed_layers_do_not_divide_are_not_told():
+    """Of the 11 layers of a stage 8 were recomputed, and --vpp 11 told."""
+    plan = Plan(pp=3, ep=4, dp=4, account_loss=True, recompute="full", recompute_num_layers=8)
+    found = errors("mixtral-8x7b", Workload(4096, 576), plan, 12)
+    assert found == {"p2p_overlap_without_vpp": "Accept it."}
 
 
 def test_ranks_of_a_plan_for_other_gpus_are_told_by_the_rule_about_gpus_alone():

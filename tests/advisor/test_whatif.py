@@ -136,6 +136,15 @@ def test_the_exchange_that_sinks_take_follows_cp():
     assert document["changes"][0]["follows"] == {"dp": 4, "cp_comm_type": "a2a"}
 
 
+def test_the_loss_by_tokens_follows_context_parallelism_of_fine_tuning():
+    tuned = [*SMALL, "--task", "sft", "--seq-len", "8192"]
+    changes = {
+        each["to"]: each for each in json.loads(run(*tuned, "--knob", "cp", "--json").output)["changes"]
+    }
+    assert changes[2]["follows"]["calculate_per_token_loss"] is True
+    assert "finetune_cp_loss" not in {note["id"] for note in changes[2]["notes"]}
+
+
 def test_what_a_knob_needs_follows_it():
     document = json.loads(run(*SMALL, "--knob", "fsdp", "--knob", "recompute-modules", "--json").output)
     changes = {change["knob"]: change for change in document["changes"]}
@@ -193,6 +202,21 @@ def test_a_plan_that_does_not_fit_is_mended():
     done = run(*TOO_LARGE)
     assert done.exit_code == 1
     assert done.output.startswith("This plan does not fit; the fastest single change that mends it is ")
+
+
+@pytest.mark.parametrize(("gpus", "way"), [("16", "Set dp = 8, or --gpus 8."), ("9", "Set --gpus 8.")])
+def test_sizes_for_other_gpus_than_there_are_are_told_the_rules_way_out(tmp_path, gpus, way):
+    """It said that nothing mends the plan, counted the GPUs of its sizes, and listed every knob as stuck."""
+    path = tmp_path / "plan.toml"
+    CliRunner().invoke(advisor, ["predict", *SMALL, "--save", str(path)], catch_exceptions=False)
+    path.write_text(path.read_text().replace("gpus = 8", f"gpus = {gpus}"))
+    done = run(str(path), "--knob", "tp", "--knob", "recompute")
+    text = " ".join(done.output.split())
+    assert text.startswith(f"This plan cannot run. {way}")
+    assert f"{gpus} x H100 SXM5 80GB (dgx-h100), of which its sizes take 8" in text
+    assert "no single change" not in text
+    assert "Until then no value of another knob is legal." in text
+    assert done.exit_code == 1
 
 
 def test_json_holds_everything():
@@ -296,6 +320,35 @@ def test_a_gain_by_checks_switched_off_is_told_with_what_it_gives_up(tried):
     off = next(each for each in result.changes if each.neighbour.knob == "check_for_nan_in_grad")
     assert off.delta_time < 0
     assert [note.id for note in off.notes] == ["nan_checks_off"]
+
+
+def test_scopes_of_graphs_that_the_model_has_no_blocks_for_are_not_offered():
+    """Mamba layers of a dense model stood among its changes, as graphs that capture nothing."""
+    graphs = json.loads(run(*SMALL, "--cuda-graph", "--knob", "cuda_graph_scope", "--json").output)
+    offered = {"+".join(each["to"]) for each in graphs["changes"] + graphs["forbidden"]}
+    assert offered == {"full_iteration", "attn", "mlp"}
+    given = [
+        *SMALL,
+        "--cuda-graph",
+        "--cuda-graph-scope",
+        "attn,mamba",
+        "--knob",
+        "cuda_graph_scope",
+        "--json",
+    ]
+    assert ["attn"] in [each["to"] for each in json.loads(run(*given).output)["changes"]]
+
+
+def test_one_graph_of_the_step_switches_the_checks_off_and_says_so():
+    """Its gain stood beside that of the checks, as if each came without the other."""
+    graphs = [*LARGE, "--cuda-graph"]
+    document = json.loads(run(*graphs, "--knob", "cuda_graph_scope", "--json").output)
+    whole = next(change for change in document["changes"] if change["to"] == ["full_iteration"])
+    assert whole["follows"] == {"check_for_nan_in_grad": False}
+    assert "nan_checks_off" in {note["id"] for note in whole["notes"]}
+    scope = [*LARGE, "--cuda-graph-scope", "full_iteration"]
+    (on,) = json.loads(run(*scope, "--knob", "cuda_graph", "--json").output)["changes"]
+    assert on["follows"] == {"check_for_nan_in_grad": False}
 
 
 def test_a_gain_that_the_search_does_not_believe_is_never_the_best(tmp_path):

@@ -114,3 +114,14 @@ def test_nemo_before_implementations_reads_its_two_switches():
     assert dict(back.plan.settings) == {
         "nccl_graph_register": False
     }  # of the environment, no switch of graphs
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_loss_by_tokens_of_fine_tuning_is_read_back(target):
+    """It was taken for what Megatron-Bridge sets of itself, beside plans that had it off."""
+    plan = Plan(cp=2, dp=GPUS // 2, calculate_per_token_loss=True)
+    job = Job(plan, Workload(4096, 64, "sft"), load_model("llama3-8b"), CLUSTER)
+    exported = bundle(job, target, slurm=False).exported
+    text = next((text for name, text in exported.files.items() if name.endswith(".py")), "")
+    case = read_foreign(target, text or shlex.join(exported.command), {"gpus": GPUS, "cluster": CLUSTER.name})
+    assert case.plan.calculate_per_token_loss
