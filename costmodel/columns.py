@@ -393,7 +393,7 @@ def _formats(
         "update_copies": np.where(precise, 0.0, np.where(apart, 4.0, 0.0) + widened),
         "gather_bytes": np.where(narrow, gathered, precision_bytes),
         "param_gather": np.multiply(c["fp8_param_gather"], quantised),
-        "columns_gathered": by_columns * 1.0,
+        "fsdp_columns": by_columns * 1.0,
         "gather_copy_bytes": np.where(buffered & (narrow == 0) & (c["reuse_grad_buf"] == 0), 2.0, 0.0),
         "state_bytes": np.where(precise, aware, plain),
         "host_state_bytes": np.where(alone, plain, 8.0),

@@ -156,7 +156,7 @@ def fully_sharded_time(
 
     forward, backward = layer_pass
     # Columns of a layer are gathered beside the rows that its recomputed forward pass reads.
-    twice = 1 + x.columns_gathered * x.recompute_layers
+    twice = 1 + x.fsdp_columns * x.recompute_layers
     again = of("unit_gather", x.params_sharded * (1 - kept) * twice)
     ahead, behind = of("unit_gather", x.params_sharded), again + of("unit_scatter", beside)
     unreduced = (x.m - scatters) * shown(again, backward)

@@ -70,7 +70,7 @@ amax_inside | 1 | 1 when maxima of delayed scaling stay among tensor and context
 bf16_share | 1 | share of the layers that stay in 16 bits
 fp8_attention | 1 | 1 when the attention core runs in FP8
 fp8_output | 1 | 1 when the output layer's products are in MXFP8
-columns_gathered | 1 | 1 when FSDP gathers quantised columns for the backward pass, apart from rows
+fsdp_columns | 1 | 1 when FSDP gathers quantised columns for the backward pass, apart from rows
 gather_copy_bytes | byte | bytes of a parameter's buffer for the gather beside its quantised copies
 bucket | 1 | elements of a gradient bucket, or those that Megatron-Core takes where the plan says none
 bucket_said | 1 | 1 when the plan says them

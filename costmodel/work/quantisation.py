@@ -111,6 +111,6 @@ def weight_cast_bytes(x: SimpleNamespace, linear: Linear) -> tuple[Amount, Amoun
     spared = own * (
         1 - x.trained + x.trained * x.optimizer_sharded * (1 - 1 / communication.state_shard(x, ranks, shard))
     )
-    columns = own * (1 - x.columns_gathered) * 2 * maximum(0, x.quantised_copy_bytes - x.operand_bytes)
+    columns = own * (1 - x.fsdp_columns) * 2 * maximum(0, x.quantised_copy_bytes - x.operand_bytes)
     once = x.quantise_weight_bytes * (1 - spared) / sharing + (1 - x.fsdp) * x.trained * columns / x.m
     return once * elements, x.fsdp * columns * elements

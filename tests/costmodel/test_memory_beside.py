@@ -127,7 +127,8 @@ def test_parameters_in_8_bits_are_gathered_in_8_bits():
     h, kv = model.hidden, model.num_kv_heads * model.head_dim
     linears = h * (2 * h + 2 * kv) + 3 * h * model.ffn_hidden
     saved = part(wide, "gathered") - part(narrow, "gathered")
-    assert saved == pytest.approx(2 * linears * (1 - wide.values["bf16_share"]), rel=0.02)
+    # One layer in use and three prefetched, for they have less than 0.5e9 parameters together before.
+    assert saved == pytest.approx(4 * linears * (1 - wide.values["bf16_share"]), rel=0.02)
 
 
 def test_parameters_in_nvfp4_take_the_place_of_16_bit_ones_and_travel_as_half_a_byte():

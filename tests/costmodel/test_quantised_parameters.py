@@ -73,7 +73,7 @@ def test_frozen_weights_are_never_cast_again():
 def test_fsdp_gathers_mxfp8_in_8_bits_rows_forward_and_columns_backward():
     fsdp: dict[str, Any] = {"fsdp": True, "zero_stage": 3, "precision": "mxfp8"}
     rows, wide = (values("b200", **fsdp, fp8_param_gather=kept) for kept in (True, False))
-    assert (rows.gather_bytes, wide.gather_bytes, rows.columns_gathered) == (1, 2, 1)
+    assert (rows.gather_bytes, wide.gather_bytes, rows.fsdp_columns) == (1, 2, 1)
     assert rows.gather_copy_bytes == 0
     assert rows.dp_fsdp_gather < 0.6 * wide.dp_fsdp_gather
     # Where nothing hides them: rows forward, columns backward, and rows again for a recomputed forward pass.

@@ -18,6 +18,7 @@ from costmodel.passes import chunk_times
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
+from costmodel.symbols import INPUTS
 from costmodel.timing.network import reduce_scatter_time
 from costmodel.work import communication
 from costmodel.workload import Workload
@@ -290,3 +291,9 @@ def test_the_output_layer_s_reduction_hides_beside_its_weight_gradient():
     x = SimpleNamespace(**late)
     scatter = reduce_scatter_time(x, communication.tensor_parallel_bytes(x), 8, 8)
     assert late["output_tp"] - at_once["output_tp"] == pytest.approx(scatter)
+
+
+def test_no_two_inputs_have_one_name():
+    """Of two groups the later would take the place of the earlier without a word."""
+    names = [entry.name for entry in INPUTS]
+    assert sorted(names) == sorted(set(names))
