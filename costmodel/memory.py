@@ -301,7 +301,8 @@ def _states(
     of_blocks = parameters_of(x, blocks, of.name) + of.experts
     linears = sum(linear_weights_of(x, blocks, of.name, grouped) for _, _, grouped in shards)
     layer = (of_blocks / maximum(of.layers, 1), linears / maximum(of.layers, 1))
-    gathered = gathered_bytes(x, layer, of.dense + of.experts, of.loss, workspace)
+    freed = of.kept / maximum(of.layers, 1)
+    gathered = gathered_bytes(x, layer, of.dense + of.experts, of.loss, workspace, freed)
     return [
         ("weights", "weights", weights, weight_bytes),
         ("gathered", "FSDP layers in use", gathered, gathered_bytes),

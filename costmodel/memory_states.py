@@ -46,13 +46,15 @@ def gathered_bytes(
     stage_weights: Amount,
     loss: Amount,
     workspace: Amount = 0,
+    freed: Amount = 0,
 ) -> Amount:
     """FSDP: what is whole for a time. [byte]
 
     layer: weights of one, and those of its linear layers [1]. Parameters of the layers in use and prefetched (in 8 bits
     where they are kept so) and the output layer's, with the embedding's where they are one unit; the gradients of one
     layer as they come, in the parameters' format, and of those before as they are reduced, in theirs, which with a
-    layer's workspace take the place of the logits. PyTorch's FSDP2 keeps the whole stage beside pipeline stages:
+    layer's workspace take the place of the logits. Gradients queue while layers behind them free their activations
+    (`freed`, of one layer). PyTorch's FSDP2 keeps the whole stage beside pipeline stages:
     gathering it anew for each micro-batch is what frameworks avoid, and its gradients add up whole until the last one;
     Megatron's gathers and reduces in every pass.
     Source: PyTorch FSDP2, fully_shard (prefetch of one unit, reshard_after_forward; the root's unit stays whole);
@@ -63,7 +65,8 @@ def gathered_bytes(
     once = x.params_sharded * x.weight_bytes
     lighter = keeps_quantised(x) * (x.weight_bytes - x.quantised_copy_bytes) * (1 - x.bf16_share)
     used, reduced = units_in_use(x, weights, stage_weights)
-    gradients = x.grads_sharded * weights * (x.weight_bytes + reduced * x.grad_bytes)
+    queue = (reduced - 1) * maximum(weights * x.grad_bytes - freed, 0)
+    gradients = x.grads_sharded * (weights * (x.weight_bytes + x.grad_bytes) + queue)
     beside = maximum(workspace + gradients - loss, 0) - maximum(workspace - loss, 0)
     whole = once * (used * weights + whole_tables(x)) - used * x.params_sharded * lighter * linear_weights
     stage = stage_weights * (once + x.grads_sharded * x.grad_bytes)

@@ -367,7 +367,7 @@ def test_a_gain_that_the_search_does_not_believe_is_never_the_best(tmp_path):
     assert answer(result).startswith("No single change makes this plan faster whose time is to be believed")
     assert "its time is not to be believed: a bucket of unsharded" in " ".join(what_if_lines(result)[-9:])
     full = ["--model", "8b", "--gpus", "8", "--gpu", "h100", "--fsdp", "--zero-stage", "3"]
-    tight = what_if(case_of(tmp_path, [*full, "--seq-len", "5632"]), ["micro_batch"])
+    tight = what_if(case_of(tmp_path, [*full, "--seq-len", "5504"]), ["micro_batch"])
     assert not tight.base.tight
     (filling,) = [change for change in tight.changes if change.fits]
     assert filling.prediction.tight

@@ -191,7 +191,7 @@ def test_megatrons_fsdp_prefetches_and_queues_units_of_two_layers_or_1e9_paramet
     assert (wide - narrow) / 2 == pytest.approx(queued * elements, rel=0.01)
     tables = 2 * load_model(model).vocab * load_model(model).hidden
     parameters = (1 + prefetched) * elements
-    assert narrow / 2 == pytest.approx(parameters + tables + (1 + queued) * elements, rel=0.03)
+    assert narrow / 2 == pytest.approx(parameters + tables + (1 + queued) * elements, rel=0.06)
 
 
 def test_registered_buffers_hold_two_units_of_each():
