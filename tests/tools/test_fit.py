@@ -107,7 +107,7 @@ def test_near_the_fit_groups_left_out_miss_as_in_whole_refits(stack, whole):
     apart = np.abs(near - fit_solver.left_out(stack, whole, groups))
     assert np.median(apart) < 1e-4
     assert apart.mean() < 1e-3
-    assert apart.max() < 2e-3
+    assert apart.max() < 5e-3
 
 
 def test_each_variant_of_the_priors_changes_one_belief():
