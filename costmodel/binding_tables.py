@@ -77,17 +77,19 @@ def memory_factor(cluster: Cluster) -> float:
 
 def of_memory(bound: Bound, factor: float, cluster: Cluster) -> Bound:
     """A share of the memory's bandwidth that was measured on a GPU of kin, as this one's memory reaches it."""
-    if factor == 1.0:
-        return bound
-    gpu = cluster.gpu
-    note = f"{gpu.title}: memory reaches {factor:.3f} of the share of {gpu.calibrated_like}'s, as STREAM's triad does"
-    return Bound(bound.value * factor, f"{bound.source}; x {factor:.3f}, by stream_triad of both", note)
+    like = cluster.gpu.calibrated_like
+    says = f"memory reaches {factor:.3f} of the share of {like}'s, as STREAM's triad does"
+    return _scaled(bound, factor, cluster, ", by stream_triad of both", says)
 
 
 def limited(bound: Bound, factor: float, cluster: Cluster) -> Bound:
     """A rate under a power limit, which is said."""
+    says = f"matrix kernels run at {factor:.2f} of {cluster.gpu.calibrated_like}, for its power limit"
+    return _scaled(bound, factor, cluster, " for its power limit", says)
+
+
+def _scaled(bound: Bound, factor: float, cluster: Cluster, why: str, says: str) -> Bound:
+    """A constant of another GPU's tables times a factor [1]; as it is where that is 1. why: behind it in the source."""
     if factor == 1.0:
         return bound
-    gpu = cluster.gpu
-    note = f"{gpu.title}: matrix kernels run at {factor:.2f} of {gpu.calibrated_like}, for its power limit"
-    return Bound(bound.value * factor, f"{bound.source}; x {factor:.3f} for its power limit", note)
+    return Bound(bound.value * factor, f"{bound.source}; x {factor:.3f}{why}", f"{cluster.gpu.title}: {says}")
