@@ -69,7 +69,7 @@ def expression_printer(base: Any) -> Any:
 
             parts: dict[tuple[bool, bool], list[Any]] = {}
             for factor in expr.args:
-                below = factor.is_Pow and factor.exp.is_Rational and factor.exp.is_negative
+                below = divides(factor)
                 if below:
                     factor = sympy.Pow(factor.base, -factor.exp)
                 parts.setdefault((self.is_array(factor), below), []).append(factor)
@@ -134,8 +134,15 @@ def printed(printer: Any, expressions: Mapping[str, Any]) -> Iterator[tuple[str,
         yield name, text
 
 
+def divides(factor: Any) -> bool:
+    """Whether a factor of a product is printed below the line, as the divisor alone."""
+    return bool(factor.is_Pow and factor.exp.is_Rational and factor.exp.is_negative)
+
+
 def repeated(expressions: Iterable[Any]) -> set[Any]:
     """Sub-expressions that stand in more than one place and are worth a name."""
+    import sympy
+
     seen: Counter[Any] = Counter()
     for expr in expressions:
         waiting = [expr]
@@ -144,7 +151,9 @@ def repeated(expressions: Iterable[Any]) -> set[Any]:
             if not node.args:
                 continue
             seen[node] += 1
-            if seen[node] == 1:  # what stands inside it is shared through it
+            if divides(node):  # every product prints the divisor, never the power
+                waiting.append(sympy.Pow(node.base, -node.exp))
+            elif seen[node] == 1:  # what stands inside it is shared through it
                 waiting.extend(node.args)
     return {node for node, times in seen.items() if times > 1 and not node.is_number}
 
