@@ -44,7 +44,9 @@ COLUMNS = {
     "loss_of": "other_flags",
 }
 # What tells which rows an entry is for, and is its own.
-NAMING = ("match", "also", "until", "container", "anyone", "unprinted")
+NAMING = ("match", "also", "until", "container", "anyone", "unprinted", "before")
+# Which step of an optimisation history a row's notes say it is.
+STEP = re.compile(r"\bstep (\d+) of \d+ of a cumulative\b")
 # What a recipe says of mixtures of experts and of hybrids alone, and of formats of 8 and 4 bits alone.
 OF_EXPERTS = ("moe_dispatcher", "expert_graphs", "hybrid_graphs", "moe_overlap", "capacity_factor")
 OF_FORMATS = ("fp8_parameters", "cudnn_norms", "maxima_inside")
@@ -72,13 +74,16 @@ def _habits() -> list[dict[str, Any]]:
 
 
 def habit_of(row: Row) -> dict[str, Any]:
-    """The habits of the row's source, and over them those of its recipe.
+    """The habits of the row's source, and over them those of its step in a history and of its recipe.
 
     Those of software are only what is usual where another than its known publishers tells of a run.
     """
     habit = next(habit for habit in _habits() if _is_of(row, habit))
     if not row.text("source").startswith(tuple(habit.get("publishers", ("",)))):
         habit = habit | {"anyone": True}
+    if step := STEP.search(row.text("notes")):
+        for part in habit.get("before", ()):
+            habit = habit | (part if int(step[1]) < part["step"] else {})
     release = row_release(row, habit)
     for recipe in habit.get("recipe", ()):
         wanted = habit.get("performance", True) or not recipe.get("performance", False)

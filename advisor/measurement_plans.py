@@ -222,7 +222,7 @@ def bound_to_cores(row: Row, cluster: Cluster) -> tuple[bool, str]:
     Runs that nobody tuned are read as not bound where their host is Grace: they take twice the host's time of tuned
     ones there, and none more on x86 servers (costmodel/binding_hardware.py, UNBOUND_LAUNCH).
     """
-    said = _said(row, "cpu_binding", None)
+    said = _said(row, "cpu_binding", None if habit_of(row).get("bound", True) else False)
     if said is not None or not (row.untuned and has_grace(cluster)):
         return said is None or bool(said), ""
     return False, "not tuned for speed, so ranks are read as not bound to Grace's cores: an inference"

@@ -309,3 +309,21 @@ def test_recipes_in_nvfp4_keep_their_parameters_so_since_26_04(container, kept):
     assert case(row, source="Megatron-Bridge perf summary").plan.fp8_param_gather == kept
     alone = {"fsdp": "1", "tp": "1", "pp": "1", "vp": "1"}
     assert not case(row, source="Megatron-Bridge perf summary", **alone).plan.fp8_param_gather
+
+
+@pytest.mark.parametrize(
+    ("step", "router", "bound"), [(2, False, False), (3, True, False), (7, True, False), (8, True, True)]
+)
+def test_an_optimisation_history_has_what_its_steps_had_by_then(step, router, bound):
+    """Of a source that prints its changes one by one each row runs what came up to its step; other notes say nothing."""
+    row = {
+        "source": "Megatron-LM DeepSeek-V3 GB200 optimisation history",
+        "container": "Megatron-LM dev 2025-10",
+        "model": "deepseek-v3",
+        "system": "dgx-gb200-nvl72",
+        "ep": "8",
+    }
+    plan = case(NEMO, **row, notes=f"step {step} of 13 of a cumulative optimisation history").plan
+    assert (plan.moe_router_fusion, plan.cpu_binding) == (router, bound)
+    plan = case(NEMO, **row, notes=f"mean of step {step} of 13").plan
+    assert (plan.moe_router_fusion, plan.cpu_binding) == (True, True)
