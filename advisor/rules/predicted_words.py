@@ -44,6 +44,7 @@ UNPREDICTED: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(
         (
             "memory_percent",
+            "dispatch_buffer_percent",
             "scatter_percent",
             "tp_overlap_gain",
             "recompute_gain",
@@ -61,7 +62,7 @@ UNPREDICTED: Mapping[str, Any] = MappingProxyType(
 def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """Words of a predicted plan, those of `UNPREDICTED` where there is none.
 
-    memory_percent: peak over the device's memory. scatter_percent: the longest scatter over its product.
+    memory_percent: peak over the device's memory. dispatch_buffer_percent: see `dispatch_buffer_bytes`. scatter_percent: the longest scatter over its product.
     tp_overlap_gain: see its function. recompute_gain, balanced_gain: unsaid, see `all_words`. host_gb, host_most_gb:
     host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what the node has,
     unsaid where it is not on file. Words of `WAITS`: share of the step that waits for each.
@@ -72,6 +73,7 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     shares = resource_shares(prediction.time)
     return {
         "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
+        "dispatch_buffer_percent": round(100 * dispatch_buffer_bytes(prediction) / prediction.device_bytes),
         "scatter_percent": round(100 * longest_scatter(prediction.values)),
         "tp_overlap_gain": tp_overlap_gain(prediction),
         "recompute_gain": UNSAID,
@@ -80,6 +82,20 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
         "host_most_gb": round(most / GB),
         "host_memory_gb": host_memory_gb(prediction.cluster),
     } | {word: round(100 * shares[name]) for word, name in WAITS.items()}
+
+
+def dispatch_buffer_bytes(prediction: Prediction) -> float:
+    """What HybridEP registers for one rank: what comes if all ranks send it all tokens, and what goes back. [byte]
+
+    Each with probabilities of all experts, in 32 bits, one set for all layers. 0 with other dispatchers.
+    """
+    plan, moe = prediction.plan, prediction.model.moe
+    if moe is None or plan.moe_dispatcher != "hybridep" or plan.ep == 1:
+        return 0.0
+    split = plan.cp * (plan.tp if plan.sequence_parallel else 1)
+    tokens = plan.micro_batch * prediction.workload.seq_len / split
+    row = prediction.values["activation_bytes"] * prediction.values["he"] + 4 * moe.num_experts
+    return 2 * plan.ep * plan.etp * tokens * row
 
 
 def host_memory_gb(cluster: Cluster) -> int:
