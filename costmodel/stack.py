@@ -51,6 +51,8 @@ class Stack:
     composed_norms: bool = False
     norm_linear: bool = False
     norm_maxima: bool = False
+    plain_routers: bool = False
+    plain_permutations: bool = False
     plain_squared_relu: bool = False
     packs_attention: bool = False
     wide_heads_apart: bool = False

@@ -276,6 +276,8 @@ INPUTS: tuple[Input, ...] = tuple(
         collective_mean | 1 | 1 when recipes let reductions of gradients average them, but under FSDP
         norm_linear | 1 | 1 when a norm and the linear layer behind it are one module
         norm_maxima | 1 | 1 when the norm of such a module finds the maximum of what it writes
+        plain_routers | 1 | 1 when the stack has no fused kernels for routers of experts
+        plain_permutations | 1 | 1 when the stack has none for the permutation to the experts' order
         plain_squared_relu | 1 | 1 when squared ReLU is PyTorch's own kernels, one for each operation
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
         native_loss | 1 | 1 when a release has no fused loss but Megatron-Core's own

@@ -62,10 +62,11 @@ UNPREDICTED: Mapping[str, Any] = MappingProxyType(
 def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """Words of a predicted plan, those of `UNPREDICTED` where there is none.
 
-    memory_percent: peak over the device's memory. dispatch_buffer_percent: see `dispatch_buffer_bytes`. scatter_percent: the longest scatter over its product.
-    tp_overlap_gain: see its function. recompute_gain, balanced_gain: unsaid, see `all_words`. host_gb, host_most_gb:
-    host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what the node has,
-    unsaid where it is not on file. Words of `WAITS`: share of the step that waits for each.
+    memory_percent: peak over the device's memory. dispatch_buffer_percent: see `dispatch_buffer_bytes`.
+    scatter_percent: the longest scatter over its product. tp_overlap_gain: see its function. recompute_gain,
+    balanced_gain: unsaid, see `all_words`. host_gb, host_most_gb: host memory that offloading takes of the fullest
+    node, at least and at most; host_memory_gb: what the node has, unsaid where it is not on file. Words of `WAITS`:
+    share of the step that waits for each.
     """
     if prediction is None:
         return UNPREDICTED

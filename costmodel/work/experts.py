@@ -20,6 +20,8 @@ from costmodel.work.router import (
     PERMUTE_SPLIT_KERNELS,
     ROUTER_SPLIT_KERNELS,
     choice,
+    fuses_permutation,
+    fuses_router,
     maps,
     router_stream,
 )
@@ -157,7 +159,7 @@ def permute(x: SimpleNamespace) -> Stream:
     moved = (1 - x.dispatch_once) * (before + 2 * rows * is_more_than_one(local_experts(x)))
     moved += x.dispatch_once * (own * x.etp * destinations(x, x.ep) + rows)
     once = x.activation_bytes * x.he * moved * (1 - x.dispatch_fused)
-    both = 2 * once * (1.5 - 0.5 * x.permute_fused)
+    both = 2 * once * (1.5 - 0.5 * fuses_permutation(x))
     return Stream("permute", both, both, "permute")
 
 
@@ -298,8 +300,8 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     own, received, local = residual_tokens(x), expert_rows(x), local_experts(x)
     width, per_group = x.fe / x.etp, received / local
     kept, apart = 1 - x.recompute_moe, 1 - fuses_mlp(x)
-    kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - x.router_fused)
-    kernels += PERMUTE_SPLIT_KERNELS * (1 - x.permute_fused) * (1 - x.dispatch_fused)
+    kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - fuses_router(x))
+    kernels += PERMUTE_SPLIT_KERNELS * (1 - fuses_permutation(x)) * (1 - x.dispatch_fused)
     bias_forward, bias_backward = by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE)
     eager = [
         split + x.biases * local * bias + is_clamped(x) * clamps + rows_are_padded(x) * pads

@@ -35,10 +35,20 @@ PLAIN_CYCLES = 19.0
 MAP_CYCLES, SORT_ROW_CYCLES, SORT_CHUNK_CYCLES = 20.0, 120.0, 1.1
 
 
+def fuses_router(x: SimpleNamespace) -> Amount:
+    """1 where the router's scores, choice and losses are fused kernels, which the stack may not have. [1]"""
+    return x.router_fused * (1 - x.plain_routers)
+
+
+def fuses_permutation(x: SimpleNamespace) -> Amount:
+    """1 where the permutation to the experts' order is one kernel, which the stack may not have. [1]"""
+    return x.permute_fused * (1 - x.plain_permutations)
+
+
 def router_stream(x: SimpleNamespace) -> Stream:
     """Scores, probabilities and auxiliary loss over T x E numbers of 4 bytes; casts of a router in FP32."""
     size = 4 * residual_tokens(x) * x.E
-    passes = ROUTER_PASSES - (ROUTER_PASSES - FUSED_ROUTER_PASSES) * x.router_fused
+    passes = ROUTER_PASSES - (ROUTER_PASSES - FUSED_ROUTER_PASSES) * fuses_router(x)
     casts = x.router_wide * ROUTER_CAST_BYTES * residual_tokens(x) * x.h
     return Stream("routing", passes * size, passes * size + casts)
 
@@ -57,7 +67,7 @@ def choice_cycles(x: SimpleNamespace) -> Amount:
     plain = TOKEN_CYCLES + x.topk * (PICK_CYCLES + CANDIDATE_CYCLES * x.E)
     fused = (1 + x.router_aux) * plain + grouped * groups
     apart = (1 + x.router_aux + grouped) * PLAIN_CYCLES * x.E
-    return residual_tokens(x) * (x.router_fused * fused + (1 - x.router_fused) * apart)
+    return residual_tokens(x) * (fuses_router(x) * fused + (1 - fuses_router(x)) * apart)
 
 
 def choice(x: SimpleNamespace) -> Stream:
@@ -76,4 +86,6 @@ def maps(x: SimpleNamespace, rows: Amount, local: Amount, copies: Amount) -> Str
     sorts = is_more_than_one(local) * 2 * rows * (SORT_ROW_CYCLES + SORT_CHUNK_CYCLES * x.E * x.etp)
     came = MAP_CYCLES * copies * local
     busy = (1 - x.dispatch_once) * (own + sorts) + x.dispatch_once * came
-    return Stream("maps", 0, 0, busy=(x.permute_fused * (1 - x.dispatch_fused) * busy, 0), cycles=(TIMED, ""))
+    return Stream(
+        "maps", 0, 0, busy=(fuses_permutation(x) * (1 - x.dispatch_fused) * busy, 0), cycles=(TIMED, "")
+    )

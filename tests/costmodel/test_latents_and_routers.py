@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,3 +72,28 @@ def test_recompute_of_experts_leaves_norm_and_residual_out():
     exchanged = found["dispatch_combine"] + found["expert_wait"]
     assert found["experts_recompute"] == pytest.approx(inside)
     assert found["experts_backward_time"] >= inside + exchanged
+
+
+@pytest.mark.parametrize(
+    ("knob", "before", "since"),
+    [
+        ("moe_router_fusion", ("nemo-25.07", "mcore-25.04"), ("nemo-25.09", "mcore-25.11")),
+        ("moe_permute_fusion", ("nemo-24.12", "mcore-24.07"), ("nemo-25.02", "mcore-25.04")),
+    ],
+)
+def test_fusions_of_experts_begin_with_their_release(knob, before, since):
+    """Megatron-Core has the router's from 0.14 and the permutation's from 0.11; a plan cannot have them earlier."""
+    workload, plan = Workload(TOKENS, 64), Plan(dp=64, ep=8)
+    cluster = hardware_db.load_cluster("dgx-h100")
+
+    def gain(stack: str) -> float:
+        apart, fused = (
+            predict(DEEPSEEK, workload, cluster, replace(plan, **{knob: on}), stack).values[
+                "experts_kernels_forward"
+            ]
+            for on in (False, True)
+        )
+        return apart - fused
+
+    assert [gain(stack) for stack in before] == [0, 0]
+    assert all(gain(stack) > 0 for stack in since)
