@@ -312,7 +312,7 @@ INPUTS: tuple[Input, ...] = tuple(
         expert_kernels | 1 | kernels of one expert block's router, permutation and dispatch, forward
         pass_start | s | time in which a pipeline stage begins a pass: exchange with its neighbours, change of chunk
         expert_host | 1 | host work of one pass of an expert block beside its kernels, in kernels' worth
-        loop_launch | 1 | host time of one launch in a loop, over a rank's experts or documents, over that of a kernel
+        loop_launch | 1 | host time of one launch in a row, as over a rank's experts or documents, over that of a kernel
         expert_wait | s | round trip in which the host learns a number from the device: how many tokens came to experts
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables

@@ -17,11 +17,9 @@ from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import activation, norm, residual, residual_tokens, split_kernels
 from costmodel.work.linear import Linear, same_format, tokens
 from costmodel.work.router import (
-    PERMUTE_SPLIT_KERNELS,
-    ROUTER_SPLIT_KERNELS,
+    apart_kernels,
     choice,
     fuses_permutation,
-    fuses_router,
     maps,
     router_stream,
 )
@@ -300,8 +298,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     own, received, local = residual_tokens(x), expert_rows(x), local_experts(x)
     width, per_group = x.fe / x.etp, received / local
     kept, apart = 1 - x.recompute_moe, 1 - fuses_mlp(x)
-    kernels = x.expert_kernels + ROUTER_SPLIT_KERNELS * (1 - fuses_router(x))
-    kernels += PERMUTE_SPLIT_KERNELS * (1 - fuses_permutation(x)) * (1 - x.dispatch_fused)
+    kernels = x.expert_kernels + apart_kernels(x)
     bias_forward, bias_backward = by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE)
     eager = [
         split + x.biases * local * bias + is_clamped(x) * clamps + rows_are_padded(x) * pads

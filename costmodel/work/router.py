@@ -45,6 +45,17 @@ def fuses_permutation(x: SimpleNamespace) -> Amount:
     return x.permute_fused * (1 - x.plain_permutations)
 
 
+def apart_kernels(x: SimpleNamespace) -> Amount:
+    """Kernels' worth of router and permutation beyond fused ones: operations in a row, each at a loop's launch. [1]
+
+    Megatron-LM's optimisation history of DeepSeek-V3 on GB200, where the host set the pace: the router's fusion took
+    0.6 ms off a layer and micro-batch, forward and backward, a quarter of what as many kernels of modules would.
+    """
+    router = ROUTER_SPLIT_KERNELS * (1 - fuses_router(x))
+    permutation = PERMUTE_SPLIT_KERNELS * (1 - fuses_permutation(x)) * (1 - x.dispatch_fused)
+    return x.loop_launch * (router + permutation)
+
+
 def router_stream(x: SimpleNamespace) -> Stream:
     """Scores, probabilities and auxiliary loss over T x E numbers of 4 bytes; casts of a router in FP32."""
     size = 4 * residual_tokens(x) * x.E

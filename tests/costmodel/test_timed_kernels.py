@@ -39,7 +39,8 @@ def one_rank(**known: float) -> SimpleNamespace:
     return SimpleNamespace(
         **(
             {"b": 1, "cp": 1, "tp": 1, "sp": 0, "etp": 1, "ep": 1, "router_aux": 0, "dispatch_once": 0}
-            | {"dispatch_fused": 0, "permute_fused": 1, "megatron_core": 1, "sinks": 1}
+            | {"dispatch_fused": 0, "permute_fused": 1, "plain_routers": 0, "plain_permutations": 0}
+            | {"megatron_core": 1, "sinks": 1}
             | known
         )
     )
