@@ -315,7 +315,7 @@ def test_recipes_in_nvfp4_keep_their_parameters_so_since_26_04(container, kept):
     ("step", "router", "bound"), [(2, False, False), (3, True, False), (7, True, False), (8, True, True)]
 )
 def test_an_optimisation_history_has_what_its_steps_had_by_then(step, router, bound):
-    """Of a source that prints its changes one by one each row runs what came up to its step; other notes say nothing."""
+    """Of a source that prints its changes one by one each row runs what came up to it; other notes say nothing."""
     row = {
         "source": "Megatron-LM DeepSeek-V3 GB200 optimisation history",
         "container": "Megatron-LM dev 2025-10",
