@@ -77,13 +77,15 @@ def test_what_no_rule_forbids_and_cannot_be_told_is_bad_input(monkeypatch, capsy
     assert code == 2, error
 
 
-@pytest.mark.parametrize("gpus", [7, 16])
-def test_dryrun_of_a_layout_on_other_gpus_than_there_are_is_refused(gpus, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("gpus", "ranks"), [(7, "7 with --global-batch 133"), (16, "16")])
+def test_dryrun_of_a_layout_on_other_gpus_than_there_are_is_refused(
+    gpus, ranks, tmp_path, monkeypatch, capsys
+):
     """What was given, the rule, the way out: it said "agrees", of ranks that nobody has."""
     code, out, error = ends(monkeypatch, capsys, "dryrun", plan_file(tmp_path, gpus=gpus))
     assert code == 1, error
     assert not out
-    assert f"= 8 GPUs, but there are {gpus}. Set dp = {gpus}, or --gpus 8." in error
+    assert f"= 8 GPUs, but there are {gpus}. Set dp = {ranks}, or --gpus 8." in error
     assert error.count("\n") == 1
 
 
