@@ -287,11 +287,13 @@ def resumed(options: dict[str, Any], tell: Callable[[str], None]) -> Any:
 @contextlib.contextmanager
 def says_where(folder: Path) -> Iterator[None]:
     """Name the record of a run that is interrupted, and what goes on with it."""
+    from executor.job_file import way_on
+
     try:
         yield
     except KeyboardInterrupt:
-        again = shlex.join(("advisor", "run", "--resume-measure", str(folder)))
-        click.echo(f"record: {folder}; `{again}` goes on.", err=True)
+        way = way_on(folder)
+        click.echo(f"record: {folder}; {way[0].lower()}{way[1:]}", err=True)
         raise
 
 
