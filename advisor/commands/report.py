@@ -75,4 +75,6 @@ def command(
         click.echo(json.dumps(record, indent=2))
     else:
         click.echo(f"Wrote {written} ({size / 1e6:.1f} MB). Open it in a browser.")
+        if not subject.holds:
+            click.echo("The plan does not hold: `advisor check` tells why, and the way out.")
     context.exit(0 if subject.holds else 1)

@@ -115,7 +115,7 @@ def test_no_command_shows_the_help_as_it_is():
     ("arguments", "fault"),
     [
         (["trace", "plan.toml"], "Missing option '-o'"),
-        (["dryrun", "--stage", "1.5"], "not a valid integer"),
+        (["dryrun", "--stages"], "requires an argument"),
         (["diagnose"], "Missing argument"),
     ],
 )

@@ -89,6 +89,15 @@ def test_dryrun_of_a_layout_on_other_gpus_than_there_are_is_refused(
     assert error.count("\n") == 1
 
 
+def test_a_page_of_a_plan_for_other_gpus_says_that_it_does_not_hold(tmp_path, monkeypatch, capsys):
+    """It ended with 1 after "Open it in a browser." alone, and its head had the GPUs of the sizes."""
+    page = tmp_path / "plan.html"
+    code, out, _ = ends(monkeypatch, capsys, "report", plan_file(tmp_path, gpus=16), "-o", str(page))
+    assert code == 1
+    assert "The plan does not hold: `advisor check` tells why, and the way out." in out
+    assert "16 x H100 SXM5 80GB (dgx-h100), of which its sizes take 8" in page.read_text()
+
+
 # Options that name a file or folder, by what their help calls it; NAME is of catalogues, which know no empty name.
 PATHS = {"FILE", "DIR", "PROFILE", "RECORD", "PREFIX", "PLAN"}
 NAMED = [
