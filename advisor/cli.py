@@ -150,6 +150,8 @@ def main() -> None:
 def _with_way_out(error: click.ClickException) -> str:
     """What click says of options and arguments, with where to read what the command takes."""
     said = error.format_message().rstrip()
+    if isinstance(error, click.BadOptionUsage) and said.endswith("requires an argument."):
+        return f"{said} Write it behind the option, or leave the option out."
     if not isinstance(error, click.UsageError) or "Did you mean" in said or error.ctx is None:
         return said
     return f"{said.rstrip('.')}. `{error.ctx.command_path} --help` tells what it takes."

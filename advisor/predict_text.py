@@ -30,11 +30,12 @@ def prediction_lines(
     notes: list[str],
     formulas: bool = False,
     way_out: str = "",
+    gpus: int = 0,
 ) -> list[str]:
-    """Everything about one plan. way_out: what to do where it does not fit, "" where it does."""
+    """Everything about one plan. way_out: what to do where it does not fit, "" where it does; gpus: as in `setting`."""
     errors = [violation for violation in found if violation.severity == "ERROR"]
     others = [violation for violation in found if violation.severity != "ERROR"]
-    lines = [bold(prediction.plan.describe()), wrap(setting(prediction))]
+    lines = [bold(prediction.plan.describe()), wrap(setting(prediction, gpus))]
     if errors:
         lines += violation_section(errors, "This plan cannot run")
         lines.append(heading("If it ran"))

@@ -58,6 +58,12 @@ def setting(prediction: Prediction, gpus: int = 0) -> str:
     return f"{prediction.model.name}, {task}{batch}, {machine}"
 
 
+def gpus_told(prediction: Prediction, gpus: int = 0) -> dict[str, int]:
+    """The same two numbers for `--json`: GPUs there are, and those that the plan's sizes take."""
+    world = prediction.plan.world
+    return {"gpus": gpus or world, "gpus_of_sizes": world}
+
+
 def fit_text(prediction: Prediction) -> str:
     """Whether the worst rank fits, in words."""
     used = f"{gib(prediction.peak_memory_bytes)} of {gib(prediction.device_bytes)}"

@@ -12,6 +12,7 @@ from advisor.plan_faults import plan_faults
 from advisor.progress import Tell
 from advisor.rules import Violation, load_rules
 from advisor.rules.predicted_words import predicted_words
+from advisor.sections import gpus_told
 from advisor.whatif_neighbours import Neighbour, named, neighbours
 from costmodel.knobs import KNOBS
 from costmodel.knobs.names import meant
@@ -171,7 +172,9 @@ class WhatIf:
         """The object of `whatif --json`."""
         best, same = self.best(), self.best(numerics=False)
         return {
-            "base": self.base.to_dict() | {"violations": [error.to_dict() for error in self.errors]},
+            "base": self.base.to_dict()
+            | gpus_told(self.base, self.gpus)
+            | {"violations": [error.to_dict() for error in self.errors]},
             "best": best.to_dict() if best else None,
             "best_with_same_numerics": same.to_dict() if same else None,
             "changes": [change.to_dict() for change in self.changes],

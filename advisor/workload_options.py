@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from advisor.whole_numbers import TOKENS
+from advisor.whole_numbers import TOKENS, Number, WholeNumber
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import TASKS, Workload
 
@@ -58,7 +58,7 @@ def workload_options(function: Function) -> Function:
             ),
             click.option(
                 "--length-cv",
-                type=float,
+                type=Number(0.5),
                 metavar="X",
                 help="Spread of its length over the mean: 0 for equal ones [unknown].",
             ),
@@ -69,7 +69,10 @@ def workload_options(function: Function) -> Function:
                 "--length-cv tells it, in full with pp, ep or graphs [packed].",
             ),
             click.option(
-                "--lora-rank", type=int, metavar="R", help="Rank of the adapters of --task lora [16]."
+                "--lora-rank",
+                type=WholeNumber(16),
+                metavar="R",
+                help="Rank of the adapters of --task lora [16].",
             ),
             click.option(
                 "--lora-targets",
@@ -78,7 +81,7 @@ def workload_options(function: Function) -> Function:
             ),
             click.option(
                 "--moe-imbalance",
-                type=float,
+                type=Number(1.2),
                 metavar="X",
                 help="Tokens of the busiest expert rank over the mean; benchmarks force 1, real loads do not [1].",
             ),

@@ -50,14 +50,18 @@ class Workload:
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 option = "--" + name.replace("_", "-")
                 what = f"{most}, the sequence length" if name == "mean_length" else f"{most}"
-                raise ValueError(f"{option} {value!r} is not a whole number from {least} to {what}.")
+                way = f"{option} {nearest(value, least, most)}"
+                raise ValueError(
+                    f"{option} {value!r} is not a whole number from {least} to {what}. Try {way}."
+                )
         for name, low, high in (("length_cv", 0, 10), ("moe_imbalance", 1, 64)):
             number = getattr(self, name)
             if number is None and name == "length_cv":
                 continue
             if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
                 option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} {number!r} is not a number from {low} to {high}.")
+                way = f"{option} {nearest(number, low, high)}"
+                raise ValueError(f"{option} {number!r} is not a number from {low} to {high}. Try {way}.")
         if self.lora_targets not in LORA_TARGETS:
             raise ValueError(f"--lora-targets {self.lora_targets!r} is not one of {', '.join(LORA_TARGETS)}.")
         if self.task not in TASKS:
@@ -122,3 +126,9 @@ class Workload:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as plan files hold them: without what nobody says."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def nearest(value: Any, least: float, most: float) -> float:
+    """What a number between two may be that is nearest to what was given; the least for what is no number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return min(max(value, least), most) if number else least

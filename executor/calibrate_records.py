@@ -20,9 +20,9 @@ from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
+from executor.job_file import plan_of
 from executor.record import most_on_device, read_ranks, read_steps
 from executor.run_job import stack_of
-from executor.summary import plan_of
 from executor.term_phases import phases_of
 from hardware_db import Cluster
 

@@ -95,17 +95,21 @@ class DryRun:
         }
 
 
-def which_stages(plan: Plan, wanted: str) -> list[int]:
-    """Stages meant by "all", or by names and numbers with commas: "first,middle,last", "0,3". ValueError if none."""
+def which_stages(plan: Plan, wanted: str, option: str = "--stages") -> list[int]:
+    """Stages meant by "all", or by names and numbers with commas: "first,middle,last", "0,3". ValueError if none.
+
+    option: what was given, for the error.
+    """
     if wanted == "all":
         return list(range(plan.pp))
     places = dict(zip(NAMED_STAGES, (0, plan.pp // 2, plan.pp - 1), strict=True))
+    known = "one " if option == "--stage" else f"all, {', '.join(NAMED_STAGES)} or numbers "
     found = []
     for word in (part.strip() for part in wanted.split(",")):
-        if word not in places and not (word.isdigit() and int(word) < plan.pp):
+        if word not in places and not (word.isdecimal() and int(word) < plan.pp):
             raise ValueError(
-                f"--stages {word!r} is no stage of --pp {plan.pp}: give all, {', '.join(NAMED_STAGES)} or numbers "
-                f"from 0 to {plan.pp - 1}. Try --stages first,last."
+                f"{option} {word!r} is no stage of --pp {plan.pp}: give {known}from 0 to {plan.pp - 1}. "
+                f"Try {option} {'0' if option == '--stage' else 'first,last'}."
             )
         found.append(places[word] if word in places else int(word))
     return list(dict.fromkeys(found))

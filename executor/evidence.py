@@ -47,6 +47,7 @@ COUNTED = {
         "nccl uses fast network",
     ),
     "out_of_memory_lines": ("out of memory",),
+    "kernel_fault_lines": ("kernel fault",),
     "retry_lines": ("allocator retry", "cache flush"),
     "loader_lines": ("data loader",),
     "overlap_off_lines": ("no overlap",),

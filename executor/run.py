@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor import megatron_here
+from executor.job_file import num_missing, plan_of, read_job
 from executor.launch import Nodes, run_worker
 from executor.record import alone, environment, read_steps, write_json
 from executor.resolve import resolve
@@ -25,7 +25,7 @@ from executor.run_job import (
     missing_software,
     stack_of,
 )
-from executor.summary import RunResult, conclude, plan_of, summarise
+from executor.summary import RunResult, conclude, summarise
 
 __all__ = [
     "ElsewhereError",
@@ -121,7 +121,7 @@ def resume(
 def go_on(out: Path, progress: Callable[[str], None], limit: float, nodes: Nodes | None) -> RunResult:
     """The missing steps of a record that nothing else writes."""
     job, done = read_job(out), read_steps(out)
-    missing = job["wanted"] - sum(not step["warmup"] for step in done)
+    missing = num_missing(job, done)
     if missing <= 0:
         raise ValueError(f"{out} is complete: {job['wanted']} steps are measured. Try `advisor run` anew.")
     session = 1 + max((step.get("session", 0) for step in done), default=-1)
@@ -131,28 +131,6 @@ def go_on(out: Path, progress: Callable[[str], None], limit: float, nodes: Nodes
     write_json(out / "job.json", job)
     progress(f"going on after {len(done)} steps: {missing} to measure, {job['warmup']} to warm up")
     return train(out, job, progress, limit, nodes)
-
-
-def read_job(out: Path) -> dict[str, Any]:
-    """The job of a record that can go on: whole, with its plan's prediction. ValueError in one line."""
-    try:
-        job: dict[str, Any] = json.loads((out / "job.json").read_text())
-    except (OSError, ValueError):
-        raise ValueError(
-            f"{out} is no record of a run: it has no job.json. Try a folder under runs/."
-        ) from None
-    try:
-        plan_of(job)
-        Workload(**job["workload"])
-        for name in ("wanted", "warmup", "model", "megatron", "variables"):
-            _ = job[name]
-        Plan(**json.loads((out / "requested.json").read_text()))
-        _ = json.loads((out / "prediction.json").read_text())["interval"]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{out} cannot go on: its record is not whole ({error}). Run the plan again."
-        ) from None
-    return job
 
 
 def train(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor import state
 from executor.compare import Row, compare
+from executor.job_file import plan_of, way_on
 from executor.logs.summary import scatter_of
 from executor.record import most_on_device, read_memory, read_ranks, read_steps, write_json
 from executor.resolve import Feature, Here, receipt, resolve
@@ -71,24 +71,13 @@ def merged(observed: list[dict[str, str]]) -> dict[str, str]:
     return {name: " | ".join(texts) for name, texts in found.items()}
 
 
-def plan_of(job: dict[str, Any]) -> Plan:
-    """The plan of a job, resolved. Records from before a knob ran without what it says.
-
-    Checks for NaN are on unless a plan says otherwise, and Megatron-Core's own default is off.
-    """
-    plan = job["plan"]
-    checked = job.get("megatron", {}).get("ddp", {}).get("check_for_nan_in_grad", False)
-    return Plan(**{"check_for_nan_in_grad": checked} | plan)
-
-
 def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[str, Any], list[str]]:
     """Medians of a record's measured steps, and what makes them uncertain."""
     steps = read_steps(folder)
     counted = [step for step in steps if not step["warmup"]]
     if not counted:
         raise ValueError(
-            f"{folder} holds no measured step: it was cut before the end of its warm-up. "
-            f"`advisor run --resume-measure {shlex.quote(str(folder))}` goes on."
+            f"{folder} holds no measured step: it was cut before the end of its warm-up. {way_on(folder)}"
         )
     seconds = [step["seconds"] for step in counted]
     # The median step stands for all: its phases add up to its time, medians of phases would not.

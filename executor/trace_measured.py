@@ -8,13 +8,13 @@ exposed communication of a predicted step does.
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from costmodel.simulate import schedule_order
+from executor.job_file import way_on
 from executor.profiles.intervals import Interval, less, union
 from executor.trace import Trace, shifted
 
@@ -60,7 +60,7 @@ def measured_trace(folder: Path) -> dict[str, Any]:
     if timeline is None:
         raise ValueError(
             f"{folder} holds no {TIMELINE}: the run did not reach its end, or is of an earlier version. "
-            f"Try `advisor run --resume-measure {shlex.quote(str(folder))}`."
+            f"{way_on(folder)}"
         )
     try:
         return _drawn(job, timeline)

@@ -11,7 +11,7 @@ import click
 
 from advisor.commands import HELP, not_blank, not_blank_stack
 from advisor.profiles import named
-from advisor.whole_numbers import COUNT
+from advisor.whole_numbers import COUNT, NumberWithin
 
 if TYPE_CHECKING:
     from executor.calibrate import Calibration
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(name="calibrate", context_settings=HELP)
 @click.argument("more", nargs=-1, metavar="[RECORD]...", callback=not_blank)
-@click.option("--time", "seconds", type=click.FloatRange(5, 3600), default=180, show_default=True,
+@click.option("--time", "seconds", type=NumberWithin(180, 5, 3600), default=180, show_default=True,
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
 @click.option(
     "--gpus",

@@ -12,13 +12,14 @@ import click
 from advisor.case import read_case, setting_options
 from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
+from advisor.whole_numbers import WholeNumber, WholeNumberWithin
 
 
 @click.command(name="dryrun", context_settings=HELP)
 @click.argument("plan", required=False, callback=not_blank)
 @setting_options
 @knob_options
-@click.option("--stage", type=int, metavar="N", help="One pipeline stage, from 0.")
+@click.option("--stage", type=WholeNumber(0), metavar="N", help="One pipeline stage, from 0.")
 @click.option(
     "--stages",
     default="first,middle,last",
@@ -28,7 +29,7 @@ from advisor.options import knob_options
 )
 @click.option(
     "--microbatches",
-    type=click.IntRange(1),
+    type=WholeNumberWithin(1, 1),
     metavar="N",
     help="Micro-batches to trace [1; with --vpp as few as the schedule takes].",
 )
@@ -68,7 +69,7 @@ def command(
         raise ValueError(problem.replace("advisor run", "advisor dryrun"))
     case = read_case(plan, options)
     refuse_broken(case, "it is not traced")
-    wanted = which_stages(case.plan, stages if stage is None else str(stage))
+    wanted = which_stages(case.plan, *((stages, "--stages") if stage is None else (str(stage), "--stage")))
     count = traced_microbatches(case.plan, case.workload, microbatches)
     try:
         with Progress(not as_json, patience=0.0) as tell, tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ import click
 from advisor.commands import HELP, not_blank, not_blank_stack
 from advisor.options import PinsKnobs
 from advisor.profiles import profile_option
-from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS
+from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS, Number, WholeNumber
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
 
 # Days of --days stay below this.
@@ -41,7 +41,7 @@ MOST_DAYS = 1_000_000
 )
 @click.option(
     "--slowdown",
-    type=float,
+    type=Number(1.5),
     metavar="X",
     help="With --objective memory: how many times as slow as the fastest plan it may be [1.5].",
 )
@@ -59,9 +59,11 @@ MOST_DAYS = 1_000_000
 )
 @tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh.")
 @click.option(
-    "--days", type=float, metavar="D", help="Days that --tokens may take: how many GPUs that needs."
+    "--days", type=Number(60), metavar="D", help="Days that --tokens may take: how many GPUs that needs."
 )
-@click.option("--top", type=int, default=5, show_default=True, metavar="K", help="Plans to tell about.")
+@click.option(
+    "--top", type=WholeNumber(5), default=5, show_default=True, metavar="K", help="Plans to tell about."
+)
 @click.option(
     "--stack",
     metavar="NAME",

@@ -42,6 +42,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
     from advisor.predict_text import prediction_lines
     from advisor.rules import holds
     from advisor.rules.predicted_words import all_words
+    from advisor.sections import gpus_told
     from costmodel.output_file import check_output
     from costmodel.plan_file import provenance, save_plan_file
     from costmodel.simulated_pipeline import with_schedule
@@ -62,7 +63,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
 
         click.echo("\n".join(term_lines(prediction, options["term"])))
     elif options["as_json"]:
-        record = prediction.to_dict()
+        record = prediction.to_dict() | gpus_told(prediction, case.gpus)
         record["assumptions"] = [*case.notes, *record["assumptions"]]
         record["violations"] = [violation.to_dict() for violation in found]
         if options["formulas"]:
@@ -72,7 +73,7 @@ def command(context: click.Context, plan: str | None, **options: Any) -> None:
         click.echo(json.dumps(record, indent=2))
     else:
         way_out = "" if prediction.fits else to_fit(case, first_cure(case))
-        lines = prediction_lines(prediction, found, list(case.notes), options["formulas"], way_out)
+        lines = prediction_lines(prediction, found, list(case.notes), options["formulas"], way_out, case.gpus)
         click.echo("\n".join(lines))
         if options["save"]:
             click.echo(f"\nSaved as {options['save']}.")

@@ -55,6 +55,7 @@ def command(
     from advisor.progress import Progress
     from advisor.report.page import write_report
     from advisor.report.subject import subject_of_case, without_page
+    from advisor.sections import gpus_told
     from costmodel.output_file import check_output
     from costmodel.plan_file import last_plan_path
 
@@ -69,8 +70,11 @@ def command(
         written = write_report(output, subject)
     size = written.stat().st_size
     if as_json:
-        record = {"file": str(written), "bytes": size, "prediction": subject.prediction.to_dict()}
+        told = subject.prediction.to_dict() | gpus_told(subject.prediction, subject.gpus)
+        record = {"file": str(written), "bytes": size, "prediction": told}
         click.echo(json.dumps(record, indent=2))
     else:
         click.echo(f"Wrote {written} ({size / 1e6:.1f} MB). Open it in a browser.")
+        if not subject.holds:
+            click.echo("The plan does not hold: `advisor check` tells why, and the way out.")
     context.exit(0 if subject.holds else 1)

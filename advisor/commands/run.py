@@ -16,7 +16,7 @@ from advisor.commands import HELP, not_blank
 from advisor.options import PinsKnobs
 from advisor.profiles import named
 from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN
-from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS
+from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS, WholeNumber, WholeNumberWithin
 
 if TYPE_CHECKING:
     from executor.launch import Nodes
@@ -58,10 +58,10 @@ TRACE_SPANS = 20_000
 )
 @click.option("--pin", multiple=True, metavar="NAME=VALUE", help="Only plans with this value; repeatable.")
 @click.option(
-    "--steps", type=click.IntRange(1, 10000), default=10, show_default=True, help="Steps to measure."
+    "--steps", type=WholeNumberWithin(10, 1, 10000), default=10, show_default=True, help="Steps to measure."
 )
 @click.option(
-    "--warmup", type=click.IntRange(0, 1000), default=5, show_default=True, help="Steps before them."
+    "--warmup", type=WholeNumberWithin(5, 0, 1000), default=5, show_default=True, help="Steps before them."
 )
 @click.option(
     "--data",
@@ -71,11 +71,19 @@ TRACE_SPANS = 20_000
     help="Indexed dataset, PREFIX.bin and PREFIX.idx [generated text].",
 )
 @click.option(
-    "--nodes", type=int, default=None, metavar="N", help="Nodes that run this same command [1]; with --rdzv."
+    "--nodes",
+    type=WholeNumber(2),
+    default=None,
+    metavar="N",
+    help="Nodes that run this same command [1]; with --rdzv.",
 )
 @click.option("--rdzv", default="", metavar="HOST:PORT", help="Where they meet: the first node.")
 @click.option(
-    "--node-rank", type=int, default=None, metavar="K", help="This node's place from 0 on [as they come]."
+    "--node-rank",
+    type=WholeNumber(0),
+    default=None,
+    metavar="K",
+    help="This node's place from 0 on [as they come].",
 )
 @click.option(
     "--slurm", is_flag=True, help="Write a job script for the plan's cluster and give it to sbatch."
@@ -279,11 +287,13 @@ def resumed(options: dict[str, Any], tell: Callable[[str], None]) -> Any:
 @contextlib.contextmanager
 def says_where(folder: Path) -> Iterator[None]:
     """Name the record of a run that is interrupted, and what goes on with it."""
+    from executor.job_file import way_on
+
     try:
         yield
     except KeyboardInterrupt:
-        again = shlex.join(("advisor", "run", "--resume-measure", str(folder)))
-        click.echo(f"record: {folder}; `{again}` goes on.", err=True)
+        way = way_on(folder)
+        click.echo(f"record: {folder}; {way[0].lower()}{way[1:]}", err=True)
         raise
 
 

@@ -11,6 +11,7 @@ import click
 from advisor.case import files_read, read_case, setting_options
 from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
+from advisor.whole_numbers import WholeNumberWithin
 
 
 @click.command(name="trace", context_settings=HELP)
@@ -31,7 +32,7 @@ from advisor.options import knob_options
 )
 @click.option(
     "--max-spans",
-    type=click.IntRange(min=100),
+    type=WholeNumberWithin(1000, 100),
     metavar="N",
     help="Draw neighbouring passes as one beyond so many spans [all].",
 )

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from advisor.commands import HELP, not_blank
+from advisor.whole_numbers import WholeNumberWithin
 
 # Columns of `advisor.validation.GROUPS`, here too since help imports nothing heavy; a test compares the two.
 GROUPS = ("family", "gpu", "precision", "task", "stack", "source", "model")
@@ -20,7 +21,7 @@ GROUPS = ("family", "gpu", "precision", "task", "stack", "source", "model")
 @click.option("--by", default="source", show_default=True, help=f"Group: {', '.join(GROUPS)}.")
 @click.option(
     "--worst",
-    type=click.IntRange(0, 1000),
+    type=WholeNumberWithin(10, 0, 1000),
     default=10,
     show_default=True,
     metavar="N",

@@ -32,7 +32,7 @@ def answer(subject: Subject, data: dict[str, Any]) -> Markup:
     prediction = subject.prediction
     return tag(
         "section",
-        tag("p", setting(prediction), class_="setting"),
+        tag("p", setting(prediction, subject.gpus), class_="setting"),
         tag("h1", prediction.plan.describe(), id="answer-title"),
         verdict(subject),
         _numbers(prediction, data),

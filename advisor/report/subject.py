@@ -33,7 +33,7 @@ class Subject:
     prediction: its pipeline simulated, as every command tells it. explanation: of the search in the plan's setting,
     None where no plan is legal there (problem says why). best: whether the plan is the answer of that search.
     commands: what to type next, each with what it does. names: what the user called the model ("model") and the
-    machine ("cluster"). records: of its runs.
+    machine ("cluster"). records: of its runs. gpus: those there are, where the sizes may take another number; else 0.
     """
 
     prediction: Prediction
@@ -49,6 +49,7 @@ class Subject:
     stack: str | None = None
     tokens: float | None = None
     problem: str = ""
+    gpus: int = 0
 
     @property
     def best(self) -> bool:
@@ -126,6 +127,7 @@ def subject_of_case(
         stack=case.stack,
         tokens=tokens,
         problem=problem,
+        gpus=case.gpus,
     )
 
 

@@ -56,6 +56,7 @@ def size_ways(row: dict[str, Any]) -> dict[str, str]:
         "tp_for_cp_way": tp_option(row, tp_within(row, row["tp"] * row["cp"], 1), 1),
         "tp_cp_one_way": tp_option(row, 1, 1),
         "ep_way": ep_option(row),
+        "ranks_way": ranks_way(row),
     }
 
 
@@ -178,6 +179,24 @@ def ranks_option(row: dict[str, Any], dp: int, group: int) -> str:
     return (
         text if row["global_batch"] % step == 0 else text + f" --global-batch {up(row['global_batch'], step)}"
     )
+
+
+def ranks_way(row: dict[str, Any]) -> str:
+    """Data-parallel ranks that take up the GPUs there are, and a batch that they share; "" where none do."""
+    replica = row["world"] // row["dp"]
+    if row["gpus"] == 0 or row["gpus"] % replica != 0:
+        return ""
+    dp = row["gpus"] // replica
+    shards, mesh = row["cp"] * dp, row["tp"] * row["cp"] * dp
+    if row["experts"] > 0 and mesh % (row["ep"] * row["etp"]) != 0:
+        return ""
+    if row["fsdp"] and row["fsdp_shard_size"] > 0 and shards % row["fsdp_shard_size"] != 0:
+        return ""
+    if row["optimizer_instances"] > 1 and shards % row["optimizer_instances"] != 0:
+        return ""
+    step = row["micro_batch"] * dp * chunk_group(row)
+    batch = row["global_batch"]
+    return f"set dp = {dp}" + ("" if batch % step == 0 else f" with --global-batch {up(batch, step)}")
 
 
 def chunk_group(row: dict[str, Any]) -> int:

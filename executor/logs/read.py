@@ -14,6 +14,7 @@ from executor.logs.record import Log
 CURES = {
     "out of memory": "out_of_memory",
     "xid": "collective_timeout",
+    "kernel fault": "kernel_fault",
     "nccl timeout": "collective_timeout",
     "lost rank": "collective_timeout",
     "killed": "ended_early",

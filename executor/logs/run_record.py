@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
+from executor.job_file import way_on
 from executor.logs.record import RUN, Iteration, Log, Memory, Timer
 from executor.record import read_memory, read_steps
 
@@ -18,8 +18,7 @@ def log_of_run(folder: str | Path) -> Log:
             raise ValueError(
                 f"{folder} is no run record: it holds no job.json. `advisor run` tells the folder of its record."
             )
-        again = shlex.join(("advisor", "run", "--resume-measure", str(folder)))
-        raise ValueError(f"{folder} holds no finished step. `{again}` goes on.")
+        raise ValueError(f"{folder} holds no finished step. {way_on(home)}")
     log = Log(str(folder), framework=RUN)
     for each in steps:
         number = int(each["step"]) + 1

@@ -69,6 +69,8 @@ KINDS: dict[str, re.Pattern[str]] = {
         r"\bNVRM: Xid|\bXid \d+|uncorrectable (?:ECC|NVLink) error (?:encountered|detected)"
         r"|CUDA error: unspecified launch failure"
     ),
+    # However the host learns of it: torch, its watchdog, NCCL and cuBLAS each print CUDA's words.
+    "kernel fault": re.compile(pattern_of("kernel fault")),
     "throttle": re.compile(
         r"(?:SW|HW) (?:Thermal|Power) ?(?:Brake )?Slowdown\s*: Active|clocks? throttl", re.I
     ),
@@ -108,6 +110,7 @@ NEEDLES: dict[str, tuple[str, ...]] = {
     "no overlap": ("overlap",),
     "unfused attention": ("attention",),
     "xid": ("xid", "uncorrectable", "launch failure"),
+    "kernel fault": ("illegal", "assert", "misaligned", "invalid program counter", "execution_failed"),
     "throttle": ("slowdown", "throttl"),
 }
 ANY_NEEDLE = re.compile(

@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.cli import advisor
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.record import is_step, read_memory, read_steps
-from executor.run import summarise
+from executor.run import make_job, summarise
 
 PLAN = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
 
@@ -45,6 +47,14 @@ def record(tmp_path):
         json.dumps({"measured": measured, "rows": [], "warnings": warnings})
     )
     return folder
+
+
+def whole_job(folder, wanted: int = 5) -> None:
+    """What a run that can go on keeps beside its prediction."""
+    plan, workload = Plan(dp=2, precision="fp32"), Workload(64, 4)
+    job = make_job(plan, workload, load_model("tiny-gpt"), steps=wanted, warmup=0, cuda=False)
+    (folder / "job.json").write_text(json.dumps(job | {"variables": None}))
+    (folder / "requested.json").write_text(json.dumps(plan.to_dict()))
 
 
 def change(path, **changes) -> None:
@@ -108,7 +118,21 @@ def test_a_run_that_was_cut_in_its_warm_up_says_how_to_go_on(record):
     warm = [json.dumps(json.loads(line) | {"warmup": True}) for line in lines]
     (record / "steps.jsonl").write_text("\n".join(warm))
     for command in ("diagnose", "compare"):
+        told = asked(command, record)[1]  # without its job, which --resume-measure needs
+        assert "--resume-measure" not in told
+        assert "Run the plan again." in told
+    whole_job(record)
+    for command in ("diagnose", "compare"):
         assert f"`advisor run --resume-measure {record}` goes on" in asked(command, record)[1]
+
+
+def test_a_complete_record_is_not_told_to_go_on(record):
+    """`trace` told it of every record without a timeline, and `run` then that the record is complete."""
+    whole_job(record)
+    trace = ("trace", "--record", record, "-o", record / "trace.json")
+    assert asked(*trace)[1].endswith("Run the plan again.")
+    whole_job(record, wanted=9)
+    assert asked(*trace)[1].endswith(f"`advisor run --resume-measure {record}` goes on.")
 
 
 @pytest.mark.parametrize("command", ["diagnose", "compare"])
@@ -120,7 +144,10 @@ def test_a_folder_that_is_no_record_is_not_told_to_go_on(tmp_path, command):
     assert code == 2
     assert "is no run record: it holds no" in text
     assert "--resume-measure" not in text
-    (folder / "job.json").write_text("{}")
+    (folder / "job.json").write_text("{}")  # of no use to --resume-measure either
+    assert "--resume-measure" not in asked(command, folder)[1]
+    whole_job(folder)
+    (folder / "prediction.json").write_text('{"interval": {}}')
     if command == "diagnose":
         assert (
             f"`{shlex.join(['advisor', 'run', '--resume-measure', str(folder)])}` goes on"

@@ -115,7 +115,7 @@ def test_no_command_shows_the_help_as_it_is():
     ("arguments", "fault"),
     [
         (["trace", "plan.toml"], "Missing option '-o'"),
-        (["dryrun", "--stage", "1.5"], "not a valid integer"),
+        (["dryrun", "plan.toml", "other.toml"], "unexpected extra argument"),
         (["diagnose"], "Missing argument"),
     ],
 )
@@ -124,6 +124,12 @@ def test_an_error_about_options_tells_the_way_out(arguments, fault):
     assert done.returncode == 2
     assert fault in done.stderr
     assert done.stderr.endswith(f"{arguments[0]} --help` tells what it takes.\n")
+
+
+def test_an_option_without_its_value_tells_the_way_out():
+    """It was click's own text, which names none."""
+    said = "Error: Option '--stages' requires an argument. Write it behind the option, or leave the option out.\n"
+    assert run("dryrun", "--stages").stderr == said
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

@@ -77,14 +77,25 @@ def test_what_no_rule_forbids_and_cannot_be_told_is_bad_input(monkeypatch, capsy
     assert code == 2, error
 
 
-@pytest.mark.parametrize("gpus", [7, 16])
-def test_dryrun_of_a_layout_on_other_gpus_than_there_are_is_refused(gpus, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("gpus", "ranks"), [(7, "7 with --global-batch 133"), (16, "16")])
+def test_dryrun_of_a_layout_on_other_gpus_than_there_are_is_refused(
+    gpus, ranks, tmp_path, monkeypatch, capsys
+):
     """What was given, the rule, the way out: it said "agrees", of ranks that nobody has."""
     code, out, error = ends(monkeypatch, capsys, "dryrun", plan_file(tmp_path, gpus=gpus))
     assert code == 1, error
     assert not out
-    assert f"= 8 GPUs, but there are {gpus}. Set dp = {gpus}, or --gpus 8." in error
+    assert f"= 8 GPUs, but there are {gpus}. Set dp = {ranks}, or --gpus 8." in error
     assert error.count("\n") == 1
+
+
+def test_a_page_of_a_plan_for_other_gpus_says_that_it_does_not_hold(tmp_path, monkeypatch, capsys):
+    """It ended with 1 after "Open it in a browser." alone, and its head had the GPUs of the sizes."""
+    page = tmp_path / "plan.html"
+    code, out, _ = ends(monkeypatch, capsys, "report", plan_file(tmp_path, gpus=16), "-o", str(page))
+    assert code == 1
+    assert "The plan does not hold: `advisor check` tells why, and the way out." in out
+    assert "16 x H100 SXM5 80GB (dgx-h100), of which its sizes take 8" in page.read_text()
 
 
 # Options that name a file or folder, by what their help calls it; NAME is of catalogues, which know no empty name.

@@ -245,3 +245,18 @@ def test_a_loss_that_the_release_lacks_is_told(command):
     assert note not in words("native")
     assert note not in words("te", "--stack", "mcore-26.03")
     assert note not in words("te", *unfused[command])
+
+
+def test_sizes_for_other_gpus_than_there_are_show_both_numbers(tmp_path):
+    """The head and `gpus` of the JSON were those of the sizes, as if nobody had said another number."""
+    path = tmp_path / "plan.toml"
+    run(*SETTING, *KNOBS, "--save", str(path))
+    path.write_text(path.read_text().replace("gpus = 8", "gpus = 16"))
+    text = " ".join(run(str(path)).output.split())
+    assert "16 x H100 SXM5 80GB (dgx-h100), of which its sizes take 8 This plan cannot run" in text
+    assert "= 8 GPUs, but there are 16. Set dp = 8, or --gpus 8." in text
+    record = document(str(path))
+    assert (record["gpus"], record["gpus_of_sizes"]) == (16, 8)
+    assert record["violations"][0]["id"] == "world"
+    whole = document(*SETTING, *KNOBS)
+    assert whole["gpus"] == whole["gpus_of_sizes"] == 8

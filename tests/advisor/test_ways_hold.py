@@ -151,6 +151,24 @@ def test_ranks_of_a_plan_for_other_gpus_are_told_by_the_rule_about_gpus_alone():
     assert "dp = " in found["world"] or "--gpus 64" in found["world"]
 
 
+def test_ranks_that_take_up_the_gpus_share_the_batch():
+    """dp = 12 was told of 128 sequences, and of experts that 24 GPUs do not fold."""
+    plan = Plan(tp=2, dp=8)
+    assert errors("llama3-8b", Workload(8192, 128), plan, 32)["world"] == "Set dp = 16, or --gpus 16."
+    told = "Set dp = 12 with --global-batch 132, or --gpus 16."
+    assert errors("llama3-8b", Workload(8192, 128), plan, 24)["world"] == told
+    assert "world" not in errors("llama3-8b", Workload(8192, 132), replace(plan, dp=12), 24)
+    chunks = Plan(pp=4, vpp=2, dp=2, micro_batch=2)
+    told = "Set dp = 3 with --global-batch 144, or --gpus 8."
+    assert errors("llama3-8b", Workload(8192, 128), chunks, 12)["world"] == told
+    experts = Plan(dp=8, ep=8)
+    assert errors("mixtral-8x7b", Workload(4096, 128), experts, 12)["world"] == "Set --gpus 8."
+    shards = Plan(dp=8, fsdp=True, zero_stage=3, fsdp_shard_size=4)
+    assert errors("llama3-8b", Workload(8192, 128), shards, 10)["world"] == "Set --gpus 8."
+    instances = Plan(dp=8, optimizer_instances=4)
+    assert errors("llama3-8b", Workload(8192, 128), instances, 10)["world"] == "Set --gpus 8."
+
+
 def test_a_sequence_that_does_not_divide_is_not_told_to_be_split():
     """--sequence-parallel, and --tp 4 of a plan that has it, were told of 2,050 and 4,100 tokens."""
     ranks = Plan(tp=4, dp=2, tp_comm_overlap=True)

@@ -217,6 +217,8 @@ def test_sizes_for_other_gpus_than_there_are_are_told_the_rules_way_out(tmp_path
     assert "no single change" not in text
     assert "Until then no value of another knob is legal." in text
     assert done.exit_code == 1
+    base = json.loads(run(str(path), "--knob", "tp", "--json").output)["base"]
+    assert (base["gpus"], base["gpus_of_sizes"]) == (int(gpus), 8)
 
 
 def test_json_holds_everything():

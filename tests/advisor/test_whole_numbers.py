@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
+import click
 import pytest
 from click.testing import CliRunner
 
-from advisor.cli import advisor
+from advisor.cli import COMMANDS, advisor
 from advisor.whole_numbers import COUNT, TOKENS
 
 SETTING = ["predict", "--model", "8b", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
@@ -55,3 +58,50 @@ def test_anything_else_is_one_line_with_the_way_out(option, given, said):
     with pytest.raises(ValueError, match="is not a whole number") as refused:
         CliRunner().invoke(advisor, [*SETTING, option, given], catch_exceptions=False)
     assert str(refused.value) == f"{option} {given!r} {said}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "explain --top 2.5: '2.5' is not a whole number. Try --top 2.",
+        "explain --top x: 'x' is not a whole number. Try --top 5.",
+        "predict --lora-rank x: 'x' is not a whole number. Try --lora-rank 16.",
+        "predict --length-cv x: 'x' is not a number. Try --length-cv 0.5.",
+        "explain --days soon: 'soon' is not a number. Try --days 60.",
+        "run --nodes x: 'x' is not a whole number. Try --nodes 2.",
+        "run --node-rank x: 'x' is not a whole number. Try --node-rank 0.",
+        "run --steps 0: '0' is not a whole number from 1 to 10000. Try --steps 1.",
+        "run --steps 1e9: '1e9' is not a whole number from 1 to 10000. Try --steps 10000.",
+        "run --steps many: 'many' is not a whole number from 1 to 10000. Try --steps 10.",
+        "run --warmup 2.5: '2.5' is not a whole number from 0 to 1000. Try --warmup 2.",
+        "dryrun --stage x: 'x' is not a whole number. Try --stage 0.",
+        "dryrun --microbatches 0: '0' is not a whole number from 1. Try --microbatches 1.",
+        "calibrate --time 1: '1' is not a number from 5 to 3600. Try --time 5.",
+        "calibrate --time nan: 'nan' is not a number from 5 to 3600. Try --time 180.",
+    ],
+)
+def test_bounds_and_other_numbers_are_told_alike(arguments):
+    """They were click's own text: 'x' is not a valid integer range."""
+    given, _, said = arguments.partition(": ")
+    with pytest.raises(ValueError, match="is not a") as refused:
+        CliRunner().invoke(advisor, given.split(), catch_exceptions=False)
+    assert str(refused.value) == f"{given.split()[1]} {said}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_number_is_left_to_click(name):
+    command = importlib.import_module(f"advisor.commands.{name}").command
+    numbers = [each for each in command.params if isinstance(each.type, (type(click.INT), type(click.FLOAT)))]
+    left = [each.opts for each in numbers if type(each.type).__module__.startswith("click")]
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "way"),
+    [("--lora-rank", "0", "1"), ("--mean-length", "9000", "8192"), ("--moe-imbalance", "nan", "1")],
+)
+def test_what_a_workload_cannot_be_has_a_way_out(option, given, way):
+    with pytest.raises(ValueError, match=f"Try {option} {way}\\.$"):
+        CliRunner().invoke(
+            advisor, [*SETTING, "--seq-len", "8192", "--gpus", "8", option, given], catch_exceptions=False
+        )

@@ -34,6 +34,7 @@ CALM = {
     "no_gpu_direct_lines": 0,
     "shm_lines": 0,
     "out_of_memory_lines": 0,
+    "kernel_fault_lines": 0,
     "retry_lines": 0,
     "loader_lines": 0,
     "overlap_off_lines": 0,
@@ -116,6 +117,7 @@ CALM = {
 # Rule -> facts that plant its symptom into a calm run. Every rule must stand here.
 PLANTED = {
     "ended_early": {"killed_lines": 2, "last_step": 40},
+    "kernel_fault": {"kernel_fault_lines": 1},
     "out_of_memory": {"out_of_memory_lines": 3},
     "loss_lost": {"nan_share": 0.1},
     "collective_timeout": {"timeout_lines": 1},

@@ -99,6 +99,16 @@ def test_stages_that_are_not_there(wanted):
         which_stages(Plan(pp=4), wanted)
 
 
+def test_the_stage_that_is_not_there_is_told_by_the_option_that_was_given():
+    """--stage 7 was answered as --stages '7', with a way out that --stage does not take."""
+    with pytest.raises(
+        ValueError, match=r"^--stage '7' is no stage of --pp 4: .*from 0 to 3\. Try --stage 0\.$"
+    ):
+        which_stages(Plan(pp=4), "7", "--stage")
+    with pytest.raises(ValueError, match="--stages '²' is no stage"):
+        which_stages(Plan(pp=4), "²")
+
+
 def test_microbatches_follow_the_schedule():
     assert traced_microbatches(PLAN, WORK, None) == 1
     assert traced_microbatches(Plan(pp=4, vpp=2), Workload(2048, 16), None) == 4

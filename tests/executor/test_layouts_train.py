@@ -20,9 +20,9 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor import state
+from executor.job_file import plan_of
 from executor.record import read_ranks, read_steps
 from executor.run import execute, make_job, missing_software, resume
-from executor.summary import plan_of
 
 pytestmark = [
     pytest.mark.launch,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
+from executor.job_file import plan_of
 from executor.logs.run_record import log_of_run
 from executor.logs.summary import steady
 from executor.record import alone, environment, new_record, read_memory, read_steps, write_json
 from executor.run import make_job, resume, summarise
-from executor.summary import plan_of
 
 
 def step(number: int, seconds: float = 1.0, loss: float | None = 5.0, warmup: bool = False) -> dict:

@@ -53,7 +53,9 @@ def long_job(folder: Path) -> Path:
     """A run on two ranks that ends only when it is ended."""
     plan, workload = Plan(dp=2, precision="fp32"), Workload(64, 4)
     job = make_job(plan, workload, load_model("tiny-gpt"), steps=LONG, warmup=0, cuda=False)
-    write_json(folder / "job.json", job)
+    write_json(folder / "job.json", job | {"variables": None})
+    write_json(folder / "prediction.json", {"interval": {}})
+    write_json(folder / "requested.json", plan.to_dict())
     return folder / "job.json"
 
 
@@ -124,7 +126,14 @@ def test_an_interrupt_ends_every_rank(tmp_path, number):
     assert read_steps(tmp_path)
 
 
-def test_the_command_that_goes_on_is_quoted(capsys):
-    with pytest.raises(KeyboardInterrupt), says_where(Path("my runs/a")):
+def test_the_command_that_goes_on_is_quoted_and_told_where_it_works(capsys, tmp_path):
+    """An interrupt before the job was written was told to go on with a folder that --resume-measure refuses."""
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    with pytest.raises(KeyboardInterrupt), says_where(folder):
         raise KeyboardInterrupt
-    assert "`advisor run --resume-measure 'my runs/a'` goes on" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"record: {folder}; run the plan again.\n"
+    long_job(folder)
+    with pytest.raises(KeyboardInterrupt), says_where(folder):
+        raise KeyboardInterrupt
+    assert f"`advisor run --resume-measure '{folder}'` goes on" in capsys.readouterr().err

@@ -206,6 +206,22 @@ def test_a_run_that_a_signal_ended_says_so_where_its_last_step_is_unknown(ask, t
     assert fault["lines"] == [end.strip()]
 
 
+def test_a_kernel_that_failed_is_named_without_a_traceback(ask, tmp_path):
+    """Nothing stood out where only C++ or NCCL's watchdog told it."""
+    path = tmp_path / "train.log"
+    end = "  what():  CUDA error: an illegal memory access was encountered\n"
+    path.write_text(megatron_log([(step, 1.0) for step in range(1, 41)], total=500) + end)
+    code, text = ask("diagnose", str(path), "--json")
+    (fault,) = [each for each in json.loads(text)["findings"] if each["severity"] == "fault"]
+    assert code == 1
+    assert fault["id"] == "kernel_fault"
+    assert "step 40 is the last" in fault["evidence"]
+    assert "CUDA_LAUNCH_BLOCKING=1" in fault["do"]
+    assert fault["lines"] == [end.strip()]
+    path.write_text(end)
+    assert "ends before the first iteration: kernel fault" in ask("diagnose", str(path))[1]
+
+
 def test_memory_that_ran_out_is_not_cured_by_what_takes_more(ask, tmp_path):
     """A micro-batch of 2 was expected to be quicker, and told as the cure."""
     plan, log = tmp_path / "plan.toml", tmp_path / "train.log"

@@ -36,6 +36,7 @@ SAMPLES = {
     "no overlap": "WARNING: Disabling tp_comm_overlap since sequence_parallel is False",
     "unfused attention": "[DEBUG | DotProductAttention]: Selected backend = UnfusedDotProductAttention",
     "xid": "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.",
+    "kernel fault": "  what():  CUDA error: an illegal memory access was encountered",
     "throttle": "SW Power Cap: Not Active, HW Thermal Slowdown : Active",
 }
 
@@ -83,6 +84,12 @@ def test_every_kind_of_trouble_is_known_by_a_line_of_it(write):
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
         ),
         ("xid", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+        ("kernel fault", "[rank1]: RuntimeError: CUDA error: device-side assert triggered"),
+        ("kernel fault", "n1:1:2 [0] NCCL WARN Cuda failure 'misaligned address'"),
+        (
+            "kernel fault",
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle, ...)`",
+        ),
     ],
 )
 def test_what_ends_a_run_is_of_one_kind(write, kind, line):
