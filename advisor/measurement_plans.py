@@ -31,6 +31,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import CP_COMM_TYPES, Plan
 from costmodel.step_constants import has_grace
+from costmodel.work.experts import most_imbalance
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 from hardware_db import Cluster
@@ -144,15 +145,14 @@ def natural_imbalance(experts: int, chosen: int, ranks: int) -> float:
 
     If every token chose the same experts, loads would deviate from their mean by sqrt(experts / chosen - 1) of it. A
     rank's deviation is that of one expert over the root of how many it has, and the largest of n normal numbers lies
-    Phi^-1((n - 3/8) / (n + 1/4)) deviations above their mean (G. Blom, 1958; from memory). No rank gets a token more
-    often than the token chooses, or the rank has experts.
+    Phi^-1((n - 3/8) / (n + 1/4)) deviations above their mean (G. Blom, 1958; from memory), `most_imbalance` at most.
     """
     if ranks == 1:
         return 1.0
     own = experts / ranks
     deviation = NATURAL_SPREAD * math.sqrt((experts / chosen - 1) / own)
     above = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    return round(min(1 + above * deviation, ranks * min(1.0, own / chosen)), 2)
+    return round(min(1 + above * deviation, float(most_imbalance(experts, chosen, ranks))), 2)
 
 
 def packs_squad(row: Row) -> bool:

@@ -23,6 +23,7 @@ from costmodel.plan_array import PlanArray, padded_to_seq_len
 from costmodel.prediction import Prediction, TermValue, bound_by
 from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
+from costmodel.work.experts import most_imbalance
 from costmodel.workload import Workload
 from hardware_db import Cluster, load_calibration
 from hardware_db.units import flop_rate
@@ -146,19 +147,25 @@ def _assumptions(
             "optimizer muon: no run of a real model's size timed with it is published that we know of; its products "
             "and streams are taken at the rates of runs with Adam"
         )
-    first += _loads(timed, model)
+    first += _loads(timed, model, plan.ep)
     return (*first, *dict.fromkeys(entry.note for entry in bound.values() if entry.note))
 
 
-def _loads(workload: Workload, model: ModelSpec) -> list[str]:
+def _loads(workload: Workload, model: ModelSpec, ep: int) -> list[str]:
     """What a reader must know about the loads that were taken for granted."""
     told = []
-    if model.moe is not None and workload.moe_imbalance == 1:
+    most = most_imbalance(model.moe.num_experts, model.moe.topk, ep) if model.moe is not None else 1
+    if model.moe is not None and workload.moe_imbalance > most:
+        told.append(
+            f"no expert rank can have more than {most:g} times the mean tokens at ep {ep}: "
+            f"--moe-imbalance {workload.moe_imbalance:g} counts as that"
+        )
+    elif most > 1 and workload.moe_imbalance == 1:
         told.append(
             "expert loads are taken as balanced, as benchmarks force them; real routing is not: "
             "--moe-imbalance 1.3 shows what that costs"
         )
-    elif model.moe is not None:
+    elif most > 1:
         told.append(f"the busiest expert rank has {workload.moe_imbalance:g} times the mean tokens")
     if workload.task != "pretrain" and not workload.mean_length:
         told.append("every sequence is taken as one full document; --mean-length says how long they are")

@@ -64,7 +64,16 @@ def expert_rows(x: SimpleNamespace) -> Amount:
     Balanced, each of the ep ranks receives as many copies as it sends; etp ranks see the tokens of all of
     them. imbalance raises it where no token is dropped, a capacity factor sets it where rows are padded.
     """
-    return routed_copies(x) * x.etp * x.capacity * (1 + x.dropless * (x.imbalance - 1))
+    uneven = minimum(x.imbalance, most_imbalance(x.E, x.topk, x.ep))
+    return routed_copies(x) * x.etp * x.capacity * (1 + x.dropless * (uneven - 1))
+
+
+def most_imbalance(experts: Amount, chosen: Amount, ranks: Amount) -> Amount:
+    """Tokens of the busiest expert rank over the mean, at most. [1]
+
+    No rank gets a token more often than the token chooses, or the rank has experts: one with all of them has the mean.
+    """
+    return ranks * minimum(1, experts / ranks / chosen)
 
 
 def local_experts(x: SimpleNamespace) -> Amount:

@@ -152,6 +152,28 @@ def test_rows_of_the_busiest_rank():
     assert experts.expert_rows(numbers(ep=4, etp=2, tp=2, sp=1)) == even
 
 
+@pytest.mark.parametrize(
+    ("ep", "topk", "most"), [(1, 4, 1), (2, 4, 2), (8, 4, 8), (32, 4, 16), (2, 48, 4 / 3)]
+)
+def test_no_rank_is_busier_than_its_share_of_ranks_and_choices_allows(ep, topk, most):
+    """One rank has all tokens whatever the router does; one of 32 with two experts at most two of four choices."""
+    even, uneven = (experts.expert_rows(numbers(ep=ep, topk=topk, imbalance=load)) for load in (1, 64))
+    assert uneven == pytest.approx(most * even)
+
+
+def test_imbalance_that_ranks_cannot_have_is_told():
+    model, cluster = load_model("mixtral-8x7b"), load_cluster("dgx-h100")
+    alone, several = (
+        predict(model, Workload(4096, 32, moe_imbalance=1.5), cluster, Plan(tp=8, dp=2, ep=ep), judged=False)
+        for ep in (1, 8)
+    )
+    even = predict(model, Workload(4096, 32), cluster, Plan(tp=8, dp=2), judged=False)
+    assert alone.step_time_s == even.step_time_s
+    assert any("more than 1 times the mean tokens at ep 1" in each for each in alone.assumptions)
+    assert any("has 1.5 times the mean" in each for each in several.assumptions)
+    assert not any("--moe-imbalance" in each for each in even.assumptions)
+
+
 @given(degrees, st.sampled_from(["permute_fused", "dispatch_fused", "dispatch_once"]))
 def test_fused_or_single_permutation_moves_less(ep, knob):
     plain, better = (experts.permute(numbers(ep=ep, permute_fused=knob != "permute_fused")) for _ in range(2))
