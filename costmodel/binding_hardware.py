@@ -56,7 +56,7 @@ HOST_MEMORY_BANDWIDTH = 75e9
 # multiplier"). How much is inferred from runs that no fit sees: functional checks of Megatron-Bridge on Grace ask for
 # 1.8, 2.2 and 2.8 times the host time of tuned runs, nine on x86 servers for 1.0 in the median. That nobody bound their
 # ranks is our reading, not printed. Five steps of DeepSeek-V3 on GB200 before its hosts were tuned, read so afterwards,
-# are told at 95 to 103 % of their time with it (0.66 to 0.72 without). [1]
+# are told at 89 to 103 % of their time with it (66 to 72 % without). [1]
 UNBOUND_LAUNCH = {"grace": 2.0, "x86": 1.0}
 # Collectives over a link without measured curves: latency, more of it for each rank [s], share of the link's rate for
 # many ranks, and ranks of half of that [1]; latency of a copy between two [s]. Assumed; curves of NVSwitch on file have
