@@ -34,7 +34,7 @@ from costmodel.work.mla import core_width
 from costmodel.workload import Workload
 
 # Inputs of the step time that no amount of a dry run depends on.
-UNUSED = ("expert_kernels", "router_wide", "results_wide", *stack.INPUTS)
+UNUSED = ("expert_kernels", "loop_launch", "router_wide", "results_wide", *stack.INPUTS)
 # What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
 ONCE = ("output", "dispatcher")
 
