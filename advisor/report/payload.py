@@ -9,6 +9,7 @@ from advisor.report.formulas import formulas_of
 from advisor.report.roofline import roofline
 from advisor.report.schedule import schedule
 from advisor.report.subject import Subject
+from advisor.sections import gpus_told
 from costmodel.plan_file import advisor_version
 from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE, Prediction, resource_shares
 
@@ -25,7 +26,7 @@ def payload(subject: Subject) -> dict[str, Any]:
         "advisor": advisor_version(),
         "made_on": date.today().isoformat(),
         "plan": prediction.plan.describe(),
-        "prediction": prediction.to_dict(),
+        "prediction": prediction.to_dict() | ({} if explained else gpus_told(prediction, subject.gpus)),
         "explain": explained,
         "violations": [violation.to_dict() for violation in subject.found],
         "bound": resource_shares(prediction.time),

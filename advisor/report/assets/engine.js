@@ -176,6 +176,13 @@ function overlapGain({ tp, tp_comm_overlap }, found) {
   return Math.max(0, round(100 * (1 - step_time / found.step_time)));
 }
 
+// As advisor.rules.predicted_words has it. [byte]
+function dispatchBuffers({ moe_dispatcher, ep, etp, tp, cp, sequence_parallel, micro_batch, seq_len }, found) {
+  if (!found.E || moe_dispatcher !== "hybridep" || ep === 1) return 0;
+  const tokens = (micro_batch * seq_len) / (cp * (sequence_parallel ? tp : 1));
+  return 2 * ep * etp * tokens * (found.activation_bytes * found.he + 4 * found.E);
+}
+
 // Values of the parts of a tree that have no parts, by name.
 function leavesOf({ name, value, parts }) {
   return parts.length ? Object.assign({}, ...parts.map(leavesOf)) : { [name]: value };
@@ -190,6 +197,7 @@ function predictedWords({ problem, step_time, memory, device, values: found, hos
   const spent = leavesOf(time);
   return {
     memory_percent: round((100 * memory) / device),
+    dispatch_buffer_percent: round((100 * dispatchBuffers(settings, found)) / device),
     scatter_percent: round(100 * Math.max(...shares)),
     tp_overlap_gain: overlapGain(settings, found),
     host_gb: round(host[0] / 1e9),
