@@ -17,7 +17,7 @@ from costmodel.prediction import FITS_BELOW, TIGHT_ABOVE, Prediction, resource_s
 def payload(subject: Subject) -> dict[str, Any]:
     """The page's numbers.
 
-    prediction: the object of `predict --json` (and of a plan of `explain --json`); explain: the object of
+    prediction: the object of `predict --json` (that of a plan of `explain --json` and its GPUs); explain: the object of
     `explain --json`, null where no plan is legal. The others are told at the functions that make them.
     """
     prediction = subject.prediction
@@ -26,7 +26,7 @@ def payload(subject: Subject) -> dict[str, Any]:
         "advisor": advisor_version(),
         "made_on": date.today().isoformat(),
         "plan": prediction.plan.describe(),
-        "prediction": prediction.to_dict() | ({} if explained else gpus_told(prediction, subject.gpus)),
+        "prediction": prediction.to_dict() | gpus_told(prediction, subject.gpus),
         "explain": explained,
         "violations": [violation.to_dict() for violation in subject.found],
         "bound": resource_shares(prediction.time),
