@@ -9,7 +9,7 @@ from costmodel.amount import Amount, maximum
 from costmodel.data_parallel import buckets_of
 from costmodel.fully_sharded import Owner
 from costmodel.gradient_scaling import scaled_once, scaling_time
-from costmodel.rates import stream
+from costmodel.rates import tuned_stream
 from costmodel.term import Ledger, Term
 from costmodel.timing.network import small_all_reduce_time
 from costmodel.work import communication
@@ -36,7 +36,7 @@ def gradient_check_time(x: SimpleNamespace, owners: Collection[Owner]) -> Amount
     bandwidth in FP32 and 0.77 in BF16, the first look took 18 to 37 us of a chain of products, the second 7 to 12.
     """
     whole = sum(owner.whole for owner in owners)
-    read = stream(x, communication.gradient_bytes(x, whole), x.stream_fraction)
+    read = tuned_stream(x, communication.gradient_bytes(x, whole), x.stream_fraction)
     stops = sum(maximum(buckets_of(x, owner.whole), x.vpp) for owner in owners)
     return gradient_checks(x) * (read + stops * x.expert_wait)
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.gradient_scaling import scaled_each_pass, scaling_time
-from costmodel.rates import stream
+from costmodel.rates import tuned_stream
 from costmodel.term import Ledger
 from costmodel.timing import overlap
 from costmodel.work import communication
@@ -206,4 +206,4 @@ def flat_copies(x: SimpleNamespace, owner: Owner, layers: Amount, kept: Amount, 
     copied = (1 - deferred) * x.m * (x.weight_bytes + x.grad_bytes) + deferred * 2 * x.grad_bytes
     into += (CHUNK_CAT - 1) * copied
     moved = second * (out + into * trained) + x.fsdp1 * x.m * 2 * x.weight_bytes * trained
-    return is_more_than_one(owner.shard) * stream(x, moved, x.stream_fraction)
+    return is_more_than_one(owner.shard) * tuned_stream(x, moved, x.stream_fraction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum
-from costmodel.rates import stream
+from costmodel.rates import tuned_stream
 from costmodel.work import communication
 
 
@@ -40,4 +40,4 @@ def scaled_each_pass(x: SimpleNamespace) -> Amount:
 
 def scaling_time(x: SimpleNamespace, elements: Amount) -> Amount:
     """So many gradients read and written once more. [s]"""
-    return stream(x, 2 * communication.gradient_bytes(x, elements), x.stream_fraction)
+    return tuned_stream(x, 2 * communication.gradient_bytes(x, elements), x.stream_fraction)

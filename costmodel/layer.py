@@ -23,7 +23,15 @@ from costmodel.exposed import (
     ring_merges,
     tensor_parallel_times,
 )
-from costmodel.rates import half_length, linear_gemm, model_gemm, model_gemm_fraction, stream, torch_gradients
+from costmodel.rates import (
+    half_length,
+    linear_gemm,
+    model_gemm,
+    model_gemm_fraction,
+    stream,
+    torch_gradients,
+    tuned_stream,
+)
 from costmodel.recompute_time import recompute_time
 from costmodel.streams import stream_times
 from costmodel.symbols import ATTENTION_BLOCKS
@@ -109,12 +117,17 @@ def linear_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork, features:
             "wgrad": (x.trained * linear_gemm(x, layer, "wgrad", mixed), kernels.gemm_time),
             "quantise_forward": (
                 in_recipe
-                * (stream(x, cast_forward, x.elementwise_fraction) + joint_scale_time(x, layer, "column")),
+                * (
+                    tuned_stream(x, cast_forward, x.elementwise_fraction)
+                    + joint_scale_time(x, layer, "column")
+                ),
                 quantisation.quantise_input_elements,
             ),
             "quantise_backward": (
                 in_recipe
-                * (stream(x, cast_backward, x.elementwise_fraction) + joint_scale_time(x, layer, "row")),
+                * (
+                    tuned_stream(x, cast_backward, x.elementwise_fraction) + joint_scale_time(x, layer, "row")
+                ),
                 quantisation.quantise_grad_elements,
             ),
         }

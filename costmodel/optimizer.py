@@ -9,7 +9,7 @@ from costmodel.amount import Amount, maximum
 from costmodel.fully_sharded import Owner
 from costmodel.layer import Blocks
 from costmodel.muon import muon_share, muon_time
-from costmodel.rates import stream
+from costmodel.rates import tuned_stream
 from costmodel.stage_parameters import largest_table, under_adam
 from costmodel.term import Ledger, Term
 from costmodel.work import communication
@@ -65,7 +65,7 @@ def optimizer_time(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:
     steps profiled on an H200, docs/run.md.
     """
     on_device = adam_bytes(x) * sharded(x, owners) * (1 - x.optimizer_offload)
-    return stream(x, on_device + zeroed_bytes(x, owners), x.stream_fraction)
+    return tuned_stream(x, on_device + zeroed_bytes(x, owners), x.stream_fraction)
 
 
 def adam_bytes(x: SimpleNamespace) -> Amount:
@@ -111,7 +111,7 @@ def beside_muon_time(
     rest = ledger.define(
         "muon_rest", maximum(*stages), "1", under_adam, "parameters that a rank updates by Adam"
     )
-    return stream(x, adam_bytes(x) * rest + zeroed_bytes(x, owners), x.stream_fraction)
+    return tuned_stream(x, adam_bytes(x) * rest + zeroed_bytes(x, owners), x.stream_fraction)
 
 
 def sharded(x: SimpleNamespace, owners: Collection[Owner]) -> Amount:

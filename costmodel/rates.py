@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.timing import kernels
 from costmodel.work import linear
 from costmodel.work.linear import Linear
@@ -30,7 +30,7 @@ def linear_gemm(x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = Fals
     data gradient and one (N, K, M) for the weight gradient, which adds to the gradient buffer. mixed: some
     layers of the model stay in 16 bits (bf16_share).
     """
-    rows = padded_rows(layer) if layer.grouped else layer.rows
+    rows = padded_rows(x, layer) if layer.grouped else layer.rows
     shapes = {
         "forward": (rows, layer.columns, layer.inner),
         "dgrad": (rows, layer.inner, layer.columns),
@@ -46,9 +46,12 @@ def linear_gemm(x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = Fals
     return (1 - x.bf16_share) * time + x.bf16_share * plain
 
 
-def padded_rows(layer: Linear) -> Amount:
-    """Rows of one group, whole tiles: an expert's last tile is computed whole. [1]"""
-    return ceiling(layer.rows / kernels.TILE_ROWS) * kernels.TILE_ROWS
+def padded_rows(x: SimpleNamespace, layer: Linear) -> Amount:
+    """Rows of one group, whole tiles: an expert's last tile is computed whole. [1]
+
+    Without dropped tokens experts have as many as their router gives each, about the mean: half a tile more on average.
+    """
+    return kernels.whole(layer.rows / kernels.TILE_ROWS, x.dropless) * kernels.TILE_ROWS
 
 
 def _recipe_gemm(
@@ -88,6 +91,7 @@ def _recipe_gemm(
             fill=x.linear_fill,
             launch=0,
             groups=together,
+            uneven=x.dropless if layer.grouped and not accumulate else 0,
             **gemm_memory(x, rows, columns, inner, x.operand_bytes, together),
         )
     )
@@ -174,8 +178,20 @@ def torch_gradients(x: SimpleNamespace) -> Amount:
 
 
 def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
-    """Seconds of memory-bound kernels that move `num_bytes`. [s]"""
-    kernels_rate = x.elementwise_scale * x.release_scale
+    """Seconds of memory-bound kernels that move `num_bytes`: activations, residuals, copies, losses. [s]"""
+    return _stream(x, num_bytes, fraction, x.elementwise_scale)
+
+
+def tuned_stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
+    """Seconds of kernels written by hand for their bytes: norms, casts, passes over gradients and states. [s]
+
+    One constant for every GPU: fitted apart, each of the three kinds came out alike on Ampere, Hopper and Blackwell.
+    """
+    return _stream(x, num_bytes, fraction, x.tuned_stream_scale)
+
+
+def _stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount, scale: Amount) -> Amount:
+    kernels_rate = scale * x.release_scale
     bandwidth = x.hbm_bandwidth * kernels_rate * (1 - VBOOST_MEMORY * boosted(x))
     return kernels.stream_time(num_bytes, bandwidth=bandwidth, fraction=fraction)
 

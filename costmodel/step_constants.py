@@ -70,7 +70,18 @@ PRIORS: dict[str, Prior] = {
         "bandwidth of expert dispatch between domains over one card's: 0.84 to 0.92 in DeepEP's own test on B200",
     ),
     "attention_rate": Prior(0.95, 0.3, 0.25, 1.4, "1", "attention rate in a step over the kernel table"),
-    "elementwise_rate": Prior(0.9, 0.3, 0.4, 1.2, "1", "element-wise bandwidth in a step over the table"),
+    "elementwise_rate": Prior(
+        0.9, 0.3, 0.4, 1.2, "1", "other element-wise bandwidth in a step over the table"
+    ),
+    "tuned_stream_rate": Prior(
+        0.9,
+        0.3,
+        0.4,
+        1.6,
+        "1",
+        "bandwidth of kernels written for it in a step over the table: norms, casts to 8 and 4 bits, passes over "
+        "gradients and optimizer states",
+    ),
     # Tables of collectives inside a domain were measured on the very links; networks between domains differ.
     "intra_rate": Prior(0.9, 0.06, 0.5, 1.1, "1", "collectives inside a domain, in a step over the table"),
     "inter_rate": Prior(0.8, 0.6, 0.2, 1.1, "1", "collectives between domains, in a step over the table"),
@@ -221,6 +232,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "release_scale": f"release_rate/{stack.name}-{kernels}",
         "attention_scale": f"attention_rate/{generation}-{stack.attention}",
         "elementwise_scale": f"elementwise_rate/{kernels}",
+        "tuned_stream_scale": "tuned_stream_rate/all",
         "grouped_scale": f"grouped_rate/{kernels}",
         "wgrad_scale": f"wgrad_rate/{kernels}",
         "scan_rate": f"scan_rate/{kernels}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from costmodel.exposed import Times
-from costmodel.rates import outlasted, stream
+from costmodel.rates import outlasted, stream, tuned_stream
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 
@@ -33,7 +33,9 @@ def stream_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Times:
                 f"{block.name}_{one.name}_{name}",
                 outlasted(
                     x,
-                    stream(x, size, rates.get((one.kind, name), x.elementwise_fraction)),
+                    (tuned_stream if one.kind == "norm" else stream)(
+                        x, size, rates.get((one.kind, name), x.elementwise_fraction)
+                    ),
                     getattr(x, cycles) * busy if cycles else 0,
                 ),
                 "s",

@@ -304,6 +304,7 @@ INPUTS: tuple[Input, ...] = tuple(
         early_stop | 1 | 1 when full recompute ends with the last saved tensor
         attention_scale | 1 | rate of attention inside a training step over the kernel tables
         elementwise_scale | 1 | bandwidth of element-wise kernels inside a training step over the tables
+        tuned_stream_scale | 1 | the same of norms, casts and passes over gradients and optimizer states
         grouped_scale | 1 | rate of grouped GEMMs of uneven groups (no capacity) over a plain GEMM of as many tiles
         scan_rate | FLOP | what Mamba and delta scans do in a cycle of a streaming multiprocessor
         dispatch_scale | 1 | bandwidth of DeepEP's and HybridEP's dispatch over that of an all-to-all

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.rates import linear_gemm, model_gemm, stream
+from costmodel.rates import linear_gemm, model_gemm, stream, tuned_stream
 from costmodel.symbols import symbol
 from costmodel.term import Ledger
 from costmodel.timing import kernels
@@ -35,7 +35,7 @@ def vocabulary_times(
     low = (
         linear_gemm(x, layer, "forward")
         + linear_gemm(x, layer, "dgrad")
-        + stream(x, cast_bytes(x, layer), x.elementwise_fraction)
+        + tuned_stream(x, cast_bytes(x, layer), x.elementwise_fraction)
     )
     wgrad = ledger.define(
         "output_wgrad",

@@ -65,7 +65,13 @@ CONSTANTS = (
     Constant("gemm_rate", ("linear_scale", "gemm_scale"), (("step", "gemm_rate"),), 0.15),
     Constant("wgrad_rate", ("wgrad_scale",), (("step", "wgrad_rate"),), 0.1),
     Constant("attention_rate", ("attention_scale",), (("step", "attention_rate"),), 0.3),
-    Constant("elementwise_rate", ("elementwise_scale",), (("step", "elementwise_rate"),), 0.4),
+    # One rate of both kinds: a few runs of one machine do not tell norms from activations.
+    Constant(
+        "elementwise_rate",
+        ("elementwise_scale", "tuned_stream_scale"),
+        (("step", "elementwise_rate"), ("step", "tuned_stream_rate")),
+        0.4,
+    ),
     Constant("stream", ("stream_fraction",), (("memory", "stream"),), 0.4),
     Constant(
         "kernel_launch",

@@ -194,6 +194,7 @@ def step_table(leaf: Leaf) -> Record:
         "gemm_rate",
         "attention_rate",
         "elementwise_rate",
+        "tuned_stream_rate",
         "intra_rate",
         "inter_rate",
     )

@@ -42,7 +42,7 @@ def _gemms(prediction: Prediction) -> Iterator[dict[str, Any]]:
 
 def _gemm(x: SimpleNamespace, block: str, layer: Linear, kind: str, seconds: float) -> dict[str, Any]:
     """One pass of one linear layer; shapes as `costmodel.rates.linear_gemm` gives them to the kernel."""
-    tokens = padded_rows(layer) if layer.grouped else layer.rows
+    tokens = padded_rows(x, layer) if layer.grouped else layer.rows
     m, n, k = {
         "forward": (tokens, layer.columns, layer.inner),
         "dgrad": (tokens, layer.inner, layer.columns),

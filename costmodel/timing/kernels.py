@@ -27,6 +27,7 @@ def gemm_time(
     bandwidth: Amount,
     groups: Amount = 1,
     fill: Amount = 0,
+    uneven: Amount = 0,
 ) -> Amount:
     """Seconds of one GEMM (M, N, K), or of `groups` equal ones in one kernel: compute or memory. [s]
 
@@ -47,21 +48,34 @@ def gemm_time(
         GEMMs that share the waves, as a grouped GEMM of experts. [1]
     fill
         Steps of K in whose time a tile's pipeline fills and its result is written. [1]
+    uneven
+        1 where M is the mean of groups' rows in `whole` tiles, which differ, so that waves end anywhere. [1]
 
     Notes
     -----
     t = launch + max(2 M N (K + fill) q / (fraction peak), bytes / bandwidth), q = 1 + weight (ceil(w) / w - 1),
-    w = ceil(M / 128) ceil(N / 256) / SMs. Fitted for M >= 256 and N, K >= 512; quantisation of operands
-    is not in it.
+    w = ceil(M / 128) ceil(N / 256) / SMs; of uneven groups M / 128 is whole, and ceil(w) a mean. Fitted for M >= 256
+    and N, K >= 512; quantisation of operands is not in it.
 
     References
     ----------
     NVIDIA, Matrix Multiplication Background User's Guide (wave quantisation); tables of NVIDIA aiconfigurator.
     """
-    waves = groups * ceiling(rows / TILE_ROWS) * ceiling(columns / TILE_COLUMNS) / num_sms
-    tail = 1 + wave_weight * (ceiling(waves) / waves - 1)
+    tiles = (1 - uneven) * ceiling(rows / TILE_ROWS) + uneven * rows / TILE_ROWS
+    waves = groups * tiles * ceiling(columns / TILE_COLUMNS) / num_sms
+    tail = 1 + wave_weight * (whole(waves, uneven) / waves - 1)
     flops = 2 * groups * rows * columns * (inner + fill)
     return launch + maximum(flops * tail / (fraction * peak), num_bytes / bandwidth)
+
+
+def whole(count: Amount, uneven: Amount = 0) -> Amount:
+    """The next whole number; where `count` is a mean of counts that differ, the mean of theirs. [as count]
+
+    That is half more, for the last of a count is filled by any share, and 1 at least.
+    """
+    if isinstance(uneven, int) and not uneven:
+        return ceiling(count)
+    return (1 - uneven) * ceiling(count) + uneven * maximum(1, count + 0.5)
 
 
 def attention_time(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ import hardware_db
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
-from costmodel.timing.kernels import gemm_time
+from costmodel.timing.kernels import TILE_ROWS, gemm_time, whole
 from costmodel.workload import Workload
 
 sizes = st.integers(256, 20_000)
@@ -55,3 +56,35 @@ def test_formats_fill_in_the_same_time():
         load_model("llama3-8b"), Workload(4096, 64), cluster, Plan(dp=8, precision="fp8-cs")
     ).values
     assert values["linear_fill"] == pytest.approx(2 * values["gemm_fill"], rel=0.01)
+
+
+@pytest.mark.parametrize("rows", [512, 1000, 2048, 4100])
+def test_unlike_groups_fill_half_a_tile_more_on_average(rows):
+    """Tokens that choose their experts at random give them unlike counts, whose last tiles are filled by any share."""
+    tokens, topk, num_experts = rows * 8, 8, 64
+    drawn = np.random.default_rng(1).multinomial(tokens * topk, [1 / num_experts] * num_experts, size=400)
+    tiles = np.ceil(drawn / TILE_ROWS).mean()
+    assert whole(rows / TILE_ROWS, 1) == pytest.approx(tiles, rel=0.025)
+    assert whole(rows / TILE_ROWS) == np.ceil(rows / TILE_ROWS)
+
+
+@given(rows=st.integers(1, 100_000))
+def test_no_group_has_less_than_a_tile_or_than_its_rows(rows):
+    assert max(1, rows / TILE_ROWS) <= whole(rows / TILE_ROWS, 1) <= rows / TILE_ROWS + 1
+
+
+def expert_gemm(seq_len: int, **knobs: Any) -> float:
+    """Seconds of the experts' first product forward."""
+    cluster = hardware_db.load_cluster("dgx-h100")
+    plan = Plan(dp=8, ep=8, **knobs)
+    return predict(load_model("qwen3-30b-a3b"), Workload(seq_len, 8), cluster, plan).values[
+        "experts_fc1_forward"
+    ]
+
+
+def test_a_few_more_tokens_are_no_tile_more_for_every_expert():
+    """2,048 rows an expert, then 2,064: only experts that a capacity factor fills need a 17th tile, all of them."""
+    few, more = (expert_gemm(seq_len) for seq_len in (4096, 4128))
+    assert 1 < more / few < 1.01
+    few, more = (expert_gemm(seq_len, moe_capacity_factor=1.0) for seq_len in (4096, 4128))
+    assert more / few > 1.04

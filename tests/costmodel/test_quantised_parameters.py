@@ -12,7 +12,7 @@ import hardware_db
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
-from costmodel.rates import stream
+from costmodel.rates import tuned_stream
 from costmodel.workload import Workload
 
 CLUSTERS = {gpu: hardware_db.resolve(gpu, None)[0] for gpu in ("h100", "b200")}
@@ -33,7 +33,7 @@ def cast(x: SimpleNamespace) -> float:
     """Bytes an element and step in which a layer's casts differ from one another's, inputs and gradients included."""
     names = ("attention_qkv", "attention_proj", "mlp_fc1", "mlp_fc2")
     seconds = sum(getattr(x, f"{name}_quantise_{way}") for name in names for way in ("forward", "backward"))
-    return float(x.m * seconds / stream(x, LINEAR, x.elementwise_fraction))
+    return float(x.m * seconds / tuned_stream(x, LINEAR, x.elementwise_fraction))
 
 
 def spared(gpu: str = "h100", batch: int = 16, **knobs: Any) -> float:
@@ -89,3 +89,11 @@ def test_vocabulary_tables_are_gathered_in_16_bits():
     tables = 2 * 128_256 * 4096
     share = tables / (tables + 32 * 218_112_000)
     assert x.dp_all_gather / wide.dp_all_gather == pytest.approx((1 + share) / 2, rel=1e-3)
+
+
+def test_casts_have_a_rate_of_their_own():
+    x = values(batch=8, precision="fp8-cs", fp8_param_gather=False)
+    moved = x.quantise_grad_bytes * x.b * x.s * x.h
+    rate = x.hbm_bandwidth * x.elementwise_fraction * x.release_scale
+    assert x.mlp_fc2_quantise_backward == pytest.approx(moved / (rate * x.tuned_stream_scale))
+    assert x.tuned_stream_scale != x.elementwise_scale
