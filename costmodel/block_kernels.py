@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
+from costmodel.rates import apart_gradients
 from costmodel.symbols import ATTENTION_BLOCKS
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
@@ -51,6 +52,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     apart = sum((layer.groups * each - 1) * (1 - x.grouped) for layer in grouped)
     # Weight gradients that nobody takes: of products by themselves, and of one expert where each has its own.
     frozen = (1 - x.trained) * (len(work.linears) - x.grouped * len(grouped))
+    added = x.trained * apart_gradients(x)  # a kernel for each weight
     collectives = is_more_than_one(x.tp) if has_tp else 0
     adapters = sum(getattr(x, f"lora_{layer.adapter}") for layer in work.linears if lora and layer.adapter)
     source = "fused kernels, quantisation, collectives of one block"
@@ -78,6 +80,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         + 3 * collectives
         + (1 + x.trained) * apart
         - frozen
+        + added * (len(work.linears) - len(grouped))
         + ADAPTER_KERNELS[1] * adapters
         + again * forward
         + ups * latent
@@ -94,7 +97,8 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         "1",
         block_kernels,
     )
-    return Issued(forward, backward, loops, (1 + x.trained + repeated(x, x.recompute_moe)) * loops)
+    again_each = (1 + x.trained + repeated(x, x.recompute_moe)) * loops
+    return Issued(forward, backward, loops, again_each + added * sum(layer.groups for layer in grouped))
 
 
 # Kernels' worth of host time that one checkpoint takes beside what it repeats: random states saved and restored,

@@ -24,12 +24,12 @@ from costmodel.exposed import (
     tensor_parallel_times,
 )
 from costmodel.rates import (
+    added_apart,
     half_length,
     linear_gemm,
     model_gemm,
     model_gemm_fraction,
     stream,
-    torch_gradients,
     tuned_stream,
 )
 from costmodel.recompute_time import recompute_time
@@ -291,26 +291,17 @@ def _dense_parts(x: SimpleNamespace, work: BlockWork, gemms: Times, small: Times
         "quantise": sum(times["quantise_forward"] for times in gemms.values()),
         "elementwise": sum(times["forward"] for times in small.values()),
     }
+    apart = added_apart(x, x.trained * (work.weights(True) + work.weights(False)))
     backward: Parts = {
         "linear_dgrad": sum(times["dgrad"] for times in plain),
         "linear_wgrad": sum(times["wgrad"] for times in plain),
         "quantise": sum(times["quantise_backward"] for times in gemms.values()),
-        "elementwise": sum(times["backward"] for times in small.values()) + _accumulation_time(x, work),
+        "elementwise": sum(times["backward"] for times in small.values()) + apart,
     }
     if experts_own:
         forward["experts"] = sum(times["forward"] for times in experts_own)
         backward["experts"] = sum(times["dgrad"] + times["wgrad"] for times in experts_own)
     return forward, backward
-
-
-def _accumulation_time(x: SimpleNamespace, work: BlockWork) -> Amount:
-    """Weight gradients that no product adds to their buffer: kernels of their own do. [s]
-
-    Under Megatron's FSDP they are copied into one (_grad_acc of megatron_fsdp.py).
-    """
-    summed = x.trained * x.accumulate_split * (work.weights(True) + work.weights(False))
-    moved = (2 - x.fsdp) * x.grad_bytes + x.weight_bytes
-    return stream(x, (1 - torch_gradients(x)) * moved * summed, x.elementwise_fraction)
 
 
 def _core_times(ledger: Ledger, x: SimpleNamespace, name: str, work: BlockWork) -> Times:

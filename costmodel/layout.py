@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
 
 from costmodel.model_spec import ATTENTION, DENSE, GATED_DELTA, MAMBA, MLP, MOE, SPARSE, ModelSpec
 from costmodel.parameter_counts import layer_parts
@@ -176,7 +179,10 @@ def balance(weights: Sequence[float], bins: int, pp: int) -> list[int]:
     """Parts of each virtual stage, contiguous, so that the heaviest *stage* is as light as can be. [1]
 
     The heaviest chunk is minimised exactly (binary search over its weight, greedy filling from either end);
-    beside that stand the splits of nearly equal counts, which can be better for stages of several chunks.
+    beside that stand the splits of nearly equal counts, which can be better for stages of several chunks. Where one
+    part is the heaviest stage, such as the loss of a model with light layers, filling leaves stages empty: of splits
+    that are as good, the most even ones among them, that of the most even chunks is taken. Most even ones that would be
+    better by weight are not: weights are FLOPs, of which the loss has more than of the time beside experts.
     Source: the linear partition problem.
     """
     low, high = max(weights), sum(weights)
@@ -193,7 +199,35 @@ def balance(weights: Sequence[float], bins: int, pp: int) -> list[int]:
     each, rest = divmod(len(weights), bins)
     options.append([each + (index < rest) for index in range(bins)])
     options.append([each + (index >= bins - rest) for index in range(bins)])
-    return min(options, key=lambda sizes: _heaviest_stage(weights, sizes, pp))
+    least = min(max(_loads(weights, sizes, pp)) for sizes in options)
+    options.append(_over_chunks(_even(weights, pp), bins // pp))
+    if bins > pp:
+        options.append(_even(weights, bins))
+    as_good = [sizes for sizes in options if abs(max(_loads(weights, sizes, pp)) / least - 1) < 1e-6]
+    return min(as_good, key=lambda sizes: sum(load**2 for load in _loads(weights, sizes, bins)))
+
+
+def _over_chunks(sizes: Sequence[int], vpp: int) -> list[int]:
+    """Parts of each virtual stage where the stages have so many, of which later chunks take what is over. [1]"""
+    return [size // vpp + (chunk >= vpp - size % vpp) for chunk in range(vpp) for size in sizes]
+
+
+def _even(weights: Sequence[float], bins: int) -> list[int]:
+    """Parts of each bin, contiguous, so that the squares of the bins' weights add up to least. [1]"""
+    ends = np.concatenate([[0.0], np.cumsum(weights)])
+    filled = ends[:, None] - ends
+    squares = np.where(filled >= 0, filled, np.inf) ** 2
+    best, begins, places = squares[:, 0], [], np.arange(len(ends))
+    for _ in range(bins - 1):
+        sums = squares + best
+        begin = sums.argmin(axis=1)
+        begins.append(begin)
+        best = sums[places, begin]
+    edges = [len(weights)]
+    for begin in reversed(begins):
+        edges.append(int(begin[edges[-1]]))
+    edges.append(0)
+    return [last - first for last, first in pairwise(edges)][::-1]
 
 
 def _fill(weights: Sequence[float], limit: float) -> list[int]:
@@ -207,13 +241,14 @@ def _fill(weights: Sequence[float], limit: float) -> list[int]:
     return sizes
 
 
-def _heaviest_stage(weights: Sequence[float], sizes: Sequence[int], pp: int) -> float:
+def _loads(weights: Sequence[float], sizes: Sequence[int], pp: int) -> list[float]:
+    """Weight on each of pp stages, all its chunks together. [1]"""
     loads = [0.0] * pp
     start = 0
     for index, size in enumerate(sizes):
         loads[index % pp] += sum(weights[start : start + size])
         start += size
-    return max(loads)
+    return loads
 
 
 @lru_cache(maxsize=1024)

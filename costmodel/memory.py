@@ -301,7 +301,9 @@ def _states(
     of_blocks = parameters_of(x, blocks, of.name) + of.experts
     linears = sum(linear_weights_of(x, blocks, of.name, grouped) for _, _, grouped in shards)
     layer = (of_blocks / maximum(of.layers, 1), linears / maximum(of.layers, 1))
-    freed = of.kept / maximum(of.layers, 1)
+    # A backward pass gives back what it finds: with full recompute an input, of what waits in host memory nothing.
+    kept = (1 - x.recompute_layers) * of.kept / maximum(of.layers, 1)
+    freed = (1 - x.offload_share) * (x.recompute_layers * activations.layer_input(x) + kept)
     gathered = gathered_bytes(x, layer, of.dense + of.experts, of.loss, workspace, freed)
     return [
         ("weights", "weights", weights, weight_bytes),

@@ -172,6 +172,23 @@ def accumulated_bytes(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amou
     return (1 - x.accumulate_split) * ((1 - x.fsdp) * summed + x.fsdp * written) * rows * columns
 
 
+def added_apart(x: SimpleNamespace, weights: Amount) -> Amount:
+    """Seconds in which kernels of their own add gradients of so many weights to their buffer, where no product does.
+
+    Under Megatron's FSDP they are copied into one (_grad_acc of megatron_fsdp.py).
+    """
+    moved = (2 - x.fsdp) * x.grad_bytes + x.weight_bytes
+    return stream(x, apart_gradients(x) * moved * weights, x.elementwise_fraction)
+
+
+def apart_gradients(x: SimpleNamespace) -> Amount:
+    """1 where a kernel of its own adds the gradient of a weight to the buffer: no product does, nor autograd. [1]
+
+    Source: Megatron-Core 0.16.1, distributed_data_parallel.py, _make_backward_post_hook (param.main_grad.add_).
+    """
+    return x.accumulate_split * (1 - torch_gradients(x))
+
+
 def torch_gradients(x: SimpleNamespace) -> Amount:
     """1 where weight gradients are autograd's own tensors: under PyTorch's FSDP. [1]"""
     return x.fsdp * maximum(x.fsdp1, x.fsdp2, x.fsdp_copies)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
-from costmodel.rates import linear_gemm, model_gemm, stream, tuned_stream
+from costmodel.rates import added_apart, linear_gemm, model_gemm, stream, tuned_stream
 from costmodel.symbols import symbol
 from costmodel.term import Ledger
 from costmodel.timing import kernels
@@ -43,6 +43,7 @@ def vocabulary_times(
         * (
             (1 - x.fp8_output) * model_gemm(x, columns, x.h, rows, accumulate=True)
             + x.fp8_output * linear_gemm(x, layer, "wgrad")
+            + added_apart(x, columns * x.h)
         ),
         "s",
         kernels.gemm_time,

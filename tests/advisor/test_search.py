@@ -248,11 +248,11 @@ def test_the_smallest_cluster_that_fits_is_told_with_its_own_batch(gpus, batch, 
 
 @pytest.mark.parametrize(
     ("gpus", "pins", "way"),
-    [(12, {"pp": 3}, "--gpus 24"), (96, {"tp": 8, "pp": 12}, "--gpus 192")],
+    [(12, {"pp": 3}, "--gpus 24"), (48, {"tp": 8, "pp": 6}, "--gpus 192")],
 )
 def test_larger_clusters_are_multiples_of_pinned_sizes(gpus, pins, way):
     """16 and 128 GPUs, of which these pins make no layout, ended the answer as if they had been asked for."""
-    found = search(make_request("405b" if gpus == 96 else "70b", gpus, "h100", pins=pins))
+    found = search(make_request("405b" if gpus == 48 else "70b", gpus, "h100", pins=pins))
     assert not found.plans
     assert way in what_would_fit(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from family_cases import FAMILIES
@@ -136,6 +137,32 @@ def test_without_interleaving_the_balancer_is_optimal(parts, pp):
     assert _heaviest(parts, balance(parts, pp, pp)) == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "pp", "vpp"),
+    [("gpt-oss-120b", 16, 1), ("gpt-oss-120b", 16, 2), ("qwen3-30b-a3b", 32, 1), ("llama4-maverick", 32, 1)],
+)
+def test_no_stage_stays_empty_beside_a_heavy_loss(name, pp, vpp):
+    """Weighed by FLOPs the loss of these has more than four layers: stages were filled up to it, the others empty."""
+    model = load_model(name)
+    layout = plan_layout(model, pp, vpp, text=BALANCED)
+    layers = [layout.stage_layers(stage) for stage in range(pp)]
+    assert min(layers[:-1]) >= 1
+    assert max(layers) == math.ceil(model.num_layers / (pp - 1))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 4))
+def test_of_splits_as_light_the_most_even_is_taken(parts, pp):
+    """Against every contiguous split, by the sum of the squares."""
+    loads = [_loads(parts, sizes) for sizes in _splits(len(parts), pp)]
+    least = min(map(max, loads))
+    evenest = min(sum(load**2 for load in each) for each in loads)
+    found = _loads(parts, balance([float(part) for part in parts], pp, pp))
+    lightest = [each for each in loads if max(each) == least]
+    if evenest in [sum(load**2 for load in each) for each in lightest]:
+        assert sum(load**2 for load in found) == evenest
+
+
 @given(st.integers(1, 128), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
 def test_even_chunks_are_even_or_none(layers, pp, vpp):
     for embedding, loss in ((False, False), (True, False), (True, True)):
@@ -162,11 +189,15 @@ def test_edge_stages_have_the_layers_that_were_asked_for(layers, pp, first, last
 
 
 def _heaviest(parts, sizes):
+    return max(_loads(parts, sizes))
+
+
+def _loads(parts, sizes):
     loads, start = [], 0
     for size in sizes:
         loads.append(sum(parts[start : start + size]))
         start += size
-    return max(loads)
+    return loads
 
 
 def _heaviest_stage(parts, sizes, pp):

@@ -30,6 +30,34 @@ def test_gradients_added_by_a_kernel_of_their_own_cost_more():
     assert split.step_time_s > fused.step_time_s
 
 
+def test_the_output_layers_gradient_is_added_by_a_kernel_too():
+    """It was added for nothing: 10 bytes of each of 128,256 x 4,096 weights at the rate of element-wise kernels."""
+    fused, split = (llama(gradient_accumulation_fusion=fusion) for fusion in (True, False))
+    v = split.values
+    rate = v["hbm_bandwidth"] * v["elementwise_fraction"] * v["elementwise_scale"] * v["release_scale"]
+    moved = (2 * 4 + 2) * 128256 * 4096 / split.plan.tp
+    assert split.values["output_wgrad"] > fused.values["output_wgrad"]
+    product = dataclasses.replace(split.plan, grad_reduce_in_fp32=False)
+    plain = predict(split.model, split.workload, split.cluster, product).values["output_wgrad"]
+    assert v["output_wgrad"] - plain == pytest.approx(moved * 4 / 10 / rate)
+
+
+def test_the_host_issues_a_kernel_for_each_gradient_that_is_added_apart():
+    """One for each weight: of two products in a dense block, of the router, and of two in each local expert."""
+    dense, experts = (
+        [case(gradient_accumulation_fusion=fusion, **sizes).values for fusion in (True, False)]
+        for case, sizes in ((llama, {}), (qwen, {"ep": 8}))
+    )
+    for block in ("attention", "mlp"):
+        assert dense[1][f"{block}_kernels_backward"] - dense[0][f"{block}_kernels_backward"] == 2
+    assert experts[1]["experts_kernels_backward"] - experts[0]["experts_kernels_backward"] == 1
+    issued = [values["host_issues_backward_pace"] for values in experts]
+    kernel = experts[0]["host_kernel"]
+    loops = 2 * 128 / 8 * experts[0]["loop_launch"]
+    layers = experts[0]["layers_pace"]
+    assert issued[1] - issued[0] == pytest.approx(layers * (2 + 1 + loops) * kernel)
+
+
 def test_only_weight_gradients_go_at_their_own_rate():
     """At any other rate of them nothing else of the step's products changes; experts keep the grouped rate."""
     dense, experts = llama(), qwen(ep=8)
