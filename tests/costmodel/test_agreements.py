@@ -26,7 +26,7 @@ def term(plan: Plan, name: str, **where) -> float:
 
 def test_a_check_reads_the_gradients_once_and_stops_the_host_at_each_bucket():
     found = values(Plan(tp=4, pp=2, dp=8, sequence_parallel=True))
-    bandwidth = found["hbm_bandwidth"] * found["stream_fraction"] * found["elementwise_scale"]
+    bandwidth = found["hbm_bandwidth"] * found["stream_fraction"] * found["tuned_stream_scale"]
     read = found["nan_checks"] - found["expert_wait"]
     assert read == pytest.approx(4 * found["dp_parameters"] / (bandwidth * found["release_scale"]), rel=0.001)
     narrow = values(Plan(tp=4, pp=2, dp=8, sequence_parallel=True, grad_reduce_in_fp32=False))

@@ -14,7 +14,7 @@ from costmodel.model_registry import load_model
 from costmodel.optimizer import adam_bytes
 from costmodel.plan import Plan
 from costmodel.predict import predict
-from costmodel.rates import accumulated_bytes, stream
+from costmodel.rates import accumulated_bytes, tuned_stream
 from costmodel.workload import Workload
 
 H100 = hardware_db.resolve("h100", None)[0]
@@ -103,7 +103,7 @@ def test_a_pipeline_of_pytorchs_keeps_parameters_and_gradients_until_it_has_ende
     assert x.fsdp_exposed > 16 * x.dp_fsdp_scatter  # one reduction a layer, nothing beside it
     more = values("torchtitan", 64, **knobs).fsdp_exposed - x.fsdp_exposed
     added = 8 * (2 + 4 + 4) * (16 * x.dp_layer_parameters + x.dp_first_parameters)
-    assert more == pytest.approx(stream(x, added, x.stream_fraction))  # no traffic
+    assert more == pytest.approx(tuned_stream(x, added, x.stream_fraction))  # no traffic
 
 
 def test_experts_of_automodel_stay_gathered():
@@ -117,7 +117,7 @@ def test_copies_of_each_kind_of_fsdp():
         x = values(stack, 16)
         x = SimpleNamespace(**vars(x) | {"weight_bytes": 2, "grad_bytes": 4, "m": 2})
         seconds = flat_copies(x, owner, 10, kept, deferred)  # type: ignore[arg-type]
-        rate = x.elementwise_scale * x.release_scale * x.stream_fraction * x.hbm_bandwidth
+        rate = x.tuned_stream_scale * x.release_scale * x.stream_fraction * x.hbm_bandwidth
         return seconds * rate
 
     whole = 10 * 100 + 60

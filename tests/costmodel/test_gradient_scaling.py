@@ -29,7 +29,7 @@ def moved(found: Prediction, seconds: float) -> float:
     return (
         seconds
         * values["stream_fraction"]
-        * values["elementwise_scale"]
+        * values["tuned_stream_scale"]
         * values["hbm_bandwidth"]
         * values["release_scale"]
     )

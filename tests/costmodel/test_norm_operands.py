@@ -29,7 +29,7 @@ def values(
 
 def element(found: dict[str, float], seconds: float, tokens: float = 8192) -> float:
     """HBM bytes for each element of a hidden state of so many tokens, at the rate of casts. [byte]"""
-    rate = found["elementwise_fraction"] * found["elementwise_scale"] * found["hbm_bandwidth"]
+    rate = found["elementwise_fraction"] * found["tuned_stream_scale"] * found["hbm_bandwidth"]
     return seconds * rate * found["release_scale"] / (tokens * found["h"])
 
 
