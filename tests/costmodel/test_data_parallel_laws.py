@@ -13,7 +13,7 @@ from law_cases import B200, GENTLE, H100, LLAMA, plans
 
 from costmodel.fully_sharded import CHUNK_CAT
 from costmodel.plan import Plan
-from costmodel.rates import stream
+from costmodel.rates import tuned_stream
 from costmodel.workload import Workload
 
 
@@ -68,7 +68,7 @@ def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
     moved = 80 * (2 * 2 * 2 + into) * values["dp_layer_parameters"]
     moved += (2 * 2 + into) * (values["dp_first_parameters"] + values["dp_output_parameters"])
     x = SimpleNamespace(**values)
-    assert more(plan) == pytest.approx(stream(x, moved, x.stream_fraction))
+    assert more(plan) == pytest.approx(tuned_stream(x, moved, x.stream_fraction))
     assert more(plan, 256) == pytest.approx(4 * more(plan))
     assert 0 < more(dataclasses.replace(plan, zero_stage=2)) < more(plan)
     assert more(dataclasses.replace(plan, dp=1)) == 0
