@@ -105,7 +105,8 @@ def test_experts_filled_to_their_capacity_are_plain_products():
     )
     x = qwen(ep=8).values
     tiles = x["b"] * x["s"] * x["topk"] * x["ep"] / x["E"] / 128
-    assert filled < uneven <= filled / x["grouped_scale"] * (tiles + 0.5) / tiles * (1 + 1e-9)
+    # 1 %: the last wave, which ends anywhere too.
+    assert filled < uneven <= 1.01 * filled / x["grouped_scale"] * (tiles + 0.5) / tiles
 
 
 @pytest.mark.parametrize(
