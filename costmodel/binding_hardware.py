@@ -373,8 +373,11 @@ def _step_constant(own: Mapping[str, Any], cluster: Cluster, stack: Stack, key: 
     name, _, where = key.partition("/")
     if name == "release_rate":
         return _release_rate(stack, architecture(cluster.gpu.generation)), True
-    if name in own:
-        return bound_of(own[name], f"{cluster.gpu.name}, step.{name}"), True
+    # Profiles written before 2026-11-29 have one rate of norms, casts and everything element-wise.
+    older = "elementwise_rate" if name == "tuned_stream_rate" else name
+    for each in (name, older):
+        if each in own:
+            return bound_of(own[each], f"{cluster.gpu.name}, step.{each}"), True
     if name == "step_overhead" and stack.loop:
         return Bound(stack.loop, f"costmodel/stacks.toml, {stack.family}.loop: {stack.title}"), True
     fits = fitted().get(name, {})

@@ -173,7 +173,7 @@ def accumulated_bytes(x: SimpleNamespace, rows: Amount, columns: Amount) -> Amou
 
 
 def added_apart(x: SimpleNamespace, weights: Amount) -> Amount:
-    """Seconds in which kernels of their own add gradients of so many weights to their buffer, where no product does.
+    """Seconds in which kernels of their own add gradients of so many weights to their buffer: no product does. [s]
 
     Under Megatron's FSDP they are copied into one (_grad_acc of megatron_fsdp.py).
     """

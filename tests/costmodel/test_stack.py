@@ -28,6 +28,7 @@ from costmodel.stack import (
 )
 from costmodel.step_constants import maturity
 from costmodel.workload import Workload
+from hardware_db.schema import Quantity
 
 
 def on_h100(stack: str | None, **knobs) -> Prediction:
@@ -177,6 +178,17 @@ def test_a_generation_without_runs_takes_what_others_show_and_says_so():
     )
     assert any("what others of their kind show" in note for note in prediction.assumptions)
     assert "other" in prediction.sources["elementwise_scale"]
+
+
+def test_a_profile_with_one_rate_of_element_wise_kernels_holds_for_norms_too():
+    """As profiles were written until 2026-11-29: what a machine was measured at stays."""
+    cluster = hardware_db.load_cluster("dgx-h100")
+    leaf = Quantity(0.31, "1", "measured", "own runs")
+    gpu = replace(
+        cluster.gpu, own_calibration=cluster.gpu.own_calibration | {"step": {"elementwise_rate": leaf}}
+    )
+    bound = bind(load_model("llama3-8b"), Workload(8192, 64), replace(cluster, gpu=gpu), "bf16", None)
+    assert bound["elementwise_scale"].value == bound["tuned_stream_scale"].value == 0.31
 
 
 def test_guesses_are_noted_on_a_constant_that_is_one():
