@@ -113,6 +113,9 @@ def test_variants_keep_the_gpus_and_the_batch(small):
     variants = [variant for step in small.steps[2:] for variant in step.evidence]
     assert variants
     for variant in variants:
+        if variant.rule == "world":  # sizes that leave no GPUs for the rest
+            assert variant.prediction is None
+            continue
         assert variant.plan.world == 8
         assert variant.plan.num_microbatches(32) >= 1
 
