@@ -39,10 +39,11 @@ def linear_gemm(x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = Fals
     accumulate = kind == "wgrad"
     if not layer.quantised:
         return model_gemm(x, *shapes[kind], accumulate=accumulate)
-    time = _recipe_gemm(x, layer, *shapes[kind], accumulate)
+    uneven = x.dropless if layer.grouped and not accumulate else 0
+    time = _recipe_gemm(x, layer, *shapes[kind], accumulate, uneven)
     if not mixed:
         return time
-    plain = model_gemm(x, *shapes[kind], accumulate=accumulate, groups=layer.groups)
+    plain = model_gemm(x, *shapes[kind], accumulate=accumulate, groups=layer.groups, uneven=uneven)
     return (1 - x.bf16_share) * time + x.bf16_share * plain
 
 
@@ -55,7 +56,13 @@ def padded_rows(x: SimpleNamespace, layer: Linear) -> Amount:
 
 
 def _recipe_gemm(
-    x: SimpleNamespace, layer: Linear, rows: Amount, columns: Amount, inner: Amount, accumulate: bool
+    x: SimpleNamespace,
+    layer: Linear,
+    rows: Amount,
+    columns: Amount,
+    inner: Amount,
+    accumulate: bool,
+    uneven: Amount,
 ) -> Amount:
     fraction = (
         x.linear_fraction
@@ -70,8 +77,8 @@ def _recipe_gemm(
     if layer.grouped:
         # A few streams work on the groups side by side, or one after the other. Groups of one size, a single expert
         # or experts filled to their capacity, are as fast as plain GEMMs.
-        uneven = x.dropless * is_more_than_one(layer.groups)
-        fraction = fraction * (1 + uneven * (x.grouped_scale - 1))
+        unlike = x.dropless * is_more_than_one(layer.groups)
+        fraction = fraction * (1 + unlike * (x.grouped_scale - 1))
         together = x.grouped * minimum(layer.groups, GEMM_STREAMS) + (1 - x.grouped)
         launch = x.linear_launch * layer.groups / together
     repeats = layer.groups / together
@@ -91,7 +98,7 @@ def _recipe_gemm(
             fill=x.linear_fill,
             launch=0,
             groups=together,
-            uneven=x.dropless if layer.grouped and not accumulate else 0,
+            uneven=uneven,
             **gemm_memory(x, rows, columns, inner, x.operand_bytes, together),
         )
     )
@@ -104,6 +111,7 @@ def model_gemm(
     inner: Amount,
     accumulate: bool = False,
     groups: Amount = 1,
+    uneven: Amount = 0,
 ) -> Amount:
     """Seconds of one GEMM in the model's own 16-bit (or 32-bit) format: logits, router, adapters. [s]"""
     added = groups * accumulation_time(x, rows, columns) if accumulate else 0
@@ -118,6 +126,7 @@ def model_gemm(
         fill=x.gemm_fill,
         launch=x.gemm_launch,
         groups=groups,
+        uneven=uneven,
         **gemm_memory(x, rows, columns, inner, x.activation_bytes, groups),
     )
 
@@ -200,9 +209,10 @@ def stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
 
 
 def tuned_stream(x: SimpleNamespace, num_bytes: Amount, fraction: Amount) -> Amount:
-    """Seconds of kernels written by hand for their bytes: norms, casts, passes over gradients and states. [s]
+    """Seconds of kernels written by hand for their bytes: norms, casts, passes over parameters and their states. [s]
 
-    One constant for every GPU: fitted apart, each of the three kinds came out alike on Ampere, Hopper and Blackwell.
+    One constant for every GPU: fitted apart, each of the three kinds came out alike on every generation that has it
+    (docs/fit-history.md).
     """
     return _stream(x, num_bytes, fraction, x.tuned_stream_scale)
 

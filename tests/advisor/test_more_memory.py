@@ -35,7 +35,7 @@ def large():
 
 
 def test_where_memory_binds_leaner_optimizers_are_told(large):
-    """340B on 80 H100: the one plan that fits waits for its shards."""
+    """340B on 80 H100: the quickest plan that fits waits for its shards."""
     assert large.memory.unbound < large.best.step_time / 2
     told = {frozenset(each.pins.items()): each for each in large.memory.bought}
     assert told[frozenset(LEAN.items())].numerics
@@ -62,7 +62,7 @@ def tight_one():
 
 
 def test_a_quicker_plan_that_fits_too_tightly_to_be_ranked_is_told(tight_one):
-    """175B on 40 A100: an eighth quicker in more than 95 % of the memory; typed so, nothing else is left."""
+    """175B on 40 A100: an eighth quicker in more than 94 % of the memory; typed so, nothing else is left."""
     tight = tight_one.memory.tight
     assert tight.candidate.prediction.fits
     assert tight.candidate.prediction.tight
