@@ -373,8 +373,8 @@ def _step_constant(own: Mapping[str, Any], cluster: Cluster, stack: Stack, key: 
     name, _, where = key.partition("/")
     if name == "release_rate":
         return _release_rate(stack, architecture(cluster.gpu.generation)), True
-    # Profiles written before 2026-11-29 have one rate of norms, casts and everything element-wise.
-    older = "elementwise_rate" if name == "tuned_stream_rate" else name
+    # Profiles written before 2026-11-29 have one rate of all that is element-wise, and one of networks.
+    older = {"tuned_stream_rate": "elementwise_rate", "one_card_rate": "inter_rate"}.get(name, name)
     for each in (name, older):
         if each in own:
             return bound_of(own[each], f"{cluster.gpu.name}, step.{each}"), True

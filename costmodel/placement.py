@@ -55,17 +55,12 @@ def switch_reduces(generation: str, link: str) -> bool:
     return is_newer(generation) and link.startswith("nvlink")
 
 
-def is_infiniband(link: str) -> bool:
-    """Whether a link of this name is InfiniBand; others (EFA, RoCE) are Ethernet."""
-    return link.startswith(("ib-", "infiniband"))
-
-
 def network_reduces(link: str) -> bool:
-    """Whether the switches of a network of this name reduce: InfiniBand's alone, not those of EFA or RoCE.
+    """Whether the switches of a network of this name reduce: InfiniBand's alone, not Ethernet's (EFA, RoCE).
 
     Source: NVIDIA SHARP documentation, supported switches (Quantum); NCCL user guide, NCCL_COLLNET_ENABLE.
     """
-    return is_infiniband(link)
+    return link.startswith(("ib-", "infiniband"))
 
 
 @lru_cache(maxsize=4096)

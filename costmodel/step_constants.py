@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import hardware_db
-from costmodel.placement import is_infiniband
 from costmodel.stack import Stack, months
 
 STEP_FILE = Path(hardware_db.__file__).with_name("calibrated") / "step.toml"
@@ -82,9 +81,18 @@ PRIORS: dict[str, Prior] = {
         "bandwidth of kernels written for it in a step over the table: norms, casts to 8 and 4 bits, passes over "
         "gradients and optimizer states",
     ),
-    # Tables of collectives inside a domain were measured on the very links; networks between domains differ.
+    # Tables of collectives inside a domain were measured on the very links; networks between domains differ, and ranks
+    # with one card each are a case of their own.
     "intra_rate": Prior(0.9, 0.06, 0.5, 1.1, "1", "collectives inside a domain, in a step over the table"),
     "inter_rate": Prior(0.8, 0.6, 0.2, 1.1, "1", "collectives between domains, in a step over the table"),
+    "one_card_rate": Prior(
+        0.8,
+        0.6,
+        0.2,
+        1.0,
+        "1",
+        "collectives and sends of ranks with one network card each, in a step over the table",
+    ),
     "ring_hop": Prior(
         14e-6,
         1.2,
@@ -195,14 +203,16 @@ def prior_of(parameter: str) -> Prior:
 
 
 def architecture(generation: str) -> str:
-    """The generation whose kernels a GPU runs: Blackwell Ultra, with tables of its own, runs Blackwell's. Products and
-    attention, whose units differ, keep constants of their own."""
+    """The generation whose kernels a GPU runs: Blackwell Ultra, with tables of its own, runs Blackwell's.
+
+    Products, whose units differ, keep constants of their own.
+    """
     return generation.removesuffix("-ultra")
 
 
-# Keys of constants that every GPU and stack shares, but for the host's processor and the origin of the matrix
-# kernels: none is left to be expected.
-SHARED_KEYS = ("all", "grace", "x86", "x86_ampere", "wheel")
+# Keys of constants that every GPU and stack shares, but for the origin of the matrix kernels: none is left to be
+# expected.
+SHARED_KEYS = ("all", "wheel")
 
 
 def has_grace(cluster: hardware_db.Cluster) -> bool:
@@ -213,29 +223,25 @@ def has_grace(cluster: hardware_db.Cluster) -> bool:
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
-    The key is the GPU's generation (ampere, hopper, ...) with the recipe's kernel table (bf16, fp8, ...)
-    where formats differ, the software release where kernels change with it, the host's processor where the host
-    works, or the kind of network. What runs left out did not miss is one constant for all. library_rate is 1 by
-    definition but for wheels.
+    The key is the GPU's generation (ampere, hopper, ...), the recipe's kernel table (bf16, fp8, ...) where formats
+    differ, or the software release where kernels change with it. What runs left out did not miss is one
+    constant for all. library_rate is 1 by definition but for wheels.
     """
     family, generation = stack.family, cluster.gpu.generation
     kernels = architecture(generation)
-    # Servers of Ampere have the processors of 2020 (EPYC 7742 in DGX A100), two generations before those of Hopper.
-    x86 = "x86_ampere" if generation == "ampere" else "x86"
-    # Rings over Ethernet (RoCE, EFA) reach less of their cards than InfiniBand's: Ampere and Hopper have runs of each.
-    fabric = "" if is_infiniband(cluster.inter.name) else "-ethernet"
-    host = "grace" if has_grace(cluster) else x86
+    # Steps reach as much of the tables on all three; of Blackwell Ultra's, in each format, a tenth more.
+    products = "all" if generation in LAUNCHED else generation
     wheels = {"library_scale": "library_rate/wheel"} if stack.wheels else {}
     return wheels | {
-        "linear_scale": f"gemm_rate/{generation}-{gemm}",
-        "gemm_scale": f"gemm_rate/{generation}-{'fp32' if gemm == 'fp32' else 'bf16'}",
+        "linear_scale": f"gemm_rate/{products}-{gemm}",
+        "gemm_scale": f"gemm_rate/{products}-{'fp32' if gemm == 'fp32' else 'bf16'}",
         "release_scale": f"release_rate/{stack.name}-{kernels}",
-        "attention_scale": f"attention_rate/{generation}-{stack.attention}",
+        "attention_scale": f"attention_rate/{kernels}-{stack.attention}",
         "elementwise_scale": f"elementwise_rate/{kernels}",
         "tuned_stream_scale": "tuned_stream_rate/all",
-        "grouped_scale": f"grouped_rate/{kernels}",
+        "grouped_scale": "grouped_rate/all",
         "wgrad_scale": f"wgrad_rate/{kernels}",
-        "scan_rate": f"scan_rate/{kernels}",
+        "scan_rate": "scan_rate/all",
         "dispatch_scale": "dispatch_rate/all",
         "dispatch_network": "dispatch_network/all",
         "dispatch_row": "dispatch_row/all",
@@ -243,14 +249,15 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "expert_host": "expert_host/all",
         "loop_launch": "loop_launch/all",
         "expert_wait": "expert_wait/all",
-        "intra_scale": f"intra_rate/{kernels}",
-        "inter_scale": f"inter_rate/{kernels}{fabric}",
-        "ring_hop": f"ring_hop/{'wheel' if stack.wheels else 'container'}",
+        "intra_scale": "intra_rate/all",
+        "inter_scale": "inter_rate/all",
+        "one_card_scale": f"one_card_rate/{kernels}",
+        "ring_hop": "ring_hop/all",
         "overlap_slowdown": f"overlap_slowdown/{kernels}",
         "unfused_gemm_fraction": "unfused_gemm_fraction/all",
         "straggler": "straggler/all",
         "step_overhead": "step_overhead/all",
-        "host_kernel": f"host_kernel/{host}",
+        "host_kernel": "host_kernel/all",
         "pass_start": "pass_start/all",
         "fragmentation": f"fragmentation/{family}",
         "graph_pool": f"graph_pool/{family}",

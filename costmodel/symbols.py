@@ -317,6 +317,7 @@ INPUTS: tuple[Input, ...] = tuple(
         expert_wait | s | round trip in which the host learns a number from the device: how many tokens came to experts
         intra_scale | 1 | bandwidth of collectives inside a scale-up domain over the tables
         inter_scale | 1 | bandwidth of collectives between domains over the tables
+        one_card_scale | 1 | bandwidth of collectives and sends of ranks with one network card each over the tables
         ring_hop | s | hop between domains of a ring that all-gathers or reduce-scatters
         overlap_slowdown | 1 | compute time lost for each second of communication that runs under it
         unfused_gemm_fraction | 1 | rate of the batched GEMMs of unfused attention, of 16-bit GEMMs

@@ -101,6 +101,7 @@ CONSTANTS = (
     Constant("host_kernel", ("host_kernel",), (("step", "host_kernel"),), 0.5, "us", 1e-6, 25e-6, "gpu"),
     Constant("intra_rate", ("intra_scale",), (("step", "intra_rate"),), 0.3),
     Constant("inter_rate", ("inter_scale",), (("step", "inter_rate"),), 0.3, where="gpu"),
+    Constant("one_card_rate", ("one_card_scale",), (("step", "one_card_rate"),), 0.3, where="gpu"),
     Constant("overlap_slowdown", ("overlap_slowdown",), (("step", "overlap_slowdown"),), 0.5, where="gpu"),
     Constant("straggler", ("straggler",), (("step", "straggler"),), 0.5, where="gpu", start=0.004),
     Constant("lateness", ("straggler",), (("step", "straggler"),), 1.0, where="cpu", start=0.01, high=30.0),

@@ -197,6 +197,7 @@ def step_table(leaf: Leaf) -> Record:
         "tuned_stream_rate",
         "intra_rate",
         "inter_rate",
+        "one_card_rate",
     )
     return {
         **{name: leaf(1, "1", note=note) for name in rates},

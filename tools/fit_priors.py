@@ -32,8 +32,8 @@ class Kinship:
     Held to what runs left out of the fit miss by `tools/weigh_priors.py`.
     """
 
-    # With the same constant of another generation, framework or host's processor, and of a generation of the same
-    # architecture; with that of another format or attention kernel where all else is equal.
+    # With the same constant of another generation or framework, and of a generation of the same architecture; with
+    # that of another format or attention kernel where all else is equal.
     alike: float = 0.5
     same_architecture: float = 0.8
     other_format: float = 0.7

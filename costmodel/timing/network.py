@@ -65,12 +65,12 @@ def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amoun
 
 
 def inter_scale(x: SimpleNamespace, cards: Amount) -> Amount:
-    """Rate of a step's collectives between domains over the table's. [1]
+    """Rate of a step's collectives and sends between domains over the table's. [1]
 
-    What a step gains over the table (SHARP, overlapped rings) cannot help a rank that has one card for itself.
+    Ranks that are alone in their domains, each with one card, reach less of it than those that share several.
     """
     several = is_more_than_one(cards)
-    return several * x.inter_scale + (1 - several) * minimum(x.inter_scale, 1)
+    return several * x.inter_scale + (1 - several) * x.one_card_scale
 
 
 def ring_cards(x: SimpleNamespace, ranks_in_domain: Amount) -> Amount:

@@ -166,6 +166,7 @@ def test_a_ring_that_few_cards_feed_takes_few_sms():
         partial_rings=0,
         network_bandwidth=50e9,
         inter_scale=1.0,
+        one_card_scale=1.0,
         all_gather_bandwidth=400e9,
         intra_scale=1.0,
     )

@@ -48,10 +48,10 @@ def test_sensitivities_are_derivatives(case):
     for symbol, key in keys.items():
         symbols_of.setdefault(key, []).append(symbol)
     slopes = sensitivities(compiled, numbers, symbols_of)
-    gemm = slopes["gemm_rate/hopper-bf16"]
+    gemm = slopes["gemm_rate/all-bf16"]
     assert -1 < gemm < -0.3  # linear layers are most of this step
     moved = dict(numbers)
-    for symbol in symbols_of["gemm_rate/hopper-bf16"]:
+    for symbol in symbols_of["gemm_rate/all-bf16"]:
         moved[symbol] *= 1.02
     change = math.log(compiled.search(moved)["step_time"] / compiled.search(dict(numbers))["step_time"])
     assert change == pytest.approx(gemm * math.log(1.02), rel=0.05)
@@ -68,7 +68,7 @@ def test_constants_that_move_nothing_have_no_slope(case):
 def test_the_law_of_error_propagation(case, monkeypatch):
     """With a planted covariance of two constants the spread is what the formula says."""
     compiled, numbers, keys, sources, _ = case
-    one, other = "gemm_rate/hopper-bf16", "attention_rate/hopper-cudnn"
+    one, other = "gemm_rate/all-bf16", "attention_rate/hopper-cudnn"
     fixed = [key for key in dict.fromkeys(keys.values()) if key not in (one, other)]
     covariance = np.zeros((len(fixed) + 2,) * 2)
     covariance[:2, :2] = [[0.04, -0.01], [-0.01, 0.09]]
@@ -101,7 +101,7 @@ def test_constants_without_runs_count_with_their_priors(case):
 def test_the_covariance_on_file_is_one():
     """Symmetric, of the constants of the fit, without negative variances of any mixture beyond its rounding."""
     places, covariance = load_covariance()
-    assert "gemm_rate/hopper-bf16" in places
+    assert "gemm_rate/all-bf16" in places
     assert covariance == pytest.approx(covariance.T)
     values = np.linalg.eigvalsh(covariance)
     assert values.min() > -0.02 * values.max()

@@ -22,7 +22,7 @@ import weigh_priors  # noqa: E402
 from advisor.measurements import Row, row_case  # noqa: E402
 from costmodel.robust import STEP  # noqa: E402
 
-PLANTED = {"gemm_rate/hopper-bf16": 0.80, "attention_rate/hopper-cudnn": 0.70, "straggler/all": 0.006}
+PLANTED = {"gemm_rate/all-bf16": 0.80, "attention_rate/hopper-cudnn": 0.70, "straggler/all": 0.006}
 
 
 def rows() -> list[Row]:
@@ -61,7 +61,7 @@ def test_planted_constants_are_recovered(stack, whole):
     constant_of = {symbol: name for name, own in stack.symbols_of.items() for symbol in own}
     assert np.abs(np.expm1(whole.residuals)).max() < 0.01
     for planted, symbols in (
-        ("gemm_rate/hopper-bf16", ("release_scale",)),
+        ("gemm_rate/all-bf16", ("release_scale",)),
         ("attention_rate/hopper-cudnn", ("release_scale",)),
     ):
         on_file = PLANTED[planted] * np.prod([stack.inputs[symbol][0] for symbol in symbols])
