@@ -86,7 +86,7 @@ def test_the_section_and_the_record_say_the_same(tight_one):
 
 def test_nothing_is_tried_where_memory_does_not_bind(monkeypatch):
     monkeypatch.setattr(more_memory, "evaluate_plans", None)
-    found = explain(ask("70b", 64, "b200"))
+    found = explain(ask("70b", 64, "b300"))
     assert found.memory is None
     assert "more memory would buy" not in "\n".join(explanation_lines(found))
 
