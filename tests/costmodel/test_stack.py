@@ -180,15 +180,20 @@ def test_a_generation_without_runs_takes_what_others_show_and_says_so():
     assert "other" in prediction.sources["elementwise_scale"]
 
 
-def test_a_profile_with_one_rate_of_element_wise_kernels_holds_for_norms_too():
+@pytest.mark.parametrize(
+    ("rate", "scales"),
+    [
+        ("elementwise_rate", ("elementwise_scale", "tuned_stream_scale")),
+        ("inter_rate", ("inter_scale", "one_card_scale")),
+    ],
+)
+def test_a_profile_with_one_rate_holds_for_both_that_became_of_it(rate, scales):
     """As profiles were written until 2026-11-29: what a machine was measured at stays."""
     cluster = hardware_db.load_cluster("dgx-h100")
     leaf = Quantity(0.31, "1", "measured", "own runs")
-    gpu = replace(
-        cluster.gpu, own_calibration=cluster.gpu.own_calibration | {"step": {"elementwise_rate": leaf}}
-    )
+    gpu = replace(cluster.gpu, own_calibration=cluster.gpu.own_calibration | {"step": {rate: leaf}})
     bound = bind(load_model("llama3-8b"), Workload(8192, 64), replace(cluster, gpu=gpu), "bf16", None)
-    assert bound["elementwise_scale"].value == bound["tuned_stream_scale"].value == 0.31
+    assert [bound[each].value for each in scales] == [0.31, 0.31]
 
 
 def test_guesses_are_noted_on_a_constant_that_is_one():

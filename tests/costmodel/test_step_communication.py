@@ -75,6 +75,19 @@ def test_hops_belong_to_rings_that_leave_a_domain():
     assert seconds(4e-4, 8) == seconds(1e-4, 8) > 0
 
 
+@pytest.mark.parametrize(("inside", "one_card"), [(1, True), (2, False), (8, False)])
+def test_groups_that_share_a_node_s_cards_do_not_know_the_rate_of_one(inside, one_card):
+    values = predict(load_model("llama3-8b"), Workload(8192, 64), H100, Plan(dp=16)).values
+
+    def seconds(**scales: float) -> float:
+        return all_gather_time(SimpleNamespace(**values | scales), 1e9, 8 * inside, inside)
+
+    assert (seconds(one_card_scale=0.1) > 2 * seconds(one_card_scale=0.5)) == one_card
+    assert (seconds(inter_scale=0.1) > 2 * seconds(inter_scale=0.5)) == (not one_card)
+    fixed = seconds(inter_scale=0.1) if one_card else seconds(one_card_scale=0.1)
+    assert fixed == seconds()
+
+
 def test_dispatch_between_nodes_does_not_go_at_the_rate_of_rings():
     cluster = hardware_db.load_cluster("dgx-b200")
     found = predict(load_model("qwen3-30b-a3b"), Workload(4096, 512), cluster, Plan(dp=16, ep=16)).values

@@ -99,7 +99,7 @@ def test_a_framework_without_runs_on_a_generation_takes_what_others_show_there()
 def test_keys():
     assert key_parts("blackwell-ultra-fp8-block") == ("blackwell-ultra", "fp8-block")
     assert key_parts("hopper") == ("hopper", "")
-    assert key_parts("x86_ampere") == ("x86_ampere", "")
+    assert key_parts("llm_foundry") == ("llm_foundry", "")
     assert usual_key("cdna3-bf16") == "other-bf16"
     assert usual_key("cdna3") == "other"
 
