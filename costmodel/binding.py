@@ -82,7 +82,7 @@ def _software(model: ModelSpec, cluster: Cluster, stack: str | None) -> Stack:
     """The stack, or the cluster's own, as it runs the model's attention."""
     plain = model.mla is None and model.compressed_attention is None
     return load_stack(stack or cluster_stack(cluster)).with_heads(
-        model.head_dim if plain else 0, cluster.gpu.generation
+        model.head_dim if plain else 0, cluster.gpu.generation, model.attention_sink
     )
 
 

@@ -32,9 +32,11 @@ class Nearest:
 # heads of 128. That the backward pass is farther behind than the forward pass is an inference from llm-foundry's runs
 # on long sequences: without recompute they were told too quick, with full recompute too slow. Their level is fitted
 # (attention_rate), this ratio is not. That cuDNN 8 has the rate of FlashAttention-2 on Hopper, 0.5 to 0.6 of cuDNN 9's,
-# is an inference from NeMo's containers of 2024.
+# is an inference from NeMo's containers of 2024. FlexAttention has 0.90 of FlashAttention-2's rate forward and 0.85
+# backward (PyTorch's blog of 2024-08-07, from memory).
 NEAREST_TABLE = {
     "flash1": Nearest("flash2", forward=0.78, backward=0.5, half_dim=0.0),
+    "flex": Nearest("flash2", forward=0.9, backward=0.85),
     "cudnn8": Nearest("cudnn", forward=0.55, backward=0.55),
 }
 

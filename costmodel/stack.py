@@ -56,6 +56,7 @@ class Stack:
     plain_squared_relu: bool = False
     packs_attention: bool = False
     wide_heads_apart: bool = False
+    scales_sinks: bool = False
     complex_rotary: bool = False
     reads_documents: bool = False
     documents_apart: bool = False
@@ -94,8 +95,13 @@ class Stack:
         """family-release."""
         return f"{self.family}-{self.release}" if self.release else self.family
 
-    def with_heads(self, width: int, generation: str) -> Stack:
-        """The stack with the attention kernel that heads of `width` train with on a generation of GPUs."""
+    def with_heads(self, width: int, generation: str, sinks: bool = False) -> Stack:
+        """The stack with the attention kernel that heads of `width` train with on a generation of GPUs.
+
+        sinks: whether heads have a learned softmax sink.
+        """
+        if sinks and self.scales_sinks:
+            return replace(self, attention="flex")
         apart = self.wide_heads_apart and width > WIDEST_FUSED_HEAD and generation in DATACENTRE_BLACKWELL
         return replace(self, attention="flash2") if apart else self
 

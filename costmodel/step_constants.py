@@ -220,6 +220,10 @@ def has_grace(cluster: hardware_db.Cluster) -> bool:
     return cluster.host_link.name == "nvlink-c2c"
 
 
+# Attention kernels that steps are taken to reach as much of as of another.
+RATED_AS = {"flex": "flash2"}
+
+
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
     """Input symbol -> the constant that gives it a number, as `name/key`.
 
@@ -236,7 +240,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "linear_scale": f"gemm_rate/{products}-{gemm}",
         "gemm_scale": f"gemm_rate/{products}-{'fp32' if gemm == 'fp32' else 'bf16'}",
         "release_scale": f"release_rate/{stack.name}-{kernels}",
-        "attention_scale": f"attention_rate/{kernels}-{stack.attention}",
+        "attention_scale": f"attention_rate/{kernels}-{RATED_AS.get(stack.attention, stack.attention)}",
         "elementwise_scale": f"elementwise_rate/{kernels}",
         "tuned_stream_scale": "tuned_stream_rate/all",
         "grouped_scale": "grouped_rate/all",

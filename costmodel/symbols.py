@@ -280,6 +280,7 @@ INPUTS: tuple[Input, ...] = tuple(
         plain_permutations | 1 | 1 when the stack has none for the permutation to the experts' order
         plain_squared_relu | 1 | 1 when squared ReLU is PyTorch's own kernels, one for each operation
         packs_attention | 1 | 1 when tokens are gathered in front of the attention core and scattered behind it
+        scales_sinks | 1 | 1 when the attention output of heads with learned sinks is scaled in kernels of their own
         native_loss | 1 | 1 when a release has no fused loss but Megatron-Core's own
         loss_metrics | 1 | 1 when the trainer logs two losses that it computes again of each micro-batch's logits
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers

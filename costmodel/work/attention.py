@@ -45,6 +45,11 @@ QKV_PRODUCTS = 3
 # (2026-11-27, cuDNN 9.19, Transformer Engine 2.12), 8 to 64 heads, 1 to 4 sequences of 1,024 to 8,192 tokens.
 SINK_CYCLES = 360.0
 
+# Bytes of HBM for each number of the attention output that is scaled for its sink, forward and backward: in FP32 and
+# back to 16 bits; gradients of the output and of the scale, the latter a product that is summed over the head.
+# Counted from flex_attention.py of nemo-automodel 0.7.0, whose scale is FP32, as PyTorch's autograd runs it.
+SCALED_SINK = (12, 34)
+
 
 def document_loops(x: SimpleNamespace, kernels: tuple[float, float]) -> tuple[Amount, Amount]:
     """Launches in loops over packed documents, forward and backward: rotary embedding, chunks that are exchanged. [1]
@@ -103,6 +108,14 @@ def sink_gradient(x: SimpleNamespace) -> Stream:
     """Gradient of each head's learned sink, in the kernel that multiplies output and gradient; see `SINK_CYCLES`."""
     busy = x.sinks * x.megatron_core * SINK_CYCLES * tokens(x) * x.a / x.tp
     return Stream("sinks", 0, 0, busy=(0, busy), cycles=("", "timed_cycles"))
+
+
+def sink_scaling(x: SimpleNamespace) -> Stream:
+    """Output times the sigmoid of its log-sum-exp less the sink, where the core has none; see `SCALED_SINK`."""
+    forward, backward = (
+        x.sinks * x.scales_sinks * size * tokens(x) * x.a * x.d / x.tp for size in SCALED_SINK
+    )
+    return Stream("sink_scale", forward, backward)
 
 
 def score_elements(x: SimpleNamespace) -> Amount:
@@ -205,11 +218,15 @@ def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     """Output of the attention core with its log-sum-exp, and the projection's input. [byte]
 
     The fused backward pass reads the 16-bit output; a trained projection with delayed scaling keeps its own copy in
-    8 bits, with other recipes it quantises the output anew (save_original_input). A gate keeps a copy too. width: head
-    dimension of the values. Source: Megatron-Core, attention.py and multi_latent_attention.py.
+    8 bits, with other recipes it quantises the output anew (save_original_input). A gate keeps a copy too, and so
+    does the scaling for a sink. width: head dimension of the values. Source: Megatron-Core, attention.py and
+    multi_latent_attention.py.
     """
     quantised = x.trained * x.projection_copy * (1 - x.recompute_ops) * (1 - same_format(x))
-    copy = quantised * x.saved_bytes + (x.output_gate + second_output(x)) * x.activation_bytes
+    copy = (
+        quantised * x.saved_bytes
+        + (x.output_gate + second_output(x) + x.sinks * x.scales_sinks) * x.activation_bytes
+    )
     output = (x.activation_bytes + copy) * tokens(x) * x.a * width / x.tp
     return (1 - x.offload_attn_proj) * output + 4 * tokens(x) * x.a / x.tp
 
@@ -265,6 +282,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
             rotary(x, (x.a + x.k) * x.d / x.tp),
             head_copies(x, heads * x.d, kv * x.d, grouped),
             sink_gradient(x),
+            sink_scaling(x),
             Stream("gate", 3 * gate, 5 * gate),
             packing(x, 2 * (x.a + x.k) * x.d / x.tp),
             input_gradient_sum(x, QKV_PRODUCTS),
