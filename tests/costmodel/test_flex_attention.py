@@ -9,7 +9,9 @@ import pytest
 import hardware_db
 from costmodel.binding import bind, step_keys
 from costmodel.model_registry import load_model
-from costmodel.work.attention import SCALED_SINK, sink_scaling
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.work.attention import SCALED_SINK, saved_core_output, sink_scaling
 from costmodel.workload import Workload
 
 WORKLOAD = Workload(4096, 16)
@@ -45,6 +47,17 @@ def test_the_output_is_scaled_where_the_kernel_has_no_sinks():
     assert scaled.backward == pytest.approx(34 / 12 * scaled.forward)
     for without in ("sinks", "scales_sinks"):
         assert sink_scaling(SimpleNamespace(**known | {without: 0})).backward == 0
+
+
+def test_the_scaled_output_is_kept_beside_the_kernels():
+    cluster = hardware_db.load_cluster("dgx-h100")
+    plan = Plan(dp=8, ep=8, zero_stage=3, fsdp=True, precision="bf16")
+    values = predict(load_model("gpt-oss-20b"), WORKLOAD, cluster, plan, "automodel-26.04").values
+    scaled, plain = (
+        saved_core_output(SimpleNamespace(**values | {"scales_sinks": on}), values["d"]) for on in (1, 0)
+    )
+    assert values["scales_sinks"] == 1
+    assert scaled - plain == pytest.approx(2 * 4096 * 64 * 64)
 
 
 def test_bytes_of_the_scaling_are_those_of_pytorchs_kernels():
