@@ -138,6 +138,8 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any], fsdp: bool)
             values["gradient_accumulation_fusion"] = "gradient_accumulation_fusion" in flags
         if model.moe is not None:
             values["moe_router_fusion"] = "moe_router_fusion" in flags
+            values["expert_mlp_fusion"] = "use_transformer_engine_op_fuser" in flags
+        values["fp8_attention"] = "fp8_dot_product_attention" in flags
     # AutoModel's table has a column of kernels; "-": none but PyTorch's own.
     if flags.get("torch_compile") is False or flags.get("kernels") == "-":
         values |= dict.fromkeys(("rope_fusion", "bias_activation_fusion", "bias_dropout_fusion"), False)

@@ -178,6 +178,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     fsdp = _fsdp(row, habit, sizes["dp"] * sizes["cp"], assumed)
     shards = row.count("fsdp", 0)
     recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
+    micro_batch = _micro_batch(row, habit, sizes, assumed)
     plan = Plan(
         **sizes,
         **stage_layout(row, model, sizes, assumed),
@@ -185,7 +186,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         **optimizer_knobs(row),
         **offload_knobs(row),
         **graph_knobs(row, model, habit),
-        micro_batch=_micro_batch(row, habit, sizes, assumed),
+        micro_batch=micro_batch,
         precision=precision,
         sequence_parallel=_sequence_parallel(row, model, sizes["tp"], modern, assumed),
         zero_stage=3 if fsdp else habit.get("zero_stage", 1),
@@ -200,6 +201,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
         overlap_param_gather=row.flag("overlap_param_gather", habit.get("overlap_gather", shards_overlap)),
         overlap_p2p=habit.get("overlap_p2p", overlap),
+        pipeline_flushes=_flushes(row, sizes, micro_batch),
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp, precision)),
         fp8_param_gather=_kept_quantised(row, habit, precision, fsdp, assumed),
         cudnn_norms=precision in habit.get("cudnn_norms", ()),
@@ -214,6 +216,15 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         expandable_segments=habit.get("expandable_segments", True),
     )
     return plan, assumed
+
+
+def _flushes(row: Row, sizes: Mapping[str, int], micro_batch: int) -> int:
+    """Times that a step drains the pipeline: once for each local batch where a row has one (AutoModel's LBS)."""
+    local = int(row.json("other_flags").get("LBS", 0))
+    whole = row.count("gbs", 0) // sizes["dp"]
+    if sizes["pp"] == 1 or local == 0 or local % micro_batch or whole % local:
+        return 1
+    return whole // local
 
 
 def bound_to_cores(row: Row, cluster: Cluster) -> tuple[bool, str]:

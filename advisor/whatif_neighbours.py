@@ -171,6 +171,7 @@ def _ladder(chosen: Prediction, knob: Knob) -> Sequence[float]:
         "first_stage_layers": ends,
         "last_stage_layers": ends,
         "vpp_group_size": [0, 2 * plan.pp, 4 * plan.pp] if plan.vpp > 1 else [0],
+        "pipeline_flushes": [1, 2, 4] if plan.pp > 1 else [1],
         "wgrad_deferral_limit": [0, plan.pp, 2 * plan.pp] if plan.defer_embedding_wgrad else [0],
     }
     if knob.name == "fsdp_shard_size" and plan.fsdp_shard_size:

@@ -71,7 +71,7 @@ def maxima_term(ledger: Ledger, x: SimpleNamespace) -> Term:
     fp8_autocast_exit; distributed.py, _CheckpointFunction.backward; Megatron-Core 0.16.1, transformer_block.py.
     """
     each = ledger.define("maxima_agreed", maxima_time(x), "s", maxima_time)
-    passes = 2 * (x.m * x.vpp + x.pp - 1)
+    passes = 2 * (x.m * x.vpp + x.flushes * (x.pp - 1))
     again = x.m * x.recompute_layers * x.layers_pace
     return ledger.term(
         "maxima", "agreeing on maxima of delayed scaling", (passes + again) * each, "s", maxima_term

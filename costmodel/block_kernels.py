@@ -50,6 +50,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     grouped = [layer for layer in work.linears if layer.grouped]
     each = 1 + x.quantise_kernels  # a product and its quantisation
     apart = sum((layer.groups * each - 1) * (1 - x.grouped) for layer in grouped)
+    together = x.grouped * x.quantised_together * x.quantise_kernels * len(grouped)
     # Weight gradients that nobody takes: of products by themselves, and of one expert where each has its own.
     frozen = (1 - x.trained) * (len(work.linears) - x.grouped * len(grouped))
     added = x.trained * apart_gradients(x)  # a kernel for each weight
@@ -64,6 +65,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         + agreed["column"]
         + 2 * collectives
         + apart
+        + together
         + ADAPTER_KERNELS[0] * adapters,
         "1",
         source,
@@ -79,6 +81,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
         + agreed["row"]
         + 3 * collectives
         + (1 + x.trained) * apart
+        + together
         - frozen
         + added * (len(work.linears) - len(grouped))
         + ADAPTER_KERNELS[1] * adapters
@@ -90,10 +93,12 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     )
     if not grouped:
         return Issued(forward, backward, work.loops[0], work.loops[1] + x.recompute_layers * work.loops[0])
-    # A grouped GEMM of Transformer Engine still launches a GEMM and its quantisation for each expert.
+    # A grouped GEMM of Transformer Engine still launches a GEMM for each expert, and most formats' quantisation.
     loops = ledger.define(
         f"{work.name}_loops_forward",
-        x.grouped * each * sum(layer.groups for layer in grouped),
+        x.grouped
+        * (each - x.quantised_together * x.quantise_kernels)
+        * sum(layer.groups for layer in grouped),
         "1",
         block_kernels,
     )

@@ -173,9 +173,8 @@ def knob_inputs(
 
 
 def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
-    edp = c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"])
     return {name: c[name] for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")} | {
-        "edp": edp,
+        "edp": c["tp"] * c["cp"] * c["dp"] / (c["ep"] * c["etp"]),
         "b": c["micro_batch"],
         "m": global_batch / (c["micro_batch"] * c["dp"]),
         "enc_tp": np.where(c["encoder_tp"] > 0, c["encoder_tp"], c["tp"]),
@@ -183,6 +182,7 @@ def _sizes(c: Columns, global_batch: int) -> dict[str, Array]:
         "enc_own": (c["encoder_pp"] > 0) * 1.0,
         "sp": c["sequence_parallel"] * (c["tp"] > 1),
         "vpp_group": np.where(c["vpp_group_size"] > 0, c["vpp_group_size"], c["pp"]),
+        "flushes": c["pipeline_flushes"],
         "deferral_limit": np.where(c["wgrad_deferral_limit"] > 0, c["wgrad_deferral_limit"], 1e9),
     }
 

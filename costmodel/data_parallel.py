@@ -133,7 +133,7 @@ def data_parallel_terms(
         "1",
         "share of data-parallel communication beside which nothing is computed: a layer or a bucket",
     )
-    passes = 1 + is_more_than_one(x.vpp) * (minimum(x.pp, x.m) - 1)
+    passes = 1 + is_more_than_one(x.vpp) * (minimum(x.pp, x.m / x.flushes) - 1)
     beside = passes - (passes - 1) / x.vpp - alone
 
     def hiding(name: str, expr: Amount) -> Amount:

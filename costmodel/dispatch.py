@@ -170,7 +170,7 @@ def alone_share(x: SimpleNamespace) -> Amount:
     chunks as all are: pp - 1 more, here and of all. Source: Megatron-Core 0.16.1, schedules.py,
     get_pp_rank_microbatches, of the last stage, whose way is the longest.
     """
-    chunks, filling = x.m * x.vpp, x.pp - 1
+    chunks, filling = x.m * x.vpp / x.flushes, x.pp - 1
     return minimum(1, ((x.vpp - 1) * x.vpp_group + 1 + filling) / (chunks + filling))
 
 

@@ -107,14 +107,24 @@ def unit_traffic(
 def held_until_the_last(x: SimpleNamespace, experts: Amount) -> tuple[Amount, Amount]:
     """1 where parameters stay gathered from the first micro-batch to the last, and where gradients wait for it. [1]
 
-    PyTorch's FSDP2 does both under a pipeline. Without one NeMo AutoModel (`defers_gradients`) keeps gradients, and
-    parameters of models with experts (1). Sources: torch/distributed/pipelining/stage.py,
-    backward_maybe_with_nosync and perform_reduce_grad; torchtitan 0.1.0, parallelize.py, apply_fsdp; nemo-automodel
-    0.7.0, defer_fsdp_grad_sync of distributed/config.py, reshard_after_forward of moe/parallelizer.py.
+    PyTorch's FSDP2 does both under a pipeline, in each of its flushes (`rounds`). Without one NeMo AutoModel
+    (`defers_gradients`) keeps gradients, and parameters of models with experts (1). Sources:
+    torch/distributed/pipelining/stage.py, backward_maybe_with_nosync and perform_reduce_grad; torchtitan 0.1.0,
+    parallelize.py, apply_fsdp; nemo-automodel 0.7.0, defer_fsdp_grad_sync of distributed/config.py,
+    reshard_after_forward of moe/parallelizer.py.
     """
     stages = is_more_than_one(x.pp)
     alone = x.defers_gradients * is_more_than_one(x.m)
     return x.fsdp2 * maximum(stages, alone * experts), x.fsdp2 * maximum(stages, alone)
+
+
+def rounds(x: SimpleNamespace, experts: Amount) -> Amount:
+    """Times in a step that held parameters are gathered, and gradients that wait are reduced. [1]
+
+    Once in each flush of a pipeline; NeMo AutoModel's models with experts (1) once a step. Sources as of
+    `held_until_the_last`; nemo-automodel 0.2.0 and 0.7.0, moe/fsdp_mixin.py, patched_backward_maybe_with_nosync.
+    """
+    return 1 + is_more_than_one(x.pp) * (x.flushes - 1) * (1 - x.defers_gradients * experts)
 
 
 def fully_sharded_time(
@@ -140,12 +150,13 @@ def fully_sharded_time(
     AllGatherPipeline, whose stream waits for the computation.
     """
     stages = is_more_than_one(x.pp)
-    held = held_until_the_last(x, 1 if len(owners) > 1 else 0)
+    experts = 1 if len(owners) > 1 else 0
+    held, times = held_until_the_last(x, experts), rounds(x, experts)
     kept, deferred = (
         ledger.define(f"fsdp_{name}", expr, "1", held_until_the_last)
         for name, expr in zip(("kept", "deferred"), held, strict=True)
     )
-    gathers, scatters = x.m + kept * (1 - x.m), x.m + deferred * (1 - x.m)
+    gathers, scatters = x.m + kept * (times - x.m), x.m + deferred * (times - x.m)
     beside = 1 - deferred * stages  # a pipeline's gradients are reduced when it has ended
 
     def of(kind: str, share: Amount = 1) -> list[Traffic]:
@@ -167,12 +178,11 @@ def fully_sharded_time(
     output = tables * shown(of("output_gather", x.params_sharded), forward)
     output += scatters * shown(again + of("output_scatter", beside), backward) + unreduced
     last = scatters * (beside * seconds("unit_scatter") + seconds("first_scatter"))
-    waited = (1 - beside) * (layers * seconds("unit_scatter") + seconds("output_scatter"))
+    waited = (1 - beside) * times * (layers * seconds("unit_scatter") + seconds("output_scatter"))
     # PyTorch's second FSDP reduces between replicas in every backward pass that reduces inside a group.
-    times = 1 + x.fsdp2 * (scatters - 1)
-    replicas = times * shown(of("replica"), whole_pass[1])
+    replicas = (1 + x.fsdp2 * (scatters - 1)) * shown(of("replica"), whole_pass[1])
     replicas += shown(of("replica_gather"), whole_pass[0])
-    copies = sum(flat_copies(x, owner, layers, kept, deferred) for owner in owners)
+    copies = sum(flat_copies(x, owner, layers, (kept, deferred), times) for owner in owners)
     gradients_each = sum(gradients(x, owner, layers) for owner in owners)
     scaling = scaled_each_pass(x) * scaling_time(x, x.m * gradients_each)
     copies += ledger.define("fsdp_scaling", scaling, "s", scaled_each_pass)
@@ -185,25 +195,28 @@ def gradients(x: SimpleNamespace, owner: Owner, layers: Amount) -> Amount:
     return layers * owner.trained + x.trained * (owner.first + owner.output)
 
 
-def flat_copies(x: SimpleNamespace, owner: Owner, layers: Amount, kept: Amount, deferred: Amount) -> Amount:
+def flat_copies(
+    x: SimpleNamespace, owner: Owner, layers: Amount, held: tuple[Amount, Amount], times: Amount
+) -> Amount:
     """Copies of PyTorch's FSDP in a step, on the compute stream. [s]
 
-    kept, deferred: see `held_until_the_last`. FSDP2 copies what was gathered out of the flat buffer, a layer's for the
-    backward pass too when parameters are sharded, and gradients into the buffer that is reduced, in its format.
-    Gradients that wait for the last micro-batch are added up in that format, and copied from it. FSDP1 computes on
-    views of its flat parameter, whose gradient is put together from theirs. Megatron's FSDP computes on its
-    communication buffers. Source: torch/distributed/fsdp, foreach_all_gather_copy_out,
+    held, times: see `held_until_the_last` and `rounds`. FSDP2 copies what was gathered out of the flat buffer, a
+    layer's for the backward pass too when parameters are sharded, and gradients into the buffer that is reduced, in
+    its format. Gradients that wait for the last micro-batch are added up in that format, and copied from it. FSDP1
+    computes on views of its flat parameter, whose gradient is put together from theirs. Megatron's FSDP computes on
+    its communication buffers. Source: torch/distributed/fsdp, foreach_all_gather_copy_out,
     foreach_reduce_scatter_copy_in, accumulate_unsharded_grad_if_needed (FSDP2), _get_unflat_views (FSDP1); NeMo
     performance guide ("minimizing the data movement to the communication tensors").
     """
+    kept, deferred = held
     ends = owner.first + owner.output
     trained = gradients(x, owner, layers)
-    forward = x.m + kept * (1 - x.m)
+    forward = x.m + kept * (times - x.m)
     both = forward + x.params_sharded * (1 - kept) * x.m
     out = 2 * (x.gather_bytes * both * layers * owner.layer + x.weight_bytes * forward * ends)
-    into = x.m * (x.weight_bytes + x.grad_bytes * (1 + deferred)) + deferred * x.grad_bytes
+    into = x.m * (x.weight_bytes + x.grad_bytes * (1 + deferred)) + deferred * times * x.grad_bytes
     second = maximum(x.fsdp_copies, x.fsdp2)
-    copied = (1 - deferred) * x.m * (x.weight_bytes + x.grad_bytes) + deferred * 2 * x.grad_bytes
+    copied = (1 - deferred) * x.m * (x.weight_bytes + x.grad_bytes) + deferred * times * 2 * x.grad_bytes
     into += (CHUNK_CAT - 1) * copied
     moved = second * (out + into * trained) + x.fsdp1 * x.m * 2 * x.weight_bytes * trained
     return is_more_than_one(owner.shard) * tuned_stream(x, moved, x.stream_fraction)

@@ -19,6 +19,10 @@ from costmodel.work.recompute import repeated
 # words embedded, two norms, join and projection, the loss. Counted by hand in Megatron-Core 0.17.1,
 # multi_token_prediction.py, to within a third.
 MTP_KERNELS = 35 + 27
+# Host time that DTensor adds to a linear layer of tensor parallelism, forward and backward, without and with an adapter
+# [s]: it finds out the sharding of each tensor in Python. Measured on a server CPU (AMD EPYC) with PyTorch 2.13
+# by benchmarks/dtensor_host.py.
+TENSOR_FORWARD, TENSOR_BACKWARD = (0.6e-3, 1.8e-3), (1.0e-3, 2.0e-3)
 
 
 def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
@@ -59,7 +63,31 @@ def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) ->
     loops = times.kernels.loops_forward if kind == "forward" else times.kernels.loops_backward
     own = x.expert_host * (1 + (again if kind == "backward" else 0)) if name == "experts" else 0
     in_loops = (1 - graphed_whole(x, name)) * (own + loops * x.loop_launch)
-    return ((1 - graphed(x, name)) * kernels + in_loops) * kernel_time(x)
+    return ((1 - graphed(x, name)) * kernels + in_loops) * kernel_time(x) + sharded_layers_time(x, name, kind)
+
+
+def sharded_layers_time(x: SimpleNamespace, name: str, kind: str) -> Amount:
+    """What DTensor adds to the host's time for one pass of a block under tensor parallelism, unless compiled. [s]
+
+    By its linear layers: queries, keys, values and output, gate, up and down, each a module where they are kept apart.
+    Source: nemo-automodel 0.7.0, distributed/parallel_styles.py; torchtitan compiles its layers where it fuses.
+    """
+    layers = {
+        "attention": ((1 + 2 * x.separate_gate, x.lora_qkv), (1, x.lora_proj)),
+        "mlp": ((1 + x.separate_gate * x.gates, x.lora_mlp), (1, x.lora_mlp)),
+    }.get(name, ())
+
+    def of(each: tuple[float, float]) -> Amount:
+        plain, with_adapter = each
+        adapters = 1 - x.trained
+        return sum(
+            number * (plain + adapters * adapted * (with_adapter - plain)) for number, adapted in layers
+        )
+
+    seconds = of(TENSOR_FORWARD)
+    if kind == "backward":
+        seconds = of(TENSOR_BACKWARD) + x.recompute_layers * seconds
+    return x.dtensor * maximum(x.eager, x.residual_split) * is_more_than_one(x.tp) * seconds
 
 
 def _waits_apart(
@@ -124,5 +152,5 @@ def host_term(
     waiting = x.m * (symbol("host_wait_forward") + symbol("host_wait_backward"))
     source = "wait for the host in a stage's forward pass where its host halts, while the pipeline fills"
     halt = ledger.define("host_halt", halting * symbol("host_wait_forward"), "s", source)
-    waiting += (x.pp - 1) / x.vpp * halt
+    waiting += x.flushes * (x.pp - 1) / x.vpp * halt
     return ledger.term("host_bound", "waiting for the host", waiting, "s", host.host_exposed)

@@ -95,8 +95,9 @@ def pipeline_arguments(prediction: Evaluated) -> dict[str, Any]:
         "backward": backward,
         "num_microbatches": prediction.plan.num_microbatches(prediction.workload.global_batch),
         "send_time": prediction.values["pp_send_recv"] if prediction.plan.pp > 1 else 0.0,
-        "overlap_p2p": prediction.plan.overlap_p2p,
+        "overlap_p2p": prediction.plan.overlap_p2p and prediction.values["blocking_sends"] == 0,
         "group": prediction.plan.vpp_group_size if prediction.plan.vpp > 1 else 0,
+        "flushes": prediction.plan.pipeline_flushes,
     }
 
 

@@ -80,6 +80,7 @@ class Plan:
     first_stage_layers: int = 0
     last_stage_layers: int = 0
     vpp_group_size: int = 0
+    pipeline_flushes: int = 1
     defer_embedding_wgrad: bool = False
     wgrad_deferral_limit: int = 0
     nvl_segment: int = 0

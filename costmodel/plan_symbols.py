@@ -98,6 +98,7 @@ deferral_limit | 1 | passes through the output layer whose weight gradients may 
 tp | 1 | tensor parallel size
 pp | 1 | pipeline parallel size (stages)
 vpp | 1 | virtual pipeline size (model chunks on each stage)
+flushes | 1 | times that a step drains the pipeline
 cp | 1 | context parallel size
 dp | 1 | data parallel size
 b | 1 | micro-batch: sequences in one forward pass

@@ -44,10 +44,12 @@ def in_flight(x: SimpleNamespace, stage: Amount) -> Amount:
     1F1B holds min(m, pp - stage). Interleaved holds min(m vpp, 2 (pp - stage - 1) + (vpp - 1) group + 1)
     chunks of 1 / vpp of the stage, group the micro-batches that pass a virtual stage in a row (pp by default).
     Overlapped expert dispatch warms up one chunk more, but runs forward and backward layer beside layer: what the
-    one saves the other frees, so that one layer more is held (`costmodel.memory.activation_bytes`), no chunk.
+    one saves the other frees, so that one layer more is held (`costmodel.memory.activation_bytes`), no chunk. A step
+    that drains the pipeline several times has as many fewer in each.
     Source: Megatron-Core, schedules.py (warm-up micro-batches plus one); equals pp (1 + (pp - 1) / (pp vpp)) of
     V. Korthikanti et al., arXiv:2205.05198, sec. 4.2.2, on the first stage.
     """
     interleaved = is_more_than_one(x.vpp)
     chunks = 2 * (x.pp - stage - 1) + (x.vpp - 1) * x.vpp_group + 1
-    return interleaved * minimum(chunks / x.vpp, x.m) + (1 - interleaved) * minimum(x.pp - stage, x.m)
+    count = x.m / x.flushes
+    return interleaved * minimum(chunks / x.vpp, count) + (1 - interleaved) * minimum(x.pp - stage, count)

@@ -79,6 +79,9 @@ class Stack:
     master_shards: bool = False
     root_unit: bool = False
     defers_gradients: bool = False
+    blocking_sends: bool = False
+    eager: bool = False
+    fuses_squared_relu: bool = False
     early_zero3: bool = False
     # What its recipes choose.
     hybrid_dispatch: bool = False

@@ -110,13 +110,14 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
     """Bubble and exposed send/recv.
 
     The bubble is the time in which a stage waits while the pipe fills and drains: the time of the
-    other stages for one micro-batch, over vpp. Equal stages give (pp - 1) / (vpp m) of the ideal time.
+    other stages for one micro-batch, over vpp, for each flush. Equal stages give flushes (pp - 1) / (vpp m) of the
+    ideal time.
     Overlapped messages take SMs from the compute beside them: inside NVLink as many as a collective, over the network
     few. Fill and flush show theirs. Each pass of a (virtual) stage begins with requests to its neighbours and with
     kernels that wait for what came.
     """
     several = minimum(is_more_than_one(x.pp) + x.enc_own, 1)
-    bubble = (stages["all"] - stages["slowest"]) / x.vpp * several
+    bubble = x.flushes * (stages["all"] - stages["slowest"]) / x.vpp * several
     # A message has two ends, however many stages there are.
     ends = minimum(x.pp, 2)
     beside = communication.pipeline_ranks_in_domain(x)
@@ -125,12 +126,12 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
     joined = all_gather_time(x, communication.pipeline_gather_bytes(x), x.tp, inside)
     scattered = x.scatter_gather * (1 - x.sp) * is_more_than_one(x.pp)
     hop = ledger.define("pp_send_recv", sent + scattered * joined, "s", send_recv_time)
-    hidden = x.overlap_p2p * is_more_than_one(x.vpp)
+    hidden = hidden_messages(x)
     leaves = ends - beside
     slowdown = x.overlap_slowdown * (1 - leaves + leaves * MESSAGE_SMS / RING_SMS)
     each = (1 - hidden) + hidden * slowdown
-    sends = 2 * x.m * x.vpp * hop * each + 2 * (x.pp - 1) * hop
-    starts = 2 * several * (x.m * x.vpp + x.pp - 1) * x.pass_start
+    sends = 2 * x.m * x.vpp * hop * each + 2 * x.flushes * (x.pp - 1) * hop
+    starts = 2 * several * (x.m * x.vpp + x.flushes * (x.pp - 1)) * x.pass_start
     return [
         ledger.term(
             "pipeline_bubble", "pipeline bubble", maximum(0, bubble), "s", schedule.bubble_over_ideal
@@ -140,6 +141,11 @@ def pipeline_terms(ledger: Ledger, x: SimpleNamespace, stages: Mapping[str, Amou
         ),
         ledger.term("pipeline_starts", "beginning the passes of stages", starts, "s", pipeline_terms),
     ]
+
+
+def hidden_messages(x: SimpleNamespace) -> Amount:
+    """1 where a stage computes on while its messages travel: interleaved, unless the software waits for them. [1]"""
+    return x.overlap_p2p * is_more_than_one(x.vpp) * (1 - x.blocking_sends)
 
 
 def deferred_term(

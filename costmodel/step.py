@@ -21,6 +21,7 @@ from costmodel.optimizer import optimizer_terms
 from costmodel.stage_parameters import adapters_of, parameters_of
 from costmodel.stages import (
     deferred_term,
+    hidden_messages,
     pipeline_terms,
     shared_embedding_term,
     spared_by_heads,
@@ -90,7 +91,7 @@ def build_step(features: Collection[str]) -> tuple[Ledger, dict[str, Term]]:
     trees.append(host_term(ledger, x, blocks, totals, stages))
     trees += pipeline_terms(ledger, x, stages)
     # The first and the last stage exchange with one neighbour, those between them with two.
-    shown = x.vpp * symbol("pp_send_recv") * (1 - x.overlap_p2p * is_more_than_one(x.vpp))
+    shown = x.vpp * symbol("pp_send_recv") * (1 - hidden_messages(x))
     slack = maximum(0, stages["slowest"] - stages["inner"] - shown * maximum(0, minimum(x.pp - 2, 1)))
     source = "what the slowest stage has beyond the others for each micro-batch: they can be late by as much"
     ledger.define("stage_slack", slack, "s", source)

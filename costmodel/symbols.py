@@ -193,6 +193,7 @@ INPUTS: tuple[Input, ...] = tuple(
         cudnn_writes | 1 | 1 when the norm of such a module does if it is cuDNN's
         maximum_bytes | byte | HBM bytes of reading one element of an operand for its maximum, before it is quantised
         quantise_kernels | 1 | kernels one operand's quantisation launches
+        quantised_together | 1 | 1 when they quantise the rows of all experts of a grouped product
         linear_peak | FLOP/s | dense peak of the linear layers' format
         linear_fraction | 1 | fraction of linear_peak that large GEMMs reach
         linear_wave | 1 | weight of the last, partly filled wave of tiles
@@ -298,6 +299,9 @@ INPUTS: tuple[Input, ...] = tuple(
         fsdp2 | 1 | 1 when FSDP is PyTorch's fully_shard
         root_unit | 1 | 1 when embedding and output layer are one unit of FSDP, its root, whole through a step
         defers_gradients | 1 | 1 when FSDP reduces gradients once a step, whatever the micro-batches
+        fuses_squared_relu | 1 | 1 when fused MLPs of experts may have squared ReLU
+        eager | 1 | 1 when nothing compiles the layers, whatever a plan fuses
+        blocking_sends | 1 | 1 when a pipeline stage waits for its messages, interleaved or not
         foreach_adam | 1 | 1 when Adam is a row of element-wise kernels, not one
         large_buckets | 1 | 1 when recipes cut gradients into buckets of 128 Mi elements where a plan says nothing
         checks_gradients | 1 | 1 when training can look for NaN in each bucket of gradients before it is reduced

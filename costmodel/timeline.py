@@ -158,7 +158,8 @@ def simulate(prediction: Prediction) -> Timeline:
     residual = residual if residual > CLOSE * prediction.step_time_s else 0.0
     before = sum(first.values())
     passes = tuple(_moved(line.passes(stage), before, shrink) for stage in range(stages))
-    warm_ups = tuple(warm_up_passes(stage, stages, vpp, count, arguments["group"]) for stage in range(stages))
+    one = count // arguments["flushes"]
+    warm_ups = tuple(warm_up_passes(stage, stages, vpp, one, arguments["group"]) for stage in range(stages))
     ended = before + shrink * line.makespan
     once = _once(prediction, leaves, stages, outside, first, ended, residual)
     drawing = Drawing(

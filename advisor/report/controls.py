@@ -49,6 +49,7 @@ NOT_OFFERED = (
     "first_stage_layers",
     "last_stage_layers",
     "vpp_group_size",
+    "pipeline_flushes",
     "wgrad_deferral_limit",
 )
 # Chunks that balanced layouts take for any number of layers.

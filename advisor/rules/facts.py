@@ -105,6 +105,8 @@ def _sizes(w: Facts) -> Facts:
         "world": mesh * w["pp"] + encoder,
         "edp": mesh / (w["ep"] * w["etp"]),
         "m": w["global_batch"] / (w["micro_batch"] * w["dp"]),
+        # Micro-batches of one pass of the pipeline.
+        "passes": w["global_batch"] / (w["micro_batch"] * w["dp"] * w["pipeline_flushes"]),
         "tokens": tokens,
         "tokens_per_expert": tokens * w["topk"] * w["ep"] * w["etp"] / max(w["experts"], 1),
     }

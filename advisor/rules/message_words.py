@@ -95,7 +95,7 @@ def chunks_run(row: dict[str, Any], dp: int, pp: int) -> bool:
     group = row["vpp_group_size"] if row["vpp_group_size"] > 0 else pp
     if row["global_batch"] % (row["micro_batch"] * dp) != 0 or group < pp or row["mamba_heads"] > 0:
         return False
-    number = row["global_batch"] // (row["micro_batch"] * dp)
+    number = row["global_batch"] // (row["micro_batch"] * dp * row["pipeline_flushes"])
     return number >= group and (number % group == 0 or number % group >= pp)
 
 

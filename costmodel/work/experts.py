@@ -244,10 +244,10 @@ def fuses_mlp(x: SimpleNamespace) -> Amount:
     """1 where FC1's kernel applies gate and activation function and writes FC2's input quantised, and FC2's data
     gradient does the same backward. [1]
 
-    Gated experts without biases. Source: published list of tuning knobs, "fused FC1+SwiGLU+quant+FC2 MXFP8", "SwiGLU,
-    no bias"; Transformer Engine's fused grouped MLP on CuTe DSL.
+    Gated experts without biases, and those of squared ReLU (`fuses_squared_relu`). Source: published list of tuning
+    knobs, "fused FC1+SwiGLU+quant+FC2 MXFP8", "SwiGLU, no bias"; Transformer Engine's fused grouped MLP on CuTe DSL.
     """
-    return x.expert_mlp_fused * x.gates * (1 - x.biases)
+    return x.expert_mlp_fused * maximum(x.gates, x.fuses_squared_relu * x.squared_relu) * (1 - x.biases)
 
 
 def is_clamped(x: SimpleNamespace) -> Amount:

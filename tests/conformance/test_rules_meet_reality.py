@@ -158,6 +158,7 @@ ELSEWHERE = {
     "recompute_layers_method": "nothing: it groups layers by that number, which is not what the plan has",
     "layout_fits": "the text does not fit, so there is no plan to export: costmodel.layout refuses it first",
     "vpp_microbatches": "the interleaved schedule, while it runs",
+    "flushes_divide": "Megatron-Core drains the pipeline once a step, torchtitan after each local batch",
     "vpp_group_range": "the interleaved schedule, while it runs",
     "mamba_heads": "MambaMixer, while it is built",
     "fused_experts_whole": "Transformer Engine's grouped MLP, while it is built",

@@ -116,7 +116,7 @@ def test_copies_of_each_kind_of_fsdp():
     def moved(stack: str, kept: float = 0, deferred: float = 0) -> float:
         x = values(stack, 16)
         x = SimpleNamespace(**vars(x) | {"weight_bytes": 2, "grad_bytes": 4, "m": 2})
-        seconds = flat_copies(x, owner, 10, kept, deferred)  # type: ignore[arg-type]
+        seconds = flat_copies(x, owner, 10, (kept, deferred), 1)  # type: ignore[arg-type]
         rate = x.tuned_stream_scale * x.release_scale * x.stream_fraction * x.hbm_bandwidth
         return seconds * rate
 

@@ -225,6 +225,7 @@ def test_a_knob_moves_a_term_unless_its_record_says_nothing(name):
         ("param_remainders", "memory_first_optimizer"),
         ("reuse_grad_buf", "memory_first_weights"),
         ("vpp_group_size", "memory_first_activations"),
+        ("pipeline_flushes", "pipeline_bubble"),
         ("wgrad_deferral_limit", "vocabulary"),
         ("encoder_tp", "pipeline_bubble"),
         ("check_for_nan_in_grad", "nan_checks"),

@@ -71,7 +71,7 @@ def test_the_share_alone_counts_chunks_as_megatron_core_warms_up(pp, vpp, rounds
     if pp == 1:
         vpp = 1
     batches = pp * rounds
-    x = SimpleNamespace(m=batches, vpp=vpp, pp=pp, vpp_group=pp)
+    x = SimpleNamespace(m=batches, vpp=vpp, pp=pp, vpp_group=pp, flushes=1)
     if vpp == 1:
         assert alone_share(x) == pytest.approx(min(1, pp / (batches + pp - 1)))
         return

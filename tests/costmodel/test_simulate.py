@@ -116,10 +116,22 @@ def test_a_slower_chunk_or_message_never_shortens_the_step(pipe, data):
 def test_micro_batches_in_flight_equal_the_closed_form_of_the_memory_model(pp, vpp, rounds):
     m = pp * rounds
     line = simulate_pipeline(equal(pp, vpp, 1.0), equal(pp, vpp, 2.0), m)
-    x = SimpleNamespace(ep_overlap=0, pp=pp, vpp=vpp, m=m, vpp_group=pp)
+    x = SimpleNamespace(ep_overlap=0, pp=pp, vpp=vpp, m=m, vpp_group=pp, flushes=1)
     for stage, peak in enumerate(line.peak_in_flight):
         assert peak == pytest.approx(schedule.in_flight(x, stage)), stage
     assert list(line.peak_in_flight) == sorted(line.peak_in_flight, reverse=True)
+
+
+@given(uneven_pipes(), st.integers(2, 4))
+def test_a_pipeline_that_is_drained_several_times_takes_as_often_as_long(pipe, flushes):
+    forward, backward, m, send, overlap = pipe
+    once = simulate_pipeline(forward, backward, m, send, overlap)
+    often = simulate_pipeline(forward, backward, flushes * m, send, overlap, flushes=flushes)
+    assert often.makespan == pytest.approx(flushes * once.makespan)
+    assert often.peak_in_flight == once.peak_in_flight
+    together = pipeline_makespan(forward, backward, flushes * m, send, overlap, flushes=flushes)
+    assert together == pytest.approx(flushes * pipeline_makespan(forward, backward, m, send, overlap))
+    assert least_makespan(forward, backward, flushes * m, send, flushes) <= together + 1e-9
 
 
 def test_one_stage_sends_nothing():

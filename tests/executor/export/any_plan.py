@@ -48,6 +48,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "first_stage_layers": (1, 2, 3),
     "last_stage_layers": (1, 2, 3),
     "vpp_group_size": (4, 8),
+    "pipeline_flushes": (2,),
     "wgrad_deferral_limit": (22,),
     "moe_dispatcher": ("allgather", "deepep", "hybridep"),
     "dispatcher_sms": (24,),
