@@ -17,8 +17,8 @@ RECIPES = Path(__file__).with_name("bridge_recipes.csv")
 
 
 def recipe_rows() -> list[Row]:
-    """Rows of the table, as runs of NeMo 26.06; a time is asked for, and any will do."""
-    common = {"step_time_s": "1", "container": "nemo:26.06"}
+    """Rows of the table, as runs of NeMo 26.08; a time is asked for, and any will do."""
+    common = {"step_time_s": "1", "container": "nemo:26.08"}
     with RECIPES.open(newline="", encoding="utf-8") as file:
         return [Row(values | common) for values in csv.DictReader(file)]
 

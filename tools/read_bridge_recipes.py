@@ -40,14 +40,14 @@ LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 # What stands in the column of other flags, as in tables of runs.
 FLAGS = {
     "model": "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split apply_rope_fusion "
-    "attention_backend cp_comm_type cross_entropy_fusion_impl fp8_dot_product_attention fp8_output_proj "
+    "attention_backend cp_comm_type cross_entropy_fusion_impl fp8_output_proj "
     "gradient_accumulation_fusion moe_expert_rank_capacity_factor moe_hybridep_num_sms moe_mlp_glu_interleave_size "
     "moe_paged_stash moe_permute_fusion moe_router_fusion moe_shared_expert_overlap "
     "recompute_method use_transformer_engine_op_fuser",
     "ddp": "average_in_collective bucket_size data_parallel_sharding_strategy fsdp_double_buffer "
     "num_distributed_optimizer_instances outer_dp_sharding_strategy use_distributed_optimizer",
     "optimizer": "exp_avg_dtype exp_avg_sq_dtype main_grads_dtype main_params_dtype",
-    "mixed_precision": "fp8_recipe num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 "
+    "mixed_precision": "fp8_dot_product_attention fp8_recipe num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 "
     "reuse_grad_buf_for_mxfp8_param_ag",
 }
 
