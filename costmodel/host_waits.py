@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, is_more_than_one, maximum
+from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.block_kernels import graphed, graphed_whole
 from costmodel.layer import BlockTimes
 from costmodel.symbols import ATTENTION_BLOCKS, in_stage, symbol
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
+from costmodel.work.attention import exchange_loops
 from costmodel.work.elementwise import rotary_stops
 from costmodel.work.experts import counts_vary
 from costmodel.work.recompute import repeated
@@ -22,7 +23,7 @@ MTP_KERNELS = 35 + 27
 # Host time that DTensor adds to a linear layer of tensor parallelism, forward and backward, without and with an adapter
 # [s]: it finds out the sharding of each tensor in Python. Measured on a server CPU (AMD EPYC) with PyTorch 2.13
 # by benchmarks/dtensor_host.py.
-TENSOR_FORWARD, TENSOR_BACKWARD = (0.6e-3, 1.8e-3), (1.0e-3, 2.0e-3)
+TENSOR_FORWARD, TENSOR_BACKWARD = (0.5e-3, 1.5e-3), (1.0e-3, 2.3e-3)
 
 
 def block_gaps(x: SimpleNamespace, name: str, times: BlockTimes) -> Amount:
@@ -66,6 +67,19 @@ def issuing_time(x: SimpleNamespace, name: str, times: BlockTimes, kind: str) ->
     return ((1 - graphed(x, name)) * kernels + in_loops) * kernel_time(x) + sharded_layers_time(x, name, kind)
 
 
+def drained_time(x: SimpleNamespace, name: str, kind: str) -> Amount:
+    """Host time of one pass of a block in which the device has nothing left to run. [s]
+
+    That of loops over packed documents' chunks, each turn of which reads numbers from the device. Source: Transformer
+    Engine 2.13 to 2.17, context_parallel.py, torch.arange between bounds that are tensors.
+    """
+    if name not in ATTENTION_BLOCKS:
+        return 0
+    forward, backward = exchange_loops(x)
+    loops = forward if kind == "forward" else backward + x.recompute_layers * forward
+    return (1 - graphed_whole(x, name)) * loops * x.loop_launch * kernel_time(x)
+
+
 def sharded_layers_time(x: SimpleNamespace, name: str, kind: str) -> Amount:
     """What DTensor adds to the host's time for one pass of a block under tensor parallelism, unless compiled. [s]
 
@@ -104,8 +118,9 @@ def _waits_apart(
             in_stage(x, name, stage) * issuing_time(x, name, times, kind) for name, times in blocks.items()
         )
         running = sum(in_stage(x, name, stage) * part[kind] for name, part in totals.items())
+        drained = sum(in_stage(x, name, stage) * drained_time(x, name, kind) for name in blocks)
         issues = ledger.define(f"host_issues_{kind}_{stage}", issuing, "s", issuing_time)
-        wait = host.host_exposed(issues, running)
+        wait = drained + host.host_exposed(issues - drained, running)
         waits[kind] = ledger.define(f"host_waits_{kind}_{stage}", wait, "s", host.host_exposed)
     return waits
 
@@ -122,7 +137,8 @@ def host_term(
     Beside its kernels an expert block costs the host work of its own: routing maps, splits, autograd functions of
     the dispatcher. A host that must learn how many tokens came, with every dispatcher, stands still in every expert
     block of the forward pass, so that it is never far ahead there: each pass waits by itself. So it does where each
-    exchange between stages stops the host. Else the lead of one pass helps the other.
+    exchange between stages stops the host, or each chunk of a packed document (`drained_time`). Else the lead of one
+    pass helps the other.
 
     While a pipeline fills, its first micro-batch meets one halting stage after the other. A host that never halts has
     issued its pass before the micro-batch comes. While it drains, waits of backward passes, which are shorter, are
@@ -131,7 +147,7 @@ def host_term(
     behind = {stage: _waits_apart(ledger, x, blocks, totals, stage) for stage in ("pace", "first", "last")}
     issued = symbol("host_issues_forward_pace") + symbol("host_issues_backward_pace")
     free = host.host_exposed(issued, stages["slowest"])
-    halting = stops_at_exchanges(x)
+    halting = maximum(stops_at_exchanges(x), minimum(1, exchange_loops(x)[0]))
     if "experts" in blocks:
         halting = maximum(halting, counts_vary(x))
     # A stage that is slowest for its logits waits in its own layers, and where an MTP head begins and ends.

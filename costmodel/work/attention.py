@@ -54,13 +54,21 @@ SCALED_SINK = (12, 34)
 def document_loops(x: SimpleNamespace, kernels: tuple[float, float]) -> tuple[Amount, Amount]:
     """Launches in loops over packed documents, forward and backward: rotary embedding, chunks that are exchanged. [1]
 
-    kernels: of rotary embedding, see `rotary_loops`. Recompute of the core exchanges again.
+    kernels: of rotary embedding, see `rotary_loops`.
     """
-    forward, backward = rotary_loops(x, kernels)
+    rotary, exchange = rotary_loops(x, kernels), exchange_loops(x)
+    return rotary[0] + exchange[0], rotary[1] + exchange[1]
+
+
+def exchange_loops(x: SimpleNamespace) -> tuple[Amount, Amount]:
+    """Launches in loops over packed documents' chunks around an all-to-all of context parallelism, both passes. [1]
+
+    Recompute of the core exchanges again.
+    """
     chunks = x.reads_documents * is_more_than_one(x.cp_a2a_size) * x.b * 2 * x.cp_a2a_size * x.documents
     exchange, back = (chunks * launches for launches in EXCHANGE_LAUNCHES)
     again = (1 - x.recompute_layers) * x.recompute_attention
-    return forward + exchange, backward + back + again * exchange
+    return exchange, back + again * exchange
 
 
 def attended_keys(x: SimpleNamespace) -> Amount:

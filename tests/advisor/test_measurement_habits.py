@@ -302,6 +302,25 @@ def test_resolved_recipes_switch_fused_accumulation_off_under_fsdp(flags, fused)
     assert case(row).plan.gradient_accumulation_fusion
 
 
+@pytest.mark.parametrize("said", [True, False])
+def test_resolved_recipes_without_fused_experts_and_fp8_attention_have_neither(said):
+    """Those of DeepSeek-V3 on GB200 name one and not the other, whatever most recipes of the release have."""
+    row = NEMO | {
+        "source": "Megatron-Bridge perf summary 26.06",
+        "container": "nemo:26.06",
+        "model": "deepseek-v3",
+        "system": "dgx-gb200-nvl72",
+        "precision": "mxfp8",
+        "ep": "8",
+    }
+    unsaid = case(row).plan
+    assert (unsaid.expert_mlp_fusion, unsaid.fp8_attention) == (True, True)
+    names = ("use_transformer_engine_op_fuser", "fp8_dot_product_attention")
+    flags = {"apply_rope_fusion": True} | dict.fromkeys(names * said, True)
+    resolved = case(row, recipe_key="v0.5.0:deepseek_v3", other_flags=json.dumps(flags)).plan
+    assert (resolved.expert_mlp_fusion, resolved.fp8_attention) == (said, said)
+
+
 @pytest.mark.parametrize(("container", "kept"), [("nemo:26.02", False), ("nemo:26.04", True)])
 def test_recipes_in_nvfp4_keep_their_parameters_so_since_26_04(container, kept):
     """Whatever the column of FP8 parameters says."""

@@ -179,3 +179,19 @@ def test_norms_of_mxfp8_are_cudnns_since_megatron_bridge(container, precision, o
 def test_recipes_of_experts_and_formats_are_told_where_they_act(changes, word, told):
     found = case(**{"container": "nemo:25.11"} | changes)
     assert any(word in words for words in found.assumptions) == told
+
+
+@pytest.mark.parametrize(
+    ("system", "ep", "dispatcher", "graphs"),
+    [
+        ("dgx-b200", "16", "alltoall", None),
+        ("dgx-gb200-nvl72", "64", "hybridep", ("moe_router", "moe_preprocess")),
+        ("dgx-gb300-nvl72", "64", "hybridep", None),
+    ],
+)
+def test_kimi_runs_what_its_recipes_ship(system, ep, dispatcher, graphs):
+    """In Megatron-Bridge 0.6.2 none of them overlaps the exchange, fuses experts or has attention in FP8."""
+    plan = case(model="kimi-k2", system=system, ep=ep, pp="4", vp="4", gbs="2048").plan
+    assert plan.moe_dispatcher == dispatcher
+    assert (plan.cuda_graph_scope if plan.cuda_graph else None) == graphs
+    assert (plan.overlap_moe_comm, plan.expert_mlp_fusion, plan.fp8_attention) == (False, False, False)

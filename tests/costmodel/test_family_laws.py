@@ -317,6 +317,18 @@ def test_selective_recompute_issues_its_kernels_again():
     assert waits[1] > waits[0] * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("stack", "fused"), [("nemo-26.06", False), ("nemo-26.08", True)])
+def test_fused_experts_of_squared_relu_came_with_their_engine(stack, fused):
+    model, workload = load_model("nemotron3-nano-30b-a3b"), Workload(4096, 64)
+    plan = Plan(dp=8, ep=8, precision="mxfp8")
+    apart, together = (
+        predict(model, workload, B200, dataclasses.replace(plan, expert_mlp_fusion=on), stack)
+        for on in (False, True)
+    )
+    assert (together.values["experts_activation_forward"] == 0) == fused
+    assert (together.values["experts_time"] < apart.values["experts_time"]) == fused
+
+
 def test_fused_experts_offload_all_that_they_keep():
     """Rows, FC1's output and FC2's input in MXFP8, 1 + 1/32 bytes; FC1's output, gate and all, in BF16."""
     model, workload = load_model("qwen3-30b-a3b"), Workload(4096, 64)

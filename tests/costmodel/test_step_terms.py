@@ -23,12 +23,26 @@ from costmodel.timing.network import reduce_scatter_time
 from costmodel.work import communication
 from costmodel.workload import Workload
 
+B200 = hardware_db.resolve("b200", None)[0]
+
 
 @pytest.mark.parametrize(("precision", "launches"), [("bf16", 1), ("fp8-cs", 3)])
 def test_each_expert_of_a_rank_is_a_launch_in_the_loop(precision, launches):
     for ep in (4, 8, 16):
         issued = qwen(ep=ep, precision=precision).values["experts_loops_forward"]
         assert issued == 2 * launches * 128 / ep  # two products for each of the rank's experts
+
+
+def test_nvfp4_quantises_the_rows_of_all_experts_at_once():
+    """Two kernels for the operand of each of two grouped products, in place of three for each expert."""
+    plan, load = Plan(dp=16, ep=8, precision="nvfp4"), Workload(4096, 512)
+    apart, together = (
+        predict(load_model("qwen3-30b-a3b"), load, B200, plan, f"nemo-{release}").values
+        for release in ("26.02", "26.06")
+    )
+    assert apart["experts_loops_forward"] == 2 * 4 * 128 / 8
+    assert together["experts_loops_forward"] == 2 * 128 / 8
+    assert together["experts_kernels_forward"] - apart["experts_kernels_forward"] == 2 * 2
 
 
 def test_graphs_of_the_router_do_not_hold_the_loop_over_experts():

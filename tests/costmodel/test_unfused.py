@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,6 +220,20 @@ def test_an_exchange_of_heads_orders_the_chunks_of_packed_documents_one_by_one(k
     forward, backward = EXCHANGE_LAUNCHES
     assert loops(cp_comm_type="a2a") == pytest.approx(2 * cp * 16 * ((1 + again) * forward + backward))
     assert loops(cp_comm_type="p2p") == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_the_device_waits_for_every_chunk_whose_bounds_the_host_reads(cp):
+    """Its queue is empty when the bounds have come, so that no lead of the host hides the loop."""
+    load = Workload(4096, 64, "sft", mean_length=64)
+    plan = Plan(dp=8 // cp, cp=cp, cp_comm_type="a2a")
+    found = predict(load_model("llama3-8b"), load, H100, plan, "nemo-26.06").values
+    for kind, launches in zip(("forward", "backward"), EXCHANGE_LAUNCHES, strict=True):
+        loop = 2 * cp * 64 * launches * found["loop_launch"] * found["host_kernel"]
+        assert found[f"host_waits_{kind}_pace"] >= 32 * loop * (1 - 1e-9)
+    ring = replace(plan, cp_comm_type="p2p")
+    hidden = predict(load_model("llama3-8b"), load, H100, ring, "nemo-26.06").values
+    assert hidden["host_waits_forward_pace"] < found["host_waits_forward_pace"]
 
 
 @pytest.mark.parametrize(
