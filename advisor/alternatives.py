@@ -215,7 +215,7 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             replace(request, pins={k: v for k, v in request.pins.items() if k != pin})
         ):
             ways.append(f"without --pin {pin}={_text(value)}")
-    ways += itertools.islice(_more_gpus(request), 1)
+    ways += [way for way in (_more_gpus(request),) if way]
     if even := _length_that_divides(request):
         return (even, *ways)
     shorter = request.workload.seq_len // 2
@@ -228,27 +228,41 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
     return tuple(ways)
 
 
-def _more_gpus(request: Request) -> Iterator[str]:
-    """Larger clusters that fit, the smallest first, with the batch that they would have, or else one that grows.
+def _more_gpus(request: Request) -> str:
+    """A larger cluster that fits, with the batch that it would have, or else one that grows; "" for none.
 
-    Twice as many GPUs again and again, and those between that a power of two of pinned sizes' odd part gives.
+    The smallest of twice as many GPUs again and again and of powers of two times pinned sizes' odd part, or one of the
+    numbers 5, 6 and 7 times a power of two between it and the one before, which did not fit.
     """
     pins = {k: v for k, v in request.pins.items() if k != "dp"}
     most = MOST_GPUS_FACTOR * request.gpus
     unit = math.prod(pins.get(name, 1) for name in ("tp", "pp", "cp"))
     odd = unit // (unit & -unit)
     powers = range(most.bit_length())
-    tried = {
-        *(request.gpus << power for power in powers),
-        *(odd << power for power in powers if (odd << power) % unit == 0),
-    }
-    for gpus in sorted(number for number in tried if request.gpus < number <= most):
-        plain = request.batch_on(gpus)
-        grown = min(request.workload.global_batch * gpus // request.gpus, MOST_SEQUENCES)
-        for batch in dict.fromkeys((plain, grown)):
-            workload = replace(request.workload, global_batch=batch)
-            if _fits(replace(request, gpus=gpus, workload=workload, pins=pins)):
-                yield f"--gpus {gpus}" + ("" if batch == plain else f" --global-batch {batch}")
+    few = {request.gpus << power for power in powers} | {odd << power for power in powers}
+    more = {times * odd << power >> 2 for times in (5, 6, 7) for power in powers}
+
+    def first(numbers: set[int], above: int, below: int) -> tuple[int, int, str]:
+        """The first of them that fits, the number tried in front of it, and its options; `below` where none does."""
+        for gpus in sorted(number for number in numbers if above < number < below and number % unit == 0):
+            if found := _way_on(request, gpus, pins):
+                return gpus, above, found
+            above = gpus
+        return below, above, ""
+
+    fits, before, way = first(few, request.gpus, most + 1)
+    return (first(more, before, fits)[2] or way) if way else ""
+
+
+def _way_on(request: Request, gpus: int, pins: Mapping[str, Any]) -> str:
+    """Options that ask the same of so many GPUs, where some plan fits; "" where none does."""
+    plain = request.batch_on(gpus)
+    grown = min(request.workload.global_batch * gpus // request.gpus, MOST_SEQUENCES)
+    for batch in dict.fromkeys((plain, grown)):
+        workload = replace(request.workload, global_batch=batch)
+        if _fits(replace(request, gpus=gpus, workload=workload, pins=pins)):
+            return f"--gpus {gpus}" + ("" if batch == plain else f" --global-batch {batch}")
+    return ""
 
 
 def _length_that_divides(request: Request) -> str:

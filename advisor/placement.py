@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from costmodel.placement import Group, straddling_groups, used_domain
@@ -23,7 +25,7 @@ class Placed:
         """One line for people."""
         if self.straddles is not None:
             first, last = self.straddles.ranks[0], self.straddles.ranks[-1]
-            parts = " + ".join(map(str, self.straddles.per_domain))
+            parts = shares(self.straddles.per_domain)
             return (
                 f"{self.name}: {self.ranks} ranks, {self.stride} apart, straddle domains: ranks {first} to {last} of "
                 f"pipeline stage {self.straddles.stage} lie {parts}, and the smaller side's network cards set the pace"
@@ -44,6 +46,14 @@ class Placed:
             if group is None
             else {"stage": group.stage, "ranks": list(group.ranks), "per_domain": list(group.per_domain)},
         }
+
+
+def shares(per_domain: Iterable[int]) -> str:
+    """Ranks in each domain that a group meets, in order; of three equal ones or more in a row how many: 125 x 8 + 1."""
+    runs = [(number, len(list(run))) for number, run in groupby(per_domain)]
+    return " + ".join(
+        f"{times} x {number}" if times > 2 else " + ".join([str(number)] * times) for number, times in runs
+    )
 
 
 def placement(prediction: Prediction) -> list[Placed]:

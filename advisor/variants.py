@@ -176,7 +176,8 @@ class Variants:
     def _undivided(self, label: str, name: str, size: int) -> Variant:
         """A size over which the GPUs that the other sizes leave do not divide."""
         world, plan = self.plan.world, replace(self.plan, **{name: size})
-        left = f"leave {world * getattr(self.plan, name) // self.plan.replica:,} for {name} x dp"
+        ranks = world * getattr(self.plan, name) // self.plan.replica
+        left = f"leave {ranks:,} for {name} x dp, which {name} must divide"
         if plan.encoder_pp:
             left = f"do not divide over the {plan.replica:,} of a replica"
         return Variant(label, plan, None, f"{world:,} GPUs {left}", "world")

@@ -172,10 +172,16 @@ def tp_within(row: dict[str, Any], wanted: int, cp: int) -> int:
 def ranks_option(row: dict[str, Any], dp: int, group: int) -> str:
     """Data-parallel ranks where they change, and the least global batch that they and groups of micro-batches share.
 
-    Of a plan for other GPUs than there are, the rule about GPUs tells the ranks.
+    Of a plan for other GPUs than there are, the rule about GPUs tells the ranks, and the batch is of those that they
+    leave: of no whole number of ranks there is none.
     """
-    step = row["micro_batch"] * dp * group
-    text = "" if dp == row["dp"] or row["gpus"] not in (0, row["world"]) else f" --dp {dp}"
+    if row["gpus"] in (0, row["world"]):
+        ranks, text = dp, "" if dp == row["dp"] else f" --dp {dp}"
+    else:
+        ranks, text = dp * row["gpus"] // row["world"], ""
+        if ranks * row["world"] != dp * row["gpus"]:
+            return ""
+    step = row["micro_batch"] * ranks * group
     return (
         text if row["global_batch"] % step == 0 else text + f" --global-batch {up(row['global_batch'], step)}"
     )

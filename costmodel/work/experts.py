@@ -106,14 +106,16 @@ def dispatch_copies_inside(x: SimpleNamespace, inside: Amount) -> Amount:
     """Rows that one rank sends to the other ranks of its domain in one dispatch. [1]
 
     All-to-all sends every copy; DeepEP and HybridEP send a token once to each rank. `inside` ranks of the ep
-    share the domain; what comes over the network is passed on there too.
+    share the domain; what comes over the network is passed on there too. Where all tokens are gathered, a rank gets
+    those of all others, of each other domain's ranks one over its own card.
     Sources: DeepSeek-AI, DeepEP; NVIDIA HybridEP; Megatron-Core, token_dispatcher.py.
     """
     once = destinations(x, x.ep)
     copies = (1 - x.dispatch_once) * x.topk + x.dispatch_once * once
     copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * x.ep
-    leaving = (inside - 1) / x.ep + x.dispatch_once * (x.ep - inside) / x.ep
-    return residual_tokens(x) * copies * minimum(leaving, 1)
+    leaving = minimum((inside - 1) / x.ep + x.dispatch_once * (x.ep - inside) / x.ep, 1)
+    leaving += x.dispatch_gather * ((inside - 1) / inside - leaving)
+    return residual_tokens(x) * copies * leaving
 
 
 def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:

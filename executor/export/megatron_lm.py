@@ -132,8 +132,13 @@ def _script(job: Job) -> str:
 
 
 def user_arguments(job: Job) -> dict[str, Any]:
-    """Arguments that no plan knows: data, tokenizer, schedule, checkpoints; variables of the shell in them."""
-    found: dict[str, Any] = {}
+    """Arguments that no plan knows: data, tokenizer, schedule, checkpoints; variables of the shell in them.
+
+    The loader would build a mask of every token by every other for each sequence, 4 bytes each on the host and one on
+    the GPU, that kernels with causal masks do not read. Source: Megatron-Core 0.16 to 0.19.2, gpt_dataset.py,
+    _get_ltor_masks_and_position_ids, and get_batch_on_this_tp_rank.
+    """
+    found: dict[str, Any] = {"--no-create-attention-mask-in-dataloader": True}
     if job.model.mamba is not None:
         found["--spec"] = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
     if job.benchmark:

@@ -301,11 +301,13 @@ def test_json_keeps_the_contract(tmp_path):
 
 
 def test_sizes_that_cannot_be_are_told_in_the_guides_path():
-    """Of 1,000 GPUs TP8 was missing without a word; sizes with one reason share it."""
+    """Of 1,000 GPUs TP8 was missing without a word, then with numbers alone; sizes with one reason share it."""
     answer = explain(make_request("llama3-70b", 1000, "h100", precision="bf16", pins={"pp": 2, "tp": 4}))
     steps = {step.topic: step for step in answer.steps}
-    assert "TP8 cannot be (1,000 GPUs leave 500 for tp x dp)" in steps["tensor parallel"].text
-    assert "CP2, CP4 and CP8 cannot be (1,000 GPUs leave 125 for cp x dp)" in steps["context parallel"].text
+    told = "TP8 cannot be (1,000 GPUs leave 500 for tp x dp, which tp must divide)"
+    assert told in steps["tensor parallel"].text
+    told = "CP2, CP4 and CP8 cannot be (1,000 GPUs leave 125 for cp x dp, which cp must divide)"
+    assert told in steps["context parallel"].text
     labels = [variant.label for variant in steps["tensor parallel"].evidence]
     assert labels == ["TP1", "TP2", "TP4", "TP8"]
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from advisor.commands.explain import command as explain
 from advisor.commands.predict import command as predict_command
-from advisor.placement import placement, placement_lines
+from advisor.placement import placement, placement_lines, shares
 from advisor.request import Request, make_request
 from advisor.search import search
 from advisor.space import build_space
@@ -120,6 +120,15 @@ def test_straddling_groups_are_named():
     assert group.per_domain == (2, 14)
     assert groups["tensor parallel"].straddles is None
     assert "straddle domains" in "\n".join(placement_lines(straddled(72)))
+
+
+def test_a_group_over_many_domains_says_how_many_are_alike():
+    """126 numbers and their pluses filled seven lines of `explain --gpus 1001`."""
+    plan = Plan(dp=1001, zero_stage=3, fsdp=True)
+    spread = predict(load_model("llama3-8b"), Workload(8192, 2002), load_cluster("dgx-h100"), plan)
+    assert "lie 125 x 8 + 1, and" in placement_lines(spread)[0]
+    assert shares((2, 14)) == "2 + 14"
+    assert shares((4, 8, 8, 8, 8, 4)) == "4 + 4 x 8 + 4"
 
 
 def test_64_of_72_do_not_straddle_and_are_faster():

@@ -151,6 +151,16 @@ def test_ranks_of_a_plan_for_other_gpus_are_told_by_the_rule_about_gpus_alone():
     assert "dp = " in found["world"] or "--gpus 64" in found["world"]
 
 
+def test_batch_of_a_way_out_is_that_of_the_gpus_there_are():
+    """--global-batch 1120 was told, for dp = 40 of the 640 GPUs of the sizes: the next rule refused it on 512."""
+    chunks = Plan(tp=5, pp=4, vpp=5, dp=32)
+    assert errors("llama3-70b", Workload(8192, 1024), chunks, 512)["heads_over_tp"] == "Try --tp 4."
+    assert not errors("llama3-70b", Workload(8192, 1024), replace(chunks, tp=4), 512)
+    told = errors("llama3-70b", Workload(8192, 1008), chunks, 512)["heads_over_tp"]
+    assert told == "Try --tp 4 --global-batch 1024."
+    assert errors("llama3-70b", Workload(8192, 1024), chunks, 510)["heads_over_tp"] == "Try --tp 4."
+
+
 def test_ranks_that_take_up_the_gpus_share_the_batch():
     """dp = 12 was told of 128 sequences, and of experts that 24 GPUs do not fold."""
     plan = Plan(tp=2, dp=8)

@@ -138,9 +138,13 @@ def test_what_came_over_the_network_is_passed_on_inside_the_domain(ep, inside):
     assert every * (inside - 1) / inside <= experts.dispatch_bytes_inside(x, inside) < every
 
 
-def test_gathered_tokens_travel_to_every_other_rank():
-    x = numbers(ep=8, dispatch_gather=1)
-    assert experts.dispatch_bytes_inside(x, 8) == 4096 * 1024 * 2 * 7
+@pytest.mark.parametrize(("ep", "inside"), [(8, 8), (16, 8), (32, 8), (32, 4), (8, 1)])
+def test_gathered_tokens_travel_to_every_other_rank(ep, inside):
+    """Those of one rank of each other domain over the own card, all others inside: of 16 ranks in two domains 14."""
+    x = numbers(ep=ep, dispatch_gather=1)
+    rank = 4096 * 1024 * 2
+    assert experts.dispatch_bytes_outside(x, inside) == rank * (ep // inside - 1)
+    assert experts.dispatch_bytes_inside(x, inside) == rank * (ep - ep // inside)
 
 
 def test_rows_of_the_busiest_rank():

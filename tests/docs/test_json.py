@@ -75,6 +75,26 @@ def test_a_document_has_the_keys_of_the_page(folder, monkeypatch, heading, numbe
     assert set(document) == tables(heading)[number]
 
 
+@pytest.mark.parametrize(
+    ("words", "place", "left_out"),
+    [
+        (["explain", *SMALL], ("plans", 0, "prediction"), {"gpus_of_sizes", "violations"}),
+        (["compare", "a.toml", "b.toml"], ("a", "prediction"), {"gpus_of_sizes", "violations"}),
+        (["whatif", "a.toml", "--knob", "tp"], ("base",), set()),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else None,
+)
+def test_a_prediction_inside_a_document_has_the_keys_of_predict(folder, monkeypatch, words, place, left_out):
+    """The page promised violations inside `explain` and `compare`, where they stand beside the plans or not at all."""
+    monkeypatch.chdir(folder)
+    inside = json.loads(CliRunner().invoke(advisor, [*words, "--json"], catch_exceptions=False).stdout)
+    for key in place:
+        inside = inside[key]
+    assert set(inside) == tables("predict")[0] - left_out
+    told = TEXT.partition("\n## predict\n")[2].partition("| key |")[0]
+    assert all(f"`{key}`" in told for key in left_out)
+
+
 def test_every_key_that_the_rules_of_names_speak_of_is_a_number(folder, monkeypatch):
     """`_s`, `_gib` and `_share` name numbers (or lists of them, or nothing), never texts with a unit."""
     monkeypatch.chdir(folder)

@@ -86,6 +86,7 @@ def test_flags_that_versions_lack_are_those_that_their_parsers_lack(parser):
         except parser.NoParser as reason:
             pytest.skip(str(reason))
         assert set(version_of(name)[0].lacks) == lacked - known - {"--optimizer-cuda-graph"}
+        assert set(megatron_lm.user_arguments(job_of("llama3-8b", Plan(dp=8)))) <= known
 
 
 @pytest.mark.parametrize("version", [each for each in versions() if each.name != "0.16"], ids=str)
