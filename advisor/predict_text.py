@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
-from advisor.render import bold, folded, heading, wrap
+from advisor.render import bold, folded, heading, percent, seconds, table, wrap
 from advisor.sections import (
     assumption_section,
     binding_section,
@@ -109,8 +109,25 @@ def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
     return records[: step + 1] + simulated + records[step + 1 :]
 
 
+def resource_lines(prediction: Prediction, wanted: str) -> list[str]:
+    """The terms that a line of "What binds" sums, with their times; nothing where that is no such line."""
+    from costmodel.prediction import RESOURCES
+
+    resource = next((name for name in RESOURCES if name.lower() == wanted), "")
+    if not resource:
+        return []
+    found = [leaf for leaf in prediction.time.leaves() if leaf.name in RESOURCES[resource] and leaf.value]
+    whole = sum(leaf.value for leaf in found)
+    rows = [(leaf.name, seconds(leaf.value), leaf.title) for leaf in found]
+    share = percent(whole / prediction.step_time_s)
+    return [
+        f"{resource}: {seconds(whole)}, {share} of the step, as terms of these names; --term NAME explains one.",
+        *table(["term", "time", "what"], rows, "lrl"),
+    ]
+
+
 def term_lines(prediction: Prediction, name: str) -> list[str]:
-    """One entry, by name or title. ValueError with the nearest names when there is none."""
+    """One entry, by name or title, or those of a resource. ValueError with the nearest names when there is none."""
     from costmodel.formulas import all_formulas, correction_lines, explain_entry
     from costmodel.simulated_pipeline import CORRECTION, CORRECTION_TITLE
 
@@ -124,6 +141,8 @@ def term_lines(prediction: Prediction, name: str) -> list[str]:
         )
     exact = [entry for entry in entries if entry["name"].lower() == wanted]
     matches = exact or [entry for entry in entries if entry["title"].lower() == wanted]
+    if not matches and (lines := resource_lines(prediction, wanted)):
+        return lines
     if not matches:
         words = {entry["title"].lower(): entry["name"] for entry in entries}
         words |= {entry["name"].lower(): entry["name"] for entry in entries}

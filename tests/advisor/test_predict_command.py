@@ -15,6 +15,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.plan_file import load_plan_file
 from costmodel.predict import predict
+from costmodel.prediction import RESOURCES
 from costmodel.simulated_pipeline import with_schedule
 from costmodel.workload import Workload
 from hardware_db import load_cluster
@@ -176,6 +177,17 @@ def test_one_term_by_name_or_title():
     assert term_lines(prediction(), "optimizer step")[0].startswith("optimizer_step [s]")
     with pytest.raises(ValueError, match="Did you mean forward_linear"):
         term_lines(prediction(), "forwrd_linear")
+
+
+def test_what_binds_is_told_as_the_terms_that_it_sums():
+    """ "expert dispatch" and "GEMM rate", as answers write them, were unknown terms."""
+    found = prediction()
+    lines = term_lines(found, "GEMM rate")
+    assert lines[0].startswith("GEMM rate: ")
+    leaves = {leaf.name: leaf.value for leaf in found.time.leaves()}
+    told = {line.split()[0] for line in lines[2:]}
+    assert told == {name for name in RESOURCES["GEMM rate"] if leaves.get(name)}
+    assert term_lines(found, "forward_linear")[0].startswith("forward_linear [s]")
 
 
 def test_the_step_of_a_pipeline_is_told_as_answers_tell_it():
