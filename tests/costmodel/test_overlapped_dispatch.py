@@ -87,7 +87,9 @@ def test_the_share_alone_counts_chunks_as_megatron_core_warms_up(pp, vpp, rounds
 def numbers(**known: float) -> SimpleNamespace:
     usual = {"delay_wgrad": 1.0, "dispatch_sms": 20.0, "gpu_sms": 132.0, "overlap_slowdown": 0.1}
     usual |= {"m": 8.0, "vpp": 1.0, "pp": 1.0, "vpp_group": 1.0, "shared_overlap": 0.0}
-    return SimpleNamespace(**usual | {"ep_overlap": 1.0, "queued": 0.0, "one_queue": 0.0} | known)
+    return SimpleNamespace(
+        **usual | {"flushes": 1, "ep_overlap": 1.0, "queued": 0.0, "one_queue": 0.0} | known
+    )
 
 
 def test_nothing_is_hidden_without_overlap_or_before_blackwell_with_one_queue():
