@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from executor.export.exported import SCHEDULE, Exported, Job, Reading
-from executor.export.megatron_lm_arguments import arguments, words
+from executor.export.megatron_lm_arguments import NO_MASK, arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
 from executor.export.overlap_table import PIPELINED, pipelined
 from executor.export.unsaid import facts_not_on_file, gather_note
@@ -138,7 +138,7 @@ def user_arguments(job: Job) -> dict[str, Any]:
     the GPU, that kernels with causal masks do not read. Source: Megatron-Core 0.16 to 0.19.2, gpt_dataset.py,
     _get_ltor_masks_and_position_ids, and get_batch_on_this_tp_rank.
     """
-    found: dict[str, Any] = {"--no-create-attention-mask-in-dataloader": True}
+    found: dict[str, Any] = {NO_MASK: True}
     if job.model.mamba is not None:
         found["--spec"] = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
     if job.benchmark:

@@ -22,6 +22,8 @@ from executor.megatron_training import ddp_fields, optimizer_fields
 Arguments = dict[str, Any]
 # Muon's tensors dealt out one by one, without the padded layout.
 LEGACY_LAYOUT = "--no-use-layer-wise-param-layout"
+# Keeps the loader from building a mask of every token by every other.
+NO_MASK = "--no-create-attention-mask-in-dataloader"
 # Names of recompute modules that Megatron-Core has; ours are more.
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 # Layers of the first and the last stage, by Megatron-Core's names.

@@ -18,7 +18,7 @@ from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.launch_read import launch_knobs, unseen
-from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, setting_flags
+from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, NO_MASK, setting_flags
 from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
 from executor.export.model_read import of_model
@@ -27,6 +27,8 @@ from executor.megatron_model import position_embedding
 
 # Of Megatron-LM's arguments (core 0.16.1 to 0.19.2, arguments.py).
 DEFAULT_ROTARY_BASE = 10000
+# GiB from which the loader's mask is told of.
+LARGE_MASK = 0.5
 # Flags of the launch line, without which a text says nothing of how its processes start.
 LAUNCHERS = {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"}
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
@@ -86,6 +88,7 @@ def reading(text: str) -> Reading:
             *_optimizer(given),
             *_other_positions(given, fields, models),
             *_ramp(ramp, fields),
+            *_mask(given, fields),
         ),
         alike=_alike(telling, models),
         vocab=vocab,
@@ -213,6 +216,19 @@ def _ramp(ramp: Ramp | None, fields: Mapping[str, Any]) -> Iterator[str]:
         yield ramp_line(
             ramp, *(number if isinstance(number, int) else None for number in (samples, steps))
         ) + (f" ({IGNORED})" if ramp.said.startswith(RAMP) else "")
+
+
+def _mask(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> Iterator[str]:
+    """A line where the loader's mask of every token by every other is large, which nothing here counts.
+
+    A byte of each on the GPU. Source: Megatron-Core 0.16 to 0.19.2, gpt_dataset.py, _get_ltor_masks_and_position_ids.
+    """
+    length, batch = fields.get("seq_length"), fields.get("micro_batch_size") or 1
+    if NO_MASK in given or not isinstance(length, int):
+        return
+    size = batch * length**2 / 2**30
+    if size >= LARGE_MASK:
+        yield f"without {NO_MASK} the loader's mask takes {size:,.1f} GiB of each GPU, which is not counted: add it"
 
 
 def _unread(given: Mapping[str, list[str]]) -> list[str]:

@@ -16,7 +16,7 @@ from costmodel.stack import load_stack
 from costmodel.workload import Workload
 from executor.export import megatron_lm
 from executor.export.exported import Job
-from executor.export.megatron_lm_arguments import LEGACY_LAYOUT
+from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, NO_MASK
 from executor.export.megatron_lm_names import flag_of
 from executor.export.megatron_lm_read import _unread
 from executor.megatron_model import position_embedding
@@ -143,6 +143,18 @@ def test_positions_are_learned_unless_a_text_says_otherwise(said, table, kind):
     assert not found.otherwise
     job = Job(Plan(), Workload(4096, 64), model, hardware_db.load_cluster("dgx-h100"))
     assert megatron_lm.export(job).settings["--position-embedding-type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "size"), [(8192, 1, ""), (16384, 2, "0.5 GiB"), (131072, 1, "16.0 GiB")]
+)
+def test_a_large_mask_of_the_loader_is_told(length, batch, size):
+    """A byte for each token and token on the GPU, which no prediction has."""
+    text = re.sub(r"--seq-length \d+", f"--seq-length {length}", LLAMA)
+    text = re.sub(r"--micro-batch-size \d+", "", text) + f" --micro-batch-size {batch} "
+    assert "; ".join(megatron_lm.read(f"{text} {NO_MASK}").otherwise) == ""
+    told = "; ".join(megatron_lm.read(text).otherwise)
+    assert (f"takes {size} of each GPU" in told) if size else told == ""
 
 
 def test_positions_other_than_those_of_the_model_on_file_are_told():
