@@ -215,7 +215,8 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             replace(request, pins={k: v for k, v in request.pins.items() if k != pin})
         ):
             ways.append(f"without --pin {pin}={_text(value)}")
-    ways += [way for way in (_more_gpus(request),) if way]
+    if more := _more_gpus(request):
+        ways.append(more)
     if even := _length_that_divides(request):
         return (even, *ways)
     shorter = request.workload.seq_len // 2
