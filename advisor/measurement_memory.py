@@ -193,7 +193,7 @@ def recompute_ladder(model: ModelSpec) -> list[tuple[str, ...]]:
     cheap: tuple[str, ...] = ("layernorm",)
     if model.moe is not None:
         cheap = ("moe_act", *cheap)
-    if model.mla is not None:
+    if model.mla is not None or model.compressed_attention is not None:
         cheap = (*cheap, "mla_up_proj")
     large = ("moe", "layernorm", "mlp") if model.moe is not None else ("layernorm", "mlp")
     return [cheap, large]

@@ -215,8 +215,10 @@ def recompute_choices(model: ModelSpec, absent: frozenset[str] = frozenset()) ->
     cheap = ["layernorm"]
     if "experts" in blocks:
         cheap += ["moe_act"]
-    if "mla" in blocks:
+    if blocks & {"mla", "csa"}:
         cheap += ["mla_up_proj"]
+    if model.residual_streams > 1:
+        cheap += ["mhc"]
     chosen: list[tuple[str, ...]] = [(module,) for module in cheap]
     if len(cheap) > 1:
         chosen.append(tuple(cheap))

@@ -162,7 +162,7 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
         "index_topk": csa.index_topk if csa else 0,
         "out_groups": csa.out_groups if csa else 1,
         "out_lora": csa.out_lora_rank if csa else 0,
-        "residual_streams": csa.residual_streams if csa else 1,
+        "residual_streams": model.residual_streams,
         "output_gate": float(model.attention_output_gate),
         "sinks": float(model.attention_sink),
         "window": window.window if window else 0,

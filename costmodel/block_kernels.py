@@ -128,7 +128,8 @@ def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
     """Checkpointed modules of a block under selective recompute. [1]"""
     norm = norm_again(x, name)
     if name in ATTENTION_BLOCKS:
-        return x.recompute_attention + norm + (x.recompute_mla_up_proj if name == "mla" else 0)
+        latent = x.recompute_mla_up_proj if name in ("mla", "csa") else 0
+        return x.recompute_attention + norm + latent + (2 * x.recompute_mhc if name == "csa" else 0)
     if name == "experts":
         inner = x.recompute_moe_act + norm + x.recompute_shared_experts
         return x.recompute_moe + (1 - x.recompute_moe) * inner

@@ -314,6 +314,11 @@ class ModelSpec(Checked):
             return tuple(PATTERN_LETTERS[letter] for letter in self.mtp_pattern)
         return self.layer_kinds()[-1:]
 
+    @property
+    def residual_streams(self) -> int:
+        """Residual streams that hyper-connections mix; 1 without them. [1]"""
+        return self.compressed_attention.residual_streams if self.compressed_attention else 1
+
     def _layer_kind(self, index: int) -> str:
         delta, moe = self.gated_delta, self.moe
         if delta is not None and (index + 1) % delta.full_attention_interval:

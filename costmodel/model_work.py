@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount
 from costmodel.work import attention, mixers
-from costmodel.work.csa import KEY_PROJECTIONS, csa_flops_forward
+from costmodel.work.csa import INDEX_PROJECTIONS, KEY_PROJECTIONS, csa_flops_forward
 from costmodel.work.mla import core_width
 
 
@@ -22,7 +22,8 @@ def weights_of_block(x: SimpleNamespace, block: str, features: Collection[str]) 
         return into + keys + x.a * x.d_v * x.h
     if block == "csa":
         queries = x.q_lora * (x.h + x.a * x.d) + x.h * x.d * KEY_PROJECTIONS
-        index = (x.q_lora * x.index_heads * x.index_dim + x.h * (x.index_dim + x.index_heads)) / 2
+        keys = INDEX_PROJECTIONS * x.index_dim + x.index_heads
+        index = (x.q_lora * x.index_heads * x.index_dim + x.h * keys) / 2
         return queries + index + x.a * x.d * x.out_lora + x.out_groups * x.out_lora * x.h
     if block == "mlp":
         return (2 + x.gates) * x.h * x.f

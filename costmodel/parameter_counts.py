@@ -17,6 +17,7 @@ from costmodel.parameters import (
     norm_parameters,
     router_parameters,
 )
+from costmodel.work.csa import mixing_weights
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
     parts: dict[str, int] = {}
     if kind in (DENSE, SPARSE, ATTENTION):
         parts["attention"] = _attention(spec, norm_weights)
+        if spec.residual_streams > 1:
+            parts["hyper-connections"] = int(mixing_weights(spec.hidden, spec.residual_streams))
     if kind in (GATED_DELTA, MAMBA):
         parts[kind] = _mixer(spec, kind)
     if kind in (DENSE, MLP) or (kind == GATED_DELTA and spec.moe is None):

@@ -8,7 +8,7 @@ apart, and the vocabulary is the true one: padding depends on the tensor-paralle
 from __future__ import annotations
 
 from costmodel.amount import Amount
-from costmodel.work.csa import KEY_PROJECTIONS
+from costmodel.work.csa import INDEX_PROJECTIONS, KEY_PROJECTIONS
 
 
 def norm_parameters(width: Amount, weights: Amount = 1) -> Amount:
@@ -221,7 +221,7 @@ def compressed_attention_parameters(
 ) -> Amount:
     """Parameters of compressed sparse attention, mean of its light and heavy layers. [1]
 
-    Queries through a latent, one shared key-value head, compressors (two projections to it on light layers, one
+    Queries through a latent, one shared key-value head, compressors (four projections to it on light layers, two
     on heavy), the indexer of light layers, grouped low-rank output, latent norms and sinks.
 
     References
@@ -230,7 +230,8 @@ def compressed_attention_parameters(
     """
     queries = q_lora_rank * (h + a * d)
     keys = h * d * KEY_PROJECTIONS
-    indexer = (q_lora_rank * index_heads * index_head_dim + h * (index_head_dim + index_heads)) / 2
+    index_keys = INDEX_PROJECTIONS * index_head_dim + index_heads
+    indexer = (q_lora_rank * index_heads * index_head_dim + h * index_keys) / 2
     output = a * d * out_lora_rank + out_groups * out_lora_rank * h
     return queries + keys + indexer + output + q_lora_rank + d + a
 

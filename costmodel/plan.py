@@ -20,6 +20,7 @@ RECOMPUTE_MODULES = (
     "moe_act",
     "shared_experts",
     "mla_up_proj",
+    "mhc",
     "ops",
 )
 LISTS = tuple(name for name, knob in KNOBS.items() if knob.kind == "list")

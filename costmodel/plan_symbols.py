@@ -45,6 +45,7 @@ recompute_moe | 1 | 1 when the whole expert block is computed again
 recompute_moe_act | 1 | 1 when the experts' activation function is computed again
 recompute_shared_experts | 1 | 1 when the shared experts are computed again
 recompute_mla_up_proj | 1 | 1 when MLA's up projections are computed again
+recompute_mhc | 1 | 1 when the mixing of hyper-connections is computed again
 recompute_ops | 1 | 1 when everything but every other product and the attention core is computed again
 graph_attention | 1 | 1 when attention and gated-delta blocks are in CUDA graphs
 graph_mlp | 1 | 1 when MLP blocks are

@@ -41,6 +41,9 @@ def recompute_time(
         named += x.recompute_attention * core
     if name in ("csa", "mla"):
         named += x.recompute_mla_up_proj * _up_projections(x, name, label, gemms, small)
+    if name == "csa":
+        # Both blocks' hyper-connections are counted here.
+        named += x.recompute_mhc * (small["hyper"]["forward"] + 2 * small["residual"]["forward"])
     if name == "attention":
         named += _attention_products(x, gemms)
     last: Amount = 0
@@ -72,7 +75,7 @@ def _up_projections(x: SimpleNamespace, name: str, label: str, gemms: Times, sma
     Source: Megatron-Core, multi_latent_attention.py, qkv_up_proj_and_rope_apply.
     """
     if name == "csa":
-        return _products(gemms, "q_up")
+        return _products(gemms, "q_up") + small["query_norm"]["forward"] + small["rotary"]["forward"]
     ups = _products(gemms, *(layer for layer in gemms if layer in ("q_up", "kv_up")))
     gathers = x.sp * symbol(f"{label}_all_gather")
     return ups + gathers + small["rotary"]["forward"] + small["heads"]["forward"]

@@ -37,8 +37,8 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "deepseek-v4-flash": {
         "norm": "RMSNorm",
-        "note": "compressed sparse attention: compressors counted as two projections a layer of light compression "
-        "and one of heavy, half of the layers each; the mixing weights of hyper-connections are not counted; the router's "
+        "note": "compressed sparse attention: compressors counted as four projections a layer of light compression "
+        "and two of heavy, half of the layers each; the router's "
         "score is softmax as in the resolved recipe, while transformers' DeepseekV4Config says sqrtsoftplus, which "
         "Megatron-Core has in 0.19",
     },

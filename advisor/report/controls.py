@@ -147,7 +147,9 @@ def _has(prediction: Prediction, item: str) -> bool:
     model = prediction.model
     if item in EXPERT_ITEMS:
         return model.moe is not None
-    return {"mla_up_proj": model.mla is not None, "mamba": model.mamba is not None}.get(item, True)
+    latent = model.mla is not None or model.compressed_attention is not None
+    known = {"mla_up_proj": latent, "mhc": model.residual_streams > 1, "mamba": model.mamba is not None}
+    return known.get(item, True)
 
 
 def _numbers(prediction: Prediction, name: str) -> Sequence[float]:

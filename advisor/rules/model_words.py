@@ -40,7 +40,7 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "mlps": np.bool_("mlp" in blocks),
         "mla": np.bool_(model.mla is not None),
         "csa": np.bool_(csa is not None),
-        "streams": csa.residual_streams if csa else 1,
+        "streams": model.residual_streams,
         "mamba_heads": mamba.num_heads if mamba else 0,
         "mamba_groups": mamba.num_groups if mamba else 0,
         "delta_key_heads": delta.num_key_heads if delta else 0,

@@ -25,7 +25,7 @@ LEGACY_LAYOUT = "--no-use-layer-wise-param-layout"
 # Keeps the loader from building a mask of every token by every other.
 NO_MASK = "--no-create-attention-mask-in-dataloader"
 # Names of recompute modules that Megatron-Core has; ours are more.
-MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "mhc")
 # Layers of the first and the last stage, by Megatron-Core's names.
 ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 

@@ -31,7 +31,7 @@ def test_list_as_json():
     models = {line["name"]: line for line in json.loads(run("--json"))["models"]}
     assert set(models) == set(list_models())
     assert models["llama3-8b"]["parameters"] == 8_030_261_248
-    assert models["deepseek-v4-flash"]["parameters"] == 284_143_680_704
+    assert models["deepseek-v4-flash"]["parameters"] == 284_346_582_482
     assert all(line["source"] for line in models.values())
 
 

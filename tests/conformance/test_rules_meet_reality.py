@@ -145,6 +145,8 @@ CHANGED: dict[str, tuple[dict[str, Any], int, str]] = {
 }
 # Rule -> why nothing here refuses it.
 ELSEWHERE = {
+    "csa_tp": "no release of Megatron-Core here has the attention: a comment of Megatron-Bridge's recipes",
+    "recompute_mhc": "no release of Megatron-Core here has hyper-connections",
     "param_gather_nvfp4_fsdp": "faults while buffers are made, on Blackwell: a comment of Megatron-Bridge's recipe",
     "encoder_stages": "NeMo 2's guide; the exports have no stages for encoders any more",
     "encoder_tensor": "NeMo 2's guide; the exports have no stages for encoders any more",
