@@ -261,6 +261,8 @@ def _precision_inputs(precision: str, generation: str, kernels: str) -> dict[str
         "maximum_bytes": recipe.get("maximum", 0.0),
         "quantise_kernels": recipe["kernels"],
         "quantised_together": recipe.get("together", 0.0),
+        "experts_fused": recipe.get("fused", 0.0),
+        "fused_casts": recipe.get("fused_casts", 0.0),
         "cast_anew": recipe.get("anew", 0.0),
         "columns_gathered": recipe.get("columns", 0.0),
         "joint_scale": recipe.get("joint", 0.0),

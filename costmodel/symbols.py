@@ -194,6 +194,8 @@ INPUTS: tuple[Input, ...] = tuple(
         maximum_bytes | byte | HBM bytes of reading one element of an operand for its maximum, before it is quantised
         quantise_kernels | 1 | kernels one operand's quantisation launches
         quantised_together | 1 | 1 when they quantise the rows of all experts of a grouped product
+        experts_fused | 1 | 1 when grouped GEMMs of experts may hold the activation function
+        fused_casts | 1 | 1 when those quantise what they write too
         linear_peak | FLOP/s | dense peak of the linear layers' format
         linear_fraction | 1 | fraction of linear_peak that large GEMMs reach
         linear_wave | 1 | weight of the last, partly filled wave of tiles
@@ -299,6 +301,7 @@ INPUTS: tuple[Input, ...] = tuple(
         fsdp2 | 1 | 1 when FSDP is PyTorch's fully_shard
         root_unit | 1 | 1 when embedding and output layer are one unit of FSDP, its root, whole through a step
         defers_gradients | 1 | 1 when FSDP reduces gradients once a step, whatever the micro-batches
+        fuses_fp4_experts | 1 | 1 when fused MLPs of experts may be in NVFP4
         fuses_squared_relu | 1 | 1 when fused MLPs of experts may have squared ReLU
         eager | 1 | 1 when nothing compiles the layers, whatever a plan fuses
         blocking_sends | 1 | 1 when a pipeline stage waits for its messages, interleaved or not
