@@ -106,6 +106,7 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "OlmoeForCausalLM": experts.olmoe,
     "DeepseekV2ForCausalLM": experts.deepseek,
     "DeepseekV3ForCausalLM": experts.deepseek,
+    "DeepseekV4ForCausalLM": experts.deepseek_v4,
     "Qwen3NextForCausalLM": experts.gated_delta_moe,
     "Qwen3_5ForCausalLM": experts.gated_delta,
     "Qwen3_5MoeForCausalLM": experts.gated_delta_moe,
@@ -131,6 +132,7 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
 _MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v4": "DeepseekV4ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",

@@ -36,6 +36,33 @@ GEMMA3_27B = {
         "patch_size": 14,
     },
 }
+# Of transformers 5.24.0, configuration_deepseek_v4.py; the list of layers as Megatron-Bridge's converter takes it.
+DEEPSEEK_V4_FLASH = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+    "hc_mult": 4,
+    "head_dim": 512,
+    "hidden_size": 4096,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 512,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 43,
+    "num_key_value_heads": 1,
+    "num_nextn_predict_layers": 1,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "q_lora_rank": 1024,
+    "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus",
+    "sliding_window": 128,
+    "vocab_size": 129280,
+}
 PHI4 = {
     "architectures": ["Phi3ForCausalLM"],
     "attention_bias": False,
