@@ -153,13 +153,15 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
     if model.attention_chunk:
         chunk_share = 1.0 - 1.0 / model.nope_layer_interval if model.nope_layer_interval else 1.0
     csa = model.compressed_attention
+    indexer = model.indexer
     return {
         "csa_light": csa.light_ratio if csa else 1,
         "csa_heavy": csa.heavy_ratio if csa else 1,
         "csa_window": csa.window if csa else 0,
-        "index_heads": csa.index_heads if csa else 0,
-        "index_dim": csa.index_head_dim if csa else 0,
-        "index_topk": csa.index_topk if csa else 0,
+        "index_heads": indexer.heads if indexer else csa.index_heads if csa else 0,
+        "index_dim": indexer.head_dim if indexer else csa.index_head_dim if csa else 0,
+        "index_topk": indexer.topk if indexer else csa.index_topk if csa else 0,
+        "index_interval": indexer.interval if indexer else 1,
         "out_groups": csa.out_groups if csa else 1,
         "out_lora": csa.out_lora_rank if csa else 0,
         "residual_streams": model.residual_streams,

@@ -115,6 +115,28 @@ def deepseek(config: Config) -> Config:
     return values | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla, "moe": moe, "mtp_layers": mtp}
 
 
+def deepseek_v32(config: Config) -> Config:
+    """DeepSeek-V3.2: V3 with an indexer of tokens."""
+    return _indexed(deepseek({"topk_method": "noaux_tc"} | config), config, {"index_n_heads": 64})
+
+
+def glm_moe_dsa(config: Config) -> Config:
+    """GLM-5: latent attention with an indexer of tokens, and experts as in DeepSeek-V3."""
+    values = deepseek({"topk_method": "noaux_tc", "v_head_dim": 256} | config)
+    return _indexed(values, config, {"index_n_heads": 32})
+
+
+def _indexed(values: Config, config: Config, usual: Config) -> Config:
+    """Sparse attention by an indexer, which may choose for several layers."""
+    indexer = {
+        "heads": count(config, "index_n_heads", usual["index_n_heads"]),
+        "head_dim": count(config, "index_head_dim", 128),
+        "topk": count(config, "index_topk", 2048),
+        "interval": count(config, "index_topk_freq", 1),
+    }
+    return values | {"indexer": indexer}
+
+
 def deepseek_v4(config: Config) -> Config:
     """DeepSeek-V4: compressed sparse attention between hyper-connections, experts in every layer.
 

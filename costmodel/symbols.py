@@ -54,9 +54,9 @@ def _collective_inputs() -> list[Input]:
 
 
 # Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
-BLOCKS = ("attention", "mla", "csa", "mamba", "delta", "mlp", "experts")
+BLOCKS = ("attention", "mla", "dsa", "csa", "mamba", "delta", "mlp", "experts")
 # Those with an attention core.
-ATTENTION_BLOCKS = ("attention", "mla", "csa")
+ATTENTION_BLOCKS = ("attention", "mla", "dsa", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
 # parameters, the one with most work, the last.
 STAGES = ("first", "second", "fullest", "pace", "last")
@@ -129,9 +129,10 @@ INPUTS: tuple[Input, ...] = tuple(
         csa_light | 1 | compressed attention: tokens of one summary on light layers
         csa_heavy | 1 | the same on heavy layers
         csa_window | 1 | compressed attention: tokens attended to as they are
-        index_heads | 1 | compressed attention: heads of the indexer
+        index_heads | 1 | sparse attention: heads of the indexer
         index_dim | 1 | head dimension of the indexer
-        index_topk | 1 | summaries that the indexer picks
+        index_topk | 1 | tokens, or summaries of compressed attention, that the indexer picks for a query
+        index_interval | 1 | layers that share one choice of the indexer
         out_groups | 1 | compressed attention: groups of heads of the output projection
         out_lora | 1 | rank of each group's output projection
         residual_streams | 1 | residual streams of hyper-connections
