@@ -204,10 +204,9 @@ class AttentionTemperature(Checked):
 class ModelSpec(Checked):
     """Sizes of one decoder. Raises ValueError (given, rule, way out) when they cannot be meant.
 
-    name: as in `costmodel/models`. family: follows from the other fields and is filled in.
-    num_layers; hidden [h]; ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k];
-    head_dim [d]: need not be h / a. gated: three MLP matrices. vocab: true tokens.
-    vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source, else None.
+    name: as in `costmodel/models`. family: follows from the other fields and is filled in. num_layers; hidden [h];
+    ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k]; head_dim [d]: need not be h / a. gated: three MLP
+    matrices. vocab: true tokens. vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source, or None.
     qk_norm: norm over each head of Q and K; with MLA over the latents, and on unless a file or mapping says false.
     norm_epsilon: added to the variance in every norm [1], None where the source does not say. zero_centered_norm: norms
     multiply by 1 + weight, and weights start and decay at 0. linear_bias: output, MLP and router.
@@ -216,7 +215,8 @@ class ModelSpec(Checked):
     theta of layers with windows where it is another; rotary_scaling: None where the source does not say.
     qk_l2_norm: norm without weights over each head of rotated Q and K. softmax_scale: factor of scores where it is not
     1 / sqrt(head size) [1]; score_cap, logit_cap: tanh bounds of scores and logits [1]; embedding_scale: factor of
-    embeddings [1]. All of these cost next to nothing; an export without them trains another model. seq_len: the source's training length [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention,
+    embeddings [1]. All of these cost next to nothing, and an export without them trains another model.
+    seq_len: the source's training length [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention,
     - mlp, E experts), '' uniform. indexer: with MLA, whose queries then meet the tokens it picks.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:
     an independent count to the digit, without multi-token prediction and padding.
