@@ -206,7 +206,7 @@ class ModelSpec(Checked):
 
     name: as in `costmodel/models`. family: follows from the other fields and is filled in. num_layers; hidden [h];
     ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k]; head_dim [d]: need not be h / a. gated: three MLP
-    matrices. vocab: true tokens. vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source, or None.
+    matrices. vocab: true tokens. vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source.
     qk_norm: norm over each head of Q and K; with MLA over the latents, and on unless a file or mapping says false.
     norm_epsilon: added to the variance in every norm [1], None where the source does not say. zero_centered_norm: norms
     multiply by 1 + weight, and weights start and decay at 0. linear_bias: output, MLP and router.
