@@ -10,7 +10,7 @@ from costmodel.work.attention import saved_core_output, saved_norm
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import ATTENTION_KERNELS, norm, residual, residual_tokens, rotary
 from costmodel.work.linear import Linear, tokens
-from costmodel.work.mla import LATENT_KERNELS, second_copy
+from costmodel.work.mla import LATENT_KERNELS, LATENT_NORM_KERNELS, second_copy
 
 # Kernels beyond those of latent attention, by our count: rotations of the indexer's queries and keys, their norm,
 # weights, scores and choice; products with the up projections of keys and values, and copies of both.
@@ -73,6 +73,7 @@ def dsa(x: SimpleNamespace) -> BlockWork:
     share = 1 / x.index_interval
     copied = e * rows * heads * (2 * x.kv_lora + 2 * latent + 2 * x.d_v)
     kept = (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn)
+    bare = [(1 - x.qk_norms) * 2 * kernels for kernels in LATENT_NORM_KERNELS]
     # Scores in FP32 are written and read once to be sorted.
     scores = 8 * rows * x.document * share
     return BlockWork(
@@ -87,7 +88,7 @@ def dsa(x: SimpleNamespace) -> BlockWork:
             Linear("proj", x.h, heads * x.d_v, rows, "row", adapter="proj"),
         ),
         streams=(
-            norm(x, own * (x.q_lora + x.kv_lora)),
+            norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora)),
             residual(x),
             rotary(x, heads * x.d_rope + share * x.index_heads * x.index_dim),
             Stream("absorbed", copied, copied),
@@ -105,13 +106,13 @@ def dsa(x: SimpleNamespace) -> BlockWork:
             apart=1,
         )
         | {
-            "latents": 2 * e * own * (x.q_lora + latent),
+            "latents": (1 + x.qk_norms) * e * own * (x.q_lora + latent),
             "queries": kept * e * rows * heads * latent,
             "attention output": saved_core_output(x, x.kv_lora),
             "projection input": kept_input(x, "proj") * rows * heads * x.d_v,
             "indexer": share * (e * rows * (x.index_heads + 1) * x.index_dim + 4 * rows * x.index_topk),
         },
-        vectors=x.norm_vectors * x.h + x.q_lora + x.kv_lora + 2 * share * x.index_dim,
-        kernels_forward=ATTENTION_KERNELS[0] + LATENT_KERNELS[0] + INDEX_KERNELS[0],
-        kernels_backward=ATTENTION_KERNELS[1] + LATENT_KERNELS[1] + INDEX_KERNELS[1],
+        vectors=x.norm_vectors * (x.h + x.qk_norms * (x.q_lora + x.kv_lora)) + 2 * share * x.index_dim,
+        kernels_forward=ATTENTION_KERNELS[0] + LATENT_KERNELS[0] + INDEX_KERNELS[0] - bare[0],
+        kernels_backward=ATTENTION_KERNELS[1] + LATENT_KERNELS[1] + INDEX_KERNELS[1] - bare[1],
     )
