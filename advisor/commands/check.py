@@ -222,7 +222,9 @@ def _memory_lines(found: Checked) -> list[str]:
 
     prediction, cure = found.prediction, found.cure
     if prediction is None:
-        return [f"  not predicted: {found.reason}"]
+        # Rules that are broken tell their own ways out.
+        reason = found.reason.partition(" Try ")[0] if found.violations else found.reason
+        return [wrap(f"not predicted: {reason}", "  ")]
     lines = [f"  memory     {fit_text(prediction)}"]
     if prediction.fits:
         return lines

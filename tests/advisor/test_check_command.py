@@ -310,3 +310,18 @@ def test_a_folder_is_no_configuration(tmp_path, target):
     ) as refusal:
         run("--from", target, str(tmp_path), "--gpu", "h100")
     assert "\n" not in str(refusal.value)
+
+
+def test_fusions_that_are_off_are_named_as_options_to_add():
+    """A script of Megatron-LM without a flag was told to leave on what it had never switched on."""
+    done = run(*SETTING, "--no-rope-fusion", "--no-fused-cross-entropy")
+    assert "Add --fused-cross-entropy --rope-fusion. [fusions_off]" in " ".join(done.output.split())
+    again = run(*SETTING, "--rope-fusion", "--fused-cross-entropy")
+    assert "fusions_off" not in again.output
+
+
+def test_what_is_not_predicted_leaves_the_way_out_to_the_rule():
+    """Two ways out stood side by side: the nearest batch below, and the next above."""
+    done = " ".join(run(*SETTING, "--micro-batch", "3").output.split())
+    assert "not predicted: --global-batch 32 is not a multiple of micro_batch x dp = 3 x 8. Rules" in done
+    assert done.count("Try --global-batch") == 1
