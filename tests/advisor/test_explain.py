@@ -230,6 +230,18 @@ def test_pipelines_are_explained_with_their_bubble():
     assert {variant.plan.pp for variant in step.evidence} >= {1, 2, 4, 8}
 
 
+def test_the_bubble_of_the_path_is_the_one_that_binds():
+    """The closed form's 37.7 % stood in the path, and the simulated 30.9 % in what binds."""
+    pins = ["pp=4", "cp=16", "ep=8", "recompute=full"]
+    asked = make_request("qwen3-next-80b-a3b", 64, "h100", precision="bf16", seq_len=2**20, pins=pins)
+    text = " ".join("\n".join(explanation_lines(explain(asked, []))).split())
+    path, binds = (
+        float(re.search(rf"{words} ([\d.]+) %", text)[1])
+        for words in ("Its bubble is", "bubble and transfers")
+    )
+    assert path == pytest.approx(binds, abs=1)
+
+
 def test_when_nothing_fits_the_answer_says_by_how_much_and_what_would(nothing):
     text = "\n".join(explanation_lines(nothing))
     assert text.startswith("Nothing fits: the leanest plan misses by ")
