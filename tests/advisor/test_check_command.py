@@ -325,3 +325,22 @@ def test_what_is_not_predicted_leaves_the_way_out_to_the_rule():
     done = " ".join(run(*SETTING, "--micro-batch", "3").output.split())
     assert "not predicted: --global-batch 32 is not a multiple of micro_batch x dp = 3 x 8. Rules" in done
     assert done.count("Try --global-batch") == 1
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ffn", "tp", "told"),
+    [
+        (4095, 11008, 1, "multiples of 16, not hidden 4095. Try --precision bf16."),
+        (4096, 11072, 8, "multiples of 16, not ffn / tp 1384. Try a smaller --tp, or --precision bf16."),
+        (4096, 11000, 1, "multiples of 16, not ffn / tp 11000. Try --precision bf16."),
+    ],
+)
+def test_sizes_that_a_format_cannot_take_are_told_alone_with_a_way_out_that_helps(
+    hidden, ffn, tp, told, tmp_path
+):
+    """A dense model was told of its experts, and to try a smaller tp where its hidden size was the matter."""
+    file = tmp_path / "mine.toml"
+    sizes = f"num_layers = 8\nhidden = {hidden}\nffn_hidden = {ffn}\nnum_heads = 32\nhead_dim = 128\nvocab = 64000"
+    file.write_text(sizes + "\nseq_len = 4096\n")
+    setting = ["--model", str(file), "--gpus", "8", "--gpu", "h100", "--precision", "fp8-cs", "--tp", str(tp)]
+    assert told in " ".join(run(*setting, *(["--sequence-parallel"] if tp > 1 else [])).output.split())
