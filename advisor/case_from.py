@@ -243,6 +243,8 @@ def _workload(
     if found.packs and said.get("task") != "pretrain":
         said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     workload = Workload(**said | given_workload(options))
+    if workload.task != "pretrain" and not options.get("mean_length"):
+        notes.append("Every sequence is taken as one full document; --mean-length says how long they are.")
     check_acting(given_workload(options), workload, model)
     return workload
 

@@ -11,7 +11,7 @@ import click
 
 import hardware_db
 from advisor.commands import HELP
-from advisor.render import heading, table, wrap
+from advisor.render import gpus_text, heading, table, wrap
 from hardware_db import Cluster, Gpu, Link, Quantity
 from hardware_db.units import three_figures
 
@@ -130,7 +130,7 @@ def page(found: Gpu | Link | Cluster, note: str) -> str:
     lines.append("")
     if isinstance(found, Cluster):
         lines += [
-            f"  {found.domain_size} GPUs a scale-up domain, {found.gpus_per_node} a node",
+            f"  {gpus_text(found.domain_size)} a scale-up domain, {found.gpus_per_node} a node",
             f"  gpu        {found.gpu.name}: {found.gpu.title}",
             *(wrap(_link_line(role, link), "  ", " " * 13) for role, link in _links(found).items()),
             "",

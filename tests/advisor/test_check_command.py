@@ -344,3 +344,17 @@ def test_sizes_that_a_format_cannot_take_are_told_alone_with_a_way_out_that_help
     file.write_text(sizes + "\nseq_len = 4096\n")
     setting = ["--model", str(file), "--gpus", "8", "--gpu", "h100", "--precision", "fp8-cs", "--tp", str(tp)]
     assert told in " ".join(run(*setting, *(["--sequence-parallel"] if tp > 1 else [])).output.split())
+
+
+def test_what_was_read_is_told_with_its_task_and_its_documents():
+    """An export for LoRA of packs of 900 tokens read back as if it were a step of full ones, without a word."""
+    text = (
+        "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --swiglu --bf16 "
+        "--group-query-attention --num-query-groups 8 --vocab-size 128256 --seq-length 4096 --global-batch-size 1024 "
+        "--disable-bias-linear --normalization RMSNorm --untie-embeddings-and-output-weights --sft "
+    )
+    told = " ".join(run("--from", "megatron-lm", text, "--gpu", "h100", "--gpus", "1").output.split())
+    assert "sft, 1 GPU, 1,024 sequences of 4,096 tokens" in told
+    assert "Every sequence is taken as one full document" in told
+    short = run("--from", "megatron-lm", text, "--gpu", "h100", "--mean-length", "900").output
+    assert "one full document" not in " ".join(short.split())
