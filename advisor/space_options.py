@@ -215,7 +215,7 @@ def recompute_choices(model: ModelSpec, absent: frozenset[str] = frozenset()) ->
     cheap = ["layernorm"]
     if "experts" in blocks:
         cheap += ["moe_act"]
-    if blocks & {"mla", "csa"}:
+    if blocks & {"mla", "dsa", "csa"}:
         cheap += ["mla_up_proj"]
     streams = ["mhc"] if model.residual_streams > 1 else []
     # Streams are much of what is kept, and dear to compute again: the others without them too.

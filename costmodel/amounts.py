@@ -80,9 +80,10 @@ def rank_amounts(
 
 def _check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
     """What Megatron-Core has no dry run for, said in one line."""
-    if model.compressed_attention is not None:
+    if model.sparse_attention:
         raise ValueError(
-            f"{model.name} has compressed attention, which Megatron-Core 0.16 has not. Try deepseek-v3."
+            f"{model.name} has {model.sparse_attention}, which is not built here with Megatron-Core 0.16. "
+            "Try deepseek-v3."
         )
     if workload.task == "lora":
         raise ValueError("--task lora: adapters are not part of Megatron-Core. Try --task sft.")

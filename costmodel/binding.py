@@ -155,13 +155,15 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
     if model.attention_chunk:
         chunk_share = 1.0 - 1.0 / model.nope_layer_interval if model.nope_layer_interval else 1.0
     csa = model.compressed_attention
+    indexer = model.indexer
     return {
         "csa_light": csa.light_ratio if csa else 1,
         "csa_heavy": csa.heavy_ratio if csa else 1,
         "csa_window": csa.window if csa else 0,
-        "index_heads": csa.index_heads if csa else 0,
-        "index_dim": csa.index_head_dim if csa else 0,
-        "index_topk": csa.index_topk if csa else 0,
+        "index_heads": indexer.heads if indexer else csa.index_heads if csa else 0,
+        "index_dim": indexer.head_dim if indexer else csa.index_head_dim if csa else 0,
+        "index_topk": indexer.topk if indexer else csa.index_topk if csa else 0,
+        "index_interval": indexer.interval if indexer else 1,
         "out_groups": csa.out_groups if csa else 1,
         "out_lora": csa.out_lora_rank if csa else 0,
         "residual_streams": model.residual_streams,
@@ -263,6 +265,8 @@ def _precision_inputs(precision: str, generation: str, kernels: str) -> dict[str
         "maximum_bytes": recipe.get("maximum", 0.0),
         "quantise_kernels": recipe["kernels"],
         "quantised_together": recipe.get("together", 0.0),
+        "experts_fused": recipe.get("fused", 0.0),
+        "fused_casts": recipe.get("fused_casts", 0.0),
         "cast_anew": recipe.get("anew", 0.0),
         "columns_gathered": recipe.get("columns", 0.0),
         "joint_scale": recipe.get("joint", 0.0),

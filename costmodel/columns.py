@@ -167,7 +167,7 @@ def knob_inputs(
     inputs["checked"] = c["check_for_nan_in_grad"] * (1.0 - inputs["graph_step"])
     inputs["amax_inside"] = c["tp_only_amax_red"]
     inputs["fp8_output"] = np.multiply(block_scaled, c["fp8_output"])
-    inputs["expert_mlp_fused"] = np.multiply(block_scaled, c["expert_mlp_fusion"] * c["moe_grouped_gemm"])
+    inputs["expert_mlp_fused"] = np.multiply(quantised, c["expert_mlp_fusion"] * c["moe_grouped_gemm"])
     inputs["bf16_share"] = np.multiply(casts, np.minimum(2 * c["bf16_end_layers"] / num_layers, 1.0))
     return inputs
 

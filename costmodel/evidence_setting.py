@@ -23,6 +23,7 @@ TRAITS = {
     "mla": "latent attention",
     "hybrid": "Mamba mixers",
     "gated-delta": "gated delta nets",
+    "dsa": "sparse latent attention",
     "csa": "compressed attention",
 }
 DISPATCHERS = frozenset(KNOBS["moe_dispatcher"].choices)

@@ -41,6 +41,7 @@ from costmodel.work import attention, communication, mixers, quantisation
 from costmodel.work.adapters import adapter_of, between
 from costmodel.work.block import BlockWork
 from costmodel.work.csa import attended_entries, csa, csa_flops_forward
+from costmodel.work.dsa import dsa, dsa_backward_factor, dsa_flops_forward, picked_tokens, sparse_width
 from costmodel.work.experts import counts_vary, experts
 from costmodel.work.linear import tokens
 from costmodel.work.messages import context_columns, mixer_exchange_bytes
@@ -85,6 +86,8 @@ def _plain_work(x: SimpleNamespace, name: str, features: Collection[str]) -> Blo
         return attention.attention(x)
     if name == "mla":
         return mla(x, features)
+    if name == "dsa":
+        return dsa(x)
     if name == "csa":
         return csa(x)
     if name == "mlp":
@@ -165,17 +168,31 @@ def adapter_times(ledger: Ledger, x: SimpleNamespace, block: BlockWork) -> Parts
     }
 
 
-def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) -> Parts:
-    """Forward and backward time of the attention core, fused or not (compressed attention always is)."""
-    width = core_width(x) if block == "mla" else x.d  # mean head dimension of queries and values
-    keys = attention.attended_keys(x)
+# Attention whose queries meet picked tokens alone.
+SPARSE = ("csa", "dsa")
+
+
+def _core_sizes(
+    x: SimpleNamespace, block: str
+) -> tuple[Amount, Amount, Amount, Callable[..., Amount], Amount]:
+    """Of an attention core: mean head dimension of queries and values [1], keys a query meets [1], FLOPs forward and
+    their formula [FLOP], backward over forward [1]."""
     if block == "csa":
-        keys = attended_entries(x)
-        flops = ledger.define(f"{label}_flops", csa_flops_forward(x), "FLOP", csa_flops_forward)
-    else:
-        flops = ledger.define(
-            f"{label}_flops", attention.core_flops_forward(x, width), "FLOP", attention.core_flops_forward
-        )
+        return x.d, attended_entries(x), csa_flops_forward(x), csa_flops_forward, attention.CORE_BACKWARD
+    if block == "dsa":
+        sizes = sparse_width(x), picked_tokens(x), dsa_flops_forward(x)
+        return *sizes, dsa_flops_forward, dsa_backward_factor(x)
+    width = core_width(x) if block == "mla" else x.d
+    backward = core_backward_factor(x) if block == "mla" else attention.CORE_BACKWARD
+    flops = attention.core_flops_forward(x, width)
+    return width, attention.attended_keys(x), flops, attention.core_flops_forward, backward
+
+
+def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) -> Parts:
+    """Forward and backward time of the attention core, fused or not (sparse ones always are)."""
+    width, keys, amount, formula, backward = _core_sizes(x, block)
+    sparse = block in SPARSE
+    flops = ledger.define(f"{label}_flops", amount, "FLOP", formula)
     # A ring step sees s / cp queries at a time; an all-to-all group sees the whole sequence.
     ring = ledger.define(
         f"{label}_cp_ring",
@@ -184,10 +201,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         "steps of the context-parallel ring",
     )
     last = attention.last_rank_work(x)
-    passes = {
-        "forward": 1.0,
-        "backward": core_backward_factor(x) if block == "mla" else attention.CORE_BACKWARD,
-    }
+    passes = {"forward": 1.0, "backward": backward}
     # Heads are shared between tensor-parallel ranks, queries (or heads) between context-parallel ones.
     waves = ledger.define(
         f"{label}_query_waves",
@@ -212,8 +226,8 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
             fraction=getattr(x, f"attention_{name}_fraction") * x.attention_scale * x.release_scale,
             half_seq=half_length(x, name),
             half_dim=getattr(x, f"attention_{name}_half_dim"),
-            # Kernels of compressed attention are made for their one wide head.
-            wide=0 if block == "csa" else getattr(x, f"attention_{name}_wide"),
+            # Kernels of sparse attention are made for their one wide head.
+            wide=0 if sparse else getattr(x, f"attention_{name}_wide"),
             launch=x.attention_launch * ring,
             waves=waves,
             tail=getattr(x, f"attention_{name}_tail"),
@@ -221,7 +235,7 @@ def attention_times(ledger: Ledger, x: SimpleNamespace, block: str, label: str) 
         unfused = (1 if name == "forward" else 2) * square + stream(x, scores[name], x.elementwise_fraction)
         times[name] = ledger.define(
             f"{label}_core_{name}",
-            (1 - x.unfused) * fused * last + x.unfused * unfused,
+            fused * last if sparse else (1 - x.unfused) * fused * last + x.unfused * unfused,
             "s",
             kernels.attention_time,
         )

@@ -59,7 +59,8 @@ class Layout:
 
 def blocks_of(model: ModelSpec, kind: str) -> tuple[str, ...]:
     """Blocks that one layer of a kind is made of."""
-    mixer = "mla" if model.mla is not None else "csa" if model.compressed_attention else "attention"
+    latent = "dsa" if model.indexer is not None else "mla"
+    mixer = latent if model.mla is not None else "csa" if model.compressed_attention else "attention"
     feed = "experts" if model.moe is not None else "mlp"
     return {
         DENSE: (mixer, "mlp"),
@@ -148,7 +149,7 @@ def block_weights(model: ModelSpec, seq_len: int) -> dict[str, float]:
     """Work of one block of each kind for the balancer: weights that a token meets, and its share of attention. [1]"""
     core = model.num_heads * model.head_dim * seq_len / 2
     met = _parameters_by_block(model, of_a_token=True)
-    return {name: number + core * (name in ("attention", "mla")) for name, number in met.items()}
+    return {name: number + core * (name in ("attention", "mla", "dsa")) for name, number in met.items()}
 
 
 @lru_cache(maxsize=64)

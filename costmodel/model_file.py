@@ -14,6 +14,7 @@ from costmodel.model_spec import (
     CompressedAttention,
     Encoder,
     GatedDelta,
+    Indexer,
     Mamba,
     Mla,
     ModelSpec,
@@ -25,6 +26,7 @@ from costmodel.model_spec import (
 TABLES: dict[str, type] = {
     "moe": Moe,
     "mla": Mla,
+    "indexer": Indexer,
     "mamba": Mamba,
     "gated_delta": GatedDelta,
     "sliding_window": SlidingWindow,

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from costmodel.model_hf_dense import HALF_ROTARY, llama, mistral, olmo2, qwen2, qwen3
-from costmodel.model_hf_values import Config, count, count_or_zero, every_nth, flag, nope_interval, number
+from costmodel.model_hf_values import (
+    Config,
+    count,
+    count_or_zero,
+    every_nth,
+    flag,
+    nope_interval,
+    number,
+    shown,
+)
 
 # Of classes that only know normalised weights of the chosen experts.
 NORMALISED = {"norm_topk_prob": True}
@@ -104,6 +113,82 @@ def deepseek(config: Config) -> Config:
     mtp = count_or_zero(config, "num_nextn_predict_layers")
     values = llama({"head_dim": v_head_dim} | config)
     return values | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla, "moe": moe, "mtp_layers": mtp}
+
+
+def deepseek_v32(config: Config) -> Config:
+    """DeepSeek-V3.2: V3 with an indexer of tokens."""
+    return _indexed(deepseek({"topk_method": "noaux_tc"} | config), config, {"index_n_heads": 64})
+
+
+def glm_moe_dsa(config: Config) -> Config:
+    """GLM-5: latent attention with an indexer of tokens, and experts as in DeepSeek-V3."""
+    values = deepseek({"topk_method": "noaux_tc", "v_head_dim": 256} | config)
+    return _indexed(values, config, {"index_n_heads": 32})
+
+
+def _indexed(values: Config, config: Config, usual: Config) -> Config:
+    """Sparse attention by an indexer, which may choose for several layers."""
+    indexer = {
+        "heads": count(config, "index_n_heads", usual["index_n_heads"]),
+        "head_dim": count(config, "index_head_dim", 128),
+        "topk": count(config, "index_topk", 2048),
+        "interval": count(config, "index_topk_freq", 1),
+    }
+    return values | {"indexer": indexer}
+
+
+def deepseek_v4(config: Config) -> Config:
+    """DeepSeek-V4: compressed sparse attention between hyper-connections, experts in every layer.
+
+    Three layers choose experts by a hash of the token; all are told with a router.
+    """
+    light, heavy = _compression(config)
+    table = {
+        "q_lora_rank": count(config, "q_lora_rank", 1024),
+        "rope_head_dim": count(config, "qk_rope_head_dim", 64),
+        "window": count(config, "sliding_window", 128),
+        "light_ratio": light,
+        "heavy_ratio": heavy,
+        "index_heads": count(config, "index_n_heads", 64),
+        "index_head_dim": count(config, "index_head_dim", 128),
+        "index_topk": count(config, "index_topk", 512),
+        "out_groups": count(config, "o_groups", 8),
+        "out_lora_rank": count(config, "o_lora_rank", 1024),
+        "residual_streams": count(config, "hc_mult", 4),
+    }
+    config = {"head_dim": 512, "num_key_value_heads": 1, "norm_topk_prob": True} | config
+    values = llama(config | {"intermediate_size": count(config, "moe_intermediate_size")})
+    values |= {"rotary_percent": 1.0, "rotary_scaling": None}
+    return values | {
+        "compressed_attention": table,
+        "moe": small_experts(config) | {"dense_first_layers": 0},
+        "mtp_layers": count_or_zero(config, "num_nextn_predict_layers"),
+    }
+
+
+# Compressions by the names of their layers; the classes' own rates.
+LIGHT, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+COMPRESSIONS = {LIGHT: 4, HEAVY: 128}
+
+
+def _compression(config: Config) -> tuple[int, int]:
+    """Tokens of one summary of light and of heavy layers. ValueError where they have not half of the layers each."""
+    said = config.get("compress_rates") or {}
+    if not isinstance(said, dict):
+        raise ValueError(f"compress_rates {shown(said)} is not an object. Correct it in the file.")
+    rates = {name: count(said, name, rate) for name, rate in COMPRESSIONS.items()}
+    layers = count(config, "num_hidden_layers")
+    listed = config.get("compress_ratios") or config.get("layer_types") or []
+    if not isinstance(listed, list):
+        raise ValueError(f"the list of layers {shown(listed)} is none. Correct it in the file.")
+    kinds = [str(each) for each in listed[:layers]]
+    halves = [sum(kind in (name, str(rate)) for kind in kinds) for name, rate in rates.items()]
+    if kinds and (len(kinds) < layers or abs(halves[0] - halves[1]) > 2 or sum(halves) < layers - 2):
+        raise ValueError(
+            f"{halves[0]} layers of light and {halves[1]} of heavy compression among {layers}: the model is told with "
+            "about half of each. Give a file with such layers."
+        )
+    return rates[LIGHT], rates[HEAVY]
 
 
 def gated_delta(config: Config) -> Config:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from costmodel.model_checks import Checked
 
-# Kinds of layer. DENSE and SPARSE are a whole transformer layer; the others stand in hybrid patterns,
-# except GATED_DELTA, a transformer layer whose attention is replaced.
+# Kinds of layer. DENSE and SPARSE are a whole transformer layer; the others stand in hybrid patterns, except
+# GATED_DELTA, a transformer layer whose attention is replaced.
 DENSE = "attention + mlp"
 SPARSE = "attention + experts"
 GATED_DELTA = "gated delta"
@@ -78,6 +78,17 @@ class Mla(Checked):
     qk_head_dim: int
     qk_pos_emb_head_dim: int
     v_head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexer(Checked):
+    """Of sparse latent attention: it picks the `topk` tokens that a query attends to, for `interval` layers at once."""
+
+    _where = "indexer."
+    heads: int
+    head_dim: int
+    topk: int
+    interval: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,22 +204,20 @@ class AttentionTemperature(Checked):
 class ModelSpec(Checked):
     """Sizes of one decoder. Raises ValueError (given, rule, way out) when they cannot be meant.
 
-    name: as in `costmodel/models`. family: follows from the other fields and is filled in.
-    num_layers; hidden [h]; ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k];
-    head_dim [d]: need not be h / a. gated: three MLP matrices. vocab: true tokens.
-    vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source, else None.
+    name: as in `costmodel/models`. family: follows from the other fields and is filled in. num_layers; hidden [h];
+    ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k]; head_dim [d]: need not be h / a. gated: three MLP
+    matrices. vocab: true tokens. vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source.
     qk_norm: norm over each head of Q and K; with MLA over the latents, and on unless a file or mapping says false.
     norm_epsilon: added to the variance in every norm [1], None where the source does not say. zero_centered_norm: norms
-    multiply by 1 + weight, and weights start and decay at 0.
-    linear_bias: output, MLP and router.
+    multiply by 1 + weight, and weights start and decay at 0. linear_bias: output, MLP and router.
     learned_positions: length of the position table, 0 = rotary or none. rotary_base: theta of rotary positions [1],
     None where the source does not say; rotary_percent: share of a head's dimensions that rotate [1]; rotary_local_base:
     theta of layers with windows where it is another; rotary_scaling: None where the source does not say.
     qk_l2_norm: norm without weights over each head of rotated Q and K. softmax_scale: factor of scores where it is not
     1 / sqrt(head size) [1]; score_cap, logit_cap: tanh bounds of scores and logits [1]; embedding_scale: factor of
     embeddings [1]. All of these cost next to nothing, and an export without them trains another model.
-    seq_len: the source's training length [token], 0 unknown.
-    layer_pattern: a letter a layer (M mamba, * attention, - mlp, E experts), '' uniform.
+    seq_len: the source's training length [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention,
+    - mlp, E experts), '' uniform. indexer: with MLA, whose queries then meet the tokens it picks.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:
     an independent count to the digit, without multi-token prediction and padding.
     parameters_known: false where our formulas do not cover the model, `note` says why. left_out: what of the model is
@@ -250,6 +259,7 @@ class ModelSpec(Checked):
     layer_pattern: str = ""
     moe: Moe | None = None
     mla: Mla | None = None
+    indexer: Indexer | None = None
     mamba: Mamba | None = None
     gated_delta: GatedDelta | None = None
     sliding_window: SlidingWindow | None = None
@@ -319,6 +329,13 @@ class ModelSpec(Checked):
         """Residual streams that hyper-connections mix; 1 without them. [1]"""
         return self.compressed_attention.residual_streams if self.compressed_attention else 1
 
+    @property
+    def sparse_attention(self) -> str:
+        """What attention is called whose queries meet what an indexer picks; "" for others."""
+        if self.indexer is not None:
+            return "sparse latent attention"
+        return "compressed sparse attention" if self.compressed_attention else ""
+
     def _layer_kind(self, index: int) -> str:
         delta, moe = self.gated_delta, self.moe
         if delta is not None and (index + 1) % delta.full_attention_interval:
@@ -335,7 +352,8 @@ class ModelSpec(Checked):
         if self.compressed_attention is not None:
             return "csa-moe" if self.moe is not None else "csa"
         if self.mla is not None:
-            return "mla-moe" if self.moe is not None else "mla"
+            kind = "dsa" if self.indexer is not None else "mla"
+            return f"{kind}-moe" if self.moe is not None else kind
         return "moe" if self.moe is not None else "dense"
 
     def _check_choices(self) -> None:
@@ -362,6 +380,8 @@ class ModelSpec(Checked):
             )
         if self.mla is not None and self.mla.kv_lora_rank is None and self.parameters_known:
             raise ValueError("mla.kv_lora_rank is missing. Give the width of the key-value latent, as 512.")
+        if self.indexer is not None and (self.mla is None or not self.mla.q_lora_rank):
+            raise ValueError("[indexer] needs [mla] with q_lora_rank. Give both, or leave [indexer] out.")
 
     def _check_pattern(self) -> None:
         for key in ("layer_pattern", "mtp_pattern"):

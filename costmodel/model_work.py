@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount
 from costmodel.work import attention, mixers
 from costmodel.work.csa import INDEX_PROJECTIONS, KEY_PROJECTIONS, csa_flops_forward
+from costmodel.work.dsa import index_flops_forward, index_weights, picked_tokens
 from costmodel.work.mla import core_width
 
 
@@ -20,6 +21,10 @@ def weights_of_block(x: SimpleNamespace, block: str, features: Collection[str]) 
         into = x.q_lora * (x.h + x.a * query) if "q_lora" in features else x.h * x.a * query
         keys = x.h * (x.kv_lora + x.d_rope) + x.kv_lora * x.a * (x.d_nope + x.d_v)
         return into + keys + x.a * x.d_v * x.h
+    if block == "dsa":
+        latents = x.q_lora + x.kv_lora + x.d_rope
+        ups = x.q_lora * (x.d_nope + x.d_rope) + x.kv_lora * (x.d_nope + x.d_v)
+        return x.h * latents + x.a * (ups + x.d_v * x.h) + index_weights(x)
     if block == "csa":
         queries = x.q_lora * (x.h + x.a * x.d) + x.h * x.d * KEY_PROJECTIONS
         keys = INDEX_PROJECTIONS * x.index_dim + x.index_heads
@@ -45,6 +50,9 @@ def core_flops_of_block(x: SimpleNamespace, block: str) -> Amount:
         return attention.core_flops_forward(one, x.d if block == "attention" else core_width(x))
     if block == "csa":
         return csa_flops_forward(one)
+    if block == "dsa":
+        width = (x.d_nope + x.d_rope + x.d_v) / 2
+        return 4 * picked_tokens(one) * x.a * width + index_flops_forward(one)
     if block == "mamba":
         return mixers.mamba_scan_flops_forward(one)
     return mixers.delta_scan_flops_forward(one) if block == "delta" else 0

@@ -10,6 +10,7 @@ from costmodel.parameters import (
     compressed_attention_parameters,
     embedding_parameters,
     gated_delta_parameters,
+    indexer_parameters,
     mamba_parameters,
     mla_parameters,
     mlp_parameters,
@@ -44,6 +45,9 @@ def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
     parts: dict[str, int] = {}
     if kind in (DENSE, SPARSE, ATTENTION):
         parts["attention"] = _attention(spec, norm_weights)
+        if spec.mla is not None and spec.indexer is not None:
+            sizes = spec.hidden, spec.mla.q_lora_rank or 0, spec.indexer.heads, spec.indexer.head_dim
+            parts["indexer"] = int(indexer_parameters(*sizes)) // spec.indexer.interval
         if spec.residual_streams > 1:
             parts["hyper-connections"] = int(mixing_weights(spec.hidden, spec.residual_streams))
     if kind in (GATED_DELTA, MAMBA):

@@ -208,6 +208,16 @@ def gated_delta_parameters(
     return projections + (2 * key + value) * conv_kernel + 2 * num_value_heads + value_head_dim
 
 
+def indexer_parameters(h: Amount, q_lora_rank: Amount, heads: Amount, head_dim: Amount) -> Amount:
+    """Parameters of the indexer of sparse attention: queries from their latent, one key, a weight a head, a norm. [1]
+
+    References
+    ----------
+    transformers DeepseekV32Config and GlmMoeDsaConfig; Megatron-Core 0.19.2, dsa.py, DSAIndexer.
+    """
+    return q_lora_rank * heads * head_dim + h * (head_dim + heads) + 2 * head_dim
+
+
 def compressed_attention_parameters(
     h: Amount,
     a: Amount,

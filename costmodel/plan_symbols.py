@@ -39,7 +39,7 @@ shared_overlap | 1 | 1 when the shared expert computes while tokens travel
 grouped | 1 | 1 with grouped GEMMs
 permute_fused | 1 | 1 when permutation is one kernel
 router_fused | 1 | 1 when the router's kernels are fused
-expert_mlp_fused | 1 | 1 when MXFP8 grouped GEMMs of experts hold activation function and quantisation
+expert_mlp_fused | 1 | 1 when grouped GEMMs of experts are to hold the activation function
 projection_copy | 1 | 1 when the attention's projection keeps a quantised copy of its input
 recompute_moe | 1 | 1 when the whole expert block is computed again
 recompute_moe_act | 1 | 1 when the experts' activation function is computed again

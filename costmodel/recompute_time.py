@@ -39,7 +39,7 @@ def recompute_time(
     if name in ATTENTION_BLOCKS:
         # Megatron-Core checkpoints it with what context parallelism exchanges for it (attention.py).
         named += x.recompute_attention * core
-    if name in ("csa", "mla"):
+    if name in ("csa", "dsa", "mla"):
         named += x.recompute_mla_up_proj * _up_projections(x, name, label, gemms, small)
     if name == "csa":
         # Both blocks' hyper-connections are counted here.
@@ -77,6 +77,10 @@ def _up_projections(x: SimpleNamespace, name: str, label: str, gemms: Times, sma
     if name == "csa":
         return _products(gemms, "q_up") + small["query_norm"]["forward"] + small["rotary"]["forward"]
     ups = _products(gemms, *(layer for layer in gemms if layer in ("q_up", "kv_up")))
+    if name == "dsa":
+        # Values go through theirs behind the core.
+        values = x.d_v / (x.d_nope + x.d_v) * _products(gemms, "kv_up")
+        return ups - values + small["rotary"]["forward"] + small["absorbed"]["forward"]
     gathers = x.sp * symbol(f"{label}_all_gather")
     return ups + gathers + small["rotary"]["forward"] + small["heads"]["forward"]
 

@@ -81,6 +81,7 @@ class Stack:
     defers_gradients: bool = False
     blocking_sends: bool = False
     eager: bool = False
+    fuses_fp4_experts: bool = False
     fuses_squared_relu: bool = False
     early_zero3: bool = False
     # What its recipes choose.

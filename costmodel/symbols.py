@@ -54,9 +54,9 @@ def _collective_inputs() -> list[Input]:
 
 
 # Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
-BLOCKS = ("attention", "mla", "csa", "mamba", "delta", "mlp", "experts")
+BLOCKS = ("attention", "mla", "dsa", "csa", "mamba", "delta", "mlp", "experts")
 # Those with an attention core.
-ATTENTION_BLOCKS = ("attention", "mla", "csa")
+ATTENTION_BLOCKS = ("attention", "mla", "dsa", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
 # parameters, the one with most work, the last.
 STAGES = ("first", "second", "fullest", "pace", "last")
@@ -129,9 +129,10 @@ INPUTS: tuple[Input, ...] = tuple(
         csa_light | 1 | compressed attention: tokens of one summary on light layers
         csa_heavy | 1 | the same on heavy layers
         csa_window | 1 | compressed attention: tokens attended to as they are
-        index_heads | 1 | compressed attention: heads of the indexer
+        index_heads | 1 | sparse attention: heads of the indexer
         index_dim | 1 | head dimension of the indexer
-        index_topk | 1 | summaries that the indexer picks
+        index_topk | 1 | tokens, or summaries of compressed attention, that the indexer picks for a query
+        index_interval | 1 | layers that share one choice of the indexer
         out_groups | 1 | compressed attention: groups of heads of the output projection
         out_lora | 1 | rank of each group's output projection
         residual_streams | 1 | residual streams of hyper-connections
@@ -194,6 +195,8 @@ INPUTS: tuple[Input, ...] = tuple(
         maximum_bytes | byte | HBM bytes of reading one element of an operand for its maximum, before it is quantised
         quantise_kernels | 1 | kernels one operand's quantisation launches
         quantised_together | 1 | 1 when they quantise the rows of all experts of a grouped product
+        experts_fused | 1 | 1 when grouped GEMMs of experts may hold the activation function
+        fused_casts | 1 | 1 when those quantise what they write too
         linear_peak | FLOP/s | dense peak of the linear layers' format
         linear_fraction | 1 | fraction of linear_peak that large GEMMs reach
         linear_wave | 1 | weight of the last, partly filled wave of tiles
@@ -299,6 +302,7 @@ INPUTS: tuple[Input, ...] = tuple(
         fsdp2 | 1 | 1 when FSDP is PyTorch's fully_shard
         root_unit | 1 | 1 when embedding and output layer are one unit of FSDP, its root, whole through a step
         defers_gradients | 1 | 1 when FSDP reduces gradients once a step, whatever the micro-batches
+        fuses_fp4_experts | 1 | 1 when fused MLPs of experts may be in NVFP4
         fuses_squared_relu | 1 | 1 when fused MLPs of experts may have squared ReLU
         eager | 1 | 1 when nothing compiles the layers, whatever a plan fuses
         blocking_sends | 1 | 1 when a pipeline stage waits for its messages, interleaved or not

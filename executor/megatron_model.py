@@ -240,8 +240,8 @@ def not_expressed(model: ModelSpec, hybrid_heads: bool = False, recipe: bool = F
     notes = []
     if model.attention_chunk:
         notes.append(f"attention in chunks of {model.attention_chunk} tokens: Megatron-Core attends fully")
-    if model.compressed_attention is not None and not recipe:
-        notes.append("compressed sparse attention: no such layer in Megatron-Core 0.16")
+    if model.sparse_attention and not recipe:
+        notes.append(f"{model.sparse_attention}: not built here with Megatron-Core 0.16")
     if model.encoder is not None:
         notes.insert(0, ENCODER_NOTE.format(model.name))
     if model.mamba is not None and model.mtp_layers and not hybrid_heads:

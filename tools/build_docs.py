@@ -97,6 +97,7 @@ FAMILIES = {
     "Mamba-2 hybrids, as Nemotron-H": ("attention", "mlp", "mamba"),
     "Gated delta net, as Qwen3-Next": ("attention", "experts", "delta", "shared"),
     "Experts on a latent, as Nemotron-3 Super": ("attention", "experts", "mamba", "latent", "shared"),
+    "Sparse latent attention, as GLM-5": ("dsa", "mlp", "experts", "shared", "q_lora", "mtp"),
     "Compressed sparse attention, as DeepSeek-V4": ("csa", "experts", "shared", "mtp"),
     "Adapters (task lora)": ("attention", "mlp", "lora"),
     "Offloaded activations": ("attention", "mlp", "offload"),

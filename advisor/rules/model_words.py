@@ -40,6 +40,7 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "mlps": np.bool_("mlp" in blocks),
         "mla": np.bool_(model.mla is not None),
         "csa": np.bool_(csa is not None),
+        "dsa": np.bool_("dsa" in blocks),
         "streams": model.residual_streams,
         "mamba_heads": mamba.num_heads if mamba else 0,
         "mamba_groups": mamba.num_groups if mamba else 0,

@@ -243,13 +243,15 @@ def by_width(
 
 
 def fuses_mlp(x: SimpleNamespace) -> Amount:
-    """1 where FC1's kernel applies gate and activation function and writes FC2's input quantised, and FC2's data
-    gradient does the same backward. [1]
+    """1 where one kernel of all experts is FC1 with gate and activation function, and FC2's data gradient with theirs;
+    in MXFP8 it writes the next operand quantised (`fused_casts`). [1]
 
     Gated experts without biases, and those of squared ReLU (`fuses_squared_relu`). Source: published list of tuning
     knobs, "fused FC1+SwiGLU+quant+FC2 MXFP8", "SwiGLU, no bias"; Transformer Engine's fused grouped MLP on CuTe DSL.
     """
-    return x.expert_mlp_fused * maximum(x.gates, x.fuses_squared_relu * x.squared_relu) * (1 - x.biases)
+    recipe = x.experts_fused * maximum(x.fused_casts, x.fuses_fp4_experts)
+    activations = maximum(x.gates, x.fuses_squared_relu * x.squared_relu)
+    return x.expert_mlp_fused * recipe * activations * (1 - x.biases)
 
 
 def is_clamped(x: SimpleNamespace) -> Amount:
@@ -309,6 +311,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     own, received, local = residual_tokens(x), expert_rows(x), local_experts(x)
     width, per_group = x.fe / x.etp, received / local
     kept, apart = 1 - x.recompute_moe, 1 - fuses_mlp(x)
+    casts = 1 - fuses_mlp(x) * x.fused_casts
     kernels = x.expert_kernels + apart_kernels(x)
     bias_forward, bias_backward = by_width(x, BIAS_KERNELS, BIAS_KERNELS_WIDE)
     eager = [
@@ -324,8 +327,8 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     experts_own: dict[str, Any] = {"grouped": True, "adapter": "mlp"}
     linears = [
         Linear("router", x.E, x.h, own, "none", quantised=False),
-        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, cast_grad=apart, **experts_own),
-        Linear("fc2", x.he, width, per_group, "none", local, cast_input=apart, **experts_own),
+        Linear("fc1", (1 + x.gates) * width, x.he, per_group, "none", local, cast_grad=casts, **experts_own),
+        Linear("fc2", x.he, width, per_group, "none", local, cast_input=casts, **experts_own),
     ]
     streams = [
         norm(x),

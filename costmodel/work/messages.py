@@ -99,6 +99,10 @@ def context_columns(x: SimpleNamespace, name: str) -> tuple[Amount, Amount]:
     """Columns of keys and values, and of everything attention exchanges, on one rank. [1]"""
     if name == "csa":
         return x.d * (1 + 1 / x.csa_light), x.d * (1 + 2 * x.a / x.tp)
+    if name == "dsa":
+        # Each latent is a key and a value; the indexer's keys go with them.
+        keys = x.kv_lora + x.d_rope + x.index_dim / x.index_interval
+        return keys, keys + x.a / x.tp * (2 * x.kv_lora + x.d_rope)
     if name == "mla":
         keys = x.a / x.tp * (x.d_nope + x.d_rope + x.d_v)
         return keys, 2 * keys

@@ -57,6 +57,11 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job, names: Names) -> None:
+    if job.model.indexer is not None:
+        raise ValueError(
+            f"{job.model.name} has sparse latent attention, which `advisor export` does not build: recipes of "
+            "Megatron-Bridge take the model from its checkpoint. `advisor predict` knows its cost."
+        )
     release = names.release
     refuse_hybrid_experts(
         job.model, names.core_numbers, f"Megatron-Bridge {release}", "--target-version 0.3.1 or later"

@@ -66,10 +66,14 @@ def _refuse(job: Job) -> None:
         raise ValueError(
             "--task lora: Megatron-LM has no adapters and would train every weight. Try --to megatron-bridge."
         )
-    if job.model.compressed_attention is not None:
+    if job.model.sparse_attention:
+        who = (
+            "`advisor export` does not build"
+            if job.model.indexer
+            else "Megatron-LM does not build up to 0.19"
+        )
         raise ValueError(
-            f"{job.model.name} has compressed sparse attention, which Megatron-LM does not build up to 0.19. "
-            "`advisor predict` knows its cost."
+            f"{job.model.name} has {job.model.sparse_attention}, which {who}. `advisor predict` knows its cost."
         )
     if job.workload.task == "sft":
         _refuse_padding(job)

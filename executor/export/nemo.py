@@ -48,7 +48,7 @@ def _refuse(job: Job, names: Names) -> None:
     release = names.release
     refuse_hybrid_experts(job.model, names.core_numbers, f"NeMo {release}", "--to megatron-bridge")
     refuse_hybrid_stages(job.plan, job.model, f"NeMo {release}")
-    if job.model.gated_delta is not None or job.model.compressed_attention is not None:
+    if job.model.gated_delta is not None or job.model.sparse_attention:
         raise ValueError(
             f"{job.model.name} has layers that NeMo {release} does not build. Try --to megatron-bridge."
         )

@@ -85,7 +85,9 @@ def test_hyper_connections_move_what_their_kernels_read_and_write(streams):
     mixed.backward(torch.randn_like(mixed))
     # Autograd adds up the three gradients of the streams: two sums that read two and write one.
     backward = elements() + 2 * 3 * streams
-    x = SimpleNamespace(residual_streams=streams, activation_bytes=2, b=1, s=tokens, cp=1, sp=0, tp=1, h=hidden)
+    x = SimpleNamespace(
+        residual_streams=streams, activation_bytes=2, b=1, s=tokens, cp=1, sp=0, tp=1, h=hidden
+    )
     told = hyper_connections(x)
     size = 2 * 2 * tokens * hidden  # both blocks of a layer, two bytes a number
     assert told.forward == size * (forward - 3)
@@ -105,7 +107,8 @@ def test_one_stream_has_no_hyper_connections():
 def test_mixing_again_keeps_one_state_a_block_for_the_time_of_mixing():
     """Module mhc: the streams are mixed again from each block's output."""
     kept, again = (
-        values(recompute="selective", recompute_modules=modules) for modules in (("layernorm",), ("layernorm", "mhc"))
+        values(recompute="selective", recompute_modules=modules)
+        for modules in (("layernorm",), ("layernorm", "mhc"))
     )
     states = 2 * 4 * 2 * 4096 * MODEL.hidden * (MODEL.num_layers + MODEL.mtp_layers)
     assert kept["memory_first"] - again["memory_first"] == pytest.approx(states, rel=0.05)

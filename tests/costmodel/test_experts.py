@@ -235,10 +235,19 @@ def hybridep_step() -> tuple[Any, dict[str, float]]:
     return compiled_family(found.features), inputs
 
 
-@pytest.mark.parametrize(("gates", "biases", "fused"), [(1, 0, True), (0, 0, False), (1, 1, False)])
-def test_fused_experts_neither_stream_nor_cast_between_their_products(gates, biases, fused):
+@pytest.mark.parametrize(
+    ("gates", "biases", "casts", "spared"),
+    [
+        (1, 0, 1, {"activation", "fc1 gradient", "fc2 input"}),
+        (1, 0, 0, {"activation"}),  # NVFP4
+        (0, 0, 1, set()),
+        (1, 1, 1, set()),
+    ],
+)
+def test_fused_experts_neither_stream_nor_cast_between_their_products(gates, biases, casts, spared):
     def block(on: int) -> dict[str, float]:
-        x = numbers(expert_mlp_fused=on, gates=gates, biases=biases, fe=768, h=1024, grouped=1)
+        recipe = {"experts_fused": 1, "fused_casts": casts, "fuses_fp4_experts": 1 - casts}
+        x = numbers(expert_mlp_fused=on, gates=gates, biases=biases, fe=768, h=1024, grouped=1, **recipe)
         work = experts.experts(x, {"experts"})
         linears = {linear.name: linear for linear in work.linears}
         stream = next(each for each in work.streams if each.name == "activation")
@@ -253,7 +262,7 @@ def test_fused_experts_neither_stream_nor_cast_between_their_products(gates, bia
     apart, together = block(0), block(1)
     assert all(value > 0 for value in apart.values())
     gone = {name for name in apart if together[name] == 0}
-    assert gone == ({"activation", "fc1 gradient", "fc2 input"} if fused else set())
+    assert gone == spared
     assert all(together[name] == apart[name] for name in apart if name not in gone)
 
 

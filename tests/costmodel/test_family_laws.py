@@ -329,6 +329,21 @@ def test_fused_experts_of_squared_relu_came_with_their_engine(stack, fused):
     assert (together.values["experts_time"] < apart.values["experts_time"]) == fused
 
 
+@pytest.mark.parametrize(("stack", "fused"), [("nemo-26.06", False), ("nemo-26.08", True)])
+def test_fused_experts_of_four_bits_came_with_their_engine(stack, fused):
+    """They hold the activation function alone: what it returns is quantised by kernels of their own."""
+    model, workload = load_model("qwen3-30b-a3b"), Workload(4096, 64)
+    plan = Plan(dp=8, ep=8, precision="nvfp4")
+    apart, together = (
+        predict(model, workload, B200, dataclasses.replace(plan, expert_mlp_fusion=on), stack).values
+        for on in (False, True)
+    )
+    assert apart["experts_activation_forward"] > 0
+    assert (together["experts_activation_forward"] == 0) == fused
+    for cast in ("experts_fc2_quantise_forward", "experts_fc1_quantise_backward"):
+        assert together[cast] == apart[cast] > 0
+
+
 def test_fused_experts_offload_all_that_they_keep():
     """Rows, FC1's output and FC2's input in MXFP8, 1 + 1/32 bytes; FC1's output, gate and all, in BF16."""
     model, workload = load_model("qwen3-30b-a3b"), Workload(4096, 64)

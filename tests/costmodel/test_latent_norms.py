@@ -18,6 +18,8 @@ from executor.megatron_model import model_fields
 from hardware_db import load_cluster
 
 LATENT = [name for name in list_models() if load_model(name).mla is not None]
+# What a rank holds of sparse attention is not counted for a dry run.
+BUILT = [name for name in LATENT if not load_model(name).sparse_attention]
 COUNTED = ("params_published", "params_computed", "params_active_computed")
 
 
@@ -25,7 +27,7 @@ def without(name: str) -> ModelSpec:
     return replace(load_model(name), qk_norm=False, **dict.fromkeys(COUNTED))
 
 
-@pytest.mark.parametrize("name", LATENT)
+@pytest.mark.parametrize("name", BUILT)
 def test_counts_of_a_model_and_of_its_rank_lose_the_same_norms(name):
     """On one GPU a rank holds the whole model; Megatron-Core 0.16.1 has neither norm without qk_layernorm."""
     whole, bare = load_model(name), without(name)

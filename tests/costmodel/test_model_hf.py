@@ -27,9 +27,12 @@ from hf_configs import (
     write,
 )
 from hf_configs_newer import (
+    DEEPSEEK_V4_FLASH,
+    DEEPSEEK_V32,
     GEMMA2_27B,
     GEMMA3_27B,
     GLM4_9B,
+    GLM5,
     LLAMA4_SCOUT,
     MINIMAX_M2,
     NEMOTRON4_15B,
@@ -152,6 +155,9 @@ def test_layers_listed_by_name_are_a_pattern(tmp_path):
         (QWEN2_57B, "qwen2-57b-a14b"),
         (MIXTRAL_8X7B, "mixtral-8x7b"),
         (DEEPSEEK_V3, "deepseek-v3"),
+        (DEEPSEEK_V4_FLASH, "deepseek-v4-flash"),
+        (DEEPSEEK_V32, "deepseek-v3.2"),
+        (GLM5, "glm-5"),
         (MOONLIGHT, "moonlight-16b-a3b"),
         (QWEN3_NEXT | {"mtp_num_hidden_layers": 1}, "qwen3-next-80b-a3b"),
         (GPT_OSS_20B, "gpt-oss-20b"),

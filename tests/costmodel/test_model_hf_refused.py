@@ -15,6 +15,7 @@ from hf_configs import (
     write,
 )
 from hf_configs_newer import (
+    DEEPSEEK_V4_FLASH,
     LLAMA4_SCOUT,
     NEMOTRON_H_8B,
     SMOLLM3_3B,
@@ -40,6 +41,13 @@ def test_windows_of_the_last_layers_alone_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("config", "change", "says"),
     [
+        (
+            DEEPSEEK_V4_FLASH,
+            {"compress_ratios": [4] * 43},
+            "43 layers of light and 0 of heavy compression among 43",
+        ),
+        (DEEPSEEK_V4_FLASH, {"compress_ratios": [0, 0, 4, 128]}, "1 layers of light and 1 of heavy"),
+        (DEEPSEEK_V4_FLASH, {"compress_rates": [4, 128]}, "compress_rates [4, 128] is not an object"),
         (NEMOTRON_H_8B, {"hybrid_override_pattern": None}, "hybrid_override_pattern is missing"),
         (NEMOTRON_H_8B, {"hybrid_override_pattern": "MXM"}, "is no text of the letters M"),
         (

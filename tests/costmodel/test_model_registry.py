@@ -8,7 +8,7 @@ import os
 
 import pytest
 from hf_configs import GLM45_AIR, NEOX_20B
-from hf_configs_newer import OLMO2_32B, OLMOE, PHI4, SMOLLM3_3B
+from hf_configs_newer import DEEPSEEK_V32, GLM5, OLMO2_32B, OLMOE, PHI4, SMOLLM3_3B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +47,8 @@ def test_files_cite_public_sources_only():
 @pytest.mark.parametrize(
     ("name", "config"),
     [
+        ("deepseek-v3.2", DEEPSEEK_V32),
+        ("glm-5", GLM5),
         ("glm4.5-air", GLM45_AIR | {"routed_scaling_factor": 1.0}),
         ("gpt-neox-20b", NEOX_20B),
         ("olmo2-32b", OLMO2_32B),
@@ -75,7 +77,7 @@ def test_files_written_by_hand_hold_what_an_export_says():
     # Mamba hybrids have no positions.
     told = [spec for spec in specs if not spec.learned_positions and "ALiBi" not in spec.left_out]
     rotary = [spec for spec in told if spec.mamba is None]
-    unsaid = {"dbrx-132b", "deepseek-llm-67b", "llama-33b", "llama-65b", "smollm3-3b", "yi-34b"}
+    unsaid = {"dbrx-132b", "deepseek-llm-67b", "glm-5", "llama-33b", "llama-65b", "smollm3-3b", "yi-34b"}
     assert {spec.name for spec in rotary if spec.rotary_base is None} == unsaid
 
 

@@ -237,8 +237,9 @@ def test_what_cannot_be_traced_is_said_before_it_is_tried():
     workload = Workload(SEQ, 8)
     with pytest.raises(ValueError, match="--zero-stage 1"):
         make_job(Plan(dp=8, fsdp=True, zero_stage=3), workload, SMALL, 0, 1)
-    with pytest.raises(ValueError, match="compressed attention"):
-        make_job(Plan(dp=8), workload, load_model("deepseek-v4-flash"), 0, 1)
+    for name, attention in (("deepseek-v4-flash", "compressed sparse"), ("glm-5", "sparse latent")):
+        with pytest.raises(ValueError, match=f"has {attention} attention"):
+            make_job(Plan(dp=8), workload, load_model(name), 0, 1)
     with pytest.raises(ValueError, match="--stage 2"):
         make_job(Plan(pp=2), workload, SMALL, 2, 1)
 

@@ -73,7 +73,9 @@ def test_the_rest_runs(plan):
     assert why_not_here(plan, WORKLOAD, TINY, CPU) is None
 
 
-@pytest.mark.parametrize("name", ["nemotronh-8b", "qwen3-next-80b-a3b", "llama4-scout", "deepseek-v4-flash"])
+@pytest.mark.parametrize(
+    "name", ["nemotronh-8b", "qwen3-next-80b-a3b", "llama4-scout", "deepseek-v4-flash", "glm-5"]
+)
 def test_models_that_are_not_built_are_refused(name):
     model = load_model(name)
     reason = why_not_here(Plan(), Workload(4096, 8), model, CPU)
