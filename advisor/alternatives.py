@@ -13,7 +13,7 @@ from advisor.candidates import Candidate, compared, memory_parts
 from advisor.leaner import left_free, optimizer_choices
 from advisor.options import value_text
 from advisor.outside import Tried, option, tried_beside, tried_in, why_untried
-from advisor.render import gib, percent, seconds
+from advisor.render import gib, gpus_text, percent, seconds
 from advisor.request import Request, completed
 from advisor.search import GIB, SearchResult, fits_at_all, search
 from advisor.simplest import toss_up
@@ -115,7 +115,8 @@ def _better(
     ]
     if objective == "cost":
         amounts = [
-            f"{text} on {each.plan.world} GPUs" for text, each in zip(amounts, (other, best), strict=True)
+            f"{text} on {gpus_text(each.plan.world)}"
+            for text, each in zip(amounts, (other, best), strict=True)
         ]
     why = why_untried(request, tried_beside(request, tried, other.plan), pins)
     if not why and other.prediction.tight and not best.prediction.tight:

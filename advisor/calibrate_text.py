@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from advisor.render import heading, seconds, table, wrap
+from advisor.render import heading, percent, seconds, table, wrap
 
 if TYPE_CHECKING:
     from executor.calibrate import Calibration
@@ -31,16 +31,18 @@ def calibration_lines(found: Calibration) -> list[str]:
     lines = [f"profile: {found.path}"]
     if found.outcome is not None and found.outcome.before:
         before, after = quality(found.outcome)
-        lines.append(
-            f"steps of {len(found.runs)} run{'s' * (len(found.runs) > 1)} are predicted within {after:.0%} "
-            f"(median; {before:.0%} by kernels alone)"
+        told = (
+            f"steps of {len(found.runs)} run{'s' * (len(found.runs) > 1)} are predicted within {percent(after, 0)} "
+            f"(median; {percent(before, 0)} by kernels alone)"
         )
+        lines.append(wrap(told))
         if found.outcome.apart:
             apart, width = found.outcome.median(found.outcome.apart), math.expm1(found.outcome.half_width)
-            lines.append(
-                f"each told without itself: within {apart:.0%} (median); nine of ten expected within {width:.0%}, "
-                "the interval of predictions on this profile"
+            told = (
+                f"each told without itself: within {percent(apart, 0)} (median); nine of ten expected within "
+                f"{percent(width, 0)}, the interval of predictions on this profile"
             )
+            lines.append(wrap(told))
         rows = learned(found)
         if rows:
             lines.append(heading("Learned from runs"))
@@ -49,14 +51,14 @@ def calibration_lines(found: Calibration) -> list[str]:
         if open_:
             lines.append(wrap(f"  as uncertain as before, so not written: {', '.join(open_)}", "", "  "))
     measured = [
-        [key, shown(entry["value"], entry["unit"]), f"{entry['residual']:.0%}"]
+        [key, shown(entry["value"], entry["unit"]), percent(entry["residual"], 0)]
         for key, entry in leaves(found.document.get("calibration", {}))
         if entry["kind"] == "measured" and entry.get("residual") and "in context" not in entry["source"]
     ]
     if measured:
         lines.append(heading("Measured alone, with the scatter about its formula"))
         lines += table(["constant", "value", "scatter"], measured, "lrr")
-    lines += [f"  warning: {warning}" for warning in found.warnings]
+    lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in found.warnings]
     return [*lines, "", f"Use it: advisor predict ... --profile {found.path}"]
 
 
@@ -77,7 +79,7 @@ def learned(found: Calibration) -> list[list[str]]:
             each.constant.name,
             shown(each.before / each.constant.per, each.constant.unit),
             shown(each.after / each.constant.per, each.constant.unit),
-            f"{each.error:.0%}",
+            percent(each.error, 0),
             str(each.runs),
             meaning(each.constant),
         ]

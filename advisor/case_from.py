@@ -35,11 +35,13 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
 
 
 def _read(found: Reading, given: str | None, options: dict[str, Any]) -> Case:
-    notes = [_unread(found)] if found.unread else []
+    notes = [_left_open(found)] if found.left_open else []
+    notes += [_unread(found)] if found.unread else []
     notes += [f"Read otherwise than it is said: {'; '.join(found.otherwise)}."] if found.otherwise else []
     found = _with_launch(found, given, options, notes)
     found = _with_table(found, given, options, notes)
     model = _model(found, options, notes)
+    notes += _unsaid(found, model, options)
     plan = _plan(found, options, notes)
     workload = _workload(found, model, plan, options, notes)
     return _case(model, workload, plan, options | {"stack": _stack(found, options, notes)}, notes)
@@ -124,9 +126,39 @@ def _said(text: str, where: str, target: str) -> str:
     return text
 
 
+def _open_sizes(found: Reading) -> str:
+    return (
+        f"It leaves {_first(found.left_open)} to variables that it does not set. " if found.left_open else ""
+    )
+
+
+def _left_open(found: Reading) -> str:
+    return (
+        f"Left to variables that the text does not set: {_first(found.left_open)}. They count as left out, but for "
+        "what your options say: write the values into the text, or give options such as --tp."
+    )
+
+
+def _unsaid(found: Reading, model: ModelSpec, options: dict[str, Any]) -> list[str]:
+    """What a recipe sets that is not read from it, as it stands in the framework's code: nothing, or one line."""
+    names = [name for name in found.unsaid if options.get(name) is None and (name != "ep" or model.moe)]
+    left = ["--" + name.replace("_", "-") for name in names]
+    if not left:
+        return []
+    return [
+        f"Not said: {', '.join(left)}. They count as 1 or off, whatever a recipe sets that the text begins with: give "
+        "these options, or the whole configuration as its framework dumps it."
+    ]
+
+
 def _unread(found: Reading) -> str:
-    more = f" and {len(found.unread) - TOLD} more" if len(found.unread) > TOLD else ""
-    return f"Not read, as it is not said or nothing here knows it: {', '.join(found.unread[:TOLD])}{more}."
+    return f"Not read, as nothing here knows it: {_first(found.unread)}."
+
+
+def _first(told: tuple[str, ...]) -> str:
+    """The first of what was not read, and how many more there are."""
+    more = f" and {len(told) - TOLD} more" if len(told) > TOLD else ""
+    return ", ".join(told[:TOLD]) + more
 
 
 def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSpec:
@@ -153,7 +185,7 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
     if not shape.get("num_layers") and not shape.get("layer_pattern"):
         raise ValueError(
             "the configuration does not say which model it trains: it has no sizes, and no recipe that is known here. "
-            "Add --model, such as --model 70b; `advisor models` lists them."
+            f"{_open_sizes(found)}Add --model, such as --model 70b; `advisor models` lists them."
         )
     if not shape.get("vocab"):
         shape["vocab"] = 128256
@@ -211,6 +243,8 @@ def _workload(
     if found.packs and said.get("task") != "pretrain":
         said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     workload = Workload(**said | given_workload(options))
+    if workload.task != "pretrain" and not options.get("mean_length"):
+        notes.append("Every sequence is taken as one full document; --mean-length says how long they are.")
     check_acting(given_workload(options), workload, model)
     return workload
 

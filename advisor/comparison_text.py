@@ -8,7 +8,7 @@ from typing import Any
 from advisor.comparison import TERM_ERROR, Comparison, Line
 from advisor.comparison_record import Side
 from advisor.options import value_text
-from advisor.render import bold, gib, heading, memory, percent, seconds, table, wrap
+from advisor.render import bold, gib, gpus_text, heading, memory, percent, seconds, table, wrap
 from advisor.sections import evidence_text
 from executor.compare import Row
 
@@ -178,7 +178,7 @@ def _named(side: Side) -> str:
     known = side.predicted
     plan = Plan(**known["knobs"]).describe()
     run = ", a run" if side.measured else ""
-    return f"{side.path}{run}: {known['model']}, {plan}, {known['gpus']:,} GPUs of {known['cluster']}"
+    return f"{side.path}{run}: {known['model']}, {plan}, {gpus_text(known['gpus'])} of {known['cluster']}"
 
 
 def _numbers(found: Comparison) -> list[str]:

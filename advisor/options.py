@@ -132,7 +132,7 @@ def value_text(value: Any) -> str:
         return ", ".join(f"{name}={value_text(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list | tuple):
         return "+".join(value) or "none"
-    return str(value)
+    return str(value) or "none"
 
 
 def given_knobs(options: dict[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,17 @@ def heading(text: str) -> str:
     return "\n" + bold(text)
 
 
+def gpus_text(count: int) -> str:
+    """A number of GPUs in words.
+
+    Examples
+    --------
+    >>> gpus_text(1), gpus_text(1024)
+    ('1 GPU', '1,024 GPUs')
+    """
+    return f"{count:,} GPU{'s' * (count != 1)}"
+
+
 def wrap(text: str, indent: str = "", hanging: str | None = None) -> str:
     """Text broken at spaces to the width of the page."""
     return textwrap.fill(

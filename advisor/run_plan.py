@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def from_file(
     # A plan that breaks a rule is told before the machine is measured; what this machine lacks is switched off first.
     resolved, _ = resolve(case.plan, case.model, here)
     with plan_faults(case):
-        check_here(resolved, case.model, case.workload, here)
+        check_here(resolved, case.model, case.workload, here, plan_file)
     refuse_broken(replace(case, plan=resolved), "it is not run", anywhere=True)
     asked = None if options["gpu"] == "local" else options["gpu"]
     if here.cuda and asked is None and not options["profile"]:
@@ -78,7 +79,7 @@ def from_file(
     else:
         cluster, warnings = machine(case.plan.world, options, here, tell)
     with plan_faults(case):
-        return prepared(case.plan, case.model, case.workload, cluster, warnings, here)
+        return prepared(case.plan, case.model, case.workload, cluster, warnings, here, plan_file)
 
 
 def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]) -> Prepared:
@@ -156,18 +157,43 @@ def runs(prediction: Prediction, here: Here) -> bool:
     return why_not_here(resolved, prediction.workload, prediction.model, here) is None
 
 
-def check_here(resolved: Plan, model: Any, workload: Any, here: Here) -> None:
-    """ValueError where the resolved plan cannot run on this machine."""
+def check_here(resolved: Plan, model: Any, workload: Any, here: Here, plan_file: str = "") -> None:
+    """ValueError where the resolved plan cannot run on this machine.
+
+    plan_file: that has it, "" where it was searched. A file's machine may have no rate of FP32, as GPUs have none here.
+    """
+    from advisor.options import as_pins
     from executor.megatron_here import why_not_here
 
-    if problem := why_not_here(resolved, workload, model, here):
-        raise ValueError(problem)
+    problem = why_not_here(resolved, workload, model, here)
+    if problem and plan_file:
+        raise ValueError(
+            f"{problem.replace('Try --precision fp32', 'Try --precision bf16')} {rewritten(plan_file)}"
+        )
+    if problem:
+        raise ValueError(as_pins(problem).replace("--precision ", "--pin precision="))
+
+
+def rewritten(plan_file: str) -> str:
+    """How a plan file takes an option that `advisor run` has not."""
+    return (
+        f"`advisor predict {shlex.quote(plan_file)} ... --save other.toml` writes a plan with such options."
+    )
 
 
 def prepared(
-    plan: Plan, model: Any, workload: Any, cluster: Cluster, warnings: list[str], here: Here
+    plan: Plan,
+    model: Any,
+    workload: Any,
+    cluster: Cluster,
+    warnings: list[str],
+    here: Here,
+    plan_file: str = "",
 ) -> Prepared:
-    """The prediction of what really runs; ValueError when it cannot run, PlanError when it does not fit."""
+    """The prediction of what really runs; ValueError when it cannot run, PlanError when it does not fit.
+
+    plan_file: as in `check_here`.
+    """
     from advisor.plan_faults import PlanError
     from costmodel.predict import predict
     from costmodel.simulated_pipeline import with_schedule
@@ -175,13 +201,14 @@ def prepared(
     from executor.run_job import stack_of
 
     resolved, _ = resolve(plan, model, here)
-    check_here(resolved, model, workload, here)
+    check_here(resolved, model, workload, here, plan_file)
     prediction = with_schedule(predict(model, workload, cluster, resolved, stack_of(here.cuda)))
     if not prediction.fits:
         gib = 2**30
+        way = f"--recompute full. {rewritten(plan_file)}" if plan_file else "--pin recompute=full."
         raise PlanError(
             f"the plan needs {prediction.peak_memory_bytes / gib:.1f} GiB of {prediction.device_bytes / gib:.1f} GiB "
-            f"a process. Try more processes, or --pin recompute=full."
+            f"a process. Try more processes, or {way}"
         )
     return Prepared(plan, prediction, cluster, warnings)
 

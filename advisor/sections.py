@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
-from advisor.render import bar, count, gib, heading, percent, seconds, table, tree, wrap
+from advisor.render import bar, count, gib, gpus_text, heading, percent, seconds, table, tree, wrap
 from costmodel.graph_parts import captured_parts
 from costmodel.knobs import CATALOGUE, KNOBS
 from costmodel.knobs.names import FRAMEWORKS
@@ -120,7 +120,7 @@ def evidence_text(near: dict[str, Any]) -> str:
     date = f", {near['date']}" if near["date"] else ""
     differs = ", ".join(near["differences"]) or "none that counts"
     return (
-        f"nearest published run is {task}{near['model']}, {near['gpus']:,} GPUs of {near['cluster']}, "
+        f"nearest published run is {task}{near['model']}, {gpus_text(near['gpus'])} of {near['cluster']}, "
         f"{near['precision']}, {seconds(near['measured_step_time_s'])} a step ({near['source']}{date}); "
         f"differences of this plan: {differs}; there the model is off by {100 * near['our_error']:+.1f} %"
     )

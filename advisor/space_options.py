@@ -217,9 +217,11 @@ def recompute_choices(model: ModelSpec, absent: frozenset[str] = frozenset()) ->
         cheap += ["moe_act"]
     if blocks & {"mla", "dsa", "csa"}:
         cheap += ["mla_up_proj"]
-    if model.residual_streams > 1:
-        cheap += ["mhc"]
-    chosen: list[tuple[str, ...]] = [(module,) for module in cheap]
+    streams = ["mhc"] if model.residual_streams > 1 else []
+    # Streams are much of what is kept, and dear to compute again: the others without them too.
+    less = [tuple(cheap)] if streams and len(cheap) > 1 else []
+    cheap += streams
+    chosen: list[tuple[str, ...]] = [*((module,) for module in cheap), *less]
     if len(cheap) > 1:
         chosen.append(tuple(cheap))
     thorough = (["mlp"] if "mlp" in blocks else []) + (["moe"] if "experts" in blocks else [])

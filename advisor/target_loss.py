@@ -89,9 +89,10 @@ def as_target(case: Case, target: str, version: str) -> list[str]:
         ours, other = (with_schedule(predict(*parts, stack)) for stack in (case.stack, there))
     except ValueError:
         return []  # a plan that this family cannot have is refused elsewhere
+    those = " of those that take Transformer Engine's fused loss" if transformer_engine else ""
     return [
         f"The plan was made for {here.name}: {seconds(ours.step_time_s)} a step. As {there}, the newest Megatron-LM on "
-        f"file, the model expects {seconds(other.step_time_s)} ({seconds(other.interval_low)} to "
+        f"file{those}, the model expects {seconds(other.step_time_s)} ({seconds(other.interval_low)} to "
         f"{seconds(other.interval_high)}); `advisor explain --stack {there}` searches for it."
     ]
 

@@ -150,7 +150,8 @@ def memory_verdict(rows: Sequence[dict[str, Any]]) -> str:
     over = [share for share in over if share > 0]
     told = f"called impossible by memory: {impossible or 'none'}"
     if over:
-        told += f"; predicted over their GPU's by less than the count may err: {len(over)}, by up to {max(over):.0%}"
+        most = f"{100 * max(over):.0f} %"
+        told += f"; predicted over their GPU's by less than the count may err: {len(over)}, by up to {most}"
     return told
 
 

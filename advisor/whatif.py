@@ -28,7 +28,7 @@ HELPS_ABOVE = 0.001
 # Rules that say what a machine lacks: no change uses more of that.
 MACHINE_LACKS = frozenset(rule.id for rule in load_rules() if rule.lacks)
 # Notes of what is given up for a gain, which a change must not be told without.
-PRICES = ("nan_checks_off",)
+PRICES = ("nan_checks_off", "bf16_reduction_wide", "bf16_accumulation")
 # Knobs some of whose values lack a cost in the model, these values, and what is not counted: a gain from them is not
 # believed.
 UNPRICED = {

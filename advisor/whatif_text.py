@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from advisor.options import value_text
 from advisor.render import bold, gib, heading, percent, seconds, table, width, wrap
 from advisor.sections import fit_text, setting, violation_section
-from advisor.whatif import HELPS_ABOVE, NUMERICS, Change, Forbidden, Move, WhatIf
+from advisor.whatif import HELPS_ABOVE, NUMERICS, PRICES, Change, Forbidden, Move, WhatIf
 from advisor.whatif_neighbours import label
 from costmodel.prediction import TIGHT_ABOVE
 
@@ -21,7 +21,7 @@ def what_if_lines(result: WhatIf, everything: bool = False) -> list[str]:
     fitting = [change for change in result.movers if change.fits]
     too_large = [change for change in result.movers if not change.fits]
     lines = [bold(wrap(answer(result)))]
-    lines += [wrap(line) for line in _same_numerics(result)]
+    lines += [wrap(line) for line in (*_same_numerics(result), *_given_up(result))]
     lines += ["", wrap(f"{base.plan.describe()}; {setting(base, result.gpus)}"), wrap(_now(result))]
     lines += violation_section(list(result.errors), "This plan cannot run")
     if fitting:
@@ -67,6 +67,12 @@ def _same_numerics(result: WhatIf) -> list[str]:
         f"It changes the arithmetic. Best that keeps it: {_long(same)}: {seconds(same.prediction.step_time_s)}, "
         f"{100 * same.share:+.1f} %."
     ]
+
+
+def _given_up(result: WhatIf) -> list[str]:
+    """What the best change gives up for its gain, a sentence each."""
+    best = result.best()
+    return [f"Then {note.text}." for note in best.notes if note.id in PRICES] if best else []
 
 
 def _now(result: WhatIf) -> str:

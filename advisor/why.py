@@ -16,7 +16,7 @@ from advisor.render import gib, percent
 from advisor.space import MICRO_BATCHES, most_expert_ranks
 from advisor.space_options import recompute_choices
 from advisor.variants import Variant, Variants
-from costmodel.prediction import FITS_BELOW, Prediction
+from costmodel.prediction import CORRECTION, FITS_BELOW, Prediction
 
 # What plain data parallel leaves off.
 _UNSPLIT: dict[str, Any] = {
@@ -193,15 +193,13 @@ class GuidePath:
             f"Splits the layers into stages. {self.variants.listed(tuple(tried))}. Chosen: PP{self.plan.pp}."
         )
         if self.plan.pp > 1:
-            bubble = self.chosen.values["pipeline_bubble"] / self.chosen.step_time_s
-            text += f" Its bubble is {percent(bubble)} of the step"
+            text += f" Its bubble is {percent(self._bubble(self.chosen))} of the step"
             if self.plan.vpp > 1:
                 plain = self.variants.of("VPP1", replace(self.plan, vpp=1))
                 tried.append(plain)
                 text += f" with VPP{self.plan.vpp}; {plain.text()}"
                 if plain.prediction is not None:
-                    share = plain.prediction.values["pipeline_bubble"] / plain.prediction.step_time_s
-                    text += f" with a bubble of {percent(share)}"
+                    text += f" with a bubble of {percent(self._bubble(plain.prediction))}"
             text += "."
         return Step("pipeline parallel", text, tuple(tried))
 
@@ -270,6 +268,10 @@ class GuidePath:
             sum(leaf.value for leaf in prediction.time.leaves() if leaf.name in names)
             / prediction.step_time_s
         )
+
+    def _bubble(self, prediction: Prediction) -> float:
+        """Share of the step that stages wait for each other, as the simulated schedule has it. [1]"""
+        return max(0.0, self._share(prediction, "pipeline_bubble", CORRECTION))
 
     def _versus(self, other: Variant) -> str:
         if other.prediction is None or not other.fits:

@@ -72,9 +72,11 @@ def _no_precision(cluster: Cluster, precision: str) -> str:
     """What is asked, what the GPU lacks, and the recipes that it takes."""
     title = cluster.gpu.title
     usable = [name for name, recipe in _recipes().items() if has_formats(cluster, recipe, name)]
-    way_out = f"It takes {', '.join(usable)}" if usable else "Give its file a peak_bf16"
+    if not usable:
+        return f"{title} has no peak rate of arithmetic on file, so no step can be timed. Give its file a peak_bf16."
     return (
-        f"--precision {precision} needs arithmetic that {title} lacks, or has no peak of on file. {way_out}."
+        f"--precision {precision} needs arithmetic that {title} lacks, or has no peak of on file. "
+        f"It takes {', '.join(usable)}."
     )
 
 

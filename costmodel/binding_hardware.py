@@ -176,8 +176,10 @@ def _unlike_its_kin(gpu: Gpu, key: str) -> str:
     own, kin = gpu.quantities[key], hardware_db.load_gpu(gpu.calibrated_like).quantities.get(key)
     if kin is None or 1 / FAR_FROM_KIN < own.si / kin.si < FAR_FROM_KIN:
         return ""
+    ratio = own.si / kin.si
+    times = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
     return (
-        f"{gpu.title}: {key} {own.value:g} {own.unit} is {own.si / kin.si:.3g} times the {kin.value:g} {kin.unit} of "
+        f"{gpu.title}: {key} {own.value:g} {own.unit} is {times} times the {kin.value:g} {kin.unit} of "
         f"{gpu.calibrated_like}, like which it is calibrated: check value and unit"
     )
 

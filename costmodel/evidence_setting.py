@@ -174,7 +174,7 @@ def _word(name: str, query: Setting, run: Setting) -> str:
     if name == "model" and mine == its:
         return f"{query.layers} layers of {query.hidden} instead of {run.layers} of {run.hidden}"
     if name == "gpus":
-        return f"{mine:,} instead of {its:,} GPUs"
+        return f"{mine:,} instead of {its:,} GPU{'s' * (its != 1)}"
     if name == "seq_len":
         return f"sequences of {mine:,} instead of {its:,}"
     if name == "micro_batch":

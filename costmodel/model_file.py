@@ -219,8 +219,30 @@ def _nones(values: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_unknown(values: Mapping[str, Any], known: list[str], prefix: str) -> None:
     for key in values:
         if key not in known:
-            hint = nearest(str(key), known) or " `advisor models llama3-8b` shows the keys."
+            own = "" if prefix else _elsewhere(str(key))
+            hint = own or nearest(str(key), known) or " `advisor models llama3-8b` shows the keys."
             raise ValueError(f"{prefix}{key!s:.60} is not a key of a model.{hint}")
+
+
+def _elsewhere(key: str) -> str:
+    """Our name of a key that other configurations use, or the table that it stands in here; "" where neither is known.
+
+    Examples
+    --------
+    >>> _elsewhere("num_local_experts")
+    ' Write num_experts in a table [moe].'
+    >>> _elsewhere("n_layer")
+    ' Did you mean num_layers?'
+    """
+    table, _, name = OTHER_NAMES.get(key, key).rpartition(".")
+    tables = [table] if table else [each for each, record in TABLES.items() if name in _names(record)]
+    if tables and name not in _names(ModelSpec):
+        return f" Write {name} in a table [{'] or ['.join(tables)}]."
+    return f" Did you mean {name}?" if name != key else ""
+
+
+def _names(record: type) -> list[str]:
+    return [field.name for field in fields(record)]
 
 
 def _override_names() -> list[str]:

@@ -238,7 +238,10 @@ def collective_tables(entries: Sequence[Record], leaf: Leaf) -> Record:
 
 
 def warnings_of(
-    measured: Record, noisy: float, cores: int, shown: Callable[[float], str] = "{:.0%}".format
+    measured: Record,
+    noisy: float,
+    cores: int,
+    shown: Callable[[float], str] = lambda share: f"{100 * share:.0f} %",
 ) -> list[str]:
     """What makes a measurement uncertain: other load on the machine, queueing for a core, scattered repeats."""
     found = []

@@ -231,15 +231,16 @@ def mtp_segments(model: ModelSpec) -> str:
     return "".join(f"/{model.mtp_pattern or model.layer_pattern[-1]}" for _ in range(model.mtp_layers or 0))
 
 
-def not_expressed(model: ModelSpec, hybrid_heads: bool = False) -> tuple[str, ...]:
+def not_expressed(model: ModelSpec, hybrid_heads: bool = False, recipe: bool = False) -> tuple[str, ...]:
     """What the configuration classes of 0.16.1 cannot say of the model, a line each.
 
-    hybrid_heads: of a later release, which has `mtp_segments`.
+    hybrid_heads: of a later release, which has `mtp_segments`. recipe: whether the framework's own builds the model,
+    with layers that those classes lack.
     """
     notes = []
     if model.attention_chunk:
         notes.append(f"attention in chunks of {model.attention_chunk} tokens: Megatron-Core attends fully")
-    if model.sparse_attention:
+    if model.sparse_attention and not recipe:
         notes.append(f"{model.sparse_attention}: not built here with Megatron-Core 0.16")
     if model.encoder is not None:
         notes.insert(0, ENCODER_NOTE.format(model.name))

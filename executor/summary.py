@@ -116,7 +116,8 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
         )
     if spread > 0.10:
         warnings.append(
-            f"steps scatter by {spread:.0%}: other work on the machine, or too short a warm-up; trust the minimum more"
+            f"steps scatter by {100 * spread:.0f} %: other work on the machine, or too short a warm-up; "
+            "trust the minimum more"
         )
     if slow := [each for each in seconds if each > limit]:
         warnings.append(
@@ -129,7 +130,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
         measured["shared_cores"] = cores
     elif queued > QUEUED:
         warnings.append(
-            f"ranks waited for a core {queued:.0%} of a step: other work held it; seconds are longer"
+            f"ranks waited for a core {100 * queued:.0f} % of a step: other work held it; seconds are longer"
         )
     if losses and losses[-1] >= losses[0]:
         warnings.append("the loss did not fall: too few steps to judge, or a broken layout")

@@ -202,11 +202,12 @@ def check_lines(found: Checked, told: bool = False) -> list[str]:
 
 def _read_lines(found: Checked) -> list[str]:
     """The model, the workload, and the predicted step of a configuration that was read."""
-    from advisor.render import percent, seconds
+    from advisor.render import gpus_text, percent, seconds
 
     case, prediction = found.case, found.prediction
-    batch = f"{case.workload.global_batch} sequences of {case.workload.seq_len} tokens"
-    lines = [f"  reads as   {case.model.name}, {case.plan.world} GPUs, {batch}"]
+    batch = f"{case.workload.global_batch:,} sequences of {case.workload.seq_len:,} tokens"
+    task = "" if case.workload.task == "pretrain" else f"{case.workload.task}, "
+    lines = [f"  reads as   {case.model.name}, {task}{gpus_text(case.plan.world)}, {batch}"]
     if prediction is not None:
         speed = f"{prediction.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {percent(prediction.mfu, 1)}"
         low, high = seconds(prediction.interval_low), seconds(prediction.interval_high)
@@ -222,7 +223,9 @@ def _memory_lines(found: Checked) -> list[str]:
 
     prediction, cure = found.prediction, found.cure
     if prediction is None:
-        return [f"  not predicted: {found.reason}"]
+        # Rules that are broken tell their own ways out.
+        reason = found.reason.partition(" Try ")[0] if found.violations else found.reason
+        return [wrap(f"not predicted: {reason}", "  ")]
     lines = [f"  memory     {fit_text(prediction)}"]
     if prediction.fits:
         return lines

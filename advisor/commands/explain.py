@@ -148,6 +148,8 @@ def command(context: click.Context, **options: Any) -> None:
         lines = explanation_lines(explanation, options["formulas"])
         if saved:
             lines += ["", f"Saved as {saved}. `advisor predict {shlex.quote(saved)}` shows it again."]
+        elif options["save"]:
+            lines += ["", f"{options['save']} is not written: no plan fits."]
         if page:
             lines += ["", f"Wrote {page}. Open it in a browser."]
         click.echo("\n".join(lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +71,7 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
 
     version, chosen = chosen_version(case, target, options["target_version"])
     verdict = _verdict(case, target, version)
-    for line in verdict.refused:
-        click.echo(line, err=True)
-    if verdict.refused:
-        context.exit(1)
+    _stop(context, verdict.broken)
     from advisor.target_loss import as_target, native_loss
     from executor.export.bundle import bundle
     from executor.export.exported import Job
@@ -83,6 +80,8 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     job = Job(*parts, options["benchmark"], version, native_loss(case))
     first = [note for note in (chosen, verdict.note) if note]
     made = bundle(job, target, options["slurm"], first, _encoder_time(case))
+    # Only now: a target that cannot run such a job at all says so first.
+    _stop(context, verdict.refused)
     for line in verdict.warnings:
         click.echo(line, err=True)
     if options["output"]:
@@ -102,14 +101,23 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
 class Verdict:
     """What is said of the plan before its files are made.
 
-    refused: lines, none where it is exported; warnings: lines beside the files; note: on memory that the target
-    changes; fits: whether memory suffices.
+    broken: lines on rules, and refused: on memory, none where it is exported; warnings: lines beside the files;
+    note: on memory that the target changes; fits: whether memory suffices.
     """
 
-    refused: list[str]
-    warnings: list[str]
+    broken: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     note: str = ""
     fits: bool = True
+
+
+def _stop(context: click.Context, lines: list[str]) -> None:
+    """Says the lines and ends with exit code 1, where there are any."""
+    for line in lines:
+        click.echo(line, err=True)
+    if lines:
+        context.exit(1)
 
 
 def _known(target: str) -> str:
@@ -132,10 +140,10 @@ def _verdict(case: Case, target: str, version: str) -> Verdict:
         lines = [
             f"Error: the plan breaks {len(errors)} rule{'s' * (len(errors) != 1)}, so it is not exported."
         ]
-        return Verdict([*lines, *(f"  {each.line()}" for each in errors)], [])
+        return Verdict(broken=[*lines, *(f"  {each.line()}" for each in errors)])
     other = other_loss(case, found.prediction, target, version)
     if other.refused:
-        return Verdict([other.refused], [])
+        return Verdict(refused=[other.refused])
     warnings = []
     if not found.fits:
         warnings.append(_too_large(found))
@@ -143,7 +151,7 @@ def _verdict(case: Case, target: str, version: str) -> Verdict:
         count = len(found.violations)
         them = "one thing" if count == 1 else f"{count} things"
         warnings.append(f"`advisor check` tells {them} worth knowing about this plan.")
-    return Verdict([], warnings, other.note, found.fits)
+    return Verdict(warnings=warnings, note=other.note, fits=found.fits)
 
 
 def _too_large(found: Checked) -> str:

@@ -11,7 +11,7 @@ import click
 
 import hardware_db
 from advisor.commands import HELP
-from advisor.render import heading, table, wrap
+from advisor.render import gpus_text, heading, table, wrap
 from hardware_db import Cluster, Gpu, Link, Quantity
 from hardware_db.units import three_figures
 
@@ -111,11 +111,26 @@ def overview() -> str:
         ),
         *table(["cluster", "gpu", "domain", "GB/s", "Gbit/s", "USD/h", "meant by"], clusters, "llrrrrl"),
         "",
+        heading("Links"),
+        wrap(
+            "What connects the GPUs of a domain (intra), nodes (inter) and hosts; of one GPU, one way.", "  "
+        ),
+        *table(["link", "scope", "GB/s", "us", "what it is"], _link_rows(), "llrrl"),
+        "",
         wrap(
             "`advisor hardware NAME` shows every value with its source. --gpu and --cluster also take a TOML file."
         ),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines).lstrip("\n")
+
+
+def _link_rows() -> list[list[str]]:
+    scopes = ("intra", "inter", "host")
+    links = sorted(hardware_db.list_links(), key=lambda link: (scopes.index(link.scope), -link.bandwidth))
+    return [
+        [link.name, link.scope, f"{link.bandwidth / 1e9:,.4g}", f"{link.latency * 1e6:.3g}", link.title]
+        for link in links
+    ]
 
 
 def _number(value: float | None, scale: float) -> str:
@@ -125,15 +140,15 @@ def _number(value: float | None, scale: float) -> str:
 def page(found: Gpu | Link | Cluster, note: str) -> str:
     """One of them in full."""
     lines = [heading(f"{found.name}: {found.title}")]
-    if note:
+    if note and not note.endswith(f": {found.title}"):  # of a file, the title again
         lines.append(wrap(note, "  "))
     lines.append("")
     if isinstance(found, Cluster):
         lines += [
-            f"  {found.domain_size} GPUs a scale-up domain, {found.gpus_per_node} a node",
+            f"  {gpus_text(found.domain_size)} a scale-up domain, {found.gpus_per_node} a node",
             f"  gpu        {found.gpu.name}: {found.gpu.title}",
             *(wrap(_link_line(role, link), "  ", " " * 13) for role, link in _links(found).items()),
-            "",
+            *([""] if found.quantities else []),
         ]
     for key, quantity in found.quantities.items():
         read = f", read {quantity.read_on}" if quantity.read_on else ""
@@ -145,7 +160,7 @@ def page(found: Gpu | Link | Cluster, note: str) -> str:
     if gpu:
         lines += ["", *_calibration_lines(gpu)]
     lines += ["", f"  file: {found.path}"]
-    return "\n".join(lines)
+    return "\n".join(lines).lstrip("\n")
 
 
 def _links(cluster: Cluster) -> dict[str, Link]:

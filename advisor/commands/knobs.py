@@ -66,7 +66,7 @@ def catalogue() -> list[str]:
     lines: list[str] = []
     for title, records in TOPICS.items():
         rows = [
-            (knob.name, values_text(knob), value_text(knob.default) or "none", knob.meaning)
+            (knob.name, values_text(knob), value_text(knob.default), knob.meaning)
             for knob in records.values()
         ]
         lines += [bold(title), *table(["knob", "values", "default", "meaning"], rows), ""]
@@ -82,11 +82,12 @@ def catalogue() -> list[str]:
 
 def page(knob: Knob) -> list[str]:
     """One knob in full."""
-    words = ", ".join(f"{theirs} is {value_text(ours)}" for theirs, ours in knob.words.items())
+    said = {theirs: value_text(ours) for theirs, ours in knob.words.items()}
+    words = ", ".join(f"{theirs} is {ours}" for theirs, ours in said.items() if theirs != ours)
     rows = [
         ("option", "" if knob.home == "model" else knob.option),
         ("values", values_text(knob, full=True)),
-        ("default", value_text(knob.default) or "none"),
+        ("default", value_text(knob.default)),
         ("stands in", _HOMES[knob.home]),
         ("changes", knob.changes),
         ("helps", knob.helps),

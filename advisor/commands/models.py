@@ -125,8 +125,10 @@ def _breakdown(parameters: dict[str, Any]) -> str:
     from tabulate import tabulate
 
     total = parameters["total"]
-    rows = [[part, f"{count:,}", f"{count / total:.1%}"] for part, count in parameters["parts"].items()]
-    rows.append(["total", f"{total:,}", "100.0%"])
+    rows = [
+        [part, f"{count:,}", render.percent(count / total)] for part, count in parameters["parts"].items()
+    ]
+    rows.append(["total", f"{total:,}", "100.0 %"])
     return tabulate(rows, ["parameters", "count", "share"], disable_numparse=True, colalign=_RIGHT)
 
 

@@ -88,7 +88,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
                 str(group["n"]),
                 percent(group["mape"]),
                 percent(group["median_ape"]),
-                f"{group['bias']:+.1%}",
+                percent(group["bias"], signed=True),
             ]
             for key, group in summary["by"][by].items()
         ]
@@ -98,7 +98,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
             lines.append(heading("Worst"))
             shown = [
                 [
-                    f"{row['rel_error']:+.0%}",
+                    percent(row["rel_error"], 0, signed=True),
                     f"{row['measured']:.3g} s",
                     row["id"],
                     f"{row['model']} x{row['gpus']} {row['plan']}",
@@ -146,7 +146,9 @@ def _silence_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 def _change(least: float, most: float) -> str:
     """Ratios of step times as what the step takes more or less."""
-    ends = [f"{ratio - 1:+.0%}" for ratio in (least, most)]
+    from advisor.render import percent
+
+    ends = [percent(ratio - 1, 0, signed=True) for ratio in (least, most)]
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 

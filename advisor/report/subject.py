@@ -21,6 +21,8 @@ from advisor.sections import training_cost
 from advisor.why import GuidePath, Step
 from costmodel.prediction import Prediction
 from costmodel.simulated_pipeline import with_schedule
+from costmodel.stack import default_stack, load_stack
+from executor.export.exported import TARGETS
 
 if TYPE_CHECKING:
     from advisor.progress import Tell
@@ -120,7 +122,7 @@ def subject_of_case(
         steps=steps,
         found=tuple(found),
         notes=case.notes,
-        commands=next_commands(path, asked, holds(prediction, found)),
+        commands=next_commands(path, asked, holds(prediction, found), case.stack),
         names={"model": case.plan_file.model, "cluster": case.plan_file.cluster},
         records=runs,
         scaling=curve,
@@ -152,7 +154,7 @@ def subject_of_explanation(
         steps=steps,
         found=tuple(explanation.found),
         notes=tuple(explanation.result.notes),
-        commands=next_commands(saved, asked, explanation.best is not None),
+        commands=next_commands(saved, asked, explanation.best is not None, request.stack),
         names=names,
         records=tuple(run_records(prediction, ())),
         scaling=scaling(request, explanation.best, tell),
@@ -162,14 +164,18 @@ def subject_of_explanation(
 
 
 def next_commands(
-    path: str | None, asked: Sequence[str] = (), holds: bool = True
+    path: str | None, asked: Sequence[str] = (), holds: bool = True, stack: str | None = None
 ) -> tuple[tuple[str, str], ...]:
-    """What to type next. path: of the plan file, None where none was written; asked: what made the plan."""
+    """What to type next. path: of the plan file, None where none was written; asked: what made the plan.
+
+    stack: whose release it is for, as which it is exported where that is a target.
+    """
     first: tuple[tuple[str, str], ...] = ()
     if path is None and asked:
         again = shlex.join(word for word in without_page(asked) if word != "--json")
         first = ((f"advisor {again} --save plan.toml", "keeps this plan as a file"),)
     name = shlex.quote(path or "plan.toml")
+    target = load_stack(stack or default_stack()).names.replace("_", "-")
     if not holds:
         if path is None:
             return ()
@@ -181,7 +187,7 @@ def next_commands(
         *first,
         (f"advisor run {name}", "trains with it here, predicted beside measured"),
         (
-            f"advisor export {name} --to megatron-lm --slurm -o run",
+            f"advisor export {name} --to {target if target in TARGETS else TARGETS[0]} --slurm -o run",
             "writes configuration, launch line and job",
         ),
         (f"advisor whatif {name}", "tells what every knob would change"),

@@ -104,6 +104,8 @@ def _sizes(w: Facts) -> Facts:
         "encoder_gpus": encoder,
         "world": mesh * w["pp"] + encoder,
         "edp": mesh / (w["ep"] * w["etp"]),
+        # Without it there is no number of micro-batches to judge.
+        "batch_divides": w["global_batch"] % (w["micro_batch"] * w["dp"]) == 0,
         "m": w["global_batch"] / (w["micro_batch"] * w["dp"]),
         # Micro-batches of one pass of the pipeline.
         "passes": w["global_batch"] / (w["micro_batch"] * w["dp"] * w["pipeline_flushes"]),

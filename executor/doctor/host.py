@@ -128,7 +128,8 @@ def _bytes(limit: int) -> str:
 
 def _cores(machine: Machine, ranks: int) -> Iterator[Finding]:
     nodes = [name for name in machine.names("/sys/devices/system/node") if name[4:].isdigit()]
-    there = f"{machine.affinity} of {machine.cores} cores usable, {max(1, len(nodes))} NUMA nodes"
+    domains = f"{len(nodes)} NUMA nodes" if len(nodes) > 1 else "1 NUMA node"
+    there = f"{machine.affinity} of {machine.cores} cores usable, {domains}"
     if machine.affinity < min(ranks, machine.cores):
         yield Finding(
             "cores",

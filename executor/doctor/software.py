@@ -126,7 +126,7 @@ def _other_cuda(machine: Machine) -> Iterator[Finding]:
             yield Finding(
                 "versions",
                 "fail",
-                f"torch {machine.versions.get('torch', '')} is a CPU build and there are {len(machine.gpus)} GPUs",
+                f"torch {machine.versions.get('torch', '')} is a CPU build on a machine with GPUs",
                 "ranks would train on the CPU",
                 "pip install torch from the default index, not the cpu one",
             )

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from executor.export.left_open import settled
 from executor.export.python_text import plain
 
 # Members by value, for dumps that name no member. Source: megatron/core/transformer/enums.py, 0.16.1 and 0.19.2.
@@ -18,6 +19,8 @@ MEMBERS = {
 }
 
 MOST_LAYERS = 10_000
+# A section of a YAML file of overrides, as those that come with recipes: a name alone on its line, more below it.
+SECTION = re.compile(r"^\w+:[ \t]*(?:#.*)?\n(?:[ \t]*(?:#.*)?\n)*[ \t]+\w+:(?:[ \t\n]|$)", re.MULTILINE)
 
 
 def yaml_of(text: str) -> Any:
@@ -120,12 +123,14 @@ def flat(
     """
     if "_target_" in text:
         return dict(flat_dump(yaml_of(text), "")), "", True
+    if SECTION.search(text):
+        return dict(flat_dump(yaml_of(text), "")), "", False
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return flat_lines(text)
     if any(isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom) for node in tree.body):
-        return *flat_python(tree), False
+        return *flat_python(settled(tree)), False
     return flat_lines(text)
 
 

@@ -62,7 +62,9 @@ class Reading:
 
     knobs: values of `Plan` by name, without those left at the target's default of the same meaning. model: the
     name in our registry, "" when only its shape is given, which `architecture` then holds. workload: seq_len,
-    global_batch and the like. unread: what has no counterpart here, a line each. otherwise: what is read otherwise
+    global_batch and the like. unread: what has no counterpart here, a line each. left_open: what is said by variables
+    that the text does not set, a line each. unsaid: knobs that a recipe below the text sets and the text does not.
+    otherwise: what is read otherwise
     than it is said, or holds for some releases alone, a line each. alike: models that the text may mean, the one
     read first, where it leaves open which. vocab: its vocabulary where that is not the model's, else 0. [tokens]
     packs: whether its fine-tuning packs documents, of which no text says how long they are.
@@ -77,6 +79,8 @@ class Reading:
     architecture: Mapping[str, Any] = field(default_factory=dict)
     workload: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    left_open: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     vocab: int = 0

@@ -20,6 +20,7 @@ from executor.export.core_read import (
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.launch_read import unseen, with_environment
+from executor.export.left_open import MEANT, split_open, unsaid
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 from executor.export.model_read import of_model
 from executor.export.overlap_table import PIPELINED, row_in, with_overlap
@@ -76,6 +77,8 @@ SAID = (
 def reading(text: str) -> Reading:
     """The configuration as knobs of ours. ValueError in one line when the text is none."""
     said, recipe, dump = flat(text, _flat_python)
+    missing = () if dump else tuple(unsaid(said))
+    said, left = split_open(said, MEANT | said_fields() | set(direct_fields()))
     fields = core_values(said)
     knobs = knobs_of(fields, int(said.get("WORLD_SIZE", 0)))
     for dotted, name in (("train.micro_batch_size", "micro_batch"), ("train.manual_gc", "manual_gc")):
@@ -97,6 +100,8 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=workload,
+        left_open=left,
+        unsaid=missing,
         unread=() if dump else tuple(unread(said, recipe)),
         otherwise=(
             *mixed_exchange(fields),

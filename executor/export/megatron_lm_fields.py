@@ -15,6 +15,7 @@ from costmodel.layout import expand
 from executor.export.core_model import FREQUENCIES, frequency_of
 from executor.export.core_read import direct_fields
 from executor.export.megatron_lm_names import names
+from executor.export.shell_words import left_open
 from executor.megatron_args import FUSABLE
 
 # Flags whose field has another name ("" for none of the same meaning), beside those of the table; older spellings
@@ -84,7 +85,7 @@ LISTS = (
 
 
 def fields_of(given: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Fields of Megatron-Core that the flags mean, those left out at Megatron-LM's default."""
+    """Fields of Megatron-Core that the flags mean, those left out or open at Megatron-LM's default."""
     table = names()
     switched = {flag: field for field, flag in table["off"].items()}
     renamed = {flag: field for field, flag in table["flags"].items()} | OTHERS
@@ -99,7 +100,7 @@ def fields_of(given: Mapping[str, list[str]]) -> dict[str, Any]:
         field = renamed.get(flag, flag.lstrip("-").replace("-", "_"))
         if flag in switched:
             fields[switched[flag]] = False
-        elif field:
+        elif field and not left_open(values):
             fields[field] = _value(field, flag, values)
     _model(fields, given)
     _stages(fields, given)
@@ -124,10 +125,7 @@ def _value(field: str, flag: str, values: list[str]) -> Any:
         return [_number(word) for word in values]
     if field == "window_size":
         return [int(number) for number in re.findall(r"-?\d+", values[0])]
-    value = _number(values[0])
-    if isinstance(value, str) and "$" in value and flag not in ("--data-path", "--save", "--load"):
-        return None  # a variable that the text does not give
-    return value
+    return _number(values[0])
 
 
 def _number(word: str) -> Any:

@@ -22,13 +22,17 @@ from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, NO_MASK, settin
 from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
 from executor.export.model_read import of_model
-from executor.export.shell_words import read_flags
+from executor.export.shell_words import left_open, read_flags
 from executor.megatron_model import position_embedding
 
 # Of Megatron-LM's arguments (core 0.16.1 to 0.19.2, arguments.py).
 DEFAULT_ROTARY_BASE = 10000
 # GiB from which the loader's mask is told of.
 LARGE_MASK = 0.5
+# Flags of the workload, which no knob or setting is.
+LOADS = {"--seq-length", "--micro-batch-size", "--global-batch-size"}
+# Names a file, which is looked for in the text's folder whatever variable its path begins with.
+OVERLAP_FILE = "--tp-comm-overlap-cfg"
 # Flags of the launch line, without which a text says nothing of how its processes start.
 LAUNCHERS = {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"}
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
@@ -83,6 +87,7 @@ def reading(text: str) -> Reading:
         architecture={} if models else architecture(fields),
         workload=_workload(given, fields) | ({"global_batch": ramp.full} if ramp else {}),
         unread=tuple(_unread(given)),
+        left_open=tuple(_left_open(given)),
         otherwise=(
             *mixed_exchange(fields),
             *_optimizer(given),
@@ -96,7 +101,7 @@ def reading(text: str) -> Reading:
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
         batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
         unseen=unseen(around | beside, bool(launch)),
-        table="".join(given.get("--tp-comm-overlap-cfg", [])[:1]) if fields["tp_comm_overlap"] else "",
+        table="".join(given.get(OVERLAP_FILE, [])[:1]) if fields["tp_comm_overlap"] else "",
     )
 
 
@@ -189,7 +194,7 @@ def _flag_settings(given: Mapping[str, list[str]]) -> dict[str, Any]:
             words = given[flag]
             if setting.kind == "bool":
                 found[setting.name] = not flag.startswith(("--no-", "--disable-"))
-            elif words and "$" not in words[0]:
+            elif words and not left_open(words):
                 found[setting.name] = setting.parse(" ".join(words))
     if {"--use-megatron-fsdp", "--use-custom-fsdp"} & set(given) and found.get(
         "ckpt_format"
@@ -231,8 +236,8 @@ def _mask(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> Iterator
         yield f"without {NO_MASK} the loader's mask takes {size:,.1f} GiB of each GPU, which is not counted: add it"
 
 
-def _unread(given: Mapping[str, list[str]]) -> list[str]:
-    """Flags that mean nothing here."""
+def _meant(flag: str) -> bool:
+    """Whether the flag says something of a plan, a model or a setting."""
     known = (
         said_fields()
         | {RAMP, SCHEDULE}
@@ -240,14 +245,25 @@ def _unread(given: Mapping[str, list[str]]) -> list[str]:
         | {*names()["off"].values()}
         | set(OTHERS)
     )
-    said = {flag for setting in SETTINGS.values() for flag in setting_flags(setting.megatron_lm)}
+    said = {each for setting in SETTINGS.values() for each in setting_flags(setting.megatron_lm)}
+    return flag in known or flag in said or flag.lstrip("-").replace("-", "_") in known
+
+
+def _unread(given: Mapping[str, list[str]]) -> list[str]:
+    """Flags that mean nothing here."""
     return [
         " ".join([flag, *values])
         for flag, values in given.items()
-        if flag not in known
-        and flag not in said
-        and flag.lstrip("-").replace("-", "_") not in known
-        and not ASIDE.match(flag)
+        if not _meant(flag) and not ASIDE.match(flag)
+    ]
+
+
+def _left_open(given: Mapping[str, list[str]]) -> list[str]:
+    """Flags that mean something, but what is left to variables that the text does not set."""
+    return [
+        " ".join([flag, *values])
+        for flag, values in given.items()
+        if left_open(values) and (_meant(flag) or flag in LOADS) and flag != OVERLAP_FILE
     ]
 
 

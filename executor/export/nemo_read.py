@@ -19,6 +19,7 @@ from executor.export.core_read import (
 from executor.export.exchange_read import mixed_exchange
 from executor.export.exported import Reading
 from executor.export.launch_read import unseen, with_environment
+from executor.export.left_open import MEANT, split_open, unsaid
 from executor.export.megatron_bridge_read import PRECISION_RECIPES, workload_of
 from executor.export.model_read import of_model
 from executor.export.nemo_settings import CONFIG, GARBAGE, OVERLAP, PRECISIONS, STRATEGY
@@ -35,6 +36,8 @@ USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.", "
 def reading(text: str) -> Reading:
     """The recipe as knobs of ours. ValueError in one line when the text is none."""
     said, module, dump = flat(text, _flat_python)
+    missing = () if dump else tuple(unsaid(said))
+    said, left = split_open(said, MEANT | said_fields() | set(direct_fields()))
     fields = core_values(said)
     nodes, devices = said.get("trainer.num_nodes") or 0, said.get("trainer.devices") or 0
     world = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else 0
@@ -59,6 +62,8 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=_workload(said),
+        left_open=left,
+        unsaid=missing,
         unread=() if dump else tuple(_unread(said)),
         otherwise=(*mixed_exchange(fields), *told),
         batches=ramp.smaller if ramp else (),

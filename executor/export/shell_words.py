@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 LARGEST = 1 << 20
@@ -35,6 +35,11 @@ def read_flags(text: str) -> Flags:
             "no argument such as --num-layers 32 is in the text. Give a command line, a shell script or a YAML."
         )
     return Flags(_expanded(given, variables), variables)
+
+
+def left_open(values: Iterable[str]) -> bool:
+    """Whether any of a flag's words is left to a variable or a command that the text does not give."""
+    return any("$" in word or "`" in word for word in values)
 
 
 def _words(text: str) -> Iterator[str]:

@@ -310,3 +310,51 @@ def test_a_folder_is_no_configuration(tmp_path, target):
     ) as refusal:
         run("--from", target, str(tmp_path), "--gpu", "h100")
     assert "\n" not in str(refusal.value)
+
+
+def test_fusions_that_are_off_are_named_as_options_to_add():
+    """A script of Megatron-LM without a flag was told to leave on what it had never switched on."""
+    done = run(*SETTING, "--no-rope-fusion", "--no-fused-cross-entropy")
+    assert "Add --fused-cross-entropy --rope-fusion. [fusions_off]" in " ".join(done.output.split())
+    again = run(*SETTING, "--rope-fusion", "--fused-cross-entropy")
+    assert "fusions_off" not in again.output
+
+
+def test_what_is_not_predicted_leaves_the_way_out_to_the_rule():
+    """Two ways out stood side by side: the nearest batch below, and the next above."""
+    done = " ".join(run(*SETTING, "--micro-batch", "3").output.split())
+    assert "not predicted: --global-batch 32 is not a multiple of micro_batch x dp = 3 x 8. Rules" in done
+    assert done.count("Try --global-batch") == 1
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ffn", "tp", "told"),
+    [
+        (4095, 11008, 1, "multiples of 16, not hidden 4095. Try --precision bf16."),
+        (4096, 11072, 8, "multiples of 16, not ffn / tp 1384. Try a smaller --tp, or --precision bf16."),
+        (4096, 11000, 1, "multiples of 16, not ffn / tp 11000. Try --precision bf16."),
+    ],
+)
+def test_sizes_that_a_format_cannot_take_are_told_alone_with_a_way_out_that_helps(
+    hidden, ffn, tp, told, tmp_path
+):
+    """A dense model was told of its experts, and to try a smaller tp where its hidden size was the matter."""
+    file = tmp_path / "mine.toml"
+    sizes = f"num_layers = 8\nhidden = {hidden}\nffn_hidden = {ffn}\nnum_heads = 32\nhead_dim = 128\nvocab = 64000"
+    file.write_text(sizes + "\nseq_len = 4096\n")
+    setting = ["--model", str(file), "--gpus", "8", "--gpu", "h100", "--precision", "fp8-cs", "--tp", str(tp)]
+    assert told in " ".join(run(*setting, *(["--sequence-parallel"] if tp > 1 else [])).output.split())
+
+
+def test_what_was_read_is_told_with_its_task_and_its_documents():
+    """An export for LoRA of packs of 900 tokens read back as if it were a step of full ones, without a word."""
+    text = (
+        "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --swiglu --bf16 "
+        "--group-query-attention --num-query-groups 8 --vocab-size 128256 --seq-length 4096 --global-batch-size 1024 "
+        "--disable-bias-linear --normalization RMSNorm --untie-embeddings-and-output-weights --sft "
+    )
+    told = " ".join(run("--from", "megatron-lm", text, "--gpu", "h100", "--gpus", "1").output.split())
+    assert "sft, 1 GPU, 1,024 sequences of 4,096 tokens" in told
+    assert "Every sequence is taken as one full document" in told
+    short = run("--from", "megatron-lm", text, "--gpu", "h100", "--mean-length", "900").output
+    assert "one full document" not in " ".join(short.split())

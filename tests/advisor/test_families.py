@@ -89,12 +89,20 @@ def test_pins_of_experts_hold():
         ("mixtral-8x7b", {"layernorm", "moe_act", "moe"}),
         ("deepseek-v3", {"layernorm", "moe_act", "mla_up_proj", "mlp", "moe"}),
         ("nemotronh-56b", {"layernorm", "mlp"}),
+        ("deepseek-v4-flash", {"layernorm", "moe_act", "mla_up_proj", "mhc", "moe"}),
     ],
 )
 def test_recompute_has_the_modules_that_a_model_has(name, modules):
     chosen = recompute_choices(load_model(name))
     assert {module for one in chosen for module in one} == modules
     assert len(chosen) == len(set(chosen))
+
+
+def test_streams_are_recomputed_with_the_other_modules_or_left():
+    """All cheap modules without the streams were 2 % faster than the best plan found, and fitted."""
+    chosen = recompute_choices(load_model("deepseek-v4-flash"))
+    assert ("layernorm", "moe_act", "mla_up_proj") in chosen
+    assert ("layernorm", "moe_act", "mla_up_proj", "mhc") in chosen
 
 
 def test_layers_that_do_not_divide_are_balanced():

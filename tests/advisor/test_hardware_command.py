@@ -34,6 +34,26 @@ def test_the_overview_fits_a_page_and_names_what_gpu_means():
     assert "gb300-nvl72" in text
 
 
+def test_the_overview_has_every_name_that_a_file_of_ones_own_may_refer_to():
+    """Errors and documents said that it lists links: it had none."""
+    known = json.loads(show("--json"))
+    first = {line.split()[0] for line in show().splitlines() if line.strip()}
+    assert {link["name"] for link in known["links"]} <= first
+    assert {gpu["name"] for gpu in known["gpus"]} <= first
+
+
+def test_the_title_of_a_file_is_said_once(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\ntitle = "My nodes"\ngpu = "h100-sxm"\ngpus_per_node = 8\ndomain_size = 8\n'
+        'intra = "nvlink4"\ninter = "ib-hdr-200"\nhost_link = "pcie5-x16"\n'
+    )
+    text = show(str(path))
+    assert text.startswith("mine: My nodes\n")
+    assert text.count("My nodes") == 1
+    assert "\n\n\n" not in text
+
+
 @pytest.mark.parametrize("name", ["b200", "dgx-h100", "nvlink5", "mi300x", "dgx-gb200-nvl72"])
 def test_one_of_them_with_sources(name):
     record = json.loads(show(name, "--json"))

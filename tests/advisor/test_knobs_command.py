@@ -192,3 +192,10 @@ def test_torchtitans_name_of_the_sharding_says_what_no_shards_are():
     """zero_stage 0, as of one data-parallel rank, stood beside a switch of FSDP that has no such value."""
     assert "0 is data_parallel_shard_degree of 1" in KNOBS["zero_stage"].torchtitan
     assert [knob.name for knob in find("parallelism.fsdp_reshard_after_forward")] == ["zero_stage"]
+
+
+def test_a_text_that_is_empty_has_a_word_that_is_read_back():
+    """A change said "pipeline_layout , account_embedding on", and help "[default ]"."""
+    knob = KNOBS["pipeline_layout"]
+    assert value_text(knob.default) == "none"
+    assert knob.parse("none") == knob.parse("even") == knob.default

@@ -222,9 +222,11 @@ def test_the_page_tells_the_columns_and_what_they_would_change():
         "2",
         "1",
         "4",
-        f"{silence.least - 1:+.0%}",
+        f"{100 * (silence.least - 1):+.0f}",
+        "%",
         "to",
-        f"{silence.most - 1:+.0%}",
+        f"{100 * (silence.most - 1):+.0f}",
+        "%",
     ]
 
 

@@ -103,3 +103,14 @@ def test_links_and_names_that_are_no_paths(tmp_path):
         check_output("-o", link, "page", [str(plan)])
     check_output("-o", plan, "plan file", [None, "", "h100", "--tensor-parallel " * 999, "a\0b"])
     check_output("--save", "70b", "plan file", ["70b"])  # a model's name, and no file
+
+
+def test_a_plan_that_there_is_not_is_told_as_not_written(tmp_path, monkeypatch):
+    """Nothing fitted, and of --save not a word was said."""
+    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path / "home"))
+    path = tmp_path / "none.toml"
+    asked = f"explain --model 405b --gpus 1 --gpu h100 --save {path}"
+    done = CliRunner().invoke(advisor, asked.split())
+    assert done.exit_code == 1
+    assert done.output.rstrip().endswith(f"{path} is not written: no plan fits.")
+    assert not path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from functools import cache
 from itertools import permutations
@@ -388,3 +389,12 @@ def test_bf16_ends_are_bounded_by_an_even_stage_however_layers_are_laid_out(unev
     assert "bf16_ends_range" not in told(plan)
     over = told(replace(plan, bf16_end_layers=11))["bf16_ends_range"]
     assert over.way_out == "Try --bf16-end-layers 10."
+
+
+def test_a_batch_that_is_not_shared_out_is_told_once_and_in_whole_numbers():
+    """19 sequences over 2 ranks were 9.5 micro-batches, of which three rules spoke."""
+    plan = replace(GOOD, pp=8, vpp=5, dp=2)
+    found = told(plan, workload=Workload(8192, 19))
+    assert "batch_divides" in found
+    assert not {"flushes_divide", "vpp_microbatches", "few_microbatches"} & set(found)
+    assert not [each.text for each in found.values() if re.search(r"\d\.\d", each.text)]

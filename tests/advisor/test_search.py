@@ -322,7 +322,7 @@ def test_precision_that_the_gpu_lacks_is_refused_or_left_out():
 def test_a_gpu_without_peaks_is_told_what_its_file_lacks():
     lean = {name: number for name, number in H100.gpu.quantities.items() if not name.startswith("peak_")}
     cluster = replace(H100, gpu=replace(H100.gpu, quantities=lean))
-    with pytest.raises(ValueError, match=r"fp32 needs arithmetic .* Give its file a peak_bf16"):
+    with pytest.raises(ValueError, match=r"no peak rate of arithmetic .* Give its file a peak_bf16"):
         search(ask(LLAMA_8B, 8, 8192, 32, cluster=cluster, precisions=("fp32",)))
 
 

@@ -60,7 +60,7 @@ def published() -> Near:
         error=math.log(1.021),
         held_error=0.05,
     )
-    return Near(run, 0.5, ("8 instead of 1 GPUs", "fp8-cs instead of bf16"))
+    return Near(run, 0.5, ("8 instead of 1 GPU", "fp8-cs instead of bf16"))
 
 
 def fixed() -> Prediction:

@@ -96,3 +96,22 @@ def test_the_least_memory_is_not_a_toss_up():
     request = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=64, objective="memory")
     needs = [each.peak_memory for each in search(request).plans]
     assert needs == sorted(needs)
+
+
+def test_fewer_bits_that_gain_nothing_are_not_chosen():
+    """Attention over a million tokens bound the step: FP8 was the plan, as fast as BF16 to the millisecond."""
+    pins = {"pp": 4, "cp": 16, "ep": 8, "recompute": "full"}
+    found = search(make_request("qwen3-next-80b-a3b", 64, "h100", seq_len=2**20, pins=pins))
+    best, runner_up = found.plans[:2]
+    assert (best.plan.precision, runner_up.plan.precision) == ("bf16", "fp8-cs")
+    assert 0 <= best.behind < toss_up().below
+    assert best.step_time == pytest.approx(runner_up.step_time, rel=toss_up().below)
+    assert [each.rank for each in found.plans] == list(range(1, len(found.plans) + 1))
+
+
+def test_fewer_bits_that_gain_are_chosen():
+    found = search(make_request("llama3-8b", 8, "h100", pins={"tp": 1, "cp": 1}))
+    assert found.plans[0].plan.precision == "fp8-cs"
+    assert found.plans[0].step_time < search(
+        make_request("llama3-8b", 8, "h100", precision="bf16", pins={"tp": 1, "cp": 1})
+    ).plans[0].step_time * (1 - toss_up().below)

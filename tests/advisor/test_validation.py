@@ -89,7 +89,7 @@ def test_memory_is_told_as_it_is():
     """What is over its GPU's memory is named, also where the count may err by as much."""
     rows = [{"fits": True, "peak_memory_gib": peak, "device_gib": 100.0} for peak in (60.0, 104.0, 112.0)]
     assert memory_verdict(rows[:1]) == "called impossible by memory: none"
-    assert memory_verdict(rows).endswith("less than the count may err: 2, by up to 12%")
+    assert memory_verdict(rows).endswith("less than the count may err: 2, by up to 12 %")
     assert memory_verdict([*rows, rows[0] | {"fits": False}]).startswith("called impossible by memory: 1;")
 
 

@@ -384,3 +384,12 @@ def test_a_plan_with_graphs_is_sharded_without_them():
     assert change["follows"] == {"zero_stage": 3, "cuda_graph": False}
     assert change["doubt"] is None
     assert "fsdp_cuda_graph" not in {note["id"] for note in change["notes"]}
+
+
+def test_a_gain_from_more_ranks_that_reduce_in_bf16_is_told_with_its_price():
+    """The search has FP32 from 128 ranks on: a change beside its plan was faster without a word of that."""
+    plan = "--model 70b --gpus 1024 --gpu h200 --tp 4 --pp 4 --dp 64 --sequence-parallel --global-batch 256"
+    best, then = run(*plan.split(), "--no-grad-reduce-in-fp32").output.split(".\n", 2)[:2]
+    assert "pp 4 -> 2 (with dp 128" in best
+    assert then.startswith("Then gradients of 128 data-parallel ranks are summed in BF16")
+    assert "Then gradients" not in run(*plan.split(), "--grad-reduce-in-fp32").output

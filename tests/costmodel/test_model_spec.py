@@ -96,6 +96,10 @@ def test_fixed_padded_vocab_still_splits_over_tp():
         ({"moe": {"num_experts": 8, "topk": 2, "expert_ffn": 0}}, "moe.expert_ffn 0"),
         ({"moe": {"num_experts": 8, "topk": 2, "expert_fn": 4}}, "Did you mean expert_ffn?"),
         ({"num_layer": 2}, "num_layer is not a key of a model. Did you mean num_layers?"),
+        ({"n_layer": 2}, "n_layer is not a key of a model. Did you mean num_layers?"),
+        ({"num_experts": 8}, "num_experts is not a key of a model. Write num_experts in a table [moe]."),
+        ({"num_experts_per_tok": 2}, "Write topk in a table [moe]."),
+        ({"window": 128}, "Write window in a table [sliding_window] or [compressed_attention]."),
     ],
 )
 def test_refuses_in_one_line(change, says):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from page_blocks import ROOT
 
 from advisor.cli import advisor
+from costmodel.model_registry import list_models
 
 LEFT_OUT = "..."
 
@@ -33,3 +34,8 @@ def test_the_first_example_prints_what_the_readme_shows(monkeypatch):
         at = printed.index(wanted[0], at)
         assert printed[at : at + len(wanted)] == wanted
         at += len(wanted)
+
+
+def test_the_number_of_models_is_that_of_the_catalogue():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f" {len(list_models())} of them by name" in text

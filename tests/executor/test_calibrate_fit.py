@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 
 import numpy as np
 import pytest
@@ -371,6 +372,7 @@ def test_only_what_is_written_is_told_as_learned(tmp_path, cluster):
     assert any(line.split()[:1] == ["gemm_rate"] for line in lines)
     assert not any(line.split()[:1] == ["stream"] for line in lines)
     assert "  as uncertain as before, so not written: stream" in lines
+    assert not re.search(r"\d%", "\n".join(lines))
     assert {each["name"]: each["written"] for each in to_json(found)["learned"]} == {
         "gemm_rate": True,
         "stream": False,

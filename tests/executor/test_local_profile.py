@@ -57,7 +57,7 @@ def test_load_and_scatter_are_told():
     loaded = planted(spread=0.4) | {"load": 1000.0}
     found = warnings_of(loaded)
     assert "load 1000.0" in found[0]
-    assert "40%" in found[1]
+    assert "40 %" in found[1]
     queued = planted() | {"queued": 0.48}
     assert warnings_of(queued | {"threads": 1})[0].endswith("that is taken out, slower caches are not")
     shared = warnings_of(queued | {"threads": 1, "crowded": True, "ranks": 4})

@@ -146,7 +146,7 @@ def test_the_wait_for_a_core_is_one_share_of_the_step(tmp_path):
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in steps))
     measured, warnings = summarise(tmp_path, Workload(128, 4), 2)
     share = measured["queued_s"] / measured["step_time_s"]
-    assert any(f"ranks waited for a core {share:.0%} of a step" in warning for warning in warnings)
+    assert any(f"ranks waited for a core {100 * share:.0f} % of a step" in warning for warning in warnings)
 
 
 def test_a_record_is_written_by_one_run_at_a_time(tmp_path):

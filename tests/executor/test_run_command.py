@@ -7,12 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 from run_process import advisor_run, refused
 
+from advisor.cli import advisor
 from advisor.rules import everywhere
 from advisor.run_plan import as_processor, check_processes
 from costmodel.plan import Plan
-from costmodel.plan_file import PlanFile, save_plan_file
+from costmodel.plan_file import PlanFile, load_plan_file, save_plan_file
 from costmodel.workload import Workload
 from executor import devices
 from executor import run as executor_run
@@ -227,3 +229,18 @@ def test_a_named_profile_tells_what_was_uncertain_when_it_was_measured(tmp_path)
     write_profile(path, profile(planted(), 2) | {"warnings": ["other work ran"]})
     _, warnings = machine(2, {"profile": str(path)}, Here(), print)
     assert warnings == ["other work ran (when the profile was measured; `advisor calibrate` measures again)"]
+
+
+@pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
+@pytest.mark.skipif(executor_run.has_cuda(), reason="GPUs have FP8")
+def test_a_plan_file_is_told_how_it_takes_an_option_that_run_has_not(tmp_path):
+    """It said --precision fp32: an option of other commands, and a format of which the plan's GPUs have no rate."""
+    path = tmp_path / "plan.toml"
+    plan = Plan(dp=2, precision="fp8-cs")
+    save_plan_file(path, PlanFile("tiny-gpt", Workload(256, 8), "dgx-h100", 2, plan))
+    (line,) = advisor_run(tmp_path / "home", str(path)).stderr.splitlines()
+    assert f"Try --precision bf16. `advisor predict {path} ... --save other.toml` writes" in line
+    other = tmp_path / "other.toml"
+    changed = CliRunner().invoke(advisor, ["predict", str(path), "--precision", "bf16", "--save", str(other)])
+    assert changed.exit_code == 0
+    assert load_plan_file(other).plan.precision == "bf16"

@@ -203,6 +203,21 @@ def test_tables_escape_every_cell():
     assert isinstance(made, Markup)
 
 
+@pytest.mark.parametrize(
+    ("stack", "target"),
+    [
+        (None, "megatron-bridge"),
+        ("nemo-24.12", "nemo"),
+        ("mcore-26.05", "megatron-lm"),
+        ("torchtitan", "megatron-bridge"),
+    ],
+)
+def test_the_export_offered_is_that_of_the_plans_software(stack, target):
+    """A plan for Megatron-Bridge was offered for Megatron-LM, which refuses some of its models."""
+    words = [command for command, _ in next_commands("plan.toml", stack=stack)]
+    assert f"advisor export plan.toml --to {target} --slurm -o run" in words
+
+
 def test_commands_are_quoted_for_a_shell():
     words = [command for command, _ in next_commands("/tmp/my plan's.toml")]
     assert words[0] == """advisor run '/tmp/my plan'"'"'s.toml'"""

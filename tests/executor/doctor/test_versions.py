@@ -13,7 +13,7 @@ from executor.doctor.software import holds, listed, pairs
     [
         ({"torch_cuda": "13.0"}, "driver 570.133.20 with cuda 13.0 | CUDA 13 needs a driver of branch 580"),
         ({"torch_cuda": "11.7"}, "cuda 11.7 with gpu 9.0 | Hopper"),
-        ({"torch_cuda": ""}, "is a CPU build and there are 1 GPUs"),
+        ({"torch_cuda": ""}, "is a CPU build on a machine with GPUs"),
         ({"distributions": {"torch": "2.9.0"}}, "megatron-core not installed"),
         (
             {

@@ -1,0 +1,53 @@
+"""advisor export: what a target cannot run at all is told first, and what its recipe builds is not told as lacking."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from advisor.cli import advisor
+
+# Fits with Transformer Engine's loss alone.
+TIGHT = "--model gpt-oss-20b --gpus 1 --gpu h200 --global-batch 32 --seq-len 4096 --micro-batch 4 --precision fp8-cs"
+FLASH = "--model deepseek-v4-flash --gpus 128 --gpu h200 --global-batch 512 --ep 16 --dp 128 --zero-stage 3 --fsdp"
+
+
+def export(options: str, *more: str):
+    return CliRunner().invoke(advisor, ["export", *options.split(), *more])
+
+
+def test_a_task_that_the_target_lacks_is_told_before_its_memory():
+    """The ways out of the loss's memory led to a target that trains no adapters whatever one does."""
+    done = export(f"{TIGHT} --task lora", "--to", "megatron-lm")
+    assert isinstance(done.exception, ValueError)
+    assert "Megatron-LM has no adapters" in str(done.exception)
+    assert "FP32 logits" not in done.output
+
+
+def test_layers_that_the_recipe_builds_are_not_told_as_lacking():
+    """A note said that Megatron-Core 0.16 has no such layer, of a release with 0.19.2 and a recipe of the model."""
+    made = json.loads(export(FLASH, "--to", "megatron-bridge", "--json").stdout)
+    assert "deepseek_v4_flash_pretrain_config" in "".join(made["files"].values())
+    assert not [note for note in made["notes"] if "no such layer" in note]
+
+
+def test_a_release_without_the_recipe_is_refused_with_the_one_that_has_it():
+    done = export(FLASH, "--to", "megatron-bridge", "--target-version", "0.4.2")
+    assert isinstance(done.exception, ValueError)
+    assert "Try --target-version 0.5.1 or later." in str(done.exception)
+    assert export(FLASH, "--to", "megatron-bridge", "--target-version", "0.5.1").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("0.17", "the newest Megatron-LM on file of those that take Transformer Engine's fused loss,"),
+        ("0.19", "the newest Megatron-LM on file, the model expects"),
+    ],
+)
+def test_an_older_release_is_not_called_the_newest(version, told):
+    options = "--model 8b --gpus 8 --gpu h100 --global-batch 32 --tp 2 --sequence-parallel"
+    made = json.loads(export(options, "--to", "megatron-lm", "--target-version", version, "--json").stdout)
+    assert told in " ".join(made["assumptions"])
