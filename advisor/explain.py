@@ -20,7 +20,8 @@ from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
 from advisor.rules.room import room_of
 from advisor.rules.setting_words import UNSAID
-from advisor.search import Look, Scored, SearchResult, search
+from advisor.scored import Scored
+from advisor.search import Look, SearchResult, search
 from advisor.sections import training_cost
 from advisor.why import GuidePath, Step
 from costmodel.knobs import KNOBS

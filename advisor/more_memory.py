@@ -15,7 +15,8 @@ from advisor.outside import option
 from advisor.render import bold, gib, heading, percent, seconds, wrap
 from advisor.request import Request, completed
 from advisor.rules import Mask
-from advisor.search import Scored, quickest, search
+from advisor.scored import Scored, quickest
+from advisor.search import search
 from advisor.whatif import GIB, NUMERICS
 from costmodel.columns import CODED, Columns, code
 from costmodel.knobs import KNOBS

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from advisor.candidates import Candidate
-from advisor.rules import Mask
 from costmodel.columns import MODULE_COLUMNS, Array
-from costmodel.plan import Plan
 from hardware_db.order import Order, load_order
-
-if TYPE_CHECKING:
-    from advisor.search import Scored
 
 # Layouts that are looked at, from the fastest on, however many are asked for.
 SIMPLEST_OF = 5
 SPLITS = ("tp", "pp", "cp", "etp")
 EXTRAS = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
-# The format that loses no accuracy, and what comes with those that may.
-EXACT = "bf16"
-OF_FORMATS = ("precision", "fp8_param_gather", "reuse_grad_buf", "cudnn_norms")
 SWITCHES = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
 
 
@@ -69,26 +60,3 @@ def simplest_first(
     close = [each for each in found[:SIMPLEST_OF] if each[0] < most]
     first = min(close, key=lambda each: (simple(each[1]), each[0]))
     return [first, *(each for each in found if each is not first)]
-
-
-def exact_twins(
-    scored: Sequence[Scored], part: int, row: int, ranked: Callable[[Scored], Mask]
-) -> list[Plan]:
-    """The plan of a row in BF16, where it is one of the spaces and no slower but for a toss-up: one or none.
-
-    Fewer bits are worth their risk for what they gain, and where attention or the host binds that is nothing.
-    ranked: the mask of plans that count. By the closed form.
-    """
-    plan, found = scored[part], []
-    if plan.space.precision in (EXACT, "fp16", "fp32"):
-        return []
-    for each in scored:
-        if each.space.precision == EXACT and each.gpus == plan.gpus:
-            close = ranked(each) & (each.step_time < plan.step_time[row] * (1 + toss_up().below))
-            rows = np.flatnonzero(close)
-            for name in plan.space.grid:
-                if name not in OF_FORMATS:
-                    same = each.space.column(name, rows) == plan.space.column(name, np.array([row]))
-                    rows = rows[same]
-            found += each.plans(rows[np.argsort(each.step_time[rows])][:1])
-    return found

@@ -54,7 +54,7 @@ def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
     fastest = search(request).best
     monkeypatch.setattr("advisor.simplest.toss_up", lambda: Order(0.0, 0.5, 3, 2))
     monkeypatch.setattr("advisor.simplest.complexity", lambda column: -column("tp") * column("cp"))
-    monkeypatch.setattr("advisor.search.complexity", lambda column: -column("tp") * column("cp"))
+    monkeypatch.setattr("advisor.scored.complexity", lambda column: -column("tp") * column("cp"))
     found = search(request)
     first, *others = found.plans
     assert first.plan != fastest.plan
