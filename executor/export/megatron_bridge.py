@@ -7,7 +7,7 @@ from executor.export.megatron_bridge_code import python_file
 from executor.export.megatron_bridge_settings import overrides, recipe_of
 from executor.export.python_text import option
 from executor.export.target_names import Names, names_of, releases
-from executor.export.unsaid import refuse_hybrid_experts, refuse_hybrid_stages
+from executor.export.unsaid import refuse_hybrid_experts, refuse_hybrid_stages, refuse_indexer
 
 TARGET = "megatron-bridge"
 FILE = "train_megatron_bridge.py"
@@ -57,11 +57,7 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job, names: Names) -> None:
-    if job.model.indexer is not None:
-        raise ValueError(
-            f"{job.model.name} has sparse latent attention, which `advisor export` does not build: recipes of "
-            "Megatron-Bridge take the model from its checkpoint. `advisor predict` knows its cost."
-        )
+    refuse_indexer(job.model)
     release = names.release
     refuse_hybrid_experts(
         job.model, names.core_numbers, f"Megatron-Bridge {release}", "--target-version 0.3.1 or later"

@@ -8,7 +8,7 @@ from executor.export.exported import SCHEDULE, Exported, Job, Reading
 from executor.export.megatron_lm_arguments import NO_MASK, arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
 from executor.export.overlap_table import PIPELINED, pipelined
-from executor.export.unsaid import facts_not_on_file, gather_note
+from executor.export.unsaid import facts_not_on_file, gather_note, refuse_indexer
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -62,18 +62,15 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job) -> None:
+    refuse_indexer(job.model)
     if job.workload.task == "lora":
         raise ValueError(
             "--task lora: Megatron-LM has no adapters and would train every weight. Try --to megatron-bridge."
         )
-    if job.model.sparse_attention:
-        who = (
-            "`advisor export` does not build"
-            if job.model.indexer
-            else "Megatron-LM does not build up to 0.19"
-        )
+    if job.model.compressed_attention is not None:
         raise ValueError(
-            f"{job.model.name} has {job.model.sparse_attention}, which {who}. `advisor predict` knows its cost."
+            f"{job.model.name} has compressed sparse attention, which Megatron-LM does not build up to 0.19. "
+            "`advisor predict` knows its cost."
         )
     if job.workload.task == "sft":
         _refuse_padding(job)

@@ -145,6 +145,15 @@ def _lost_attention(model: ModelSpec) -> Iterator[str]:
         yield f"in {model.name} {'; '.join(told)}: Megatron-Core has no such thing, and trains without"
 
 
+def refuse_indexer(model: ModelSpec) -> None:
+    """ValueError where attention picks tokens: no target is written with an indexer."""
+    if model.indexer is not None:
+        raise ValueError(
+            f"{model.name} has sparse latent attention, which `advisor export` does not build: recipes of "
+            "Megatron-Bridge take such models from their checkpoints. `advisor predict` knows its cost."
+        )
+
+
 def refuse_hybrid_stages(
     plan: Plan, model: ModelSpec, release: str, instead: str = "--to megatron-lm"
 ) -> None:

@@ -51,3 +51,13 @@ def test_an_older_release_is_not_called_the_newest(version, told):
     options = "--model 8b --gpus 8 --gpu h100 --global-batch 32 --tp 2 --sequence-parallel"
     made = json.loads(export(options, "--to", "megatron-lm", "--target-version", version, "--json").stdout)
     assert told in " ".join(made["assumptions"])
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "nemo"])
+def test_no_target_sends_a_model_with_an_indexer_to_another(target):
+    """NeMo's refusal said to try Megatron-Bridge's export, which refuses it too."""
+    layout = "--model glm-5 --gpus 256 --gpu gb300 --pp 4 --ep 64 --pipeline-layout balanced"
+    done = export(f"{layout} --recompute selective --recompute-modules mla_up_proj", "--to", target)
+    assert isinstance(done.exception, ValueError)
+    assert "which `advisor export` does not build" in str(done.exception)
+    assert "--to" not in str(done.exception)
