@@ -21,6 +21,7 @@ from costmodel.knobs import KNOBS
 from costmodel.layout import BALANCED, total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
+from costmodel.symbols import LATENT_BLOCKS
 
 Columns = dict[str, Array]
 # Knobs of graphs, and of exchanges beside other work.
@@ -215,7 +216,7 @@ def recompute_choices(model: ModelSpec, absent: frozenset[str] = frozenset()) ->
     cheap = ["layernorm"]
     if "experts" in blocks:
         cheap += ["moe_act"]
-    if blocks & {"mla", "dsa", "csa"}:
+    if blocks.intersection(LATENT_BLOCKS):
         cheap += ["mla_up_proj"]
     streams = ["mhc"] if model.residual_streams > 1 else []
     # Streams are much of what is kept, and dear to compute again: the others without them too.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one
 from costmodel.rates import apart_gradients
-from costmodel.symbols import ATTENTION_BLOCKS
+from costmodel.symbols import ATTENTION_BLOCKS, LATENT_BLOCKS
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import LATENT_ROTARY_KERNELS, rotary_kernels
@@ -73,7 +73,7 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     again = repeated(x, _selective(x, work.name))
     turned = rotary_kernels(x, LATENT_ROTARY_KERNELS)[0]
     latent = LATENT_AGAIN + 2 * x.quantise_kernels + is_more_than_one(x.tp) * 2 + turned
-    ups = (1 - x.recompute_layers) * x.recompute_mla_up_proj if work.name == "mla" else 0
+    ups = (1 - x.recompute_layers) * x.recompute_mla_up_proj if work.name in LATENT_BLOCKS else 0
     backward = ledger.define(
         f"{work.name}_kernels_backward",
         work.kernels_backward
@@ -94,8 +94,8 @@ def block_kernels(ledger: Ledger, x: SimpleNamespace, work: BlockWork, lora: boo
     if not grouped:
         return Issued(forward, backward, work.loops[0], work.loops[1] + x.recompute_layers * work.loops[0])
     # A grouped GEMM of Transformer Engine still launches a GEMM for each expert, and most formats' quantisation.
-    # Its fused MLP has one kernel (2.17.1), but its host code walks over every expert's weights: two runs that wait for
-    # it (Qwen3 30B on GB200, functional) take 16 and 45 % longer than would be told without the loops.
+    # Its fused MLP has one kernel (2.17.1), but its host code walks over every expert's weights: without the loops two
+    # runs that wait for it (Qwen3 30B on GB200, functional) would be told 16 and 45 % too quick.
     loops = ledger.define(
         f"{work.name}_loops_forward",
         x.grouped
@@ -123,14 +123,14 @@ def norm_again(x: SimpleNamespace, name: str) -> Amount:
 
     Source: Megatron-Core, gpt_layer_specs.py; elsewhere Transformer Engine's linear layers hold them.
     """
-    return x.recompute_norm if name in ("mla", "dsa", "csa", "experts") else 0
+    return x.recompute_norm if name in (*LATENT_BLOCKS, "experts") else 0
 
 
 def _checkpoints(x: SimpleNamespace, name: str) -> Amount:
     """Checkpointed modules of a block under selective recompute. [1]"""
     norm = norm_again(x, name)
     if name in ATTENTION_BLOCKS:
-        latent = x.recompute_mla_up_proj if name in ("mla", "dsa", "csa") else 0
+        latent = x.recompute_mla_up_proj if name in LATENT_BLOCKS else 0
         return x.recompute_attention + norm + latent + (2 * x.recompute_mhc if name == "csa" else 0)
     if name == "experts":
         inner = x.recompute_moe_act + norm + x.recompute_shared_experts

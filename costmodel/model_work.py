@@ -24,7 +24,8 @@ def weights_of_block(x: SimpleNamespace, block: str, features: Collection[str]) 
     if block == "dsa":
         latents = x.q_lora + x.kv_lora + x.d_rope
         ups = x.q_lora * (x.d_nope + x.d_rope) + x.kv_lora * (x.d_nope + x.d_v)
-        return x.h * latents + x.a * (ups + x.d_v * x.h) + index_weights(x)
+        indexer = index_weights(x.h, x.q_lora, x.index_heads, x.index_dim) / x.index_interval
+        return x.h * latents + x.a * (ups + x.d_v * x.h) + indexer
     if block == "csa":
         queries = x.q_lora * (x.h + x.a * x.d) + x.h * x.d * KEY_PROJECTIONS
         keys = INDEX_PROJECTIONS * x.index_dim + x.index_heads

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from costmodel.amount import Amount
 from costmodel.work.csa import INDEX_PROJECTIONS, KEY_PROJECTIONS
+from costmodel.work.dsa import index_weights
 
 
 def norm_parameters(width: Amount, weights: Amount = 1) -> Amount:
@@ -215,7 +216,7 @@ def indexer_parameters(h: Amount, q_lora_rank: Amount, heads: Amount, head_dim: 
     ----------
     transformers DeepseekV32Config and GlmMoeDsaConfig; Megatron-Core 0.19.2, dsa.py, DSAIndexer.
     """
-    return q_lora_rank * heads * head_dim + h * (head_dim + heads) + 2 * head_dim
+    return index_weights(h, q_lora_rank, heads, head_dim) + 2 * head_dim
 
 
 def compressed_attention_parameters(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount
 from costmodel.block_kernels import norm_again
 from costmodel.exposed import Times
-from costmodel.symbols import ATTENTION_BLOCKS, symbol
+from costmodel.symbols import ATTENTION_BLOCKS, LATENT_BLOCKS, symbol
 from costmodel.term import Ledger
 from costmodel.work.recompute import kept_products
 
@@ -39,7 +39,7 @@ def recompute_time(
     if name in ATTENTION_BLOCKS:
         # Megatron-Core checkpoints it with what context parallelism exchanges for it (attention.py).
         named += x.recompute_attention * core
-    if name in ("csa", "dsa", "mla"):
+    if name in LATENT_BLOCKS:
         named += x.recompute_mla_up_proj * _up_projections(x, name, label, gemms, small)
     if name == "csa":
         # Both blocks' hyper-connections are counted here.

@@ -57,6 +57,8 @@ def _collective_inputs() -> list[Input]:
 BLOCKS = ("attention", "mla", "dsa", "csa", "mamba", "delta", "mlp", "experts")
 # Those with an attention core.
 ATTENTION_BLOCKS = ("attention", "mla", "dsa", "csa")
+# Of these, those whose queries come from a latent by an up projection.
+LATENT_BLOCKS = ("mla", "dsa", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
 # parameters, the one with most work, the last.
 STAGES = ("first", "second", "fullest", "pace", "last")

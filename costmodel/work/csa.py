@@ -13,11 +13,6 @@ from costmodel.work.linear import Linear, tokens
 
 # Kernels beyond those of grouped-query attention: latents, compressors, indexer, top-k, hyper-connections.
 SPARSE_KERNELS = (24.0, 34.0)
-# Operations in a row beside them, each at a loop's launch: of compressors, the indexer and the mixing weights.
-# Attention of transformers 5.24.0 issues 130 and 147, mean of light and heavy layers (counted under PyTorch's
-# dispatch); products, and what is fused of norms and rotations, are counted elsewhere: what is left is our estimate.
-# Mixing alone takes 141 and 318 for each block where nothing fuses it: not told, see the rule csa_unfused.
-SMALL_KERNELS = (60.0, 60.0)
 # Projections of the hidden state to the one key-value head: its own, and the compressor's, of what is summed up and of
 # its weights: two overlapping series on light layers, one on heavy, their mean. Those of the indexer's own compressor,
 # which has two series. Source: transformers modeling_deepseek_v4; Megatron-Bridge, training/utils/flop_utils.py.
@@ -63,8 +58,8 @@ def hyper_connections(x: SimpleNamespace) -> Stream:
     (n + 1), and mixing reads them again with the block's output and writes them (2 n + 1): 4 n + 2. Backward mixing
     reads gradients, streams and output and writes two gradients (3 n + 2), the sum reads a gradient and the streams
     and writes theirs (2 n + 1), the projection reads and writes them (2 n), and the three gradients are added up
-    (6 n): 13 n + 3. Kernels as Megatron-Core fuses them on Blackwell (use_fused_mhc), by our count; without that a
-    step takes longer by what we do not know. Source: transformers modeling_deepseek_v4, DeepseekV4HyperConnection.
+    (6 n): 13 n + 3. As if each of the three were one kernel: no wheel shows yet how Megatron-Core fuses them on
+    Blackwell (use_fused_mhc). Source: transformers modeling_deepseek_v4, DeepseekV4HyperConnection.
     """
     n = x.residual_streams
     states = 2 * is_more_than_one(n) * x.activation_bytes * residual_tokens(x) * x.h
@@ -119,6 +114,6 @@ def csa(x: SimpleNamespace) -> BlockWork:
             "output latent": kept_input(x, "proj") * own * x.out_groups * x.out_lora,
         },
         vectors=x.norm_vectors * x.h + x.q_lora + x.d + heads + mixing_weights(x.h, x.residual_streams),
-        kernels_forward=ATTENTION_KERNELS[0] + SPARSE_KERNELS[0] + x.loop_launch * SMALL_KERNELS[0],
-        kernels_backward=ATTENTION_KERNELS[1] + SPARSE_KERNELS[1] + x.loop_launch * SMALL_KERNELS[1],
+        kernels_forward=ATTENTION_KERNELS[0] + SPARSE_KERNELS[0],
+        kernels_backward=ATTENTION_KERNELS[1] + SPARSE_KERNELS[1],
     )

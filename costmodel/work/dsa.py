@@ -55,9 +55,9 @@ def dsa_backward_factor(x: SimpleNamespace) -> Amount:
     return 2 * tokens(x) * picked_tokens(x) * (core + indexer) / dsa_flops_forward(x)
 
 
-def index_weights(x: SimpleNamespace) -> Amount:
-    """Weights of the indexer's projections, mean over the layers that share its choice. [1]"""
-    return (x.q_lora * x.index_heads * x.index_dim + x.h * (x.index_dim + x.index_heads)) / x.index_interval
+def index_weights(h: Amount, q_lora: Amount, heads: Amount, head_dim: Amount) -> Amount:
+    """Weights of an indexer: its queries from their latent, one key, and a weight for each head. [1]"""
+    return q_lora * heads * head_dim + h * (head_dim + heads)
 
 
 def dsa(x: SimpleNamespace) -> BlockWork:

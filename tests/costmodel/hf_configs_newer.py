@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hf_configs import DEEPSEEK_V3
+
 # As the published files have them; keys that change no size are left out.
 GEMMA2_27B = {
     "architectures": ["Gemma2ForCausalLM"],
@@ -64,33 +66,13 @@ DEEPSEEK_V4_FLASH = {
     "vocab_size": 129280,
 }
 # Of transformers 5.24.0, configuration_deepseek_v32.py and configuration_glm_moe_dsa.py.
-DEEPSEEK_V32 = {
+DEEPSEEK_V32 = DEEPSEEK_V3 | {
     "architectures": ["DeepseekV32ForCausalLM"],
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
     "index_head_dim": 128,
     "index_n_heads": 64,
     "index_topk": 2048,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "moe_intermediate_size": 2048,
     "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
     "topk_group": 4,
-    "topk_method": "noaux_tc",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
 }
 GLM5 = {
     "architectures": ["GlmMoeDsaForCausalLM"],
