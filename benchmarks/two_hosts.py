@@ -13,6 +13,7 @@ import argparse
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
-from executor.launch import Nodes, run_worker, terminated_like_interrupted
+from executor.launch import Nodes, run_worker
 from executor.local_profile import home, local_profile
 from executor.record import read_steps, write_json
 from executor.run import make_job
@@ -73,8 +74,10 @@ def main() -> int:
         print(f"  warning: {warning}")
     model, workload = load_model(options.model), Workload(options.seq_len, 8)
     worst = 0.0
+    # Whatever ends this benchmark takes both hosts down again.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     with (
-        terminated_like_interrupted(),
         tempfile.TemporaryDirectory() as folder,
         two_hosts(options.rate) as hosts,
     ):

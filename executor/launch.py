@@ -24,8 +24,8 @@ GRACE = 5.0
 LEASH = "executor.workers.leash"
 # torchrun's own folder, empty as its ranks write into worker.log: in the record, or one stays in /tmp for every run.
 TORCHRUN = "torchrun"
-# Signals that end a run as Ctrl-C does.
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+# Signals that end a run.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunFailed(RuntimeError):
@@ -138,7 +138,7 @@ def run_worker(
     several = nodes is not None and nodes.count > 1
     watchdog = Watchdog(folder, to_meet=PATIENCE_OF_NODES if several else PATIENCE_TO_MEET)
     prepare(folder)
-    with outcome(folder), log.open("w") as sink, terminated_like_interrupted():
+    with outcome(folder), log.open("w") as sink, signals_kept() as kept:
         if nodes is not None and (nodes.rank == 0 or not several):
             taken = faults.port_taken(nodes.endpoint)
             if taken is not None:
@@ -156,6 +156,7 @@ def run_worker(
                 if hang is not None:
                     raise RunFailed(faults.hang(hang, folder, log, kills))
                 poll()
+                kept.unwind()
                 time.sleep(0.2)
         finally:
             end_group(child)
@@ -165,42 +166,50 @@ def run_worker(
             raise RunFailed(faults.classify(folder, child.returncode, log, kills))
 
 
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal unwind as Ctrl-C does: ranks have a session of their own.
+class KeptSignals:
+    """Signals that asked a run to end, kept until it looks.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored.
+    A handler that raises can do so anywhere, as inside of Popen while it holds its lock, or of a destructor, where the
+    exception is lost: a run that nothing ends any more.
     """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def keep(self, number: int, _: Any) -> None:
+        """A handler; the first signal counts, as a second Ctrl-C waits for the end that goes on."""
+        if self._number is None:
+            self._number = number
+
+    def unwind(self) -> None:
+        """Raise KeyboardInterrupt where a signal came: Terminated for SIGTERM and SIGHUP."""
+        if self._number is not None:
+            raise KeyboardInterrupt if self._number == signal.SIGINT else Terminated(self._number)
+
+
+@contextmanager
+def signals_kept() -> Iterator[KeptSignals]:
+    """Keep Ctrl-C, SIGTERM and a closed terminal for `unwind`, at the latest when the block ends.
+
+    Ranks have a session of their own, so the run must end them. A signal that is ignored, as SIGHUP under nohup, stays
+    ignored. Outside of the main thread none comes.
+    """
+    kept = KeptSignals()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield kept
         return
-
-    def interrupt(number: int, _: Any) -> None:
-        raise Terminated(number)
-
     numbers = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {number: signal.signal(number, kept.keep) for number in numbers}
     try:
-        yield
+        yield kept
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    kept.unwind()
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """End torchrun and every rank it started: politely, then for certain. A second Ctrl-C waits."""
-    if threading.current_thread() is not threading.main_thread():
-        _end_group(child)
-        return
-    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT, *ENDING)}
-    try:
-        _end_group(child)
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """End torchrun and every rank it started: politely, then for certain."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)

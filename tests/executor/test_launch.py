@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.faults import classify
-from executor.launch import RunFailed, run_worker, terminated_like_interrupted, threads_of
+from executor.launch import RunFailed, run_worker, signals_kept, threads_of
 from executor.run_job import make_job
 
 # The end of a torchrun log where rank 1 was killed and rank 0 ended by torchrun.
@@ -75,11 +76,27 @@ def test_a_cut_reason_is_passed_over(tmp_path):
     assert "exit code 1" in classify(tmp_path, 1, tmp_path / "worker.log").line
 
 
-def test_terminate_unwinds_like_an_interrupt():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_waits_until_the_run_looks(number, code):
+    """An interrupt that a destructor swallows, or that leaves Popen's lock taken, ended no run."""
+
+    class Swallows:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    before = signal.getsignal(number)
+    with contextlib.suppress(KeyboardInterrupt), signals_kept() as kept:
+        Swallows()
+        signal.raise_signal(signal.SIGTERM)  # of several, the first counts
+    with pytest.raises(KeyboardInterrupt) as ended:
+        kept.unwind()
+    assert 128 + getattr(ended.value, "number", signal.SIGINT) == code
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_nobody_looked_for_unwinds_at_the_end():
+    with pytest.raises(KeyboardInterrupt), signals_kept():
         signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(("said", "threads"), [("3", 3), ("5,2", 5), ("", 4), (None, 4)])

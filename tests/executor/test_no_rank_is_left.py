@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from executor.faults import classify
-from executor.launch import RunFailed, run_worker, terminated_like_interrupted
+from executor.launch import RunFailed, run_worker, signals_kept
 from executor.run import missing_software
 
 launches = [
@@ -131,7 +131,7 @@ def test_a_closed_terminal_unwinds_like_an_interrupt():
 
     before = signal.signal(signal.SIGHUP, ours)
     try:
-        with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+        with pytest.raises(KeyboardInterrupt), signals_kept():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is ours
     finally:
@@ -141,7 +141,7 @@ def test_a_closed_terminal_unwinds_like_an_interrupt():
 def test_under_nohup_a_closed_terminal_ends_nothing():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with terminated_like_interrupted():
+        with signals_kept():
             signal.raise_signal(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
