@@ -220,6 +220,8 @@ def has_grace(cluster: hardware_db.Cluster) -> bool:
     return cluster.host_link.name == "nvlink-c2c"
 
 
+# Formats of whose products steps reach as much as of BF16's: the tables are of the products alone.
+PRODUCTS_AS = {"fp8": "bf16", "fp8-block": "bf16"}
 # Attention kernels that steps are taken to reach as much of as of another.
 RATED_AS = {"flex": "flash2"}
 
@@ -237,7 +239,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
     products = "all" if generation in LAUNCHED else generation
     wheels = {"library_scale": "library_rate/wheel"} if stack.wheels else {}
     return wheels | {
-        "linear_scale": f"gemm_rate/{products}-{gemm}",
+        "linear_scale": f"gemm_rate/{products}-{PRODUCTS_AS.get(gemm, gemm)}",
         "gemm_scale": f"gemm_rate/{products}-{'fp32' if gemm == 'fp32' else 'bf16'}",
         "release_scale": f"release_rate/{stack.name}-{kernels}",
         "attention_scale": f"attention_rate/{kernels}-{RATED_AS.get(stack.attention, stack.attention)}",

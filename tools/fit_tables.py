@@ -4,9 +4,9 @@
 
 Fits the formulas of costmodel.timing themselves to the raw tables (NVIDIA aiconfigurator GEMM and NCCL,
 NVIDIA cudnn-frontend attention), writes hardware_db/calibrated/GPU.toml and docs/kernel-fits.md. FP8 and
-FP4 GEMM tables include the activation's quantisation kernel; its bytes are taken out first, so that the
-constants are of the GEMM alone. GPUs without a table take the starting factors of the data's README, kind
-"assumed". Running it again gives the same bytes.
+FP4 GEMM tables include the activation's quantisation kernel, whose time goes with M K and not with N; it is
+fitted beside them, so that the constants are of the GEMM alone. GPUs without a table take the starting
+factors of the data's README, kind "assumed". Running it again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ STARTING = {
 }
 TABLE_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4"}
 OPERAND_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "nvfp4": 0.5625}
-QUANTISED_BYTES = {"bf16": 0.0, "fp8": 3.0, "fp8-block": 3.1, "nvfp4": 2.6}
+# HBM bytes of quantising one element, from where the fit starts: 16 bits read, the format written, at 0.75 of HBM.
+QUANTISED_BYTES = {"bf16": 0.0, "fp8": 3.0 / 0.75, "fp8-block": 3.1 / 0.75, "nvfp4": 2.6 / 0.75}
 
 
 def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
@@ -65,50 +66,52 @@ def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
     return {key: np.array(value) for key, value in rows.items()}
 
 
+# Bounds and start of the fit, logarithms taken there.
+BOUNDS = {
+    "fraction": (0.2, 0.65, 0.98),
+    "bandwidth_fraction": (0.2, 0.6, 1.0),
+    "launch": (1e-6, 4e-6, 20e-6),
+    "wave_weight": (0.005, 0.1, 1.2),
+    "fill": (1.0, 50.0, 4000.0),
+}
+
+
 def fit_gemm(
-    points: np.ndarray, dtype: str, num_sms: int, peak: float, hbm: float, fill: float | None = None
+    points: np.ndarray, dtype: str, num_sms: int, peak: float, hbm: float
 ) -> tuple[dict[str, float], np.ndarray]:
     """Constants of `gemm_time` and the log residuals of the points. Rows: m, n, k, microseconds.
 
-    fill: taken as given, where quantisation in the table hides it; fitted when None.
+    quantise, where the format has it: bytes for each element of the activation, at the data sheet's bandwidth.
     """
     m, n, k, us = points.T
     operand = OPERAND_BYTES[dtype]
     num_bytes = operand * (m * k + k * n) + 2 * m * n
-    quantise = QUANTISED_BYTES[dtype] * m * k / (0.75 * hbm)
+    start = QUANTISED_BYTES[dtype]
+    bounds = BOUNDS | ({"quantise": (0.2 * start, start, 10 * start)} if start else {})
 
     def model(p: np.ndarray) -> np.ndarray:
-        fraction, bandwidth_fraction, launch, wave = np.exp(p[:4])
+        values = dict(zip(bounds, np.exp(p), strict=True))
         gemm = kernels.gemm_time(
             m,
             n,
             k,
             peak=peak,
-            fraction=fraction,
+            fraction=values["fraction"],
             num_sms=num_sms,
-            wave_weight=wave,
-            launch=launch,
+            wave_weight=values["wave_weight"],
+            launch=values["launch"],
             num_bytes=num_bytes,
-            bandwidth=bandwidth_fraction * hbm,
-            fill=np.exp(p[4]) if fill is None else fill,
+            bandwidth=values["bandwidth_fraction"] * hbm,
+            fill=values["fill"],
         )
-        return gemm + quantise
+        return gemm + values.get("quantise", 0.0) * m * k / hbm
 
     def cost(p: np.ndarray) -> np.ndarray:
         return np.log(model(p) / (us * 1e-6))
 
-    names = ("fraction", "bandwidth_fraction", "launch", "wave_weight", "fill")[: 4 + (fill is None)]
-    low, start, high = (
-        np.log(row[: len(names)])
-        for row in (
-            (0.2, 0.3, 1e-6, 0.005, 1.0),
-            (0.65, 0.6, 4e-6, 0.1, 50.0),
-            (0.98, 1.0, 20e-6, 1.2, 400.0),
-        )
-    )
-    result = least_squares(cost, start, bounds=(low, high), loss="soft_l1", f_scale=0.1)
-    values = {"fill": fill} | dict(zip(names, np.exp(result.x), strict=True))
-    return values, cost(result.x)
+    low, begin, high = (np.log(row) for row in zip(*bounds.values(), strict=True))
+    result = least_squares(cost, begin, bounds=(low, high), loss="soft_l1", f_scale=0.1)
+    return dict(zip(bounds, np.exp(result.x), strict=True)), cost(result.x)
 
 
 def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str, object]]]:
@@ -118,8 +121,11 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
     report += [
         "## GEMM",
         "",
-        "| GPU | format | points | fraction | launch [us] | wave weight | fill | mean abs log error | worst decile |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "`quantise`: what quantisation of an activation's element takes, in bytes at the data sheet's bandwidth.",
+        "",
+        "| GPU | format | points | fraction | launch [us] | wave weight | fill | quantise [byte] | mean abs log error "
+        "| worst decile |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for gpu, (system, num_sms, peaks, hbm) in SYSTEMS.items():
         for dtype, name in TABLE_DTYPES.items():
@@ -130,13 +136,15 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
             if not found or peak is None:
                 continue
             points = data[found[-1]]
-            # A tile fills and is written in the same time whatever the operands.
-            plain = tables.get(gpu, {}).get("bf16")
-            same = float(plain["fill"]["value"]) * peak / peaks["bf16"] if plain else None
-            values, errors = fit_gemm(points, dtype, num_sms, peak * 1e12, hbm * 1e12, same)
+            values, errors = fit_gemm(points, dtype, num_sms, peak * 1e12, hbm * 1e12)
             error, decile = float(np.abs(errors).mean()), float(np.quantile(np.abs(errors), 0.9))
             source = f"{AIC}, {found[-1][2]}, short runs, random data"
-            note = "activation quantisation taken out; GEMM alone" if dtype != "bf16" else ""
+            quantise = values.get("quantise", 0.0)
+            note = (
+                f"GEMM alone: the activation's quantisation, {quantise:.1f} bytes an element, is taken out"
+                if quantise
+                else ""
+            )
             # The fixed time of the quantised tables is their quantisation kernel's; a GEMM launches alike.
             launch = (
                 values["launch"] if dtype == "bf16" else float(tables[gpu]["bf16"]["launch"]["value"]) * 1e-6
@@ -151,11 +159,11 @@ def gemm_tables(folder: Path, report: list[str]) -> dict[str, dict[str, dict[str
                 "bandwidth_fraction": leaf(values["bandwidth_fraction"], "1", "measured", source),
                 "launch": leaf(launch * 1e6, "us", "measured", source),
                 "wave_weight": leaf(values["wave_weight"], "1", "measured", source),
-                "fill": leaf(values["fill"], "1", "measured" if same is None else "derived", source),
+                "fill": leaf(values["fill"], "1", "measured", source),
             }
             report.append(
                 f"| {gpu} | {dtype} | {len(points)} | {values['fraction']:.3f} | {values['launch'] * 1e6:.1f} "
-                f"| {values['wave_weight']:.3f} | {values['fill']:.0f} | {error:.3f} | {decile:.3f} |"
+                f"| {values['wave_weight']:.3f} | {values['fill']:.0f} | {quantise:.1f} | {error:.3f} | {decile:.3f} |"
             )
         if "nvfp4" in tables.get(gpu, {}):
             fp8 = tables[gpu][
