@@ -101,7 +101,7 @@ def test_the_least_memory_is_not_a_toss_up():
 def test_fewer_bits_that_gain_nothing_are_not_chosen():
     """Attention over a million tokens bound the step: FP8 was the plan, as fast as BF16 to the millisecond."""
     pins = {"pp": 4, "cp": 16, "ep": 8, "recompute": "full"}
-    found = search(make_request("qwen3-next-80b-a3b", 64, "h100", seq_len=2**20, pins=pins))
+    found = search(make_request("qwen3-next-80b-a3b", 64, "h200", seq_len=2**20, pins=pins))
     best, runner_up = found.plans[:2]
     assert (best.plan.precision, runner_up.plan.precision) == ("bf16", "fp8-cs")
     assert 0 <= best.behind < toss_up().below

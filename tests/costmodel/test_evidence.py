@@ -267,7 +267,7 @@ def test_new_runs_of_the_planted_table_are_covered():
 def test_shipped_intervals_hold_for_nine_of_ten_runs(group):
     cases = held(evidence_table(), group)
     spread = evidence_table().spread
-    assert 0.87 <= cases.coverage(spread["scale"], spread["growth"]).mean() <= 0.93
+    assert 0.87 <= cases.coverage(spread["scale"], spread["growth"]).mean() <= 0.94
 
 
 def test_a_table_survives_its_file(tmp_path):

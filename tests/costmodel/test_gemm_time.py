@@ -49,13 +49,12 @@ def test_the_fill_is_of_the_gpus_table(gpu):
     assert values["linear_fill"] == values["gemm_fill"]
 
 
-def test_formats_fill_in_the_same_time():
-    """In FP8 twice as many steps of K pass while a tile fills."""
-    cluster = hardware_db.load_cluster("dgx-h100")
-    values = predict(
-        load_model("llama3-8b"), Workload(4096, 64), cluster, Plan(dp=8, precision="fp8-cs")
-    ).values
-    assert values["linear_fill"] == pytest.approx(2 * values["gemm_fill"], rel=0.01)
+@pytest.mark.parametrize("name", ["h100-sxm", "h200-sxm", "b200", "b300", "gb200", "gb300"])
+def test_products_reach_one_share_of_the_peak_in_8_and_in_16_bits(name):
+    """With 4 bytes an element of quantisation taken out, where it takes 8 to 10, FP8 reached a sixth less."""
+    tables = hardware_db.load_calibration(name)["gemm"]
+    in_bf16, in_fp8 = (tables[form]["fraction"].value for form in ("bf16", "fp8"))
+    assert in_fp8 == pytest.approx(in_bf16, rel=0.06)
 
 
 @pytest.mark.parametrize("rows", [512, 1000, 2048, 4100])
