@@ -49,8 +49,19 @@ def test_CL002_smaller_hidden_sizes_gain_less():
 
 
 def test_CL003_longer_sequences_gain_less_because_attention_stays_in_16_bits():
-    gains = [fp8_gain("llama3-8b", seq_len=seq_len) for seq_len in (4096, 32768, 131072)]
+    gains = [fp8_gain("llama3-8b", seq_len=seq_len) for seq_len in (8192, 32768, 131072)]
     assert gains[0] > gains[1] > gains[2]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="1.199 at 4,096 tokens and 1.201 at 32,768: of a step with one sequence of 4,096 a GPU, optimizer, reductions "
+    "and checks take 16 % in either format",
+)
+def test_CL003_from_4096_tokens_on():
+    gains = [fp8_gain("llama3-8b", seq_len=seq_len) for seq_len in (4096, 32768)]
+    assert gains[0] > gains[1]
 
 
 def test_CL003_with_as_many_tokens_a_pass_every_longer_sequence_gains_less():
@@ -92,22 +103,21 @@ def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise_with_405
     )
 
 
+def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise_in_fine_tuning():
+    """Published 1671 and 1553 TFLOP/s on 32 GB200, 1.076 times."""
+    layout: dict[str, Any] = {"tp": 2, "pp": 4, "vpp": 5, "load": {"task": "sft"}}
+    assert 1.03 <= block_over_tensor("llama3-70b", "gb200-nvl72", 32, 32, **layout) <= 1.10
+
+
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="model 1.02 (8B, GB300 and GB200), 1.026 (70B fine-tuning, GB200); published 1.040, 1.058, 1.076. "
-    "Missing: MXFP8 casts slower than other streams",
+    reason="model 1.024 and 1.023; published 1.040 (GB300) and 1.058 (GB200). Missing: MXFP8 casts slower than other "
+    "streams",
 )
-@pytest.mark.parametrize(
-    ("model", "where", "gpus", "batch", "more"),
-    [
-        ("llama3-8b", "gb300-nvl72", 8, 128, {"micro_batch": 2}),
-        ("llama3-8b", "gb200-nvl72", 8, 128, {"micro_batch": 2}),
-        ("llama3-70b", "gb200-nvl72", 32, 32, {"tp": 2, "pp": 4, "vpp": 5, "load": {"task": "sft"}}),
-    ],
-)
-def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise(model, where, gpus, batch, more):
-    assert 1.03 <= block_over_tensor(model, where, gpus, batch, **more) <= 1.10
+@pytest.mark.parametrize("where", ["gb300-nvl72", "gb200-nvl72"])
+def test_CL004_block_scaling_is_3_to_10_percent_slower_than_tensor_wise(where):
+    assert 1.03 <= block_over_tensor("llama3-8b", where, 8, 128, micro_batch=2) <= 1.10
 
 
 def qwen_30b(micro_batch: int, precision: str) -> Prediction:
