@@ -45,6 +45,22 @@ def test_two_processes_measure_a_profile_that_predicts(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["local.toml"]
 
 
+def test_an_fp8_product_accumulates_as_forward_ones_do(monkeypatch):
+    """By PyTorch's default it added up in FP32 as it went, which forward products of Transformer Engine do not."""
+    import torch
+
+    from executor.workers.calibrate_kernels import gemm_fp8
+    from executor.workers.calibrate_timing import Meter
+
+    asked, scaled = [], torch._scaled_mm
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *args, **how: asked.append(how) or scaled(*args, **how))
+    (found,) = gemm_fp8(Meter(cuda=False), 0.01, (64, 32, 128))
+    assert found["shape"] == [64, 32, 128]
+    assert found["seconds"] > 0
+    assert asked
+    assert all(how["use_fast_accum"] for how in asked)
+
+
 @pytest.mark.parametrize("crowded", [False, True])
 def test_waiting_for_a_core_counts_where_ranks_share_cores(monkeypatch, crowded):
     """Of two ranks a core each waits half of the time, in a run as in its measurement."""
