@@ -155,3 +155,23 @@ def test_a_hung_rank_that_torchrun_kills_is_not_the_cause(tmp_path):
     log.write_text(HUNG.format(code=1))
     (tmp_path / "failure-0.json").write_text('{"rank": 0, "error": "ValueError: wrong", "traceback": ""}')
     assert classify(tmp_path, 1, log).line.startswith("rank 0 failed: ValueError: wrong. ")
+
+
+@pytest.mark.parametrize(
+    ("at_end", "ends", "code"),
+    [("abort", "", 0), ("abort", "raise SystemExit(0)", 0), ("getpid", "raise SystemExit(3)", 3)],
+)
+def test_what_libraries_do_at_the_end_fails_no_rank_that_is_done(tmp_path, at_end, ends, code):
+    """PyTorch's threads aborted a rank whose record was whole: the run was said to be killed."""
+    (tmp_path / "work.py").write_text(
+        f"import atexit, os\natexit.register(os.{at_end})\nprint('done', end='')\n{ends}\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parents[2])])
+    rank = subprocess.run(
+        [sys.executable, "-m", "executor.workers.leash", "SIGKILL", "work"],
+        env=os.environ | {"PYTHONPATH": paths, "RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (rank.returncode, rank.stdout) == (code, "done")
