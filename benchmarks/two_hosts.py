@@ -76,7 +76,8 @@ def main() -> int:
     worst = 0.0
     # Whatever ends this benchmark takes both hosts down again.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     with (
         tempfile.TemporaryDirectory() as folder,
         two_hosts(options.rate) as hosts,

@@ -66,7 +66,7 @@ def read_gemms(folder: Path) -> dict[tuple[str, str, str], np.ndarray]:
     return {key: np.array(value) for key, value in rows.items()}
 
 
-# Bounds and start of the fit, logarithms taken there.
+# Least, start and most of each constant.
 BOUNDS = {
     "fraction": (0.2, 0.65, 0.98),
     "bandwidth_fraction": (0.2, 0.6, 1.0),
