@@ -120,6 +120,12 @@ def deepseek_v32(config: Config) -> Config:
     return _indexed(deepseek({"topk_method": "noaux_tc"} | config), config, {"index_n_heads": 64})
 
 
+def glm4_moe_lite(config: Config) -> Config:
+    """GLM-4.7-Flash: latent attention and experts as in DeepSeek-V3, behind one dense layer."""
+    usual = {"topk_method": "noaux_tc", "v_head_dim": 256, "first_k_dense_replace": 1}
+    return deepseek(usual | config)
+
+
 def glm_moe_dsa(config: Config) -> Config:
     """GLM-5: latent attention with an indexer of tokens, and experts as in DeepSeek-V3."""
     values = deepseek({"topk_method": "noaux_tc", "v_head_dim": 256} | config)

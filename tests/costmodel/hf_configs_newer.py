@@ -99,6 +99,48 @@ GLM5 = {
     "v_head_dim": 256,
     "vocab_size": 154880,
 }
+# Of the copies of their config.json in aiconfigurator-core 0.12.0, model_configs.
+GLM52 = GLM5 | {"index_topk_freq": 4, "rope_theta": 8_000_000}
+DEEPSEEK_V4_PRO = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "compress_ratios": [128, *[128, 4] * 30, 0],
+    "hidden_size": 7168,
+    "index_topk": 1024,
+    "moe_intermediate_size": 3072,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "o_groups": 16,
+    "q_lora_rank": 1536,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000,
+    "routed_scaling_factor": 2.5,
+    "vocab_size": 129280,
+}
+# Of transformers 5.24.0, configuration_glm4_moe_lite.py.
+GLM47_FLASH = {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "routed_scaling_factor": 1.8,
+    "vocab_size": 154880,
+}
 PHI4 = {
     "architectures": ["Phi3ForCausalLM"],
     "attention_bias": False,

@@ -8,7 +8,17 @@ import os
 
 import pytest
 from hf_configs import GLM45_AIR, NEOX_20B
-from hf_configs_newer import DEEPSEEK_V32, GLM5, OLMO2_32B, OLMOE, PHI4, SMOLLM3_3B
+from hf_configs_newer import (
+    DEEPSEEK_V4_PRO,
+    DEEPSEEK_V32,
+    GLM5,
+    GLM47_FLASH,
+    GLM52,
+    OLMO2_32B,
+    OLMOE,
+    PHI4,
+    SMOLLM3_3B,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +58,10 @@ def test_files_cite_public_sources_only():
     ("name", "config"),
     [
         ("deepseek-v3.2", DEEPSEEK_V32),
+        ("deepseek-v4-pro", DEEPSEEK_V4_PRO),
+        ("glm-4.7-flash", GLM47_FLASH),
         ("glm-5", GLM5),
+        ("glm-5.2", GLM52),
         ("glm4.5-air", GLM45_AIR | {"routed_scaling_factor": 1.0}),
         ("gpt-neox-20b", NEOX_20B),
         ("olmo2-32b", OLMO2_32B),
@@ -77,7 +90,16 @@ def test_files_written_by_hand_hold_what_an_export_says():
     # Mamba hybrids have no positions.
     told = [spec for spec in specs if not spec.learned_positions and "ALiBi" not in spec.left_out]
     rotary = [spec for spec in told if spec.mamba is None]
-    unsaid = {"dbrx-132b", "deepseek-llm-67b", "glm-5", "llama-33b", "llama-65b", "smollm3-3b", "yi-34b"}
+    unsaid = {
+        "dbrx-132b",
+        "deepseek-llm-67b",
+        "glm-4.7-flash",
+        "glm-5",
+        "llama-33b",
+        "llama-65b",
+        "smollm3-3b",
+        "yi-34b",
+    }
     assert {spec.name for spec in rotary if spec.rotary_base is None} == unsaid
 
 
@@ -135,7 +157,7 @@ def test_aliases_lead_to_models_and_hide_none():
         ("13b", "is ambiguous: llama2-13b"),
         (
             "qwen3",
-            "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 9 more. Give",
+            "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 15 more. Give",
         ),
         ("mpt", "and 4 more"),
         ("zzzzzz", "is not a known model or file"),
