@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from advisor.measurement_plans import accumulation, habit_of
 from advisor.measurement_rows import Row
+from advisor.rules.features import lacked
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -25,6 +26,9 @@ COUNT_ERROR = 0.10
 MEMORY_ERROR = 0.25
 # Modules that fine-grained offloading takes where a row says that it offloads, but not what.
 OFFLOADED = (("moe_act",), ("moe_act", "expert_fc1"), ("moe_act", "expert_fc1", "core_attn", "attn_proj"))
+
+# Features without which no module is recomputed alone.
+BY_MODULE = {"recompute_modules", "recompute_by_module"}
 
 
 def refuted(prediction: Prediction) -> bool:
@@ -66,7 +70,7 @@ def made_to_fit(
         offloaded = [words]
         if held(at(offloading)):
             return offloading, _needed(taken + offloaded)
-    recomputing = [(at(each), each, words) for each, words in recomputes(row, model, offloading)]
+    recomputing = [(at(each), each, words) for each, words in recomputes(row, model, offloading, stack)]
     enough = [found for found in recomputing if held(found[0])]
     if not enough and refuted(at(offloading)):
         # A run that was made did fit: recompute that brings it below what memory refutes, where nothing else is said.
@@ -156,18 +160,22 @@ def offloads(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str
             yield replace(plan, offload_layers=layers), f"offload of {layers} layers' activations"
 
 
-def recomputes(row: Row, model: ModelSpec, plan: Plan) -> Iterator[tuple[Plan, str]]:
-    """Plans that recompute what the row leaves open: modules, or some layers; all of them where it is all or none."""
+def recomputes(row: Row, model: ModelSpec, plan: Plan, stack: str) -> Iterator[tuple[Plan, str]]:
+    """Plans that recompute what the row leaves open and its software has.
+
+    Modules, or some layers; all of them where it is all or none.
+    """
     stated = "" if flags_uncertain(row) else row.text("recompute_granularity")
     if stated in ("none", "full") or (stated and row.text("recompute_modules")):
         return
-    if habit_of(row).get("whole_recompute"):
+    missing = lacked(stack)
+    if habit_of(row).get("whole_recompute") or "recompute_layers" in missing:
         yield (
             replace(plan, recompute="full", recompute_modules=(), recompute_num_layers=0),
             "recompute of every layer",
         )
         return
-    for modules in recompute_ladder(model):
+    for modules in () if missing & BY_MODULE else recompute_ladder(model):
         yield (
             replace(plan, recompute="selective", recompute_modules=modules, recompute_num_layers=0),
             f"recompute of {'+'.join(modules)}",

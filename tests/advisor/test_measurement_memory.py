@@ -55,7 +55,7 @@ def test_of_what_is_recomputed_the_fastest_that_is_within_what_the_count_errs():
     open_ = case(mbs="1", recompute_granularity="none")
     time = {
         words: (predict(found.model, found.workload, found.cluster, plan, found.stack), plan)
-        for plan, words in recomputes(found.row, found.model, open_.plan)
+        for plan, words in recomputes(found.row, found.model, open_.plan, found.stack)
     }
     enough = [
         (prediction.step_time_s, words)
@@ -232,3 +232,16 @@ def test_accumulation_tells_the_micro_batch():
         assert found.plan.micro_batch == 1024 // found.plan.dp // 8 == samples
         assert any("by its gradient accumulation" in words for words in found.assumptions)
     assert case(mbs="1", ga="8").plan.micro_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("stack", "modules", "layers"),
+    [("nemo-24.01", False, True), ("nemo-26.06", True, True), ("torchtitan-26.09", False, False)],
+)
+def test_only_what_its_software_has_is_recomputed(stack, modules, layers):
+    """Megatron-Core has modules from 0.12 on, and a number of layers all along; torchtitan takes all or none."""
+    found = case()
+    plans = [plan for plan, _ in recomputes(found.row, found.model, found.plan, stack)]
+    assert any(plan.recompute == "selective" for plan in plans) == modules
+    assert any(0 < plan.recompute_num_layers < found.model.num_layers for plan in plans) == layers
+    assert any(plan.recompute == "full" for plan in plans)
