@@ -9,7 +9,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.model_spec import (
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import (
     AttentionTemperature,
     CompressedAttention,
     Encoder,
@@ -17,7 +18,6 @@ from costmodel.model_spec import (
     Indexer,
     Mamba,
     Mla,
-    ModelSpec,
     Moe,
     RotaryScaling,
     SlidingWindow,

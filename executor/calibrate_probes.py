@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.model_registry import load_model
-from costmodel.model_spec import ModelSpec, Moe
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.calibrate_records import Observed, read_observed

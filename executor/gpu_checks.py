@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hardware_db
-from costmodel.model_spec import ModelSpec, Moe
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor import calibrate, run, shared_ranks

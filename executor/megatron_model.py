@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodel.model_spec import ModelSpec, Moe
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import Moe
 
 # Only one published model has a gated quick GELU; its clamp and offset are part of the activation function.
 # Source: Megatron-Bridge, gpt_oss_provider.py.

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from costmodel.model_spec import ModelSpec, Moe
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.fresh_run import run_fresh

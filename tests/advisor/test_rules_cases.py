@@ -18,7 +18,8 @@ import pytest
 from advisor.rules import SEVERITIES, TOPICS, Violation, feature_rule, load_rules, topic_rules, violations
 from advisor.rules.features import load_features
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Encoder, ModelSpec
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import Encoder
 from costmodel.plan import Plan
 from costmodel.stack import load_stack
 from costmodel.workload import Workload

@@ -18,7 +18,7 @@ from advisor.sections import fit_text
 from advisor.whatif import what_if
 from costmodel.model_file import with_overrides
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Encoder
+from costmodel.model_tables import Encoder
 from costmodel.prediction import Prediction
 from executor.doctor import examine, this_machine
 from executor.logs.read import read_log

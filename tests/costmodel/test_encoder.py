@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Encoder
+from costmodel.model_tables import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction

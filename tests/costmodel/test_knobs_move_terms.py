@@ -10,7 +10,7 @@ import pytest
 
 from costmodel.knobs import KNOBS
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Encoder
+from costmodel.model_tables import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction

@@ -34,7 +34,7 @@ from hf_configs_newer import (
 
 from costmodel.model_hf import read_hf_config
 from costmodel.model_registry import load_model
-from costmodel.model_spec import AttentionTemperature, RotaryScaling
+from costmodel.model_tables import AttentionTemperature, RotaryScaling
 
 
 # Published files that say what our files hold; Nemotron 4's has no base, its class has ours.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from costmodel.memory import MEMORY_STAGES
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Encoder
+from costmodel.model_tables import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction

@@ -15,7 +15,7 @@ from training_runs import train_all
 
 import hardware_db
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Mla, Moe
+from costmodel.model_tables import Mla, Moe
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Moe
+from costmodel.model_tables import Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export.model_read import whole_recompute

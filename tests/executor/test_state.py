@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Moe
+from costmodel.model_tables import Moe
 from costmodel.plan import Plan
 from costmodel.rank_share import rank_share
 from costmodel.workload import Workload

@@ -13,7 +13,8 @@ import pytest
 import hardware_db
 from costmodel.family import compiled_family
 from costmodel.model_registry import load_model
-from costmodel.model_spec import ModelSpec, Moe
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import Moe
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.symbols import BY_NAME

@@ -18,7 +18,7 @@ from advisor.report.engine import controls, engine_script
 from advisor.request import parse_pins
 from advisor.rules import violations
 from advisor.rules.predicted_words import predicted_words
-from costmodel.model_spec import Encoder
+from costmodel.model_tables import Encoder
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction

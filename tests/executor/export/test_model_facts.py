@@ -9,7 +9,8 @@ import pytest
 import hardware_db
 from costmodel.model_file import from_mapping
 from costmodel.model_registry import load_model
-from costmodel.model_spec import AttentionTemperature, ModelSpec
+from costmodel.model_spec import ModelSpec
+from costmodel.model_tables import AttentionTemperature
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export import megatron_bridge_read, megatron_lm_read, nemo_read

@@ -10,7 +10,7 @@ import pytest
 import hardware_db
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
-from costmodel.model_spec import Encoder
+from costmodel.model_tables import Encoder
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export.bundle import bundle, target_module
