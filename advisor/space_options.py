@@ -18,9 +18,10 @@ from advisor.rules.features import lacked
 from advisor.space_there import Row, there
 from costmodel.columns import Array, code
 from costmodel.knobs import KNOBS
-from costmodel.layout import BALANCED, total_blocks
+from costmodel.layout import BALANCED, even_chunks, total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
+from costmodel.shared_choices import inseparable, parted
 from costmodel.symbols import LATENT_BLOCKS
 
 Columns = dict[str, Array]
@@ -93,9 +94,9 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
 def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[Row]:
     """Pipelines worth having for each number of stages (column of_pp): vpp and how the layers are split.
 
-    Even splits, where embedding and loss may count as layers; where no plain split divides, and for models with
-    MTP heads, the balancer's. A pin of a layout or of the accounting leaves that alone. Hybrids of Mamba layers have
-    one plain chunk on each stage: see the rule hybrid_split.
+    Even splits, where embedding and loss may count as layers; where no plain split divides, or one parts layers that
+    share a choice of tokens, and for models with MTP heads, the balancer's. A pin of a layout or of the accounting
+    leaves that alone. Hybrids of Mamba layers have one plain chunk on each stage: see the rule hybrid_split.
     """
     layers = model.num_layers
     balanced_chunks = BALANCED_CHUNKS_OF_EXPERTS if model.moe is not None else BALANCED_CHUNKS
@@ -116,16 +117,22 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
             even = [
                 split
                 for split in SPLITS[: 1 if pp == 1 or hybrid else None]
-                if (layers + sum(split)) % (pp * vpp) == 0
+                if _splits_evenly(model, pp, vpp, split)
             ]
             rows += [
                 row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even
             ]
             plain = SPLITS[0] in even and not model.mtp_layers
             few = vpp in balanced_chunks or "vpp" in pins
-            if pp > 1 and not plain and not hybrid and few and pp * vpp <= layers + 1:
+            if pp > 1 and not plain and not hybrid and few and pp * vpp <= len(inseparable(model)) + 1:
                 rows.append(row | {"pipeline_layout": float(code("pipeline_layout", BALANCED))})
     return rows or [{"of_pp": 0.0, "vpp": 1.0} | dict.fromkeys(SPLIT_KNOBS, 0.0)]
+
+
+def _splits_evenly(model: ModelSpec, pp: int, vpp: int, split: tuple[float, float]) -> bool:
+    """Whether layers divide over the chunks, embedding and loss counted or not, without parting those that share."""
+    sizes = even_chunks(model.num_layers, pp, vpp, *map(bool, split))
+    return sizes is not None and not parted(model, sizes)
 
 
 def _switch(knob: str) -> list[Row]:

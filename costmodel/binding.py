@@ -163,7 +163,7 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
         "index_heads": indexer.heads if indexer else csa.index_heads if csa else 0,
         "index_dim": indexer.head_dim if indexer else csa.index_head_dim if csa else 0,
         "index_topk": indexer.topk if indexer else csa.index_topk if csa else 0,
-        "index_interval": indexer.interval if indexer else 1,
+        "index_interval": model.num_layers / model.picking_layers if indexer else 1,
         "out_groups": csa.out_groups if csa else 1,
         "out_lora": csa.out_lora_rank if csa else 0,
         "residual_streams": model.residual_streams,

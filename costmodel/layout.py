@@ -20,6 +20,7 @@ import numpy as np
 from costmodel.model_spec import ATTENTION, DENSE, GATED_DELTA, MAMBA, MLP, MOE, SPARSE, ModelSpec
 from costmodel.parameter_counts import layer_parts
 from costmodel.plan import Plan
+from costmodel.shared_choices import inseparable
 
 BALANCED = "balanced"
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -260,8 +261,11 @@ def balanced_stages(model: ModelSpec, pp: int, vpp: int, seq_len: int) -> tuple[
     work = {kind: layer_weight(model, kind, seq_len) for kind in {*kinds, *model.mtp_layer_kinds()}}
     mtp = sum(work[kind] for kind in model.mtp_layer_kinds())
     mtp += loss + 2 * model.hidden**2
-    letters = ["t"] * len(kinds) + ["m"] * model.mtp_layers + ["L"]
-    weights = [work[kind] for kind in kinds] + [mtp] * model.mtp_layers + [loss]
+    groups = inseparable(model)
+    letters = ["t" * size for size in groups] + ["m"] * model.mtp_layers + ["L"]
+    ends = np.cumsum([0, *groups])
+    layers = [sum(work[kind] for kind in kinds[start:end]) for start, end in pairwise(ends)]
+    weights = layers + [mtp] * model.mtp_layers + [loss]
     sizes = balance(weights, pp * vpp, pp)
     stages, start = [], 0
     for size in sizes:

@@ -139,6 +139,7 @@ def _indexed(values: Config, config: Config, usual: Config) -> Config:
         "head_dim": count(config, "index_head_dim", 128),
         "topk": count(config, "index_topk", 2048),
         "interval": count(config, "index_topk_freq", 1),
+        "offset": max(count_or_zero(config, "index_skip_topk_offset"), 1),
     }
     return values | {"indexer": indexer}
 

@@ -167,6 +167,11 @@ class ModelSpec(Checked):
         return self.compressed_attention.residual_streams if self.compressed_attention else 1
 
     @property
+    def picking_layers(self) -> int:
+        """Layers whose indexer picks tokens, for themselves and for those behind them that share its choice. [1]"""
+        return 0 if self.indexer is None else sum(map(self.indexer.picks, range(self.num_layers)))
+
+    @property
     def sparse_attention(self) -> str:
         """What attention is called whose queries meet what an indexer picks; "" for others."""
         if self.indexer is not None:

@@ -65,13 +65,21 @@ class Mla(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexer(Checked):
-    """Of sparse latent attention: it picks the `topk` tokens that a query attends to, for `interval` layers at once."""
+    """Of sparse latent attention: it picks the `topk` tokens that a query attends to.
+
+    A choice serves `interval` layers, from layer `offset` on, counted from 1; those before it pick for themselves.
+    """
 
     _where = "indexer."
     heads: int
     head_dim: int
     topk: int
     interval: int = 1
+    offset: int = 1
+
+    def picks(self, index: int) -> bool:
+        """Whether the layer of this place, counted from 0, picks tokens. Source: is_dsa_skip_topk_layer, dsa.py."""
+        return max(index + 1 - self.offset, 0) % self.interval == 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
         parts["attention"] = _attention(spec, norm_weights)
         if spec.mla is not None and spec.indexer is not None:
             sizes = spec.hidden, spec.mla.q_lora_rank or 0, spec.indexer.heads, spec.indexer.head_dim
-            parts["indexer"] = int(indexer_parameters(*sizes)) // spec.indexer.interval
+            parts["indexer"] = int(indexer_parameters(*sizes)) * spec.picking_layers // spec.num_layers
         if spec.residual_streams > 1:
             parts["hyper-connections"] = int(mixing_weights(spec.hidden, spec.residual_streams))
     if kind in (GATED_DELTA, MAMBA):

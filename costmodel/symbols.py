@@ -134,7 +134,7 @@ INPUTS: tuple[Input, ...] = tuple(
         index_heads | 1 | sparse attention: heads of the indexer
         index_dim | 1 | head dimension of the indexer
         index_topk | 1 | tokens, or summaries of compressed attention, that the indexer picks for a query
-        index_interval | 1 | layers that share one choice of the indexer
+        index_interval | 1 | layers over those that pick, as several may share a choice of the indexer
         out_groups | 1 | compressed attention: groups of heads of the output projection
         out_lora | 1 | rank of each group's output projection
         residual_streams | 1 | residual streams of hyper-connections

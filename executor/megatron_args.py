@@ -245,7 +245,7 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         "gradient_accumulation_fusion": plan.gradient_accumulation_fusion,
         "bias_activation_fusion": plan.bias_activation_fusion and fuses_activation(plan, model),
         "bias_dropout_fusion": plan.bias_dropout_fusion and fuses_residual(plan, model),
-        "apply_rope_fusion": plan.rope_fusion,
+        "apply_rope_fusion": plan.rope_fusion and model.indexer is None,
         "masked_softmax_fusion": True,
     }
     if plan.fused_cross_entropy:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from costmodel.model_spec import ModelSpec
-from costmodel.model_tables import Moe
+from costmodel.model_tables import Indexer, Moe
 
 # Only one published model has a gated quick GELU; its clamp and offset are part of the activation function.
 # Source: Megatron-Bridge, gpt_oss_provider.py.
@@ -147,6 +147,8 @@ def attention_fields(model: ModelSpec) -> dict[str, Any]:
             "v_head_dim": model.mla.v_head_dim,
             **rotary_fields(model),
         }
+    if model.indexer is not None:
+        fields |= indexer_fields(model.indexer)
     if model.sliding_window is not None:
         # A query sees itself and window - 1 tokens before it.
         fields["window_size"] = [model.sliding_window.window - 1, 0]
@@ -162,6 +164,24 @@ def attention_fields(model: ModelSpec) -> dict[str, Any]:
     if model.nope_layer_interval:
         fields["no_rope_freq"] = model.nope_layer_interval
     return fields
+
+
+def indexer_fields(indexer: Indexer) -> dict[str, Any]:
+    """Sparse latent attention with the fused kernels that it is told with, and the loss of its indexer.
+
+    Source of what the model does not say: Megatron-Bridge 0.6.2, glm5_bridge.py, and recipes/glm/h100/glm5.py.
+    """
+    return {
+        "experimental_attention_variant": "dsa",
+        "dsa_indexer_n_heads": indexer.heads,
+        "dsa_indexer_head_dim": indexer.head_dim,
+        "dsa_indexer_topk": indexer.topk,
+        "dsa_indexer_topk_freq": indexer.interval,
+        "dsa_indexer_skip_topk_offset": indexer.offset,
+        "dsa_indexer_loss_coeff": 0.001,
+        "dsa_indexer_use_sparse_loss": True,
+        "dsa_kernel_backend": "cudnn",
+    }
 
 
 def mixer_fields(model: ModelSpec) -> dict[str, Any]:
@@ -232,16 +252,20 @@ def mtp_segments(model: ModelSpec) -> str:
     return "".join(f"/{model.mtp_pattern or model.layer_pattern[-1]}" for _ in range(model.mtp_layers or 0))
 
 
-def not_expressed(model: ModelSpec, hybrid_heads: bool = False, recipe: bool = False) -> tuple[str, ...]:
+def not_expressed(
+    model: ModelSpec, hybrid_heads: bool = False, recipe: bool = False, indexers: bool = False
+) -> tuple[str, ...]:
     """What the configuration classes of 0.16.1 cannot say of the model, a line each.
 
     hybrid_heads: of a later release, which has `mtp_segments`. recipe: whether the framework's own builds the model,
-    with layers that those classes lack.
+    with layers that those classes lack. indexers: of 0.19, whose kernels of sparse latent attention need packages.
     """
     notes = []
     if model.attention_chunk:
         notes.append(f"attention in chunks of {model.attention_chunk} tokens: Megatron-Core attends fully")
-    if model.sparse_attention and not recipe:
+    if model.indexer is not None and indexers:
+        notes.append(f"{model.sparse_attention} needs flash_mla and nvidia-cudnn-frontend[cutedsl]")
+    elif model.sparse_attention and not recipe:
         notes.append(f"{model.sparse_attention}: not built here with Megatron-Core 0.16")
     if model.encoder is not None:
         notes.insert(0, ENCODER_NOTE.format(model.name))

@@ -140,9 +140,24 @@ def _stages(w: Facts) -> Facts:
         "middle_layers": middle,
         "group": np.where(w["vpp_group_size"] > 0, w["vpp_group_size"], pp),
         "accounted": accounted,
+        "choice_parted": _choice_parted(w, accounted, np.where(first > 0, first, middle), middle, uneven),
         # Of the fullest stage; a layout's are `layout_layers`.
         "stage_layers": np.where(layout, 0.0, np.where(uneven, unevenly, evenly)),
     }
+
+
+def _choice_parted(w: Facts, accounted: Any, first: Any, middle: Any, uneven: Any) -> Any:
+    """Whether a stage without a layout of its own begins behind the layer whose choice of tokens it shares.
+
+    Stages begin after so many layers: `first`, then every `middle` ones. See `costmodel.shared_choices`, which takes
+    the splits one by one.
+    """
+    interval, chunks = w["index_interval"], w["pp"] * w["vpp"]
+    each = np.where(uneven, middle / w["vpp"], accounted / chunks)
+    begins = np.where(uneven, first / w["vpp"], each - w["account_embedding"])
+    later = begins + np.maximum(chunks - 2, 0) * each
+    apart = ((later + 1 - w["index_offset"]) % interval != 0) | ((chunks > 2) & (each % interval != 0))
+    return (interval > 1) & (chunks > 1) & apart & (w["pipeline_layout"] == 0)
 
 
 def _memory_and_graphs(w: Facts) -> Facts:

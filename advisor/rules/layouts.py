@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from costmodel.layout import BALANCED, expand, plan_layout
 from costmodel.model_spec import ModelSpec
+from costmodel.shared_choices import parted
 from costmodel.stage_inputs import LAYOUTS, distinct
 
 
@@ -77,6 +78,8 @@ def layout_problem(model: ModelSpec, text: str, pp: int, vpp: int) -> str:
     # A run without MTP is a usual variant of a model that has heads.
     if heads not in (0, model.mtp_layers):
         return f"pipeline_layout places {heads} MTP heads, {model.name} has {model.mtp_layers}"
+    if parted(model, [stage.count("t") for stage in stages]):
+        return "pipeline_layout begins a virtual stage with a layer that shares the tokens picked in one before it"
     return _mtp_problem(stages, pp, vpp)
 
 

@@ -48,6 +48,8 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "delta_value_heads": delta.num_value_heads if delta else 0,
         "window": model.sliding_window.window if model.sliding_window else 0,
         "window_interval": (model.sliding_window.full_attention_interval or 0) if model.sliding_window else 0,
+        "index_interval": model.indexer.interval if model.indexer else 1,
+        "index_offset": model.indexer.offset if model.indexer else 1,
         "sinks": np.bool_(model.attention_sink),
         "mtp": model.mtp_layers,
         "encoder_tokens": model.encoder.tokens if model.encoder else 0,

@@ -8,7 +8,16 @@ from costmodel.amount import Amount, minimum
 from costmodel.work.adapters import kept_input
 from costmodel.work.attention import saved_core_output, saved_norm
 from costmodel.work.block import BlockWork, Stream
-from costmodel.work.elementwise import ATTENTION_KERNELS, norm, residual, residual_tokens, rotary
+from costmodel.work.elementwise import (
+    ATTENTION_KERNELS,
+    LATENT_ROTARY_KERNELS,
+    LATENT_ROTARY_PASSES,
+    norm,
+    residual,
+    residual_tokens,
+    rotary,
+    rotary_kernels,
+)
 from costmodel.work.linear import Linear, tokens
 from costmodel.work.mla import LATENT_KERNELS, LATENT_NORM_KERNELS, second_copy
 
@@ -68,6 +77,9 @@ def dsa(x: SimpleNamespace) -> BlockWork:
     their results are copied: queries beside their rotary part. The indexer is trained, by its own loss, and held whole
     by every tensor rank.
     """
+    # Megatron-Core has no fused rotary embedding here: transformer_config.py refuses apply_rope_fusion.
+    split = SimpleNamespace(**vars(x) | {"rope_split": 1})
+    turned = rotary_kernels(split, LATENT_ROTARY_KERNELS)
     heads, rows, own = x.a / x.tp, tokens(x), residual_tokens(x)
     e, latent = x.activation_bytes, x.kv_lora + x.d_rope
     share = 1 / x.index_interval
@@ -90,7 +102,7 @@ def dsa(x: SimpleNamespace) -> BlockWork:
         streams=(
             norm(x, x.qk_norms * own * (x.q_lora + x.kv_lora)),
             residual(x),
-            rotary(x, heads * x.d_rope + share * x.index_heads * x.index_dim),
+            rotary(split, heads * x.d_rope + share * x.index_heads * x.d_rope, LATENT_ROTARY_PASSES),
             Stream("absorbed", copied, copied),
             Stream("scores", scores, 0),
             # Gradients of the norm's output, of the queries' projection and of that of keys and values.
@@ -113,6 +125,6 @@ def dsa(x: SimpleNamespace) -> BlockWork:
             "indexer": share * (e * rows * (x.index_heads + 1) * x.index_dim + 4 * rows * x.index_topk),
         },
         vectors=x.norm_vectors * (x.h + x.qk_norms * (x.q_lora + x.kv_lora)) + 2 * share * x.index_dim,
-        kernels_forward=ATTENTION_KERNELS[0] + LATENT_KERNELS[0] + INDEX_KERNELS[0] - bare[0],
-        kernels_backward=ATTENTION_KERNELS[1] + LATENT_KERNELS[1] + INDEX_KERNELS[1] - bare[1],
+        kernels_forward=ATTENTION_KERNELS[0] + LATENT_KERNELS[0] + INDEX_KERNELS[0] + turned[0] - bare[0],
+        kernels_backward=ATTENTION_KERNELS[1] + LATENT_KERNELS[1] + INDEX_KERNELS[1] + turned[1] - bare[1],
     )

@@ -28,6 +28,9 @@ TELLING = (
     "mamba_num_heads",
     "mamba_state_dim",
     "experimental_attention_variant",
+    "dsa_indexer_n_heads",
+    "dsa_indexer_topk",
+    "dsa_indexer_topk_freq",
     "activation_func",
     "gated_linear_unit",
 )
@@ -48,6 +51,8 @@ def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
     """A field as given; latent attention has as many key-value heads as heads, whatever is said."""
     if field == "num_query_groups" and model.mla is not None:
         return model.num_kv_heads
+    if field == "dsa_indexer_topk_freq" and model.indexer is not None:
+        return fields.get(field) or 1
     if field == "ffn_hidden_size" and model.moe is not None and fields.get("num_moe_experts"):
         # A model of experts alone has no dense layers; its configurations give any number here.
         return fields.get(field) if model.moe.dense_first_layers else model.ffn_hidden
@@ -156,6 +161,7 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
     parts = {
         "moe": _experts(fields),
         "mla": _latent(fields),
+        "indexer": _indexer(fields),
         "mamba": _mamba(fields, pattern),
         "gated_delta": _delta(fields),
         "sliding_window": _window(fields),
@@ -294,6 +300,16 @@ def _mamba(fields: Mapping[str, Any], pattern: str | None) -> dict[str, Any]:
         "head_dim": width,
         "state_dim": fields.get("mamba_state_dim") or 128,
         "num_groups": fields.get("mamba_num_groups") or 8,
+    }
+
+
+def _indexer(fields: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.get("experimental_attention_variant") != "dsa":
+        return {}
+    sizes = {"heads": "n_heads", "head_dim": "head_dim", "topk": "topk"}
+    shared = {"interval": "topk_freq", "offset": "skip_topk_offset"}
+    return {name: fields.get(f"dsa_indexer_{key}") for name, key in sizes.items()} | {
+        name: fields.get(f"dsa_indexer_{key}") or 1 for name, key in shared.items()
     }
 
 

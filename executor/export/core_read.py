@@ -95,6 +95,7 @@ OF_EVERY_FIELD = (
     "qwen3-next-80b-a3b",
     "nemotronh-8b",
     "llama4-scout",
+    "glm-5.2",
 )
 # Parts that a text with the sizes beside them leaves out only where the model has none.
 APART = {"num_moe_experts": "moe_latent_size", "num_attention_heads": "experimental_attention_variant"}
@@ -338,7 +339,13 @@ def _settings(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def model_of(fields: Mapping[str, Any]) -> str:
     """The name of our model that has these sizes, "" when none has; of several the likeliest, with its vocabulary."""
     known = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
-    known += ("num_moe_experts", "moe_ffn_hidden_size", "kv_lora_rank", "mamba_state_dim")
+    known += (
+        "num_moe_experts",
+        "moe_ffn_hidden_size",
+        "kv_lora_rank",
+        "mamba_state_dim",
+        "dsa_indexer_topk_freq",
+    )
     if "num_layers" not in fields or "hidden_size" not in fields:
         return ""
     said = {name: fields[name] for name in known if fields.get(name) is not None}

@@ -57,8 +57,10 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job, names: Names) -> None:
-    refuse_indexer(job.model)
     release = names.release
+    refuse_indexer(
+        job.model, names.core_numbers, f"Megatron-Bridge {release}", "--target-version 0.6.2 or later"
+    )
     refuse_hybrid_experts(
         job.model, names.core_numbers, f"Megatron-Bridge {release}", "--target-version 0.3.1 or later"
     )

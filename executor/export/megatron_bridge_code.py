@@ -147,7 +147,7 @@ def _container(job: Job, names: Names, imports: set[str]) -> Iterator[str]:
         f"num_layers={model.num_layers}, hidden_size={model.hidden}, num_attention_heads={model.num_heads}"
     )
     yield f"    model = {provider}({sizes})"
-    if model.gated_delta is not None:
+    if model.gated_delta is not None or model.indexer is not None:
         imports.add(DELTA_LAYERS)
         yield "    model.transformer_layer_spec = get_transformer_block_with_experimental_attention_variant_spec"
     elif model.moe is not None and model.mamba is None:

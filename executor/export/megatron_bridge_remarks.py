@@ -47,6 +47,6 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
         yield from graph_word_note(plan, model, f"release {names.release}")
     yield from pack_note(plan, job.workload, "Megatron-Bridge")
     yield from recompute_note(plan, model)
-    yield from not_expressed(model, names.has("model", "hybrid_layer_pattern"), bool(recipe))
+    yield from not_expressed(model, names.has("model", "hybrid_layer_pattern"), bool(recipe), indexers=True)
     if not job.workload.packed and job.workload.mean_length:
         yield "documents are padded: their lengths are those of your data set"

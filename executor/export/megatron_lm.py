@@ -31,6 +31,8 @@ def export(job: Job) -> Exported:
     """The job as Megatron-LM takes it. ValueError in one line for what would train something else."""
     _refuse(job)
     version, note = version_of(job.version)
+    core = tuple(map(int, version.name.split(".")))
+    refuse_indexer(job.model, core, f"Megatron-LM {version.name}", "--target-version 0.19")
     settings, notes = arguments(job, version)
     if note:
         notes.insert(0, note)
@@ -62,7 +64,6 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job) -> None:
-    refuse_indexer(job.model)
     if job.workload.task == "lora":
         raise ValueError(
             "--task lora: Megatron-LM has no adapters and would train every weight. Try --to megatron-bridge."

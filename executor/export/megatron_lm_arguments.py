@@ -84,7 +84,7 @@ def arguments(job: Job, version: Version) -> tuple[Arguments, list[str]]:
     writer.fields(fields)
     _batch(writer)
     _host(writer)
-    writer.notes += not_expressed(job.model, writer.version.hybrid_stages)
+    writer.notes += not_expressed(job.model, writer.version.hybrid_stages, indexers=True)
     return writer.arguments, writer.notes
 
 

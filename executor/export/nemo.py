@@ -45,8 +45,8 @@ def inputs(job: Job) -> dict[str, tuple[str, str]]:
 
 
 def _refuse(job: Job, names: Names) -> None:
-    refuse_indexer(job.model)
     release = names.release
+    refuse_indexer(job.model, names.core_numbers, f"NeMo {release}", "--to megatron-bridge")
     refuse_hybrid_experts(job.model, names.core_numbers, f"NeMo {release}", "--to megatron-bridge")
     refuse_hybrid_stages(job.plan, job.model, f"NeMo {release}")
     if job.model.gated_delta is not None or job.model.compressed_attention is not None:

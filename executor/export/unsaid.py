@@ -145,12 +145,15 @@ def _lost_attention(model: ModelSpec) -> Iterator[str]:
         yield f"in {model.name} {'; '.join(told)}: Megatron-Core has no such thing, and trains without"
 
 
-def refuse_indexer(model: ModelSpec) -> None:
-    """ValueError where attention picks tokens: no target is written with an indexer."""
-    if model.indexer is not None:
+def refuse_indexer(model: ModelSpec, core: Sequence[int], release: str, instead: str) -> None:
+    """ValueError where attention picks tokens before Megatron-Core 0.19, whose fused kernels it is told with.
+
+    Source: Megatron-Core 0.19.2, transformer_config.py, dsa_kernel_backend and dsa_indexer_topk_freq, not in 0.18.2.
+    """
+    if model.indexer is not None and tuple(core) < (0, 19):
         raise ValueError(
-            f"{model.name} has sparse latent attention, which `advisor export` does not build: recipes of "
-            "Megatron-Bridge take such models from their checkpoints. `advisor predict` knows its cost."
+            f"{model.name} has sparse latent attention, for which {release} has no fused kernels: they came with "
+            f"Megatron-Core 0.19. Try {instead}."
         )
 
 

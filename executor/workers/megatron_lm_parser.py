@@ -67,11 +67,14 @@ def load(wheel: str) -> Any:
     torch.cuda.get_device_properties = lambda *_, **__: types.SimpleNamespace(  # type: ignore[assignment]
         major=_arch(), minor=0, multi_processor_count=132, total_memory=80 << 30, name="GPU"
     )
+    import megatron.core.transformer.transformer_config as transformer_config
     import megatron.core.utils as utils
     from packaging.version import Version
 
     utils._te_version = Version(TE_VERSION)
     utils.get_te_version = lambda: Version(TE_VERSION)
+    # Sparse attention's kernels ask for a device and packages, which are none of the arguments'.
+    transformer_config._validate_dsa_kernel_backend_dependencies = lambda backend: None
     from megatron.training import arguments
 
     _kernels_of_te()

@@ -53,11 +53,23 @@ def test_an_older_release_is_not_called_the_newest(version, told):
     assert told in " ".join(made["assumptions"])
 
 
-@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "nemo"])
-def test_no_target_sends_a_model_with_an_indexer_to_another(target):
-    """NeMo's refusal said to try Megatron-Bridge's export, which refuses it too."""
-    layout = "--model glm-5 --gpus 256 --gpu gb300 --pp 4 --ep 64 --pipeline-layout balanced"
-    done = export(f"{layout} --recompute selective --recompute-modules mla_up_proj", "--to", target)
+@pytest.mark.parametrize(
+    ("target", "version", "way"),
+    [
+        ("megatron-lm", "0.18", "Try --target-version 0.19."),
+        ("megatron-bridge", "0.5.1", "Try --target-version 0.6.2 or later."),
+        ("nemo", "", "Try --to megatron-bridge."),
+    ],
+)
+def test_a_model_with_an_indexer_is_refused_where_its_kernels_are_not(target, version, way):
+    layout = (
+        "--model glm-5 --gpus 256 --gpu gb300 --pp 4 --ep 64 --pipeline-layout balanced --stack nemo-26.08"
+    )
+    options = f"{layout} --recompute selective --recompute-modules mla_up_proj"
+    old = ("--target-version", version) if version else ()
+    done = export(options, "--to", target, *old)
     assert isinstance(done.exception, ValueError)
-    assert "which `advisor export` does not build" in str(done.exception)
-    assert "--to" not in str(done.exception)
+    assert "has no fused kernels: they came with Megatron-Core 0.19" in str(done.exception)
+    assert str(done.exception).endswith(way)
+    if target != "nemo":
+        assert not export(options, "--to", target).exception

@@ -146,6 +146,7 @@ CHANGED: dict[str, tuple[dict[str, Any], int, str]] = {
 # Rule -> why nothing here refuses it.
 ELSEWHERE = {
     "csa_tp": "no release of Megatron-Core here has the attention: a comment of Megatron-Bridge's recipes",
+    "shared_choice_split": "Megatron-Core 0.19, while the model is built; 0.16 has no layers that share a choice",
     "recompute_mhc": "no release of Megatron-Core here has hyper-connections",
     "param_gather_nvfp4_fsdp": "faults while buffers are made, on Blackwell: a comment of Megatron-Bridge's recipe",
     "encoder_stages": "NeMo 2's guide; the exports have no stages for encoders any more",

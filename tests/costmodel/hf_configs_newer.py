@@ -100,7 +100,7 @@ GLM5 = {
     "vocab_size": 154880,
 }
 # Of the copies of their config.json in aiconfigurator-core 0.12.0, model_configs.
-GLM52 = GLM5 | {"index_topk_freq": 4, "rope_theta": 8_000_000}
+GLM52 = GLM5 | {"index_topk_freq": 4, "index_skip_topk_offset": 3, "rope_theta": 8_000_000}
 DEEPSEEK_V4_PRO = {
     "architectures": ["DeepseekV4ForCausalLM"],
     "compress_ratios": [128, *[128, 4] * 30, 0],
