@@ -107,7 +107,8 @@ def declared_space() -> tuple[str, ...]:
         "overlap_moe_comm with delay_wgrad, or without it where CUDA graphs refuse that (linear layers with bias)",
         "fixed on, as the guides advise, and told below where off gains: sequence_parallel with tp > 1, "
         "overlap_grad_reduce, overlap_param_gather, overlap_p2p, fused attention (for heads that have a "
-        "kernel), fused cross entropy, grouped GEMMs and fusions; in MXFP8 cudnn_norms",
+        "kernel), fused cross entropy, grouped GEMMs and fusions (but gradient_accumulation_fusion with "
+        "Megatron-Core's FSDP, where NVIDIA's recipes switch it off); in MXFP8 cudnn_norms",
         "fixed, as in published runs: tokens are dispatched to their experts by HybridEP in NVLink domains of more "
         "than 8 GPUs from 25.11 on (ep up to the domain: NVIDIA's scripts refuse more), and in smaller domains, except "
         "on A100, from NeMo 26.02 and Megatron-LM 26.03 on; before those, in domains of up to 8 GPUs, by DeepEP; "

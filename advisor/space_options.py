@@ -22,6 +22,7 @@ from costmodel.layout import BALANCED, even_chunks, total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
 from costmodel.shared_choices import inseparable, parted
+from costmodel.stack import Stack, default_stack, load_stack
 from costmodel.symbols import LATENT_BLOCKS
 
 Columns = dict[str, Array]
@@ -63,7 +64,10 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     # User buffers need GPUs that reach each other's memory: see tp_overlap_needs_peers and tp_overlap_over_pcie.
     buffers = nvidia and request.cluster.gpu.has_peers and not request.cluster.intra.name.startswith("pcie")
     tables: list[tuple[list[Row], Finish]] = [
-        (_sharding(pins, whole), _useful_replicas if whole else _useful_sharding),
+        (
+            _sharding(pins, whole, load_stack(request.stack or default_stack())),
+            _useful_replicas if whole else _useful_sharding,
+        ),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
         (_switch("tp_comm_overlap")[: 1 + buffers], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
         (_switch("fp8_param_gather")[: 1 + quantised], _all),
@@ -143,17 +147,21 @@ def _graphs_without_fsdp(columns: Columns) -> Mask:
     return (columns["cuda_graph"] == 0) | (columns["fsdp"] == 0)
 
 
-def _sharding(pins: dict[str, Any], whole: bool) -> list[Row]:
+def _sharding(pins: dict[str, Any], whole: bool, stack: Stack) -> list[Row]:
     """Distributed optimizer and FSDP; the other stages only where a pin asks for them.
 
+    Megatron-Core's FSDP comes without gradient_accumulation_fusion, as in NVIDIA's recipes: see fsdp_fused_gradients.
     whole: parameters that are not sharded have whole optimizer states, for there is no distributed optimizer.
     """
     if pins.get("zero_stage") in (0, 2):
         return [{"zero_stage": float(pins["zero_stage"]), "fsdp": float(pins["zero_stage"] == 2)}]
+    rows = [{"zero_stage": 1.0, "fsdp": 0.0}, {"zero_stage": 3.0, "fsdp": 1.0}]
     if whole:
-        replicas = {"zero_stage": 0.0, "fsdp": 0.0, "overlap_param_gather": 0.0}
-        return [replicas, {"zero_stage": 3.0, "fsdp": 1.0, "overlap_param_gather": 1.0}]
-    return [{"zero_stage": 1.0, "fsdp": 0.0}, {"zero_stage": 3.0, "fsdp": 1.0}]
+        rows[0] = {"zero_stage": 0.0, "fsdp": 0.0, "overlap_param_gather": 0.0}
+        rows[1]["overlap_param_gather"] = 1.0
+    if stack.megatron_core:
+        rows = [row | {"gradient_accumulation_fusion": 1 - row["fsdp"]} for row in rows]
+    return rows
 
 
 def _useful_sharding(columns: Columns) -> Mask:

@@ -37,7 +37,7 @@ def remarks(job: Job, names: Names, recipe: str) -> Iterator[str]:
     yield from (*gather_note(plan), *documents_note(job.workload))
     if plan.optimizer == "muon" and plan.overlap_param_gather:
         yield "overlap_param_gather is off: Megatron-Bridge gathers after Muon's step alone, the plan beside it"
-    if plan.fsdp and plan.gradient_accumulation_fusion:
+    if plan.fsdp and plan.gradient_accumulation_fusion and names.numbers < (0, 4):
         yield "Megatron-Bridge switches gradient_accumulation_fusion off with FSDP; the plan has it on"
     if plan.precision == "mxfp8" and plan.fp8_param_gather and not plan.reuse_grad_buf and not plan.fsdp:
         yield "reuse_grad_buf_for_mxfp8_param_ag is on: Megatron-Bridge refuses fp8_param_gather in mxfp8 without it"
