@@ -60,6 +60,26 @@ def other_loss(case: Case, priced: Prediction | None, target: str, version: str)
     )
 
 
+def with_stand_in(case: Case, target: str, version: str) -> list[str]:
+    """One sentence where NeMo 2 dispatches tokens by other means than the plan was priced with; else nothing."""
+    plan = case.plan
+    if target != "nemo" or case.model.moe is None or plan.moe_dispatcher != "hybridep":
+        return []
+    from executor.export.nemo_remarks import lacks_hybridep, stand_in
+    from executor.export.target_names import names_of
+
+    names = names_of(target, version)[0]
+    if not lacks_hybridep(names):
+        return []
+    other = stand_in(plan, case.cluster)
+    there = replace(case, plan=replace(plan, moe_dispatcher=other))
+    times = [each.predict(judged=False).step_time_s for each in (case, there)]
+    return [
+        f"NeMo {names.release} has no HybridEP, with which the step was told to take {seconds(times[0])}: with {other} "
+        f"the model expects {seconds(times[1])}; `advisor explain --pin moe_dispatcher={other}` searches for it."
+    ]
+
+
 def as_target(case: Case, target: str, version: str) -> list[str]:
     """One sentence where the plan was priced as other software than it is exported for; else nothing.
 

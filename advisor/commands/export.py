@@ -72,7 +72,7 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
     version, chosen = chosen_version(case, target, options["target_version"])
     verdict = _verdict(case, target, version)
     _stop(context, verdict.broken)
-    from advisor.target_loss import as_target, native_loss
+    from advisor.target_loss import as_target, native_loss, with_stand_in
     from executor.export.bundle import bundle
     from executor.export.exported import Job
 
@@ -86,7 +86,11 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
         click.echo(line, err=True)
     if options["output"]:
         _write(made, Path(options["output"]).expanduser(), options["force"])
-    notes = [*case.notes, *as_target(case, target, version)]
+    notes = [
+        *case.notes,
+        *as_target(case, target, version),
+        *with_stand_in(case, target, version),
+    ]
     if options["as_json"]:
         record = made.to_dict() | {"assumptions": notes, "warnings": verdict.warnings}
         click.echo(json.dumps(record, indent=2))

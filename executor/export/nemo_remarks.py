@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from costmodel.plan import Plan
 from executor.export.exported import Job
 from executor.export.target_names import Names
 from executor.export.unsaid import (
@@ -15,6 +16,7 @@ from executor.export.unsaid import (
     recompute_note,
 )
 from executor.megatron_model import not_expressed
+from hardware_db import Cluster
 
 
 def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
@@ -32,14 +34,11 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
         yield f"fp8_param_gather: NeMo {names.release} gathers parameters in bf16 with nvfp4, left out"
     if plan.encoder_tp or plan.encoder_pp:
         yield "encoder_tp and encoder_pp: sizes of trainer.strategy for T5-like models only, left out"
-    if (
-        plan.moe_dispatcher == "hybridep"
-        and model.moe
-        and not names.has("model.config", "moe_flex_dispatcher_backend")
-    ):
+    if plan.moe_dispatcher == "hybridep" and model.moe and lacks_hybridep(names):
+        other = stand_in(plan, job.cluster)
         yield (
-            f"moe_dispatcher hybridep: NeMo {names.release} has none, {stand_in(job)} is set; the step is priced with "
-            f"HybridEP, --moe-dispatcher {stand_in(job)} tells the other"
+            f"moe_dispatcher hybridep: NeMo {names.release} has none, {other} is set; the step is priced with "
+            f"HybridEP, --moe-dispatcher {other} tells the other"
         )
     yield from (*gather_note(plan), *documents_note(job.workload))
     yield from graph_word_note(plan, model, f"NeMo {names.release}")
@@ -60,11 +59,16 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
     yield from not_expressed(model)
 
 
-def stand_in(job: Job) -> str:
+def lacks_hybridep(names: Names) -> bool:
+    """Whether the release cannot be told of HybridEP."""
+    return not names.has("model.config", "moe_flex_dispatcher_backend")
+
+
+def stand_in(plan: Plan, cluster: Cluster) -> str:
     """What dispatches tokens where HybridEP has no name: DeepEP where it runs, see the rule deepep_gpu.
 
     Source: Megatron-Bridge src/megatron/bridge/training/flex_dispatcher_backend.py.
     """
-    blackwell = job.cluster.gpu.generation.startswith("blackwell")
-    racks = job.plan.moe_dispatcher == "hybridep" and blackwell and job.cluster.domain_size > 8
+    blackwell = cluster.gpu.generation.startswith("blackwell")
+    racks = plan.moe_dispatcher == "hybridep" and blackwell and cluster.domain_size > 8
     return "alltoall" if racks else "deepep"

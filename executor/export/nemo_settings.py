@@ -203,7 +203,7 @@ def model_settings(job: Job, names: Names, known: bool) -> dict[str, Any]:
     backend = f"{CONFIG}.moe_flex_dispatcher_backend"
     if backend in settings and not names.has(CONFIG, "moe_flex_dispatcher_backend"):
         settings.pop(backend)
-        deepep = stand_in(job) == "deepep"
+        deepep = stand_in(job.plan, job.cluster) == "deepep"
         settings[f"{CONFIG}.moe_enable_deepep"] = deepep
         if not deepep:
             settings[f"{CONFIG}.moe_token_dispatcher_type"] = "alltoall"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -73,3 +74,14 @@ def test_a_model_with_an_indexer_is_refused_where_its_kernels_are_not(target, ve
     assert str(done.exception).endswith(way)
     if target != "nemo":
         assert not export(options, "--to", target).exception
+
+
+def test_a_dispatcher_that_the_target_lacks_is_priced():
+    """A note said that another runs and no number what it costs: a third more of the step."""
+    options = "--model kimi-k2 --gpus 256 --gpu gb200 --pp 4 --ep 64 --dp 64 --pipeline-layout balanced"
+    options += " --recompute selective --recompute-modules mla_up_proj --moe-dispatcher hybridep"
+    made = json.loads(export(options, "--to", "nemo", "--json").stdout)
+    told = next(each for each in made["assumptions"] if "has no HybridEP" in each)
+    priced, other = map(float, re.findall(r"([\d.]+) s\b", told))
+    assert "with alltoall the model expects" in told
+    assert other > 1.1 * priced
