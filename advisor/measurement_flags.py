@@ -51,14 +51,14 @@ def expert_knobs(
     dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
     factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
     usual = 0.0 if row.text("moe_token_drop") else habit.get("capacity_factor", 0.0)
-    sms = row.json("other_flags").get("moe_hybridep_num_sms", habit.get("dispatcher_sms"))
+    sms = row.said_number("moe_hybridep_num_sms", habit.get("dispatcher_sms", 0))
     overlap = row.flag("moe_a2a_overlap", habit.get("moe_overlap", False) and sizes["ep"] > 1)
     if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
         overlap = False
         assumed.append("no overlap of the experts' exchange, which needs virtual stages and none are stated")
     return {
         "moe_dispatcher": dispatcher,
-        "dispatcher_sms": int(sms or 0) if dispatcher == "hybridep" else 0,
+        "dispatcher_sms": sms if dispatcher == "hybridep" else 0,
         "moe_capacity_factor": float(factor[1]) if factor else usual,
         "overlap_moe_comm": overlap,
         "delay_wgrad": bool(overlap and habit.get("delay_wgrad", False)),
@@ -73,13 +73,15 @@ def optimizer_knobs(row: Row) -> dict[str, Any]:
         knob: DTYPES.get(str(flags.get(knob)), "fp32")
         for knob in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     }
-    instances = flags.get("num_distributed_optimizer_instances")
+    strategy = flags.get("outer_dp_sharding_strategy")
     values: dict[str, Any] = {"precision_aware_optimizer": aware} | (formats if aware else {})
     if row.text("optimizer").strip().lower() in MUON:
         values["optimizer"] = "muon"
     return values | {
-        "optimizer_instances": int(instances) if instances else 1,
-        "outer_dp_sharding_strategy": flags.get("outer_dp_sharding_strategy", "no_shard"),
+        "optimizer_instances": row.said_number("num_distributed_optimizer_instances") or 1,
+        "outer_dp_sharding_strategy": strategy
+        if strategy in KNOBS["outer_dp_sharding_strategy"].choices
+        else "no_shard",
     }
 
 
@@ -115,7 +117,7 @@ def graph_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> dict[st
         text = "+".join(habit.get(kind, ()))
     if text in ("", "none") or not row.flag("cuda_graph", True):
         return {"cuda_graph": False}
-    named = re.split(r"[:+()\s]+", text)
+    named = re.findall(r"\w+", text)
     scopes = [scope for scope in KNOBS["cuda_graph_scope"].choices if scope in named]
     if "full" in named:
         scopes = []
@@ -131,7 +133,7 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any], fsdp: bool)
     values |= dict.fromkeys(habit.get("plain_kernels", ()), False)
     values |= {ours: bool(flags[theirs]) for ours, theirs in PLAIN_FLAGS.items() if theirs in flags}
     if values.get("defer_embedding_wgrad"):
-        values["wgrad_deferral_limit"] = int(flags.get("wgrad_deferral_limit", DEFERRED))
+        values["wgrad_deferral_limit"] = row.said_number("wgrad_deferral_limit", DEFERRED)
     if row.text("other_flags") and RESOLVED_RECIPE.match(row.text("recipe_key")):
         values["rope_fusion"] = "apply_rope_fusion" in flags
         if fsdp:  # recipes with FSDP switch it off; of others it may be what their class leaves
@@ -162,12 +164,11 @@ def recompute_knobs(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, 
     """
     stated = row.text("recompute_granularity") or habit.get("recompute", "none")
     if stated == "full":
-        layers = row.text("recompute_num_layers")
-        some = layers.isdigit() and row.json("other_flags").get("recompute_method") != "uniform"
-        return "full", (), int(layers) * vpp if some else 0
+        units = row.json("other_flags").get("recompute_method") == "uniform"
+        return "full", (), 0 if units else (row.whole("recompute_num_layers") or 0) * vpp
     if stated != "selective":
         return "none", (), 0
-    named = re.split(r"[+(),\s]+", row.text("recompute_modules"))
+    named = re.findall(r"\w+", row.text("recompute_modules"))
     modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
     if not modules and RESOLVED_RECIPE.match(row.text("recipe_key")):
         # Megatron-Core takes core_attn where no list is given, nothing where the list is empty.

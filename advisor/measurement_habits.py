@@ -20,7 +20,11 @@ RECIPES = Path(__file__).with_name("measurement_recipes.toml")
 # The entry whose recipes those are.
 RECIPES_OF = "nemo:"
 # Words of tasks in other tables; the first that stands in a text counts.
-TASK_WORDS = {"lora": "lora", "peft": "lora", "sft": "sft", "fine-?tun": "sft", "pre-?train": "pretrain"}
+TASK_WORDS = {
+    **dict.fromkeys(("lora", "dora", "peft"), "lora"),
+    **dict.fromkeys(("sft", "fine-?tun", "full.ft"), "sft"),
+    "train": "pretrain",
+}
 
 
 # The column that says what a habit is for; a recipe of which a row states all is not told as assumed.

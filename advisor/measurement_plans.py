@@ -73,9 +73,10 @@ def row_model(row: Row) -> tuple[ModelSpec, str]:
             raise ValueError(str(error).replace("--model", "model")) from None
         model = _of_sizes(named, overrides)
         words = f"model {named!r} is not known, so built from its sizes: {_in_words(model)}"
-    heads = row.text("mtp_layers") or str(habit_of(row).get("mtp", ""))
-    if heads.isdigit() and int(heads) != model.mtp_layers:
-        model = replace(model, mtp_layers=int(heads))
+    stated = row.whole("mtp_layers")
+    heads = habit_of(row).get("mtp", model.mtp_layers) if stated is None else stated
+    if heads != model.mtp_layers:
+        model = replace(model, mtp_layers=heads)
     return model, words
 
 
@@ -220,7 +221,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
 
 def _flushes(row: Row, sizes: Mapping[str, int], micro_batch: int) -> int:
     """Times that a step drains the pipeline: once for each local batch where a row has one (AutoModel's LBS)."""
-    local = int(row.json("other_flags").get("LBS", 0))
+    local = row.said_number("LBS")
     whole = row.count("gbs", 0) // sizes["dp"]
     if sizes["pp"] == 1 or local == 0 or local % micro_batch or whole % local:
         return 1

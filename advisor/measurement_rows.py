@@ -104,6 +104,8 @@ OTHER_COLUMNS = {
     "contextparallel": "cp",
     "expertparallel": "ep",
     "dataparallel": "dp",
+    "virtualpipelineparallel": "vp",
+    "experttensorparallel": "etp",
     "steptime": "step_time_s",
     "iterationtime": "step_time_s",
     "iterationtimems": "step_time_ms",
@@ -126,6 +128,7 @@ OTHER_COLUMNS = {
 def column_name(header: str) -> str:
     """The column that a header means, in any case and with any signs between its words; as it is when none of ours."""
     bare = re.sub(r"[^a-z0-9]", "", header.lower())
+    bare = re.sub(r"(model)?parallel(size)?$", "parallel", re.sub(r"^(vpp?|[tpcde]p|etp)size$", r"\1", bare))
     return OTHER_COLUMNS.get(bare, _own_columns().get(bare, header.strip()))
 
 
@@ -133,6 +136,15 @@ def column_name(header: str) -> str:
 def _own_columns() -> dict[str, str]:
     named = (*NUMBERS, *FLAGS, *TEXTS, *WORDS)
     return {re.sub(r"[^a-z0-9]", "", name): name for name in named}
+
+
+def whole_number(value: Any) -> int | None:
+    """A number, or its text, that is whole and not below 0; None for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if math.isfinite(number) and number >= 0 and number % 1 == 0 else None
 
 
 def row_id(row: Row) -> str:
@@ -185,6 +197,15 @@ class Row:
         """A column as a whole number, `default` when empty."""
         value = self.number(name)
         return int(value) if value is not None else default
+
+    def whole(self, name: str) -> int | None:
+        """A column as a whole number from 0 on, also written as 5.0; None when empty or not one."""
+        return whole_number(self.text(name))
+
+    def said_number(self, name: str, default: int = 0) -> int:
+        """A whole number of `other_flags`, `default` where nothing or something else stands there."""
+        found = whole_number(self.json("other_flags").get(name))
+        return default if found is None else found
 
     def fault(self) -> str:
         """The first number that cannot be meant: its column, what stands there and the rule; '' when none."""

@@ -63,7 +63,7 @@ def _whole_experts(row: Row, habit: Mapping[str, Any]) -> bool:
 
 def _virtual_stages(row: Row, habit: Mapping[str, Any], model: ModelSpec, pp: int, assumed: list[str]) -> int:
     """Virtual stages where the table has none: as its notes or its recipe know them, else as the source's habit is."""
-    if "Interleaved" in row.json("other_flags").get("schedule", ""):
+    if "Interleaved" in str(row.json("other_flags").get("schedule", "")):
         assumed.append(
             f"chunks of its interleaved schedule not stated: {INTERLEAVED_CHUNKS} for each rank, torchtitan's default"
         )
@@ -80,6 +80,14 @@ def _virtual_stages(row: Row, habit: Mapping[str, Any], model: ModelSpec, pp: in
     return stages or (1 if model.num_layers % pp else model.num_layers // pp)
 
 
+def _printed_stages(text: str) -> list[str]:
+    """Letters of each virtual stage of a printed layout, also as Python prints lists; none where it is no layout."""
+    try:
+        return expand(text.replace("'", '"') if text.startswith("[") else text)
+    except ValueError:
+        return []
+
+
 def stage_layout(row: Row, model: ModelSpec, sizes: Mapping[str, int], assumed: list[str]) -> dict[str, Any]:
     """Layers of each stage: as printed, by the accounting flags where they divide, else balanced."""
     pp, vpp = sizes["pp"], sizes["vpp"]
@@ -87,11 +95,12 @@ def stage_layout(row: Row, model: ModelSpec, sizes: Mapping[str, int], assumed: 
         return {}
     text = row.text("pp_layout")
     if text:
-        stages = expand(text)
+        stages = _printed_stages(text)
         placed = sum(stage.count("t") for stage in stages)
         if len(stages) % pp == 0 and len(stages) == pp * vpp and placed == model.num_layers:
             return {"pipeline_layout": "|".join(stages)}
-        assumed.append(f"the printed layout has {len(stages)} stages of {placed} layers: balanced instead")
+        what = f"has {len(stages)} stages of {placed} layers" if stages else f"{text!r:.60} is not read"
+        assumed.append(f"the printed layout {what}: balanced instead")
         return {"pipeline_layout": BALANCED}
     first, last = row.count("first_stage_layers", 0), row.count("last_stage_layers", 0)
     if first or last:

@@ -204,7 +204,7 @@ def _read(row: Row) -> Case | Skip:
         stack = stack_of(row)
         plan, unsaid = made_to_fit(row, model, workload, cluster, plan, stack)
         plan, micro_batch = largest_micro_batch(row, model, workload, cluster, plan, stack)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a type that nobody thought of costs its row, not the table
         return Skip(name, str(error))
     allocated, reserved = _measured_memory(row)
     return Case(

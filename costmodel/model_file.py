@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from costmodel.model_checks import largest_count
 from costmodel.model_spec import ModelSpec
 from costmodel.model_tables import (
     AttentionTemperature,
@@ -165,6 +166,13 @@ def with_overrides(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
             values[table] = dict(values[table]) | {part: value}
         else:
             raise ValueError(f"{key} cannot be set: {spec.name} has no table [{table}]. Leave it out.")
+    if spec.layer_pattern and len(set(given) & {"num_layers", "layer_pattern"}) == 1:
+        # Fewer layers are the first of a pattern, more begin it again, and a pattern says how many there are.
+        if "layer_pattern" in given:
+            values["num_layers"] = len(str(values["layer_pattern"]))
+        elif isinstance(values["num_layers"], int) and values["num_layers"] <= largest_count("num_layers"):
+            times = -(-values["num_layers"] // len(spec.layer_pattern))
+            values["layer_pattern"] = (spec.layer_pattern * times)[: values["num_layers"]]
     if spec.num_kv_heads == spec.num_heads and "num_kv_heads" not in given:
         values["num_kv_heads"] = values["num_heads"]
     if spec.head_dim * spec.num_heads == spec.hidden and "head_dim" not in given:
