@@ -108,6 +108,8 @@ def facts_not_on_file(
     elif rotary and not yarn:
         yield from _lost_scaling(model)
     yield from _lost_attention(model)
+    if model.left_out:
+        yield f"not in our file of {model.name}, so neither trained nor counted: {model.left_out}"
 
 
 def _lost_scaling(model: ModelSpec) -> Iterator[str]:
