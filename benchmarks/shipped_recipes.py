@@ -23,6 +23,16 @@ def recipe_rows() -> list[Row]:
         return [Row(values | common) for values in csv.DictReader(file)]
 
 
+def shipped_cases() -> tuple[list[Case], int]:
+    """Recipes as plans, and how many contradict themselves: sizes, or layers and stages, that do not divide."""
+    rows = recipe_rows()
+    cases = [case for case in map(row_case, rows) if isinstance(case, Case)]
+    whole = [
+        case for case in cases if not any(each.endswith("chunks: balanced") for each in case.assumptions)
+    ]
+    return whole, len(rows) - len(whole)
+
+
 def over_memory(cases: list[Case]) -> dict[str, tuple[float, bool]]:
     """By recipe, the share by which its peak is over the GPU's memory [1], and whether that refutes it."""
     found = {}
@@ -35,12 +45,12 @@ def over_memory(cases: list[Case]) -> dict[str, tuple[float, bool]]:
 
 def recipe_lines() -> list[str]:
     """What the section Memory says of them."""
-    rows = recipe_rows()
-    cases = [case for case in map(row_case, rows) if isinstance(case, Case)]
+    cases, contradict = shipped_cases()
     found = over_memory(cases).values()
     over = [share for share, _ in found if share > 0]
     return [
-        f"Of {len(cases)} plans that are shipped as recipes, without times ({rows[0].text('source')}), {len(over)} are "
-        f"predicted over their GPU's memory, by up to {max(over):.0%}, and {sum(no for _, no in found)} so far over "
-        f"that we call them impossible. {len(rows) - len(cases)} more contradict themselves: sizes that do not divide.",
+        f"Of {len(cases)} plans that are shipped as recipes, without times ({cases[0].row.text('source')}), "
+        f"{len(over)} are predicted over their GPU's memory, by up to {max(over):.0%}, and "
+        f"{sum(no for _, no in found)} so far over that we call them impossible. {contradict} more contradict "
+        "themselves: sizes, or layers and stages, that do not divide.",
     ]

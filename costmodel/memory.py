@@ -56,18 +56,19 @@ def activation_bytes(
 ) -> Amount:
     """Activations of all layers of a stage and all micro-batches in flight. [byte]
 
-    kept: of the blocks of the stage's decoder layers for one micro-batch; heads: of its MTP heads, which full recompute
-    leaves out; maps: held once, whatever is in flight. Layers with full recompute keep their input alone; what waits in
-    host memory passes through two layers' buffers, which are free again when the layers that stay are computed. A
-    forward pass that runs beside a backward pass layer by layer (overlapped expert dispatch) holds one layer more.
+    kept: of the blocks of the stage's decoder layers for one micro-batch; heads: of its MTP heads for all in flight
+    there, which full recompute leaves out; maps: held once, whatever is in flight. Layers with full recompute keep
+    their input alone; what waits in host memory passes through two layers' buffers, which are free again when the
+    layers that stay are computed. A forward pass that runs beside a backward pass layer by layer (overlapped expert
+    dispatch) holds one layer more.
     Source of what recompute leaves out: Megatron-Core 0.16.1, multi_token_prediction.py, _checkpointed_forward with
     method block, which is what is exported.
     """
     inputs = layers * activations.layer_input(x)
-    stage = x.recompute_layers * inputs + (1 - x.recompute_layers) * kept + heads
+    stage = x.recompute_layers * inputs + (1 - x.recompute_layers) * kept
     held = in_flight + x.ep_overlap / maximum(layers, 1)
     buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share)
-    return maximum(held * (1 - x.offload_share), buffers) * stage + maps
+    return maximum(held * (1 - x.offload_share), buffers) * stage + (1 - x.offload_share) * heads + maps
 
 
 def held_map_bytes(x: SimpleNamespace, stage: str) -> Amount:
@@ -158,7 +159,8 @@ def rank_memory(
 class _Stage:
     """One pipeline stage: parameters of its rank, layers, micro-batches in flight [1], and what these keep [byte].
 
-    dense, experts, adapters: parameters; kept: of the decoder's blocks for one micro-batch; heads: of its MTP heads;
+    dense, experts, adapters: parameters; kept: of the decoder's blocks for one micro-batch; heads: of its MTP heads for
+    those in flight on the last chunk;
     maps: held once; loss: logits and what stands beside them.
     """
 
@@ -210,9 +212,11 @@ def _stage(
         layer = _activations_of(blocks, lambda name: getattr(x, f"{name}_mtp"))
         heads = ledger.define(
             f"{stage}_stage_mtp_kept",
-            in_stage(x, "mtp", stage) * (layer + activations.mtp_inputs(x)),
+            schedule.last_chunk_in_flight(x, where)
+            * in_stage(x, "mtp", stage)
+            * (layer + activations.mtp_inputs(x)),
             "byte",
-            activations.mtp_inputs,
+            schedule.last_chunk_in_flight,
         )
     maps: Amount = 0
     if "experts" in blocks:

@@ -53,3 +53,8 @@ def in_flight(x: SimpleNamespace, stage: Amount) -> Amount:
     chunks = 2 * (x.pp - stage - 1) + (x.vpp - 1) * x.vpp_group + 1
     count = x.m / x.flushes
     return interleaved * minimum(chunks / x.vpp, count) + (1 - interleaved) * minimum(x.pp - stage, count)
+
+
+def last_chunk_in_flight(x: SimpleNamespace, stage: Amount) -> Amount:
+    """Micro-batches whose activations a stage holds of its last chunk, as in 1F1B: deep passes turn first. [1]"""
+    return minimum(x.pp - stage, x.m / x.flushes)

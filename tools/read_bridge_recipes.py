@@ -123,6 +123,8 @@ def row(name: re.Match[str], config: Any) -> dict[str, Any]:
         "moe_dispatcher": dispatcher(model),
         "moe_token_drop": "dropless" if model.get("moe_token_dispatcher_type") else "",
         "pp_layout": layout(model.get("pipeline_model_parallel_layout")),
+        "first_stage_layers": model.get("num_layers_in_first_pipeline_stage") or "",
+        "last_stage_layers": model.get("num_layers_in_last_pipeline_stage") or "",
         "mtp_layers": model.get("mtp_num_layers") or "",
         "optimizer": optimizer.get("optimizer", ""),
         "other_flags": json.dumps(flags(config), sort_keys=True),
