@@ -61,7 +61,8 @@ def rank_amounts(
     buffered = stage_buffers(x, plan, chunks, works, model)
     once = step_messages(x, plan, buffered)
     saved = _saved(x, chunks, works)
-    flying = schedule.in_flight(x, stage)
+    flying, turned = schedule.in_flight(x, stage), schedule.last_chunk_in_flight(x, stage)
+    heads = _saved_by_heads(x, chunks, works)
     return RankAmounts(
         stage=stage,
         num_microbatches=count,
@@ -71,7 +72,8 @@ def rank_amounts(
         parameters=parameter_counts(buffered),
         state={name: _number(size) for name, size in state_bytes(x, buffered).items()},
         peak=_number(
-            flying * sum(size for name, size in saved.items() if name not in ONCE)
+            flying * (sum(size for name, size in saved.items() if name not in ONCE) - heads)
+            + turned * heads
             + sum(saved.get(name, 0) for name in ONCE)
         ),
         notes=_notes(plan, workload, model),
@@ -263,6 +265,15 @@ def _saved(
             kept = activations.saved_logits(x) + activations.output_input(x)
             found["output"] = found.get("output", 0) + passes * kept + activations.gather_buffer(x)
     return found
+
+
+def _saved_by_heads(
+    x: SimpleNamespace, chunks: tuple[PlacedChunk, ...], works: Mapping[str, BlockWork]
+) -> Amount:
+    """Bytes of these that heads for more tokens keep, on the last chunk. [byte]"""
+    blocks = [placed for chunk in chunks for placed in chunk.blocks if placed.mtp and not placed.again]
+    inputs = sum(chunk.mtp for chunk in chunks) * activations.mtp_inputs(x)
+    return sum(works[placed.block].saved_bytes() for placed in blocks) + inputs
 
 
 def _notes(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[str, ...]:

@@ -46,8 +46,7 @@ def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
     if kind in (DENSE, SPARSE, ATTENTION):
         parts["attention"] = _attention(spec, norm_weights)
         if spec.mla is not None and spec.indexer is not None:
-            sizes = spec.hidden, spec.mla.q_lora_rank or 0, spec.indexer.heads, spec.indexer.head_dim
-            parts["indexer"] = int(indexer_parameters(*sizes)) * spec.picking_layers // spec.num_layers
+            parts["indexer"] = _indexer(spec) * spec.picking_layers // spec.num_layers
         if spec.residual_streams > 1:
             parts["hyper-connections"] = int(mixing_weights(spec.hidden, spec.residual_streams))
     if kind in (GATED_DELTA, MAMBA):
@@ -82,6 +81,8 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
         idle += count * _idle_experts(spec, one)
         for part, amount in one.items():
             parts[part] = parts.get(part, 0) + count * amount
+    if spec.indexer is not None:
+        parts["indexer"] = _indexer(spec) * spec.picking_layers
     parts["norms"] = parts.get("norms", 0) + norm_parameters(spec.hidden, norm_weights)
     if output:
         parts["output layer"] = output
@@ -102,6 +103,14 @@ def encoder_parameters(spec: ModelSpec) -> int:
     head = own.hidden / own.num_heads
     layer = attention_parameters(own.hidden, own.num_heads, own.num_heads, head)
     return own.num_layers * round(float(layer + mlp_parameters(own.hidden, own.ffn_hidden, own.gated)))
+
+
+def _indexer(spec: ModelSpec) -> int:
+    """Parameters of the indexer of a layer that has one. [1]"""
+    assert spec.mla is not None
+    assert spec.indexer is not None
+    sizes = spec.hidden, spec.mla.q_lora_rank or 0, spec.indexer.heads, spec.indexer.head_dim
+    return int(indexer_parameters(*sizes))
 
 
 def _attention(spec: ModelSpec, norm_weights: int) -> int:

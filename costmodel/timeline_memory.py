@@ -16,6 +16,7 @@ from costmodel.layout import Chunk
 from costmodel.memory import activation_bytes
 from costmodel.passes import stage_chunks
 from costmodel.prediction import Prediction
+from costmodel.schedule import last_chunk_in_flight
 from costmodel.simulate import StagePasses
 
 Curve = tuple[tuple[float, float], ...]
@@ -57,7 +58,8 @@ def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Cur
     layers = float(sum(chunk.layers for chunk in chunks) or 1)
     x = SimpleNamespace(**values)
     vpp = len(chunks)
-    heads = values.get(f"{name}_stage_mtp_kept", 0.0)
+    where = {"first": 0, "second": 1, "fullest": values.get("fullest_stage", 0)}.get(name, x.pp - 1)
+    heads = values.get(f"{name}_stage_mtp_kept", 0.0) / last_chunk_in_flight(x, where)
     maps = values.get(f"{name}_stage_maps", 0.0)
     if scale == 1.0:  # the stage is the formula's own: its figures, so that peaks agree to the digit
         kept = values[f"{name}_stage_kept"]
@@ -71,14 +73,16 @@ def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Cur
         [
             0.0,
             *(
-                activation_bytes(x, kept, layers, number / vpp, heads, maps)
+                activation_bytes(x, kept, layers, number / vpp, maps=maps)
                 for number in range(1, flying.max() + 1)
             ),
         ]
     )
     moved = held[flying] + sum(own.get(part, 0.0) for part in COMPUTING) * (flying > 0)
+    turned = np.cumsum((taken * (passes.chunk == vpp - 1))[order])
+    moved += turned * heads * (1 - x.offload_share)
     if own.get("logits"):
-        moved += own["logits"] * (np.cumsum((taken * (passes.chunk == vpp - 1))[order]) > 0)
+        moved += own["logits"] * (turned > 0)
     points = zip(seconds[order].tolist(), (stays + moved).tolist(), strict=True)
     return ((0.0, stays), *points)
 
