@@ -12,6 +12,7 @@ from typing import Any
 
 import hardware_db
 from costmodel.binding_attention import attention_inputs, fp8_attention_gains
+from costmodel.binding_links import collective_inputs
 from costmodel.binding_tables import (
     NONE_KNOWN,
     bound_of,
@@ -35,17 +36,12 @@ from costmodel.step_constants import (
     parameter_keys,
     usual_key,
 )
-from costmodel.symbols import COLLECTIVE_CONSTANTS, COLLECTIVES
-from hardware_db import Cluster, Gpu, Link
+from hardware_db import Cluster, Gpu
 
 # GPUs of a generation are less far apart (H20's peak is 6.7 times below H100's); a slip of the unit is 8 times or more.
 FAR_FROM_KIN = 7.0
 # Dense 16-bit FLOPs of a Hopper SM in a cycle. Source: NVIDIA H100 whitepaper: 989 TFLOP/s of 132 SMs at 1830 MHz.
 FLOPS_A_CYCLE = 4096
-# Share of a network card's rate that NCCL reaches: 350 to 380 of 400 GB/s, 4 to 1024 H100 nodes. And the latency of a
-# collective of two nodes: 35 to 50 us over InfiniBand for small messages. [1] and [s]
-# Source: shared hardware notes, section 6 (between nodes).
-NETWORK_EFFICIENCY, NETWORK_LATENCY = 0.92, 45e-6
 # Pinned copies reach this share of the host link. Source: NVIDIA bandwidthTest on PCIe 5 and NVLink-C2C.
 HOST_LINK_EFFICIENCY = 0.85
 # A GPU's share of the host's memory bandwidth where the cluster's file has none, assumed: eight DDR5 channels for four.
@@ -58,15 +54,6 @@ HOST_MEMORY_BANDWIDTH = 75e9
 # ranks is our reading, not printed. Five steps of DeepSeek-V3 on GB200 before its hosts were tuned, read so afterwards,
 # are told at 89 to 103 % of their time with it (66 to 72 % without). [1]
 UNBOUND_LAUNCH = {"grace": 2.0, "x86": 1.0}
-# Collectives over a link without measured curves: latency, more of it for each rank [s], share of the link's rate for
-# many ranks, and ranks of half of that [1]; latency of a copy between two [s]. Assumed; curves of NVSwitch on file have
-# 9 to 35 us, up to 16 us a rank, 0.7 to 1.1 of the rate and 0.2 to 3.3 ranks (hardware_db/calibrated).
-LINK_LATENCY, LINK_LATENCY_PER_RANK, LINK_EFFICIENCY, LINK_HALF_RANKS = 10e-6, 3e-6, 0.8, 0.5
-COPY_LATENCY = 8e-6
-# Share of a link that point-to-point copies reach, NVLink's P2P. [1] Source: shared hardware notes, section 7.
-SEND_RECV_EFFICIENCY = 0.83
-# Constants of a collective that are rates of the link.
-LINK_RATES = ("bandwidth", "low_latency_bandwidth")
 
 
 def hardware_inputs(
@@ -109,7 +96,7 @@ def hardware_inputs(
     bound["attention_launch"] = bound["gemm_launch"]
     for symbol, name in (("pass_host", "pass"), ("layer_update_host", "layer_update")):
         bound[symbol] = _exposed_host(tables, cluster, name)
-    bound |= _collectives(tables, cluster) | _host(cluster)
+    bound |= collective_inputs(tables, cluster) | _host(cluster)
     bound |= _step(tables, cluster, gemm, software)
     return bound
 
@@ -202,74 +189,6 @@ def _gemm(tables: Mapping[str, Any], cluster: Cluster, dtype: str, prefix: str) 
     return bound
 
 
-def _collectives(tables: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound]:
-    """Constants of the collectives: fitted curves, else the intra-domain link's data sheet."""
-    measured = tables.get("collective", {})
-    link, network = cluster.intra, cluster.inter
-    bound: dict[str, Bound] = {}
-    for operation in COLLECTIVES:
-        table = measured.get(operation, {})
-        for name in COLLECTIVE_CONSTANTS:
-            if name in table:
-                found = bound_of(table[name], f"{cluster.gpu.name}, collective.{operation}.{name}")
-                bound[f"{operation}_{name}"] = (
-                    _over_own_link(found, operation, cluster) if name in LINK_RATES else found
-                )
-        if not table:
-            bound |= _link_constants(operation, link.bandwidth, link.latency, f"link {link.name}")
-    own = measured.get("send_recv", {})
-    bound["send_recv_latency"] = (
-        bound_of(own["latency"], f"{cluster.gpu.name}, collective.send_recv")
-        if own
-        else Bound(max(link.latency, COPY_LATENCY), f"link {link.name}: latency")
-    )
-    bound["send_recv_bandwidth"] = (
-        bound_of(own["bandwidth"], f"{cluster.gpu.name}, collective.send_recv")
-        if own
-        else Bound(
-            link.bandwidth * SEND_RECV_EFFICIENCY, f"link {link.name}: {SEND_RECV_EFFICIENCY} of its rate"
-        )
-    )
-    bound["network_bandwidth"] = _network(network)
-    bound["network_latency"] = Bound(
-        max(network.latency, NETWORK_LATENCY),
-        f"link {network.name}: latency for each doubling of the domains",
-    )
-    return bound
-
-
-def _over_own_link(found: Bound, operation: str, cluster: Cluster) -> Bound:
-    """A fitted rate of a collective, as much of this cluster's link as it was of the link that was measured.
-
-    A user's own measurement is of the own link. Source: DeepSeek-AI, DeepEP README: 153 GB/s of the H800's 160 usable.
-    """
-    gpu, link, of = cluster.gpu, cluster.intra, hardware_db.calibration_link(cluster.gpu)
-    if of is None or of.bandwidth == link.bandwidth or operation in gpu.own_calibration.get("collective", {}):
-        return found
-    share = link.bandwidth / of.bandwidth
-    return Bound(
-        found.value * share,
-        f"{found.source}; x {share:.3g}, link {link.name} over {of.name}",
-        f"collectives over link {link.name} are assumed to reach the share of its {link.bandwidth / 1e9:g} GB/s that "
-        f"{gpu.calibrated_like} reaches of the {of.bandwidth / 1e9:g} GB/s of {of.name}",
-    )
-
-
-def _network(link: Link) -> Bound:
-    """What a GPU's share of the network moves in a step's collectives: NCCL's share, less where runs show less."""
-    source = f"link {link.name}: {NETWORK_EFFICIENCY} of {link.bandwidth / 1e9:g} GB/s a GPU"
-    rate = link.bandwidth * NETWORK_EFFICIENCY
-    if "reached" not in link.quantities:
-        return Bound(rate, source)
-    reached = link.quantities["reached"]
-    return Bound(
-        rate * reached.si,
-        f"{source} x {reached.si:g}: {reached.source}",
-        f"network {link.name}: taken at {reached.si:g} of its rate, {reached.kind}: all that published runs move on "
-        "ConnectX-8's 800 Gbit/s",
-    )
-
-
 def _host(cluster: Cluster) -> dict[str, Bound]:
     """Links to the host, its memory, and what a GPU's generation decides about queues, switches and clocks."""
     generation, link = cluster.gpu.generation, cluster.host_link
@@ -296,24 +215,6 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
         "boost_slider": Bound(
             float(is_newer(generation)), f"{generation}: nvidia-smi boost-slider from Hopper on"
         ),
-    }
-
-
-def _link_constants(operation: str, bandwidth: float, latency: float, where: str) -> dict[str, Bound]:
-    """A link without measured curves: a share of its rate for many ranks, one protocol."""
-    fixed, rate = max(latency, LINK_LATENCY), LINK_EFFICIENCY * bandwidth
-    values = {
-        "latency": fixed,
-        "latency_per_rank": LINK_LATENCY_PER_RANK,
-        "bandwidth": rate,
-        "half_ranks": LINK_HALF_RANKS,
-        "low_latency": fixed,
-        "low_latency_per_rank": LINK_LATENCY_PER_RANK,
-        "low_latency_bandwidth": rate,
-    }
-    note = f"collectives over {where} are assumed to reach {LINK_EFFICIENCY} of its rate: no measured curve"
-    return {
-        f"{operation}_{name}": Bound(value, f"{where}: data sheet", note) for name, value in values.items()
     }
 
 

@@ -251,8 +251,9 @@ INPUTS: tuple[Input, ...] = tuple(
         attention_backward_fp8_gain | 1 | rate of FP8 attention's backward kernel over the 16-bit one
         host_link | byte/s | bandwidth between a GPU and its host, one direction
         host_memory | byte/s | memory bandwidth of the host, a GPU's share
+        peer_links | 1 | links that share a GPU's bandwidth in a domain: one to each other GPU in a mesh, 1 to a switch
         send_recv_latency | s | point-to-point inside a domain, fixed time
-        send_recv_bandwidth | byte/s | point-to-point inside a domain
+        send_recv_bandwidth | byte/s | point-to-point between two GPUs of a domain
         network_bandwidth | byte/s | bus bandwidth of one GPU's network cards
         network_latency | s | time of a collective over the network for each doubling of the domains
         attention_forward_half_window | 1 | twice the keys of half that rate under a sliding window, forward

@@ -30,5 +30,6 @@ def gpu_tables(measured: Record, cluster: Cluster) -> Record:
             f"the data sheet of {gpu.title} has no peak for {', '.join(missing)}. Add peak_{missing[0]} to its file."
         )
     peaks = {dtype: gpu.quantities[f"peak_{dtype}"].si for dtype in dtypes}
-    fitted = tables(measured, peaks, gpu.quantities["hbm_bandwidth"].si, int(measured["sms"]), leaf)
+    bandwidth, links = gpu.quantities["hbm_bandwidth"].si, cluster.intra.peer_links
+    fitted = tables(measured, peaks, bandwidth, int(measured["sms"]), leaf, links)
     return {name: fitted[name] for name in MEASURED if fitted[name]}

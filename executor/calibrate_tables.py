@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from costmodel.robust import Belief, Fitted, fit
 from costmodel.symbols import COLLECTIVES
 from costmodel.timing import kernels
+from costmodel.timing.network import mesh_share
 from costmodel.work.linear import gemm_bytes
 
 Record = dict[str, Any]
@@ -61,8 +63,18 @@ def copy_bandwidth(measured: Record) -> float:
     return float(largest["bytes"] / largest["seconds"])
 
 
-def tables(measured: Record, peak: Mapping[str, float], bandwidth: float, sms: int, leaf: Leaf) -> Record:
-    """The fitted tables in the form of hardware_db. peak [FLOP/s] and bandwidth [byte/s]: what fractions are of."""
+def tables(
+    measured: Record,
+    peak: Mapping[str, float],
+    bandwidth: float,
+    sms: int,
+    leaf: Leaf,
+    peer_links: int = 1,
+) -> Record:
+    """The fitted tables in the form of hardware_db. peak [FLOP/s] and bandwidth [byte/s]: what fractions are of.
+
+    peer_links: those of the measured GPUs' link [1].
+    """
     op = statistics.median(entry["seconds"] for entry in measured["host"])
     dtypes = dict.fromkeys(entry["dtype"] for entry in measured["gemm"])
     gemm = {dtype: gemm_table(measured, dtype, peak[dtype], bandwidth, sms, op, leaf) for dtype in dtypes}
@@ -78,7 +90,7 @@ def tables(measured: Record, peak: Mapping[str, float], bandwidth: float, sms: i
             "kernel_launch": leaf(op * EAGER_OPS_PER_KERNEL * 1e6, "us"),
             "graph_launch": leaf(op * 1e6, "us"),
         },
-        "collective": collective_tables(measured.get("collectives", []), leaf),
+        "collective": collective_tables(measured.get("collectives", []), leaf, peer_links),
     }
 
 
@@ -170,11 +182,15 @@ def memory_table(measured: Record, bandwidth: float, leaf: Leaf) -> Record:
     }
 
 
-def wire_factor(kind: str, ranks: int) -> float:
-    """Bytes a rank puts on its link over the bytes of the buffer: nccl-tests' bus over algorithm bandwidth. [1]"""
+def wire_factor(kind: str, ranks: int, peer_links: int = 1) -> float:
+    """Bytes a rank puts on its link over the bytes of the buffer: nccl-tests' bus over algorithm bandwidth. [1]
+
+    Over the share of the link that so many ranks of a mesh reach; a message between two is of their one link.
+    """
     if kind == "send_recv":
         return 1.0
-    return (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
+    share = float(mesh_share(SimpleNamespace(peer_links=peer_links), ranks))
+    return (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1) / share
 
 
 def fit_messages(points: Sequence[tuple[float, int, float]]) -> Fitted:
@@ -203,8 +219,11 @@ def fit_messages(points: Sequence[tuple[float, int, float]]) -> Fitted:
     return fit(residuals, beliefs, 2 * SCATTER)
 
 
-def collective_tables(entries: Sequence[Record], leaf: Leaf) -> Record:
-    """Latency and bandwidth of each kind. One protocol: both forms of the two-protocol formula are the same line."""
+def collective_tables(entries: Sequence[Record], leaf: Leaf, peer_links: int = 1) -> Record:
+    """Latency and bandwidth of each kind. One protocol: both forms of the two-protocol formula are the same line.
+
+    Bandwidths are those of a whole mesh, as the cost model reads them, but for send_recv, which has one link.
+    """
     found: Record = {}
     for kind in (*COLLECTIVES, "send_recv"):
         own = [entry for entry in entries if entry["kind"] == kind]
@@ -212,7 +231,7 @@ def collective_tables(entries: Sequence[Record], leaf: Leaf) -> Record:
             continue
         # The lower quartile: other work makes ranks meet late, which is no cost of the message.
         points = [
-            (entry["bytes"] * wire_factor(kind, entry["ranks"]), entry["ranks"], entry["quick"])
+            (entry["bytes"] * wire_factor(kind, entry["ranks"], peer_links), entry["ranks"], entry["quick"])
             for entry in own
         ]
         fitted = fit_messages(points)

@@ -20,6 +20,7 @@ from hardware_db.schema import (
     LINK_KEYS,
     LINK_NEEDS,
     SCOPES,
+    TOPOLOGIES,
     Cluster,
     Gpu,
     Link,
@@ -35,7 +36,7 @@ GPU_WORDS = (
     "conflicts",
     "references",
 )
-LINK_WORDS = ("name", "title", "scope", "note")
+LINK_WORDS = ("name", "title", "scope", "topology", "note")
 ROLES = ("intra", "inter", "host_link")
 CLUSTER_WORDS = (
     "name",
@@ -133,7 +134,20 @@ def read_link(table: Table, name: str) -> Link:
         latency=quantities["latency"].si,
         quantities=quantities,
         path=table.path,
+        peer_links=_peer_links(table),
     )
+
+
+def _peer_links(table: Table) -> int:
+    """Links over which a link's bandwidth is spread: `num_links` of a mesh, which has one to each other GPU, else 1."""
+    if table.one_of("topology", TOPOLOGIES, "switch") == "switch":
+        return 1
+    count = table.quantity("num_links", LINK_KEYS["num_links"], above_zero=True).si
+    if count != int(count):
+        raise table.error(
+            "num_links", f"{count:g} is not a whole number: a mesh has a link to each other GPU."
+        )
+    return int(count)
 
 
 def read_cluster(
@@ -172,6 +186,7 @@ def read_cluster(
     name = table.text("name", record.path.stem)
     like = None if "gpus_per_node" in table.entries else usual(found_gpu)
     gpus_per_node, domain_size = _sizes(table, like)
+    _check_mesh(table, domain_size, links["intra"])
     title = table.text("title", name) + "".join(f"; links as {kin} (assumed)" for kin in assumed)
     if like is not None:
         title += f"; {gpus_per_node} GPUs a node as {like.name} (assumed)"
@@ -226,6 +241,16 @@ def _sizes(table: Table, usual: Cluster | None) -> tuple[int, int]:
             f"Give a divisor of {gpus_per_node}, or a multiple of it where a domain spans nodes.",
         )
     return gpus_per_node, domain_size
+
+
+def _check_mesh(table: Table, domain_size: int, link: Link) -> None:
+    """ValueError where a domain has more GPUs than a mesh's links reach. Fewer are part of a larger mesh."""
+    if link.peer_links > 1 and domain_size > link.peer_links + 1:
+        raise table.error(
+            "domain_size",
+            f"link {link.name} is a mesh, whose {link.peer_links} links of a GPU reach {link.peer_links} others, and "
+            f"a domain of {domain_size} GPUs needs one to each. Give {link.peer_links + 1} or fewer.",
+        )
 
 
 def around(gpu: Gpu, like: Cluster, path: Path) -> Cluster:

@@ -13,6 +13,8 @@ from hardware_db.units import to_base
 
 KINDS = ("datasheet", "derived", "measured", "assumed")
 SCOPES = ("intra", "inter", "host")
+# How a domain's GPUs are joined: each by all its links to switches, or by one link to each other GPU.
+TOPOLOGIES = ("switch", "mesh")
 # Rules, step constants and intervals are keyed by these.
 GENERATIONS = (
     "ampere",
@@ -156,6 +158,7 @@ class Link:
 
     scope is intra (scale-up domain), inter (network) or host. quantities["reached"], where a file has it: share of the
     bandwidth that published training runs move, where that is much less than benchmarks of one collective. [1]
+    peer_links: links over which the bandwidth is spread, one to each other GPU of a mesh; 1 where it is a switch's. [1]
     """
 
     name: str
@@ -165,6 +168,7 @@ class Link:
     latency: float
     quantities: Mapping[str, Quantity]
     path: Path
+    peer_links: int = 1
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ def collective_tables(
             ) -> np.ndarray:
                 x = SimpleNamespace(
                     intra_scale=1.0,
+                    peer_links=1,
                     **{
                         f"{operation}_{name}": value
                         for name, value in zip(COLLECTIVE_CONSTANTS, np.exp(p), strict=True)

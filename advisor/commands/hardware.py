@@ -170,7 +170,8 @@ def _links(cluster: Cluster) -> dict[str, Link]:
 def _link_line(role: str, link: Link) -> str:
     """What a link is and does: its rate is that of one GPU, one way."""
     rate = f"{link.bandwidth / 1e9:,.4g} GB/s a GPU one way, {link.latency * 1e6:.3g} us"
-    return f"{role:<10} {link.name}: {link.title}, {rate}"
+    mesh = f", over {link.peer_links} links, one to each other GPU" if link.peer_links > 1 else ""
+    return f"{role:<10} {link.name}: {link.title}, {rate}{mesh}"
 
 
 def _calibration_lines(gpu: Gpu) -> list[str]:

@@ -4,8 +4,10 @@ Inside a scale-up (NVLink) domain NCCL chooses the quicker of a low-latency and 
 
     t = min(a_ll + r_ll (n - 1) + w / (b_ll g),  a + r (n - 1) + w / (b g)),   g = n / (n + n_half),
 
-with w the bytes each rank puts on its link. Between domains a chunked ring uses the network cards of
-all ranks of the group that share a domain, and runs beside the transfers inside: the slower counts.
+with w the bytes each rank puts on its link. In a mesh, whose GPUs have a link to each other one and no switch, a group
+has those among its members alone: b is (n - 1) / (N - 1) of what a whole mesh of N reaches (`mesh_share`). Between
+domains a chunked ring uses the network cards of all ranks of the group that share a domain, and runs beside the
+transfers inside: the slower counts.
 Groups of one rank take no time. More bandwidth is never slower, more bytes never faster.
 
 Sources: NVIDIA NCCL, src/graph/tuning.cc; NVIDIA nccl-tests, PERFORMANCE.md. Fits of the constants:
@@ -42,7 +44,7 @@ def domain_time(
     """
     hops = ranks - 1 if hops is None else hops
     c = {name: getattr(x, f"{operation}_{name}") for name in COLLECTIVE_CONSTANTS}
-    growth = ranks / (ranks + c["half_ranks"])
+    growth = ranks / (ranks + c["half_ranks"]) * mesh_share(x, ranks)
     simple = c["latency"] + c["latency_per_rank"] * hops + wire / (c["bandwidth"] * x.intra_scale * growth)
     quick = (
         c["low_latency"]
@@ -50,6 +52,22 @@ def domain_time(
         + wire / (c["low_latency_bandwidth"] * x.intra_scale * growth)
     )
     return minimum(simple, quick)
+
+
+def mesh_share(x: SimpleNamespace, ranks: Amount) -> Amount:
+    """Share of a GPU's bandwidth inside a domain that `ranks` of its GPUs reach among themselves. [1]
+
+    1 behind a switch. In a mesh the links to the n - 1 others, of one to each other GPU: rings that together use all
+    of them, or an all-to-all straight to every peer. Holds for the ranks of a group that share a domain, at least two;
+    links between other GPUs carry nothing for them, although longer ways over these would be free.
+    Source: AMD, CDNA 3 white paper (from memory): eight MI300X, seven links each, fully connected.
+
+    Examples
+    --------
+    >>> [round(mesh_share(SimpleNamespace(peer_links=7), ranks), 3) for ranks in (2, 4, 8)]
+    [0.143, 0.429, 1.0]
+    """
+    return minimum(1, maximum(ranks - 1, 1) / x.peer_links)
 
 
 def network_time(x: SimpleNamespace, wire: Amount, domains: Amount, cards: Amount) -> Amount:
@@ -189,6 +207,7 @@ def send_recv_time(x: SimpleNamespace, size: Amount, ranks: Amount, ranks_in_dom
     """Seconds to pass `size` bytes on to the next rank of a ring or pipeline; 0 for one rank. [s]
 
     The slowest hop counts: over the network as soon as the group leaves a domain.
+    One peer at a time: in a mesh one link, which is what send_recv_bandwidth is of.
     Source: NCCL point-to-point; NVLink P2P reaches 0.83 of the link, a network card 0.95.
     """
     leaves = is_above_one(ranks / ranks_in_domain)

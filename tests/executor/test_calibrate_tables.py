@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_machine import SIZES, planted
 
-from executor.calibrate_tables import Leaf, copy_bandwidth, fit_messages, peaks, tables
+from executor.calibrate_tables import Leaf, collective_tables, copy_bandwidth, fit_messages, peaks, tables
 
 seeds = st.integers(0, 1000)
 
@@ -70,6 +70,22 @@ def test_groups_of_several_sizes_give_the_time_of_a_further_rank():
         made["latency"]["value"] + (ranks - 1) * made["latency_per_rank"]["value"] for ranks in (2, 4)
     )
     assert (two, four) == pytest.approx((100, 160), rel=0.15)
+
+
+def test_a_mesh_is_found_behind_groups_of_every_size():
+    """Each group reaches the links among its members; the table is of the whole mesh, and of one link for a message."""
+    entries = [
+        entry | dict.fromkeys(("seconds", "quick"), entry["quick"] / share)
+        for ranks, share in ((2, 1 / 7), (4, 3 / 7), (8, 1.0))
+        for entry in planted(ranks, latency=1e-9, bandwidth=3e11)["collectives"]
+        if entry["kind"] != "send_recv"
+    ]
+    made = collective_tables(entries, Leaf("planted"), peer_links=7)
+    for kind, table in made.items():
+        assert table["bandwidth"]["value"] == pytest.approx(300, rel=0.05), kind
+    messages = [entry for entry in planted(2, bandwidth=5e10)["collectives"] if entry["kind"] == "send_recv"]
+    alone, meshed = (collective_tables(messages, Leaf("planted"), links)["send_recv"] for links in (1, 7))
+    assert alone == meshed
 
 
 # Smaller ones change no timing by more than the fit's beliefs allow.

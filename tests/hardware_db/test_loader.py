@@ -219,6 +219,56 @@ gpu = "h100-sxm"
 gpus_per_node = 2
 inter = "ib-100"
 """
+MESH = """
+gpu = "mi300x"
+gpus_per_node = 8
+intra = "direct"
+[links.direct]
+topology = "mesh"
+bandwidth = { value = 448, unit = "GB/s" }
+latency = { value = 3, unit = "us" }
+num_links = { value = 7, unit = "1" }
+"""
+
+
+def test_a_mesh_says_over_how_many_links_its_bandwidth_is_spread(tmp_path):
+    path = tmp_path / "mesh.toml"
+    path.write_text(MESH)
+    assert hardware_db.load_cluster(str(path)).intra.peer_links == 7
+    path.write_text(MESH.replace("gpus_per_node = 8", "gpus_per_node = 4"))  # half of a mesh of eight
+    assert hardware_db.load_cluster(str(path)).intra.peer_links == 7
+    path.write_text(MESH.replace("mesh", "switch"))
+    assert hardware_db.load_cluster(str(path)).intra.peer_links == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("gpus_per_node = 8", "gpus_per_node = 16"), ["key domain_size", "16 GPUs", "Give 8 or fewer"]),
+        (("num_links", "# num_links"), ["links.direct.num_links: missing"]),
+        (("value = 7", "value = 3.5"), ["links.direct.num_links", "3.5", "not a whole number"]),
+        (("value = 7", "value = 0"), ["links.direct.num_links", "above 0"]),
+        (('"mesh"', '"ring"'), ["links.direct.topology", "'ring' is not known", "switch, mesh"]),
+    ],
+)
+def test_a_mesh_has_a_link_to_each_other_gpu(tmp_path, change, words):
+    path = tmp_path / "mesh.toml"
+    path.write_text(MESH.replace(*change))
+    with pytest.raises(ValueError, match=r"mesh\.toml") as caught:
+        hardware_db.load_cluster(str(path))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_infinity_fabric_alone_is_a_mesh():
+    meshes = {link.name: link for link in hardware_db.list_links() if link.peer_links > 1}
+    assert {name: link.bandwidth / link.peer_links / 1e9 for name, link in meshes.items()} == {
+        "xgmi3": 64,
+        "xgmi4": 76.5,
+    }
+    joined = {each.gpu.vendor for each in hardware_db.list_clusters() if each.intra.name in meshes}
+    assert joined == {"AMD"}
+
+
 DESCRIBED = """
 [links.ib-100]
 scope = "inter"

@@ -27,7 +27,8 @@ from costmodel.workload import Workload
 
 PLANS = 20
 TOLERANCE = 1e-9
-# One setting of each family, task and kind of machine: domains that groups straddle, uneven stages, copies of FSDP.
+# One setting of each family, task and kind of machine: domains that groups straddle, a mesh
+# without a switch, uneven stages, copies of FSDP.
 SETTINGS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama3.1-405b", "gpus": 1024, "gpu": "h100", "tp": 8, "pp": 8, "cp": 2, "vpp": 4},
     "biases, dropout and muon": {
@@ -81,6 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "fsdp_shard_size": 8,
         "stack": "torchtitan",
     },
+    "mesh": {"model": "llama3-70b", "gpus": 64, "gpu": "mi300x", "tp": 2, "pp": 2, "cp": 4},
     "encoder": {
         "model": "llama3-8b",
         "gpus": 40,
