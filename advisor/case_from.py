@@ -240,8 +240,6 @@ def _workload(
         notes.append(f"--global-batch {said['global_batch']}: one micro-batch a rank, as none was said.")
     if told := uneven(found.batches, plan.micro_batch * plan.dp):
         notes.append(told)
-    if found.packs and said.get("task") != "pretrain":
-        said["mean_length"] = said["seq_len"]  # packs that one document fills, of whatever length
     workload = Workload(**said | given_workload(options))
     if workload.task != "pretrain" and not options.get("mean_length"):
         notes.append("Every sequence is taken as one full document; --mean-length says how long they are.")

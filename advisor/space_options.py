@@ -58,7 +58,8 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     nvidia = (
         request.cluster.gpu.vendor != "AMD"
     )  # whose user buffers and graphs are checked, see rocm_unchecked
-    experts = request.model.moe is not None
+    # Beside adapters the overlap cannot run: see rule ep_overlap_adapters.
+    overlaps = request.model.moe is not None and request.workload.task != "lora"
     absent = lacked(request.stack)
     whole = "distributed_optimizer" in absent
     # User buffers need GPUs that reach each other's memory: see tp_overlap_needs_peers and tp_overlap_over_pcie.
@@ -77,11 +78,11 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     both = "fsdp" in pins or pins.get("zero_stage", 0) > 1
     stays = () if both else (_graphs_without_fsdp,)
     refused = request.model.linear_bias or not pins.get("gradient_accumulation_fusion", True)
-    if experts and nvidia and refused and not pins.keys() & {*GRAPHS, *OVERLAP}:
+    if overlaps and nvidia and refused and not pins.keys() & {*GRAPHS, *OVERLAP}:
         tables.append((_graphs_or_delay(), lambda c: _useful_overlap(c) & _graphs_without_fsdp(c)))
     else:
         tables.append((graphs, _graphs_without_fsdp))
-        if experts:
+        if overlaps:
             tables.append((_overlapped_dispatch(refused), _useful_overlap))
     ready = [
         (

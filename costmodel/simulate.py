@@ -131,6 +131,22 @@ def simulate_pipeline(
     ----------
     D. Narayanan et al., SC 2021, sec. 2.2, arXiv:2104.04473.
     """
+    line = _replayed(forward, backward, num_microbatches, send_time, overlap_p2p, group, flushes)
+    if line is None:
+        raise ValueError(_stuck(num_microbatches, len(forward), len(forward[0]), group, flushes))
+    return line
+
+
+def _replayed(
+    forward: Sequence[Sequence[float]],
+    backward: Sequence[Sequence[float]],
+    num_microbatches: int,
+    send_time: float,
+    overlap_p2p: bool,
+    group: int,
+    flushes: int = 1,
+) -> Replay | None:
+    """`simulate_pipeline`; None where passes wait for each other for ever."""
     _check(forward, backward, num_microbatches, send_time)
     pp, vpp = len(forward), len(forward[0])
     passes = pp * vpp * num_microbatches
@@ -176,10 +192,7 @@ def simulate_pipeline(
         free[stage] = clock
         waiting += [s for s in reached if s != stage and s not in waiting and len(ends[s]) < len(orders[s])]
     if any(len(ends[stage]) < len(orders[stage]) for stage in range(pp)):
-        raise ValueError(
-            f"{num_microbatches} micro-batches over pp = {pp} with vpp = {vpp} wait for each other for ever: the last "
-            f"round of {num_microbatches % pp} is too short. Try a multiple of {pp}, or --vpp 1."
-        )
+        return None
     return Replay(
         makespan=max(times[-1] for times in ends),
         busy=tuple(num_microbatches * (sum(forward[stage]) + sum(backward[stage])) for stage in range(pp)),
@@ -208,25 +221,32 @@ def pipeline_makespan(
     whole step is replayed. A pipe whose rounds change once more later is off by less than 1 % (0.7 % at
     worst in 3,000 random ones with equal middle stages; 97 % are exact).
     """
-    if flushes > 1:
-        one = num_microbatches // flushes
-        return flushes * pipeline_makespan(forward, backward, one, send_time, overlap_p2p, group)
     pp, vpp = len(forward), len(forward[0]) if forward else 0
-    size = group or pp
-    skipped = max(0, num_microbatches // size - SIMULATED_ROUNDS) // PERIOD * PERIOD if pp else 0
-    line = simulate_pipeline(
-        forward, backward, num_microbatches - skipped * size, send_time, overlap_p2p, group
-    )
+    each, size = num_microbatches // flushes, group or pp
+    skipped = max(0, each // size - SIMULATED_ROUNDS) // PERIOD * PERIOD if pp else 0
+    line = _replayed(forward, backward, each - skipped * size, send_time, overlap_p2p, group)
+    if line is None:
+        raise ValueError(_stuck(num_microbatches, pp, vpp, group, flushes))
     if not skipped:
-        return line.makespan
+        return flushes * line.makespan
     # The first stage's last forward pass ends just before the drain; a round is 2 pp vpp passes before it.
     first = line._ends[0]
     total, warm_up = len(first) // 2, _warm_up(0, pp, vpp, group)
     last, period = warm_up + 2 * (total - warm_up - 1), PERIOD * 2 * size * vpp
     repeated = first[last] - first[last - period]
     if not math.isclose(repeated, first[last - period] - first[last - 2 * period], rel_tol=1e-9):
-        return simulate_pipeline(forward, backward, num_microbatches, send_time, overlap_p2p, group).makespan
-    return line.makespan + skipped / PERIOD * repeated
+        return flushes * simulate_pipeline(forward, backward, each, send_time, overlap_p2p, group).makespan
+    return flushes * (line.makespan + skipped / PERIOD * repeated)
+
+
+def _stuck(num_microbatches: int, pp: int, vpp: int, group: int, flushes: int) -> str:
+    """Why the passes of a step wait for ever: what is left over after whole groups is too short."""
+    size, drained = group or pp, "" if flushes == 1 else f", drained {flushes} times,"
+    return (
+        f"{num_microbatches} micro-batches{drained} over pp = {pp} with vpp = {vpp} wait for each other for ever: the "
+        f"last round of {num_microbatches // flushes % size} is too short. Try a multiple of {flushes * size}, "
+        "or --vpp 1."
+    )
 
 
 def least_makespan(

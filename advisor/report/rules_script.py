@@ -33,6 +33,7 @@ ROW_WORDS = (
         "group_way",
         "no_moe_overlap",
         "a2a_size",
+        "fed_gpus",
     ),
 )
 

@@ -165,6 +165,9 @@ def _memory_and_graphs(w: Facts) -> Facts:
     scope = _any(w, [name for name in ITEMS if name.startswith("graph_")])
     return {
         "modules_given": _any(w, MODULE_COLUMNS),
+        "modules_beside_attention": _any(
+            w, [name for name in MODULE_COLUMNS if name != "recompute_core_attn"]
+        ),
         "offload_given": _any(w, [name for name, (knob, _) in ITEMS.items() if knob == "offload_modules"]),
         "scope_given": scope,
         "whole_graph": w["cuda_graph"] & w["graph_full_iteration"],

@@ -70,7 +70,26 @@ def pipeline_ways(row: dict[str, Any]) -> dict[str, Any]:
         "group_way": f"--vpp-group-size {row['pp']}" + ranks_option(row, row["dp"], row["pp"]),
         "no_moe_overlap": no_moe_overlap(row),
         "a2a_size": a2a_size(row),
+        "fed_gpus": fed_gpus(row),
     }
+
+
+def fed_gpus(row: dict[str, Any]) -> int:
+    """The most GPUs that the batch divides over with these sizes, 0 where it is no multiple of the micro-batch. [1]"""
+    batch, size = row["global_batch"], row["micro_batch"]
+    if batch % size != 0:
+        return 0
+    replica, shards = row["world"] // row["dp"], row["tp"] * row["cp"]
+    folds = row["ep"] * row["etp"] if row["experts"] > 0 else 1
+    chunked = row["vpp"] > 1 and row["pp"] > 1
+    fitting = [
+        d
+        for d in divisors(batch // size)
+        if batch // size // d % row["pipeline_flushes"] == 0
+        and shards * d % folds == 0
+        and (not chunked or chunks_run(row, d, row["pp"]))
+    ]
+    return max(fitting) * replica if len(fitting) > 0 else 0
 
 
 def no_moe_overlap(row: dict[str, Any]) -> str:

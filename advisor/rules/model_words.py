@@ -95,8 +95,8 @@ def workload_words(workload: Workload) -> dict[str, Any]:
         "finetune": np.bool_(finetune),
         "lora": np.bool_(workload.task == "lora"),
         "lora_rank": workload.lora_rank,
-        # Documents of one length fill their sequence: packing is a choice only where they are shorter.
-        "packed": np.bool_(finetune and workload.packed and workload.mean_length > 0),
+        # The job packs, however long its documents are: what packs take and refuse does not depend on that.
+        "packed": np.bool_(finetune and workload.packed),
         "padded": np.bool_(finetune and not workload.packed),
     }
 

@@ -67,7 +67,6 @@ class Reading:
     otherwise: what is read otherwise
     than it is said, or holds for some releases alone, a line each. alike: models that the text may mean, the one
     read first, where it leaves open which. vocab: its vocabulary where that is not the model's, else 0. [tokens]
-    packs: whether its fine-tuning packs documents, of which no text says how long they are.
     stack: software release that its settings belong to, "" for the newest.
     unseen: knobs that stand in an environment or a launch line, of which the text has none.
     batches: smaller ones before the global batch is reached, that must be shared out evenly. [1]
@@ -84,7 +83,6 @@ class Reading:
     otherwise: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     vocab: int = 0
-    packs: bool = False
     stack: str = ""
     unseen: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from costmodel.graph_parts import captured_parts
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
 from executor.export.exported import Job
@@ -71,11 +72,22 @@ def task_settings(job: Job, names: Names) -> dict[str, Any]:
         lengths = (f"dataset.{packing}.packed_sequence_size", "dataset.seq_length", "model.seq_length")
         settings |= packed_batch(job, lengths, "train")
         settings["dataset.dataset_kwargs"] = {"pad_to_max_length": True}
+        if graphs_of_attention(job):
+            settings[f"dataset.{packing}.pad_cu_seqlens"] = True
     else:
         settings[f"dataset.{packing}"] = None
         if job.plan.cuda_graph:  # of one shape, see rule graph_padded
             settings["dataset.dataset_kwargs"] = {"pad_to_max_length": True}
     return settings
+
+
+def graphs_of_attention(job: Job) -> bool:
+    """Whether CUDA graphs capture attention: packs must describe their documents in a fixed number of entries then.
+
+    Both targets name that pad_cu_seqlens. Source: Megatron-Bridge 0.6.2, training/config.py:1181-1188.
+    """
+    parts = captured_parts(job.plan, job.model)
+    return job.plan.cuda_graph and (not parts or not {"attn", "full_iteration"}.isdisjoint(parts))
 
 
 def packed_batch(job: Job, lengths: tuple[str, ...], batch: str) -> dict[str, Any]:

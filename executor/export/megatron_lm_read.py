@@ -97,7 +97,6 @@ def reading(text: str) -> Reading:
         ),
         alike=_alike(telling, models),
         vocab=vocab,
-        packs="--sft" in given,
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
         batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
         unseen=unseen(around | beside, bool(launch)),
@@ -204,12 +203,12 @@ def _flag_settings(given: Mapping[str, list[str]]) -> dict[str, Any]:
 
 
 def _workload(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Sequence, batch and task, as far as they are said."""
+    """Sequence, batch and task, as far as they are said; --finetune alone goes on with data of pretraining."""
     found: dict[str, Any] = {}
     for field, name in (("seq_length", "seq_len"), ("global_batch_size", "global_batch")):
         if isinstance(fields.get(field), int):
             found[name] = fields[field]
-    if {"--sft", "--finetune"} & set(given):
+    if "--sft" in given:
         found["task"] = "sft"
     return found
 

@@ -24,7 +24,7 @@ from executor.export.megatron_bridge_settings import (
     loss_names,
     recompute_names,
 )
-from executor.export.megatron_bridge_task import adapter_settings, packed_batch
+from executor.export.megatron_bridge_task import adapter_settings, graphs_of_attention, packed_batch
 from executor.export.nemo_remarks import remarks, stand_in
 from executor.export.overlap_table import FIELD, pipelined
 from executor.export.target_names import Names, names_of, recipe_names, releases
@@ -323,6 +323,8 @@ def task_settings(job: Job) -> dict[str, Any]:
         size = "data.packed_sequence_specs.packed_sequence_size"
         settings[size] = workload.seq_len
         settings |= packed_batch(job, (size, "data.seq_length", f"{CONFIG}.seq_length"), "data")
+        if graphs_of_attention(job):
+            settings["data.packed_sequence_specs.pad_cu_seqlens"] = True
     if workload.task == "lora":
         settings |= adapter_settings(workload, job.model)
     return settings

@@ -76,6 +76,14 @@ def test_a_plan_that_breaks_a_rule_is_refused():
     assert not found.stdout
 
 
+def test_packs_take_one_a_micro_batch_also_where_nobody_says_how_long_documents_are():
+    sizes = ["--task", "sft", "--micro-batch", "2", "--seq-len", "4096"]
+    for target in ("megatron-lm", "megatron-bridge"):
+        found = run(export, *PLAN, *sizes, "--to", target)
+        assert found.exit_code == 1
+        assert "Try --micro-batch 1 with --seq-len 8192 --mean-length 4096." in found.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -83,7 +91,6 @@ def test_a_plan_that_breaks_a_rule_is_refused():
         ["--to", "megatron-lm", "--target-version", "x"],
         ["--to", "megatron-lm", "--task", "lora"],
         ["--to", "megatron-lm", "--task", "sft", "--no-packed", "--mean-length", "800"],
-        ["--to", "megatron-lm", "--task", "sft", "--micro-batch", "2", "--seq-len", "4096"],
     ],
 )
 def test_bad_input_is_one_line(arguments, capsys, monkeypatch):

@@ -52,6 +52,16 @@ def test_hybrids_have_even_stages_of_one_chunk_and_overlap_no_experts():
     )
 
 
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "gpt-oss-20b"])
+def test_no_exchange_is_overlapped_beside_adapters(model):
+    """Rules ep_overlap_adapters and delay_wgrad_adapters; graphs are searched all the same."""
+    request = ask(load_model(model), 8, batch=16, pins={"tp": 1, "cp": 1, "micro_batch": 1})
+    workload = replace(request.workload, task="lora")
+    found = plans(replace(request, workload=workload))
+    assert {plan.ep > 1 for plan in found} == {plan.cuda_graph for plan in found} == {False, True}
+    assert not any(plan.overlap_moe_comm or plan.delay_wgrad for plan in found)
+
+
 def test_ranks_of_models_with_sinks_exchange_heads():
     legal = plans(ask(load_model("gpt-oss-20b"), 8, batch=16))
     assert {plan.cp_comm_type for plan in legal if plan.cp > 1} == {"a2a"}

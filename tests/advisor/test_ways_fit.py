@@ -45,6 +45,22 @@ def test_experts_over_fewer_ranks_are_told_where_they_fit():
     assert "--ep 8" in told(ask("b300"))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "modules", "way"),
+    [
+        ({"tp": 2, "dp": 4, "sequence_parallel": True}, ("core_attn",), "Try --recompute none."),
+        ({"dp": 8}, ("core_attn",), "Try --recompute-modules mlp."),
+        ({"dp": 8}, ("core_attn", "mlp"), "Leave core_attn out of --recompute-modules."),
+    ],
+)
+def test_what_recompute_of_flash_attention_wastes_is_told_first(sizes, modules, way):
+    """Of Llama 3 8B on 8 H100; two ranks of tp fit without recompute, and one does not even with core_attn."""
+    knobs = {"recompute": "selective", "recompute_modules": modules} | sizes
+    case = read_case(None, {"model": "llama3-8b", "gpus": 8, "gpu": "h100", **knobs})
+    assert case.predict().fits == (way != "Try --recompute-modules mlp.")
+    assert told(case, "recompute_flash") == way
+
+
 def test_a_plan_that_does_not_fit_keeps_its_ways():
     full = ask(micro_batch=8)
     assert not full.predict().fits

@@ -235,3 +235,23 @@ def test_one_rank_a_sequence_is_advised_only_where_the_batch_has_so_many_sequenc
     (rule,) = (each for each in found if each.id == "max_connections_conflict")
     assert ("--cp 1" in rule.way_out) == told
     assert "--fsdp" in rule.way_out
+
+
+@pytest.mark.parametrize(
+    ("plan", "most"),
+    [
+        (Plan(tp=4, pp=2, dp=8, micro_batch=3), 0),  # no whole number of micro-batches, whatever the ranks
+        (Plan(tp=4, pp=2, dp=3), 512),
+        (Plan(tp=4, pp=2, vpp=5, dp=3), 256),
+        (Plan(tp=4, pp=2, dp=3, micro_batch=4), 128),
+    ],
+)
+def test_a_batch_is_told_the_most_gpus_that_it_divides_over(plan, most):
+    """It was told to feed 1365 GPUs, which are no multiple of the 8 of a replica."""
+    found = broken({"batch": 64}, load_model("llama3-70b"), plan, None)["batch_divides"]
+    assert re.findall(r"at most (\d+) GPUs", found.way_out) == ([str(most)] if most else [])
+    if most:
+        grown = replace(plan, dp=most * plan.dp // plan.world)
+        assert not {"batch_divides", "vpp_microbatches"} & set(
+            broken({"batch": 64}, load_model("llama3-70b"), grown, None)
+        )

@@ -199,6 +199,7 @@ ELSEWHERE = {
     "graph_random_numbers": "the parser switches the tracker on itself",
     "graph_whole_dropless": "capture of the graph, on the GPU",
     "packed_micro_batch": "Megatron-Bridge's configuration",
+    "delay_wgrad_adapters": "Megatron-Bridge builds adapters: Megatron-Core, in the first backward pass beside them",
     "lora_rank_split": "Megatron-Bridge builds adapters, Megatron-LM has none",
     "host_memory_over": "the host's allocator, while it runs",
     "save_in_background": "the catalogue refuses the format before there is a plan",
@@ -251,6 +252,16 @@ def shards_of_expert() -> None:
     divide(768, 7)
 
 
+def frozen_embedding() -> None:
+    """The backward pass of an embedding that is a node of the overlapped schedule, as adapters leave it: frozen."""
+    import torch
+    from megatron.core.pipeline_parallel.utils import ScheduleNode
+
+    embedding = torch.nn.Embedding(8, 4).requires_grad_(requires_grad=False)
+    node = ScheduleNode(lambda: None, None, None)
+    node.default_backward_func((embedding(torch.arange(4)),), (None,))
+
+
 # Rule -> what refuses it in Megatron-Core 0.16.1, and part of what it says.
 DIRECT: dict[str, tuple[Callable[[], None], str]] = {
     "sequence_parallel_needs_tp": (
@@ -274,6 +285,7 @@ DIRECT: dict[str, tuple[Callable[[], None], str]] = {
     "batch_divides": (batch, "not divisible"),
     "moe_needs_sp": (experts_without_sequence_parallel, "sequence parallelism"),
     "expert_ffn_over_etp": (shards_of_expert, "divisible"),
+    "ep_overlap_adapters": (frozen_embedding, "does not require grad"),
 }
 
 
@@ -371,7 +383,7 @@ def test_megatron_refuses_the_violation_that_no_export_says(rule, said):
 def test_megatron_core_refuses_the_violation(rule):
     pytest.importorskip("megatron.core")
     build, text = DIRECT[rule]
-    with pytest.raises((ValueError, AssertionError), match=text):
+    with pytest.raises((ValueError, AssertionError, RuntimeError), match=text):
         build()
 
 

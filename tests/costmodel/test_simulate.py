@@ -229,3 +229,13 @@ def test_equal_stages_take_their_bound(pp, vpp, rounds, forward, backward):
 def test_extrapolation_refuses_what_the_simulator_refuses():
     with pytest.raises(ValueError):
         pipeline_makespan([], [], 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "flushes", "told"),
+    [(125, 1, "125 micro-batches over"), (250, 2, "250 micro-batches, drained 2")],
+)
+def test_what_waits_for_ever_is_told_with_the_micro_batches_of_the_step(count, flushes, told):
+    """The message had the 29 that are replayed of 125."""
+    with pytest.raises(ValueError, match=f"^{told}.* last round of 1 is too short"):
+        pipeline_makespan(equal(4, 3, 1.0), equal(4, 3, 2.0), count, flushes=flushes)

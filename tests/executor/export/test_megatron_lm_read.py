@@ -100,8 +100,9 @@ def test_a_base_of_rotary_positions_that_is_no_default_tells_the_model():
 
 
 def test_its_fine_tuning_packs():
-    assert megatron_lm.read(f"{LLAMA} --sft").packs
-    assert not megatron_lm.read(f"{LLAMA} --finetune").packs
+    """--finetune alone leaves optimizer states behind and goes on with data of pretraining."""
+    assert megatron_lm.read(f"{LLAMA} --sft").workload["task"] == "sft"
+    assert "task" not in megatron_lm.read(f"{LLAMA} --finetune").workload
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_it_packs_whoever_says_the_length(length, options):
     """Rule packed_micro_batch held where the text left the length to a variable or to our command line."""
     script = f"{LLAMA.replace('--seq-length 4096', length)} --sft --micro-batch-size 4"
     case = read_foreign("megatron-lm", script, {"gpu": "h100"} | options)
-    assert case.workload.mean_length == case.workload.seq_len
+    assert case.workload.packed
     assert any(each.id == "packed_micro_batch" for each in checked(case).violations)
 
 
