@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
+from advisor.best_with import BestWith
 from advisor.candidates import Candidate
 from advisor.counts import Count, fewer_gpus, in_time
 from advisor.more_memory import MoreMemory, what_memory_buys
@@ -165,7 +166,8 @@ def explain(
             in_time=in_time(request, None, days) if days else None,
         )
     best = result.plans[0]
-    path = GuidePath(best.prediction, request.precisions, request.stack)
+    others = BestWith(result, evaluated) if request.objective == "throughput" else None
+    path = GuidePath(best.prediction, request.precisions, request.stack, others)
     return Explanation(
         request,
         result,

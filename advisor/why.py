@@ -3,19 +3,24 @@
 Data parallel first; shard what does not fit; tensor parallel inside the NVLink domain; context parallel
 when the sequence outgrows the hidden size; expert parallel for experts; pipeline when the rest does not
 suffice; then micro-batch, recompute and precision. Every claim here is a prediction of a plan that differs
-in that one choice.
+in that one choice, or of the best that the search found with another, and says which.
 Source: Megatron-Bridge performance guide (parallel mapping strategies).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.render import gib, percent
+import numpy as np
+
+from advisor.best_with import BestWith, Which
+from advisor.render import gib, percent, seconds
 from advisor.space import MICRO_BATCHES, most_expert_ranks
 from advisor.space_options import recompute_choices
 from advisor.variants import Variant, Variants
+from costmodel.columns import Array
 from costmodel.prediction import CORRECTION, FITS_BELOW, Prediction
 
 # What plain data parallel leaves off.
@@ -41,6 +46,12 @@ PRODUCTS = (
 )
 
 
+def _whole(layout: Mapping[str, Array]) -> Any:
+    """Whether layouts split and shard nothing but the optimizer's state."""
+    splits = np.maximum.reduce([layout[name] for name in ("tp", "pp", "cp", "ep", "etp")])
+    return (splits == 1) & (layout["fsdp"] == 0)
+
+
 @dataclass(frozen=True)
 class Step:
     """One question of the guides, its answer in this case, and the plans that show it."""
@@ -59,13 +70,23 @@ class Step:
 
 
 class GuidePath:
-    """The walk for one chosen plan; `steps` in the order of the guides."""
+    """The walk for one chosen plan; `steps` in the order of the guides.
 
-    def __init__(self, chosen: Prediction, precisions: tuple[str, ...], stack: str | None = None) -> None:
+    best: asked for the best plans with other choices; None for a plan that no search for throughput chose.
+    """
+
+    def __init__(
+        self,
+        chosen: Prediction,
+        precisions: tuple[str, ...],
+        stack: str | None = None,
+        best: BestWith | None = None,
+    ) -> None:
         self.chosen = chosen
         self.plan = chosen.plan
         self.precisions = precisions
         self.variants = Variants(chosen, stack)
+        self.best = best
         self.room = f"a plan may use {gib(FITS_BELOW * chosen.device_bytes)}"
         batch, world = chosen.workload.global_batch, self.plan.world
         self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
@@ -119,11 +140,12 @@ class GuidePath:
             return Step("distributed optimizer", f"Not possible: {sharded.forbidden}.", (sharded,))
         need = gib(sharded.prediction.peak_memory_bytes)
         verdict = "fits" if sharded.fits else "still does not fit"
+        told, tried = self._versus(sharded, "without splits", _whole)
         text = (
             f"Optimizer state over {self.most_dp} ranks {self._traffic()}. Each GPU then needs {need}, "
-            f"{self.room}: {verdict}{self._versus(sharded)}."
+            f"{self.room}: {verdict}{told}"
         )
-        return Step("distributed optimizer", text, (sharded,))
+        return Step("distributed optimizer", text, tried)
 
     def fully_sharded(self) -> Step:
         """Would FSDP do, and at what price?"""
@@ -134,17 +156,19 @@ class GuidePath:
         found = self._unsplit("FSDP", zero_stage=3, fsdp=True, **experts)
         if self.plan.fsdp:
             return Step("FSDP", "Chosen: weights, gradients and optimizer state are sharded.", (found,))
+        told, tried = self._versus(found, "with it", lambda each: each["fsdp"] == 1)
         if found.prediction is None:
-            return Step("FSDP", f"Not possible: {found.forbidden}.", (found,))
+            where = "Not possible" if len(tried) == 1 else "Without splits not possible"
+            return Step("FSDP", f"{where}: {found.forbidden}{told}", tried)
         need = gib(found.prediction.peak_memory_bytes)
         shards = "Shards weights and gradients too" + (
             f", with experts over EP{spread}" if spread > 1 else ""
         )
         if not found.fits:
-            text = f"{shards}, activations stay: needs {need}, {self.room}: no fit."
+            text = f"{shards}, activations stay: needs {need}, {self.room}: no fit{told}"
         else:
-            text = f"{shards}: {need}, fits{self._versus(found)}."
-        return Step("FSDP", text, (found,))
+            text = f"{shards}: {need}, fits{told}"
+        return Step("FSDP", text, tried)
 
     def tensor_parallel(self) -> Step:
         """Which tensor-parallel size, inside the NVLink domain?"""
@@ -152,10 +176,10 @@ class GuidePath:
         sizes = [size for size in (1, 2, 4, 8, 16) if size <= domain]
         tried = tuple(self.variants.sizes("tp", sizes))
         text = (
-            f"Splits every layer; {domain} GPUs share one fast domain. With the rest as chosen: "
-            f"{self.variants.listed(tried)}. Chosen: TP{self.plan.tp}."
+            f"Splits every layer; {domain} GPUs share one fast domain. {self._as_chosen(tried)} "
+            f"Chosen: TP{self.plan.tp}."
         )
-        return Step("tensor parallel", text, tried)
+        return Step("tensor parallel", *self._other(text, tried, "tp"))
 
     def context_parallel(self) -> Step:
         """Does the sequence outgrow the hidden size?"""
@@ -164,9 +188,9 @@ class GuidePath:
         outgrown = "outgrows" if seq_len > hidden else "does not outgrow"
         text = (
             f"Splits the sequence, which {outgrown} the hidden size, when the guides begin with it "
-            f"({seq_len:,} tokens, hidden {hidden:,}). {self.variants.listed(tried)}. Chosen: CP{self.plan.cp}."
+            f"({seq_len:,} tokens, hidden {hidden:,}). {self._as_chosen(tried)} Chosen: CP{self.plan.cp}."
         )
-        return Step("context parallel", text, tried)
+        return Step("context parallel", *self._other(text, tried, "cp"))
 
     def experts(self) -> Step:
         """How many ranks share the experts, and what does their traffic cost?"""
@@ -181,17 +205,15 @@ class GuidePath:
         share = sum(leaf.value for leaf in shown) / self.chosen.step_time_s
         text = (
             f"Spreads {moe.num_experts} experts, of which a token visits {moe.topk}, on a mesh of their own: the "
-            f"GPUs needed are pp x max(tp x cp, ep x etp). {self.variants.listed(tried)}. Chosen: EP{self.plan.ep}, "
+            f"GPUs needed are pp x max(tp x cp, ep x etp). {self._as_chosen(tried)} Chosen: EP{self.plan.ep}, "
             f"{self.plan.moe_dispatcher}; its traffic leaves {percent(share)} of the step exposed."
         )
-        return Step("expert parallel", text, tried)
+        return Step("expert parallel", *self._other(text, tried, "ep"))
 
     def pipeline(self) -> Step:
         """Which pipeline size, and what does interleaving save?"""
         tried = list(self.variants.sizes("pp", [1, 2, 4, 8, 16]))
-        text = (
-            f"Splits the layers into stages. {self.variants.listed(tuple(tried))}. Chosen: PP{self.plan.pp}."
-        )
+        text = f"Splits the layers into stages. {self._as_chosen(tried)} Chosen: PP{self.plan.pp}."
         if self.plan.pp > 1:
             text += f" Its bubble is {percent(self._bubble(self.chosen))} of the step"
             if self.plan.vpp > 1:
@@ -201,7 +223,7 @@ class GuidePath:
                 if plain.prediction is not None:
                     text += f" with a bubble of {percent(self._bubble(plain.prediction))}"
             text += "."
-        return Step("pipeline parallel", text, tuple(tried))
+        return Step("pipeline parallel", *self._other(text, tuple(tried), "pp"))
 
     def micro_batch(self) -> Step:
         """Would a smaller or larger micro-batch do better?"""
@@ -213,7 +235,7 @@ class GuidePath:
         number = self.plan.num_microbatches(self.chosen.workload.global_batch)
         beyond = "" if 2 * size in MICRO_BATCHES else f", mbs{2 * size} was not searched"
         text = (
-            f"Larger makes GEMMs fuller, smaller saves activations and bubble. {self.variants.listed(tried)}. "
+            f"Larger makes GEMMs fuller, smaller saves activations and bubble. {self._as_chosen(tried)} "
             f"Chosen: mbs{size}, {number} micro-batch{'es' * (number != 1)} a step{beyond}."
         )
         return Step("micro-batch", text, tried)
@@ -230,7 +252,7 @@ class GuidePath:
         chosen = "+".join(self.plan.recompute_modules) or self.plan.recompute
         if self.plan.recompute_num_layers:
             chosen += f" of {self.plan.recompute_num_layers} layers a stage"
-        text = f"Saves activations for time. {self.variants.listed(legal)}. Chosen: {chosen}."
+        text = f"Saves activations for time. {self._as_chosen(legal)} Chosen: {chosen}."
         return Step("recompute", text, legal)
 
     def precision(self) -> Step:
@@ -273,14 +295,42 @@ class GuidePath:
         """Share of the step that stages wait for each other, as the simulated schedule has it. [1]"""
         return max(0.0, self._share(prediction, "pipeline_bubble", CORRECTION))
 
-    def _versus(self, other: Variant) -> str:
+    def _as_chosen(self, tried: Iterable[Variant]) -> str:
+        return f"With the rest as chosen: {self.variants.listed(tried)}."
+
+    def _other(self, text: str, tried: tuple[Variant, ...], name: str) -> tuple[str, tuple[Variant, ...]]:
+        """The text and its evidence with the best plan found with another value of a size, the rest free."""
+        chosen = getattr(self.plan, name)
+        found = self._found(f"with another {name.upper()}", lambda each: each[name] != chosen)
+        return (f"{text} {found[0]}", (*tried, found[1])) if found else (text, tried)
+
+    def _versus(self, other: Variant, how: str, which: Which) -> tuple[str, tuple[Variant, ...]]:
+        """The end of a sentence about a choice, and its evidence: the best plan found with it, or this one's time."""
+        if found := self._found(how, which):
+            return f". {found[0]}", (other, found[1])
         if other.prediction is None or not other.fits:
-            return ""
-        ratio = other.prediction.step_time_s / self.chosen.step_time_s - 1
-        tight = ", but tightly" if other.prediction.tight and not self.chosen.tight else ""
-        if abs(ratio) < 0.005:
-            return f"{tight}, as fast as the chosen plan"
-        return f"{tight}, {percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'} than the chosen plan"
+            return ".", (other,)
+        rest = "" if other.prediction is self.chosen else ", with nothing else tuned for it"
+        return f", {self._slower(other.prediction)}{rest}.", (other,)
+
+    def _found(self, how: str, which: Which) -> tuple[str, Variant] | None:
+        """The best plan that the search found with a choice, in words."""
+        best = self.best.plan(which) if self.best else None
+        if best is None:
+            return None
+        label = f"best {how}"
+        if best.plan == self.plan:
+            return f"Best found {how}: the chosen plan.", Variant(label, self.plan, self.chosen)
+        plan = f"runner-up {best.rank}" if best.rank > 1 else best.plan.describe()
+        text = f"Best found {how}: {seconds(best.step_time)}, {self._slower(best.prediction)} ({plan})."
+        return text, Variant(label, best.plan, best.prediction)
+
+    def _slower(self, other: Prediction) -> str:
+        ratio = other.step_time_s / self.chosen.step_time_s - 1
+        tight = "but tightly, " if other.tight and not self.chosen.tight else ""
+        if abs(ratio) < 0.0005:
+            return f"{tight}as fast as the chosen plan"
+        return f"{tight}{percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'} than the chosen plan"
 
     def _traffic(self) -> str:
         """What sharing the optimizer state costs: nothing where its gather takes half of the all-reduce's place."""

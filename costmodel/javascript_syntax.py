@@ -72,6 +72,7 @@ BUILTINS = {
 }
 DOTTED = {
     "math.isclose": "isclose",
+    "math.log2": "Math.log2",
     "itertools.accumulate": "accumulate",
     "np.maximum": "Math.max",
     "np.minimum": "Math.min",

@@ -316,6 +316,11 @@ def parameter_owners(
     return owners
 
 
+def jitter_share(straggler: Amount, own_gc: Amount, unbound: Amount) -> Amount:
+    """Share of a step by which its slowest rank is late, for each doubling of the ranks that count. [1]"""
+    return straggler + OWN_GC * own_gc + UNBOUND * unbound
+
+
 def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], blocks: Blocks) -> Term:
     """The step: everything so far, unequal sequences, and the slowest rank.
 
@@ -343,7 +348,7 @@ def with_stragglers(ledger: Ledger, x: SimpleNamespace, trees: list[Term], block
     )
     busy = ledger.total("synchronous_time", "step before stragglers", trees)
     ranks = communication.world(x)
-    share = x.straggler + OWN_GC * x.own_gc + UNBOUND * x.unbound
+    share = jitter_share(x.straggler, x.own_gc, x.unbound)
     whole, slack = symbol("synchronous_time"), x.m * symbol("stage_slack")
     slowest_stage = share * logarithm2(ranks / x.pp) * whole
     every_stage = share * logarithm2(ranks) * (whole - slack) - slack

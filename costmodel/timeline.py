@@ -24,6 +24,7 @@ from costmodel.passes import (
 )
 from costmodel.prediction import CORRECTION, PIPELINE, Prediction, TermValue
 from costmodel.simulate import StagePasses, simulate_pipeline, warm_up_passes
+from costmodel.simulated_pipeline import replayed_wait
 from costmodel.timeline_memory import Curve, memory_curve, thinned
 from costmodel.timeline_spans import BACKWARD, FORWARD, SENT, STREAMS, Drawing, Pass, Phases, Span
 
@@ -264,10 +265,8 @@ def _outside(prediction: Prediction, leaves: Leaves) -> dict[str, float]:
     inside |= {*IN_PIPELINE, *EACH_MICROBATCH}
     seconds = {name: leaf.value for name, leaf in leaves.items() if name not in inside}
     # The correction of the schedule grows with stragglers as the rest does: its share of them is theirs.
-    values = prediction.values
     if CORRECTION in leaves:
-        without = leaves[CORRECTION].value * values["synchronous_time"] / values["step_time"]
-        seconds["straggler_time"] += leaves[CORRECTION].value - without
+        seconds["straggler_time"] += leaves[CORRECTION].value - replayed_wait(prediction)
     order = [*AFTER, *(name for name in seconds if name not in AFTER)]
     return {name: seconds[name] for name in order if seconds.get(name)}
 
