@@ -199,6 +199,7 @@ ELSEWHERE = {
     "graph_random_numbers": "the parser switches the tracker on itself",
     "graph_whole_dropless": "capture of the graph, on the GPU",
     "packed_micro_batch": "Megatron-Bridge's configuration",
+    "ep_overlap_packed": "nothing: it trains, and documents attend to each other",
     "delay_wgrad_adapters": "Megatron-Bridge builds adapters: Megatron-Core, in the first backward pass beside them",
     "lora_rank_split": "Megatron-Bridge builds adapters, Megatron-LM has none",
     "host_memory_over": "the host's allocator, while it runs",
