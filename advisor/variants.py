@@ -67,6 +67,12 @@ class Variant:
         }
 
 
+def fusion_beside(chosen: Prediction, fsdp: bool) -> dict[str, bool]:
+    """What a change of FSDP does to gradient_accumulation_fusion: see the rule fsdp_fused_gradients."""
+    ours = bool(chosen.values["megatron_core"]) and chosen.plan.fsdp != fsdp
+    return {"gradient_accumulation_fusion": not fsdp} if ours else {}
+
+
 class Variants:
     """Maker of variants of one chosen plan, in its setting."""
 
@@ -153,6 +159,7 @@ class Variants:
         changes: dict[str, Any] = {"vpp": vpp, "account_embedding": account, "account_loss": account}
         if pp > 1 and self.plan.fsdp and "distributed_optimizer" not in self.absent:
             changes |= {"fsdp": False, "zero_stage": 1, "fsdp_shard_size": 0}
+            changes |= fusion_beside(self.chosen, False)
         return changes
 
     def sizes(self, name: str, sizes: list[int]) -> Iterator[Variant]:

@@ -14,7 +14,7 @@ from typing import Any
 from advisor.options import value_text
 from advisor.rules.message_words import divisors
 from advisor.space_options import GRAPHS
-from advisor.variants import Variants, without_partners
+from advisor.variants import Variants, fusion_beside, without_partners
 from costmodel.graph_parts import PARTS
 from costmodel.knobs import KNOBS, Knob
 from costmodel.layout import total_blocks
@@ -222,10 +222,10 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     if knob in GRAPHS:
         return _checks_beside(replace(plan, **{knob: value}))
     if knob == "fsdp":
-        return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0, **_graphs_beside(plan, value)}
+        return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0, **_beside_shards(chosen, value)}
     if knob == "zero_stage":
         overlap = {"overlap_param_gather": False} if value == 0 else {}
-        shards = {"fsdp": value >= 2, **overlap, **_graphs_beside(plan, value >= 2)}
+        shards = {"fsdp": value >= 2, **overlap, **_beside_shards(chosen, value >= 2)}
         return shards | ({} if value == 3 else {"fsdp_shard_size": 0})
     if knob == "nccl_ub" and value:
         # In vain without the switch inside a domain; growing segments are refused (rules user_buffers_*).
@@ -260,9 +260,10 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
     return {}
 
 
-def _graphs_beside(plan: Plan, fsdp: bool) -> dict[str, Any]:
+def _beside_shards(chosen: Prediction, fsdp: bool) -> dict[str, Any]:
     """Graphs are switched off with FSDP: see the rule fsdp_cuda_graph. Those of a sharded plan are its own."""
-    return {"cuda_graph": False, "cuda_graph_scope": ()} if fsdp and not plan.fsdp else {}
+    graphs = {"cuda_graph": False, "cuda_graph_scope": ()} if fsdp and not chosen.plan.fsdp else {}
+    return graphs | fusion_beside(chosen, fsdp)
 
 
 def _checks_beside(plan: Plan) -> dict[str, Any]:

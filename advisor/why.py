@@ -19,7 +19,7 @@ from advisor.best_with import BestWith, Which
 from advisor.render import gib, percent, seconds
 from advisor.space import MICRO_BATCHES, most_expert_ranks
 from advisor.space_options import recompute_choices
-from advisor.variants import Variant, Variants
+from advisor.variants import Variant, Variants, fusion_beside
 from costmodel.columns import Array
 from costmodel.prediction import CORRECTION, FITS_BELOW, Prediction
 
@@ -90,7 +90,8 @@ class GuidePath:
         self.room = f"a plan may use {gib(FITS_BELOW * chosen.device_bytes)}"
         batch, world = chosen.workload.global_batch, self.plan.world
         self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
-        self.plain = self.variants.reduced(replace(self.plan, **_UNSPLIT, dp=self.most_dp))
+        unsplit = _UNSPLIT | fusion_beside(chosen, False)
+        self.plain = self.variants.reduced(replace(self.plan, **unsplit, dp=self.most_dp))
 
     def steps(self) -> list[Step]:
         """Every step of the path."""
@@ -153,7 +154,8 @@ class GuidePath:
             return Step("FSDP", "Nothing to shard over: one data-parallel rank.")
         spread = self.plan.ep if self.most_dp % self.plan.ep == 0 else 1
         experts = {"ep": spread, "moe_dispatcher": self.plan.moe_dispatcher} if spread > 1 else {}
-        found = self._unsplit("FSDP", zero_stage=3, fsdp=True, **experts)
+        fusion = self.plan.gradient_accumulation_fusion if self.plan.fsdp else self._fused_with_shards()
+        found = self._unsplit("FSDP", zero_stage=3, fsdp=True, gradient_accumulation_fusion=fusion, **experts)
         if self.plan.fsdp:
             return Step("FSDP", "Chosen: weights, gradients and optimizer state are sharded.", (found,))
         told, tried = self._versus(found, "with it", lambda each: each["fsdp"] == 1)
@@ -279,6 +281,10 @@ class GuidePath:
         if whole.fits or self.plan.micro_batch == 1:
             return whole
         return self.variants.of(label, replace(self.plain, micro_batch=1, **changes))
+
+    def _fused_with_shards(self) -> bool:
+        beside = fusion_beside(self.chosen, True)
+        return beside.get("gradient_accumulation_fusion", self.plan.gradient_accumulation_fusion)
 
     def _gathers(self, precision: str) -> bool:
         return self.plan.fp8_param_gather and precision not in ("bf16", "fp16", "fp32")

@@ -81,8 +81,6 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
         idle += count * _idle_experts(spec, one)
         for part, amount in one.items():
             parts[part] = parts.get(part, 0) + count * amount
-    if spec.indexer is not None:
-        parts["indexer"] = _indexer(spec) * spec.picking_layers
     parts["norms"] = parts.get("norms", 0) + norm_parameters(spec.hidden, norm_weights)
     if output:
         parts["output layer"] = output

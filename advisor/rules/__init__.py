@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.rules.facts import FROM_MACHINE, HELPERS, Facts, PlanWords, facts
-from advisor.rules.features import Feature, first_with, lacked, load_features
+from advisor.rules.features import Feature, first_with, load_features
 from advisor.rules.model_words import machine_words, model_words
 from advisor.rules.predicted_words import UNPREDICTED
 from advisor.rules.ways import NOTHING_ELSE, Way, joined
@@ -207,9 +207,9 @@ def rules_of(stack: str | None) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=32)
 def stack_rules(stack: str | None) -> tuple[Rule, ...]:
-    """A rule for each feature that a stack lacks, an ERROR but where the stack takes it and does nothing."""
-    absent, known = lacked(stack), load_stack(stack or default_stack())
-    return tuple(feature_rule(feature, known) for feature in load_features() if feature.name in absent)
+    """A rule for each feature that a stack lacks: an ERROR but where it takes it and does nothing, or is told alone."""
+    known = load_stack(stack or default_stack())
+    return tuple(feature_rule(feature, known) for feature in load_features() if feature.lacked_by(known))
 
 
 def feature_rule(feature: Feature, stack: Stack) -> Rule:
@@ -232,7 +232,7 @@ def untrainable(model: ModelSpec, cluster: Cluster, stack: str | None) -> str:
     words = model_words(model) | machine_words(cluster, 0)
     known = load_stack(stack or default_stack())
     needed = [each for each in load_features() if not each.knobs and feature_rule(each, known).broken(words)]
-    lacking = [each for each in needed if each.lacked_by(known)]
+    lacking = [each for each in needed if each.lacked_by(known) and each.severity != "NOTE"]
     if len(lacking) == 1:
         return f"{lacking[0].says(known)}. {joined(lacking[0].ways_out(known))}"
     parts = "; ".join(f"no {each.title}{each.when(known)}" for each in lacking)

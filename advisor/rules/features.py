@@ -107,9 +107,13 @@ def load_features() -> tuple[Feature, ...]:
 
 @lru_cache(maxsize=32)
 def lacked(stack: str | None) -> frozenset[str]:
-    """Names of the features that a stack, None for the newest known, is known not to have."""
+    """Names of the features that a stack, None for the newest known, is known not to have, and cannot do without.
+
+    Those with the severity NOTE are only told: what lacks them is told as the first release that has them runs it.
+    """
     known = load_stack(stack or default_stack())
-    return frozenset(feature.name for feature in load_features() if feature.lacked_by(known))
+    needed = (feature for feature in load_features() if feature.severity != "NOTE")
+    return frozenset(feature.name for feature in needed if feature.lacked_by(known))
 
 
 def unheard(knobs: Mapping[str, Any], stack: str | None) -> list[str]:

@@ -51,7 +51,9 @@ def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
     """A field as given; latent attention has as many key-value heads as heads, whatever is said."""
     if field == "num_query_groups" and model.mla is not None:
         return model.num_kv_heads
-    if field == "dsa_indexer_topk_freq" and model.indexer is not None:
+    if field.startswith("dsa_indexer_") and fields.get("experimental_attention_variant") != "dsa":
+        return None  # the parser's defaults
+    if field == "dsa_indexer_topk_freq":
         return fields.get(field) or 1
     if field == "ffn_hidden_size" and model.moe is not None and fields.get("num_moe_experts"):
         # A model of experts alone has no dense layers; its configurations give any number here.

@@ -349,6 +349,8 @@ def model_of(fields: Mapping[str, Any]) -> str:
     if "num_layers" not in fields or "hidden_size" not in fields:
         return ""
     said = {name: fields[name] for name in known if fields.get(name) is not None}
+    if fields.get("experimental_attention_variant") != "dsa":
+        said.pop("dsa_indexer_topk_freq", None)  # the parser's default
     said |= {part: fields.get(part) for beside, part in APART.items() if fields.get(beside) is not None}
     vocab = fields.get("vocab_size")
     found = []

@@ -206,7 +206,7 @@ def test_few_numbers_are_tried_and_each_once(monkeypatch, gpus, least_that_holds
             8,
             "1T",
             "3000",
-            r"these 8 GPUs keep to 3000 days, and the least number tried that does is 2 GPUs: TP2",
+            r"these 8 GPUs keep to 3000 days, and the least number tried that does is 2 GPUs: PP2",
         ),
         (8, "1T", "110", r"these 8 GPUs keep to 110 days, and no fewer were found that do. They need 10"),
         (2, "4B", "1", r"1 day takes [48] GPUs, the least number tried that is quick enough: "),

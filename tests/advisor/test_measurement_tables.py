@@ -20,7 +20,6 @@ from advisor.measurements import Case, Skip, read_rows, row_case
     [
         ({"model": "mixtral-9x9b"}, "mixtral-9x9b"),
         ({"model": "mixtral-8x7b", "ep": "64", "etp": "4"}, "pp x ep x etp"),
-        ({"pp_layout": "Ett|x"}, "not a layout"),
         ({"tp": "", "pp": "", "fsdp": ""}, "layout"),
         ({"tokens_per_sec_per_gpu": ""}, "step time"),
         ({"gbs": "127"}, "127"),

@@ -62,7 +62,7 @@ def brute_force(request: Request, precision: str) -> set[Plan]:
                         recompute=kind, recompute_num_layers=layers, recompute_modules=modules,
                         tp_comm_overlap=overlap, cuda_graph=graph, fp8_param_gather=gather,
                         account_embedding=embedding, account_loss=loss, pipeline_layout=layout,
-                        grad_reduce_in_fp32=dp * cp >= 128,
+                        grad_reduce_in_fp32=dp * cp >= 128, gradient_accumulation_fusion=not fsdp,
                     )  # fmt: skip
                     errors = violations(request.model, request.workload, request.cluster, plan, request.gpus)
                     if not any(v.severity == "ERROR" for v in errors):

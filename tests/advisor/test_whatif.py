@@ -148,7 +148,7 @@ def test_the_loss_by_tokens_follows_context_parallelism_of_fine_tuning():
 def test_what_a_knob_needs_follows_it():
     document = json.loads(run(*SMALL, "--knob", "fsdp", "--knob", "recompute-modules", "--json").output)
     changes = {change["knob"]: change for change in document["changes"]}
-    assert changes["fsdp"]["follows"] == {"zero_stage": 3}
+    assert changes["fsdp"]["follows"] == {"zero_stage": 3, "gradient_accumulation_fusion": False}
     assert changes["recompute_modules"]["follows"] == {"recompute": "selective"}
     assert {change["knob"] for change in document["changes"]} == {"fsdp", "recompute_modules"}
 
@@ -381,7 +381,11 @@ def test_a_plan_with_graphs_is_sharded_without_them():
     graphs = ["--model", "llama3.2-1b", "--gpus", "8", "--gpu", "h100", "--cuda-graph"]
     document = json.loads(run(*graphs, "--knob", "fsdp", "--json").output)
     (change,) = document["changes"]
-    assert change["follows"] == {"zero_stage": 3, "cuda_graph": False}
+    assert change["follows"] == {
+        "zero_stage": 3,
+        "cuda_graph": False,
+        "gradient_accumulation_fusion": False,
+    }
     assert change["doubt"] is None
     assert "fsdp_cuda_graph" not in {note["id"] for note in change["notes"]}
 

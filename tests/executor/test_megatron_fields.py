@@ -62,6 +62,7 @@ def test_megatron_takes_every_model_with_every_plan():
         for name in list_models()
         for plan in PLANS
         if load_model(name).num_heads % plan.tp == 0  # gpt2-xl has 25
+        and load_model(name).indexer is None  # fields of 0.19
     ]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CODE],
