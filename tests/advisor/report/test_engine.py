@@ -83,6 +83,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "stack": "torchtitan",
     },
     "mesh": {"model": "llama3-70b", "gpus": 64, "gpu": "mi300x", "tp": 2, "pp": 2, "cp": 4},
+    "shared choices": {
+        "model": "glm-5.2",
+        "gpus": 416,
+        "gpu": "h100",
+        "pp": 13,
+        "ep": 32,
+        "pipeline_layout": "balanced",
+        "recompute": "full",
+        "stack": "nemo-26.08",
+    },
     "encoder": {
         "model": "llama3-8b",
         "gpus": 40,
