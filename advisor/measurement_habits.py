@@ -23,7 +23,7 @@ RECIPES_OF = "nemo:"
 TASK_WORDS = {
     **dict.fromkeys(("lora", "dora", "peft"), "lora"),
     **dict.fromkeys(("sft", "fine-?tun", "full.ft"), "sft"),
-    "train": "pretrain",
+    **dict.fromkeys(("pre-?train", "^train(ing)?$"), "pretrain"),
 }
 
 

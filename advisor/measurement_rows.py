@@ -142,7 +142,7 @@ def whole_number(value: Any) -> int | None:
     """A number, or its text, that is whole and not below 0; None for anything else."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return int(number) if math.isfinite(number) and number >= 0 and number % 1 == 0 else None
 
@@ -243,7 +243,7 @@ class Row:
         text = self.text(name).strip() or "{}"
         try:
             found = json.loads(text)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             shown = text if len(text) <= 40 else f"{text[:40]}..."

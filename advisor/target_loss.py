@@ -1,6 +1,7 @@
-"""A plan priced as other software than the Megatron-LM that it is exported for: its step time there, and its memory.
+"""A plan priced as other software than what it is exported for: its step time there, and its memory.
 
-Memory differs where Megatron-LM has only its own fused loss, and Transformer Engine's was priced.
+Memory differs where Megatron-LM has only its own fused loss, and Transformer Engine's was priced; time where NeMo 2
+dispatches tokens by other means.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ def with_stand_in(case: Case, target: str, version: str) -> list[str]:
     if not lacks_hybridep(names):
         return []
     other = stand_in(plan, case.cluster)
+    from costmodel.simulated_pipeline import with_schedule
+
     there = replace(case, plan=replace(plan, moe_dispatcher=other))
-    times = [each.predict(judged=False).step_time_s for each in (case, there)]
+    times = [with_schedule(each.predict(judged=False)).step_time_s for each in (case, there)]
     return [
         f"NeMo {names.release} has no HybridEP, with which the step was told to take {seconds(times[0])}: with {other} "
         f"the model expects {seconds(times[1])}; `advisor explain --pin moe_dispatcher={other}` searches for it."

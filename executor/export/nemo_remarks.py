@@ -37,8 +37,7 @@ def remarks(job: Job, names: Names, module: str) -> Iterator[str]:
     if plan.moe_dispatcher == "hybridep" and model.moe and lacks_hybridep(names):
         other = stand_in(plan, job.cluster)
         yield (
-            f"moe_dispatcher hybridep: NeMo {names.release} has none, {other} is set; the step is priced with "
-            f"HybridEP, --moe-dispatcher {other} tells the other"
+            f"moe_dispatcher hybridep: NeMo {names.release} has none, {other} is set; the plan is priced with HybridEP"
         )
     yield from (*gather_note(plan), *documents_note(job.workload))
     yield from graph_word_note(plan, model, f"NeMo {names.release}")

@@ -5,34 +5,22 @@ from __future__ import annotations
 import json
 
 import pytest
+from somebodys_row import case, refused
 
-from advisor.measurement_rows import Row, column_name
-from advisor.measurements import Case, row_case
+from advisor.measurement_rows import column_name
+from advisor.measurements import Case
 
-ROW = {
-    "id": "run",
-    "model": "llama3-70b",
-    "system": "dgx-h100",
-    "gpus": "64",
-    "precision": "bf16",
-    "gbs": "128",
-    "mbs": "1",
-    "seq_len": "8192",
-    "tp": "4",
-    "pp": "4",
-    "step_time_s": "9",
-}
+# One that says no virtual stages.
+FREE = {"vp": ""}
 DEEPSEEK = {"model": "deepseek-v3", "gpus": "256", "gbs": "2048", "tp": "1", "pp": "8", "ep": "32", "vp": "4"}
 NANO = {"model": "nemotron3-nano-30b-a3b", "gpus": "16", "tp": "1", "pp": "1", "ep": "8"}
 
 
 def read(**changed: str) -> Case:
-    found = row_case(Row(ROW | changed))
-    assert isinstance(found, Case), found
-    return found
+    return case(**FREE | changed)
 
 
-@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 2.5])
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 2.5, 10**400])
 @pytest.mark.parametrize(
     "flag",
     [
@@ -127,3 +115,8 @@ def test_columns_by_the_long_names_of_sizes(header, column):
 )
 def test_tasks_in_other_words(text, task):
     assert read(task=text).workload.task == task
+
+
+@pytest.mark.parametrize("text", ["post-training", "inference"])
+def test_a_task_that_is_none_of_ours_is_refused(text):
+    assert text in refused(task=text)

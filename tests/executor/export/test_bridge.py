@@ -346,19 +346,6 @@ def test_graphs_of_unpacked_sequences_pad_them_all_alike(graph):
     assert ("pad_to_max_length" in text_of(megatron_bridge.export(job))) == graph
 
 
-@pytest.mark.parametrize(
-    ("scope", "captured"),
-    [((), True), (("attn", "mlp"), True), (("full_iteration",), True), (("mlp",), False)],
-)
-def test_graphs_of_attention_over_packs_have_a_fixed_number_of_documents(scope, captured):
-    """Rule graph_packed."""
-    job = a_job(
-        Plan(dp=8, cuda_graph=True, cuda_graph_scope=scope), "llama3-8b", workload=Workload(4096, 128, "sft")
-    )
-    settings = megatron_bridge.export(job).settings
-    assert settings.get("dataset.offline_packing_specs.pad_cu_seqlens", False) == captured
-
-
 def test_a_launch_script_names_the_file_that_has_the_configuration():
     """`train.sh` of an export starts the file that says it all."""
     script = 'set -euo pipefail\ntorchrun --nproc-per-node=8 train_megatron_bridge.py "$@"\n'

@@ -232,19 +232,6 @@ def test_graphs_of_unpacked_sequences_pad_them_all_alike(graph):
     assert ("pad_to_max_length" in text_of(nemo.export(job))) == graph
 
 
-@pytest.mark.parametrize(
-    ("scope", "captured"),
-    [((), True), (("attn", "mlp"), True), (("full_iteration",), True), (("mlp",), False)],
-)
-def test_graphs_of_attention_over_packs_have_a_fixed_number_of_documents(scope, captured):
-    """Rule graph_packed."""
-    job = a_job(
-        Plan(dp=8, cuda_graph=True, cuda_graph_scope=scope), "llama3-8b", workload=Workload(4096, 128, "sft")
-    )
-    settings = nemo.export(job).settings
-    assert settings.get("data.packed_sequence_specs.pad_cu_seqlens", False) == captured
-
-
 @pytest.mark.parametrize("release", RELEASES)
 def test_profiling_is_callbacks_of_the_release(release):
     """NsysPlugin and MemoryProfilePlugin add these; they had been left out of the file."""
