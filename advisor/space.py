@@ -30,11 +30,11 @@ from advisor.space_options import (
 )
 from advisor.space_there import there
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns, plan_columns, plan_from_columns
+from costmodel.fusions import activation_has_kernel
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
 from costmodel.stack import Stack, default_stack, load_stack
-from executor.megatron_args import FUSABLE
 from hardware_db import Cluster
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -246,7 +246,7 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
         "calculate_per_token_loss": (layouts["cp"] > 1) * float(by_tokens),
         "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
         # Of others there is no kernel: see the rule activation_fusion.
-        "bias_activation_fusion": np.array([float(request.model.activation in FUSABLE)]),
+        "bias_activation_fusion": np.array([float(activation_has_kernel(request.model))]),
     }
     for name, value in pins.items():
         if name in ITEM_PREFIX:

@@ -112,13 +112,15 @@ def plan_inputs(
     delayed: bool = False,
     remainders: bool = True,
     repeats_layers: bool = True,
+    fuses_activation: bool = True,
 ) -> dict[str, Array]:
     """Input symbols of the group "plan": arrays over the rows, single numbers where all rows agree.
 
     domain: GPUs of a scale-up domain. precision_bytes: of the model's own format. quantised: whether the recipe keeps
     weights that fp8_param_gather can send; block_scaled: whether as MXFP8, gathered in 16 bits; gathered: bytes of one
     as kept; casts: whether linear layers leave that format; delayed: whether scales are of earlier steps; remainders:
-    see `_formats`; repeats_layers: see `costmodel.binding`. ValueError when a pipeline layout does not fit.
+    see `_formats`; repeats_layers: see `costmodel.binding`; fuses_activation: whether a kernel does. ValueError when a
+    pipeline layout does not fit.
     """
     c: Columns = collapsed(
         {name: np.array(value) for name, value in default_columns().items()} | dict(columns)
@@ -137,6 +139,7 @@ def plan_inputs(
         delayed=delayed,
         remainders=remainders,
         repeats_layers=repeats_layers,
+        fuses_activation=fuses_activation,
     )
 
 
@@ -154,15 +157,17 @@ def knob_inputs(
     delayed: bool,
     remainders: bool,
     repeats_layers: bool,
+    fuses_activation: bool,
 ) -> dict[str, Array]:
     """The inputs that follow from knobs without rank arithmetic, as `plan_inputs`; stage_layers: of the pace-setter.
 
     NumPy's operators and functions alone, so that `costmodel.javascript_columns` can write them down too.
     """
-    inputs = _sizes(c, global_batch) | _sharding(c)
-    inputs |= _exchange(c) | _expert_inputs(c) | _overlaps(c) | _flags(c)
-    inputs |= _recompute(c, stage_layers, repeats_layers) | graph_inputs(c) | _offload(c, stage_layers)
+    inputs = _sizes(c, global_batch) | _sharding(c) | _exchange(c) | _expert_inputs(c)
+    inputs |= _overlaps(c) | _flags(c) | graph_inputs(c) | _offload(c, stage_layers)
+    inputs |= _recompute(c, stage_layers, repeats_layers)
     inputs |= _formats(c, precision_bytes, quantised, block_scaled, gathered, remainders)
+    inputs["activation_split"] = 1.0 - np.multiply(fuses_activation, c["bias_activation_fusion"])
     inputs["projection_copy"] = np.multiply(delayed, 1.0)
     inputs["checked"] = c["check_for_nan_in_grad"] * (1.0 - inputs["graph_step"])
     inputs["amax_inside"] = c["tp_only_amax_red"]
@@ -279,27 +284,19 @@ def _flags(c: Columns) -> dict[str, Array]:
         "unbound": "cpu_binding",
         "stream_records": "avoid_record_streams",
         "rope_split": "rope_fusion",
-        "activation_split": "bias_activation_fusion",
         "residual_split": "bias_dropout_fusion",
         "accumulate_split": "gradient_accumulation_fusion",
     }
     on = {
-        "vboost": "vboost",
         "defer_wgrad": "defer_embedding_wgrad",
         "per_token_loss": "calculate_per_token_loss",
-        "cudnn_norms": "cudnn_norms",
-        "fp8_attention": "fp8_attention",
         "fused_loss": "fused_cross_entropy",
-        "dropout": "dropout",
-    }
+    } | {name: name for name in ("vboost", "cudnn_norms", "fp8_attention", "dropout")}
+    found = {name: 1.0 - c[knob] for name, knob in off.items()} | {name: c[knob] for name, knob in on.items()}
     native = c["cross_entropy_fusion_impl"] == code("cross_entropy_fusion_impl", "native")
     unfused = c["attention_backend"] == code("attention_backend", "unfused")
-    return (
-        {name: 1.0 - c[knob] for name, knob in off.items()}
-        | {name: c[knob] for name, knob in on.items()}
-        | {"unfused": unfused * 1.0, "loss_native": native * 1.0}
-        | {"segments": c["expandable_segments"] * (1.0 - c["nccl_ub"])}
-    )
+    found |= {"unfused": unfused * 1.0, "loss_native": native * 1.0}
+    return found | {"segments": c["expandable_segments"] * (1.0 - c["nccl_ub"])}
 
 
 def _recompute(c: Columns, stage_layers: Array, repeats_layers: bool) -> dict[str, Array]:

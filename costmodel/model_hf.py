@@ -116,6 +116,7 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "Glm4MoeForCausalLM": experts.glm4_moe,
     "GptOssForCausalLM": experts.gpt_oss,
     "MiniMaxM2ForCausalLM": experts.minimax_m2,
+    "MiniMaxM3ForCausalLM": experts.minimax_m3,
     "Llama4ForCausalLM": experts.llama4,
     "NemotronHForCausalLM": hybrid.nemotron_h,
     "Gemma3ForConditionalGeneration": language_part(dense.gemma3),
@@ -130,6 +131,7 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "KimiVLForConditionalGeneration": language_part(experts.deepseek),
     "KimiK25ForConditionalGeneration": language_part(experts.deepseek),
     "Llama4ForConditionalGeneration": language_part(experts.llama4),
+    "MiniMaxM3SparseForConditionalGeneration": language_part(experts.minimax_m3),
 }
 # Files that training scripts write may name the type alone, as "qwen3_moe".
 _MODEL_TYPES = {

@@ -280,6 +280,51 @@ def minimax_m2(config: Config) -> Config:
     return values | share | {"moe": moe}
 
 
+def minimax_m3(config: Config) -> Config:
+    """MiniMax-M3: GPT-OSS's gates, experts behind dense layers, and an indexer that picks blocks of tokens.
+
+    Told with attention to all tokens, as Megatron-Bridge 0.6.2 trains it: its `minimax_m3_bridge.py` holds the indexer
+    as frozen weights that never run, and no heads for more tokens.
+    """
+    listed = config.get("moe_layer_freq", config.get("mlp_layer_types"))
+    first = count_or_zero(config, "first_k_dense_replace")
+    if isinstance(listed, list):
+        sparse = [each in (1, "sparse") for each in listed]
+        first = sparse.index(True) if True in sparse else len(sparse)
+        if not all(sparse[first:]) or first == len(sparse):
+            raise ValueError(
+                f"the layers of experts {shown(listed)} do not end the list. Write the model as a TOML."
+            )
+    width = count(config, "intermediate_size", 3072)
+    shared = count_or_zero({"shared_intermediate_size": 3072} | config, "shared_intermediate_size")
+    moe = {
+        "num_experts": count(config, "num_local_experts", 128),
+        "topk": count(config, "num_experts_per_tok", 4),
+        "expert_ffn": width,
+        "shared_expert_ffn": shared * count_or_zero({"n_shared_experts": 1} | config, "n_shared_experts"),
+        "dense_first_layers": first,
+        "router_score": "sigmoid",
+        "router_dtype": "fp32",
+        "expert_bias": True,
+        "router_scaling_factor": number(config, ("routed_scaling_factor",), 2.0),
+        "load_balancing": "aux_loss",
+        "aux_loss_coeff": number(config, ("router_aux_loss_coef",), 0.001),
+    }
+    for key, usual in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if number(config, (key,), usual) != usual:
+            raise ValueError(
+                f"{key} {shown(config[key])} is not {usual}, the only gate known. Correct it in the file."
+            )
+    head = count(config, "head_dim", 128)
+    rotary = {"rotary_percent": count(config, "rotary_dim", 64) / head}
+    dense = {"intermediate_size": count(config, "dense_intermediate_size", 12288), "head_dim": head}
+    values = llama({"rope_theta": 5_000_000} | config | dense | {"hidden_act": "silu"})
+    own: Config = {"activation": "quick_gelu", "qk_norm": flag(config, "use_qk_norm", True), "moe": moe}
+    own["zero_centered_norm"] = flag(config, "use_gemma_norm", True)
+    own["left_out"] = "the indexer's choice of blocks: attention to all tokens, as Megatron-Bridge trains it"
+    return values | rotary | own
+
+
 def llama4(config: Config) -> Config:
     """Llama 4: chunked attention but on every fourth layer, a shared expert as wide as the others."""
     step = count(config, "interleave_moe_layer_step", 1)

@@ -14,6 +14,7 @@ from costmodel.bound import Bound
 from costmodel.columns import Array, Columns, plan_inputs
 from costmodel.compiled import CompiledModel, Function
 from costmodel.family import ZERO, compiled_family, family_features
+from costmodel.fusions import activation_has_kernel
 from costmodel.host_memory import fullest_node, offloads
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
@@ -71,6 +72,7 @@ class PlanArray:
             domain=self.cluster.domain_size,
             **recipe_formats(self.precision),
             repeats_layers=repeats_layers(self.model, self.cluster, self.stack),
+            fuses_activation=activation_has_kernel(self.model),
         )
 
 

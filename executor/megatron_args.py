@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from costmodel.fusions import FUSED_IN_EXPERTS, activation_has_kernel
 from costmodel.graph_parts import captured_parts
 from costmodel.layout import edge_chunks, even_chunks, layout_of, most_layers
 from costmodel.model_spec import ModelSpec
@@ -26,8 +27,6 @@ RECIPES: dict[str, dict[str, str]] = {
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
     "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }
-FUSABLE = ("silu", "gelu", "quick_gelu")
-FUSABLE_OF_EXPERTS = ("silu", "quick_gelu")
 
 
 def foreign_modules(modules: Iterable[str], model: ModelSpec) -> list[str]:
@@ -206,9 +205,9 @@ def fuses_activation(plan: Plan, model: ModelSpec) -> bool:
     Source: Megatron-Core 0.16.1, transformer_config.py:1485-1504; moe/experts.py:689-710 (TEGroupedMLP).
     """
     if model.moe is not None and plan.moe_grouped_gemm:
-        return model.gated and model.activation in FUSABLE_OF_EXPERTS
+        return model.gated and model.activation in FUSED_IN_EXPERTS and activation_has_kernel(model)
     gelu_alone = model.activation == "gelu" and not model.gated and not model.linear_bias
-    return model.activation in FUSABLE and not gelu_alone
+    return activation_has_kernel(model) and not gelu_alone
 
 
 def fuses_residual(plan: Plan, model: ModelSpec) -> bool:

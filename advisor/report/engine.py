@@ -27,6 +27,7 @@ from advisor.sections import SEVERITY_WORDS
 from costmodel.binding import recipe_formats, repeats_layers
 from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
 from costmodel.family import family_features
+from costmodel.fusions import activation_has_kernel
 from costmodel.host_memory import HOST_STATE, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
 from costmodel.javascript_columns import Trace, literal
@@ -207,6 +208,7 @@ def _inputs_script(prediction: Prediction, found: Sequence[Control], stack: str 
         global_batch=_workload_inputs(trace, prediction, found)["global_batch"],
         **_by_precision(trace, prediction, found, "formats", formats),
         repeats_layers=repeats_layers(prediction.model, prediction.cluster, stack),
+        fuses_activation=activation_has_kernel(prediction.model),
     )
     results = {name: literal(value) for name, value in inputs.items()}
     return f"(c, x) => {{\n{trace.lines(inputs)}return {object_javascript(results)};\n}}"

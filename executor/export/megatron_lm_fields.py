@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from costmodel.fusions import FUSABLE
 from costmodel.knobs import KNOBS
 from costmodel.layout import expand
 from executor.export.core_model import FREQUENCIES, frequency_of
 from executor.export.core_read import direct_fields
 from executor.export.megatron_lm_names import names
 from executor.export.shell_words import left_open
-from executor.megatron_args import FUSABLE
 
 # Flags whose field has another name ("" for none of the same meaning), beside those of the table; older spellings
 # among them. What a reader asks for and no table has stands here too, or it would be told as unread.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from costmodel.fusions import activation_has_kernel
 from costmodel.knobs import SETTINGS
 from costmodel.layout import most_layers
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
-from executor.megatron_args import FUSABLE, fuses_activation, fuses_residual
+from executor.megatron_args import fuses_activation, fuses_residual
 from executor.megatron_model import model_fields
 
 
@@ -45,7 +46,7 @@ def _without_kernels(knobs: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
         "bias_dropout_fusion": fuses_residual(plan, model),
     }
     kept = {name: value for name, value in knobs.items() if has.get(name, True)}
-    if model.activation in FUSABLE:
+    if activation_has_kernel(model):
         return kept
     return kept | {"bias_activation_fusion": knobs.get("bias_activation_fusion") is True}
 

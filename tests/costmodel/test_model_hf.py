@@ -35,6 +35,7 @@ from hf_configs_newer import (
     GLM5,
     LLAMA4_SCOUT,
     MINIMAX_M2,
+    MINIMAX_M3,
     NEMOTRON4_15B,
     NEMOTRON_H_8B,
     OLMO2_32B,
@@ -117,6 +118,15 @@ def test_totals_of_the_transformers_library(tmp_path, config, total, norms):
     assert ("norms" in spec.left_out) == bool(norms)
 
 
+def test_attention_to_all_tokens_holds_no_indexer(tmp_path):
+    """As Megatron-Bridge trains MiniMax-M3: the library's model less its indexer, and the router's biases."""
+    spec = read_hf_config(write(tmp_path, MINIMAX_M3))
+    assert count_parameters(spec).total == 425_950_417_920 + 57 * 128
+    assert "indexer" in spec.left_out
+    ours = load_model("minimax-m3")
+    assert (spec.moe, spec.mtp_layers, spec.rotary_percent) == (ours.moe, 0, ours.rotary_percent)
+
+
 @pytest.mark.parametrize(
     ("config", "full"),
     [(GEMMA2_27B, 23), (GEMMA3_27B, 10), (OLMO2_32B | {"architectures": ["Olmo3ForCausalLM"]}, 16)],
@@ -163,6 +173,7 @@ def test_layers_listed_by_name_are_a_pattern(tmp_path):
         (GPT_OSS_20B, "gpt-oss-20b"),
         (LLAMA4_SCOUT, "llama4-scout"),
         (LLAMA4_SCOUT | {"text_config": LLAMA4_SCOUT["text_config"] | MAVERICK}, "llama4-maverick"),
+        (MINIMAX_M3, "minimax-m3"),
         (NEMOTRON4_15B, "nemotron4-15b"),
         (NEMOTRON_H_8B, "nemotronh-8b"),
         (NEMOTRON_H_8B | NEMOTRON3_SUPER, "nemotron3-super-120b-a12b"),

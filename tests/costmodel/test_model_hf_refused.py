@@ -17,6 +17,7 @@ from hf_configs import (
 from hf_configs_newer import (
     DEEPSEEK_V4_FLASH,
     LLAMA4_SCOUT,
+    MINIMAX_M3,
     NEMOTRON_H_8B,
     SMOLLM3_3B,
 )
@@ -65,6 +66,21 @@ def test_windows_of_the_last_layers_alone_are_refused(tmp_path):
             LLAMA4_SCOUT | LLAMA4_SCOUT["text_config"] | {"architectures": ["Llama4ForCausalLM"]},
             {"moe_layers": [1, 2]},
             "moe_layers is not every 1th layer",
+        ),
+        (
+            MINIMAX_M3["text_config"] | {"architectures": ["MiniMaxM3ForCausalLM"]},
+            {"moe_layer_freq": [1] * 59 + [0]},
+            "the layers of experts [1, 1, 1",
+        ),
+        (
+            MINIMAX_M3["text_config"] | {"architectures": ["MiniMaxM3ForCausalLM"]},
+            {"moe_layer_freq": [0] * 60},
+            "do not end the list",
+        ),
+        (
+            MINIMAX_M3["text_config"] | {"architectures": ["MiniMaxM3ForCausalLM"]},
+            {"swiglu_limit": 10.0},
+            "swiglu_limit 10.0 is not 7.0, the only gate known",
         ),
     ],
 )

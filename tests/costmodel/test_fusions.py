@@ -1,0 +1,49 @@
+"""Fused kernels that a model lacks cost what it runs instead, whatever the plan asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from family_cases import unjudged
+
+import hardware_db
+from costmodel.fusions import activation_has_kernel
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.workload import Workload
+from executor.megatron_args import fuses_activation
+
+H100 = hardware_db.resolve("h100", None)[0]
+GPT_OSS = load_model("gpt-oss-20b")
+# Quick GELU in experts alone, in a shared expert, in a dense layer.
+SHARED = replace(GPT_OSS, moe=replace(GPT_OSS.moe, shared_expert_ffn=2880))
+DENSE_FIRST = replace(GPT_OSS, moe=replace(GPT_OSS.moe, dense_first_layers=1))
+
+
+@pytest.mark.parametrize(
+    ("model", "has"),
+    [
+        (GPT_OSS, True),
+        (SHARED, False),
+        (DENSE_FIRST, False),
+        (replace(GPT_OSS, family="", moe=None), False),
+        (load_model("minimax-m3"), False),
+        (load_model("llama3-8b"), True),
+        (load_model("deepseek-v3"), True),
+        (load_model("nemotron4-15b"), False),
+    ],
+)
+def test_quick_gelu_has_a_kernel_in_experts_alone(model, has):
+    assert activation_has_kernel(model) == has
+    assert fuses_activation(Plan(), model) == has
+
+
+@pytest.mark.parametrize("model", [GPT_OSS, SHARED, DENSE_FIRST], ids=["experts", "shared", "dense"])
+def test_asking_for_a_kernel_that_is_none_gains_nothing(model):
+    fused, apart = (
+        unjudged(model, Workload(4096, 64), H100, Plan(dp=8, ep=8, bias_activation_fusion=asked)).step_time_s
+        for asked in (True, False)
+    )
+    assert (fused < apart) == activation_has_kernel(model)
+    assert fused <= apart
