@@ -100,7 +100,7 @@ def predict(
         sources=sources,
         features=features,
         bound_by=bound_by(time),
-        assumptions=_assumptions(bound, model, plan, workload, timed.workload, early),
+        assumptions=_assumptions(bound, model, cluster, plan, workload, timed.workload, early),
         interval_basis=spread.basis,
         evidence=near,
         memory_values=memory_values,
@@ -125,7 +125,13 @@ def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> Term
 
 
 def _assumptions(
-    bound: dict[str, Bound], model: ModelSpec, plan: Plan, workload: Workload, timed: Workload, early: str
+    bound: dict[str, Bound],
+    model: ModelSpec,
+    cluster: Cluster,
+    plan: Plan,
+    workload: Workload,
+    timed: Workload,
+    early: str,
 ) -> tuple[str, ...]:
     """What was taken for granted: of the plan and its loads, then of the constants, each as its number notes it."""
     first = [f"not counted of the model: {model.left_out}"] if model.left_out else []
@@ -148,6 +154,11 @@ def _assumptions(
             "and streams are taken at the rates of runs with Adam"
         )
     first += _loads(timed, model, plan.ep)
+    gpu = cluster.gpu
+    if gpu.calibrated_like != gpu.name and not gpu.own_calibration:
+        first.append(
+            f"{gpu.name} has no kernel tables of its own: those of {gpu.calibrated_like}, as shares of its peaks"
+        )
     return (*first, *dict.fromkeys(entry.note for entry in bound.values() if entry.note))
 
 
