@@ -97,7 +97,11 @@ def _sizes(w: Facts) -> Facts:
     encoder = shards * np.where(w["encoder_tp"] > 0, w["encoder_tp"], w["tp"]) * w["encoder_pp"]
     instances = sharding_instances(shards, w["fsdp"], w["fsdp_shard_size"], w["optimizer_instances"])
     tokens = w["micro_batch"] * w["seq_len"] / (w["cp"] * np.where(w["sequence_parallel"], w["tp"], 1))
+    weights = w["parameters_outside"] / w["tp"] + w["parameters_inside"] / (w["ep"] * w["etp"])
+    each = np.where(w["fp8_param_gather"] & w["quantised"], 1.0, 2.0)
     return {
+        # Weights of a rank, whole GiB, before anything shards them over data parallel ranks, stages alike.
+        "base_gib": np.ceil(each * weights / w["pp"] / 2**30),
         "shards": shards,
         "instances": instances,
         "mesh": mesh,

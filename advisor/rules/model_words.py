@@ -9,6 +9,7 @@ import numpy as np
 
 from costmodel.layout import blocks_of
 from costmodel.model_spec import ModelSpec
+from costmodel.parameter_counts import count_parameters
 from costmodel.placement import network_reduces, switch_reduces
 from costmodel.workload import Workload
 
@@ -70,8 +71,11 @@ def tp_common(model: ModelSpec, mlps: bool) -> int:
 
 
 def _expert_words(model: ModelSpec) -> dict[str, Any]:
-    moe = model.moe
+    moe, count = model.moe, count_parameters(model)
+    inside = count.parts.get("experts", 0)
     return {
+        "parameters_inside": float(inside),
+        "parameters_outside": float(count.total + count.mtp - inside),
         "experts": moe.num_experts if moe else 0,
         "topk": moe.topk if moe else 0,
         "expert_ffn": moe.expert_ffn if moe else 0,
@@ -111,6 +115,7 @@ def machine_words(cluster: Cluster, gpus: int) -> dict[str, Any]:
     generation = cluster.gpu.generation
     return {
         "domain": cluster.domain_size,
+        "device_gib": cluster.gpu.get("hbm_capacity_usable") // 2**30,
         "gpu": cluster.gpu.title,
         "gpus": gpus,
         "ampere": np.bool_(generation == "ampere"),

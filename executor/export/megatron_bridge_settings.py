@@ -238,7 +238,7 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     if gathers_after_muon(plan):
         settings |= {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False}
     if plan.fsdp:
-        settings |= fsdp_settings(plan)
+        settings |= fsdp_settings(plan, job.workload.task)
     if plan.calculate_per_token_loss:
         settings["ddp.average_in_collective"] = False  # Megatron-Core refuses both
     if plan.sharp:
@@ -255,14 +255,18 @@ def gathers_after_muon(plan: Plan) -> bool:
     return plan.optimizer == "muon" and plan.overlap_param_gather
 
 
-def fsdp_settings(plan: Plan) -> dict[str, Any]:
-    """FSDP of Megatron or of torch."""
+def fsdp_settings(plan: Plan, task: str = "pretrain") -> dict[str, Any]:
+    """FSDP of Megatron or of torch.
+
+    Adapters' base model is loaded before it is wrapped: made on the meta device it would lose what was loaded. Source:
+    Megatron-Bridge 0.6.2, training/setup.py, _create_peft_pre_wrap_hook.
+    """
     if plan.fsdp_implementation == "torch":
         return {"dist.use_torch_fsdp2": True}
     return {
         "dist.use_megatron_fsdp": True,
         "ddp.average_in_collective": False,
-        "model.init_model_with_meta_device": plan.zero_stage == 3,
+        "model.init_model_with_meta_device": plan.zero_stage == 3 and task != "lora",
         "checkpoint.ckpt_format": "fsdp_dtensor",
     }
 

@@ -17,12 +17,18 @@ TINY = load_model("tiny-gpt")
 LLAMA = load_model("llama3-70b")
 
 
-def cluster(generation: str = "hopper", domain: int = 8) -> SimpleNamespace:
+def cluster(generation: str = "hopper", domain: int = 8, link: str = "nvlink4") -> SimpleNamespace:
     return SimpleNamespace(
         name="stub",
         domain_size=domain,
-        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA", has_peers=True),
-        intra=SimpleNamespace(name="nvlink4"),
+        gpu=SimpleNamespace(
+            generation=generation,
+            title=generation.upper(),
+            vendor="NVIDIA",
+            has_peers=True,
+            get={"hbm_capacity_usable": 80 * 2**30}.get,
+        ),
+        intra=SimpleNamespace(name=link),
         inter=SimpleNamespace(name="ib-ndr-400"),
         host_link=SimpleNamespace(name="pcie5-x16"),
     )

@@ -6,12 +6,12 @@ import re
 from dataclasses import fields, replace
 from functools import cache
 from itertools import permutations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from space_cases import cluster
 
 from advisor.rules import SEVERITIES, error_masks, left_out, load_rules, violations
 from advisor.rules.facts import Facts, facts
@@ -27,17 +27,6 @@ from costmodel.workload import Workload
 
 LLAMA = load_model("llama3-70b")
 WORKLOAD = Workload(8192, 128)
-
-
-def cluster(generation: str = "hopper", domain: int = 8, link: str = "nvlink4") -> SimpleNamespace:
-    return SimpleNamespace(
-        name="stub",
-        domain_size=domain,
-        gpu=SimpleNamespace(generation=generation, title=generation.upper(), vendor="NVIDIA", has_peers=True),
-        intra=SimpleNamespace(name=link),
-        inter=SimpleNamespace(name="ib-ndr-400"),
-        host_link=SimpleNamespace(name="pcie5-x16"),
-    )
 
 
 def told(plan: Plan, *, model=LLAMA, workload=WORKLOAD, on=None, gpus=0) -> dict:

@@ -81,6 +81,7 @@ def broken(case: dict[str, Any], model: ModelSpec, plan: Any, stack: str | None)
             title=generation.upper(),
             vendor=case.get("vendor", "NVIDIA"),
             has_peers=case.get("peers", True),
+            get={"hbm_capacity_usable": 80 * 2**30}.get,
         ),
         intra=SimpleNamespace(name=case.get("link", "nvlink4")),
         inter=SimpleNamespace(name=case.get("network", "ib-ndr-400")),

@@ -149,6 +149,7 @@ ELSEWHERE = {
     "shared_choice_split": "Megatron-Core 0.19, while the model is built; 0.16 has no layers that share a choice",
     "recompute_mhc": "no release of Megatron-Core here has hyper-connections",
     "param_gather_nvfp4_fsdp": "faults while buffers are made, on Blackwell: a comment of Megatron-Bridge's recipe",
+    "fsdp_adapters_whole": "Megatron-Bridge's training/setup.py, while the base model is loaded",
     "encoder_stages": "NeMo 2's guide; the exports have no stages for encoders any more",
     "encoder_tensor": "NeMo 2's guide; the exports have no stages for encoders any more",
     "ep_overlap_hybrid": "Megatron-Core's combined_1f1b.py, while it runs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import hardware_db
@@ -9,6 +11,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export.exported import Job
+from executor.export.megatron_bridge import export
 from executor.export.megatron_bridge_read import workload_of
 from executor.export.megatron_bridge_task import task_settings
 from executor.export.nemo_settings import task_settings as nemo_task_settings
@@ -52,3 +55,10 @@ def test_what_is_not_said_is_all_layers():
     """Megatron-Bridge 0.6.2, peft/lora.py: four names and rank 32."""
     found = workload_of({"peft._target_": "megatron.bridge.peft.lora.LoRA"})
     assert (found["lora_targets"], found["lora_rank"]) == ("all", 32)
+
+
+@pytest.mark.parametrize(("task", "meta"), [("pretrain", True), ("sft", True), ("lora", False)])
+def test_a_base_model_that_is_loaded_before_fsdp_wraps_it_is_not_made_on_the_meta_device(task, meta):
+    plan = Plan(dp=8, fsdp=True, zero_stage=3, gradient_accumulation_fusion=False)
+    one = replace(job("llama3-8b", "qkv"), plan=plan, workload=Workload(4096, 32, task))
+    assert export(one).settings["model.init_model_with_meta_device"] is meta
