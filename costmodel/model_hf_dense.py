@@ -329,8 +329,8 @@ def _stretched_base(config: Config) -> Config:
     said = config | scaling
     heads = count(config, "num_attention_heads")
     dim = count(config, "head_dim") if config.get("head_dim") else split(count(config, "hidden_size"), heads)
-    theta, alpha = number(said, ("rope_theta",), 10_000), number(said, ("alpha",))
-    if dim <= 2 or not theta or not alpha or theta * alpha**2 > 10**12:
+    theta, alpha = number(said, ("rope_theta",), 10_000) or 0, number(said, ("alpha",)) or 0
+    if dim <= 2 or not 0 < theta <= 10**9 or not 0 < alpha <= 10**6:
         raise ValueError(f"alpha {shown(scaling['alpha'])} of rope_scaling stretches no base. Correct it.")
     base = round(theta * alpha ** (dim / (dim - 2)))
     return config | {"rope_theta": base, "rope_scaling": None, "rope_parameters": None}

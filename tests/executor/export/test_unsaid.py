@@ -152,10 +152,10 @@ def test_heads_without_the_experts_of_the_last_layer_are_refused(target):
     model = replace(load_model("llama3-8b"), name="heads", family="", moe=moe, mtp_layers=1)
     cluster = hardware_db.load_cluster("dgx-h100")
     plan, workload = Plan(dp=8), Workload(4096, 64)
-    assert bundle(Job(plan, workload, model, cluster), target, False).exported.files
+    assert bundle(Job(plan, workload, model, cluster), target, False).exported.settings
     apart = replace(model, mtp_pattern="*-")
     with pytest.raises(ValueError, match="heads of multi-token prediction without the experts"):
         bundle(Job(plan, workload, apart, cluster), target, False)
     # An MLP is what the last layer of a dense model has.
     dense = replace(apart, family="", moe=None)
-    assert bundle(Job(plan, workload, dense, cluster), target, False).exported.files
+    assert bundle(Job(plan, workload, dense, cluster), target, False).exported.settings
