@@ -57,10 +57,13 @@ def _values(config: Config) -> tuple[Config, str]:
     if architectures is None:
         name = _MODEL_TYPES.get(str(config.get("model_type")))
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        near = f".{nearest(name, list(ARCHITECTURES), 'For')}" if isinstance(name, str) else "."
-        why = f": {_NOT_TOLD[name]}." if isinstance(name, str) and name in _NOT_TOLD else near
+        if isinstance(name, str) and name in _NOT_TOLD:
+            raise ValueError(
+                f"{name} is not supported: {_NOT_TOLD[name]}. A model TOML can tell one of its size with layers of ours."
+            )
+        near = nearest(name, list(ARCHITECTURES), "For") if isinstance(name, str) else ""
         raise ValueError(
-            f"architectures {architectures!r:.80} is not supported{why} "
+            f"architectures {architectures!r:.80} is not supported.{near} "
             f"Supported: {', '.join(ARCHITECTURES)}. Others can be written as a model TOML."
         )
     return ARCHITECTURES[name](config), name
@@ -113,6 +116,12 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "Jais2ForCausalLM": dense.jais2,
     "GraniteForCausalLM": dense.granite,
     "HunYuanDenseV1ForCausalLM": dense.hunyuan,
+    "Ministral3ForCausalLM": dense.ministral3,
+    "GPTBigCodeForCausalLM": dense.gpt_bigcode,
+    "OPTForCausalLM": dense.opt,
+    "StableLmForCausalLM": dense.stablelm,
+    "FalconForCausalLM": dense.falcon,
+    "YoutuForCausalLM": experts.youtu,
     "MixtralForCausalLM": experts.mixtral,
     "Qwen2MoeForCausalLM": experts.qwen2_moe,
     "Qwen3MoeForCausalLM": experts.qwen3_moe,
@@ -165,6 +174,8 @@ _NOT_TOLD = {
     "CohereForCausalLM": _ONE_NORM,
     "Cohere2ForCausalLM": _ONE_NORM,
     "DeciLMForCausalLM": "its layers differ in their widths and heads (block_configs), and some have no attention",
+    "GPTJForCausalLM": _ONE_NORM,
+    "PhiForCausalLM": _ONE_NORM,
     "OlmoForCausalLM": "its norms have no weights",
 }
 # Files that training scripts write may name the type alone, as "qwen3_moe".

@@ -25,9 +25,10 @@ from costmodel.model_hf_values import (
 
 # Norms that our layers have no place for; a few thousand weights a layer, and the time to read and write its tokens.
 NORMS_BEHIND = "norms behind attention and MLP"
-NORMS_MOVED = "norms behind attention and MLP, taken in front of them"
+NORMS_MOVED = "norms behind attention and MLP instead of in front"
 NORMS_OF_ALL_HEADS = "norms of Q and K over all heads at once, taken a head at a time"
 NORMS_ROTATED = "norms of rotated Q and K, taken in front of the rotation"
+GROWING_QUERIES = "how queries grow with their position"
 FACTORS = "factors of residuals and logits"
 # Both read what enters the layer and are added to it at once, so that one all-reduce over tp may serve for two.
 SIDE_BY_SIDE = "attention and MLP side by side"
@@ -334,3 +335,51 @@ def _stretched_base(config: Config) -> Config:
         raise ValueError(f"alpha {shown(scaling['alpha'])} of rope_scaling stretches no base. Correct it.")
     base = round(theta * alpha ** (dim / (dim - 2)))
     return config | {"rope_theta": base, "rope_scaling": None, "rope_parameters": None}
+
+
+def ministral3(config: Config) -> Config:
+    """Ministral 3: Mistral whose queries may grow with their position."""
+    values = mistral({"sliding_window": None} | config)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    grows = isinstance(scaling, dict) and scaling.get("llama_4_scaling_beta")
+    return values | ({"left_out": GROWING_QUERIES} if grows else {})
+
+
+def gpt_bigcode(config: Config) -> Config:
+    """StarCoder: GPT-2 with one key-value head."""
+    expect(config, {"add_cross_attention": False})
+    return gpt2(config) | ({"num_kv_heads": 1} if flag(config, "multi_query", True) else {})
+
+
+def opt(config: Config) -> Config:
+    """OPT: GPT-2 with ReLU under names of its own; two rows of its positions stand for none."""
+    usual = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "enable_bias": True}
+    hidden = count(config, "hidden_size")
+    expect(config, usual | {"layer_norm_elementwise_affine": True, "word_embed_proj_dim": hidden})
+    names = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+    values = gpt2({"activation_function": "relu"} | renamed(config, names | {"ffn_dim": "n_inner"}))
+    return values | {"learned_positions": count(config, "max_position_embeddings", 2048) + 2}
+
+
+def stablelm(config: Config) -> Config:
+    """StableLM: Llama with LayerNorm, a quarter of rotary dimensions and perhaps biases of Q, K and V."""
+    expect(config, {"use_parallel_residual": False, "qk_layernorm": False})
+    values = llama({"partial_rotary_factor": 0.25} | config)
+    return values | {"norm": "LayerNorm", "qkv_bias": flag(config, "use_qkv_bias")}
+
+
+def falcon(config: Config) -> Config:
+    """Falcon 40B and 180B: attention and an ungated MLP side by side, each behind a LayerNorm of its own."""
+    told = {"new_decoder_architecture": True, "parallel_attn": True, "num_ln_in_parallel_attn": 2}
+    newer = config.get("new_decoder_architecture") or False
+    expect(config | {"new_decoder_architecture": newer}, told | {"alibi": False, "bias": False})
+    width = count(config, "ffn_hidden_size", 4 * count(config, "hidden_size"))
+    usual = {"tie_word_embeddings": True, "num_key_value_heads": config.get("num_kv_heads")}
+    values = llama(usual | config | {"intermediate_size": width, "hidden_act": "gelu"})
+    activation = read_activation(config, "activation", "gelu")
+    return values | {
+        "gated": False,
+        "activation": activation,
+        "norm": "LayerNorm",
+        "left_out": SIDE_BY_SIDE,
+    }

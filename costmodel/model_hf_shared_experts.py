@@ -127,7 +127,7 @@ def sarvam_mla(config: Config) -> Config:
 
 def dots1(config: Config) -> Config:
     """dots.llm1: attention of Qwen3, and experts as in DeepSeek-V3."""
-    expect({"norm_topk_prob": False} | config, {"norm_topk_prob": True})
+    expect({"norm_topk_prob": config.get("norm_topk_prob") or False}, {"norm_topk_prob": True})
     moe = _sigmoid_experts({"routed_scaling_factor": 1.0} | config, 0)
     layers = count(config, "num_hidden_layers")
     window = {} if config.get("sliding_window", 4096) is None else last_windows(config, layers)

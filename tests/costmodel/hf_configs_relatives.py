@@ -249,3 +249,63 @@ FLEX_OLMO = {
     "num_hidden_layers": 32,
     "vocab_size": 100352,
 }
+MINISTRAL3 = {
+    "architectures": ["Ministral3ForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "rope_parameters": {
+        "factor": 16.0,
+        "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 16384,
+        "rope_theta": 1000000.0,
+        "rope_type": "yarn",
+    },
+    "vocab_size": 131072,
+}
+GPT_BIGCODE = {
+    "architectures": ["GPTBigCodeForCausalLM"],
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "vocab_size": 50257,
+}
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
+STABLELM = {
+    "architectures": ["StableLmForCausalLM"],
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "use_qkv_bias": True,
+    "vocab_size": 50304,
+}
+FALCON = {
+    "architectures": ["FalconForCausalLM"],
+    "hidden_size": 8192,
+    "new_decoder_architecture": True,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 60,
+    "num_kv_heads": 8,
+    "vocab_size": 65024,
+}
+YOUTU = {
+    "architectures": ["YoutuForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+}

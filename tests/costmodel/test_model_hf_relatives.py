@@ -12,7 +12,9 @@ from hf_configs_relatives import (
     EXAONE3,
     EXAONE4,
     EXAONE_MOE,
+    FALCON,
     FLEX_OLMO,
+    GPT_BIGCODE,
     GRANITE,
     GRANITE_MOE,
     HUNYUAN,
@@ -23,10 +25,14 @@ from hf_configs_relatives import (
     JAIS2,
     LING_MINI,
     MIMO_7B,
+    MINISTRAL3,
+    OPT,
     SARVAM_30B,
     SARVAM_105B,
     SEED_OSS,
     SOLAR_OPEN,
+    STABLELM,
+    YOUTU,
 )
 
 from costmodel.model_hf import from_hf_config, read_hf_config
@@ -58,6 +64,13 @@ from costmodel.parameter_counts import count_parameters
         (HUNYUAN_MOE, 78_118_129_664),
         (DOTS1, 161_206_276_032),
         (SOLAR_OPEN, 102_651_793_408),
+        (MINISTRAL3, 8_489_553_920),
+        (GPT_BIGCODE, 111_446_784),
+        (GPT_BIGCODE | {"multi_query": False}, 124_439_808),
+        (OPT, 125_239_296),
+        (STABLELM, 2_480_993_280),
+        (FALCON, 41_303_293_952),
+        (YOUTU, 1_961_560_064),
         # Its norms of all heads at once are taken a head at a time.
         (FLEX_OLMO, 33_270_665_216 - 32 * (32 + 32 - 2) * 128),
     ],
@@ -171,6 +184,20 @@ def test_biases():
     assert [spec.linear_bias for spec in specs] == [False, False, True, True, False, False]
 
 
+def test_kinds_of_layers():
+    """Ungated MLPs, LayerNorm, latent attention without experts, and what is left out of each is said."""
+    opt, falcon, youtu = (from_hf_config(config, "relative") for config in (OPT, FALCON, YOUTU))
+    assert (opt.activation, opt.gated, opt.learned_positions, opt.left_out) == ("relu", False, 2050, "")
+    assert (falcon.norm, falcon.gated, falcon.left_out) == (
+        "LayerNorm",
+        False,
+        "attention and MLP side by side",
+    )
+    assert (youtu.family, youtu.mla.q_lora_rank) == ("mla", 1536)
+    assert from_hf_config(STABLELM, "relative").rotary_percent == 0.25
+    assert "queries grow" in from_hf_config(MINISTRAL3, "relative").left_out
+
+
 def test_windows_of_dots_are_of_all_layers_or_none():
     assert from_hf_config(DOTS1, "dots").sliding_window is None
     assert from_hf_config(DOTS1 | {"max_window_layers": 0}, "dots").sliding_window.window == 4096
@@ -204,7 +231,7 @@ def test_windows_of_dots_are_of_all_layers_or_none():
         (HUNYUAN, {"rope_scaling": {"alpha": -1}}, "alpha -1 is not a number from 0 on"),
         (HUNYUAN_MOE, {"moe_topk": [1, 2] * 16}, "moe_topk [1, 2, 1, 2"),
         (HUNYUAN_MOE, {"moe_intermediate_size": 3072}, "moe_intermediate_size 3072 is not supported"),
-        (DOTS1, {"norm_topk_prob": False}, "norm_topk_prob False is not supported"),
+        (DOTS1, {"norm_topk_prob": None}, "norm_topk_prob False is not supported"),
         (SOLAR_OPEN, {"first_k_dense_replace": 1}, "first_k_dense_replace 1 is not supported"),
         (SEED_OSS, {"attention_out_bias": True}, "attention_out_bias true with mlp_bias false"),
         (
@@ -212,6 +239,11 @@ def test_windows_of_dots_are_of_all_layers_or_none():
             {"clip_qkv": 8},
             "clip_qkv 8 is not supported: the layers of this class are told without",
         ),
+        (OPT, {"word_embed_proj_dim": 512}, "word_embed_proj_dim 512 is not supported"),
+        (OPT, {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
+        (STABLELM, {"use_parallel_residual": True}, "use_parallel_residual True is not supported"),
+        (FALCON, {"new_decoder_architecture": None}, "new_decoder_architecture"),
+        (FALCON, {"alibi": True}, "alibi True is not supported"),
         (JAIS2, {"mlp_bias": False}, "attention_bias true with mlp_bias false"),
         (SARVAM_30B, {"norm_topk_prob": False}, "norm_topk_prob False is not supported"),
     ],
@@ -233,7 +265,7 @@ def test_keys_that_change_what_is_counted_are_refused(config, change, says):
     ],
 )
 def test_a_class_that_layers_cannot_tell_is_refused_with_the_reason(architecture, why):
-    with pytest.raises(ValueError, match=f"is not supported: .*{why}.*Supported: Llama"):
+    with pytest.raises(ValueError, match=f"{architecture} is not supported: .*{why}.*A model TOML can"):
         from_hf_config(LLAMA3_8B | {"architectures": [architecture]}, "other")
 
 
