@@ -59,7 +59,8 @@ def _values(config: Config) -> tuple[Config, str]:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         if isinstance(name, str) and name in _NOT_TOLD:
             raise ValueError(
-                f"{name} is not supported: {_NOT_TOLD[name]}. A model TOML can tell one of its size with layers of ours."
+                f"{name} is not supported: {_NOT_TOLD[name]}. "
+                "A model TOML can tell one of its size with layers of ours."
             )
         near = nearest(name, list(ARCHITECTURES), "For") if isinstance(name, str) else ""
         raise ValueError(
