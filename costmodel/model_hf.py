@@ -14,6 +14,7 @@ from typing import Any
 from costmodel import model_hf_dense as dense
 from costmodel import model_hf_experts as experts
 from costmodel import model_hf_hybrid as hybrid
+from costmodel import model_hf_shared_experts as shared
 from costmodel.model_file import from_mapping, nearest, read_text
 from costmodel.model_hf_values import Config
 from costmodel.model_spec import ModelSpec
@@ -56,6 +57,11 @@ def _values(config: Config) -> tuple[Config, str]:
     if architectures is None:
         name = _MODEL_TYPES.get(str(config.get("model_type")))
     if not isinstance(name, str) or name not in ARCHITECTURES:
+        if isinstance(name, str) and name in _NOT_TOLD:
+            raise ValueError(
+                f"{name} is not supported: {_NOT_TOLD[name]}. "
+                "A model TOML can tell one of its size with layers of ours."
+            )
         near = nearest(name, list(ARCHITECTURES), "For") if isinstance(name, str) else ""
         raise ValueError(
             f"architectures {architectures!r:.80} is not supported.{near} "
@@ -100,6 +106,23 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "Starcoder2ForCausalLM": dense.starcoder2,
     "GPT2LMHeadModel": dense.gpt2,
     "GPTNeoXForCausalLM": dense.gpt_neox,
+    "MiMoForCausalLM": dense.mimo,
+    "Ernie4_5ForCausalLM": dense.ernie,
+    "ExaoneForCausalLM": dense.exaone,
+    "Exaone4ForCausalLM": dense.exaone4,
+    "InternLM3ForCausalLM": dense.internlm3,
+    "IQuestCoderForCausalLM": dense.iquestcoder,
+    "SeedOssForCausalLM": dense.seed_oss,
+    "ArceeForCausalLM": dense.arcee,
+    "Jais2ForCausalLM": dense.jais2,
+    "GraniteForCausalLM": dense.granite,
+    "HunYuanDenseV1ForCausalLM": dense.hunyuan,
+    "Ministral3ForCausalLM": dense.ministral3,
+    "GPTBigCodeForCausalLM": dense.gpt_bigcode,
+    "OPTForCausalLM": dense.opt,
+    "StableLmForCausalLM": dense.stablelm,
+    "FalconForCausalLM": dense.falcon,
+    "YoutuForCausalLM": experts.youtu,
     "MixtralForCausalLM": experts.mixtral,
     "Qwen2MoeForCausalLM": experts.qwen2_moe,
     "Qwen3MoeForCausalLM": experts.qwen3_moe,
@@ -118,6 +141,19 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "MiniMaxM2ForCausalLM": experts.minimax_m2,
     "MiniMaxM3ForCausalLM": experts.minimax_m3,
     "Llama4ForCausalLM": experts.llama4,
+    "HYV3ForCausalLM": shared.hy_v3,
+    "BailingMoeV2ForCausalLM": shared.bailing_moe_v2,
+    "ExaoneMoeForCausalLM": shared.exaone_moe,
+    "ExaoneMoEForCausalLM": shared.exaone_moe,
+    "Ernie4_5_MoeForCausalLM": shared.ernie_moe,
+    "SarvamMoEForCausalLM": shared.sarvam_moe,
+    "SarvamMLAForCausalLM": shared.sarvam_mla,
+    "Dots1ForCausalLM": shared.dots1,
+    "SolarOpenForCausalLM": shared.solar_open,
+    "HunYuanMoEV1ForCausalLM": shared.hunyuan_moe,
+    "GraniteMoeForCausalLM": shared.granite_moe,
+    "GraniteMoeSharedForCausalLM": shared.granite_moe,
+    "FlexOlmoForCausalLM": shared.flex_olmo,
     "NemotronHForCausalLM": hybrid.nemotron_h,
     "Gemma3ForConditionalGeneration": language_part(dense.gemma3),
     "Mistral3ForConditionalGeneration": language_part(dense.mistral),
@@ -133,12 +169,30 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "Llama4ForConditionalGeneration": language_part(experts.llama4),
     "MiniMaxM3SparseForConditionalGeneration": language_part(experts.minimax_m3),
 }
+# What layers of known classes have that ours cannot say. Sources: huggingface/transformers 5.24 and, of DeciLM,
+# Megatron-Bridge 0.6.2, llama_nemotron_bridge.py.
+_ONE_NORM = "its attention and MLP stand side by side behind one norm"
+_NOT_TOLD = {
+    "ApertusForCausalLM": "its activation, xIELU, is none of ours",
+    "CohereForCausalLM": _ONE_NORM,
+    "Cohere2ForCausalLM": _ONE_NORM,
+    "DeciLMForCausalLM": "its layers differ in their widths and heads (block_configs), and some have no attention",
+    "GPTJForCausalLM": _ONE_NORM,
+    "PhiForCausalLM": _ONE_NORM,
+    "OlmoForCausalLM": "its norms have no weights",
+}
 # Files that training scripts write may name the type alone, as "qwen3_moe".
 _MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",
     "deepseek_v4": "DeepseekV4ForCausalLM",
+    "bailing_moe_v2": "BailingMoeV2ForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "exaone_moe": "ExaoneMoeForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -148,8 +202,14 @@ _MODEL_TYPES = {
     "gpt2": "GPT2LMHeadModel",
     "gpt_neox": "GPTNeoXForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "hy_v3": "HYV3ForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "mimo": "MiMoForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
@@ -159,4 +219,7 @@ _MODEL_TYPES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "sarvam_mla": "SarvamMLAForCausalLM",
+    "sarvam_moe": "SarvamMoEForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
 }

@@ -90,8 +90,8 @@ def router_groups(config: Config) -> Config:
     return {name: count(config, key, 1) for name, key in ROUTER_GROUPS.items()}
 
 
-def deepseek(config: Config) -> Config:
-    """DeepSeek-V2 and V3 (also Moonlight and Kimi K2, which use the V3 class)."""
+def latent(config: Config) -> Config:
+    """Llama with latent attention."""
     v_head_dim = count(config, "v_head_dim", 128)
     mla = {
         "kv_lora_rank": count(config, "kv_lora_rank"),
@@ -101,6 +101,23 @@ def deepseek(config: Config) -> Config:
     }
     if config.get("q_lora_rank") is not None:
         mla["q_lora_rank"] = count(config, "q_lora_rank")
+    values = llama({"head_dim": v_head_dim} | config)
+    return values | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla}
+
+
+def youtu(config: Config) -> Config:
+    """Youtu-LLM: latent attention, and an MLP in every layer."""
+    usual: Config = {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+    }
+    return latent(usual | {"tie_word_embeddings": True} | config)
+
+
+def deepseek(config: Config) -> Config:
+    """DeepSeek-V2 and V3 (also Moonlight and Kimi K2, which use the V3 class)."""
     sigmoid = config.get("scoring_func") == "sigmoid" or config.get("topk_method") == "noaux_tc"
     moe = small_experts(config) | {
         "layer_interval": count(config, "moe_layer_freq", 1),
@@ -111,8 +128,7 @@ def deepseek(config: Config) -> Config:
     if config.get("topk_method") != "greedy":
         moe |= router_groups(config)
     mtp = count_or_zero(config, "num_nextn_predict_layers")
-    values = llama({"head_dim": v_head_dim} | config)
-    return values | {"head_dim": v_head_dim, "qk_norm": True, "mla": mla, "moe": moe, "mtp_layers": mtp}
+    return latent(config) | {"moe": moe, "mtp_layers": mtp}
 
 
 def deepseek_v32(config: Config) -> Config:

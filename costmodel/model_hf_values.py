@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from costmodel.model_checks import largest_count
@@ -60,6 +61,22 @@ def number(config: Config, keys: Sequence[str], default: float | None = None) ->
     ):
         raise ValueError(f"{key} {shown(value)} is not a number from 0 on. Correct it in the file.")
     return value
+
+
+def renamed(config: Config, names: Mapping[str, str]) -> Config:
+    """The configuration with keys also under the names that classes use now: old name to new. The new one wins."""
+    return {new: config[old] for old, new in names.items() if old in config} | config
+
+
+def expect(config: Config, values: Mapping[str, Any]) -> None:
+    """ValueError where a key is set to another value than the one that its class's layers are told with here."""
+    for key, value in values.items():
+        if config.get(key) is not None and config[key] != value:
+            usual = "without it" if value is None else f"with {json.dumps(value)}"
+            raise ValueError(
+                f"{key} {shown(config[key])} is not supported: the layers of this class are told {usual}. "
+                "Write the model as a TOML."
+            )
 
 
 def norm_epsilon(config: Config) -> float | None:
@@ -152,6 +169,22 @@ def every_nth(config: Config, kind: str, step: int) -> None:
         raise ValueError(
             f"layer_types is no list with {kind} at every {step}th layer. Write the model as a TOML."
         )
+
+
+def dense_first(config: Config, default: int) -> int:
+    """Layers with an MLP in front of those with experts: mlp_layer_types or is_moe_layer, else a count of them. [1]"""
+    key = next((key for key in ("mlp_layer_types", "is_moe_layer") if config.get(key) is not None), None)
+    if key is None:
+        own = "first_k_dense_replace"
+        return default if config.get(own) is None else count_or_zero(config, own)
+    listed = config[key]
+    sparse = [kind in ("sparse", True, 1) for kind in listed] if isinstance(listed, list) else []
+    first = sparse.index(True) if True in sparse else 0
+    if len(sparse) != count(config, "num_hidden_layers") or not all(sparse[first:]) or not sparse[first:]:
+        raise ValueError(
+            f"{key} is no list of a layer each with those of experts behind the others. Write the model as a TOML."
+        )
+    return first
 
 
 def split(hidden: int, heads: int) -> int:

@@ -16,6 +16,7 @@ from costmodel.workload import Workload
 from executor.dryrun_job import make_job
 from executor.dryrun_terms import DIFFERS, DOCUMENTED, EQUAL, Term, compare
 from executor.dryrun_tracer import Tracer
+from executor.megatron_model import heads_apart
 
 NAMED_STAGES = ("first", "middle", "last")
 
@@ -131,12 +132,14 @@ def traced_microbatches(plan: Plan, workload: Workload, wanted: int | None) -> i
 
 
 def traced_model(model: ModelSpec) -> ModelSpec:
-    """The model as Megatron-Core 0.16 builds it: hybrids of Mamba layers without MTP heads, chunks as full attention.
+    """The model as Megatron-Core 0.16 builds it: hybrids without MTP heads, other heads as the last layer, no chunks.
 
     `executor.megatron_model.not_expressed` says so in the notes.
     """
     if model.mamba is not None and model.mtp_layers:
         model = replace(model, mtp_layers=0, mtp_pattern="")
+    if heads_apart(model):
+        model = replace(model, mtp_pattern="")
     return replace(model, attention_chunk=0, nope_layer_interval=0) if model.attention_chunk else model
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from costmodel.layout import blocks_of
 from costmodel.model_spec import ModelSpec
 from costmodel.model_tables import Indexer, Moe
 
@@ -252,6 +253,17 @@ def mtp_segments(model: ModelSpec) -> str:
     return "".join(f"/{model.mtp_pattern or model.layer_pattern[-1]}" for _ in range(model.mtp_layers or 0))
 
 
+def heads_apart(model: ModelSpec) -> bool:
+    """Whether heads of multi-token prediction have other layers than the last one, which GPTModel makes them of.
+
+    Source: Megatron-Core 0.19.2, gpt_layer_specs.py, get_gpt_mtp_block_spec_for_backend.
+    """
+    if not model.mtp_layers or model.mamba is not None:
+        return False
+    inside = [block for kind in model.mtp_layer_kinds() for block in blocks_of(model, kind)]
+    return inside != list(blocks_of(model, model.layer_kinds()[-1]))
+
+
 def not_expressed(
     model: ModelSpec, hybrid_heads: bool = False, recipe: bool = False, indexers: bool = False
 ) -> tuple[str, ...]:
@@ -271,4 +283,8 @@ def not_expressed(
         notes.insert(0, ENCODER_NOTE.format(model.name))
     if model.mamba is not None and model.mtp_layers and not hybrid_heads:
         notes.append("multi-token prediction: MambaModel has none up to Megatron-Core 0.16, left out")
+    if heads_apart(model) and not recipe:
+        notes.append(
+            "heads of multi-token prediction have layers of their own: GPTModel makes them like the last"
+        )
     return tuple(notes)

@@ -7,7 +7,12 @@ from executor.export.megatron_bridge_code import python_file
 from executor.export.megatron_bridge_settings import overrides, recipe_of
 from executor.export.python_text import option
 from executor.export.target_names import Names, names_of, releases
-from executor.export.unsaid import refuse_hybrid_experts, refuse_hybrid_stages, refuse_indexer
+from executor.export.unsaid import (
+    refuse_heads_apart,
+    refuse_hybrid_experts,
+    refuse_hybrid_stages,
+    refuse_indexer,
+)
 
 TARGET = "megatron-bridge"
 FILE = "train_megatron_bridge.py"
@@ -65,7 +70,10 @@ def _refuse(job: Job, names: Names) -> None:
         job.model, names.core_numbers, f"Megatron-Bridge {release}", "--target-version 0.3.1 or later"
     )
     refuse_hybrid_stages(job.plan, job.model, f"Megatron-Bridge {release}")
-    if job.model.compressed_attention is not None and not recipe_of(job, names):
+    recipe = recipe_of(job, names)
+    if not recipe:
+        refuse_heads_apart(job.model, f"Megatron-Bridge {release}")
+    if job.model.compressed_attention is not None and not recipe:
         later = [
             each
             for each in releases("megatron_bridge")

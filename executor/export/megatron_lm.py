@@ -8,7 +8,7 @@ from executor.export.exported import SCHEDULE, Exported, Job, Reading
 from executor.export.megatron_lm_arguments import NO_MASK, arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
 from executor.export.overlap_table import PIPELINED, pipelined
-from executor.export.unsaid import facts_not_on_file, gather_note, refuse_indexer
+from executor.export.unsaid import facts_not_on_file, gather_note, refuse_heads_apart, refuse_indexer
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -33,6 +33,7 @@ def export(job: Job) -> Exported:
     version, note = version_of(job.version)
     core = tuple(map(int, version.name.split(".")))
     refuse_indexer(job.model, core, f"Megatron-LM {version.name}", "--target-version 0.19")
+    refuse_heads_apart(job.model, f"Megatron-LM {version.name}")
     settings, notes = arguments(job, version)
     if note:
         notes.insert(0, note)

@@ -12,7 +12,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.megatron_args import foreign_modules
-from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_embedding
+from executor.megatron_model import LLAMA3_FREQUENCIES, heads_apart, model_fields, position_embedding
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
 OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
@@ -156,6 +156,16 @@ def refuse_indexer(model: ModelSpec, core: Sequence[int], release: str, instead:
         raise ValueError(
             f"{model.name} has sparse latent attention, for which {release} has no fused kernels: they came with "
             f"Megatron-Core 0.19. Try {instead}."
+        )
+
+
+def refuse_heads_apart(model: ModelSpec, release: str) -> None:
+    """ValueError where heads of multi-token prediction have other layers than the last one: release builds them so."""
+    if heads_apart(model):
+        raise ValueError(
+            f"{model.name} has heads of multi-token prediction without the experts of its layers, and {release} builds "
+            "them like the last layer. Leave them out of the file (num_nextn_predict_layers, mtp_layers); "
+            "`advisor predict` knows their cost."
         )
 
 

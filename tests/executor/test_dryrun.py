@@ -15,8 +15,9 @@ from costmodel.plan import Plan
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.workload import Workload
 from executor import dryrun
-from executor.dryrun import dry_run, traced_microbatches, which_stages
+from executor.dryrun import dry_run, traced_microbatches, traced_model, which_stages
 from executor.dryrun_terms import DIFFERS, EQUAL, SAVED_TOLERANCE, WITHIN, compare, differences
+from executor.megatron_model import not_expressed
 
 MODEL = load_model("llama3-8b")
 PLAN = Plan(tp=2, pp=2, dp=2, sequence_parallel=True)
@@ -126,6 +127,14 @@ def planted(part: str = ""):
         return changed(amounts, part) if part else amounts
 
     return measure
+
+
+def test_heads_are_traced_like_the_last_layer():
+    """As GPTModel builds them; a note says so where a model has others."""
+    model = replace(load_model("glm4.5-air"), mtp_pattern="*-")
+    assert traced_model(model).mtp_layer_kinds() == model.layer_kinds()[-1:] != model.mtp_layer_kinds()
+    assert any("GPTModel makes them like the last" in note for note in not_expressed(model))
+    assert not any("GPTModel" in note for note in not_expressed(load_model("glm4.5-air")))
 
 
 def test_a_run_sums_up_its_stages(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import hardware_db
 from costmodel.knobs import SETTINGS
 from costmodel.model_registry import load_model
-from costmodel.model_tables import Encoder
+from costmodel.model_tables import Encoder, Moe
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export.bundle import bundle, target_module
@@ -143,3 +143,19 @@ def test_the_encoder_that_is_left_out_is_the_first_note(target):
     )
     assert notes[1] == "memory"
     assert sum("encoder in front" in note for note in notes) == 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_heads_without_the_experts_of_the_last_layer_are_refused(target):
+    """K-EXAONE's: GPTModel makes heads of multi-token prediction like the last layer."""
+    moe = Moe(num_experts=8, topk=2, expert_ffn=1024)
+    model = replace(load_model("llama3-8b"), name="heads", family="", moe=moe, mtp_layers=1)
+    cluster = hardware_db.load_cluster("dgx-h100")
+    plan, workload = Plan(dp=8), Workload(4096, 64)
+    assert bundle(Job(plan, workload, model, cluster), target, False).exported.settings
+    apart = replace(model, mtp_pattern="*-")
+    with pytest.raises(ValueError, match="heads of multi-token prediction without the experts"):
+        bundle(Job(plan, workload, apart, cluster), target, False)
+    # An MLP is what the last layer of a dense model has.
+    dense = replace(apart, family="", moe=None)
+    assert bundle(Job(plan, workload, dense, cluster), target, False).exported.settings
