@@ -7,7 +7,9 @@ from costmodel.model_hf_values import (
     Config,
     count,
     count_or_zero,
+    dense_first,
     every_nth,
+    expect,
     flag,
     nope_interval,
     number,
@@ -302,15 +304,9 @@ def minimax_m3(config: Config) -> Config:
     Told with attention to all tokens, as Megatron-Bridge 0.6.2 trains it: its `minimax_m3_bridge.py` holds the indexer
     as frozen weights that never run, and no heads for more tokens.
     """
-    listed = config.get("moe_layer_freq", config.get("mlp_layer_types"))
-    first = count_or_zero(config, "first_k_dense_replace")
-    if isinstance(listed, list):
-        sparse = [each in (1, "sparse") for each in listed]
-        first = sparse.index(True) if True in sparse else len(sparse)
-        if not all(sparse[first:]) or first == len(sparse):
-            raise ValueError(
-                f"the layers of experts {shown(listed)} do not end the list. Write the model as a TOML."
-            )
+    expect(config, {"swiglu_alpha": 1.702, "swiglu_limit": 7.0})
+    if isinstance(config.get("moe_layer_freq"), list):
+        config = {"mlp_layer_types": config["moe_layer_freq"]} | config
     width = count(config, "intermediate_size", 3072)
     shared = count_or_zero({"shared_intermediate_size": 3072} | config, "shared_intermediate_size")
     moe = {
@@ -318,7 +314,7 @@ def minimax_m3(config: Config) -> Config:
         "topk": count(config, "num_experts_per_tok", 4),
         "expert_ffn": width,
         "shared_expert_ffn": shared * count_or_zero({"n_shared_experts": 1} | config, "n_shared_experts"),
-        "dense_first_layers": first,
+        "dense_first_layers": dense_first(config, 0),
         "router_score": "sigmoid",
         "router_dtype": "fp32",
         "expert_bias": True,
@@ -326,11 +322,6 @@ def minimax_m3(config: Config) -> Config:
         "load_balancing": "aux_loss",
         "aux_loss_coeff": number(config, ("router_aux_loss_coef",), 0.001),
     }
-    for key, usual in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
-        if number(config, (key,), usual) != usual:
-            raise ValueError(
-                f"{key} {shown(config[key])} is not {usual}, the only gate known. Correct it in the file."
-            )
     head = count(config, "head_dim", 128)
     rotary = {"rotary_percent": count(config, "rotary_dim", 64) / head}
     dense = {"intermediate_size": count(config, "dense_intermediate_size", 12288), "head_dim": head}
