@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,7 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
     from costmodel.model_registry import load_model
 
     if options.get("model"):
-        return load_model(options["model"])
+        return _with_heads(load_model(options["model"]), found.mtp_heads, notes)
     if found.model:
         notes.append(f"{found.model}: the model of our catalogue that has these sizes.")
         if found.alike:
@@ -180,7 +181,7 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
                 f"The vocabulary of {found.model} is {model.vocab:,}, the configuration says {found.vocab:,}: "
                 "the model's is counted."
             )
-        return model
+        return _with_heads(model, found.mtp_heads, notes)
     shape = dict(found.architecture)
     if not shape.get("num_layers") and not shape.get("layer_pattern"):
         raise ValueError(
@@ -193,6 +194,16 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
             "Vocabulary not said: 128,256 tokens as in Llama 3; --vocab-size in the configuration sets another."
         )
     return from_mapping({"name": "as configured", **shape})
+
+
+def _with_heads(model: ModelSpec, said: int | None, notes: list[str]) -> ModelSpec:
+    """The model with the MTP heads that the configuration says; hybrids keep their own."""
+    if said is None or said == model.mtp_layers or (said and model.layer_pattern):
+        return model
+    notes.append(
+        f"MTP heads: {model.name} has {model.mtp_layers}, the configuration says {said}, which is counted."
+    )
+    return replace(model, mtp_layers=said, mtp_pattern=model.mtp_pattern if said else "")
 
 
 def _plan(found: Reading, options: dict[str, Any], notes: list[str]) -> Plan:

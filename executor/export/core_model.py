@@ -172,6 +172,18 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
     return kept | _positions(fields)
 
 
+def said_heads(fields: Mapping[str, Any], whole: bool) -> int | None:
+    """Heads of multi-token prediction that a text says. [1]
+
+    Where it says nothing: 0 if it is a whole configuration, else None, for a recipe below it may have some.
+    """
+    segments = str(fields.get("hybrid_layer_pattern") or "").count("/")
+    said = segments or fields.get("mtp_num_layers")
+    if said is None:
+        return 0 if whole or "mtp_num_layers" in fields else None
+    return said if isinstance(said, int) and not isinstance(said, bool) and said >= 0 else None
+
+
 def position_kind(fields: Mapping[str, Any]) -> str:
     """learned_absolute, none or rope, which its scaled kinds are too; "" where the text leaves it open."""
     if fields.get("use_rotary_position_embeddings"):  # an older flag, which wins

@@ -70,6 +70,7 @@ class Reading:
     stack: software release that its settings belong to, "" for the newest.
     unseen: knobs that stand in an environment or a launch line, of which the text has none.
     batches: smaller ones before the global batch is reached, that must be shared out evenly. [1]
+    mtp_heads: heads of multi-token prediction that the text says [1], None where it says nothing of them.
     table: file of the overlapped GEMMs that the text names, "" for none.
     """
 
@@ -86,4 +87,5 @@ class Reading:
     stack: str = ""
     unseen: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
+    mtp_heads: int | None = None
     table: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 from costmodel.model_registry import load_model
 from executor.export.batch_ramp import ramp_line, ramp_of
 from executor.export.configuration_text import dotted_name, flat, value_of
-from executor.export.core_model import said_architecture
+from executor.export.core_model import said_architecture, said_heads
 from executor.export.core_read import (
     direct_fields,
     knobs_of,
@@ -100,6 +100,7 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=workload,
+        mtp_heads=said_heads(fields, dump),
         left_open=left,
         unsaid=missing,
         unread=() if dump else tuple(unread(said, recipe)),

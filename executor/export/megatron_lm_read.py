@@ -12,7 +12,14 @@ from costmodel.plan import Plan
 from costmodel.stack import newest_stack
 from executor.export.batch_ramp import IGNORED, RAMP, SCHEDULE, Ramp, ramp_in, ramp_line
 from executor.export.configuration_text import yaml_of
-from executor.export.core_model import architecture, other_base, other_tokens, position_kind, same_models
+from executor.export.core_model import (
+    architecture,
+    other_base,
+    other_tokens,
+    position_kind,
+    said_heads,
+    same_models,
+)
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
 from executor.export.environment import environment_knobs, read_environment
 from executor.export.exchange_read import mixed_exchange
@@ -97,6 +104,7 @@ def reading(text: str) -> Reading:
         ),
         alike=_alike(telling, models),
         vocab=vocab,
+        mtp_heads=said_heads(fields, whole=True),
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
         batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
         unseen=unseen(around | beside, bool(launch)),

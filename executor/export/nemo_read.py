@@ -9,7 +9,7 @@ from typing import Any
 from costmodel.model_registry import load_model
 from executor.export.batch_ramp import ramp_line, ramp_of
 from executor.export.configuration_text import dotted_name, flat, value_of
-from executor.export.core_model import said_architecture
+from executor.export.core_model import said_architecture, said_heads
 from executor.export.core_read import (
     direct_fields,
     knobs_of,
@@ -29,6 +29,9 @@ from executor.export.target_names import names_of, releases, table
 
 # Parts of a recipe whose fields are those of Megatron-Core's classes, the later winning over the earlier.
 CORE_PARTS = ("optim.config", CONFIG, STRATEGY, f"{STRATEGY}.ddp", "trainer.plugins", OVERLAP)
+HEADS = f"{CONFIG}.mtp_num_layers"
+# What a recipe's function takes, and where it puts that.
+RECIPE_TAKES = {"num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices", "use_mtp": HEADS}
 KINDS = {"bf16-mixed": "bf16", "bf16": "bf16", "16-mixed": "fp16", "fp16-mixed": "fp16", "32": "fp32"}
 USER = ("log.", "resume.", "data.", "peft.", "optim.lr_scheduler", "trainer.", "env_vars.")
 
@@ -62,6 +65,7 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=_workload(said),
+        mtp_heads=said_heads(fields, dump),
         left_open=left,
         unsaid=missing,
         unread=() if dump else tuple(_unread(said)),
@@ -86,9 +90,7 @@ def _flat_python(tree: ast.Module) -> tuple[dict[str, Any], str]:
             called = dotted_name(node.value.func)
             if called.endswith(("pretrain_recipe", "finetune_recipe")):
                 module = called.split(".")[-2] if "." in called else ""
-                said |= _keywords(
-                    node.value, {"num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices"}
-                )
+                said |= _keywords(node.value, RECIPE_TAKES)
                 if called.endswith("finetune_recipe"):
                     said["dataset._target_"] = "squad"
                 continue
@@ -123,7 +125,10 @@ def _called(call: ast.Call, target: str, names: dict[str, str]) -> dict[str, Any
 
 
 def _keywords(call: ast.Call, places: Mapping[str, str]) -> dict[str, Any]:
-    return {places[each.arg]: value_of(each.value) for each in call.keywords if each.arg in places}
+    found = {places[each.arg]: value_of(each.value) for each in call.keywords if each.arg in places}
+    if isinstance(found.get(HEADS), bool):
+        found[HEADS] = int(found[HEADS])
+    return found
 
 
 def core_values(said: Mapping[str, Any]) -> dict[str, Any]:

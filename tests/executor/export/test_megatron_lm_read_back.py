@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from megatron_lm_jobs import job_of
 
+from costmodel.fusions import FUSABLE
 from costmodel.graph_parts import captured_parts
 from costmodel.layout import layout_of, most_layers
 from costmodel.model_registry import load_model
@@ -20,7 +21,7 @@ from executor.export.bundle import bundle
 from executor.export.environment import environment, environment_knobs
 from executor.export.exported import Job
 from executor.export.megatron_lm_names import version_of
-from executor.megatron_args import FUSABLE, core_fields
+from executor.megatron_args import core_fields
 from executor.megatron_training import checks_for_nan
 
 

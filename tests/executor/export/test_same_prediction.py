@@ -127,3 +127,17 @@ def test_the_loss_by_tokens_of_fine_tuning_is_read_back(target):
     text = next((text for name, text in exported.files.items() if name.endswith(".py")), "")
     case = read_foreign(target, text or shlex.join(exported.command), {"gpus": GPUS, "cluster": CLUSTER.name})
     assert case.plan.calculate_per_token_loss
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("name", "heads"), [("deepseek-v3", 0), ("deepseek-v3", 1), ("qwen3-30b-a3b", 1)])
+def test_heads_are_those_of_the_configuration_not_of_the_catalogue(name, heads, target):
+    known = load_model(name)
+    job = Job(Plan(dp=GPUS, ep=4), Workload(2048, 64), replace(known, mtp_layers=heads), CLUSTER)
+    try:
+        _, back = read_back(job, target)
+    except ValueError as refused:
+        pytest.skip(str(refused))
+    assert back.model.mtp_layers == heads
+    told = [line for line in back.assumptions if "MTP" in line]
+    assert not told
