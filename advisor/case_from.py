@@ -16,9 +16,11 @@ from costmodel.stack import load_stack
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
+    from advisor.torchtitan.job import Job
     from executor.export.exported import Reading
 
-TARGETS = ("megatron-lm", "megatron-bridge", "nemo")
+TITAN = "torchtitan"  # whose job files mean what rows of its published runs do
+TARGETS = ("megatron-lm", "megatron-bridge", "nemo", TITAN)
 LARGEST = 1 << 20
 TOLD = 8  # names of what was not read that are told one by one
 
@@ -26,8 +28,16 @@ TOLD = 8  # names of what was not read that are told one by one
 def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Case:
     """The case that a configuration of `target` means; options win over it. ValueError in one line."""
     if target not in TARGETS:
-        raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.")
+        hint = ""
+        if given is None and Path(target).is_file():
+            hint = f" It is a file: say whose before it, as --from {TITAN if target.endswith('.toml') else TARGETS[0]}."
+        raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.{hint}")
     text = _text(target, given)
+    if target == TITAN:
+        from advisor.torchtitan.job import read_job
+
+        job = read_job(text)
+        return with_ways(options, lambda told: _of_job(job, told))
     from executor.export.bundle import target_module
 
     found: Reading = target_module(target).read(text)
@@ -45,6 +55,16 @@ def _read(found: Reading, given: str | None, options: dict[str, Any]) -> Case:
     plan = _plan(found, options, notes)
     workload = _workload(found, model, plan, options, notes)
     return _case(model, workload, plan, options | {"stack": _stack(found, options, notes)}, notes)
+
+
+def _of_job(job: Job, options: dict[str, Any]) -> Case:
+    """The case of a job file of torchtitan."""
+    from advisor.torchtitan.run import run_of
+
+    notes: list[str] = []
+    run = run_of(job, options, notes)
+    check_acting(given_workload(options), run.workload, run.model)
+    return _case(run.model, run.workload, run.plan, options | {"stack": run.stack}, notes)
 
 
 def _with_launch(found: Reading, given: str | None, options: dict[str, Any], notes: list[str]) -> Reading:
