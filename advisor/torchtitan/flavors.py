@@ -57,8 +57,8 @@ VARIANTS = ("simple_fsdp", "compiler_toolkit", "autoparallel", "ft")
 class Flavor:
     """A flavour. model: of our catalogue or made of its sizes; notes: what it is, and what of it is not counted.
 
-    steered: whether a bias of each expert follows its load. pipelined, split: whether it runs on pipeline stages, and on
-    context-parallel ranks.
+    steered: whether a bias of each expert follows its load. pipelined, split: whether it runs on pipeline stages, and
+    on context-parallel ranks.
     """
 
     model: ModelSpec
@@ -81,7 +81,8 @@ def flavor_of(name: str, flavor: str) -> Flavor:
         )
     known = [each for each in families[family] if each != "every"]
     if flavor not in known:
-        near = difflib.get_close_matches(flavor, known, n=1)
+        near = [each for each in known if each.lower() == flavor.lower()]
+        near = near or difflib.get_close_matches(flavor, known, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"It has {', '.join(known)}."
         raise ValueError(f"model.flavor {flavor!r} is none of {name}. {hint} Or name its sizes by --model.")
     every, said = families[family]["every"], families[family][flavor]
@@ -120,6 +121,8 @@ def _mapping(every: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     for part in ("moe", "mla", "sliding_window"):
         if found := every.get(part, {}) | said.get(part, {}):
             mapping = mapping | {part: found}
+    if "moe" in mapping:
+        mapping["moe"] = mapping["moe"] | {"expert_bias": every.get("steered", False)}
     return mapping
 
 
@@ -144,4 +147,4 @@ def _sizes(model: ModelSpec) -> list[Any]:
     # Without dense layers there is no width of theirs.
     dense = moe is None or moe.dense_first_layers > 0 or moe.layer_interval > 1
     model = model if dense else replace(model, ffn_hidden=1)
-    return [*(getattr(model, name) for name in SIZES), *parts]
+    return [*((getattr(model, name) or None) for name in SIZES), *parts]

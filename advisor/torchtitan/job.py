@@ -130,17 +130,19 @@ def _unknown(keys: list[str]) -> str:
     """One line for keys that no release has, with what may be meant."""
     known = tables("keys")["keys"]
     first, *_, last = tables("keys")["releases"]
+    folders = list(dict.fromkeys(each.rpartition(".")[0] for each in known))
+    if (key := keys[0]) in folders:
+        raise ValueError(f"{key} is a table of keys, not a value. Write it as [{key}], its keys below.")
     meant = []
     for key in keys[:TOLD]:
         leaf = key.rpartition(".")[2]
-        elsewhere = [each for each in known if each.rpartition(".")[2] == leaf]
-        if near := elsewhere[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.7):
-            meant += near
+        elsewhere = [each for each in known if leaf != key and each.rpartition(".")[2] == leaf]
+        meant += elsewhere[:1] or difflib.get_close_matches(key, [*folders, *known], n=1, cutoff=0.7)
     hint = (
         f"Did you mean {', '.join(dict.fromkeys(meant))}?" if meant else "Take it out, or correct its name."
     )
     what = "is no key" if len(keys) == 1 else "are no keys"
-    return f"{_listed(keys)} {what} of torchtitan {first} to {last}, which refuses such a job file. {hint}"
+    return f"{_listed(keys)} {what} of torchtitan {first} to {last}, which refuses the file, or ignores it. {hint}"
 
 
 def _check(key: str, value: Any) -> None:

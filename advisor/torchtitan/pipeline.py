@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from advisor.measurement_sizes import INTERLEAVED_CHUNKS
@@ -73,8 +74,12 @@ def _schedule(job: Job, notes: list[str]) -> bool:
     if named.lower() in OF_FILE:
         return named.lower() == "pipelineschedulemulti"
     if named.lower() not in SCHEDULES:
-        near = difflib.get_close_matches(named, NAMES, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(NAMES)}."
+        near = difflib.get_close_matches(named.lower(), SCHEDULES, n=1, cutoff=0.5)
+        hint = (
+            f"Did you mean {NAMES[list(SCHEDULES).index(near[0])]}?"
+            if near
+            else f"Known: {', '.join(NAMES)}."
+        )
         raise ValueError(f"{UNDER}_schedule {named!r} is no schedule of PyTorch. {hint}")
     several, words = SCHEDULES[named.lower()]
     if words:
@@ -93,7 +98,7 @@ def _stages(job: Job, weight: int, pp: int, several: bool) -> int:
     if stages % pp or (stages == pp) == several:
         wants = f"a multiple of {pp} from {2 * pp} on" if several else f"{pp}"
         raise ValueError(
-            f"{UNDER}_layers_per_stage = {each} makes {stages} stages of {weight} layers, embedding and output counted; "
+            f"{UNDER}_layers_per_stage = {each} makes {stages} stages of {weight} layers, with embedding and output; "
             f"{job[f'{UNDER}_schedule']} on {pp} ranks wants {wants}. Try {-(-weight // (pp * (1 + several)))}."
         )
     return stages
@@ -125,7 +130,7 @@ def _named_parts(job: Job, layers: int) -> list[int]:
     cuts = [0, *(_number(point) for point in points), layers]
     return _counted(
         "pipeline_parallel_split_points",
-        [list(range(low, high)) for low, high in zip(cuts, cuts[1:], strict=False)],
+        [list(range(low, high)) for low, high in pairwise(cuts)],
         layers,
     )
 

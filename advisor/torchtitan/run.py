@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.measurement_plans import row_plan, row_workload
 from advisor.measurement_flags import optimizer_words
+from advisor.measurement_plans import row_plan, row_workload
 from advisor.measurement_release import unknown_release, version_months
 from advisor.measurement_rows import Row
 from advisor.options import given_knobs, plan_from_options
@@ -95,7 +95,7 @@ def _check_starts(job: Job, sizes: Sizes) -> None:
     if sizes.replicate > 1 and not sizes.fsdp and sizes.tp * sizes.pp > 1:
         raise ValueError(
             f"data_parallel_replicate_degree {sizes.replicate} without shards is DDP, which torchtitan refuses beside "
-            "tensor or pipeline parallelism. Try data_parallel_shard_degree = -1 and data_parallel_replicate_degree = 1."
+            "tensor or pipeline parallelism. Try data_parallel_replicate_degree = 1, data_parallel_shard_degree = -1."
         )
     if job[ASYNC] and sizes.tp > 1 and not _compiles(job, "model"):
         name = "training.compile" if job.release == "0.1.0" else "compile.enable"
@@ -104,8 +104,8 @@ def _check_starts(job: Job, sizes: Sizes) -> None:
         )
     if _deepep(job) and sizes.ep == 1:
         raise ValueError(
-            "parallelism.expert_parallel_comm_backend deepep is for experts on several ranks, and torchtitan refuses it "
-            "without. Try expert_parallel_degree = 8, or leave it out."
+            "parallelism.expert_parallel_comm_backend deepep is for experts on several ranks, and torchtitan refuses "
+            "it without. Try expert_parallel_degree = 8, or leave it out."
         )
 
 

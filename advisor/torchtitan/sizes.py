@@ -21,6 +21,7 @@ KEYS = {
 }
 SHARD, REPLICATE = f"{P}data_parallel_shard_degree", f"{P}data_parallel_replicate_degree"
 MICRO = f"{P}pipeline_parallel_microbatch_size"
+LARGEST = 1 << 20  # of a degree or a batch
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 
 
@@ -65,11 +66,11 @@ def sizes_of(
     Source: torchtitan 0.2.2, distributed/parallel_dims.py, ParallelDims.
     """
     for key in (*KEYS.values(), REPLICATE):
-        _at_least_one(key, job[key])
+        _in_range(key, job[key])
     shard = job[SHARD]
-    if shard == 0 or shard < -1:
+    if shard == 0 or not -1 <= shard <= LARGEST:
         raise ValueError(
-            f"{SHARD} is {shard}: it is 1 or more, or -1 for the ranks that are left. Correct it."
+            f"{SHARD} is {shard}: it is 1 to {LARGEST}, or -1 for the ranks that are left. Correct it."
         )
     replicate = job[REPLICATE]
     said = {name: job[key] for name, key in KEYS.items()}
@@ -110,9 +111,11 @@ def sizes_of(
     return Sizes(**said, replicate=replicate, shard=shard, gpus=world)
 
 
-def _at_least_one(key: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{key} is {value}: it is a whole number from 1 on. Correct it, or leave it out.")
+def _in_range(key: str, value: int) -> None:
+    if not 1 <= value <= LARGEST:
+        raise ValueError(
+            f"{key} is {value}: it is a whole number from 1 to {LARGEST}. Correct it, or leave it out."
+        )
 
 
 def _left_over(
@@ -155,8 +158,8 @@ def batches_of(job: Job, sizes: Sizes, given: Mapping[str, Any], global_batch: i
     Source: torchtitan 0.2.2, train.py (gradient_accumulation_steps) and pipeline_parallel.py, build_pipeline_schedule.
     """
     local = job[LOCAL]
-    _at_least_one(LOCAL, local)
-    _at_least_one(MICRO, job[MICRO])
+    _in_range(LOCAL, local)
+    _in_range(MICRO, job[MICRO])
     micro = given.get("micro_batch") or (job[MICRO] if sizes.pp > 1 else local)
     if sizes.pp == 1:
         local = micro
