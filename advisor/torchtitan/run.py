@@ -211,7 +211,7 @@ def _plan(job: Job, row: Row, model: ModelSpec, sizes: Sizes, notes: list[str]) 
     if sizes.fsdp and job["parallelism.fsdp_reshard_after_forward"] == "never":
         plan = replace(plan, zero_stage=2)
     if not sizes.fsdp and sizes.dp > 1:
-        plan = replace(plan, zero_stage=0)
+        plan = replace(plan, zero_stage=0, overlap_param_gather=False)
     if job["training.enable_cpu_offload"] and sizes.fsdp:
         plan = replace(plan, optimizer_offload=100)
     option = job["activation_checkpoint.selective_ac_option"]
