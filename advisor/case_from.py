@@ -34,9 +34,9 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
         raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.{hint}")
     text = _text(target, given)
     if target == TITAN:
-        from advisor.torchtitan.job import read_job
+        from advisor.torchtitan.reading import read_text
 
-        job = read_job(text)
+        job = read_text(text)
         return with_ways(options, lambda told: _of_job(job, told))
     from executor.export.bundle import target_module
 

@@ -20,11 +20,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from advisor.torchtitan.job import tables
+from advisor.torchtitan.python_form import read_source
+from advisor.torchtitan.python_job import recorded
+
 HERE = Path(__file__).resolve().parent.parent / "advisor" / "torchtitan"
 # Releases that are configured by a TOML file, oldest first, and the module of its classes.
 RELEASES = {
     "0.1.0": "torchtitan/config_manager.py",
     **dict.fromkeys(("0.2.0", "0.2.1", "0.2.2"), "torchtitan/config/job_config.py"),
+}
+# The release that is configured in Python: its module of classes, and those of them that hold keys.
+PYTHON = "0.3.0"
+CONFIGS = "torchtitan/config/configs.py"
+PARTS = {
+    "training": "TrainingConfig",
+    "parallelism": "ParallelismConfig",
+    "compile": "CompileConfig",
+    "debug": "DebugConfig",
 }
 FIRST, LAST = min(RELEASES), max(RELEASES)
 # Models of decoders of text: where their flavours and the defaults of those stand in the last release.
@@ -36,6 +49,14 @@ FAMILIES = {
     "gpt_oss": "GptOssModelArgs",
 }
 Values = dict[str, Any]
+# Flavours that came with 0.3.0, as arguments of the class before it: models/llama3/__init__.py, _1b and _3b.
+SMALL = {"n_kv_heads": 8, "multiple_of": 1024, "rope_theta": 500000, "enable_weight_tying": True}
+NEWER: dict[str, dict[str, Values]] = {
+    "llama3": {
+        "1B": SMALL | {"dim": 2048, "n_layers": 16, "n_heads": 32, "ffn_dim_multiplier": 1.5},
+        "3B": SMALL | {"dim": 3072, "n_layers": 28, "n_heads": 24, "ffn_dim_multiplier": 1.0},
+    }
+}
 
 
 def main() -> None:
@@ -46,13 +67,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--download", action="store_true")
     given = parser.parse_args()
-    wheels = {release: given.folder / f"torchtitan-{release}-py3-none-any.whl" for release in RELEASES}
+    releases = (*RELEASES, PYTHON)
+    wheels = {release: given.folder / f"torchtitan-{release}-py3-none-any.whl" for release in releases}
     for release, wheel in wheels.items():
         if given.download and not wheel.exists():
             command = [sys.executable, "-m", "pip", "download", f"torchtitan=={release}", "--no-deps"]
             subprocess.run([*command, "--ignore-requires-python", "-d", str(given.folder)], check=True)
     sources = {release: zipfile.ZipFile(wheel) for release, wheel in wheels.items()}
     (HERE / "keys.toml").write_text(keys_text(sources), encoding="utf-8")
+    (HERE / "registry.toml").write_text(registry_text(sources[PYTHON], PYTHON), encoding="utf-8")
     (HERE / "flavors.toml").write_text(flavors_text(sources[LAST], LAST), encoding="utf-8")
 
 
@@ -62,13 +85,16 @@ def _tree(wheel: zipfile.ZipFile, path: str) -> ast.Module:
 
 def keys_text(wheels: Mapping[str, zipfile.ZipFile]) -> str:
     """keys.toml: type and default of every key, and the releases that have it where not all do."""
-    found = {release: _keys(_tree(wheel, RELEASES[release])) for release, wheel in wheels.items()}
+    found = {release: _keys(_tree(wheels[release], path)) for release, path in RELEASES.items()}
+    found[PYTHON] = _keys(_tree(wheels[PYTHON], CONFIGS), PARTS)
     lines = [
         "# Written by tools/record_torchtitan.py from torchtitan's wheels. Correct the script, not this file.",
         "# Keys of a job file: type as Python writes it and default, of the last release that has the key; since,",
         "# until: the releases that have it, where not all do. Source: config_manager.py of 0.1.0, else",
         "# config/job_config.py.",
+        "# files: releases that job files configure, not Python.",
         f"releases = [{', '.join(map(_quoted, found))}]",
+        f"files = [{', '.join(map(_quoted, RELEASES))}]",
         "",
         "[keys]",
     ]
@@ -78,7 +104,7 @@ def keys_text(wheels: Mapping[str, zipfile.ZipFile]) -> str:
         parts = [f"type = {_quoted(kind)}"]
         parts += [] if default is None else [f"default = {_literal(default)}"]
         parts += [] if having[0] == FIRST else [f'since = "{having[0]}"']
-        parts += [] if having[-1] == LAST else [f'until = "{having[-1]}"']
+        parts += [] if having[-1] == PYTHON else [f'until = "{having[-1]}"']
         lines.append(f'"{name}" = {{ {", ".join(parts)} }}')
     return "\n".join(lines) + "\n"
 
@@ -91,8 +117,8 @@ def _literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str | list | bool) else repr(value)
 
 
-def _keys(tree: ast.Module) -> dict[str, tuple[str, Any]]:
-    """Type and default of every leaf of JobConfig, by its dotted name."""
+def _keys(tree: ast.Module, parts: Mapping[str, str] | None = None) -> dict[str, tuple[str, Any]]:
+    """Type and default of every leaf of JobConfig, or of the classes of some parts, by its dotted name."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found: dict[str, tuple[str, Any]] = {}
 
@@ -106,7 +132,8 @@ def _keys(tree: ast.Module) -> dict[str, tuple[str, Any]]:
             else:
                 found[above + node.target.id] = (kind, _value(node.value, {}))
 
-    walk("JobConfig", "")
+    for part, name in (parts or {"": "JobConfig"}).items():
+        walk(name, f"{part}." if part else "")
     return found
 
 
@@ -153,6 +180,9 @@ def flavors_text(wheel: zipfile.ZipFile, release: str) -> str:
             ast.literal_eval(name): _model(family, _value(made, classes), steered, pipelined)
             for name, made in zip(table.keys, table.values, strict=True)
             if name is not None
+        } | {
+            name: _model(family, _instance(kind, {}, classes) | args, steered, pipelined)
+            for name, args in NEWER.get(family, {}).items()
         }
     lines = [
         "# Written by tools/record_torchtitan.py from torchtitan's wheel. Correct the script, not this file.",
@@ -178,9 +208,43 @@ def _key(name: str) -> str:
 
 
 def _inline(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
     if not isinstance(value, dict):
         return _literal(value)
-    return f"{{ {', '.join(f'{name} = {_inline(each)}' for name, each in value.items())} }}"
+    return f"{{ {', '.join(f'{_key(name)} = {_inline(each)}' for name, each in value.items())} }}"
+
+
+def registry_text(wheel: zipfile.ZipFile, release: str) -> str:
+    """registry.toml: what the configurations of each family make, without keys that change no step."""
+    idle = {*tables("roles")["idle"]}
+    lines = [
+        "# Written by tools/record_torchtitan.py from torchtitan's wheel. Correct the script, not this file.",
+        "# What each function of models/*/config_registry.py makes, as advisor/torchtitan/python_form.py reads it:",
+        '# "()" is what a call calls, "*" its arguments without a name.',
+        f"release = {_quoted(release)}",
+    ]
+    for family in FAMILIES:
+        path = f"torchtitan/models/{family}/config_registry.py"
+        if path not in wheel.namelist():
+            continue
+        for name, made in recorded(read_source(wheel.read(path).decode())).items():
+            if "debug" in name:  # of a few layers
+                continue
+            made["model_spec"]["from"] = f"torchtitan.models.{family}.model_registry"
+            lines += ["", f"[configurations.{family}.{name}]"]
+            for part, value in made.items():
+                kept = _without_idle(part, value, idle)
+                lines += [f"{_key(part)} = {_inline(kept)}"] if kept != {} else []
+    return "\n".join(lines) + "\n"
+
+
+def _without_idle(part: str, value: Any, idle: set[str]) -> Any:
+    if part not in PARTS or not isinstance(value, dict):
+        return {"()": value["()"]} if part in ("loss", "optimizer") else value
+    return {
+        name: each for name, each in value.items() if f"{part}.{name}" not in idle and name not in ("()", "*")
+    }
 
 
 def _shared(models: list[Values]) -> Values:

@@ -58,18 +58,23 @@ class Flavor:
     """A flavour. model: of our catalogue or made of its sizes; notes: what it is, and what of it is not counted.
 
     steered: whether a bias of each expert follows its load. pipelined, split: whether it runs on pipeline stages, and
-    on context-parallel ranks.
+    on context-parallel ranks. kernel: of attention, "" for PyTorch's fused one.
     """
 
     model: ModelSpec
     steered: bool = False
     pipelined: bool = True
     split: bool = True
+    kernel: str = ""
     notes: tuple[str, ...] = ()
 
 
-def flavor_of(name: str, flavor: str) -> Flavor:
-    """The flavour of a model of torchtitan's. ValueError in one line where it has none such."""
+def flavor_of(name: str, flavor: str, attention: str = "") -> Flavor:
+    """The flavour of a model of torchtitan's. ValueError in one line where it has none such.
+
+    attention: its kernel where the configuration says that, as of 0.3.0, which steers all experts, has stages of every
+    model, and keeps attention in each document (models/*/__init__.py, models/common/config_utils.py).
+    """
     families = tables("flavors")["models"]
     family, notes = _family(name)
     if family not in families:
@@ -95,14 +100,26 @@ def flavor_of(name: str, flavor: str) -> Flavor:
         else f"{name} {flavor}: a model of its own sizes, as no model of our catalogue has them."
     ]
     said = every | said
+    if attention:
+        newer = {"kernel": attention, "documents": True, "steered": made.moe is not None, "pipelined": True}
+        return _flavor(model, said | newer, notes, split=True)
+    return _flavor(model, said, notes, split=_splits(family, said.get("kernel", "")))
+
+
+def _splits(family: str, kernel: str) -> bool:
+    """Whether context-parallel ranks share its attention: models/*/model/args.py, update_from_config."""
+    return not kernel or (family, kernel) == ("llama3", "flex")
+
+
+def _flavor(model: ModelSpec, said: dict[str, Any], notes: list[str], split: bool) -> Flavor:
     if kernel := said.get("kernel", ""):
         notes.append(_kernel_note(kernel, said.get("documents", False)))
     return Flavor(
         model,
         steered=said.get("steered", False),
         pipelined=said.get("pipelined", True),
-        # models/*/model/args.py, update_from_config: of FlexAttention llama3's alone.
-        split=not kernel or (family, kernel) == ("llama3", "flex"),
+        split=split,
+        kernel=said.get("kernel", ""),
         notes=tuple(notes),
     )
 
@@ -117,7 +134,7 @@ def _family(name: str) -> tuple[str, list[str]]:
 
 
 def _mapping(every: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    mapping = every["sizes"] | said["sizes"]
+    mapping: dict[str, Any] = every["sizes"] | said["sizes"]
     for part in ("moe", "mla", "sliding_window"):
         if found := every.get(part, {}) | said.get(part, {}):
             mapping = mapping | {part: found}
@@ -127,7 +144,11 @@ def _mapping(every: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kernel_note(kernel: str, documents: bool) -> str:
-    kind = {"flex": "FlexAttention", "varlen": "variable-length attention"}.get(kernel, kernel)
+    kind = {
+        "flex": "FlexAttention",
+        "flex_flash": "FlexAttention",
+        "varlen": "variable-length attention",
+    }.get(kernel, kernel)
     each = ", and stays in each document, of which none is shorter than a sequence here" if documents else ""
     return f"Not modelled: its attention runs {kind}{each}; the fused kernel of the stack counts."
 

@@ -15,6 +15,7 @@ from typing import Any
 HERE = Path(__file__).parent
 # Modules that add keys of their own.
 CUSTOM = ("job.custom_config_module", "experimental.custom_args_module")
+FILES = "files"  # in place of a release, those that job files configure
 TOLD = 4  # keys that one line tells
 # What a type is called, and how a value of it is written.
 WORDS = {
@@ -50,7 +51,7 @@ class Job:
         return self.release in releases_of(key)
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=8)
 def tables(name: str) -> dict[str, Any]:
     """A table of this folder, by its file's stem."""
     with (HERE / f"{name}.toml").open("rb") as file:
@@ -70,12 +71,15 @@ def read_job(text: str) -> Job:
     try:
         mapping = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(_no_toml(text, error)) from None
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"this is no TOML, as job files of torchtitan are: {reason:.120}. Correct it there."
+        ) from None
     said: dict[str, Any] = {}
     unknown: list[str] = []
     for key, value in _leaves(mapping, ""):
-        if key in tables("keys")["keys"]:
-            _check(key, value)
+        if key in known_keys(FILES):
+            check(key, value)
             said[key] = value
         else:
             unknown.append(key)
@@ -83,36 +87,20 @@ def read_job(text: str) -> Job:
     if unknown:
         module = next((said[key] for key in CUSTOM if said.get(key)), None)
         if module is None:
-            raise ValueError(_unknown(unknown))
+            check_known(unknown)
         notes.append(f"Not read, as keys of {module}: {_listed(unknown)}.")
     if not said:
         raise ValueError(
             "this names no key of torchtitan's, so it is no job file of it. "
             "One has tables such as [model], [training] and [parallelism]."
         )
-    release, mixed = _release(said)
+    release, mixed = release_of(said)
     return Job(said, release, (*notes, *mixed))
-
-
-def _no_toml(text: str, error: Exception) -> str:
-    """One line for a text that is no TOML: what it seems to be, and the way out."""
-    if re.search(r"^\s*(from|import) +torchtitan|Trainer\.Config\(", text, re.MULTILINE):
-        return (
-            "this is Python: torchtitan 0.3.0 and later are configured so, which is not read. "
-            "Write its values as a job file, under [model], [training] and [parallelism] as 0.2.2 names them."
-        )
-    if re.search(r"--\w+\.\w+", text):
-        return (
-            "these are arguments of torchtitan, which are not read: write them into the job file, "
-            "--training.seq_len 8192 as seq_len = 8192 under [training]."
-        )
-    reason = " ".join(str(error).split())
-    return f"this is no TOML, as job files of torchtitan are: {reason:.120}. Correct it there."
 
 
 def _leaves(mapping: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
     """Every key with its dotted name; a table that holds no key of ours stands for itself."""
-    known = tables("keys")["keys"]
+    known = known_keys(FILES)
     for name, value in mapping.items():
         key = above + name
         if isinstance(value, dict) and any(each.startswith(f"{key}.") for each in known):
@@ -126,10 +114,18 @@ def _listed(keys: list[str]) -> str:
     return ", ".join(keys[:TOLD]) + more
 
 
-def _unknown(keys: list[str]) -> str:
-    """One line for keys that no release has, with what may be meant."""
-    known = tables("keys")["keys"]
-    first, *_, last = tables("keys")["releases"]
+def known_keys(release: str) -> list[str]:
+    """Keys of a release, or of any that files configure."""
+    wanted = set(tables("keys")["files"]) if release == FILES else {release}
+    return [key for key in tables("keys")["keys"] if wanted & set(releases_of(key))]
+
+
+def check_known(keys: list[str], release: str = FILES) -> None:
+    """ValueError in one line for keys that a release has not, or none that files configure, with what may be meant."""
+    known = known_keys(release)
+    if not (keys := [key for key in keys if key not in known]):
+        return
+    first, *_, last = tables("keys")["files"]
     folders = list(dict.fromkeys(each.rpartition(".")[0] for each in known))
     if (key := keys[0]) in folders:
         raise ValueError(f"{key} is a table of keys, not a value. Write it as [{key}], its keys below.")
@@ -142,13 +138,19 @@ def _unknown(keys: list[str]) -> str:
         f"Did you mean {', '.join(dict.fromkeys(meant))}?" if meant else "Take it out, or correct its name."
     )
     what = "is no key" if len(keys) == 1 else "are no keys"
-    return f"{_listed(keys)} {what} of torchtitan {first} to {last}, which refuses the file, or ignores it. {hint}"
+    whose = f"{first} to {last}, which refuses the file, or ignores it" if release == FILES else release
+    raise ValueError(f"{_listed(keys)} {what} of torchtitan {whose}. {hint}")
 
 
-def _check(key: str, value: Any) -> None:
-    """ValueError in one line where a value is of another type than its key."""
+def kinds_of(key: str) -> list[str]:
+    """Types that a key may have, as Python writes them."""
     kind = tables("keys")["keys"][key]["type"]
-    kinds = [each for each in re.split(r" \| (?![^\[]*\])", kind) if each != "None"]
+    return [each for each in re.split(r" \| (?![^\[]*\])", kind) if each != "None"]
+
+
+def check(key: str, value: Any) -> None:
+    """ValueError in one line where a value is of another type than its key."""
+    kinds = kinds_of(key)
     if any(_is_of(each, value) for each in kinds):
         return
     choices = [each for kind in kinds if kind.startswith("Literal") for each in _choices(kind)]
@@ -175,9 +177,9 @@ def _is_of(kind: str, value: Any) -> bool:
     return isinstance(value, {"int": int, "float": int | float, "str": str}[kind])
 
 
-def _release(said: Mapping[str, Any]) -> tuple[str, list[str]]:
+def release_of(said: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The newest release that has all keys; where none has, the newest, and a note on what that lacks."""
-    known = tables("keys")["releases"]
+    known = tables("keys")["files"]
     for release in reversed(known):
         if all(release in releases_of(key) for key in said):
             return release, []

@@ -89,7 +89,7 @@ def _schedule(job: Job, notes: list[str]) -> bool:
 
 def _stages(job: Job, weight: int, pp: int, several: bool) -> int:
     """Stages of all ranks. weight: layers, and those that embedding and output count as. [1]"""
-    each = job[f"{UNDER}_layers_per_stage"]
+    each: int | None = job[f"{UNDER}_layers_per_stage"]
     if each is None:
         return pp * (INTERLEAVED_CHUNKS if several else 1)
     if each < 1:

@@ -15,6 +15,8 @@ from advisor.options import given_knobs, plan_from_options
 from advisor.torchtitan.flavors import Flavor, flavor_of
 from advisor.torchtitan.job import Job, tables
 from advisor.torchtitan.pipeline import Pipeline, pipeline_of
+from advisor.torchtitan.python_job import NVFP4
+from advisor.torchtitan.python_job import RELEASE as PYTHON
 from advisor.torchtitan.sizes import Batches, Sizes, batches_of, sizes_of
 from advisor.workload_options import given_workload
 from costmodel.layout import most_layers
@@ -33,6 +35,11 @@ RECIPES = {None: "tensorwise", "rowwise_with_gw_hp": "rowwise"}
 OUTPUT = "output"  # the output layer's name in filters
 ASYNC = "parallelism.enable_async_tensor_parallel"
 EARLY_STOP = "activation_checkpoint.early_stop"
+# What only configurations in Python say, under names that no release has.
+ATTENTION, MTP, CHUNKED, FOUR_BITS = "model.attention", "model.mtp", "loss.chunked", "nvfp4.layers"
+GRAPHS = "training.disable_cuda_graphs"
+BACKEND = "parallelism.expert_parallel_comm_backend"
+DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
 ROTATION = "parallelism.context_parallel_rotate_method"
 
 
@@ -60,7 +67,7 @@ def run_of(job: Job, options: dict[str, Any], notes: list[str]) -> Run:
     _check_starts(job, sizes)
     batches = batches_of(job, sizes, given, options.get("global_batch"))
     pipeline = pipeline_of(job, model.num_layers, sizes.pp, notes)
-    row = _row(job, sizes, batches, pipeline, stack)
+    row = _row(job, flavor, sizes, batches, pipeline, stack)
     plan = _plan(job, row, model, sizes, notes)
     seq_len = options.get("seq_len") or job["training.seq_len"]
     workload = _workload(row, flavor, seq_len, batches.whole, options, notes)
@@ -70,8 +77,10 @@ def run_of(job: Job, options: dict[str, Any], notes: list[str]) -> Run:
 
 def _flavor(job: Job, options: Mapping[str, Any]) -> Flavor:
     if options.get("model"):
-        return Flavor(load_model(options["model"]))
-    return flavor_of(job["model.name"], job["model.flavor"])
+        return Flavor(load_model(options["model"]), kernel=job.said.get(ATTENTION, ""))
+    found = flavor_of(job["model.name"], job["model.flavor"], job.said.get(ATTENTION, ""))
+    heads = job.said.get(MTP, 0)
+    return replace(found, model=replace(found.model, mtp_layers=heads)) if heads else found
 
 
 def _stack(job: Job, options: Mapping[str, Any], notes: list[str]) -> str:
@@ -102,11 +111,23 @@ def _check_starts(job: Job, sizes: Sizes) -> None:
         raise ValueError(
             f"{ASYNC} is torch.compile's, without which torchtitan refuses it. Try {name} = true, or leave it out."
         )
-    if _deepep(job) and sizes.ep == 1:
+    if job[BACKEND] == "deepep" and sizes.ep == 1 and job.release != PYTHON:
         raise ValueError(
             "parallelism.expert_parallel_comm_backend deepep is for experts on several ranks, and torchtitan refuses "
             "it without. Try expert_parallel_degree = 8, or leave it out."
         )
+    if _graphs(job) and (
+        sizes.pp > 1 or (sizes.ep > 1 and job[BACKEND] not in ("hybridep", "minimal_async_ep"))
+    ):
+        what = "pipeline stages" if sizes.pp > 1 else "experts on several ranks by this dispatcher"
+        raise ValueError(
+            f"CUDA graphs, which torchtitan {PYTHON} has on, do not take {what}. Try {GRAPHS} = true."
+        )
+
+
+def _graphs(job: Job) -> bool:
+    """Whether a whole pass is captured. Source: torchtitan 0.3.0, trainer.py, _validate_cuda_graphs."""
+    return job.has(GRAPHS) and not job[GRAPHS]
 
 
 def _unstarted(flavor: Flavor, sizes: Sizes, job: Job) -> list[str]:
@@ -141,6 +162,8 @@ def _precision(job: Job, sizes: Sizes) -> str:
     if job["training.mixed_precision_param"] == "float32" or _no_mixed(sizes):
         return "fp32"
     converters = job["model.converters"]
+    if NVFP4 in converters:
+        return "nvfp4 (bf16 tail)"
     if any(name in converters for name in FLOAT8):
         recipe = job.first("quantize.linear.float8.recipe_name", "float8.recipe_name")
         return f"fp8-{RECIPES.get(recipe, recipe)}"
@@ -152,16 +175,21 @@ def _no_mixed(sizes: Sizes) -> bool:
     return not sizes.fsdp and sizes.tp * sizes.pp > 1
 
 
-def _row(job: Job, sizes: Sizes, batches: Batches, pipeline: Pipeline, stack: str) -> Row:
+def _row(job: Job, flavor: Flavor, sizes: Sizes, batches: Batches, pipeline: Pipeline, stack: str) -> Row:
     """The run as a row of a table of measurements, as `advisor validate` reads those of torchtitan."""
     mode = job["activation_checkpoint.mode"]
     shards = sizes.shard * sizes.cp
-    flags = {
+    flags: dict[str, Any] = {
         "torch_compile": _compiles(job, "model"),
         "fsdp_float8_all_gather": _gathers_quantised(job, sizes),
         "LBS": batches.local,
         **dict.fromkeys(pipeline.flags, True),
     }
+    if sizes.cp > 1 and flavor.kernel.startswith("flex"):
+        flags["cp_comm_type"] = "all_gather"  # PyTorch's flex_cp_allgather of keys and values
+    layers = flavor.model.num_layers
+    if (four := job.said.get(FOUR_BITS, layers)) < layers:
+        flags["nvfp4_bf16_layers"] = f"{four}-{layers - 1}"
     values = {
         "source": FAMILY,
         "date": "20" + _month(stack, job).replace(".", "-")[:5],
@@ -179,7 +207,9 @@ def _row(job: Job, sizes: Sizes, batches: Batches, pipeline: Pipeline, stack: st
         "dp": sizes.dp,
         "pp_layout": pipeline.layout,
         "recompute_granularity": "selective" if mode == "memory_budget" else mode,
-        "moe_dispatcher": "deepep" if _deepep(job) else "alltoall",
+        "moe_dispatcher": DISPATCHERS.get(job[BACKEND], "alltoall") if sizes.ep > 1 else "alltoall",
+        "sequence_parallel": int(sizes.tp > 1 and _shares_sequences(job)),
+        "cuda_graph": "full_iteration" if _graphs(job) else "none",
         "moe_force_balance": int(
             job.first("debug.moe_force_load_balance", "training.debug_moe_force_load_balance")
         ),
@@ -189,8 +219,9 @@ def _row(job: Job, sizes: Sizes, batches: Batches, pipeline: Pipeline, stack: st
     return Row({name: str(value) for name, value in values.items()})
 
 
-def _deepep(job: Job) -> bool:
-    return bool(job["parallelism.expert_parallel_comm_backend"] == "deepep")
+def _shares_sequences(job: Job) -> bool:
+    """Whether sequence parallelism is on, as it always is beside tensor parallelism before 0.3.0."""
+    return bool(job["parallelism.enable_sequence_parallel"])
 
 
 def _gathers_quantised(job: Job, sizes: Sizes) -> bool:
@@ -204,8 +235,9 @@ def _gathers_quantised(job: Job, sizes: Sizes) -> bool:
 def _plan(job: Job, row: Row, model: ModelSpec, sizes: Sizes, notes: list[str]) -> Plan:
     """The plan of the row, with what no row of a table says."""
     plan, _ = row_plan(row, model, sizes.gpus)
-    if _compiles(job, "loss") != _compiles(job, "model"):
-        flags = row.json("other_flags") | {"torch_compile": _compiles(job, "loss")}
+    fused = _compiles(job, "loss") or CHUNKED in job.said
+    if fused != _compiles(job, "model"):
+        flags = row.json("other_flags") | {"torch_compile": fused}
         loss, _ = row_plan(Row({**row.values, "other_flags": json.dumps(flags)}), model, sizes.gpus)
         plan = replace(plan, fused_cross_entropy=loss.fused_cross_entropy)
     if sizes.fsdp and job["parallelism.fsdp_reshard_after_forward"] == "never":
@@ -285,15 +317,19 @@ def _acting(job: Job, plan: Plan, model: ModelSpec) -> list[str]:
     float8 = any(name in converters for name in FLOAT8)
     filters = job.first(*((f"{name}.filter_fqns") for name in (FLOAT8 if float8 else MX)))
     others = [name for name in filters if name != OUTPUT]
-    unknown = [name for name in converters if name not in (*FLOAT8, *MX, *GROUPED)]
+    unknown = [name for name in converters if name not in (*FLOAT8, *MX, *GROUPED, NVFP4)]
     offloads = plan.optimizer_offload > 0
     said = {
         "activation_checkpoint.mode memory_budget; recompute of single ops counts": mode == "memory_budget",
         "activation_checkpoint.early_stop off; a recomputed layer counts without its last product": (
-            plan.recompute == "full" and job.has(EARLY_STOP) and not job[EARLY_STOP]
+            plan.recompute == "full" and job.release != "0.1.0" and not job[EARLY_STOP]
         ),
-        f"{ROTATION} {job[ROTATION]}; a ring of keys and values counts": plan.cp > 1
-        and job[ROTATION] != "alltoall",
+        f"{ROTATION} {job[ROTATION]}; a ring of keys and values counts": (
+            plan.cp > 1 and plan.cp_comm_type == "p2p" and job.has(ROTATION) and job[ROTATION] != "alltoall"
+        ),
+        f"{BACKEND} {job[BACKEND]}; an all-to-all counts": (
+            plan.ep > 1 and job[BACKEND] not in (*DISPATCHERS, "standard")
+        ),
         "parallelism.disable_loss_parallel; logits count as shared out over the tensor ranks": (
             plan.tp > 1 and job["parallelism.disable_loss_parallel"]
         ),

@@ -83,7 +83,7 @@ def test_other_attention_and_other_engines_are_told():
         ("lama3", "8B", "Did you mean llama3"),
         ("flux", "flux-dev", "Known: llama3"),
         ("llama3", "8b", "Did you mean 8B"),
-        ("llama3", "13B", "It has debugmodel"),
+        ("llama3", "large", "It has debugmodel"),
         ("llama3", "every", "It has debugmodel"),
     ],
 )

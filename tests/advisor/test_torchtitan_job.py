@@ -72,8 +72,6 @@ def test_what_is_not_said_stands_at_torchtitans_default():
         ("[model]\nconverters = [1]", r"is a list of texts, not \[1\]"),
         ("[training\nseq_len = 1", r"this is no TOML.*line 1"),
         ("# nothing", r"names no key of torchtitan's"),
-        ("from torchtitan.trainer import Trainer\nx = 1", r"this is Python"),
-        ("--model.flavor 8B --training.seq_len 8192", r"these are arguments.*seq_len = 8192"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text, told):
