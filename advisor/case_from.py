@@ -121,7 +121,7 @@ def _text(target: str, given: str | None) -> str:
     if not given:
         raise ValueError(
             f"--from {target} needs a file or the arguments in quotes. "
-            'Try `advisor check --from megatron-lm train.sh --gpu h100`, or "-" for standard input.'
+            f'Try `advisor check --from {_example(target)} --gpu h100`, or "-" for standard input.'
         )
     if given == "-":
         return _said(sys.stdin.read(LARGEST + 1), "standard input", target)
@@ -137,6 +137,10 @@ def _text(target: str, given: str | None) -> str:
     if path.stat().st_size > LARGEST:
         raise ValueError(f"{given} is larger than 1 MiB, so it is no configuration. Check the path.")
     return _said(path.read_text(encoding="utf-8", errors="replace"), given, target)
+
+
+def _example(target: str) -> str:
+    return f"{TITAN} job.toml" if target == TITAN else "megatron-lm train.sh"
 
 
 def _said(text: str, where: str, target: str) -> str:

@@ -60,6 +60,10 @@ def run_of(job: Job, options: dict[str, Any], notes: list[str]) -> Run:
     """
     flavor = _flavor(job, options)
     model = flavor.model
+    if "model.flavor" not in job.said and not options.get("model"):
+        notes.append(
+            f"model.flavor not said: torchtitan's {job['model.flavor']}; --model names another model."
+        )
     notes += [*flavor.notes, *job.notes]
     stack = _stack(job, options, notes)
     given = given_knobs(options)
