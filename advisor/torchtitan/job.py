@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -67,10 +68,12 @@ def releases_of(key: str) -> tuple[str, ...]:
 
 
 def read_job(text: str) -> Job:
-    """The keys of a job file. ValueError in one line for what is no TOML, no key of torchtitan's or of another type."""
+    """The keys of a job file, or of the JSON that torchtitan saves of one.
+
+    ValueError in one line for what is neither, no key of torchtitan's or of another type."""
     try:
-        mapping = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        mapping = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"this is no TOML, as job files of torchtitan are: {reason:.120}. Correct it there."
@@ -103,6 +106,8 @@ def _leaves(mapping: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]
     known = known_keys(FILES)
     for name, value in mapping.items():
         key = above + name
+        if value is None:  # of JSON: not said
+            continue
         if isinstance(value, dict) and any(each.startswith(f"{key}.") for each in known):
             yield from _leaves(value, f"{key}.")
         else:
@@ -111,7 +116,7 @@ def _leaves(mapping: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]
 
 def _listed(keys: list[str]) -> str:
     more = f" and {len(keys) - TOLD} more" if len(keys) > TOLD else ""
-    return ", ".join(keys[:TOLD]) + more
+    return ", ".join(" ".join(key.split())[:80] for key in keys[:TOLD]) + more
 
 
 def known_keys(release: str) -> list[str]:

@@ -16,7 +16,8 @@ OPTION = re.compile(r"(?:^|\s)--(?:\w+\.[\w.-]+|module|config)\b|\bCONFIG_FILE="
 
 def read_text(text: str) -> Job:
     """The job that a text means. ValueError in one line where it is none."""
-    if _is_toml(text):
+    text = text.removeprefix("\ufeff")
+    if _is_toml(text) or text.lstrip().startswith("{"):
         return read_job(text)
     if CONFIG in text or _is_python(text):
         return python_job(text)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from torchtitan_jobs import toml
+import json
 
+import pytest
+from torchtitan_jobs import SEVENTY, toml
+
+from advisor.case_from import read_foreign
 from advisor.torchtitan.job import read_job, releases_of, tables
 
 
@@ -89,3 +92,25 @@ def test_keys_of_ones_own_module_are_told_and_others_read():
     job = read_job('[job]\ncustom_config_module = "mine"\n[mine]\nx = 1\n[training]\nseq_len = 16')
     assert job["training.seq_len"] == 16
     assert job.notes == ("Not read, as keys of mine: mine.",)
+
+
+def test_the_json_that_torchtitan_saves_says_what_its_job_file_did():
+    """Every key stands in it, at its default where the file says nothing."""
+    said = SEVENTY | {"compile.enable": True, "training.local_batch_size": 2}
+    whole: dict = {}
+    for key in (key for key in tables("keys")["keys"] if "0.2.2" in releases_of(key)):
+        *above, name = key.split(".")
+        place = whole
+        for part in above:
+            place = place.setdefault(part, {})
+        place[name] = said.get(key, tables("keys")["keys"][key].get("default"))
+    found, same = (
+        read_foreign("torchtitan", text, {"gpu": "h100", "gpus": 32})
+        for text in (json.dumps(whole, indent=2), "\ufeff" + toml(said))
+    )
+    assert (found.model, found.plan, found.workload, found.notes) == (
+        same.model,
+        same.plan,
+        same.workload,
+        same.notes,
+    )

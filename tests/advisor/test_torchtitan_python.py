@@ -125,6 +125,14 @@ def test_every_configuration_that_torchtitan_ships_is_read_and_predicted(family,
     assert found.stack == "torchtitan-26.09"
 
 
+def test_parameters_are_cast_without_shards_too_as_of_0_3_0():
+    text = "--module llama3 --config llama3_70b --parallelism.tensor_parallel_degree 8 --training.disable_cuda_graphs"
+    assert read(text, gpus=8).plan.precision == "bf16"
+    copies = " --parallelism.data_parallel_replicate_degree 4 --parallelism.data_parallel_shard_degree 1"
+    found = read(text + copies).plan
+    assert (found.fsdp, found.zero_stage, found.dp, found.precision) == (False, 0, 4, "bf16")
+
+
 def test_layers_of_nvfp4_are_those_before_the_tail_in_16_bits():
     """As the published run of Llama 3 8B, whose layers 27 to 31 stay in BF16; plans have half at each end."""
     found = read("--module llama3 --config llama3_8b_first_85_pct_layers_nvfp4", gpu="b200", gpus=4)

@@ -163,6 +163,12 @@ def test_of_experts_sizes_routing_and_dispatcher_are_read():
     assert (whole.ep, whole.etp) == (1, 4)
 
 
+def test_experts_of_a_model_that_an_option_names_are_steered_as_that_is():
+    said = {f"{P}expert_parallel_degree": 8}
+    assert case(said, gpus=16, model="deepseek-v3").workload.moe_imbalance == 1.04
+    assert case(said, gpus=16, model="mixtral-8x7b").workload.moe_imbalance > 1.04
+
+
 def test_gpus_are_the_product_else_the_least_that_the_degrees_allow():
     said = SEVENTY | {f"{P}tensor_parallel_degree": 4}
     assert case(said | {f"{P}data_parallel_shard_degree": 8}).gpus == 32
@@ -252,6 +258,15 @@ def test_options_win_and_data_parallel_takes_up_the_rest():
             "takes 1 or",
         ),
         (EXPERTS | {f"{P}expert_parallel_comm_backend": "deepep"}, {"gpus": 4}, "Try expert_parallel_degree"),
+        (
+            FLOAT8
+            | {
+                "quantize.linear.float8.recipe_name": "rowwise",
+                "quantize.linear.float8.enable_fsdp_float8_all_gather": True,
+            },
+            {"gpus": 4},
+            "with recipe_name 'rowwise' is refused by torchtitan",
+        ),
         ({"activation_checkpoint.selective_ac_option": "all"}, {}, "neither op nor a number"),
         ({"model.flavor": "13B"}, {}, "model.flavor '13B' is none of llama3"),
     ],
@@ -290,6 +305,7 @@ def test_what_torchtitan_would_not_start_is_told_in_one_line(said, options, told
         (FLOAT8 | {"quantize.linear.float8.filter_fqns": []}, "the output layer in 8 bits"),
         (FLOAT8 | {"quantize.linear.float8.recipe_name": "rowwise_with_gw_hp"}, "rowwise_with_gw_hp keeps"),
         (FLOAT8 | {"quantize.linear.float8.emulate": True}, "float8.emulate = true"),
+        (FLOAT8 | {f"{P}tensor_parallel_degree": 16}, "activations in FP32"),
         ({"model.converters": ["mine"]}, "model.converters mine"),
         (FLOAT8 | EXPERTS, "experts in 16 bits"),
         ({"optimizer.name": "Lion"}, "optimizer 'Lion' is not modelled"),
