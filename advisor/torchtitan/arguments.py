@@ -67,7 +67,7 @@ def _file(name: str) -> str:
     path = Path(name).expanduser()
     if not path.is_file():
         raise ValueError(
-            f"{name}, which --job.config_file names, is no file from here. Give the path from this folder."
+            f"{' '.join(name.split())[:80]}, which --job.config_file names, is no file from here. Give the path from this folder."
         )
     return path.read_text(encoding="utf-8", errors="replace")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,10 +43,17 @@ class Source:
         )
 
 
+def syntax(text: str) -> ast.Module:
+    """The syntax of a file, without warnings about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
 def read_source(text: str) -> Source:
     """The functions and imports of a file. ValueError in one line where it is no Python."""
     try:
-        tree = ast.parse(text)
+        tree = syntax(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(
             f"this is no Python: {' '.join(str(error).split()):.100}. Correct it there."

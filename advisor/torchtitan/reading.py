@@ -8,7 +8,7 @@ import tomllib
 
 from advisor.torchtitan.arguments import arguments_job
 from advisor.torchtitan.job import Job, read_job
-from advisor.torchtitan.python_form import CONFIG
+from advisor.torchtitan.python_form import CONFIG, syntax
 from advisor.torchtitan.python_job import python_job
 
 OPTION = re.compile(r"(?:^|\s)--(?:\w+\.[\w.-]+|module|config)\b|\bCONFIG_FILE=")
@@ -34,7 +34,7 @@ def _is_toml(text: str) -> bool:
 
 def _is_python(text: str) -> bool:
     try:
-        tree = ast.parse(text)
+        tree = syntax(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef) for node in tree.body)
