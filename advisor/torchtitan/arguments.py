@@ -66,8 +66,9 @@ def arguments_job(text: str) -> Job:
 def _file(name: str) -> str:
     path = Path(name).expanduser()
     if not path.is_file():
+        shown = " ".join(name.split())[:80]
         raise ValueError(
-            f"{' '.join(name.split())[:80]}, which --job.config_file names, is no file from here. Give the path from this folder."
+            f"{shown}, which --job.config_file names, is no file. Give its path from this folder."
         )
     return path.read_text(encoding="utf-8", errors="replace")
 

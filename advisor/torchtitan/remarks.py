@@ -21,6 +21,9 @@ from advisor.torchtitan.switches import (
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 
+# Layers in filters of quantisation that no precision of ours takes: the output layer's and routers' products.
+KEPT = (OUTPUT, "router.gate", "moe.router.gate")
+
 
 def told(job: Job) -> list[str]:
     """Keys that say other than their default and are not modelled, a line each."""
@@ -49,7 +52,7 @@ def acting(job: Job, plan: Plan, model: ModelSpec) -> list[str]:
     quantised = plan.precision not in ("bf16", "fp32")
     float8 = any(name in converters for name in FLOAT8)
     filters = job.first(*((f"{name}.filter_fqns") for name in (FLOAT8 if float8 else MX)))
-    others = [name for name in filters if name != OUTPUT]
+    others = [name for name in filters if name not in KEPT]
     unknown = [name for name in converters if name not in (*FLOAT8, *MX, *GROUPED, NVFP4)]
     offloads = plan.optimizer_offload > 0
     said = {

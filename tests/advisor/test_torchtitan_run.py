@@ -327,6 +327,7 @@ def test_what_is_not_modelled_is_told_where_it_acts_and_nowhere_else(said, told)
     "said",
     [
         {"quantize.linear.float8.emulate": True, "quantize.grouped_mm.float8.fqns": ["experts"]},
+        {"quantize.linear.float8.filter_fqns": ["output", "attention.wk"]},
         {f"{P}disable_loss_parallel": True, f"{P}fsdp_reshard_after_forward": "always"},
         {
             "training.dtype": "float32",
