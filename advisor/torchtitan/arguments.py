@@ -17,7 +17,7 @@ from advisor.torchtitan.job import (
     read_job,
     release_of,
 )
-from advisor.torchtitan.python_job import RELEASE, RENAMED, named_job
+from advisor.torchtitan.python_job import RELEASE, RENAMED, named_job, python_job
 from executor.export.shell_words import left_open, read_flags
 
 # Where a start line, or a variable of its script, says what is trained: a job file, or a function of a module.
@@ -39,7 +39,12 @@ def arguments_job(text: str) -> Job:
     module, config, file = named(MODULE), named(CONFIG), named(FILE)
     if bool(module) != bool(config):
         raise ValueError("--module and --config are given together, as --module llama3 --config llama3_8b.")
-    base = named_job(module, config) if module else read_job(_file(file)) if file else Job({}, "")
+    if module.endswith(".py"):
+        base = python_job(_file(module, "--module"), config)
+    elif module:
+        base = named_job(module, config)
+    else:
+        base = read_job(_file(file, "--job.config_file")) if file else Job({}, "")
     release = RELEASE if module else FILES
     said, notes = dict(base.said), list(base.notes)
     for name, values in given.items():
@@ -63,13 +68,11 @@ def arguments_job(text: str) -> Job:
     return Job(said, found, tuple(dict.fromkeys((*notes, *mixed))))
 
 
-def _file(name: str) -> str:
+def _file(name: str, option: str) -> str:
     path = Path(name).expanduser()
     if not path.is_file():
         shown = " ".join(name.split())[:80]
-        raise ValueError(
-            f"{shown}, which --job.config_file names, is no file. Give its path from this folder."
-        )
+        raise ValueError(f"{shown}, which {option} names, is no file. Give its path from this folder.")
     return path.read_text(encoding="utf-8", errors="replace")
 
 

@@ -30,19 +30,21 @@ CONVERTERS = {
 HEAD, OUTPUT = "lm_head", "output"  # the output layer in filters, here and in job files
 
 
-def python_job(text: str) -> Job:
-    """The job of a file with one configuration. ValueError in one line where it has none, or several."""
+def python_job(text: str, config: str = "") -> Job:
+    """The job of a file's configuration of that name, or of its only one. ValueError in one line where it has none."""
     source = read_source(text)
     found = source.configurations
-    if len(found) != 1:
-        what = (
-            f"makes {len(found)} configurations, {', '.join(found[:6])}"
-            if found
-            else "makes no Trainer.Config"
+    if not found:
+        raise ValueError(
+            "this file makes no Trainer.Config. Give one that does, or name torchtitan's own by "
+            "'--module llama3 --config llama3_8b'."
         )
-        way = "Give it with one, or name torchtitan's own by '--module llama3 --config llama3_8b'."
-        raise ValueError(f"this file {what}. {way}")
-    return _job(Maker(source, _recorded).make(found[0]))
+    if (config and config not in found) or (not config and len(found) > 1):
+        near = difflib.get_close_matches(config, found, n=1)
+        way = f"Did you mean {near[0]}?" if near else f"Name one by '--module FILE.py --config {found[0]}'."
+        which = f"not {config}" if config else f"{len(found)} in all"
+        raise ValueError(f"this file makes the configurations {', '.join(found[:8])}, {which}. {way}")
+    return _job(Maker(source, _recorded).make(config or found[0]))
 
 
 def named_job(module: str, config: str) -> Job:

@@ -125,6 +125,15 @@ def test_every_configuration_that_torchtitan_ships_is_read_and_predicted(family,
     assert found.stack == "torchtitan-26.09"
 
 
+def test_a_start_line_names_a_function_of_ones_own_file(tmp_path):
+    file = tmp_path / "config_registry.py"
+    file.write_text(WHOLE + CHANGED.replace("mine", "other"))
+    found = read(f"--module {file} --config other --training.seq_len 4096")
+    assert (found.plan, found.workload.seq_len) == (read(CHANGED).plan, 4096)
+    with pytest.raises(ValueError, match=r"mine, other, not others\. Did you mean other\?"):
+        read(f"--module {file} --config others")
+
+
 def test_parameters_are_cast_without_shards_too_as_of_0_3_0():
     text = "--module llama3 --config llama3_70b --parallelism.tensor_parallel_degree 8 --training.disable_cuda_graphs"
     assert read(text, gpus=8).plan.precision == "bf16"
@@ -184,7 +193,8 @@ def mine() -> Trainer.Config:
             "do not take experts",
         ),
         ("import torchtitan\n", "makes no Trainer.Config"),
-        (WHOLE + CHANGED.replace("mine", "other"), "makes 2 configurations, mine, other"),
+        (WHOLE + CHANGED.replace("mine", "other"), "mine, other, 2 in all. Name one by '--module FILE.py"),
+        ("--module no/such.py --config mine", "no/such.py, which --module names, is no file"),
         (WHOLE.replace('"70B"', "flavor()"), "does not say whose flavour"),
         (
             WHOLE.replace("llama3 import model_registry", "mine import model_registry"),
