@@ -146,6 +146,9 @@ def test_layers_of_nvfp4_are_those_before_the_tail_in_16_bits():
     """As the published run of Llama 3 8B, whose layers 27 to 31 stay in BF16; plans have half at each end."""
     found = read("--module llama3 --config llama3_8b_first_85_pct_layers_nvfp4", gpu="b200", gpus=4)
     assert (found.plan.precision, found.plan.bf16_end_layers) == ("nvfp4", 2)
+    assert (
+        read_text("--module llama3 --config llama3_8b_first_85_pct_layers_nvfp4").said["nvfp4.layers"] == 27
+    )
 
 
 def test_experts_dispatch_and_mtp_follow_the_model_registry():

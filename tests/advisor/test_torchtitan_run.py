@@ -19,6 +19,7 @@ from advisor.torchtitan.pipeline import pipeline_of
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 
+GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather"
 ROW = {
     "source": "torchtitan somewhere",
     "model": "llama3-70b",
@@ -101,13 +102,18 @@ def test_the_plan_is_that_of_a_row_that_tells_of_the_same_run(date, said, column
         ),
         ({f"{P}tensor_parallel_degree": 16}, {"fsdp": False, "precision": "fp32", "sequence_parallel": True}),
         ({"training.mixed_precision_param": "float32"}, {"precision": "fp32", "fsdp": True}),
+        (
+            FLOAT8
+            | {GATHER: True, f"{P}context_parallel_degree": 16},  # which FSDP shards over, without shards
+            {"fsdp": True, "precision": "fp8-cs", "fp8_param_gather": False},
+        ),
         ({"model.converters": ["mx"]}, {"precision": "mxfp8"}),
         ({"model.converters": ["float8"], "float8.recipe_name": "rowwise"}, {"precision": "fp8-sc"}),
         (
-            FLOAT8 | {"quantize.linear.float8.enable_fsdp_float8_all_gather": True},
+            FLOAT8 | {GATHER: True},
             {"precision": "fp8-cs", "fp8_param_gather": True},
         ),
-        ({"quantize.linear.float8.enable_fsdp_float8_all_gather": True}, {"precision": "bf16"}),
+        ({GATHER: True}, {"precision": "bf16"}),
         ({"training.compile": True}, {"fused_cross_entropy": True, "rope_fusion": True}),
         ({"compile.enable": True}, {"fused_cross_entropy": True, "rope_fusion": True}),
         (
@@ -262,7 +268,7 @@ def test_options_win_and_data_parallel_takes_up_the_rest():
             FLOAT8
             | {
                 "quantize.linear.float8.recipe_name": "rowwise",
-                "quantize.linear.float8.enable_fsdp_float8_all_gather": True,
+                GATHER: True,
             },
             {"gpus": 4},
             "with recipe_name 'rowwise' is refused by torchtitan",
