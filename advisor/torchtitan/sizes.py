@@ -87,9 +87,8 @@ def sizes_of(
     if model.moe is None:
         said |= {"ep": 1, "etp": 1}
     elif said["ep"] == 1 and "etp" not in given:
-        said["etp"] = said[
-            "tp"
-        ]  # models/llama4/infra/parallelize.py, apply_moe_ep_tp: experts over the tensor ranks
+        # models/llama4/infra/parallelize.py, apply_moe_ep_tp: experts over the tensor ranks
+        said["etp"] = said["tp"]
     others = replicate * said["tp"] * said["pp"] * said["cp"]
     if "dp" in given:
         shard, left = divmod(given["dp"], replicate)
