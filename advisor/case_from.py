@@ -17,9 +17,11 @@ from costmodel.stack import load_stack
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
+    from advisor.torchtitan.job import Job
     from executor.export.exported import Reading
 
-TARGETS = ("megatron-lm", "megatron-bridge", "nemo")
+TITAN = "torchtitan"  # whose job files mean what rows of its published runs do
+TARGETS = ("megatron-lm", "megatron-bridge", "nemo", TITAN)
 LARGEST = 1 << 20
 TOLD = 8  # names of what was not read that are told one by one
 
@@ -27,8 +29,16 @@ TOLD = 8  # names of what was not read that are told one by one
 def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Case:
     """The case that a configuration of `target` means; options win over it. ValueError in one line."""
     if target not in TARGETS:
-        raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.")
+        hint = ""
+        if given is None and Path(target).is_file():
+            hint = f" It is a file: say whose before it, as --from {TITAN if target.endswith('.toml') else TARGETS[0]}."
+        raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.{hint}")
     text = _text(target, given)
+    if target == TITAN:
+        from advisor.torchtitan.reading import read_text
+
+        job = read_text(text)
+        return with_ways(options, lambda told: _of_job(job, told))
     from executor.export.bundle import target_module
 
     found: Reading = target_module(target).read(text)
@@ -46,6 +56,16 @@ def _read(found: Reading, given: str | None, options: dict[str, Any]) -> Case:
     plan = _plan(found, options, notes)
     workload = _workload(found, model, plan, options, notes)
     return _case(model, workload, plan, options | {"stack": _stack(found, options, notes)}, notes)
+
+
+def _of_job(job: Job, options: dict[str, Any]) -> Case:
+    """The case of a job file of torchtitan."""
+    from advisor.torchtitan.run import run_of
+
+    notes: list[str] = []
+    run = run_of(job, options, notes)
+    check_acting(given_workload(options), run.workload, run.model)
+    return _case(run.model, run.workload, run.plan, options | {"stack": run.stack}, notes)
 
 
 def _with_launch(found: Reading, given: str | None, options: dict[str, Any], notes: list[str]) -> Reading:
@@ -102,7 +122,7 @@ def _text(target: str, given: str | None) -> str:
     if not given:
         raise ValueError(
             f"--from {target} needs a file or the arguments in quotes. "
-            'Try `advisor check --from megatron-lm train.sh --gpu h100`, or "-" for standard input.'
+            f'Try `advisor check --from {_example(target)} --gpu h100`, or "-" for standard input.'
         )
     if given == "-":
         return _said(sys.stdin.read(LARGEST + 1), "standard input", target)
@@ -118,6 +138,10 @@ def _text(target: str, given: str | None) -> str:
     if path.stat().st_size > LARGEST:
         raise ValueError(f"{given} is larger than 1 MiB, so it is no configuration. Check the path.")
     return _said(path.read_text(encoding="utf-8", errors="replace"), given, target)
+
+
+def _example(target: str) -> str:
+    return f"{TITAN} job.toml" if target == TITAN else "megatron-lm train.sh"
 
 
 def _said(text: str, where: str, target: str) -> str:

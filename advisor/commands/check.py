@@ -76,7 +76,8 @@ class _TextOrOptions(click.Command):
     "--from",
     "source",
     metavar="NAME",
-    help="PLAN is a configuration of megatron-lm, megatron-bridge or nemo: a file, or its text in quotes.",
+    help="PLAN is a configuration of megatron-lm, megatron-bridge, nemo or torchtitan: a file, or its text in "
+    "quotes.",
 )
 @click.option(
     "--save",
@@ -107,6 +108,7 @@ def command(
     advisor check plan.toml --tp 16
     advisor check --from megatron-lm train.sh --gpu h100
     advisor check --from megatron-lm train.sh --gpu h100 --save today.toml
+    advisor check --from torchtitan job.toml --gpu h100 --gpus 64
     """
     if save:
         from costmodel.output_file import check_output

@@ -1,0 +1,165 @@
+"""Configurations that are Python functions, as of torchtitan 0.3.0: what they make, read from their syntax alone."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CALLED, ARGS = "()", "*"  # keys of what a call makes: its name, and its arguments without one
+CONFIG = "Trainer.Config"
+REGISTRY = "torchtitan.models."
+Made = dict[str, Any]
+
+
+class _Unknown:
+    """What syntax alone does not tell."""
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+UNKNOWN = _Unknown()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of configurations. functions by name; imports: where a name comes from; constants: of the file."""
+
+    functions: Mapping[str, ast.FunctionDef]
+    imports: Mapping[str, str]
+    constants: Mapping[str, ast.expr] = field(default_factory=dict)
+
+    @property
+    def configurations(self) -> tuple[str, ...]:
+        """Names of its functions that make a configuration."""
+        return tuple(
+            name
+            for name, node in self.functions.items()
+            if not name.startswith("_") and CONFIG in (ast.unparse(node.returns) if node.returns else "")
+        )
+
+
+def syntax(text: str) -> ast.Module:
+    """The syntax of a file, without warnings about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+def read_source(text: str) -> Source:
+    """The functions and imports of a file. ValueError in one line where it is no Python."""
+    try:
+        tree = syntax(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"this is no Python: {' '.join(str(error).split()):.100}. Correct it there."
+        ) from None
+    functions: dict[str, ast.FunctionDef] = {}
+    imports: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            functions[node.name] = node
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            imports |= {each.asname or each.name: f"{module}.{each.name}" for each in node.names}
+    constants = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    return Source(functions, imports, constants)
+
+
+@dataclass
+class Maker:
+    """Makes what functions of a source return. elsewhere: a configuration that is imported, by where it comes from."""
+
+    source: Source
+    elsewhere: Callable[[str], Made | None]
+    within: list[str] = field(default_factory=list)
+
+    def make(self, name: str, given: Mapping[str, Any] | None = None) -> Made:
+        """The configuration of a function; ValueError in one line where it cannot be followed."""
+        node = self.source.functions[name]
+        if name in self.within or len(self.within) > 20:
+            raise ValueError(f"{name} calls itself, which is not followed.")
+        self.within.append(name)
+        words = [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
+        defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
+        usual = dict(zip(words[len(words) - len(defaults) :], defaults, strict=True))
+        names = {word: self._value(usual[word], {}) if word in usual else UNKNOWN for word in words}
+        fixed = {name: self._value(value, {}) for name, value in self.source.constants.items()}
+        found = self._body(node, fixed | names | dict(given or {}))
+        self.within.pop()
+        if not isinstance(found, dict) or found.get(CALLED) != CONFIG:
+            raise ValueError(
+                f"{name} is not followed: it does not return a {CONFIG} that it makes or changes."
+            )
+        return found
+
+    def _body(self, node: ast.FunctionDef, names: dict[str, Any]) -> Any:
+        for step in node.body:
+            if isinstance(step, ast.Return) and step.value is not None:
+                return self._value(step.value, names)
+            if isinstance(step, ast.Assign) and len(step.targets) == 1:
+                self._assign(step.targets[0], self._value(step.value, names), names)
+            elif isinstance(step, ast.AnnAssign) and step.value is not None:
+                self._assign(step.target, self._value(step.value, names), names)
+        return UNKNOWN
+
+    def _assign(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            names[target.id] = value
+            return
+        path = ast.unparse(target).split(".")
+        place = names.get(path[0])
+        for part in path[1:-1]:
+            if not isinstance(place, dict):
+                return
+            place = place.setdefault(part, {})
+        if isinstance(place, dict) and isinstance(target, ast.Attribute):
+            place[path[-1]] = value
+
+    def _value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        """What an expression makes: a literal, a call as a mapping, or UNKNOWN."""
+        if isinstance(node, ast.Name):
+            return names.get(node.id, UNKNOWN)
+        if isinstance(node, ast.List):
+            return [self._value(each, names) for each in node.elts]
+        if isinstance(node, ast.Attribute):
+            above = self._value(node.value, names)
+            return above.get(node.attr, UNKNOWN) if isinstance(above, dict) else UNKNOWN
+        if isinstance(node, ast.Call):
+            return self._call(node, names)
+        if isinstance(node, ast.BoolOp):
+            parts = [self._value(each, names) for each in node.values]
+            if any(each is UNKNOWN for each in parts):
+                return UNKNOWN
+            return all(parts) if isinstance(node.op, ast.And) else any(parts)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            left, right = self._value(node.left, names), self._value(node.right, names)
+            return left * right if isinstance(left, int) and isinstance(right, int) else UNKNOWN
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return UNKNOWN
+
+    def _call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        called = ast.unparse(node.func)
+        given = {word.arg: self._value(word.value, names) for word in node.keywords if word.arg}
+        if called in self.source.functions:
+            function = self.source.functions[called]
+            words = [each.arg for each in function.args.args]
+            given |= dict(zip(words, (self._value(each, names) for each in node.args), strict=False))
+            if called in self.source.configurations or CONFIG in ast.unparse(function):
+                return self.make(called, given)
+            return UNKNOWN
+        if not node.args and not given and (found := self.elsewhere(self.source.imports.get(called, ""))):
+            return copy.deepcopy(found)
+        if called == "model_registry":
+            given["from"] = self.source.imports.get(called, "")
+        return {CALLED: called, ARGS: [self._value(each, names) for each in node.args]} | given

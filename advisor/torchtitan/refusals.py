@@ -1,0 +1,62 @@
+"""Jobs that torchtitan refuses before they train, and those whose flavour lacks a part."""
+
+from __future__ import annotations
+
+from advisor.torchtitan.flavors import Flavor
+from advisor.torchtitan.job import Job
+from advisor.torchtitan.python_job import RELEASE as PYTHON
+from advisor.torchtitan.sizes import Sizes
+from advisor.torchtitan.switches import (
+    ASYNC,
+    BACKEND,
+    GRAPHS,
+    captures,
+    compiles,
+    float8_recipe,
+    gathers_quantised,
+)
+
+
+def check_starts(job: Job, sizes: Sizes) -> None:
+    """ValueError in one line for what torchtitan refuses before it trains.
+
+    Source: torchtitan 0.1.0 to 0.2.2, parallelize.py (apply_ddp, async TP) and models/deepseek_v3 (DeepEP).
+    """
+    older = job.release != PYTHON
+    if older and sizes.replicate > 1 and not sizes.fsdp and sizes.tp * sizes.pp > 1:
+        raise ValueError(
+            f"data_parallel_replicate_degree {sizes.replicate} without shards is DDP, which torchtitan refuses beside "
+            "tensor or pipeline parallelism. Try data_parallel_replicate_degree = 1, data_parallel_shard_degree = -1."
+        )
+    if job[ASYNC] and sizes.tp > 1 and not compiles(job, "model"):
+        name = "training.compile" if job.release == "0.1.0" else "compile.enable"
+        raise ValueError(
+            f"{ASYNC} is torch.compile's, without which torchtitan refuses it. Try {name} = true, or leave it out."
+        )
+    if older and job[BACKEND] == "deepep" and sizes.ep == 1:
+        raise ValueError(
+            "parallelism.expert_parallel_comm_backend deepep is for experts on several ranks, and torchtitan refuses "
+            "it without. Try expert_parallel_degree = 8, or leave it out."
+        )
+    if gathers_quantised(job, sizes) and float8_recipe(job) is not None:
+        raise ValueError(
+            f"enable_fsdp_float8_all_gather with recipe_name {float8_recipe(job)!r} is refused by torchtitan, which "
+            "gathers in 8 bits with scales of whole tensors alone. Leave one of them out."
+        )
+    if captures(job) and (
+        sizes.pp > 1 or (sizes.ep > 1 and job[BACKEND] not in ("hybridep", "minimal_async_ep"))
+    ):
+        what = "pipeline stages" if sizes.pp > 1 else "experts on several ranks by this dispatcher"
+        raise ValueError(
+            f"CUDA graphs, which torchtitan {PYTHON} has on, do not take {what}. Try {GRAPHS} = true."
+        )
+
+
+def unstarted(flavor: Flavor, sizes: Sizes, job: Job) -> list[str]:
+    """What the flavour's own code lacks, a line each: a release that is not on file may have it."""
+    lacks = {
+        "pipeline parallelism": sizes.pp > 1 and not flavor.pipelined,
+        "context parallelism with its attention": sizes.cp > 1 and not flavor.split,
+    }
+    named = f"{job['model.name']} {job['model.flavor']}"
+    return [f"torchtitan {job.release} has no {what} for {named}." for what, acts in lacks.items() if acts]
