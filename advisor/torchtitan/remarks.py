@@ -20,6 +20,7 @@ from advisor.torchtitan.switches import (
 )
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.stack import load_stack
 
 # Layers in filters of quantisation that no precision of ours takes: the output layer's and routers' products.
 KEPT = (OUTPUT, "router.gate", "moe.router.gate")
@@ -46,7 +47,7 @@ def _shown(value: Any) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else f"{value!r:.60}"
 
 
-def acting(job: Job, plan: Plan, model: ModelSpec) -> list[str]:
+def acting(job: Job, plan: Plan, model: ModelSpec, stack: str) -> list[str]:
     """What is not modelled of keys that are read, where it acts, a line each."""
     mode, converters = job["activation_checkpoint.mode"], job["model.converters"]
     quantised = plan.precision not in ("bf16", "fp32")
@@ -55,10 +56,14 @@ def acting(job: Job, plan: Plan, model: ModelSpec) -> list[str]:
     others = [name for name in filters if name not in KEPT]
     unknown = [name for name in converters if name not in (*FLOAT8, *MX, *GROUPED, NVFP4)]
     offloads = plan.optimizer_offload > 0
+    stops = job.release == "0.1.0" or bool(
+        job[EARLY_STOP]
+    )  # PyTorch's default in 0.1.0, which has no such key
     said = {
         "activation_checkpoint.mode memory_budget; recompute of single ops counts": mode == "memory_budget",
-        "activation_checkpoint.early_stop off; a recomputed layer counts without its last product": (
-            plan.recompute == "full" and job.release != "0.1.0" and not job[EARLY_STOP]
+        f"activation_checkpoint.early_stop {'on' if stops else 'off'}; a recomputed layer counts "
+        f"{'with' if stops else 'without'} its last product": (
+            plan.recompute == "full" and stops != load_stack(stack).early_stop
         ),
         f"{ROTATION} {job[ROTATION]}; a ring of keys and values counts": (
             plan.cp > 1 and plan.cp_comm_type == "p2p" and job.has(ROTATION) and job[ROTATION] != "alltoall"
@@ -90,6 +95,13 @@ def acting(job: Job, plan: Plan, model: ModelSpec) -> list[str]:
         ),
     }
     lines = [f"Not modelled: {words}." for words, acts in said.items() if acts]
+    keys = tables("keys")["keys"]
+    changed = [key for key in job.said if key in keys and job.said[key] != keys[key].get("default")]
+    set_up = {key.rpartition(".")[0] for key in changed} & {*FLOAT8, *MX, *GROUPED}
+    lines += [
+        f"{name} is set up, but model.converters does not name it: it quantises nothing."
+        for name in sorted(set_up - set(converters))
+    ]
     if plan.precision == "fp32" and job["training.mixed_precision_param"] != "float32":
         lines.append(
             "FP32 throughout: torchtitan casts parameters under FSDP alone, and nothing is sharded here."

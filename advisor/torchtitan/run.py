@@ -75,7 +75,12 @@ def run_of(job: Job, options: dict[str, Any], notes: list[str]) -> Run:
     plan = _plan(job, row, model, sizes, notes)
     seq_len = options.get("seq_len") or job["training.seq_len"]
     workload = _workload(row, flavor, seq_len, batches.whole, options, notes)
-    notes += [*unstarted(flavor, sizes, job), *told(job), *acting(job, plan, model), *optimizer_words(row)]
+    notes += [
+        *unstarted(flavor, sizes, job),
+        *told(job),
+        *acting(job, plan, model, stack),
+        *optimizer_words(row),
+    ]
     return Run(model, plan_from_options(given, sizes.gpus, plan), workload, stack)
 
 

@@ -298,7 +298,7 @@ def test_what_torchtitan_would_not_start_is_told_in_one_line(said, options, told
             "zbvzerobubble",
         ),
         ({"activation_checkpoint.mode": "memory_budget"}, "memory_budget; recompute of single ops"),
-        ({"activation_checkpoint.mode": "full"}, "early_stop off"),
+        ({"activation_checkpoint.mode": "full", "activation_checkpoint.early_stop": True}, "early_stop on"),
         ({"training.enable_cpu_offload": True}, "parameters and gradients"),
         (
             FLOAT8 | {"quantize.linear.float8.filter_fqns": ["output", "attention.wk"]},
@@ -309,6 +309,7 @@ def test_what_torchtitan_would_not_start_is_told_in_one_line(said, options, told
         (FLOAT8 | {"quantize.linear.float8.emulate": True}, "float8.emulate = true"),
         (FLOAT8 | {f"{P}tensor_parallel_degree": 16}, "activations in FP32"),
         ({"model.converters": ["mine"]}, "model.converters mine"),
+        ({"quantize.linear.float8.filter_fqns": ["output"]}, "model.converters does not name it"),
         (FLOAT8 | EXPERTS, "experts in 16 bits"),
         ({"optimizer.name": "Lion"}, "optimizer 'Lion' is not modelled"),
         ({f"{P}tensor_parallel_degree": 16}, "FP32 throughout"),
@@ -328,8 +329,7 @@ def test_what_is_not_modelled_is_told_where_it_acts_and_nowhere_else(said, told)
 @pytest.mark.parametrize(
     "said",
     [
-        {"quantize.linear.float8.emulate": True, "quantize.grouped_mm.float8.fqns": ["experts"]},
-        {"quantize.linear.float8.filter_fqns": ["output", "attention.wk"]},
+        {"quantize.linear.float8.emulate": False, "quantize.linear.float8.filter_fqns": []},
         {f"{P}disable_loss_parallel": True, f"{P}fsdp_reshard_after_forward": "always"},
         {
             "training.dtype": "float32",

@@ -89,7 +89,8 @@ def test_the_newest_of_a_framework_is_the_newest_with_that_loss(native):
 
 def test_every_family_is_whole():
     for name, family in families().items():
-        assert {"title", "releases", "attention", "early_stop"} <= family.keys(), name
+        assert {"title", "releases", "attention"} <= family.keys(), name
+        assert {"early_stop", "early_stop_until"} & family.keys(), name
         assert family["releases"] == sorted(family["releases"], key=released), name
         assert family.get("newest", "") in ("", *family["releases"]), name
 
