@@ -157,10 +157,13 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any], fsdp: bool)
     return values
 
 
-def recompute_knobs(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, tuple[str, ...], int]:
+def recompute_knobs(
+    row: Row, habit: Mapping[str, Any], vpp: int, stage_layers: int
+) -> tuple[str, tuple[str, ...], int]:
     """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage.
 
-    Of the method "uniform" the number is the layers kept as one unit: all of them are recomputed.
+    Of the method "uniform" the number is the layers kept as one unit: all of them are recomputed. stage_layers: of a
+    pipeline stage [1], of which "selective layer" computes some again as a whole.
     """
     stated = row.text("recompute_granularity") or habit.get("recompute", "none")
     if stated == "full":
@@ -169,6 +172,8 @@ def recompute_knobs(row: Row, habit: Mapping[str, Any], vpp: int) -> tuple[str, 
     if stated != "selective":
         return "none", (), 0
     named = re.findall(r"\w+", row.text("recompute_modules"))
+    if "layer" in named and "selective_layers" in habit:
+        return "full", (), max(stage_layers // habit["selective_layers"], 1)
     modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
     if not modules and RESOLVED_RECIPE.match(row.text("recipe_key")):
         # Megatron-Core takes core_attn where no list is given, nothing where the list is empty.

@@ -178,7 +178,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     assumed += row.unread_switches() + optimizer_words(row)
     fsdp = _fsdp(row, habit, sizes["dp"] * sizes["cp"], assumed)
     shards = row.count("fsdp", 0)
-    recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"])
+    recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"], model.num_layers // sizes["pp"])
     micro_batch = _micro_batch(row, habit, sizes, assumed)
     plan = Plan(
         **sizes,

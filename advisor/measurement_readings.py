@@ -137,7 +137,7 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
         taken = f"{plan.recompute_num_layers} layers" if some else plan.recompute
         if taken != "full":
             yield "recompute_granularity", taken, "full"
-        elif recompute_knobs(row, habit_of(row), plan.vpp)[0] == "full":  # not for want of memory
+        elif recompute_knobs(row, habit_of(row), plan.vpp, 1)[0] == "full":  # not for want of memory
             yield "recompute_granularity", taken, "none"
     if habit_of(row)["family"] == "torchtitan" and not row.text("fsdp") and plan.dp * plan.cp > 1:
         yield "fsdp", *(("1", "0") if plan.fsdp else ("0", "1"))

@@ -98,6 +98,19 @@ def test_torchtitan_compiles_its_loss_since_2025(date, fused):
     assert row.plan.fused_cross_entropy == fused
 
 
+@pytest.mark.parametrize(
+    ("words", "recompute", "layers"),
+    [("selective layer", "full", 16), ("selective op", "selective", 0), ("", "selective", 0)],
+)
+def test_selective_recompute_by_layer_is_of_every_second_one_as_a_whole(words, recompute, layers):
+    """torchtitan 0.1.0, config_manager.py: selective_ac_option is "2" where nothing is said."""
+    said = {"recompute_granularity": "selective", "recompute_modules": words, "fsdp": "1"}
+    row = NEMO | {"source": "torchtitan docs", "container": "", "date": "2024-08", "pp": "1", "vp": ""}
+    found = case(row, model="llama3-8b", **said).plan
+    assert (found.recompute, found.recompute_num_layers) == (recompute, layers)
+    assert ("ops" in found.recompute_modules) == (recompute == "selective")
+
+
 @pytest.mark.parametrize(("fsdp", "stated", "wide"), [("0", "", True), ("1", "", False), ("1", "1", True)])
 def test_megatrons_fsdp_reduces_gradients_in_16_bits_unless_a_row_says_otherwise(fsdp, stated, wide):
     row = {"source": "Megatron-MoE-ModelZoo best practice", "container": "Megatron-LM dev", "fsdp": fsdp}
