@@ -44,8 +44,9 @@ class Cure:
     prediction: Prediction
 
     def options(self) -> str:
-        """The changes as options: `--pp 8 --dp 4`."""
-        return " ".join(_option(name, value) for name, value in self.changes.items())
+        """The changes as options: `--pp 8 --dp 4`; modules that other recompute forgets need none."""
+        forgotten = {"recompute_modules"} if self.changes.get("recompute") in ("none", "full") else set()
+        return " ".join(_option(name, value) for name, value in self.changes.items() if name not in forgotten)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--json`."""

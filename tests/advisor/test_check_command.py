@@ -358,3 +358,12 @@ def test_what_was_read_is_told_with_its_task_and_its_documents():
     assert "Every sequence is taken as one full document" in told
     short = run("--from", "megatron-lm", text, "--gpu", "h100", "--mean-length", "900").output
     assert "one full document" not in " ".join(short.split())
+
+
+def test_a_cure_by_whole_layers_does_not_empty_the_list_of_modules():
+    """They are forgotten beside recompute of layers; the line once said --recompute-modules ''."""
+    plan = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--dp", "8", "--seq-len", "32768"]
+    plan += ["--global-batch", "8", "--recompute", "selective", "--recompute-modules", "layernorm,mlp"]
+    cure = json.loads(run(*plan, "--json").output)["first_cure"]
+    assert cure["changes"]["recompute"] == "full"
+    assert cure["options"] == "--recompute full"
