@@ -284,7 +284,11 @@ def _muon(writer: Writer, fields: Arguments) -> None:
 
 
 def _fsdp(writer: Writer, fields: Arguments) -> None:
-    """Both implementations have their own checkpoints; PyTorch's takes neither the distributed optimizer nor fusion."""
+    """Both implementations have their own checkpoints; PyTorch's takes neither the distributed optimizer nor fusion.
+
+    Megatron's makes the model shard by shard: without the meta device all of it stands on each GPU first. Source:
+    Megatron-LM 0.19.2, training/training.py, get_model; NVIDIA's recipes of Megatron-Bridge 0.6.2 with FSDP.
+    """
     plan = writer.job.plan
     if plan.fsdp_implementation == "torch":
         writer.put("--use-torch-fsdp2")
@@ -294,6 +298,8 @@ def _fsdp(writer: Writer, fields: Arguments) -> None:
         fields["gradient_accumulation_fusion"] = False
     else:
         writer.put("--ckpt-format", "fsdp_dtensor")
+        if plan.zero_stage == 3:
+            writer.put("--init-model-with-meta-device")
 
 
 def _batch(writer: Writer) -> None:
