@@ -82,6 +82,10 @@ def rank_amounts(
 
 def _check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
     """What Megatron-Core has no dry run for, said in one line."""
+    if model.custom_heads:
+        raise ValueError(
+            f"{model.name} has {model.custom_heads}, which Megatron-Core has no layers for. Try gpt-oss-20b."
+        )
     if model.sparse_attention:
         raise ValueError(
             f"{model.name} has {model.sparse_attention}, which is not built here with Megatron-Core 0.16. "
@@ -147,7 +151,7 @@ def core_flops(x: SimpleNamespace, placed: Placed) -> Amount:
     if placed.block in ("mamba", "delta"):
         scan = mixers.mamba_scan_flops_forward if placed.block == "mamba" else mixers.delta_scan_flops_forward
         return scan(x)
-    width = core_width(x) if placed.block == "mla" else x.d
+    width = core_width(x) if placed.block == "mla" else attention.core_width(x)
     if x.unfused:
         return attention.unfused_core_flops(x, width)
     return attention.core_flops_forward(_seeing(x, placed), width)

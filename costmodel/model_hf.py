@@ -14,6 +14,7 @@ from typing import Any
 from costmodel import model_hf_dense as dense
 from costmodel import model_hf_experts as experts
 from costmodel import model_hf_hybrid as hybrid
+from costmodel import model_hf_windows as windows
 from costmodel.model_file import from_mapping, nearest, read_text
 from costmodel.model_hf_values import Config
 from costmodel.model_spec import ModelSpec
@@ -117,6 +118,8 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "GptOssForCausalLM": experts.gpt_oss,
     "MiniMaxM2ForCausalLM": experts.minimax_m2,
     "Llama4ForCausalLM": experts.llama4,
+    "MiMoV2FlashForCausalLM": windows.mimo_v2_flash,
+    "Step3p5ForCausalLM": windows.step3p5,
     "NemotronHForCausalLM": hybrid.nemotron_h,
     "Gemma3ForConditionalGeneration": language_part(dense.gemma3),
     "Mistral3ForConditionalGeneration": language_part(dense.mistral),
@@ -130,6 +133,7 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "KimiVLForConditionalGeneration": language_part(experts.deepseek),
     "KimiK25ForConditionalGeneration": language_part(experts.deepseek),
     "Llama4ForConditionalGeneration": language_part(experts.llama4),
+    "Step3p7ForConditionalGeneration": language_part(windows.step3p5),
 }
 # Files that training scripts write may name the type alone, as "qwen3_moe".
 _MODEL_TYPES = {
@@ -148,6 +152,7 @@ _MODEL_TYPES = {
     "gpt_oss": "GptOssForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
@@ -157,4 +162,5 @@ _MODEL_TYPES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
 }

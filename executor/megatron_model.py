@@ -152,7 +152,9 @@ def attention_fields(model: ModelSpec) -> dict[str, Any]:
     if model.sliding_window is not None:
         # A query sees itself and window - 1 tokens before it.
         fields["window_size"] = [model.sliding_window.window - 1, 0]
-        fields["window_attn_skip_freq"] = model.sliding_window.full_attention_interval
+        every = model.sliding_window.full_attention_interval
+        listed = [int(letter == "W") for letter in model.sliding_window.pattern]
+        fields["window_attn_skip_freq"] = listed or every
     if model.attention_sink:
         fields["softmax_type"] = "learnable"
     if model.attention_output_gate:

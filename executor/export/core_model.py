@@ -339,4 +339,6 @@ def _window(fields: Mapping[str, Any]) -> dict[str, Any]:
             f"window_size {fields['window_size']!r:.60} is not tokens before and behind. Write it as [127, 0]."
         )
     every = fields.get("window_attn_skip_freq")
+    if isinstance(every, list):  # 1 where a layer has a window
+        return {"window": size[0] + 1, "pattern": "".join("W" if each else "F" for each in every)}
     return {"window": size[0] + 1} | ({"full_attention_interval": every} if isinstance(every, int) else {})
