@@ -26,7 +26,7 @@ from costmodel.plan import Plan
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Placed, PlacedChunk, placed_chunks
 from costmodel.rank_state import parameter_counts, stage_buffers, state_bytes, step_messages
-from costmodel.symbols import ATTENTION_BLOCKS
+from costmodel.symbols import ATTENTION_BLOCKS, HEADED_BLOCKS, of_block
 from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, linear_flops_forward
@@ -82,10 +82,6 @@ def rank_amounts(
 
 def _check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
     """What Megatron-Core has no dry run for, said in one line."""
-    if model.custom_heads:
-        raise ValueError(
-            f"{model.name} has {model.custom_heads}, which Megatron-Core has no layers for. Try gpt-oss-20b."
-        )
     if model.sparse_attention:
         raise ValueError(
             f"{model.name} has {model.sparse_attention}, which is not built here with Megatron-Core 0.16. "
@@ -122,7 +118,8 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
     found: dict[str, Any] = {name: each.value for name, each in bind_amounts(model, even, precision).items()}
     found |= plan_inputs(columns, model=model, workload=even, domain=1, precision_bytes=base, quantised=False)
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
-    return SimpleNamespace(**dict.fromkeys(UNUSED, 0) | numbers), family_features(model, even, columns)
+    inputs = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1} | numbers
+    return SimpleNamespace(**inputs), family_features(model, even, columns)
 
 
 def _fraction(value: float) -> Fraction:
@@ -151,10 +148,18 @@ def core_flops(x: SimpleNamespace, placed: Placed) -> Amount:
     if placed.block in ("mamba", "delta"):
         scan = mixers.mamba_scan_flops_forward if placed.block == "mamba" else mixers.delta_scan_flops_forward
         return scan(x)
+    x = of_block(x, placed.block)
     width = core_width(x) if placed.block == "mla" else attention.core_width(x)
     if x.unfused:
         return attention.unfused_core_flops(x, width)
     return attention.core_flops_forward(_seeing(x, placed), width)
+
+
+def _backward_factor(x: SimpleNamespace, placed: Placed) -> Amount:
+    """FLOPs of a fused core's backward pass over its forward pass; of scans too. [1]"""
+    if placed.block in HEADED_BLOCKS:
+        return attention.core_backward_factor(of_block(x, placed.block))
+    return attention.CORE_BACKWARD
 
 
 def product_name(layer: Linear) -> str:
@@ -188,7 +193,7 @@ def _flops(
         if placed.block in (*ATTENTION_BLOCKS, "mamba", "delta"):
             name = "core" if placed.block in ATTENTION_BLOCKS else "scan"
             once = core_flops(x, placed)
-            factor = 2 if x.unfused and name == "core" else Fraction(attention.CORE_BACKWARD)
+            factor = 2 if x.unfused and name == "core" else Fraction(_backward_factor(x, placed))
             again = 1 if placed.again else recompute.core_again(x, placed.block)
             add(name, once, (factor + again) * once)
     heads = sum(chunk.mtp for chunk in chunks)
