@@ -19,8 +19,7 @@ def mimo_v2_flash(config: Config) -> Config:
 
     References: transformers MiMoV2FlashConfig, MiMoV2FlashAttention; Megatron-Bridge 0.6.2, mimo_v2_flash_bridge.py.
     """
-    epsilon = {"norm_epsilon": config["layernorm_epsilon"]} if "layernorm_epsilon" in config else {}
-    values = llama({"num_key_value_heads": 4, "head_dim": 192, "rope_theta": 5_000_000} | epsilon | config)
+    values = llama({"num_key_value_heads": 4, "head_dim": 192, "rope_theta": 5_000_000} | config)
     values["v_head_dim"] = _other(count(config, "v_head_dim", 128), values["head_dim"])
     values["value_scale"] = number({"attention_value_scale": 0.707} | config, ("attention_value_scale",))
     pattern = _listed(config, "hybrid_layer_pattern", {0: "F", 1: "W"}) or _listed(
@@ -75,11 +74,15 @@ def step3p5(config: Config) -> Config:
     types = _listed(config, "layer_types", _LETTERS) or "F" * layers
     first = {letter: types.index(letter) for letter in dict.fromkeys(types[:layers])}
     groups = count(config, "num_attention_groups", count(config, "num_key_value_heads", 8))
-    own = {name: _of_layer(config, name, 0) for name in ("rope_theta",)}
-    shares = config.get("partial_rotary_factors")
-    own["partial_rotary_factor"] = _of_layer(config, "partial_rotary_factors", 0) if shares else 1.0
+    full = first.get("F", 0)
+    shares = _of_layer(config, "partial_rotary_factors", full)
+    own = {
+        "rope_theta": _of_layer(config, "rope_theta", full),
+        "partial_rotary_factor": 1.0 if shares is None else shares,
+    }
     values = llama({"head_dim": 128} | config | own | {"num_key_value_heads": groups})
-    clamped = sum(bool(each) for each in config.get("swiglu_limits") or ())
+    limits = config.get("swiglu_limits")
+    clamped = sum(bool(each) for each in limits[:layers]) if isinstance(limits, list) else 0
     found: Config = {
         "zero_centered_norm": flag(config, "zero_centered", True),
         "qk_norm": flag(config, "use_qk_norm", True),
