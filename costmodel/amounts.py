@@ -118,8 +118,7 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
     found: dict[str, Any] = {name: each.value for name, each in bind_amounts(model, even, precision).items()}
     found |= plan_inputs(columns, model=model, workload=even, domain=1, precision_bytes=base, quantised=False)
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
-    inputs = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1} | numbers
-    return SimpleNamespace(**inputs), family_features(model, even, columns)
+    return SimpleNamespace(**dict.fromkeys(UNUSED, 0) | numbers), family_features(model, even, columns)
 
 
 def _fraction(value: float) -> Fraction:

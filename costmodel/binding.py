@@ -65,6 +65,9 @@ def bind(
     software = _software(model, cluster, stack)
     amounts = bind_amounts(model, workload, precision, cluster.gpu.generation, software.kernels)
     recipe = precision_recipe(precision, cluster.gpu.generation, software.kernels)
+    if model.attention_head_gate and not software.megatron_core:
+        narrow = Bound(1.0, f"{software.name}: a gate of one number a head")
+        amounts |= {"gate_width": narrow, "window_gate_width": narrow}
     uneven = model.mla is not None or _uneven_heads(model)
     return amounts | hardware_inputs(cluster, recipe, precision, software, mla=uneven)
 
@@ -151,8 +154,10 @@ def _dense_numbers(model: ModelSpec) -> dict[str, float]:
 
 
 def _attention_numbers(model: ModelSpec) -> dict[str, float]:
-    """Windows, chunks and latents. Full attention stands on every full_attention_interval-th layer; chunked
-    attention on all but every nope_layer_interval-th."""
+    """Windows, chunks, latents and gates. Full attention stands on every full_attention_interval-th layer; chunked
+    attention on all but every nope_layer_interval-th. Gates of one number a head are as wide as the head, as
+    Megatron-Core has them. Source: Megatron-Bridge 0.6.2, stepfun/step35_bridge.py,
+    _mcore_supports_head_wise_attn_gate: no Megatron-Core to 0.19.2 does."""
     mla, own = model.mla, model.window_heads
     window = model.sliding_window
     chunk_share = 0.0
@@ -173,6 +178,7 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
         "residual_streams": model.residual_streams,
         "output_gate": float(model.attention_output_gate),
         "head_gate": float(model.attention_head_gate),
+        "gate_width": model.heads.v_head_dim if model.attention_output_gate else 0,
         "values_scaled": float(model.value_scale is not None),
         "sinks": float(model.attention_sink),
         "window": window.window if window else 0,
@@ -181,6 +187,7 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
         "window_k": own.num_kv_heads,
         "window_d": own.head_dim,
         "window_d_v": own.v_head_dim,
+        "window_gate_width": own.v_head_dim if model.attention_output_gate else 0,
         "window_sinks": float(own.sinks),
         "chunk": model.attention_chunk,
         "chunk_share": chunk_share,

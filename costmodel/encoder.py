@@ -32,7 +32,7 @@ def encoder_symbols(x: SimpleNamespace) -> SimpleNamespace:
         "tp": x.enc_tp,
         "window_share": 0,
         "chunk_share": 0,
-        **dict.fromkeys(("output_gate", "values_scaled"), 0),
+        **dict.fromkeys(("output_gate", "gate_width", "values_scaled"), 0),
         "sinks": 0,
         "qk_norms": 0,
         "rotary": 0,

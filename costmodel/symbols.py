@@ -60,7 +60,7 @@ HEADED_BLOCKS = ("attention", "window_attention")
 # Those with an attention core.
 ATTENTION_BLOCKS = (*HEADED_BLOCKS, "mla", "dsa", "csa")
 # What those of layers with windows have of their own, each after WINDOW_.
-HEAD_SIZES = ("a", "k", "d", "d_v", "sinks")
+HEAD_SIZES = ("a", "k", "d", "d_v", "gate_width", "sinks")
 # Of these, those whose queries come from a latent by an up projection.
 LATENT_BLOCKS = ("mla", "dsa", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
@@ -107,7 +107,8 @@ INPUTS: tuple[Input, ...] = tuple(
         qkv_biases | 1 | 1 when only the QKV projection (or all linear layers) has a bias
         qk_norms | 1 | 1 when queries and keys are normalised
         output_gate | 1 | 1 when attention output is gated
-        head_gate | 1 | 1 when that gate is one number a head
+        head_gate | 1 | 1 when that gate is one number a head, however wide it is laid out
+        gate_width | 1 | columns of one head's gate in the QKV projection, 0 without
         values_scaled | 1 | 1 when values are multiplied by a constant
         sinks | 1 | 1 when attention has learned sinks
         window | 1 | tokens of sliding-window attention, 0 none
@@ -116,6 +117,7 @@ INPUTS: tuple[Input, ...] = tuple(
         window_k | 1 | their key/value heads
         window_d | 1 | their head dimension of queries and keys
         window_d_v | 1 | their head dimension of values
+        window_gate_width | 1 | columns of one of their heads' gate
         window_sinks | 1 | 1 when they have learned sinks
         chunk | 1 | tokens of chunked attention, 0 none
         chunk_share | 1 | share of the attention blocks that attend within chunks

@@ -252,20 +252,11 @@ def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     return (1 - x.offload_attn_proj) * output + 4 * tokens(x) * x.a / x.tp
 
 
-def gate_width(x: SimpleNamespace) -> Amount:
-    """Columns of the output gate of one head: as many as its values, or one number, which Megatron-Core lays out as
-    wide. [1] Source: Megatron-Bridge 0.6.2, stepfun/step35_bridge.py, _mcore_supports_head_wise_attn_gate: no
-    Megatron-Core to 0.19.2 does.
-    """
-    narrow = x.head_gate * (1 - x.megatron_core)
-    return x.output_gate * (narrow + (1 - narrow) * x.d_v)
-
-
 def output_gate(x: SimpleNamespace) -> Stream:
     """Attention output times its gate: both read, the product written; backward both read with the product's gradient,
     and both gradients written."""
     size = x.output_gate * x.activation_bytes * tokens(x) * x.a / x.tp
-    return Stream("gate", size * (2 * x.d_v + gate_width(x)), size * (3 * x.d_v + 2 * gate_width(x)))
+    return Stream("gate", size * (2 * x.d_v + x.gate_width), size * (3 * x.d_v + 2 * x.gate_width))
 
 
 def value_scale(x: SimpleNamespace) -> Stream:
@@ -288,9 +279,9 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
     FC1's output in the MLP) and the attention core's output. Source: torchtitan, activation_checkpoint.py.
     """
     heads, kv = x.a / x.tp, kv_heads_per_rank(x)
-    rows, gate = tokens(x), gate_width(x)
+    rows = tokens(x)
     queries, keys, values = heads * x.d, kv * x.d, kv * x.d_v
-    columns = x.a * (x.d + gate) + x.k * (x.d + x.d_v)  # of all ranks
+    columns = x.a * (x.d + x.gate_width) + x.k * (x.d + x.d_v)  # of all ranks
     qkv = columns / x.tp
     shared = heads_are_shared(x)
     copied, new = exchanged(x), maximum(x.rotary, x.cp_a2a)  # new: queries that are no view of the QKV output
@@ -299,7 +290,7 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
     # Views of what was gathered keep all of it alive.
     kept_whole = (1 - shared) * (queries + keys + values) + shared * columns
     everything = whole * kept_whole + copied * (new * queries + keys + values) + scaled * values
-    everything += (1 - copied) * x.rotary * (queries + keys) + heads * gate
+    everything += (1 - copied) * x.rotary * (queries + keys) + heads * x.gate_width
     # Norms of heads keep queries, which layouts of several groups copy, and a statistic a head.
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
     everything += x.qk_norms * (grouped * queries + 2 * (heads + kv))
