@@ -17,19 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from costmodel.model_spec import (
-    ATTENTION,
-    DENSE,
-    GATED_DELTA,
-    MAMBA,
-    MLP,
-    MOE,
-    SPARSE,
-    WINDOW_ATTENTION,
-    WINDOW_DENSE,
-    WINDOW_SPARSE,
-    ModelSpec,
-)
+from costmodel import model_spec
+from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import layer_parts
 from costmodel.plan import Plan
 from costmodel.shared_choices import inseparable
@@ -76,16 +65,16 @@ def blocks_of(model: ModelSpec, kind: str) -> tuple[str, ...]:
     mixer = latent if model.mla is not None else "csa" if model.compressed_attention else "attention"
     feed = "experts" if model.moe is not None else "mlp"
     return {
-        DENSE: (mixer, "mlp"),
-        SPARSE: (mixer, "experts"),
-        WINDOW_DENSE: ("window_attention", "mlp"),
-        WINDOW_SPARSE: ("window_attention", "experts"),
-        WINDOW_ATTENTION: ("window_attention",),
-        GATED_DELTA: ("delta", feed),
-        ATTENTION: (mixer,),
-        MLP: ("mlp",),
-        MOE: ("experts",),
-        MAMBA: ("mamba",),
+        model_spec.DENSE: (mixer, "mlp"),
+        model_spec.SPARSE: (mixer, "experts"),
+        model_spec.WINDOW_DENSE: ("window_attention", "mlp"),
+        model_spec.WINDOW_SPARSE: ("window_attention", "experts"),
+        model_spec.WINDOW_ATTENTION: ("window_attention",),
+        model_spec.GATED_DELTA: ("delta", feed),
+        model_spec.ATTENTION: (mixer,),
+        model_spec.MLP: ("mlp",),
+        model_spec.MOE: ("experts",),
+        model_spec.MAMBA: ("mamba",),
     }[kind]
 
 
