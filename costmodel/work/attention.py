@@ -260,12 +260,13 @@ def output_gate(x: SimpleNamespace) -> Stream:
 
 
 def value_scale(x: SimpleNamespace) -> Stream:
-    """Gradient of values that a constant multiplies, read and written; forward it is the copy of `head_copies`.
+    """Values that a constant multiplies, and their gradient, read and written; forward not where `head_copies` has it:
+    the product is the copy.
 
     Source: Megatron-Bridge 0.6.2, mimo_v2_flash/modeling_mimo_v2_flash.py, MiMoV2FlashTEDotProductAttention.
     """
     values = x.values_scaled * x.activation_bytes * tokens(x) * kv_heads_per_rank(x) * x.d_v
-    return Stream("value_scale", 0, 2 * values)
+    return Stream("value_scale", 2 * values * (1 - x.megatron_core * x.rotary), 2 * values)
 
 
 def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
