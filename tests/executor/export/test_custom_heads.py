@@ -88,3 +88,19 @@ def test_a_pattern_of_windows_goes_and_comes_back_as_a_list():
     assert core_model.architecture(fields)["sliding_window"] == window
     text = " ".join(megatron_lm.export(replace(job(model), plan=Plan(dp=64))).command)
     assert "--window-attn-skip-freq" in text
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"sliding_attention_setting.num_attention_heads": 96},
+        {"hybrid_attention_pattern": [0, 1]},
+        {"global_head_dim": 512},
+    ],
+)
+def test_heads_of_a_class_of_its_own_are_not_read_as_those_of_all_layers(own):
+    fields = {"num_layers": 20, "hidden_size": 4096, "num_attention_heads": 64}
+    assert core_model.architecture(fields)["num_heads"] == 64
+    with pytest.raises(ValueError, match=r"models of the catalogue alone.*\[sliding_window\]") as refused:
+        core_model.architecture(fields | own)
+    assert "\n" not in str(refused.value)
