@@ -14,7 +14,7 @@ from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_e
 FREQUENCIES = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq")
 # Fields of classes whose layers with windows, or without, have heads of their own. Source: Megatron-Bridge 0.6.2,
 # stepfun/step35_provider.py, mimo_v2_flash/mimo_v2_flash_provider.py, gemma/gemma4_provider.py.
-OWN_HEADS = ("sliding_attention_setting", "hybrid_attention_pattern", "global_kv_channels", "global_head_dim")
+OWN_HEADS = ("head_wise_attn_gate", "hybrid_attention_pattern", "global_kv_channels", "global_head_dim")
 # Enough to tell the models of the catalogue apart; what a text may leave out is not among them.
 TELLING = (
     "num_layers",
@@ -133,11 +133,10 @@ def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     ValueError in one line where a class of its own has heads that these fields do not say.
     """
-    said = {name.partition(".")[0] for name, value in fields.items() if value}
-    own = next((name for name in OWN_HEADS if name in said), None)
+    own = next((name for name in OWN_HEADS if fields.get(name)), None)
     if own is not None:
         raise ValueError(
-            f"{own}: heads of layers with windows are read of models of the catalogue alone, and this is none of their "
+            f"{own}: heads of their own are read of models of the catalogue alone, and this is none of their "
             "sizes. Write it as a TOML with [sliding_window], and name that with --model."
         )
     texts = {name: fields[name] for name in FREQUENCIES if isinstance(fields.get(name), str)}

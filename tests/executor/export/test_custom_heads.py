@@ -93,7 +93,7 @@ def test_a_pattern_of_windows_goes_and_comes_back_as_a_list():
 @pytest.mark.parametrize(
     "own",
     [
-        {"sliding_attention_setting.num_attention_heads": 96},
+        {"head_wise_attn_gate": True},
         {"hybrid_attention_pattern": [0, 1]},
         {"global_head_dim": 512},
     ],
