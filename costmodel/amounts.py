@@ -26,7 +26,7 @@ from costmodel.plan import Plan
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Placed, PlacedChunk, placed_chunks
 from costmodel.rank_state import parameter_counts, stage_buffers, state_bytes, step_messages
-from costmodel.symbols import ATTENTION_BLOCKS
+from costmodel.symbols import ATTENTION_BLOCKS, HEADED_BLOCKS, of_block
 from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, linear_flops_forward
@@ -147,10 +147,18 @@ def core_flops(x: SimpleNamespace, placed: Placed) -> Amount:
     if placed.block in ("mamba", "delta"):
         scan = mixers.mamba_scan_flops_forward if placed.block == "mamba" else mixers.delta_scan_flops_forward
         return scan(x)
-    width = core_width(x) if placed.block == "mla" else x.d
+    x = of_block(x, placed.block)
+    width = core_width(x) if placed.block == "mla" else attention.core_width(x)
     if x.unfused:
         return attention.unfused_core_flops(x, width)
     return attention.core_flops_forward(_seeing(x, placed), width)
+
+
+def _backward_factor(x: SimpleNamespace, placed: Placed) -> Amount:
+    """FLOPs of a fused core's backward pass over its forward pass; of scans too. [1]"""
+    if placed.block in HEADED_BLOCKS:
+        return attention.core_backward_factor(of_block(x, placed.block))
+    return attention.CORE_BACKWARD
 
 
 def product_name(layer: Linear) -> str:
@@ -184,7 +192,7 @@ def _flops(
         if placed.block in (*ATTENTION_BLOCKS, "mamba", "delta"):
             name = "core" if placed.block in ATTENTION_BLOCKS else "scan"
             once = core_flops(x, placed)
-            factor = 2 if x.unfused and name == "core" else Fraction(attention.CORE_BACKWARD)
+            factor = 2 if x.unfused and name == "core" else Fraction(_backward_factor(x, placed))
             again = 1 if placed.again else recompute.core_again(x, placed.block)
             add(name, once, (factor + again) * once)
     heads = sum(chunk.mtp for chunk in chunks)

@@ -65,7 +65,11 @@ def bind(
     software = _software(model, cluster, stack)
     amounts = bind_amounts(model, workload, precision, cluster.gpu.generation, software.kernels)
     recipe = precision_recipe(precision, cluster.gpu.generation, software.kernels)
-    return amounts | hardware_inputs(cluster, recipe, precision, software, mla=model.mla is not None)
+    if model.attention_head_gate and not software.megatron_core:
+        narrow = Bound(1.0, f"{software.name}: a gate of one number a head")
+        amounts |= {"gate_width": narrow, "window_gate_width": narrow}
+    uneven = model.mla is not None or _uneven_heads(model)
+    return amounts | hardware_inputs(cluster, recipe, precision, software, mla=uneven)
 
 
 def _no_precision(cluster: Cluster, precision: str) -> str:
@@ -82,10 +86,15 @@ def _no_precision(cluster: Cluster, precision: str) -> str:
 
 def _software(model: ModelSpec, cluster: Cluster, stack: str | None) -> Stack:
     """The stack, or the cluster's own, as it runs the model's attention."""
-    plain = model.mla is None and model.compressed_attention is None
+    plain = model.mla is None and model.compressed_attention is None and not _uneven_heads(model)
     return load_stack(stack or cluster_stack(cluster)).with_heads(
-        model.head_dim if plain else 0, cluster.gpu.generation, model.attention_sink
+        model.head_dim if plain else 0, cluster.gpu.generation, model.window_heads.sinks
     )
+
+
+def _uneven_heads(model: ModelSpec) -> bool:
+    """Whether queries of plain attention are wider than values, as those of latent attention are."""
+    return any(heads.head_dim != heads.v_head_dim for heads in (model.heads, model.window_heads))
 
 
 def bind_amounts(
@@ -145,12 +154,12 @@ def _dense_numbers(model: ModelSpec) -> dict[str, float]:
 
 
 def _attention_numbers(model: ModelSpec) -> dict[str, float]:
-    """Windows, chunks and latents. Full attention stands on every full_attention_interval-th layer; chunked
-    attention on all but every nope_layer_interval-th."""
-    window, mla = model.sliding_window, model.mla
-    share = 0.0
-    if window is not None:
-        share = 1.0 - 1.0 / window.full_attention_interval if window.full_attention_interval else 1.0
+    """Windows, chunks, latents and gates. Full attention stands on every full_attention_interval-th layer; chunked
+    attention on all but every nope_layer_interval-th. Gates of one number a head are as wide as the head, as
+    Megatron-Core has them. Source: Megatron-Bridge 0.6.2, stepfun/step35_bridge.py,
+    _mcore_supports_head_wise_attn_gate: no Megatron-Core to 0.19.2 does."""
+    mla, own = model.mla, model.window_heads
+    window = model.sliding_window
     chunk_share = 0.0
     if model.attention_chunk:
         chunk_share = 1.0 - 1.0 / model.nope_layer_interval if model.nope_layer_interval else 1.0
@@ -168,17 +177,36 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
         "out_lora": csa.out_lora_rank if csa else 0,
         "residual_streams": model.residual_streams,
         "output_gate": float(model.attention_output_gate),
+        "head_gate": float(model.attention_head_gate),
+        "gate_width": model.heads.v_head_dim if model.attention_output_gate else 0,
+        "values_scaled": float(model.value_scale is not None),
         "sinks": float(model.attention_sink),
         "window": window.window if window else 0,
-        "window_share": share,
+        "window_share": _window_share(model),
+        "window_a": own.num_heads,
+        "window_k": own.num_kv_heads,
+        "window_d": own.head_dim,
+        "window_d_v": own.v_head_dim,
+        "window_gate_width": own.v_head_dim if model.attention_output_gate else 0,
+        "window_sinks": float(own.sinks),
         "chunk": model.attention_chunk,
         "chunk_share": chunk_share,
         "q_lora": (mla.q_lora_rank or 0) if mla else csa.q_lora_rank if csa else 0,
         "kv_lora": (mla.kv_lora_rank or 0) if mla else 0,
         "d_nope": mla.qk_head_dim if mla else 0,
         "d_rope": mla.qk_pos_emb_head_dim if mla else csa.rope_head_dim if csa else 0,
-        "d_v": mla.v_head_dim if mla else 0,
+        "d_v": mla.v_head_dim if mla else model.heads.v_head_dim,
     }
+
+
+def _window_share(model: ModelSpec) -> float:
+    """Share of the attention blocks with a window; none of them where layers with windows are of their own kind."""
+    window = model.sliding_window
+    if window is None or model.windows_apart:
+        return 0.0
+    if window.pattern:
+        return window.pattern.count("W") / len(window.pattern)
+    return 1.0 - 1.0 / window.full_attention_interval if window.full_attention_interval else 1.0
 
 
 def _expert_numbers(model: ModelSpec) -> dict[str, float]:

@@ -61,7 +61,8 @@ def hardware_inputs(
 ) -> dict[str, Bound]:
     """Inputs of the groups "hardware" and "step" for one cluster, precision and software stack.
 
-    The GPU must have the number formats of the precision, see `has_formats`. mla: attention has the heads of MLA.
+    The GPU must have the number formats of the precision, see `has_formats`. mla: heads are MLA's, or like
+    them: queries wider than values.
     """
     tables = hardware_db.load_calibration(cluster.gpu)
     gemm = str(recipe["gemm"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.block_kernels import graphed, graphed_whole
 from costmodel.layer import BlockTimes
-from costmodel.symbols import ATTENTION_BLOCKS, in_stage, symbol
+from costmodel.symbols import ATTENTION_BLOCKS, HEADED_BLOCKS, in_stage, symbol
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work.attention import exchange_loops
@@ -87,7 +87,7 @@ def sharded_layers_time(x: SimpleNamespace, name: str, kind: str) -> Amount:
     Source: nemo-automodel 0.7.0, distributed/parallel_styles.py; torchtitan compiles its layers where it fuses.
     """
     layers = {
-        "attention": ((1 + 2 * x.separate_gate, x.lora_qkv), (1, x.lora_proj)),
+        **dict.fromkeys(HEADED_BLOCKS, ((1 + 2 * x.separate_gate, x.lora_qkv), (1, x.lora_proj))),
         "mlp": ((1 + x.separate_gate * x.gates, x.lora_mlp), (1, x.lora_mlp)),
     }.get(name, ())
 

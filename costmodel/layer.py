@@ -34,7 +34,7 @@ from costmodel.rates import (
 )
 from costmodel.recompute_time import recompute_time
 from costmodel.streams import stream_times
-from costmodel.symbols import ATTENTION_BLOCKS
+from costmodel.symbols import ATTENTION_BLOCKS, HEADED_BLOCKS, of_block
 from costmodel.term import Ledger
 from costmodel.timing import kernels
 from costmodel.work import attention, communication, mixers, quantisation
@@ -82,8 +82,8 @@ def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> Bloc
 
 
 def _plain_work(x: SimpleNamespace, name: str, features: Collection[str]) -> BlockWork:
-    if name == "attention":
-        return attention.attention(x)
+    if name in HEADED_BLOCKS:
+        return attention.attention(of_block(x, name), name)
     if name == "mla":
         return mla(x, features)
     if name == "dsa":
@@ -182,8 +182,8 @@ def _core_sizes(
     if block == "dsa":
         sizes = sparse_width(x), picked_tokens(x), dsa_flops_forward(x)
         return *sizes, dsa_flops_forward, dsa_backward_factor(x)
-    width = core_width(x) if block == "mla" else x.d
-    backward = core_backward_factor(x) if block == "mla" else attention.CORE_BACKWARD
+    width = core_width(x) if block == "mla" else attention.core_width(x)
+    backward = core_backward_factor(x) if block == "mla" else attention.core_backward_factor(x)
     flops = attention.core_flops_forward(x, width)
     return width, attention.attended_keys(x), flops, attention.core_flops_forward, backward
 
@@ -259,6 +259,7 @@ def block_times(
     ledger: Ledger, x: SimpleNamespace, name: str, features: Collection[str], label: str = ""
 ) -> BlockTimes:
     """All of one block on one rank and one micro-batch, written under `label` (its name by default)."""
+    x = of_block(x, name)
     work = replace(block_work(x, name, features), name=label or name)
     gemms = linear_times(ledger, x, work, features)
     small = stream_times(ledger, x, work)

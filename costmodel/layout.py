@@ -17,7 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from costmodel.model_spec import ATTENTION, DENSE, GATED_DELTA, MAMBA, MLP, MOE, SPARSE, ModelSpec
+from costmodel import model_spec
+from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import layer_parts
 from costmodel.plan import Plan
 from costmodel.shared_choices import inseparable
@@ -64,13 +65,16 @@ def blocks_of(model: ModelSpec, kind: str) -> tuple[str, ...]:
     mixer = latent if model.mla is not None else "csa" if model.compressed_attention else "attention"
     feed = "experts" if model.moe is not None else "mlp"
     return {
-        DENSE: (mixer, "mlp"),
-        SPARSE: (mixer, "experts"),
-        GATED_DELTA: ("delta", feed),
-        ATTENTION: (mixer,),
-        MLP: ("mlp",),
-        MOE: ("experts",),
-        MAMBA: ("mamba",),
+        model_spec.DENSE: (mixer, "mlp"),
+        model_spec.SPARSE: (mixer, "experts"),
+        model_spec.WINDOW_DENSE: ("window_attention", "mlp"),
+        model_spec.WINDOW_SPARSE: ("window_attention", "experts"),
+        model_spec.WINDOW_ATTENTION: ("window_attention",),
+        model_spec.GATED_DELTA: ("delta", feed),
+        model_spec.ATTENTION: (mixer,),
+        model_spec.MLP: ("mlp",),
+        model_spec.MOE: ("experts",),
+        model_spec.MAMBA: ("mamba",),
     }[kind]
 
 
@@ -148,9 +152,13 @@ def _from_lists(text: str) -> str:
 
 def block_weights(model: ModelSpec, seq_len: int) -> dict[str, float]:
     """Work of one block of each kind for the balancer: weights that a token meets, and its share of attention. [1]"""
-    core = model.num_heads * model.head_dim * seq_len / 2
+    cores = dict.fromkeys(("attention", "mla", "dsa"), model.num_heads * model.head_dim * seq_len / 2)
+    if model.windows_apart and model.sliding_window is not None:
+        own = model.window_heads
+        keys = min(model.sliding_window.window, seq_len / 2)
+        cores["window_attention"] = own.num_heads * own.head_dim * keys
     met = _parameters_by_block(model, of_a_token=True)
-    return {name: number + core * (name in ("attention", "mla", "dsa")) for name, number in met.items()}
+    return {name: number + cores.get(name, 0) for name, number in met.items()}
 
 
 @lru_cache(maxsize=64)

@@ -27,6 +27,7 @@ _LARGEST_NUMBER = {
     **dict.fromkeys(("mscale", "mscale_all_dim"), (100, 1.0)),
     **dict.fromkeys(("score_cap", "logit_cap"), (10**4, 50.0)),
     "embedding_scale": (10**4, 64.0),
+    "value_scale": (10**4, 0.707),
 }
 _LARGEST_OTHER_NUMBER = (1, 0.001)
 _MAY_BE_ZERO = {

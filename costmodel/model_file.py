@@ -170,9 +170,11 @@ def with_overrides(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
         # Fewer layers are the first of a pattern, more begin it again, and a pattern says how many there are.
         if "layer_pattern" in given:
             values["num_layers"] = len(str(values["layer_pattern"]))
-        elif isinstance(values["num_layers"], int) and values["num_layers"] <= largest_count("num_layers"):
-            times = -(-values["num_layers"] // len(spec.layer_pattern))
-            values["layer_pattern"] = (spec.layer_pattern * times)[: values["num_layers"]]
+        else:
+            values["layer_pattern"] = _as_long(spec.layer_pattern, values["num_layers"])
+    windows = values.get("sliding_window")
+    if isinstance(windows, dict) and windows.get("pattern") and "sliding_window.pattern" not in given:
+        windows["pattern"] = _as_long(windows["pattern"], values["num_layers"])
     if spec.num_kv_heads == spec.num_heads and "num_kv_heads" not in given:
         values["num_kv_heads"] = values["num_heads"]
     if spec.head_dim * spec.num_heads == spec.hidden and "head_dim" not in given:
@@ -183,6 +185,13 @@ def with_overrides(spec: ModelSpec, overrides: Mapping[str, Any]) -> ModelSpec:
         if key not in given:
             values.pop(key, None)
     return from_mapping(values)
+
+
+def _as_long(pattern: str, layers: Any) -> str:
+    """A pattern for so many layers: its first letters, or begun again; as it is where their number is none."""
+    if not isinstance(layers, int) or layers > largest_count("num_layers"):
+        return pattern
+    return (pattern * -(-layers // len(pattern)))[:layers]
 
 
 def split_heads(hidden: int, heads: int) -> int:

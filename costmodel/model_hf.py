@@ -15,6 +15,7 @@ from costmodel import model_hf_dense as dense
 from costmodel import model_hf_experts as experts
 from costmodel import model_hf_hybrid as hybrid
 from costmodel import model_hf_shared_experts as shared
+from costmodel import model_hf_windows as windows
 from costmodel.model_file import from_mapping, nearest, read_text
 from costmodel.model_hf_values import Config
 from costmodel.model_spec import ModelSpec
@@ -154,6 +155,8 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "GraniteMoeForCausalLM": shared.granite_moe,
     "GraniteMoeSharedForCausalLM": shared.granite_moe,
     "FlexOlmoForCausalLM": shared.flex_olmo,
+    "MiMoV2FlashForCausalLM": windows.mimo_v2_flash,
+    "Step3p5ForCausalLM": windows.step3p5,
     "NemotronHForCausalLM": hybrid.nemotron_h,
     "Gemma3ForConditionalGeneration": language_part(dense.gemma3),
     "Mistral3ForConditionalGeneration": language_part(dense.mistral),
@@ -168,6 +171,7 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "KimiK25ForConditionalGeneration": language_part(experts.deepseek),
     "Llama4ForConditionalGeneration": language_part(experts.llama4),
     "MiniMaxM3SparseForConditionalGeneration": language_part(experts.minimax_m3),
+    "Step3p7ForConditionalGeneration": language_part(windows.step3p5),
 }
 # What layers of known classes have that ours cannot say. Sources: huggingface/transformers 5.24 and, of DeciLM,
 # Megatron-Bridge 0.6.2, llama_nemotron_bridge.py.
@@ -210,6 +214,7 @@ _MODEL_TYPES = {
     "kimi_k2": "DeepseekV3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mimo": "MiMoForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
@@ -222,4 +227,5 @@ _MODEL_TYPES = {
     "sarvam_mla": "SarvamMLAForCausalLM",
     "sarvam_moe": "SarvamMoEForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
 }

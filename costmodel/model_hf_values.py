@@ -22,7 +22,14 @@ ACTIVATIONS = {
     "relu2": "squared_relu",
 }
 
-EPSILONS = ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon")
+EPSILONS = (
+    "rms_norm_eps",
+    "norm_eps",
+    "norm_epsilon",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "layernorm_epsilon",
+)
 ROTARY_BASES = ("rope_theta", "rotary_emb_base")
 ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct")
 # Keys whose largest value is that of a field of ours, not the general one.

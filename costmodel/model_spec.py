@@ -13,6 +13,7 @@ from costmodel.model_tables import (
     CompressedAttention,
     Encoder,
     GatedDelta,
+    Heads,
     Indexer,
     Mamba,
     Mla,
@@ -21,16 +22,22 @@ from costmodel.model_tables import (
     SlidingWindow,
 )
 
-# Kinds of layer. DENSE and SPARSE are a whole transformer layer; the others stand in hybrid patterns, except
-# GATED_DELTA, a transformer layer whose attention is replaced.
+# Kinds of layer. DENSE and SPARSE are a whole transformer layer, and so are those whose attention sees a window with
+# heads of its own; the others stand in hybrid patterns, except GATED_DELTA, a transformer layer whose attention is
+# replaced.
 DENSE = "attention + mlp"
 SPARSE = "attention + experts"
+WINDOW_DENSE = "window attention + mlp"
+WINDOW_SPARSE = "window attention + experts"
 GATED_DELTA = "gated delta"
 ATTENTION = "attention only"
+WINDOW_ATTENTION = "window attention only"
 MLP = "mlp only"
 MOE = "experts only"
 MAMBA = "mamba"
 PATTERN_LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MOE}
+# Those of the layers of a multi-token-prediction head: with W, attention as layers with windows have it.
+MTP_LETTERS = PATTERN_LETTERS | {"W": WINDOW_ATTENTION}
 
 NORMS = ("RMSNorm", "LayerNorm")
 ACTIVATIONS = ("silu", "gelu", "quick_gelu", "squared_relu", "relu")
@@ -42,8 +49,10 @@ class ModelSpec(Checked):
     """Sizes of one decoder. Raises ValueError (given, rule, way out) when they cannot be meant.
 
     name: as in `costmodel/models`. family: follows from the other fields and is filled in. num_layers; hidden [h];
-    ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k]; head_dim [d]: need not be h / a. gated: three MLP
-    matrices. vocab: true tokens. vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed by the source.
+    ffn_hidden [f]: of dense layers. num_heads [a]; num_kv_heads [k]; head_dim [d]: need not be h / a; v_head_dim: head
+    size of values where it is another than that of queries and keys; value_scale: factor of values [1], a kernel of its
+    own. gated: three MLP matrices. vocab: true tokens. vocab_divisible_by: None is Megatron's 128. vocab_padded: fixed
+    by the source.
     qk_norm: norm over each head of Q and K; with MLA over the latents, and on unless a file or mapping says false.
     norm_epsilon: added to the variance in every norm [1], None where the source does not say. zero_centered_norm: norms
     multiply by 1 + weight, and weights start and decay at 0. linear_bias: output, MLP and router.
@@ -54,7 +63,9 @@ class ModelSpec(Checked):
     1 / sqrt(head size) [1]; score_cap, logit_cap: tanh bounds of scores and logits [1]; embedding_scale: factor of
     embeddings [1]. All of these cost next to nothing, and an export without them trains another model.
     seq_len: the source's training length [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention,
-    - mlp, E experts), '' uniform. indexer: with MLA, whose queries then meet the tokens it picks.
+    - mlp, E experts), '' uniform; mtp_pattern: the same of the layers in a multi-token-prediction head, with W for
+    attention as layers with windows have it. attention_output_gate: a gate as wide as a head's values, or with
+    attention_head_gate one number a head. indexer: with MLA, whose queries then meet the tokens it picks.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:
     an independent count to the digit, without multi-token prediction and padding.
     parameters_known: false where our formulas do not cover the model, `note` says why. left_out: what of the model is
@@ -69,6 +80,8 @@ class ModelSpec(Checked):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    v_head_dim: int | None = None
+    value_scale: float | None = None
     gated: bool = True
     activation: str = "silu"
     norm: str = "RMSNorm"
@@ -105,6 +118,7 @@ class ModelSpec(Checked):
     nope_layer_interval: int = 0
     attention_sink: bool = False
     attention_output_gate: bool = False
+    attention_head_gate: bool = False
     compressed_attention: CompressedAttention | None = None
     mtp_layers: int = 0
     mtp_pattern: str = ""
@@ -158,8 +172,38 @@ class ModelSpec(Checked):
         if not self.mtp_layers:
             return ()
         if self.mtp_pattern:
-            return tuple(PATTERN_LETTERS[letter] for letter in self.mtp_pattern)
+            return tuple(MTP_LETTERS[letter] for letter in self.mtp_pattern)
         return self.layer_kinds()[-1:]
+
+    @property
+    def heads(self) -> Heads:
+        """Heads of attention without latents, in layers that see everything where those with windows have their own."""
+        sizes = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim or self.head_dim
+        return Heads(*sizes, self.attention_sink)
+
+    @property
+    def window_heads(self) -> Heads:
+        """Heads of attention in layers with windows; those of the others where there are none of their own."""
+        return self.sliding_window.heads(self.heads) if self.sliding_window else self.heads
+
+    @property
+    def windows_apart(self) -> bool:
+        """Whether layers with windows are of a kind of their own, for the sake of their heads."""
+        return self.window_heads != self.heads
+
+    @property
+    def custom_heads(self) -> str:
+        """What of the heads Megatron-Core's configuration does not say, so that modules are the model's own; or "".
+
+        Source: Megatron-Core 0.19.2, transformer_config.py and attention.py.
+        """
+        found = {
+            "heads of their own in layers with windows": self.windows_apart,
+            "values of another head size": self.heads.v_head_dim != self.head_dim,
+            "a constant that multiplies values": self.value_scale is not None,
+            "a gate of one number a head": self.attention_head_gate,
+        }
+        return next((text for text, has in found.items() if has), "")
 
     @property
     def residual_streams(self) -> int:
@@ -182,9 +226,12 @@ class ModelSpec(Checked):
         delta, moe = self.gated_delta, self.moe
         if delta is not None and (index + 1) % delta.full_attention_interval:
             return GATED_DELTA
+        window = self.sliding_window
+        apart = self.windows_apart and window is not None and window.covers(index)
+        dense, sparse = (WINDOW_DENSE, WINDOW_SPARSE) if apart else (DENSE, SPARSE)
         if moe is None or index < moe.dense_first_layers:
-            return DENSE
-        return SPARSE if (index - moe.dense_first_layers) % moe.layer_interval == 0 else DENSE
+            return dense
+        return sparse if (index - moe.dense_first_layers) % moe.layer_interval == 0 else dense
 
     def _derived_family(self) -> str:
         if self.mamba is not None:
@@ -211,6 +258,7 @@ class ModelSpec(Checked):
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}, "
                 "so query heads cannot share them evenly. Change one of the two."
             )
+        self._check_windows()
         if self.vocab_padded is not None and self.vocab_padded < self.vocab:
             raise ValueError(
                 f"vocab_padded {self.vocab_padded} is below vocab {self.vocab}. Raise it or leave it out."
@@ -225,11 +273,39 @@ class ModelSpec(Checked):
         if self.indexer is not None and (self.mla is None or not self.mla.q_lora_rank):
             raise ValueError("[indexer] needs [mla] with q_lora_rank. Give both, or leave [indexer] out.")
 
+    def _check_windows(self) -> None:
+        window, own = self.sliding_window, self.window_heads
+        if window is not None and window.pattern and len(window.pattern) != self.num_layers:
+            raise ValueError(
+                f"sliding_window.pattern has {len(window.pattern)} letters for num_layers {self.num_layers}. "
+                "Give one letter a layer."
+            )
+        if own.num_heads % own.num_kv_heads:
+            raise ValueError(
+                f"layers with windows have {own.num_heads} heads, which is not a multiple of their {own.num_kv_heads} "
+                "key-value heads. Change sliding_window.num_heads or sliding_window.num_kv_heads."
+            )
+        others = (self.mla, self.indexer, self.compressed_attention, self.gated_delta, self.mamba)
+        plain = not any(others) and not self.layer_pattern
+        if (self.windows_apart or self.heads.v_head_dim != self.head_dim) and not plain:
+            raise ValueError(
+                "heads of their own in [sliding_window], and v_head_dim, are of models whose layers all have plain "
+                "attention. Leave them out, or the tables of other attention."
+            )
+        if self.attention_head_gate and not self.attention_output_gate:
+            raise ValueError(
+                "attention_head_gate says how wide a gate is: set attention_output_gate = true with it."
+            )
+        if "W" in self.mtp_pattern and not self.windows_apart:
+            raise ValueError(
+                "mtp_pattern has W, but layers with windows have no heads of their own. Write * in its place."
+            )
+
     def _check_pattern(self) -> None:
-        for key in ("layer_pattern", "mtp_pattern"):
-            wrong = sorted(set(getattr(self, key)) - set(PATTERN_LETTERS))
+        for key, known in (("layer_pattern", PATTERN_LETTERS), ("mtp_pattern", MTP_LETTERS)):
+            wrong = sorted(set(getattr(self, key)) - set(known))
             if wrong:
-                raise ValueError(f"{key} has {wrong[0]!r}; its letters are {' '.join(PATTERN_LETTERS)}.")
+                raise ValueError(f"{key} has {wrong[0]!r}; its letters are {' '.join(known)}.")
         if self.layer_pattern and len(self.layer_pattern) != self.num_layers:
             raise ValueError(
                 f"layer_pattern has {len(self.layer_pattern)} letters for num_layers {self.num_layers}. "

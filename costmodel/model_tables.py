@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodel.model_checks import Checked
 
@@ -143,13 +143,62 @@ class Encoder(Checked):
     gated: bool = False
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Heads of an attention block: of queries, of keys and values; their size, and that of values; learned sinks."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    sinks: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Checked):
-    """Attention over the last `window` tokens, on all layers but every full_attention_interval-th one."""
+    """Attention over the last `window` tokens, on all layers but every full_attention_interval-th one.
+
+    pattern: which layers, where they are no every n-th ones: a letter a layer, W with a window, F without. num_heads,
+    num_kv_heads, head_dim, v_head_dim: of layers with windows where the others have another number or size; sinks:
+    whether their heads have learned sinks where those of the others have none.
+    """
 
     _where = "sliding_window."
     window: int
     full_attention_interval: int | None = None
+    pattern: str = ""
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    v_head_dim: int | None = None
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = sorted(set(self.pattern) - set("WF"))
+        if wrong:
+            raise ValueError(
+                f"sliding_window.pattern has {wrong[0]!r}; its letters are W (window) and F (full)."
+            )
+        if self.pattern and self.full_attention_interval is not None:
+            raise ValueError(
+                "sliding_window.pattern and sliding_window.full_attention_interval both say which layers have "
+                "windows. Leave one out."
+            )
+
+    def covers(self, index: int) -> bool:
+        """Whether the layer of this place, counted from 0, has a window. Source: window_attn_skip_freq."""
+        if self.pattern:
+            return self.pattern[index] == "W"
+        return not self.full_attention_interval or (index + 1) % self.full_attention_interval != 0
+
+    def heads(self, others: Heads) -> Heads:
+        """Heads of layers with windows, where those without have `others`."""
+        own = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim")
+        if self.head_dim is not None and self.v_head_dim is None and others.v_head_dim == others.head_dim:
+            others = replace(others, v_head_dim=self.head_dim)
+        sizes = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
+        return replace(others, **sizes, sinks=self.sinks or others.sinks)
 
 
 @dataclass(frozen=True, kw_only=True)

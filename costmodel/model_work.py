@@ -6,6 +6,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.symbols import HEADED_BLOCKS, of_block
 from costmodel.work import attention, mixers
 from costmodel.work.csa import INDEX_PROJECTIONS, KEY_PROJECTIONS, csa_flops_forward
 from costmodel.work.dsa import index_flops_forward, index_weights, picked_tokens
@@ -14,8 +15,10 @@ from costmodel.work.mla import core_width
 
 def weights_of_block(x: SimpleNamespace, block: str, features: Collection[str]) -> Amount:
     """Weights of one block's linear layers that a token meets. [1] Source: costmodel.parameters."""
-    if block == "attention":
-        return x.h * ((1 + x.output_gate) * x.a + 2 * x.k) * x.d + x.a * x.d * x.h
+    if block in HEADED_BLOCKS:
+        own = of_block(x, block)
+        gate = own.output_gate * (own.head_gate + (1 - own.head_gate) * own.d_v)
+        return own.h * (own.a * (own.d + gate) + own.k * (own.d + own.d_v)) + own.a * own.d_v * own.h
     if block == "mla":
         query = x.d_nope + x.d_rope
         into = x.q_lora * (x.h + x.a * query) if "q_lora" in features else x.h * x.a * query
@@ -46,9 +49,12 @@ def weights_of_block(x: SimpleNamespace, block: str, features: Collection[str]) 
 
 def core_flops_of_block(x: SimpleNamespace, block: str) -> Amount:
     """FLOPs of one block's attention core or scan, forward, for each token. [FLOP]"""
-    one = SimpleNamespace(**{**vars(x), "tp": 1, "cp": 1, "b": 1 / x.s})  # one token on one rank
-    if block in ("attention", "mla"):
-        return attention.core_flops_forward(one, x.d if block == "attention" else core_width(x))
+    one = SimpleNamespace(
+        **{**vars(of_block(x, block)), "tp": 1, "cp": 1, "b": 1 / x.s}
+    )  # one token on one rank
+    if block in (*HEADED_BLOCKS, "mla"):
+        width = core_width(x) if block == "mla" else attention.core_width(one)
+        return attention.core_flops_forward(one, width)
     if block == "csa":
         return csa_flops_forward(one)
     if block == "dsa":

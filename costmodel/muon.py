@@ -19,6 +19,7 @@ from costmodel.amount import Amount, ceiling, is_more_than_one, maximum, minimum
 from costmodel.host_waits import kernel_time
 from costmodel.layer import Blocks
 from costmodel.rates import model_gemm, stream
+from costmodel.symbols import HEADED_BLOCKS, of_block
 from costmodel.term import Ledger
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, kv_heads_per_rank
@@ -72,15 +73,20 @@ def weights_of(x: SimpleNamespace, work: BlockWork, *, grouped: bool) -> Iterato
     """
     for layer in work.linears:
         if layer.grouped == grouped:
-            split = work.name == "attention" and layer.name == "qkv"
-            found = _query_key_value(x, layer) if split else (Matrix(layer.columns, layer.inner),)
+            split = work.name in HEADED_BLOCKS and layer.name == "qkv"
+            plain = (Matrix(layer.columns, layer.inner),)
+            found = _query_key_value(of_block(x, work.name), layer) if split else plain
             yield Weight(layer.name, found, layer.groups)
 
 
 def _query_key_value(x: SimpleNamespace, layer: Linear) -> tuple[Matrix, ...]:
-    keys = kv_heads_per_rank(x) * x.d
+    keys, values = (kv_heads_per_rank(x) * width for width in (x.d, x.d_v))
     queries = x.a / x.tp * x.d
-    return Matrix(queries, layer.inner, 1 + x.output_gate), Matrix(keys, layer.inner, 2)
+    return (
+        Matrix(queries, layer.inner, 1 + x.output_gate),
+        Matrix(keys, layer.inner),
+        Matrix(values, layer.inner),
+    )
 
 
 def newton_schulz_flops(rows: Amount, columns: Amount) -> Amount:

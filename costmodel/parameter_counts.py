@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costmodel.model_spec import ATTENTION, DENSE, GATED_DELTA, MAMBA, MLP, MOE, SPARSE, ModelSpec
+from costmodel.model_spec import (
+    ATTENTION,
+    DENSE,
+    GATED_DELTA,
+    MAMBA,
+    MLP,
+    MOE,
+    SPARSE,
+    WINDOW_ATTENTION,
+    WINDOW_DENSE,
+    WINDOW_SPARSE,
+    ModelSpec,
+)
 from costmodel.parameters import (
     attention_parameters,
     compressed_attention_parameters,
@@ -43,19 +55,20 @@ def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
     """Parameters of one layer of the given kind by part, in the order data flows. [1]"""
     norm_weights = 2 if spec.norm == "LayerNorm" else 1
     parts: dict[str, int] = {}
-    if kind in (DENSE, SPARSE, ATTENTION):
-        parts["attention"] = _attention(spec, norm_weights)
+    windowed = kind in (WINDOW_DENSE, WINDOW_SPARSE, WINDOW_ATTENTION)
+    if kind in (DENSE, SPARSE, ATTENTION) or windowed:
+        parts["attention"] = _attention(spec, norm_weights, windowed)
         if spec.mla is not None and spec.indexer is not None:
             parts["indexer"] = _indexer(spec) * spec.picking_layers // spec.num_layers
         if spec.residual_streams > 1:
             parts["hyper-connections"] = int(mixing_weights(spec.hidden, spec.residual_streams))
     if kind in (GATED_DELTA, MAMBA):
         parts[kind] = _mixer(spec, kind)
-    if kind in (DENSE, MLP) or (kind == GATED_DELTA and spec.moe is None):
+    if kind in (DENSE, WINDOW_DENSE, MLP) or (kind == GATED_DELTA and spec.moe is None):
         parts["mlp"] = mlp_parameters(spec.hidden, spec.ffn_hidden, spec.gated, spec.linear_bias)
-    if kind in (SPARSE, MOE) or (kind == GATED_DELTA and spec.moe is not None):
+    if kind in (SPARSE, WINDOW_SPARSE, MOE) or (kind == GATED_DELTA and spec.moe is not None):
         parts |= _experts(spec)
-    two_blocks = kind in (DENSE, SPARSE, GATED_DELTA)
+    two_blocks = kind in (DENSE, SPARSE, WINDOW_DENSE, WINDOW_SPARSE, GATED_DELTA)
     parts["norms"] = (1 + two_blocks) * norm_parameters(spec.hidden, norm_weights)
     return parts
 
@@ -111,7 +124,7 @@ def _indexer(spec: ModelSpec) -> int:
     return int(indexer_parameters(*sizes))
 
 
-def _attention(spec: ModelSpec, norm_weights: int) -> int:
+def _attention(spec: ModelSpec, norm_weights: int, windowed: bool) -> int:
     if spec.compressed_attention is not None:
         csa = spec.compressed_attention
         return int(
@@ -140,17 +153,20 @@ def _attention(spec: ModelSpec, norm_weights: int) -> int:
                 latent_norm=norm_weights if spec.qk_norm else 0,
             )
         )
+    heads = spec.window_heads if windowed else spec.heads
+    gate = 1 if spec.attention_head_gate else heads.v_head_dim
     return int(
         attention_parameters(
             spec.hidden,
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
             qkv_bias=int(spec.qkv_bias),
             linear_bias=int(spec.linear_bias),
             qk_norm=norm_weights if spec.qk_norm else 0,
-            output_gate=int(spec.attention_output_gate),
-            sink=int(spec.attention_sink),
+            output_gate=gate if spec.attention_output_gate else 0,
+            sink=int(heads.sinks),
+            v=heads.v_head_dim,
         )
     )
 

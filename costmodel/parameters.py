@@ -59,6 +59,7 @@ def attention_parameters(
     qk_norm: Amount = 0,
     output_gate: Amount = 0,
     sink: Amount = 0,
+    v: Amount | None = None,
 ) -> Amount:
     """Parameters of grouped-query attention: query, key, value and output projections. [1]
 
@@ -71,9 +72,12 @@ def attention_parameters(
     qk_norm
         Weights of the norm over each head of queries and of keys: 0, 1 (RMSNorm) or 2 (LayerNorm).
     output_gate
-        1 when the query projection also yields a gate of its own size (Qwen3-Next).
+        Columns that the query projection also yields as a gate of each head: its values' size (Qwen3-Next), or 1
+        (Step-3.5). [1]
     sink
         1 when each head has a learned softmax sink (gpt-oss).
+    v
+        Head size of values where it is another than d (MiMo-V2). [1]
 
     Examples
     --------
@@ -84,8 +88,9 @@ def attention_parameters(
     ----------
     J. Ainslie et al., EMNLP 2023, arXiv:2305.13245.
     """
-    qkv_width = (1 + output_gate) * a * d + 2 * k * d
-    projections = h * qkv_width + a * d * h
+    v = d if v is None else v
+    qkv_width = a * (d + output_gate) + k * (d + v)
+    projections = h * qkv_width + a * v * h
     return projections + qkv_bias * qkv_width + linear_bias * h + 2 * d * qk_norm + sink * a
 
 

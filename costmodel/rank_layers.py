@@ -51,12 +51,12 @@ def placed_chunks(plan: Plan, model: ModelSpec, stage: int, seq_len: int) -> tup
         if virtual % plan.pp == stage:
             again = _computed_again(plan, one.layers)
             blocks = [
-                Placed(name, _sees(model, start + index), index < again)
+                Placed(name, _sees(model, start + index, name), index < again)
                 for index in range(one.layers)
                 for name in blocks_of(model, kinds[start + index])
             ]
             blocks += [
-                Placed(name, _sees(model, model.num_layers - 1), False, mtp=True)
+                Placed(name, _sees(model, model.num_layers - 1, name), False, mtp=True)
                 for kind in inside * one.mtp
                 for name in blocks_of(model, kind)
             ]
@@ -74,12 +74,13 @@ def _computed_again(plan: Plan, layers: int) -> int:
     return min(plan.recompute_num_layers // plan.vpp, layers) if plan.recompute_num_layers else layers
 
 
-def _sees(model: ModelSpec, index: int) -> str:
+def _sees(model: ModelSpec, index: int, block: str) -> str:
     """What attention of a layer sees; every n-th sees everything. Source: Megatron-Core, window_attn_skip_freq."""
     window, number = model.sliding_window, index + 1
+    if model.windows_apart:
+        return WINDOW if block == "window_attention" else FULL
     if window is not None:
-        interval = window.full_attention_interval
-        return FULL if interval and number % interval == 0 else WINDOW
+        return WINDOW if window.covers(index) else FULL
     if model.attention_chunk:
         interval = model.nope_layer_interval
         return FULL if interval and number % interval == 0 else CHUNK

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount
 from costmodel.block_kernels import norm_again
 from costmodel.exposed import Times
-from costmodel.symbols import ATTENTION_BLOCKS, LATENT_BLOCKS, symbol
+from costmodel.symbols import ATTENTION_BLOCKS, HEADED_BLOCKS, LATENT_BLOCKS, symbol
 from costmodel.term import Ledger
 from costmodel.work.recompute import kept_products
 
@@ -44,7 +44,7 @@ def recompute_time(
     if name == "csa":
         # Both blocks' hyper-connections are counted here.
         named += x.recompute_mhc * (small["hyper"]["forward"] + 2 * small["residual"]["forward"])
-    if name == "attention":
+    if name in HEADED_BLOCKS:
         named += _attention_products(x, gemms)
     last: Amount = 0
     if name == "mlp":
@@ -87,7 +87,7 @@ def _up_projections(x: SimpleNamespace, name: str, label: str, gemms: Times, sma
 
 def _attention_products(x: SimpleNamespace, gemms: Times) -> Amount:
     """Recompute of ops: every other product of the order Q, K, V, projection; the key product's share of QKV. [s]"""
-    keys = x.k / (x.a + 2 * x.k)
+    keys = x.k * x.d / (x.a * x.d + x.k * (x.d + x.d_v))
     repeated = x.recompute_ops * (keys * _products(gemms, "qkv") + _products(gemms, "proj"))
     return repeated + _unkept(x) * (1 - keys) * _products(gemms, "qkv")
 

@@ -54,9 +54,13 @@ def _collective_inputs() -> list[Input]:
 
 
 # Blocks of which layers are made; a transformer layer is a mixer and an MLP or experts.
-BLOCKS = ("attention", "mla", "dsa", "csa", "mamba", "delta", "mlp", "experts")
+BLOCKS = ("attention", "window_attention", "mla", "dsa", "csa", "mamba", "delta", "mlp", "experts")
+# Those of attention without latents: of all layers, or beside those with windows that have heads of their own.
+HEADED_BLOCKS = ("attention", "window_attention")
 # Those with an attention core.
-ATTENTION_BLOCKS = ("attention", "mla", "dsa", "csa")
+ATTENTION_BLOCKS = (*HEADED_BLOCKS, "mla", "dsa", "csa")
+# What those of layers with windows have of their own, each after WINDOW_.
+HEAD_SIZES = ("a", "k", "d", "d_v", "gate_width", "sinks")
 # Of these, those whose queries come from a latent by an up projection.
 LATENT_BLOCKS = ("mla", "dsa", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
@@ -90,7 +94,7 @@ INPUTS: tuple[Input, ...] = tuple(
         f | 1 | feed-forward hidden size
         a | 1 | attention heads (queries)
         k | 1 | key/value heads
-        d | 1 | head dimension
+        d | 1 | head dimension, of queries and keys where that of values is another
         gates | 1 | 1 when the MLP is gated (SwiGLU), else 0
         squared_relu | 1 | 1 when the activation function is squared ReLU
         V | 1 | vocabulary
@@ -103,9 +107,18 @@ INPUTS: tuple[Input, ...] = tuple(
         qkv_biases | 1 | 1 when only the QKV projection (or all linear layers) has a bias
         qk_norms | 1 | 1 when queries and keys are normalised
         output_gate | 1 | 1 when attention output is gated
+        head_gate | 1 | 1 when that gate is one number a head, however wide it is laid out
+        gate_width | 1 | columns of one head's gate in the QKV projection, 0 without
+        values_scaled | 1 | 1 when values are multiplied by a constant
         sinks | 1 | 1 when attention has learned sinks
         window | 1 | tokens of sliding-window attention, 0 none
         window_share | 1 | share of the attention blocks with a window
+        window_a | 1 | attention heads (queries) of window_attention blocks
+        window_k | 1 | their key/value heads
+        window_d | 1 | their head dimension of queries and keys
+        window_d_v | 1 | their head dimension of values
+        window_gate_width | 1 | columns of one of their heads' gate
+        window_sinks | 1 | 1 when they have learned sinks
         chunk | 1 | tokens of chunked attention, 0 none
         chunk_share | 1 | share of the attention blocks that attend within chunks
         E | 1 | experts of one layer
@@ -127,7 +140,7 @@ INPUTS: tuple[Input, ...] = tuple(
         kv_lora | 1 | MLA: width of the key-value latent
         d_nope | 1 | MLA: head dimension of queries and keys without position
         d_rope | 1 | MLA: head dimension with rotary position
-        d_v | 1 | MLA: head dimension of values
+        d_v | 1 | head dimension of values
         csa_light | 1 | compressed attention: tokens of one summary on light layers
         csa_heavy | 1 | the same on heavy layers
         csa_window | 1 | compressed attention: tokens attended to as they are
@@ -351,6 +364,14 @@ def symbol(name: str) -> Amount:
 def symbol_table() -> SimpleNamespace:
     """Every input as a symbol, by attribute: `x.tp`, `x.hbm_bandwidth`."""
     return SimpleNamespace(**{entry.name: symbol(entry.name) for entry in INPUTS})
+
+
+def of_block(x: SimpleNamespace, block: str) -> SimpleNamespace:
+    """The symbols, or numbers, as a block's formulas read them: of layers with windows their heads, and no others."""
+    if block != "window_attention":
+        return x
+    own = {name: getattr(x, f"window_{name}") for name in HEAD_SIZES}
+    return SimpleNamespace(**{**vars(x), **own, "window_share": 1, "chunk_share": 0})
 
 
 def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.symbols import HEADED_BLOCKS, of_block
 from costmodel.work import parameters
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, padded_vocabulary
@@ -48,7 +49,7 @@ def block_tensors(x: SimpleNamespace, work: BlockWork, *, plain: bool = False) -
     The balancing bias of a router is no parameter: it has no gradient and no optimizer state.
     """
     layers = {layer.name: layer for layer in work.linears}
-    found = _OF_BLOCK[work.name](x, layers, _norm(x, "norm", x.h))
+    found = _OF_BLOCK[work.name](of_block(x, work.name), layers, _norm(x, "norm", x.h))
     return _plain_order(found) if plain else found
 
 
@@ -148,7 +149,7 @@ def _delta(x: SimpleNamespace, layers: Layers, norm: list[Tensor]) -> list[Tenso
 
 
 _OF_BLOCK = {
-    "attention": _attention,
+    **dict.fromkeys(HEADED_BLOCKS, _attention),
     "mla": _mla,
     "mlp": _mlp,
     "experts": _experts,

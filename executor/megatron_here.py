@@ -142,6 +142,8 @@ def why_not_traced(plan: Plan, model: ModelSpec) -> str | None:
         return "FSDP cannot be traced: it needs CUDA device meshes in Megatron-Core 0.16. Try --zero-stage 1."
     if plan.encoder_pp or plan.encoder_tp:
         return "An encoder with ranks of its own cannot be traced. Try --encoder-pp 0."
+    if model.custom_heads:
+        return f"{model.name} has {model.custom_heads}, which cannot be traced here. Try gpt-oss-20b."
     if model.sparse_attention:
         return f"{model.name} has {model.sparse_attention}, which cannot be traced here. Try deepseek-v3."
     return None

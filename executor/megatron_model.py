@@ -153,7 +153,9 @@ def attention_fields(model: ModelSpec) -> dict[str, Any]:
     if model.sliding_window is not None:
         # A query sees itself and window - 1 tokens before it.
         fields["window_size"] = [model.sliding_window.window - 1, 0]
-        fields["window_attn_skip_freq"] = model.sliding_window.full_attention_interval
+        every = model.sliding_window.full_attention_interval
+        listed = [int(letter == "W") for letter in model.sliding_window.pattern]
+        fields["window_attn_skip_freq"] = listed or every
     if model.attention_sink:
         fields["softmax_type"] = "learnable"
     if model.attention_output_gate:
@@ -275,6 +277,8 @@ def not_expressed(
     notes = []
     if model.attention_chunk:
         notes.append(f"attention in chunks of {model.attention_chunk} tokens: Megatron-Core attends fully")
+    if model.custom_heads and not recipe:
+        notes.append(f"{model.custom_heads}: Megatron-Core has no layers for them")
     if model.indexer is not None and indexers:
         notes.append(f"{model.sparse_attention} needs flash_mla and nvidia-cudnn-frontend[cutedsl]")
     elif model.sparse_attention and not recipe:

@@ -99,6 +99,13 @@ FAMILIES = {
     "Experts on a latent, as Nemotron-3 Super": ("attention", "experts", "mamba", "latent", "shared"),
     "Sparse latent attention, as GLM-5": ("dsa", "mlp", "experts", "shared", "q_lora", "mtp"),
     "Compressed sparse attention, as DeepSeek-V4": ("csa", "experts", "shared", "mtp"),
+    "Windows with heads of their own, as MiMo-V2-Flash": (
+        "attention",
+        "window_attention",
+        "mlp",
+        "experts",
+        "mtp",
+    ),
     "Adapters (task lora)": ("attention", "mlp", "lora"),
     "Offloaded activations": ("attention", "mlp", "offload"),
     "Muon": ("attention", "mlp", "muon"),

@@ -26,7 +26,18 @@ HERE = Path(__file__).resolve().parent.parent / "executor" / "export"
 BRIDGES = {"0.2.0rc6": "0.15.3", "0.3.1": "0.16.1", "0.4.2": "0.17.1", "0.5.1": "0.18.2", "0.6.2": "0.19.2"}
 NEMOS = {"2.3.0": "0.12.3", "2.4.0": "0.13.1", "2.5.0": "0.14.0", "2.6.0": "0.15.3"}
 # Families of recipes that train decoders of text.
-FAMILIES = ("llama", "qwen", "deepseek", "gpt", "gpt_oss", "kimi", "moonlight", "nemotronh", "mamba")
+FAMILIES = (
+    "llama",
+    "qwen",
+    "deepseek",
+    "gpt",
+    "gpt_oss",
+    "kimi",
+    "moonlight",
+    "nemotronh",
+    "mamba",
+    "stepfun",
+)
 NEMO_ARGUMENTS = ("dir", "name", "num_nodes", "num_gpus_per_node")
 NEMO_FURTHER = ("use_mtp", "performance_mode", "peft_scheme", "packed_sequence", "seq_length", "resume_path")
 

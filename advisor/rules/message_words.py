@@ -149,6 +149,7 @@ def a2a_size(row: dict[str, Any]) -> int:
         d
         for d in divisors(row["cp"])
         if d > 1 and row["heads"] % (tp * d) == 0 and row["kv_heads"] % (tp * d) == 0
+        if row["window_heads"] % (tp * d) == 0 and row["window_kv_heads"] % (tp * d) == 0
     ]
     return min(sizes, key=lambda d: (abs(d - wanted), d)) if len(sizes) > 0 else 0
 
@@ -160,6 +161,7 @@ def cp_near(row: dict[str, Any]) -> int:
         d
         for d in divisors(max(row["kv_heads"] // row["tp"], 1))
         if ranks % d == 0
+        and max(row["window_kv_heads"] // row["tp"], 1) % d == 0
         and (d == 1 or (row["seq_len"] % (2 * d) == 0 and row["seq_len"] % (split * d) == 0))
     ]
     return min(fitting, key=lambda d: (abs(d - row["cp"]), d))

@@ -29,6 +29,11 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "model_name": model.name,
         "heads": model.num_heads,
         "kv_heads": model.num_kv_heads,
+        "window_heads": model.window_heads.num_heads,
+        "window_kv_heads": model.window_heads.num_kv_heads,
+        "own_windows": np.bool_(model.windows_apart),
+        "narrow_values": np.bool_(model.heads.v_head_dim != model.head_dim),
+        "head_gate": np.bool_(model.attention_head_gate),
         "tp_common": tp_common(model, "mlp" in blocks),
         "head_dim": model.head_dim,
         "layers": model.num_layers,
@@ -49,9 +54,13 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "delta_value_heads": delta.num_value_heads if delta else 0,
         "window": model.sliding_window.window if model.sliding_window else 0,
         "window_interval": (model.sliding_window.full_attention_interval or 0) if model.sliding_window else 0,
+        "some_windows": np.bool_(
+            model.sliding_window is not None
+            and not all(map(model.sliding_window.covers, range(model.num_layers)))
+        ),
         "index_interval": model.indexer.interval if model.indexer else 1,
         "index_offset": model.indexer.offset if model.indexer else 1,
-        "sinks": np.bool_(model.attention_sink),
+        "sinks": np.bool_(model.window_heads.sinks),
         "mtp": model.mtp_layers,
         "encoder_tokens": model.encoder.tokens if model.encoder else 0,
     } | _expert_words(model)
@@ -60,9 +69,10 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
 def tp_common(model: ModelSpec, mlps: bool) -> int:
     """What every tensor-parallel size divides that splits all parts of the model evenly. [1]"""
     delta, mamba, moe = model.gated_delta, model.mamba, model.moe
-    parts = [model.num_heads]
+    kinds = (model.heads, model.window_heads)
+    parts = [heads.num_heads for heads in kinds]
     # One head is held by every rank, as of any number that has fewer ranks than heads.
-    parts += [model.num_kv_heads] if model.num_kv_heads > 1 else []
+    parts += [heads.num_kv_heads for heads in kinds if heads.num_kv_heads > 1]
     parts += [model.ffn_hidden] if mlps else []
     parts += [moe.shared_expert_ffn] if moe and moe.shared_expert_ffn else []
     parts += [mamba.num_heads, mamba.num_groups] if mamba else []

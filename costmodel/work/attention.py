@@ -91,6 +91,19 @@ def attended_keys(x: SimpleNamespace) -> Amount:
 CORE_BACKWARD = 2.5
 
 
+def core_width(x: SimpleNamespace) -> Amount:
+    """Mean head dimension of queries and values, for `core_flops_forward`. [1]"""
+    return (x.d + x.d_v) / 2
+
+
+def core_backward_factor(x: SimpleNamespace) -> Amount:
+    """FLOPs of the fused backward core over its forward, where queries may be wider than values. [1]
+
+    Recomputed scores, dQ and dK have the query's width, dP and dV the value's. Source: as `core_flops_forward`.
+    """
+    return (3 * x.d + 2 * x.d_v) / (x.d + x.d_v)
+
+
 def last_rank_work(x: SimpleNamespace) -> Amount:
     """Attention work of the context-parallel rank that has most of it, over the mean rank's. [1]
 
@@ -121,7 +134,7 @@ def sink_gradient(x: SimpleNamespace) -> Stream:
 def sink_scaling(x: SimpleNamespace) -> Stream:
     """Output times the sigmoid of its log-sum-exp less the sink, where the core has none; see `SCALED_SINK`."""
     forward, backward = (
-        x.sinks * x.scales_sinks * size * tokens(x) * x.a * x.d / x.tp for size in SCALED_SINK
+        x.sinks * x.scales_sinks * size * tokens(x) * x.a * x.d_v / x.tp for size in SCALED_SINK
     )
     return Stream("sink_scale", forward, backward)
 
@@ -239,34 +252,53 @@ def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     return (1 - x.offload_attn_proj) * output + 4 * tokens(x) * x.a / x.tp
 
 
-def attention(x: SimpleNamespace) -> BlockWork:
+def output_gate(x: SimpleNamespace) -> Stream:
+    """Attention output times its gate: both read, the product written; backward both read with the product's gradient,
+    and both gradients written."""
+    size = x.output_gate * x.activation_bytes * tokens(x) * x.a / x.tp
+    return Stream("gate", size * (2 * x.d_v + x.gate_width), size * (3 * x.d_v + 2 * x.gate_width))
+
+
+def value_scale(x: SimpleNamespace) -> Stream:
+    """Values that a constant multiplies, and their gradient, read and written; forward not where `head_copies` has it:
+    the product is the copy.
+
+    Source: Megatron-Bridge 0.6.2, mimo_v2_flash/modeling_mimo_v2_flash.py, MiMoV2FlashTEDotProductAttention.
+    """
+    values = x.values_scaled * x.activation_bytes * tokens(x) * kv_heads_per_rank(x) * x.d_v
+    return Stream("value_scale", 2 * values * (1 - x.megatron_core * x.rotary), 2 * values)
+
+
+def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
     """Grouped-query attention. Source: Megatron-Core, SelfAttention; J. Ainslie et al., arXiv:2305.13245.
 
-    Saved: the QKV output, which the value view keeps alive whole, and the rotated queries and keys (nothing
-    is copied without rotary embedding): the 2.25 bytes beyond the hand count in Megatron-Core's dry run. Copies that
-    context parallelism makes stand for both, unless norms of heads keep the QKV output as their input.
+    name: of the block, one of `costmodel.symbols.HEADED_BLOCKS`. Saved: the QKV output, which the value view keeps
+    alive whole unless values are scaled, and the rotated queries and keys (nothing is copied without rotary
+    embedding): the 2.25 bytes beyond the hand count in Megatron-Core's dry run. Copies that context parallelism makes
+    stand for both, unless norms of heads keep the QKV output as their input.
     Per-op recompute (ops) keeps the layer's input, every other product (queries and values here, the gate's half of
     FC1's output in the MLP) and the attention core's output. Source: torchtitan, activation_checkpoint.py.
     """
     heads, kv = x.a / x.tp, kv_heads_per_rank(x)
     rows = tokens(x)
-    columns = ((1 + x.output_gate) * x.a + 2 * x.k) * x.d  # of all ranks
+    queries, keys, values = heads * x.d, kv * x.d, kv * x.d_v
+    columns = x.a * (x.d + x.gate_width) + x.k * (x.d + x.d_v)  # of all ranks
     qkv = columns / x.tp
     shared = heads_are_shared(x)
-    gate = x.output_gate * x.activation_bytes * rows * heads * x.d
     copied, new = exchanged(x), maximum(x.rotary, x.cp_a2a)  # new: queries that are no view of the QKV output
-    whole = 1 - copied * new * (1 - x.qk_norms)
+    scaled = (1 - copied) * x.values_scaled  # values that are none
+    whole = 1 - (copied + scaled) * new * (1 - x.qk_norms)
     # Views of what was gathered keep all of it alive.
-    kept_whole = (1 - shared) * (heads + 2 * kv) + shared * columns / x.d
-    everything = whole * kept_whole + copied * (new * heads + 2 * kv)
-    everything += (1 - copied) * x.rotary * (heads + kv) + x.output_gate * heads
+    kept_whole = (1 - shared) * (queries + keys + values) + shared * columns
+    everything = whole * kept_whole + copied * (new * queries + keys + values) + scaled * values
+    everything += (1 - copied) * x.rotary * (queries + keys) + heads * x.gate_width
     # Norms of heads keep queries, which layouts of several groups copy, and a statistic a head.
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
-    everything += x.qk_norms * (grouped * heads + 2 * (heads + kv) / x.d)
-    kept = (1 - x.recompute_ops) * everything + kept_products(x) * (heads + kv)
+    everything += x.qk_norms * (grouped * queries + 2 * (heads + kv))
+    kept = (1 - x.recompute_ops) * everything + kept_products(x) * (queries + values)
     split = [sum(kernels) for kernels in zip(split_kernels(x), rotary_kernels(x), strict=True)]
     return BlockWork(
-        name="attention",
+        name=name,
         linears=(
             Linear(
                 "qkv",
@@ -278,7 +310,7 @@ def attention(x: SimpleNamespace) -> BlockWork:
                 normed=joined_norm(x, "qkv"),
                 products=QKV_PRODUCTS,
             ),
-            Linear("proj", x.h, heads * x.d, rows, "row", adapter="proj"),
+            Linear("proj", x.h, heads * x.d_v, rows, "row", adapter="proj"),
         ),
         streams=(
             norm(
@@ -288,11 +320,12 @@ def attention(x: SimpleNamespace) -> BlockWork:
             ),
             residual(x),
             rotary(x, (x.a + x.k) * x.d / x.tp),
-            head_copies(x, heads * x.d, kv * x.d, grouped),
+            head_copies(x, queries, keys, values, grouped),
             sink_gradient(x),
             sink_scaling(x),
-            Stream("gate", 3 * gate, 5 * gate),
-            packing(x, 2 * (x.a + x.k) * x.d / x.tp),
+            output_gate(x),
+            value_scale(x),
+            packing(x, (x.a + x.k) * (x.d + x.d_v) / x.tp),
             input_gradient_sum(x, QKV_PRODUCTS),
         ),
         gathered=x.operand_bytes * rows * x.h,
@@ -300,8 +333,8 @@ def attention(x: SimpleNamespace) -> BlockWork:
         joined=shared * x.activation_bytes * rows * columns,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, kept_norm(x, "qkv"))
         | {
-            "queries, keys, values": (1 - x.offload_core_attn) * x.activation_bytes * rows * x.d * kept,
-            "attention output": saved_core_output(x, x.d),
+            "queries, keys, values": (1 - x.offload_core_attn) * x.activation_bytes * rows * kept,
+            "attention output": saved_core_output(x, x.d_v),
             "attention scores": saved_scores(x),
         },
         vectors=x.qkv_biases * qkv
@@ -310,6 +343,6 @@ def attention(x: SimpleNamespace) -> BlockWork:
         + 2 * x.qk_norms * x.d
         + x.sinks * heads,
         kernels_forward=ATTENTION_KERNELS[0] + 3 * x.unfused + split[0],
-        kernels_backward=ATTENTION_KERNELS[1] + 4 * x.unfused + split[1],
+        kernels_backward=ATTENTION_KERNELS[1] + 4 * x.unfused + x.values_scaled + split[1],
         loops=document_loops(x, DOCUMENT_KERNELS),
     )

@@ -197,10 +197,10 @@ def rotary(x: SimpleNamespace, width: Amount, passes: tuple[float, float] = ROTA
     )
 
 
-def head_copies(x: SimpleNamespace, queries: Amount, values: Amount, grouped: Amount) -> Stream:
+def head_copies(x: SimpleNamespace, queries: Amount, keys: Amount, values: Amount, grouped: Amount) -> Stream:
     """Heads copied out of the QKV product, where Megatron-Core splits it, and its gradient put together again.
 
-    queries, values: columns on this rank. Queries of several groups are copied to lie as heads; values to lie as
+    queries, keys, values: columns on this rank. Queries of several groups are copied to lie as heads; values to lie as
     queries and keys do, which rotary embedding has written anew. Source: Megatron-Core 0.16.1, attention.py,
     get_query_key_value_tensors; Transformer Engine's SplitAlongDim; kernels of a step profiled on an H200.
     """
@@ -209,7 +209,7 @@ def head_copies(x: SimpleNamespace, queries: Amount, values: Amount, grouped: Am
     return Stream(
         "heads",
         2 * x.activation_bytes * copied,
-        2 * x.activation_bytes * apart * (queries + 2 * values),
+        2 * x.activation_bytes * apart * (queries + keys + values),
         busy=(copied, 0),
         cycles=("head_copy_cycles", ""),
     )

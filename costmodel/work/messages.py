@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, maximum
 from costmodel.rank_amounts import Message
+from costmodel.symbols import of_block
 from costmodel.work import communication, experts
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import residual_tokens
@@ -106,8 +107,9 @@ def context_columns(x: SimpleNamespace, name: str) -> tuple[Amount, Amount]:
     if name == "mla":
         keys = x.a / x.tp * (x.d_nope + x.d_rope + x.d_v)
         return keys, 2 * keys
-    keys = 2 * kv_heads_per_rank(x) * x.d
-    return keys, keys + 2 * x.a / x.tp * x.d
+    x = of_block(x, name)
+    keys = kv_heads_per_rank(x) * (x.d + x.d_v)
+    return keys, keys + x.a / x.tp * (x.d + x.d_v)
 
 
 def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Message]:

@@ -12,6 +12,9 @@ from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_e
 
 # Fields that are a number of layers, or a list with a place for each.
 FREQUENCIES = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq")
+# Fields of classes whose layers with windows, or without, have heads of their own. Source: Megatron-Bridge 0.6.2,
+# stepfun/step35_provider.py, mimo_v2_flash/mimo_v2_flash_provider.py, gemma/gemma4_provider.py.
+OWN_HEADS = ("head_wise_attn_gate", "hybrid_attention_pattern", "global_kv_channels", "global_head_dim")
 # Enough to tell the models of the catalogue apart; what a text may leave out is not among them.
 TELLING = (
     "num_layers",
@@ -126,7 +129,16 @@ def said_architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architecture(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The model as a mapping of `costmodel.model_file`: from_mapping makes a ModelSpec of it."""
+    """The model as a mapping of `costmodel.model_file`: from_mapping makes a ModelSpec of it.
+
+    ValueError in one line where a class of its own has heads that these fields do not say.
+    """
+    own = next((name for name in OWN_HEADS if fields.get(name)), None)
+    if own is not None:
+        raise ValueError(
+            f"{own}: heads of their own are read of models of the catalogue alone, and this is none of their "
+            "sizes. Write it as a TOML with [sliding_window], and name that with --model."
+        )
     texts = {name: fields[name] for name in FREQUENCIES if isinstance(fields.get(name), str)}
     fields = {**fields, **{name: frequency_of(name, text) for name, text in texts.items()}}
     heads = fields.get("num_attention_heads")
@@ -351,4 +363,6 @@ def _window(fields: Mapping[str, Any]) -> dict[str, Any]:
             f"window_size {fields['window_size']!r:.60} is not tokens before and behind. Write it as [127, 0]."
         )
     every = fields.get("window_attn_skip_freq")
+    if isinstance(every, list):  # 1 where a layer has a window
+        return {"window": size[0] + 1, "pattern": "".join("W" if each else "F" for each in every)}
     return {"window": size[0] + 1} | ({"full_attention_interval": every} if isinstance(every, int) else {})

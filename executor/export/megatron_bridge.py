@@ -8,6 +8,7 @@ from executor.export.megatron_bridge_settings import overrides, recipe_of
 from executor.export.python_text import option
 from executor.export.target_names import Names, names_of, releases
 from executor.export.unsaid import (
+    refuse_custom_heads,
     refuse_heads_apart,
     refuse_hybrid_experts,
     refuse_hybrid_stages,
@@ -70,16 +71,15 @@ def _refuse(job: Job, names: Names) -> None:
         job.model, names.core_numbers, f"Megatron-Bridge {release}", "--target-version 0.3.1 or later"
     )
     refuse_hybrid_stages(job.plan, job.model, f"Megatron-Bridge {release}")
-    recipe = recipe_of(job, names)
-    if not recipe:
+    has_recipe = bool(recipe_of(job, names))
+    later = [
+        each for each in releases("megatron_bridge") if recipe_of(job, names_of("megatron_bridge", each)[0])
+    ]
+    way = f"Try --target-version {later[0]} or later." if later else "`advisor predict` knows its cost."
+    if not has_recipe:
         refuse_heads_apart(job.model, f"Megatron-Bridge {release}")
-    if job.model.compressed_attention is not None and not recipe:
-        later = [
-            each
-            for each in releases("megatron_bridge")
-            if recipe_of(job, names_of("megatron_bridge", each)[0])
-        ]
-        way = f"Try --target-version {later[0]} or later." if later else "`advisor predict` knows its cost."
+    refuse_custom_heads(job.model, f"Megatron-Bridge {release}", way, recipe=has_recipe)
+    if job.model.compressed_attention is not None and not has_recipe:
         raise ValueError(
             f"{job.model.name} has compressed sparse attention, and Megatron-Bridge {release} no recipe that builds "
             f"it. {way}"

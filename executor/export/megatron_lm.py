@@ -8,7 +8,13 @@ from executor.export.exported import SCHEDULE, Exported, Job, Reading
 from executor.export.megatron_lm_arguments import NO_MASK, arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
 from executor.export.overlap_table import PIPELINED, pipelined
-from executor.export.unsaid import facts_not_on_file, gather_note, refuse_heads_apart, refuse_indexer
+from executor.export.unsaid import (
+    facts_not_on_file,
+    gather_note,
+    refuse_custom_heads,
+    refuse_heads_apart,
+    refuse_indexer,
+)
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -69,6 +75,7 @@ def _refuse(job: Job) -> None:
         raise ValueError(
             "--task lora: Megatron-LM has no adapters and would train every weight. Try --to megatron-bridge."
         )
+    refuse_custom_heads(job.model, "Megatron-LM up to 0.19")
     if job.model.compressed_attention is not None:
         raise ValueError(
             f"{job.model.name} has compressed sparse attention, which Megatron-LM does not build up to 0.19. "

@@ -9,6 +9,7 @@ from executor.export.nemo_settings import recipe, recipe_module
 from executor.export.python_text import option
 from executor.export.target_names import Names, names_of
 from executor.export.unsaid import (
+    refuse_custom_heads,
     refuse_heads_apart,
     refuse_hybrid_experts,
     refuse_hybrid_stages,
@@ -55,6 +56,7 @@ def _refuse(job: Job, names: Names) -> None:
     refuse_hybrid_experts(job.model, names.core_numbers, f"NeMo {release}", "--to megatron-bridge")
     refuse_heads_apart(job.model, f"NeMo {release}")
     refuse_hybrid_stages(job.plan, job.model, f"NeMo {release}")
+    refuse_custom_heads(job.model, f"NeMo {release}")
     if job.model.gated_delta is not None or job.model.compressed_attention is not None:
         raise ValueError(
             f"{job.model.name} has layers that NeMo {release} does not build. Try --to megatron-bridge."

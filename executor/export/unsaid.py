@@ -8,15 +8,28 @@ from typing import Any
 
 from costmodel.graph_parts import captured_parts
 from costmodel.knobs import SETTINGS
+from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
+from executor.export.target_names import recipe_names
 from executor.megatron_args import foreign_modules
 from executor.megatron_model import LLAMA3_FREQUENCIES, heads_apart, model_fields, position_embedding
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
 OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
 OVERLAP_SETTING = "tp_overlap_fp8_buf"
+# What a recipe of a model with heads of its own takes from its publisher's configuration.
+OF_HEADS = (
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "v_head_dim",
+    "value_scale",
+    "sliding_window",
+    "attention_head_gate",
+)
 # Settings for benchmarks only: they change what is trained, or hide what went wrong.
 BENCHMARK_ONLY = ("moe_router_force_load_balancing", "fake_process_group")
 
@@ -166,6 +179,29 @@ def refuse_heads_apart(model: ModelSpec, release: str) -> None:
             f"{model.name} has heads of multi-token prediction without the experts of its layers, and {release} builds "
             "them like the last layer. Leave them out of the file (num_nextn_predict_layers, mtp_layers); "
             "`advisor predict` knows their cost."
+        )
+
+
+def refuse_custom_heads(model: ModelSpec, release: str, way: str = "", *, recipe: bool = False) -> None:
+    """ValueError where no configuration says the heads of a model, and no recipe builds it as our file has it.
+
+    way: out, where it is not a recipe of Megatron-Bridge or none; recipe: whether the target has one of the model,
+    whose layers are what its publisher trained.
+    """
+    if not model.custom_heads:
+        return
+    if not recipe:
+        elsewhere = recipe_names("megatron_bridge", model.name)
+        way = way or ("Try --to megatron-bridge." if elsewhere else "`advisor predict` knows its cost.")
+        raise ValueError(
+            f"{model.name} has {model.custom_heads}, and {release} has no recipe that builds them. {way}"
+        )
+    published = load_model(model.name)
+    changed = [name for name in OF_HEADS if getattr(model, name) != getattr(published, name)]
+    if changed:
+        raise ValueError(
+            f"{changed[0]} of {model.name} is changed, and {release} builds its heads by a recipe that has no such "
+            f"setting. Leave it as `advisor models {model.name}` shows it."
         )
 
 

@@ -147,6 +147,9 @@ CHANGED: dict[str, tuple[dict[str, Any], int, str]] = {
 ELSEWHERE = {
     "csa_tp": "no release of Megatron-Core here has the attention: a comment of Megatron-Bridge's recipes",
     "shared_choice_split": "Megatron-Core 0.19, while the model is built; 0.16 has no layers that share a choice",
+    "window_heads_over_tp": "Megatron-Bridge builds such layers, Megatron-LM has none",
+    "narrow_values_shared": "Megatron-Bridge builds such layers and asserts it, Megatron-LM has none",
+    "narrow_values_over_cp": "Megatron-Bridge builds such layers and asserts it, Megatron-LM has none",
     "recompute_mhc": "no release of Megatron-Core here has hyper-connections",
     "param_gather_nvfp4_fsdp": "faults while buffers are made, on Blackwell: a comment of Megatron-Bridge's recipe",
     "fsdp_adapters_whole": "Megatron-Bridge's training/setup.py, while the base model is loaded",

@@ -21,7 +21,7 @@ from costmodel.symbols import BLOCKS
 from costmodel.work.block import BlockWork
 from costmodel.workload import Workload
 
-# Dense, experts (with dense layers, shared experts, latents), MLA, Mamba, gated delta, MTP heads.
+# Dense, experts (with dense layers, shared experts, latents), MLA, Mamba, gated delta, MTP heads, heads of windows.
 FAMILIES = (
     "gpt3-175b",
     "llama3-70b",
@@ -36,6 +36,7 @@ FAMILIES = (
     "nemotronh-56b",
     "nemotron3-nano-30b-a3b",
     "nemotron3-super-120b-a12b",
+    "mimo-v2-flash",
 )
 SPARSE_FAMILIES = tuple(name for name in FAMILIES if load_model(name).moe is not None)
 # Time and memory without what published runs say of them, which takes most of a prediction's time. Laws of time and
@@ -61,6 +62,7 @@ OFFLOADABLE = (
 def tensor_sizes(model: ModelSpec) -> list[int]:
     """Tensor parallel sizes that split every head and group of the model without copies."""
     counts = [model.num_heads, model.num_kv_heads if model.mla is None else model.num_heads]
+    counts += [model.window_heads.num_heads, model.window_heads.num_kv_heads] if model.windows_apart else []
     if model.mamba is not None:
         counts += [model.mamba.num_heads, model.mamba.num_groups]
     if model.gated_delta is not None:

@@ -41,7 +41,7 @@ def test_flex_attention_is_rated_as_flash_attention():
 
 
 def test_the_output_is_scaled_where_the_kernel_has_no_sinks():
-    known = {"s": 4096, "b": 2, "cp": 1, "a": 64, "d": 64, "tp": 2, "sinks": 1, "scales_sinks": 1}
+    known = {"s": 4096, "b": 2, "cp": 1, "a": 64, "d_v": 64, "tp": 2, "sinks": 1, "scales_sinks": 1}
     scaled = sink_scaling(SimpleNamespace(**known))
     assert scaled.forward == SCALED_SINK[0] * 2 * 4096 * 64 * 64 / 2
     assert scaled.backward == pytest.approx(34 / 12 * scaled.forward)

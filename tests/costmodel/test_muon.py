@@ -77,7 +77,7 @@ def test_matrices_are_all_weights_of_a_block_and_queries_stand_apart():
         one.name: one.matrices for one in weights_of(x, block_work(x, "attention", features), grouped=False)
     }
     assert dealt == {
-        "qkv": (Matrix(4 * 128, 4096, 1), Matrix(128, 4096, 2)),
+        "qkv": (Matrix(4 * 128, 4096, 1), Matrix(128, 4096), Matrix(128, 4096)),
         "proj": (Matrix(4096, 4 * 128, 1),),
     }
 

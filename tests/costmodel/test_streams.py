@@ -64,14 +64,17 @@ def test_more_bandwidth_does_not_help_them_where_they_were_profiled():
 
 def test_heads_are_copied_where_megatron_core_splits_them():
     x = SimpleNamespace(megatron_core=1, b=1, s=16, cp=1, rotary=1, activation_bytes=2)
-    grouped = elementwise.head_copies(x, 8, 2, 1)
+    grouped = elementwise.head_copies(x, 8, 2, 2, 1)
     assert (grouped.forward, grouped.backward) == (2 * 2 * 16 * (8 + 2), 2 * 2 * 16 * (8 + 4))
+    # Values narrower than keys: those alone are copied, both gradients are put together again.
+    narrow = elementwise.head_copies(x, 8, 2, 1, 1)
+    assert (narrow.forward, narrow.backward) == (2 * 2 * 16 * (8 + 1), 2 * 2 * 16 * (8 + 2 + 1))
     # As many key heads as query heads: queries lie as heads already.
-    assert elementwise.head_copies(x, 8, 8, 0).forward == 2 * 2 * 16 * 8
+    assert elementwise.head_copies(x, 8, 8, 8, 0).forward == 2 * 2 * 16 * 8
     x.rotary = 0
-    assert elementwise.head_copies(x, 8, 8, 0).forward == 0
+    assert elementwise.head_copies(x, 8, 8, 8, 0).forward == 0
     x.megatron_core = 0
-    assert elementwise.head_copies(x, 8, 2, 1).backward == 0
+    assert elementwise.head_copies(x, 8, 2, 2, 1).backward == 0
 
 
 def test_bytes_of_an_update():

@@ -52,7 +52,8 @@ def test_the_parser_takes_every_model_of_the_catalogue_and_the_guides_rows(parse
         Job(plan, workload, load_model(model), hardware_db.load_cluster(machine))
         for model, machine, plan, workload in plans()
     ]
-    ready = [job for job in jobs if job.model.compressed_attention is None and job.workload.task != "lora"]
+    built = [job for job in jobs if job.model.compressed_attention is None and not job.model.custom_heads]
+    ready = [job for job in built if job.workload.task != "lora"]
     for job, answer in zip(ready, parser.parse_all([parser_job(job) for job in ready]), strict=True):
         assert not answer["refused"], f"{job.model.name} {job.plan}: {answer['refused']}"
         assert not differences(job, answer), f"{job.model.name} {job.plan}"

@@ -1,0 +1,194 @@
+"""Models of Hugging Face whose layers with windows have heads of their own: one function a class, as in
+`model_hf_dense`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodel.model_hf_dense import llama
+from costmodel.model_hf_experts import UNSCALED, router_groups
+from costmodel.model_hf_values import Config, count, count_or_zero, flag, number, shown
+
+_LETTERS = {"full_attention": "F", "sliding_attention": "W"}
+# Heads for more tokens of MiMo-V2-Flash stand in a file of weights of their own.
+UNCOUNTED_HEADS = "multi-token-prediction heads, whose number config.json does not say"
+
+
+def mimo_v2_flash(config: Config) -> Config:
+    """MiMo-V2-Flash: values narrower than queries, key-value heads and sinks of windows alone, a dense layer first.
+
+    References: transformers MiMoV2FlashConfig, MiMoV2FlashAttention; Megatron-Bridge 0.6.2, mimo_v2_flash_bridge.py.
+    """
+    values = llama({"num_key_value_heads": 4, "head_dim": 192, "rope_theta": 5_000_000} | config)
+    values["v_head_dim"] = _other(count(config, "v_head_dim", 128), values["head_dim"])
+    values["value_scale"] = number({"attention_value_scale": 0.707} | config, ("attention_value_scale",))
+    pattern = _listed(config, "hybrid_layer_pattern", {0: "F", 1: "W"}) or _listed(
+        config, "layer_types", _LETTERS
+    )
+    if not pattern:
+        layers = range(1, values["num_layers"] + 1)
+        pattern = "".join("F" if layer == 1 or layer % 6 == 0 else "W" for layer in layers)
+    if flag(config, "add_full_attention_sink_bias"):
+        raise ValueError("add_full_attention_sink_bias true is not supported. Write the model as a TOML.")
+    window = {
+        "window": count(config, "sliding_window_size", count(config, "sliding_window", 128)),
+        "pattern": pattern,
+        "num_heads": count(config, "swa_num_attention_heads", values["num_heads"]),
+        "num_kv_heads": count(config, "swa_num_key_value_heads", 2 * values["num_kv_heads"]),
+        "head_dim": count(config, "swa_head_dim", values["head_dim"]),
+        "v_head_dim": count(config, "swa_v_head_dim", count(config, "v_head_dim", 128)),
+        "sinks": flag(config, "add_swa_attention_sink_bias", True),
+    }
+    return values | {
+        "rotary_local_base": count(config, "swa_rope_theta", 10_000),
+        "moe": _mimo_experts(config, values["num_layers"]),
+        "sliding_window": window,
+        "left_out": UNCOUNTED_HEADS,
+    }
+
+
+def _mimo_experts(config: Config, layers: int) -> Config:
+    width = count(config, "moe_intermediate_size")
+    sparse = _listed(config, "moe_layer_freq", {0: "-", 1: "E"}) or "-" + "E" * (layers - 1)
+    return {
+        "num_experts": count(config, "n_routed_experts"),
+        "topk": count(config, "num_experts_per_tok"),
+        "expert_ffn": width,
+        "shared_expert_ffn": width * count_or_zero(config, "n_shared_experts"),
+        "dense_first_layers": _dense_first(sparse, "moe_layer_freq"),
+        "router_score": "sigmoid",
+        "expert_bias": True,
+        "load_balancing": "none",
+        **UNSCALED,
+        **router_groups(config),
+    }
+
+
+def step3p5(config: Config) -> Config:
+    """Step-3.5-Flash, and the language model of Step-3.7-Flash: more query heads in windows, a gate for each head.
+
+    Layers for more tokens follow the others in every list. References: transformers Step3p7TextConfig,
+    Step3p7Attention; Megatron-Bridge 0.6.2, stepfun/step35_bridge.py and step35_provider.py.
+    """
+    layers = count(config, "num_hidden_layers")
+    types = _listed(config, "layer_types", _LETTERS) or "F" * layers
+    first = {letter: types.index(letter) for letter in dict.fromkeys(types[:layers])}
+    groups = count(config, "num_attention_groups", count(config, "num_key_value_heads", 8))
+    full = first.get("F", 0)
+    shares = _of_layer(config, "partial_rotary_factors", full)
+    own = {
+        "rope_theta": _of_layer(config, "rope_theta", full),
+        "partial_rotary_factor": 1.0 if shares is None else shares,
+    }
+    values = llama({"head_dim": 128} | config | own | {"num_key_value_heads": groups})
+    limits = config.get("swiglu_limits")
+    clamped = sum(bool(each) for each in limits[:layers]) if isinstance(limits, list) else 0
+    found: Config = {
+        "zero_centered_norm": flag(config, "zero_centered", True),
+        "qk_norm": flag(config, "use_qk_norm", True),
+        "attention_output_gate": True,
+        "attention_head_gate": flag(config, "use_head_wise_attn_gate", True),
+        "moe": _step_experts(config, layers),
+        "mtp_layers": count_or_zero(config, "num_nextn_predict_layers"),
+        "left_out": f"clamps of SwiGLU on {clamped} layers" if clamped else "",
+    }
+    if "W" in first:
+        found["sliding_window"] = _step_windows(config, types[:layers])
+        base = number({"rope_theta": _of_layer(config, "rope_theta", first["W"])}, ("rope_theta",), 10_000)
+        found["rotary_local_base"] = int(base) if base and base == int(base) else None
+    if found["mtp_layers"]:
+        found["mtp_pattern"] = _step_heads(types[layers:])
+    return values | found
+
+
+def _step_windows(config: Config, pattern: str) -> Config:
+    other = config.get("attention_other_setting") or {}
+    if not isinstance(other, dict):
+        raise ValueError(f"attention_other_setting {shown(other)} is not an object. Correct it in the file.")
+    sizes = {
+        "num_heads": ("num_attention_heads", config.get("num_sliding_attention_heads")),
+        "num_kv_heads": ("num_attention_groups", None),
+        "head_dim": ("head_dim", None),
+    }
+    heads = {name: other.get(key) or default for name, (key, default) in sizes.items()}
+    return {"window": count(config, "sliding_window", 512), "pattern": pattern} | {
+        name: count({name: value}, name) for name, value in heads.items() if value is not None
+    }
+
+
+def _step_heads(types: str) -> str:
+    """Layers of one head for more tokens: attention as listed behind the others, full where it is not, and an MLP."""
+    if len(set(types)) > 1:
+        raise ValueError(
+            "layer_types lists different attention for the layers behind num_hidden_layers, which predict more tokens. "
+            "Write the model as a TOML."
+        )
+    return "W-" if types.startswith("W") else "*-"
+
+
+def _step_experts(config: Config, layers: int) -> Config:
+    listed = config.get("moe_layers_enum")
+    if isinstance(listed, str):
+        listed = [int(each) if each.strip().isdigit() else each for each in listed.split(",")]
+    if listed is None:
+        listed = list(range(3, layers))
+    sparse = (
+        "".join("E" if layer in listed else "-" for layer in range(layers))
+        if isinstance(listed, list)
+        else ""
+    )
+    experts = count(config, "moe_num_experts", count(config, "n_routed_experts", 288))
+    chosen = count(config, "moe_top_k", count(config, "num_experts_per_tok", 8))
+    return {
+        "num_experts": experts,
+        "topk": chosen,
+        "expert_ffn": count(config, "moe_intermediate_size", 1280),
+        "shared_expert_ffn": count(config, "share_expert_dim", count(config, "share_expert_dims", 1280)),
+        "dense_first_layers": _dense_first(sparse, "moe_layers_enum"),
+        "router_score": str(config.get("moe_router_activation") or "sigmoid"),
+        "router_scaling_factor": number(config, ("moe_router_scaling_factor",), 1.0),
+        "router_dtype": "fp32" if flag(config, "need_fp32_gate") else None,
+        "expert_bias": flag(config, "use_moe_router_bias", True),
+    }
+
+
+def _other(size: int, usual: int) -> int | None:
+    return None if size == usual else size
+
+
+def _of_layer(config: Config, key: str, layer: int) -> Any:
+    """The value of one layer where a key has a list of them, else the one of all."""
+    value = config.get(key)
+    if not isinstance(value, list):
+        return value
+    if layer >= len(value):
+        raise ValueError(f"{key} {shown(value)} has no value for layer {layer}. Give one for each layer.")
+    return value[layer]
+
+
+def _listed(config: Config, key: str, letters: dict[Any, str]) -> str:
+    """A list with an entry for each layer as a letter each; "" where the file has none."""
+    listed = config.get(key)
+    if listed is None:
+        return ""
+    known = ", ".join(map(str, letters))
+    least = count(config, "num_hidden_layers")
+    if not isinstance(listed, list) or any(
+        isinstance(each, list | dict) or each not in letters for each in listed
+    ):
+        raise ValueError(f"{key} {shown(listed)} is not a list of {known}. Correct it in the file.")
+    if len(listed) < least:
+        raise ValueError(
+            f"{key} has {len(listed)} entries for num_hidden_layers {least}. Give one for each layer."
+        )
+    return "".join(letters[each] for each in listed)
+
+
+def _dense_first(kinds: str, key: str) -> int:
+    """Dense layers in front of layers with experts; refused where they alternate. [1]"""
+    first = len(kinds) - len(kinds.lstrip("-"))
+    if "-" in kinds[first:] or not kinds:
+        raise ValueError(
+            f"{key} does not put all dense layers in front of those with experts. Write the model as a TOML."
+        )
+    return first
