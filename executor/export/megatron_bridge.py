@@ -76,9 +76,9 @@ def _refuse(job: Job, names: Names) -> None:
         each for each in releases("megatron_bridge") if recipe_of(job, names_of("megatron_bridge", each)[0])
     ]
     way = f"Try --target-version {later[0]} or later." if later else "`advisor predict` knows its cost."
+    refuse_custom_heads(job.model, f"Megatron-Bridge {release}", way, recipe=has_recipe)
     if not has_recipe:
         refuse_heads_apart(job.model, f"Megatron-Bridge {release}")
-    refuse_custom_heads(job.model, f"Megatron-Bridge {release}", way, recipe=has_recipe)
     if job.model.compressed_attention is not None and not has_recipe:
         raise ValueError(
             f"{job.model.name} has compressed sparse attention, and Megatron-Bridge {release} no recipe that builds "

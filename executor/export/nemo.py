@@ -54,9 +54,9 @@ def _refuse(job: Job, names: Names) -> None:
     release = names.release
     refuse_indexer(job.model, names.core_numbers, f"NeMo {release}", "--to megatron-bridge")
     refuse_hybrid_experts(job.model, names.core_numbers, f"NeMo {release}", "--to megatron-bridge")
-    refuse_heads_apart(job.model, f"NeMo {release}")
     refuse_hybrid_stages(job.plan, job.model, f"NeMo {release}")
     refuse_custom_heads(job.model, f"NeMo {release}")
+    refuse_heads_apart(job.model, f"NeMo {release}")
     if job.model.gated_delta is not None or job.model.compressed_attention is not None:
         raise ValueError(
             f"{job.model.name} has layers that NeMo {release} does not build. Try --to megatron-bridge."
