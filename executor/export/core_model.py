@@ -46,7 +46,7 @@ def same_models(fields: Mapping[str, Any]) -> list[str]:
         model = load_model(name)
         ours = model_fields(model)
         if all(ours.get(field) == _given(fields, field, model) for field in TELLING):
-            found.append((unlike(fields, model), other_tokens(fields, model), name))
+            found.append((unlike(fields, model), other_tokens(fields, model), rare(model), name))
     return [name for *_, name in sorted(found)]
 
 
@@ -62,6 +62,11 @@ def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
         # A model of experts alone has no dense layers; its configurations give any number here.
         return fields.get(field) if model.moe.dense_first_layers else model.ffn_hidden
     return fields.get(field)
+
+
+def rare(model: ModelSpec) -> bool:
+    """Whether no independent count of the model is on file: the best known have one, so that of two as likely they win."""
+    return model.params_computed is None
 
 
 def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:

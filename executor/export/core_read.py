@@ -14,7 +14,7 @@ from typing import Any
 
 from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import list_models, load_model
-from executor.export.core_model import unlike
+from executor.export.core_model import rare, unlike
 from executor.export.exchange_read import exchange_of
 from executor.megatron_args import RECIPES
 from executor.megatron_model import model_fields
@@ -359,8 +359,8 @@ def model_of(fields: Mapping[str, Any]) -> str:
         ours = model_fields(model)
         if all(ours.get(field) == value for field, value in said.items()):
             wrong = vocab not in (model.vocab, model.vocab_padded)
-            found.append((wrong, unlike(fields, model), name))
-    alike = [name for wrong, _, name in sorted(found) if wrong == min(found)[0]]
+            found.append((wrong, unlike(fields, model), rare(model), name))
+    alike = [name for wrong, *_, name in sorted(found) if wrong == min(found)[0]]
     return alike[0] if len(alike) == 1 or (alike and not min(found)[0]) else ""
 
 
