@@ -65,7 +65,7 @@ def _given(fields: Mapping[str, Any], field: str, model: ModelSpec) -> Any:
 
 
 def rare(model: ModelSpec) -> bool:
-    """Whether no independent count of the model is on file: the best known have one, so that of two as likely they win."""
+    """Whether no independent count of the model is on file: of two as likely those with one win."""
     return model.params_computed is None
 
 
