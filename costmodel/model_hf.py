@@ -65,8 +65,8 @@ def _values(config: Config) -> tuple[Config, str]:
             )
         near = nearest(name, list(ARCHITECTURES), "For") if isinstance(name, str) else ""
         raise ValueError(
-            f"architectures {architectures!r:.80} is not supported.{near} "
-            f"Supported: {', '.join(ARCHITECTURES)}. Others can be written as a model TOML."
+            f"architectures {architectures!r:.80} is not supported.{near} {len(ARCHITECTURES)} classes are, such as "
+            f"{', '.join(_EXAMPLES)}; docs/extending.md lists them. Others can be written as a model TOML."
         )
     return ARCHITECTURES[name](config), name
 
@@ -175,6 +175,8 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
 }
 # What layers of known classes have that ours cannot say. Sources: huggingface/transformers 5.24 and, of DeciLM,
 # Megatron-Bridge 0.6.2, llama_nemotron_bridge.py.
+_EXAMPLES = ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
+_GEMMA4 = "its full layers have heads of 512 dimensions, and its norms are composed of single operations"
 _ONE_NORM = "its attention and MLP stand side by side behind one norm"
 _NOT_TOLD = {
     "ApertusForCausalLM": "its activation, xIELU, is none of ours",
@@ -182,6 +184,10 @@ _NOT_TOLD = {
     "Cohere2ForCausalLM": _ONE_NORM,
     "DeciLMForCausalLM": "its layers differ in their widths and heads (block_configs), and some have no attention",
     "GPTJForCausalLM": _ONE_NORM,
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "KimiK3ForConditionalGeneration": "Kimi delta attention is none of ours",
+    "KimiLinearForCausalLM": "Kimi delta attention is none of ours",
     "PhiForCausalLM": _ONE_NORM,
     "OlmoForCausalLM": "its norms have no weights",
 }

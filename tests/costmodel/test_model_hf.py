@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from family_cases import unjudged
@@ -47,7 +49,7 @@ from hf_configs_newer import (
     STARCODER2_15B,
 )
 
-from costmodel.model_hf import read_hf_config
+from costmodel.model_hf import ARCHITECTURES, read_hf_config
 from costmodel.model_registry import load_model
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
@@ -55,6 +57,7 @@ from costmodel.predict import predict
 from costmodel.workload import Workload
 from hardware_db import load_cluster
 
+ROOT = Path(__file__).parents[2]
 MAVERICK = {"num_local_experts": 128, "interleave_moe_layer_step": 2, "moe_layers": list(range(1, 48, 2))}
 # Keys of NVIDIA-Nemotron-3-Super-120B-A12B, whose sizes are those of our file.
 SUPER = load_model("nemotron3-super-120b-a12b")
@@ -241,3 +244,13 @@ def test_dense_configs_are_priced(config, tmp_path):
 def test_sparse_step_counts_from_the_end(tmp_path):
     kinds = read_hf_config(write(tmp_path, QWEN3_30B | {"decoder_sparse_step": 2})).layer_kinds()
     assert [kind.endswith("experts") for kind in kinds[:4]] == [False, True, False, True]
+
+
+def test_every_class_is_listed_where_the_error_sends_its_reader():
+    listed = set(re.findall(r"\w+", (ROOT / "docs" / "extending.md").read_text()))
+    endings = ("ForCausalLM", "ForConditionalGeneration")
+    short = {
+        next((name.removesuffix(end) for end in endings if name.endswith(end)), name)
+        for name in ARCHITECTURES
+    }
+    assert short <= listed
