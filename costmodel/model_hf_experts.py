@@ -8,6 +8,7 @@ from costmodel.model_hf_values import (
     count,
     count_or_zero,
     dense_first,
+    dense_in_front,
     every_nth,
     expect,
     flag,
@@ -305,8 +306,7 @@ def minimax_m3(config: Config) -> Config:
     as frozen weights that never run, and no heads for more tokens.
     """
     expect(config, {"swiglu_alpha": 1.702, "swiglu_limit": 7.0})
-    if isinstance(config.get("moe_layer_freq"), list):
-        config = {"mlp_layer_types": config["moe_layer_freq"]} | config
+    listed = isinstance(config.get("moe_layer_freq"), list)
     width = count(config, "intermediate_size", 3072)
     shared = count_or_zero({"shared_intermediate_size": 3072} | config, "shared_intermediate_size")
     moe = {
@@ -314,7 +314,9 @@ def minimax_m3(config: Config) -> Config:
         "topk": count(config, "num_experts_per_tok", 4),
         "expert_ffn": width,
         "shared_expert_ffn": shared * count_or_zero({"n_shared_experts": 1} | config, "n_shared_experts"),
-        "dense_first_layers": dense_first(config, 0),
+        "dense_first_layers": dense_in_front(config, "moe_layer_freq", (1,))
+        if listed
+        else dense_first(config, 0),
         "router_score": "sigmoid",
         "router_dtype": "fp32",
         "expert_bias": True,

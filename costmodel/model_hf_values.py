@@ -184,10 +184,15 @@ def dense_first(config: Config, default: int) -> int:
     if key is None:
         own = "first_k_dense_replace"
         return default if config.get(own) is None else count_or_zero(config, own)
+    return dense_in_front(config, key, ("sparse", True, 1))
+
+
+def dense_in_front(config: Config, key: str, sparse: Sequence[Any]) -> int:
+    """Layers of a list, one entry each, in front of those with experts, whose entries are among `sparse`. [1]"""
     listed = config[key]
-    sparse = [kind in ("sparse", True, 1) for kind in listed] if isinstance(listed, list) else []
-    first = sparse.index(True) if True in sparse else 0
-    if len(sparse) != count(config, "num_hidden_layers") or not all(sparse[first:]) or not sparse[first:]:
+    kinds = [kind in sparse for kind in listed] if isinstance(listed, list) else []
+    first = kinds.index(True) if True in kinds else 0
+    if len(kinds) != count(config, "num_hidden_layers") or not all(kinds[first:]) or not kinds[first:]:
         raise ValueError(
             f"{key} is no list of a layer each with those of experts behind the others. Write the model as a TOML."
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from costmodel.model_hf_dense import llama
 from costmodel.model_hf_experts import UNSCALED, router_groups
-from costmodel.model_hf_values import Config, count, count_or_zero, flag, number, shown
+from costmodel.model_hf_values import Config, count, count_or_zero, dense_in_front, flag, number, shown
 
 _LETTERS = {"full_attention": "F", "sliding_attention": "W"}
 # Heads for more tokens of MiMo-V2-Flash stand in a file of weights of their own.
@@ -41,21 +41,21 @@ def mimo_v2_flash(config: Config) -> Config:
     }
     return values | {
         "rotary_local_base": count(config, "swa_rope_theta", 10_000),
-        "moe": _mimo_experts(config, values["num_layers"]),
+        "moe": _mimo_experts(config),
         "sliding_window": window,
         "left_out": UNCOUNTED_HEADS,
     }
 
 
-def _mimo_experts(config: Config, layers: int) -> Config:
+def _mimo_experts(config: Config) -> Config:
     width = count(config, "moe_intermediate_size")
-    sparse = _listed(config, "moe_layer_freq", {0: "-", 1: "E"}) or "-" + "E" * (layers - 1)
+    first = 1 if config.get("moe_layer_freq") is None else dense_in_front(config, "moe_layer_freq", (1,))
     return {
         "num_experts": count(config, "n_routed_experts"),
         "topk": count(config, "num_experts_per_tok"),
         "expert_ffn": width,
         "shared_expert_ffn": width * count_or_zero(config, "n_shared_experts"),
-        "dense_first_layers": _dense_first(sparse, "moe_layer_freq"),
+        "dense_first_layers": first,
         "router_score": "sigmoid",
         "expert_bias": True,
         "load_balancing": "none",
@@ -132,11 +132,7 @@ def _step_experts(config: Config, layers: int) -> Config:
         listed = [int(each) if each.strip().isdigit() else each for each in listed.split(",")]
     if listed is None:
         listed = list(range(3, layers))
-    sparse = (
-        "".join("E" if layer in listed else "-" for layer in range(layers))
-        if isinstance(listed, list)
-        else ""
-    )
+    sparse = [layer in listed for layer in range(layers)] if isinstance(listed, list) else listed
     experts = count(config, "moe_num_experts", count(config, "n_routed_experts", 288))
     chosen = count(config, "moe_top_k", count(config, "num_experts_per_tok", 8))
     return {
@@ -144,7 +140,9 @@ def _step_experts(config: Config, layers: int) -> Config:
         "topk": chosen,
         "expert_ffn": count(config, "moe_intermediate_size", 1280),
         "shared_expert_ffn": count(config, "share_expert_dim", count(config, "share_expert_dims", 1280)),
-        "dense_first_layers": _dense_first(sparse, "moe_layers_enum"),
+        "dense_first_layers": dense_in_front(
+            config | {"moe_layers_enum": sparse}, "moe_layers_enum", (True,)
+        ),
         "router_score": str(config.get("moe_router_activation") or "sigmoid"),
         "router_scaling_factor": number(config, ("moe_router_scaling_factor",), 1.0),
         "router_dtype": "fp32" if flag(config, "need_fp32_gate") else None,
@@ -182,13 +180,3 @@ def _listed(config: Config, key: str, letters: dict[Any, str]) -> str:
             f"{key} has {len(listed)} entries for num_hidden_layers {least}. Give one for each layer."
         )
     return "".join(letters[each] for each in listed)
-
-
-def _dense_first(kinds: str, key: str) -> int:
-    """Dense layers in front of layers with experts; refused where they alternate. [1]"""
-    first = len(kinds) - len(kinds.lstrip("-"))
-    if "-" in kinds[first:] or not kinds:
-        raise ValueError(
-            f"{key} does not put all dense layers in front of those with experts. Write the model as a TOML."
-        )
-    return first

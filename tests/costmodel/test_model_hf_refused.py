@@ -70,12 +70,12 @@ def test_windows_of_the_last_layers_alone_are_refused(tmp_path):
         (
             MINIMAX_M3["text_config"] | {"architectures": ["MiniMaxM3ForCausalLM"]},
             {"moe_layer_freq": [1] * 59 + [0]},
-            "mlp_layer_types is no list of a layer each",
+            "moe_layer_freq is no list of a layer each",
         ),
         (
             MINIMAX_M3["text_config"] | {"architectures": ["MiniMaxM3ForCausalLM"]},
             {"moe_layer_freq": [0] * 60},
-            "mlp_layer_types is no list of a layer each",
+            "moe_layer_freq is no list of a layer each",
         ),
         (
             MINIMAX_M3["text_config"] | {"architectures": ["MiniMaxM3ForCausalLM"]},

@@ -156,9 +156,9 @@ def test_without_other_heads_windows_are_those_of_all_layers(tmp_path):
             "hybrid_layer_pattern has 2 entries for num_hidden_layers 48",
         ),
         (MIMO, {"hybrid_layer_pattern": [2] * 48}, "is not a list of 0, 1"),
-        (MIMO, {"moe_layer_freq": [0, 1] * 24}, "does not put all dense layers in front"),
+        (MIMO, {"moe_layer_freq": [0, 1] * 24}, "is no list of a layer each"),
         (MIMO, {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias true is not supported"),
-        (STEP, {"moe_layers_enum": "3,5,7"}, "does not put all dense layers in front"),
+        (STEP, {"moe_layers_enum": "3,5,7"}, "is no list of a layer each"),
         (
             STEP,
             {"layer_types": KINDS[:46] + ["full_attention"] * 2},
