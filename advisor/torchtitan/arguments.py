@@ -18,6 +18,7 @@ from advisor.torchtitan.job import (
     release_of,
 )
 from advisor.torchtitan.python_job import RELEASE, RENAMED, named_job, python_job
+from executor.export.megatron_lm_fields import number_or_word
 from executor.export.shell_words import left_open, read_flags
 
 # Where a start line, or a variable of its script, says what is trained: a job file, or a function of a module.
@@ -95,17 +96,6 @@ def _value(key: str, values: Sequence[str], off: bool) -> Any:
     elif any(kind.startswith("list") for kind in kinds):
         value = [each for each in re.split(r"[,\s]+", word) if each]
     elif {"int", "float"} & set(kinds):
-        value = _number(word)
+        value = number_or_word(word)
     check(key, value)
     return value
-
-
-def _number(word: str) -> Any:
-    try:
-        return int(word)
-    except ValueError:
-        pass
-    try:
-        return float(word)
-    except ValueError:
-        return word

@@ -122,13 +122,14 @@ def _value(field: str, flag: str, values: list[str]) -> Any:
     if field in FREQUENCIES:
         return frequency_of(flag, values[0])
     if field in LISTS:
-        return [_number(word) for word in values]
+        return [number_or_word(word) for word in values]
     if field == "window_size":
         return [int(number) for number in re.findall(r"-?\d+", values[0])]
-    return _number(values[0])
+    return number_or_word(values[0])
 
 
-def _number(word: str) -> Any:
+def number_or_word(word: str) -> Any:
+    """What a word of a command line means: a whole number, a number, or itself."""
     try:
         return int(word)
     except ValueError:
