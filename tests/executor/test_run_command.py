@@ -147,7 +147,8 @@ def test_rules_see_this_processor_as_its_profile_says_it_is(tmp_path):
     write_profile(path, profile(planted(), 2))
     measured = hardware_db.load_cluster(str(path))
     stands = machine_words(as_processor(load_cluster("dgx-h100")), 2)
-    own = {"gpu": measured.gpu.title}  # how it is called
+    # How it is called, and its memory, which only measuring tells.
+    own = {"gpu": measured.gpu.title, "device_gib": measured.gpu.get("hbm_capacity_usable") // 2**30}
     assert stands | own == machine_words(measured, 2)
 
 
