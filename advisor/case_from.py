@@ -225,7 +225,7 @@ def _with_heads(model: ModelSpec, said: int | None, notes: list[str]) -> ModelSp
     if said is None or said == model.mtp_layers or (said and model.layer_pattern):
         return model
     notes.append(
-        f"MTP heads: {model.name} has {model.mtp_layers}, the configuration says {said}, which is counted."
+        f"MTP heads: {model.name} has {model.mtp_layers}, the configuration {said or 'none'}, which is counted."
     )
     return replace(model, mtp_layers=said, mtp_pattern=model.mtp_pattern if said else "")
 

@@ -101,11 +101,11 @@ def declared_space() -> tuple[str, ...]:
         "chunk a stage",
         "searched: nvl_segment where the GPUs are a multiple of an NVLink domain that is no power of two, such as "
         "72: the whole domain, and the largest power of two in it",
-        "searched: ZeRO 1, and FSDP (ZeRO 3) where pp = 1; no recompute, that of modules (mlp, layernorm; with "
-        "experts moe_act, moe; with MLA mla_up_proj; with hyper-connections mhc), or full recompute of 1/4 to all "
-        "layers; cp_comm_type; on NVIDIA GPUs cuda_graph and, over NVLink, tp_comm_overlap; with FP8 fp8_param_gather; "
-        "overlap_moe_comm (not beside adapters) with delay_wgrad, or without it where CUDA graphs refuse that (linear "
-        "layers with bias)",
+        "searched: ZeRO 1, and FSDP (ZeRO 3) where pp = 1 (Megatron-Core's not beside adapters, where no recipe has "
+        "it); no recompute, that of modules (mlp, layernorm; with experts moe_act, moe; with MLA mla_up_proj; with "
+        "hyper-connections mhc), or full recompute of 1/4 to all layers; cp_comm_type; on NVIDIA GPUs cuda_graph and, "
+        "over NVLink, tp_comm_overlap; with FP8 fp8_param_gather; overlap_moe_comm (not beside adapters) with "
+        "delay_wgrad, or without it where CUDA graphs refuse that (linear layers with bias)",
         "fixed on, as the guides advise, and told below where off gains: sequence_parallel with tp > 1, "
         "overlap_grad_reduce, overlap_param_gather, overlap_p2p, fused attention (for heads that have a "
         "kernel), fused cross entropy, grouped GEMMs and fusions (but gradient_accumulation_fusion with "

@@ -59,14 +59,15 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         request.cluster.gpu.vendor != "AMD"
     )  # whose user buffers and graphs are checked, see rocm_unchecked
     # Beside adapters the overlap cannot run: see rule ep_overlap_adapters.
-    overlaps = request.model.moe is not None and request.workload.task != "lora"
+    adapters = request.workload.task == "lora"
+    overlaps = request.model.moe is not None and not adapters
     absent = lacked(request.stack)
     whole = "distributed_optimizer" in absent
     # User buffers need GPUs that reach each other's memory: see tp_overlap_needs_peers and tp_overlap_over_pcie.
     buffers = nvidia and request.cluster.gpu.has_peers and not request.cluster.intra.name.startswith("pcie")
     tables: list[tuple[list[Row], Finish]] = [
         (
-            _sharding(pins, whole, load_stack(request.stack or default_stack())),
+            _sharding(pins, whole, load_stack(request.stack or default_stack()), adapters),
             _useful_replicas if whole else _useful_sharding,
         ),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
@@ -148,10 +149,11 @@ def _graphs_without_fsdp(columns: Columns) -> Mask:
     return (columns["cuda_graph"] == 0) | (columns["fsdp"] == 0)
 
 
-def _sharding(pins: dict[str, Any], whole: bool, stack: Stack) -> list[Row]:
+def _sharding(pins: dict[str, Any], whole: bool, stack: Stack, adapters: bool) -> list[Row]:
     """Distributed optimizer and FSDP; the other stages only where a pin asks for them.
 
     Megatron-Core's FSDP comes without gradient_accumulation_fusion, as in NVIDIA's recipes: see fsdp_fused_gradients.
+    adapters: beside which no recipe has it, so that it has to be asked for: see fsdp_adapters.
     whole: parameters that are not sharded have whole optimizer states, for there is no distributed optimizer.
     """
     if pins.get("zero_stage") in (0, 2):
@@ -160,6 +162,8 @@ def _sharding(pins: dict[str, Any], whole: bool, stack: Stack) -> list[Row]:
     if whole:
         rows[0] = {"zero_stage": 0.0, "fsdp": 0.0, "overlap_param_gather": 0.0}
         rows[1]["overlap_param_gather"] = 1.0
+    if stack.megatron_core and adapters and not ({"fsdp", "zero_stage"} & pins.keys()):
+        return rows[:1]
     if stack.megatron_core:
         rows = [row | {"gradient_accumulation_fusion": 1 - row["fsdp"]} for row in rows]
     return rows

@@ -63,10 +63,12 @@ def _values(config: Config) -> tuple[Config, str]:
                 f"{name} is not supported: {_NOT_TOLD[name]}. "
                 "A model TOML can tell one of its size with layers of ours."
             )
+        said = config.get("model_type")
+        kind = f" with model_type {said!r:.60}" if architectures is None and said is not None else ""
         near = nearest(name, list(ARCHITECTURES), "For") if isinstance(name, str) else ""
         raise ValueError(
-            f"architectures {architectures!r:.80} is not supported.{near} {len(ARCHITECTURES)} classes are, such as "
-            f"{', '.join(_EXAMPLES)}; docs/extending.md lists them. Others can be written as a model TOML."
+            f"architectures {architectures!r:.80}{kind} is not supported.{near} {len(ARCHITECTURES)} classes are, such "
+            f"as {', '.join(_EXAMPLES)}; docs/extending.md lists them. Others can be written as a model TOML."
         )
     return ARCHITECTURES[name](config), name
 

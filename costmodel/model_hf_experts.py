@@ -330,7 +330,9 @@ def minimax_m3(config: Config) -> Config:
     values = llama({"rope_theta": 5_000_000} | config | dense | {"hidden_act": "silu"})
     own: Config = {"activation": "quick_gelu", "qk_norm": flag(config, "use_qk_norm", True), "moe": moe}
     own["zero_centered_norm"] = flag(config, "use_gemma_norm", True)
-    own["left_out"] = "the indexer's choice of blocks: attention to all tokens, as Megatron-Bridge trains it"
+    own["left_out"] = (
+        "the indexer's choice of blocks (attention is to all tokens, as Megatron-Bridge trains it)"
+    )
     return values | rotary | own
 
 

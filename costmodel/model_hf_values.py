@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def number(config: Config, keys: Sequence[str], default: float | None = None) ->
     key = next((key for key in keys if config.get(key) is not None), None)
     value = default if key is None else config[key]
     if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0
+        isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf
     ):
         raise ValueError(f"{key} {shown(value)} is not a number from 0 on. Correct it in the file.")
     return value
@@ -130,7 +131,7 @@ def rotary_scaling(config: Config) -> Config:
     if not isinstance(said, dict):
         raise ValueError(f"rope_scaling {shown(said)} is not an object. Correct it in the file.")
     kind = said.get("rope_type", said.get("type", "default"))
-    if kind not in ROTARY_KINDS:
+    if not isinstance(kind, str) or kind not in ROTARY_KINDS:
         raise ValueError(f"rope_scaling type {shown(kind)} is not known. Known: {', '.join(ROTARY_KINDS)}.")
     if ROTARY_KINDS[kind] == "none":
         return {"kind": "none"}

@@ -7,7 +7,16 @@ from typing import Any
 
 from costmodel.model_hf_dense import llama
 from costmodel.model_hf_experts import UNSCALED, router_groups
-from costmodel.model_hf_values import Config, count, count_or_zero, dense_in_front, flag, number, shown
+from costmodel.model_hf_values import (
+    Config,
+    count,
+    count_or_zero,
+    dense_in_front,
+    expect,
+    flag,
+    number,
+    shown,
+)
 
 _LETTERS = {"full_attention": "F", "sliding_attention": "W"}
 # Heads for more tokens of MiMo-V2-Flash stand in a file of weights of their own.
@@ -70,8 +79,11 @@ def step3p5(config: Config) -> Config:
     Layers for more tokens follow the others in every list. References: transformers Step3p7TextConfig,
     Step3p7Attention; Megatron-Bridge 0.6.2, stepfun/step35_bridge.py and step35_provider.py.
     """
+    expect(config, {"use_head_wise_attn_gate": True})
     layers = count(config, "num_hidden_layers")
     types = _listed(config, "layer_types", _LETTERS) or "F" * layers
+    if len(types) == layers:  # as newer files have it, those behind the others in a list of their own
+        types += _listed(config | {"num_hidden_layers": 1}, "mtp_layer_types", _LETTERS)
     first = {letter: types.index(letter) for letter in dict.fromkeys(types[:layers])}
     groups = count(config, "num_attention_groups", count(config, "num_key_value_heads", 8))
     full = first.get("F", 0)
@@ -87,7 +99,7 @@ def step3p5(config: Config) -> Config:
         "zero_centered_norm": flag(config, "zero_centered", True),
         "qk_norm": flag(config, "use_qk_norm", True),
         "attention_output_gate": True,
-        "attention_head_gate": flag(config, "use_head_wise_attn_gate", True),
+        "attention_head_gate": True,
         "moe": _step_experts(config, layers),
         "mtp_layers": count_or_zero(config, "num_nextn_predict_layers"),
         "left_out": f"clamps of SwiGLU on {clamped} layers" if clamped else "",
@@ -128,8 +140,11 @@ def _step_heads(types: str) -> str:
 
 def _step_experts(config: Config, layers: int) -> Config:
     listed = config.get("moe_layers_enum")
-    if isinstance(listed, str):
-        listed = [int(each) if each.strip().isdigit() else each for each in listed.split(",")]
+    newer = config.get("mlp_layer_types")
+    if isinstance(newer, list):
+        listed = [layer for layer, kind in enumerate(newer[:layers]) if kind == "sparse"]
+    elif isinstance(listed, str):
+        listed = [int(each) if each.strip().isdecimal() else each for each in listed.split(",")]
     if listed is None:
         listed = list(range(3, layers))
     sparse = [layer in listed for layer in range(layers)] if isinstance(listed, list) else listed

@@ -97,11 +97,16 @@ def _sizes(w: Facts) -> Facts:
     encoder = shards * np.where(w["encoder_tp"] > 0, w["encoder_tp"], w["tp"]) * w["encoder_pp"]
     instances = sharding_instances(shards, w["fsdp"], w["fsdp_shard_size"], w["optimizer_instances"])
     tokens = w["micro_batch"] * w["seq_len"] / (w["cp"] * np.where(w["sequence_parallel"], w["tp"], 1))
-    weights = w["parameters_outside"] / w["tp"] + w["parameters_inside"] / (w["ep"] * w["etp"])
-    each = np.where(w["fp8_param_gather"] & w["quantised"], 1.0, 2.0)
+    experts = w["ep"] * w["etp"]
+    outside, inside = w["parameters_outside"] / w["tp"], w["parameters_inside"] / experts
+    each = (
+        np.where(w["fp32"], 4.0, np.where(w["fp8_param_gather"] & w["quantised"], 1.0, 2.0)) / w["pp"] / 2**30
+    )
+    sharded = outside / shards + inside / np.maximum(mesh / experts, 1.0)
     return {
-        # Weights of a rank, whole GiB, before anything shards them over data parallel ranks, stages alike.
-        "base_gib": np.ceil(each * weights / w["pp"] / 2**30),
+        # Weights of a rank in whole GiB, stages alike: before data parallel ranks shard them, and with the shards.
+        "base_gib": np.ceil(each * (outside + inside)),
+        "wrapped_gib": np.ceil(each * (outside + inside + sharded)),
         "shards": shards,
         "instances": instances,
         "mesh": mesh,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from costmodel.layout import blocks_of
 from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import count_parameters
 from costmodel.placement import network_reduces, switch_reduces
+from costmodel.plan import Plan
 from costmodel.workload import Workload
+from executor.megatron_args import fuses_activation
 
 if TYPE_CHECKING:
     from hardware_db import Cluster
@@ -32,7 +35,9 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "window_heads": model.window_heads.num_heads,
         "window_kv_heads": model.window_heads.num_kv_heads,
         "own_windows": np.bool_(model.windows_apart),
-        "narrow_values": np.bool_(model.heads.v_head_dim != model.head_dim),
+        "narrow_values": np.bool_(
+            any(heads.v_head_dim != heads.head_dim for heads in (model.heads, model.window_heads))
+        ),
         "head_gate": np.bool_(model.attention_head_gate),
         "tp_common": tp_common(model, "mlp" in blocks),
         "head_dim": model.head_dim,
@@ -41,6 +46,7 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "ffn": model.ffn_hidden,
         "positions": model.learned_positions,
         "activation": model.activation,
+        "fuses_activation": np.bool_(fuses_activation(Plan(), model)),
         "linear_bias": np.bool_(model.linear_bias),
         "tied": np.bool_(model.tied_embeddings),
         "mlps": np.bool_("mlp" in blocks),
@@ -82,7 +88,7 @@ def tp_common(model: ModelSpec, mlps: bool) -> int:
 
 def _expert_words(model: ModelSpec) -> dict[str, Any]:
     moe, count = model.moe, count_parameters(model)
-    inside = count.parts.get("experts", 0)
+    inside = experts_of(model)
     return {
         "parameters_inside": float(inside),
         "parameters_outside": float(count.total + count.mtp - inside),
@@ -97,6 +103,19 @@ def _expert_words(model: ModelSpec) -> dict[str, Any]:
         "router_dtype": (moe.router_dtype or "") if moe else "",
         "router_score": moe.router_score if moe else "",
     }
+
+
+def experts_of(model: ModelSpec) -> int:
+    """Parameters of routed experts, those of MTP heads among them. [1]"""
+
+    def sparse(kinds: Iterable[str]) -> int:
+        return sum("experts" in blocks_of(model, kind) for kind in kinds)
+
+    layers = sparse(model.layer_kinds())
+    if not layers:
+        return 0
+    each = count_parameters(model).parts["experts"] // layers
+    return each * (layers + model.mtp_layers * sparse(model.mtp_layer_kinds()))
 
 
 def workload_words(workload: Workload) -> dict[str, Any]:

@@ -198,7 +198,11 @@ def said_heads(fields: Mapping[str, Any], whole: bool) -> int | None:
     said = segments or fields.get("mtp_num_layers")
     if said is None:
         return 0 if whole or "mtp_num_layers" in fields else None
-    return said if isinstance(said, int) and not isinstance(said, bool) and said >= 0 else None
+    if isinstance(said, str) and "$" in said:
+        return None  # a variable that is not set
+    if not isinstance(said, int) or isinstance(said, bool) or said < 0:
+        raise ValueError(f"mtp_num_layers {said!r:.60} is not a whole number from 0 on. Correct it.")
+    return said
 
 
 def position_kind(fields: Mapping[str, Any]) -> str:

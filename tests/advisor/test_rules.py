@@ -387,3 +387,11 @@ def test_a_batch_that_is_not_shared_out_is_told_once_and_in_whole_numbers():
     assert "batch_divides" in found
     assert not {"flushes_divide", "vpp_microbatches", "few_microbatches"} & set(found)
     assert not [each.text for each in found.values() if re.search(r"\d\.\d", each.text)]
+
+
+@pytest.mark.parametrize(("ep", "whole", "wrapped"), [(32, 72, 92), (64, 52, 72)])
+def test_weights_that_stand_on_a_gpu_before_fsdp_shards_them(ep, whole, wrapped):
+    """DeepSeek-V3 by hand: 256 experts of 44.04M in 58 layers and in the MTP head, the rest 17.46B; dp 64."""
+    plan = Plan(dp=64, ep=ep, fsdp=True, zero_stage=3)
+    found = facts(load_model("deepseek-v3"), WORKLOAD, cluster(), "bf16", plan_columns([plan]))
+    assert (found["base_gib"].item(), found["wrapped_gib"].item()) == (whole, wrapped)

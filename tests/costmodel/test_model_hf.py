@@ -144,7 +144,7 @@ def test_a_file_may_name_its_type_alone(tmp_path):
     spec = read_hf_config(write(tmp_path, named | {"model_type": "qwen3_moe"}))
     assert count_parameters(spec).total == 30_532_122_624
     assert spec.source == "config.json (Qwen3MoeForCausalLM)"
-    with pytest.raises(ValueError, match="architectures None is not supported"):
+    with pytest.raises(ValueError, match="architectures None with model_type 'bert' is not supported"):
         read_hf_config(write(tmp_path, named | {"model_type": "bert"}))
 
 

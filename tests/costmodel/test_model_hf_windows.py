@@ -173,3 +173,17 @@ def test_what_our_layers_cannot_say_is_refused_in_a_line(tmp_path, config, chang
     with pytest.raises(ValueError, match=said) as refused:
         read_hf_config(write(tmp_path, config | changes))
     assert "\n" not in str(refused.value)
+
+
+def test_layers_listed_as_newer_files_have_them(tmp_path):
+    """transformers 5.24, configuration_step3p7.py: mlp_layer_types, and layers of heads in a list of their own."""
+    layers, heads = STEP["num_hidden_layers"], STEP["num_nextn_predict_layers"]
+    older = STEP | {"moe_layers_enum": ",".join(str(layer) for layer in range(1, layers))}
+    newer = STEP | {
+        "moe_layers_enum": None,
+        "mlp_layer_types": ["dense"] + ["sparse"] * (layers - 1),
+        "layer_types": STEP["layer_types"][:layers],
+        "mtp_layer_types": STEP["layer_types"][layers:],
+    }
+    assert len(newer["mtp_layer_types"]) == heads
+    assert read_hf_config(write(tmp_path, newer)) == read_hf_config(write(tmp_path, older))

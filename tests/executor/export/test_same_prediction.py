@@ -147,3 +147,13 @@ def test_heads_are_those_of_the_configuration_not_of_the_catalogue(name, heads, 
     assert back.model.mtp_layers == heads
     told = [line for line in back.assumptions if "MTP" in line]
     assert not told
+
+
+@pytest.mark.parametrize("said", ["-1", "x", "1.5"])
+def test_a_number_of_heads_that_is_none_is_refused(said):
+    job = Job(Plan(dp=GPUS, ep=4), Workload(2048, 64), load_model("deepseek-v3"), CLUSTER)
+    words = bundle(job, "megatron-lm", slurm=False).exported.command
+    place = words.index("--mtp-num-layers") + 1
+    text = shlex.join((*words[:place], said, *words[place + 1 :]))
+    with pytest.raises(ValueError, match=r"mtp.num.layers .* is not a whole number from 0 on"):
+        read_foreign("megatron-lm", text, {"gpus": GPUS, "cluster": CLUSTER.name})
