@@ -107,6 +107,38 @@ def test_a_script_of_an_older_release_is_its_job_file_and_what_it_sets(tmp_path)
     assert found.stack == "torchtitan-25.10"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CONFIG_FILE={job} ./run_train.sh",
+        'NGPU=8 CONFIG_FILE="{job}" ./run_train.sh',
+        "export CONFIG_FILE=${{CONFIG_FILE:-{job}}}\n./run_train.sh",
+        'CONFIG_FILE={job}\ntorchrun -m torchtitan.train --job.config_file ${{CONFIG_FILE}} "$@"',
+        "CONFIG_FILE={job}\ntorchrun -m torchtitan.train --job.config_file $CONFIG_FILE | tee log.txt",
+        "torchrun -m torchtitan.train --job.config_file {job} --training.seq_len 8192 ${{@:2}}",
+        "torchrun -m torchtitan.train --job.config_file {job} --training.seq_len 8192 $*",
+    ],
+)
+def test_the_start_lines_of_torchtitans_readme_name_a_job_file(tmp_path, line):
+    job = tmp_path / "l8.toml"
+    job.write_text(toml(SEVENTY))
+    found, same = read(line.format(job=job)), read(toml(SEVENTY))
+    assert (found.model, found.plan, found.workload) == (same.model, same.plan, same.workload)
+    assert found.notes == same.notes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "MODULE=llama3 CONFIG=llama3_8b ./run_train.sh",
+        'MODULE=llama3\nCONFIG=${CONFIG:-"llama3_8b"}\ntorchrun --module ${MODULE} --config ${CONFIG} "$@"',
+    ],
+)
+def test_the_start_lines_of_torchtitans_readme_name_a_configuration(line):
+    found, same = read(line), read("--module llama3 --config llama3_8b")
+    assert (found.model, found.plan, found.workload) == (same.model, same.plan, same.workload)
+
+
 def test_arguments_alone_are_a_job_too():
     found = read(
         "--model.name qwen3 --model.flavor 8B --training.seq_len 4096 --activation_checkpoint.mode none"
@@ -174,6 +206,10 @@ def mine() -> Trainer.Config:
     ("text", "told"),
     [
         ("--module llama3", "given together"),
+        ("MODULE=llama3 ./run_train.sh", "given together"),
+        ("CONFIG_FILE=no/such.toml ./run_train.sh", "no/such.toml, which --job.config_file names"),
+        ("CONFIG_FILE= ./run_train.sh", "this starts nothing of torchtitan"),
+        ("--module llama3 --config $MINE", r"--config \$MINE is left to a variable"),
         ("--module llama3 --config llama3_9b", "Did you mean llama3_8b"),
         ("--module lama3 --config llama3_8b", "Did you mean llama3_8b"),
         (
