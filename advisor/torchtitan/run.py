@@ -9,7 +9,7 @@ from typing import Any
 
 from advisor.measurement_flags import optimizer_words
 from advisor.measurement_plans import row_plan, row_workload
-from advisor.measurement_release import unknown_release, version_months
+from advisor.measurement_release import month_of, unknown_release, version_months
 from advisor.measurement_rows import Row
 from advisor.options import given_knobs, plan_from_options
 from advisor.torchtitan.flavors import Flavor, flavor_of
@@ -98,8 +98,7 @@ def _stack(job: Job, options: Mapping[str, Any], notes: list[str]) -> str:
     """The release that --stack names, else the one that has the job's keys."""
     if options.get("stack"):
         return str(options["stack"])
-    month = version_months(FAMILY)[job.release.rpartition(".")[0]]
-    stack = f"{FAMILY}-{month}"
+    stack = f"{FAMILY}-{month_of(job.release, version_months(FAMILY))}"
     near = unknown_release(stack)
     notes.append(
         f"{stack}: {job.release} has these keys{f', and {near}' if near else ''}; --stack names another release."
@@ -111,7 +110,7 @@ def _month(stack: str, job: Job) -> str:
     """The month of the run, yy.mm: of its stack, of the job's release where that is none of torchtitan's."""
     there = load_stack(stack)
     known = there.release if there.family == FAMILY else ""
-    return known or version_months(FAMILY)[job.release.rpartition(".")[0]]
+    return known or month_of(job.release, version_months(FAMILY))
 
 
 def _row(job: Job, flavor: Flavor, sizes: Sizes, batches: Batches, pipeline: Pipeline, stack: str) -> Row:

@@ -104,7 +104,7 @@ def test_a_script_of_an_older_release_is_its_job_file_and_what_it_sets(tmp_path)
     found = read(str(script))
     assert (found.workload.seq_len, found.plan.micro_batch, found.plan.rope_fusion) == (16384, 1, False)
     assert any("context_parallel_degree $CP. It counts as not said" in note for note in found.notes)
-    assert found.stack == "torchtitan-25.10"
+    assert found.stack == "torchtitan-26.02"
 
 
 @pytest.mark.parametrize(
