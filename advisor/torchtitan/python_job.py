@@ -156,6 +156,8 @@ def _model(spec: Any, notes: list[str]) -> dict[str, Any]:
         said["model.mtp"] = heads
     if isinstance(backend := spec.get("moe_comm_backend"), str):
         said["parallelism.expert_parallel_comm_backend"] = backend
+    if (bound := spec.get("non_blocking_capacity_factor")) is not None:
+        said["model.non_blocking_capacity_factor"] = bound
     if (gemm := spec.get("tp_gemm_backend", "default")) != "default":
         notes.append(f"Not modelled: tp_gemm_backend {gemm}; its collectives count as without it.")
     converters = spec.get("converters") or []

@@ -9,6 +9,7 @@ from advisor.torchtitan.sizes import Sizes
 from advisor.torchtitan.switches import (
     ASYNC,
     BACKEND,
+    CAPACITY,
     GRAPHS,
     captures,
     compiles,
@@ -43,13 +44,24 @@ def check_starts(job: Job, sizes: Sizes) -> None:
             f"enable_fsdp_float8_all_gather with recipe_name {float8_recipe(job)!r} is refused by torchtitan, which "
             "gathers in 8 bits with scales of whole tensors alone. Leave one of them out."
         )
-    if captures(job) and (
-        sizes.pp > 1 or (sizes.ep > 1 and job[BACKEND] not in ("hybridep", "minimal_async_ep"))
-    ):
-        what = "pipeline stages" if sizes.pp > 1 else "experts on several ranks by this dispatcher"
-        raise ValueError(
-            f"CUDA graphs, which torchtitan {PYTHON} has on, do not take {what}. Try {GRAPHS} = true."
-        )
+    if captures(job):
+        _check_captured(job, sizes)
+
+
+def _check_captured(job: Job, sizes: Sizes) -> None:
+    """ValueError in one line for what no graph takes. Source: torchtitan 0.3.0, trainer.py, _validate_cuda_graphs."""
+    bounded = job[BACKEND] == "minimal_async_ep" or (job[BACKEND] == "hybridep" and CAPACITY in job.said)
+    what = "experts on several ranks by this dispatcher" if sizes.ep > 1 and not bounded else ""
+    what = "pipeline stages" if sizes.pp > 1 else what
+    if not what:
+        return
+    hint = ""
+    if sizes.pp == 1 and job[BACKEND] == "hybridep":
+        what += " without a bound on their tokens"
+        hint = ", or non_blocking_capacity_factor=1.0 in model_registry"
+    raise ValueError(
+        f"CUDA graphs, which torchtitan {PYTHON} has on, do not take {what}. Try {GRAPHS} = true{hint}."
+    )
 
 
 def unstarted(flavor: Flavor, sizes: Sizes, job: Job) -> list[str]:

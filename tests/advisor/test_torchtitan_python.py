@@ -6,6 +6,7 @@ import pytest
 from torchtitan_jobs import SEVENTY, P, toml
 
 from advisor.case_from import read_foreign
+from advisor.rules import violations
 from advisor.torchtitan.job import tables
 from advisor.torchtitan.python_form import Maker, read_source
 from advisor.torchtitan.reading import read_text
@@ -53,6 +54,19 @@ def mine() -> Trainer.Config:
     config.compile = CompileConfig(enable=True, enable_async_tensor_parallel=True)
     config.model_spec = model_registry("70B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
     return config
+"""
+)
+EP = (
+    HEAD.replace("llama3 import model_registry", "deepseek_v3 import model_registry")
+    + """
+def mine() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry(
+            "16B", moe_comm_backend="hybridep", non_blocking_capacity_factor=CAPACITY, num_mtp_layers=1
+        ),
+        parallelism=ParallelismConfig(expert_parallel_degree=8, context_parallel_degree=2),
+        activation_checkpoint=None,
+    )
 """
 )
 LINE = (
@@ -157,6 +171,23 @@ def test_every_configuration_that_torchtitan_ships_is_read_and_predicted(family,
     assert found.stack == "torchtitan-26.09"
 
 
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("gpt_oss", "gpt_oss_20b"),
+        ("gpt_oss", "gpt_oss_120b"),
+        ("qwen3", "qwen3_30b_a3b"),
+        ("deepseek_v3", "deepseek_v3_16b_hybridep"),
+    ],
+)
+def test_a_graph_of_experts_is_refused_where_torchtitan_refuses_it_alone(family, config):
+    """trainer.py, _validate_cuda_graphs, takes experts on one rank and HybridEP with a capacity factor."""
+    found = read(f"--module {family} --config {config}", gpu="b200")
+    assert found.plan.cuda_graph
+    broken = violations(found.model, found.workload, found.cluster, found.plan, found.gpus, stack=found.stack)
+    assert not [each.id for each in broken if each.severity == "ERROR"]
+
+
 def test_a_start_line_names_a_function_of_ones_own_file(tmp_path):
     file = tmp_path / "config_registry.py"
     file.write_text(WHOLE + CHANGED.replace("mine", "other"))
@@ -184,19 +215,7 @@ def test_layers_of_nvfp4_are_those_before_the_tail_in_16_bits():
 
 
 def test_experts_dispatch_and_mtp_follow_the_model_registry():
-    head = HEAD.replace("llama3 import model_registry", "deepseek_v3 import model_registry")
-    text = (
-        head
-        + """
-def mine() -> Trainer.Config:
-    return Trainer.Config(
-        model_spec=model_registry("16B", moe_comm_backend="hybridep", num_mtp_layers=1),
-        parallelism=ParallelismConfig(expert_parallel_degree=8, context_parallel_degree=2),
-        activation_checkpoint=None,
-    )
-"""
-    )
-    found = read(text)
+    found = read(EP.replace("CAPACITY", "1.0"))
     assert (found.plan.moe_dispatcher, found.plan.ep, found.model.mtp_layers) == ("hybridep", 8, 1)
     assert (found.plan.recompute, found.plan.cp_comm_type) == ("none", "all_gather")
     assert found.workload.moe_imbalance == 1.04
@@ -231,6 +250,11 @@ def mine() -> Trainer.Config:
             "--module deepseek_v3 --config deepseek_v3_16b --training.no-disable_cuda_graphs",
             "do not take experts",
         ),
+        (
+            EP.replace("CAPACITY", "None"),
+            "without a bound on their tokens. Try training.disable_cuda_graphs = true, or",
+        ),
+        (EP.replace("CAPACITY", "1.0").replace("hybridep", "deepep"), "by this dispatcher. Try training.dis"),
         ("import torchtitan\n", "makes no Trainer.Config"),
         (WHOLE + CHANGED.replace("mine", "other"), "mine, other, 2 in all. Name one by '--module FILE.py"),
         ("--module no/such.py --config mine", "no/such.py, which --module names, is no file"),
