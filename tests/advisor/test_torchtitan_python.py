@@ -69,6 +69,14 @@ def mine() -> Trainer.Config:
     )
 """
 )
+
+
+def with_step(step: str) -> str:
+    """CHANGED with a statement before its configuration is returned."""
+    end = CHANGED.rindex("    return config")
+    return f"{CHANGED[:end]}    {step}\n{CHANGED[end:]}"
+
+
 LINE = (
     "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_405b "
     "--training.disable_cuda_graphs --training.local-batch-size=1 --parallelism.tensor_parallel_degree 8 "
@@ -288,3 +296,98 @@ def test_a_call_of_ones_own_function_takes_its_arguments_and_defaults():
     made = Maker(read_source(text), lambda _: {"()": "Trainer.Config", "training": {}}).make("mine")
     assert made["training"]["local_batch_size"] == 6
     assert made["parallelism"] == {"tensor_parallel_degree": 4}
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (
+            "if BIG:\n        config.training.seq_len = 4",
+            "Not followed: if BIG: config.training.seq_len = 4 in line",
+        ),
+        ("for each in X:\n        config.training.seq_len = each", "Not followed: for each in X:"),
+        ("config.training.seq_len *= size()", "Not followed: config.training.seq_len *= size() in line"),
+        ("helper(config)", "Not followed: helper(config) in line"),
+        ('setattr(config.training, "seq_len", 4)', "Not followed: setattr(config.training, 'seq_len', 4)"),
+        ("config.training.seq_len, other = 4, 5", "Not followed: config.training.seq_len, other = (4, 5)"),
+        ("config.training['seq_len'] = 4", "Not followed: config.training['seq_len'] = 4"),
+        ("elsewhere.training.seq_len = 4", "Not followed: elsewhere.training.seq_len = 4"),
+        ("config.training = TT", "Not read, as its code makes it: training, as a whole"),
+        ("config.training = mine_too(seq_len=4)", "Not read, as its code makes it: training, as a whole"),
+        ("config.training = TrainingConfig(4)", "what TrainingConfig is given without names"),
+        ("config.training = TrainingConfig(**K)", "Not followed: **K in line"),
+        ("config.optimizer = OPT", "Not read, as its code makes it: optimizer. It counts as AdamW"),
+        ("config.loss = LOSS", "Not read, as its code makes it: loss. It counts as that of whole sequences"),
+        (
+            'config.model_spec = model_registry("70B", converters=C)',
+            "converters of model_registry. It counts as none",
+        ),
+        (
+            'config.model_spec = model_registry("70B", attn_backend=A)',
+            "attn_backend of model_registry. It counts as flex",
+        ),
+    ],
+)
+def test_a_statement_or_part_that_is_not_followed_is_told(step, told):
+    text = with_step(step)
+    added = set(read_text(text).notes) - set(read_text(CHANGED).notes)
+    assert any(told in note for note in added)
+    assert not any("\n" in note for note in added)
+    assert read(text).plan.tp == 4
+
+
+@pytest.mark.parametrize(
+    ("step", "length"),
+    [
+        ("config.training.seq_len *= 4", 32768),
+        ("config.training.seq_len += 8", 8200),
+        ("config.training.seq_len //= 2", 4096),
+        ("config.training = TrainingConfig(**SMALL)", 1024),
+        ("pass", 8192),
+    ],
+)
+def test_what_is_reckoned_of_numbers_or_spread_is_followed(step, length):
+    text = with_step(step)
+    job = read_text(text.replace("TP = 4", 'TP = 4\nSMALL = {"seq_len": 1024}'))
+    assert job["training.seq_len"] == length
+    assert not any("Not followed" in note for note in job.notes)
+
+
+@pytest.mark.parametrize("step", ["TP *= 2", "if BIG:\n    TP = 8", "TP, PP = 1, 2"])
+def test_a_constant_that_the_file_changes_elsewhere_is_not_known(step):
+    job = read_text(WHOLE.replace("TP = 4\n", f"TP = 4\n{step}\n"))
+    assert any(
+        "Not read, as its code makes it: parallelism.tensor_parallel_degree" in note for note in job.notes
+    )
+
+
+NVFP4 = "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, FRACTION))"
+
+
+@pytest.mark.parametrize(
+    ("converter", "told"),
+    [
+        ("Float8LinearConverter.Config(filter_fqns=FF)", "filter_fqns of Float8LinearConverter.Config"),
+        ("Float8LinearConverter.Config(filter_fqns=3)", "filter_fqns of Float8LinearConverter.Config"),
+        ("Float8LinearConverter.Config(filter_fqns=[FF, 1])", "filter_fqns of Float8LinearConverter.Config"),
+        ("Float8LinearConverter.Config(recipe_name=R)", "recipe_name of Float8LinearConverter.Config"),
+        ("MXFP8LinearConverter.Config(fqns=FF)", "fqns of MXFP8LinearConverter.Config"),
+        (
+            "NVFP4LinearConverter.Config(fqns=FF)",
+            "fqns of NVFP4LinearConverter.Config. It counts as every layer",
+        ),
+        (NVFP4.replace("FRACTION", "F"), "fqns of NVFP4LinearConverter.Config. It counts as every layer"),
+    ],
+)
+def test_a_value_of_another_type_is_told_and_never_a_traceback(converter, told):
+    text = CHANGED.replace('Float8LinearConverter.Config(filter_fqns=["lm_head"])', converter)
+    assert any(told in note for note in read(text, gpu="b200").notes)
+
+
+@pytest.mark.parametrize("fraction", ["1e400", "1.0", "-0.1"])
+def test_a_tail_of_all_layers_is_refused_as_torchtitan_does(fraction):
+    text = CHANGED.replace(
+        'Float8LinearConverter.Config(filter_fqns=["lm_head"])', NVFP4.replace("FRACTION", fraction)
+    )
+    with pytest.raises(ValueError, match="leaves no layer of 80 in 4 bits"):
+        read(text)
