@@ -71,13 +71,13 @@ def read_job(text: str) -> Job:
     """The keys of a job file, or of the JSON that torchtitan saves of one.
 
     ValueError in one line for what is neither, no key of torchtitan's or of another type."""
+    saved = text.lstrip().startswith("{")
     try:
-        mapping = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        mapping = json.loads(text) if saved else tomllib.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"this is no TOML, as job files of torchtitan are: {reason:.120}. Correct it there."
-        ) from None
+        what = "no JSON, as torchtitan saves of a job" if saved else "no TOML, as job files of torchtitan are"
+        raise ValueError(f"this is {what}: {reason:.120}. Correct it there.") from None
     said: dict[str, Any] = {}
     unknown: list[str] = []
     for key, value in _leaves(mapping, ""):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from advisor.torchtitan.flavors import Flavor
 from advisor.torchtitan.job import Job
 from advisor.torchtitan.python_job import RELEASE as PYTHON
@@ -17,13 +19,22 @@ from advisor.torchtitan.switches import (
     gathers_quantised,
 )
 
+OPTIMIZERS = ("AdamW", "Adam")
+
 
 def check_starts(job: Job, sizes: Sizes) -> None:
     """ValueError in one line for what torchtitan refuses before it trains.
 
-    Source: torchtitan 0.1.0 to 0.2.2, parallelize.py (apply_ddp, async TP) and models/deepseek_v3 (DeepEP).
+    Source: torchtitan 0.1.0 to 0.2.2, parallelize.py (apply_ddp, async TP), models/deepseek_v3 (DeepEP) and
+    components/optimizer.py (build_optimizers), but for optimizers of a module of one's own.
     """
     older = job.release != PYTHON
+    if older and job["optimizer.name"] not in OPTIMIZERS and not job["experimental.custom_import"]:
+        near = difflib.get_close_matches(job["optimizer.name"], OPTIMIZERS, n=1)
+        raise ValueError(
+            f"optimizer.name {job['optimizer.name']!r:.60} is none that torchtitan builds: {' and '.join(OPTIMIZERS)}. "
+            f"Try {(near or OPTIMIZERS)[0]}."
+        )
     if older and sizes.replicate > 1 and not sizes.fsdp and sizes.tp * sizes.pp > 1:
         raise ValueError(
             f"data_parallel_replicate_degree {sizes.replicate} without shards is DDP, which torchtitan refuses beside "

@@ -17,7 +17,7 @@ from advisor.torchtitan.job import Job
 from advisor.torchtitan.pipeline import Pipeline, pipeline_of
 from advisor.torchtitan.refusals import check_starts, unstarted
 from advisor.torchtitan.remarks import acting, told
-from advisor.torchtitan.sizes import Batches, Sizes, batches_of, sizes_of
+from advisor.torchtitan.sizes import Batches, Sizes, batches_of, length_of, sizes_of
 from advisor.torchtitan.switches import (
     ASYNC,
     ATTENTION,
@@ -73,7 +73,7 @@ def run_of(job: Job, options: dict[str, Any], notes: list[str]) -> Run:
     pipeline = pipeline_of(job, model.num_layers, sizes.pp, notes)
     row = _row(job, flavor, sizes, batches, pipeline, stack)
     plan = _plan(job, row, model, sizes, notes)
-    seq_len = options.get("seq_len") or job["training.seq_len"]
+    seq_len = options.get("seq_len") or length_of(job)
     workload = _workload(row, flavor, seq_len, batches.whole, options, notes)
     notes += [
         *unstarted(flavor, sizes, job),
@@ -182,7 +182,7 @@ def _by_layers(plan: Plan, model: ModelSpec, option: str) -> Plan:
 
     Source: torchtitan 0.1.0 to 0.2.2, _apply_layer_sac, whose count goes on over the stages of a rank.
     """
-    if not option.isdigit():
+    if not option.isdecimal():
         raise ValueError(
             f"activation_checkpoint.selective_ac_option {option!r} is neither op nor a number of layers in quotes. "
             'Try "op", or "2" for every second layer.'

@@ -290,6 +290,21 @@ def test_options_win_and_data_parallel_takes_up_the_rest():
             "with recipe_name 'rowwise' is refused by torchtitan",
         ),
         ({"activation_checkpoint.selective_ac_option": "all"}, {}, "neither op nor a number"),
+        ({"activation_checkpoint.selective_ac_option": "²"}, {}, "neither op nor a number"),
+        ({"optimizer.name": "SGD"}, {}, "optimizer.name 'SGD' is none that torchtitan builds.*Try AdamW"),
+        ({"optimizer.name": "Muon"}, {}, "optimizer.name 'Muon' is none"),
+        ({"optimizer.name": "adam"}, {}, r"Try Adam\."),
+        (
+            {"training.seq_len": -4},
+            {},
+            "training.seq_len -4 is not a whole number.*Try training.seq_len 4096",
+        ),
+        ({}, {"gpus": 8, "dp": 3}, r"--gpus 8 is not --dp 3 x tensor 1 x .* = 3. Try --gpus 3, or --dp 8\."),
+        (
+            {f"{P}tensor_parallel_degree": 3},
+            {"gpus": 8, "dp": 3},
+            r"--gpus 8 is not --dp 3 x tensor 3 x .* = 9. Try --gpus 9\.",
+        ),
         ({"model.flavor": "13B"}, {}, "model.flavor '13B' is none of llama3"),
     ],
 )
@@ -331,7 +346,10 @@ def test_what_torchtitan_would_not_start_is_told_in_one_line(said, options, told
         ({"model.converters": ["mine"]}, "model.converters mine"),
         ({"quantize.linear.float8.filter_fqns": ["output"]}, "model.converters does not name it"),
         (FLOAT8 | EXPERTS, "experts in 16 bits"),
-        ({"optimizer.name": "Lion"}, "optimizer 'Lion' is not modelled"),
+        (
+            {"optimizer.name": "Lion", "experimental.custom_import": "mine"},
+            "optimizer 'Lion' is not modelled",
+        ),
         ({f"{P}tensor_parallel_degree": 16}, "FP32 throughout"),
         (
             {"model.name": "qwen3", "model.flavor": "32B", f"{P}pipeline_parallel_degree": 2},
