@@ -216,20 +216,7 @@ class Maker:
 
     def _call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
         called = ast.unparse(node.func)
-        given: dict[str, Any] = {}
-        for word in node.keywords:
-            value = self._value(word.value, names)
-            if word.arg:
-                given[word.arg] = value
-            elif (
-                isinstance(value, dict) and CALLED not in value and all(isinstance(key, str) for key in value)
-            ):
-                given |= value
-            else:
-                self.notes.append(
-                    f"Not followed: **{ast.unparse(word.value):.{SHOWN}} in line {node.lineno}, of {called:.{SHOWN}}. "
-                    "It counts as not there."
-                )
+        given = self._named(node, called, names)
         if called in self.source.functions:
             function = self.source.functions[called]
             words = [each.arg for each in function.args.args]
@@ -243,3 +230,23 @@ class Maker:
             given["from"] = self.source.imports.get(called, "")
         called = self.source.imports.get(called, called).rpartition(".")[2] if "." not in called else called
         return {CALLED: called, ARGS: [self._value(each, names) for each in node.args]} | given
+
+    def _named(self, node: ast.Call, called: str, names: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call is given by name; a note on what is spread over it, where that is not known."""
+        given: dict[str, Any] = {}
+        spread = [f"*{ast.unparse(each.value)}" for each in node.args if isinstance(each, ast.Starred)]
+        for word in node.keywords:
+            value = self._value(word.value, names)
+            if word.arg:
+                given[word.arg] = value
+            elif (
+                isinstance(value, dict) and CALLED not in value and all(isinstance(key, str) for key in value)
+            ):
+                given |= value
+            else:
+                spread.append(f"**{ast.unparse(word.value)}")
+        self.notes += [
+            f"Not followed: {each:.{SHOWN}} in line {node.lineno}, of {called:.{SHOWN}}. It counts as not there."
+            for each in spread
+        ]
+        return given

@@ -316,6 +316,7 @@ def test_a_call_of_ones_own_function_takes_its_arguments_and_defaults():
         ("config.training = mine_too(seq_len=4)", "Not read, as its code makes it: training, as a whole"),
         ("config.training = TrainingConfig(4)", "what TrainingConfig is given without names"),
         ("config.training = TrainingConfig(**K)", "Not followed: **K in line"),
+        ("config = _base(*K)\n    config.parallelism.tensor_parallel_degree = 4", "Not followed: *K in line"),
         ("config.optimizer = OPT", "Not read, as its code makes it: optimizer. It counts as AdamW"),
         ("config.loss = LOSS", "Not read, as its code makes it: loss. It counts as that of whole sequences"),
         (
