@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,12 @@ def with_patch(row: Row, release: str) -> str:
 def _of_version(text: str) -> str:
     """The month of a framework's version in a text; the newest release known where the version is later than all."""
     for words, releases in _versions():
-        found = re.search(rf"(?<![a-z])(?:{words})[\s:=_v@-]*(\d\.\d+)(?![\d])", text.lower())
+        found = re.search(rf"(?<![a-z])(?:{words})[\s:=_v@-]*((\d\.\d+)(?:\.\d+)?)(?!\d)", text.lower())
         if found is None:
             continue
-        if found[1] in releases:
-            return str(releases[found[1]])
-        if _parts(found[1]) > max(map(_parts, releases)):
+        if month := month_of(found[1], releases):
+            return month
+        if _parts(found[2]) > max(map(_parts, releases)):
             return newest_release()
     return ""
 
@@ -72,6 +73,11 @@ def _tables() -> dict[str, Any]:
 def version_months(framework: str) -> dict[str, str]:
     """Month "yy.mm" of each version of a framework of the table."""
     return dict(_tables()[framework]["releases"])
+
+
+def month_of(version: str, releases: Mapping[str, str]) -> str:
+    """Month "yy.mm" of a version, else of the one that it is a patch of; "" where neither is known."""
+    return releases.get(version) or releases.get(".".join(version.split(".")[:2]), "")
 
 
 @lru_cache(maxsize=1)

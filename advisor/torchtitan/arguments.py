@@ -21,9 +21,13 @@ from advisor.torchtitan.python_job import RELEASE, RENAMED, named_job, python_jo
 from executor.export.megatron_lm_fields import number_or_word
 from executor.export.shell_words import left_open, read_flags
 
-# Where a start line, or a variable of its script, says what is trained: a job file, or a function of a module.
+# Where a start line, or a variable of its script, says what is trained: a job file, or a function of a module. Source:
+# torchtitan 0.1.0 and 0.3.0, README, whose run_train.sh takes the variables.
 FILE = ("job.config_file", "CONFIG_FILE")
 MODULE, CONFIG = ("module", "MODULE"), ("config", "CONFIG")
+# Flags of ours in front of the text: the variables, put in as for any flag, also of a text without flags.
+VARIABLES = "".join(f"--{name} ${{{name}}}\n" for _, name in (FILE, MODULE, CONFIG))
+PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")  # what whoever starts a script adds to its line
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # Tables of 0.3.0 whose keys change no step.
 OTHERS = ("profiler", "metrics", "tokenizer", "dataloader", "lr_scheduler", "checkpoint", "comm", "validator")
@@ -31,15 +35,16 @@ OTHERS = ("profiler", "metrics", "tokenizer", "dataloader", "lr_scheduler", "che
 
 def arguments_job(text: str) -> Job:
     """The job that a start line means. ValueError in one line for what is no key, or names no configuration."""
-    flags = read_flags(text)
-    given = {name.removeprefix("--").replace("-", "_"): values for name, values in flags.given.items()}
-
-    def named(names: tuple[str, str]) -> str:
-        return " ".join(given.get(names[0], ())) or flags.variables.get(names[1], "").strip("\"'")
-
-    module, config, file = named(MODULE), named(CONFIG), named(FILE)
+    given = {
+        name.removeprefix("--").replace("-", "_"): [word for word in values if not PASSED_ON.fullmatch(word)]
+        for name, values in read_flags(VARIABLES + text).given.items()
+    }
+    module, config, file = (_named(given, names) for names in (MODULE, CONFIG, FILE))
     if bool(module) != bool(config):
-        raise ValueError("--module and --config are given together, as --module llama3 --config llama3_8b.")
+        raise ValueError(
+            "--module and --config are given together, as --module llama3 --config llama3_8b, "
+            "or MODULE=llama3 CONFIG=llama3_8b before ./run_train.sh."
+        )
     if module.endswith(".py"):
         base = python_job(_file(module, "--module"), config)
     elif module:
@@ -67,6 +72,23 @@ def arguments_job(text: str) -> Job:
         )
     found, mixed = release_of(said)
     return Job(said, found, tuple(dict.fromkeys((*notes, *mixed))))
+
+
+def _named(given: dict[str, list[str]], names: tuple[str, str]) -> str:
+    """What a flag names, else its variable; "" without both. ValueError in one line where nothing sets it."""
+    option, variable = names
+    said = given.get(option, [])[:1]  # words behind are the shell's
+    if said and not left_open(said):
+        return said[0]
+    own = given[variable][:1]
+    if own and not left_open(own):
+        return own[0].strip("\"'")
+    if said:
+        raise ValueError(
+            f"--{option} {said[0][:80]} is left to a variable that the text does not set. Write the name itself, "
+            f"or {variable}=NAME in front."
+        )
+    return ""
 
 
 def _file(name: str, option: str) -> str:

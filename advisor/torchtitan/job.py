@@ -71,13 +71,13 @@ def read_job(text: str) -> Job:
     """The keys of a job file, or of the JSON that torchtitan saves of one.
 
     ValueError in one line for what is neither, no key of torchtitan's or of another type."""
+    saved = text.lstrip().startswith("{")
     try:
-        mapping = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        mapping = json.loads(text) if saved else tomllib.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"this is no TOML, as job files of torchtitan are: {reason:.120}. Correct it there."
-        ) from None
+        what = "no JSON, as torchtitan saves of a job" if saved else "no TOML, as job files of torchtitan are"
+        raise ValueError(f"this is {what}: {reason:.120}. Correct it there.") from None
     said: dict[str, Any] = {}
     unknown: list[str] = []
     for key, value in _leaves(mapping, ""):
@@ -156,7 +156,7 @@ def kinds_of(key: str) -> list[str]:
 def check(key: str, value: Any) -> None:
     """ValueError in one line where a value is of another type than its key."""
     kinds = kinds_of(key)
-    if any(_is_of(each, value) for each in kinds):
+    if any(is_of(each, value) for each in kinds):
         return
     choices = [each for kind in kinds if kind.startswith("Literal") for each in _choices(kind)]
     words = f"one of {', '.join(choices)}" if choices else WORDS[kinds[0]]
@@ -172,11 +172,12 @@ def _choices(kind: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_of(kind: str, value: Any) -> bool:
+def is_of(kind: str, value: Any) -> bool:
+    """Whether a value is of a type that a key may have, as Python writes it."""
     if kind.startswith("Literal"):
         return value in _choices(kind)
     if kind.startswith("list["):
-        return isinstance(value, list) and all(_is_of(kind[5:-1], each) for each in value)
+        return isinstance(value, list) and all(is_of(kind[5:-1], each) for each in value)
     if isinstance(value, bool) or kind == "bool":
         return isinstance(value, bool) and kind == "bool"
     return isinstance(value, {"int": int, "float": int | float, "str": str}[kind])

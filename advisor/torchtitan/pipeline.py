@@ -12,21 +12,17 @@ from typing import Any
 from advisor.measurement_sizes import INTERLEAVED_CHUNKS
 from advisor.torchtitan.job import Job
 
-# Schedules by name in small letters, as PyTorch's get_schedule_class takes them: whether a rank has several stages, and
+# Schedules by name, which PyTorch's get_schedule_class takes in any letters: whether a rank has several stages, and
 # what is not counted of it.
 SCHEDULES = {
-    "1f1b": (False, ""),
-    "gpipe": (False, "1F1B counts, which has fewer micro-batches in flight"),
-    "interleaved1f1b": (True, ""),
-    "loopedbfs": (True, "interleaved 1F1B counts, which has fewer micro-batches in flight"),
-    "interleavedzerobubble": (True, "interleaved 1F1B counts, whose bubble is larger"),
-    "zbvzerobubble": (True, "interleaved 1F1B counts: other stages are neighbours, and its bubble is larger"),
-    "dualpipev": (True, "interleaved 1F1B counts: other stages are neighbours, and its bubble is larger"),
+    "1F1B": (False, ""),
+    "GPipe": (False, "1F1B counts, which has fewer micro-batches in flight"),
+    "Interleaved1F1B": (True, ""),
+    "LoopedBFS": (True, "interleaved 1F1B counts, which has fewer micro-batches in flight"),
+    "InterleavedZeroBubble": (True, "interleaved 1F1B counts, whose bubble is larger"),
+    "ZBVZeroBubble": (True, "interleaved 1F1B counts: other stages are neighbours, and its bubble is larger"),
+    "DualPipeV": (True, "interleaved 1F1B counts: other stages are neighbours, and its bubble is larger"),
 }
-NAMES = (
-    *("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"),
-    *("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
-)
 # Of a schedule in a file; its classes tell nothing more.
 OF_FILE = ("pipelineschedulesingle", "pipelineschedulemulti", "_pipelinescheduleruntime")
 UNDER = "parallelism.pipeline_parallel"
@@ -73,15 +69,12 @@ def _schedule(job: Job, notes: list[str]) -> bool:
     named = str(job[f"{UNDER}_schedule"])
     if named.lower() in OF_FILE:
         return named.lower() == "pipelineschedulemulti"
-    if named.lower() not in SCHEDULES:
-        near = difflib.get_close_matches(named.lower(), SCHEDULES, n=1, cutoff=0.5)
-        hint = (
-            f"Did you mean {NAMES[list(SCHEDULES).index(near[0])]}?"
-            if near
-            else f"Known: {', '.join(NAMES)}."
-        )
+    by_letters = {name.lower(): name for name in SCHEDULES}
+    if named.lower() not in by_letters:
+        near = difflib.get_close_matches(named.lower(), by_letters, n=1, cutoff=0.5)
+        hint = f"Did you mean {by_letters[near[0]]}?" if near else f"Known: {', '.join(SCHEDULES)}."
         raise ValueError(f"{UNDER}_schedule {named!r} is no schedule of PyTorch. {hint}")
-    several, words = SCHEDULES[named.lower()]
+    several, words = SCHEDULES[by_letters[named.lower()]]
     if words:
         notes.append(f"Not modelled: {UNDER}_schedule {named}; {words}.")
     return several

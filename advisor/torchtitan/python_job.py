@@ -8,12 +8,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from advisor.torchtitan.flavors import flavor_of
-from advisor.torchtitan.job import Job, check, check_known, tables
-from advisor.torchtitan.python_form import ARGS, CALLED, REGISTRY, UNKNOWN, Made, Maker, Source, read_source
+from advisor.torchtitan.job import Job, check, check_known, is_of, tables
+from advisor.torchtitan.python_form import (
+    ARGS,
+    CALLED,
+    REGISTRY,
+    SHOWN,
+    UNKNOWN,
+    Made,
+    Maker,
+    Source,
+    read_source,
+)
 
 RELEASE = "0.3.0"
-# Parts of a configuration whose fields are keys; others change no step, or are told.
-PARTS = ("training", "parallelism", "compile", "debug")
+# Parts of a configuration whose fields are keys, with their classes; others change no step, or are told.
+PARTS = {
+    "training": "TrainingConfig",
+    "parallelism": "ParallelismConfig",
+    "compile": "CompileConfig",
+    "debug": "DebugConfig",
+}
 # A field that job files have under another name.
 RENAMED = {"compile.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel"}
 # What recomputes, by its class.
@@ -44,7 +59,8 @@ def python_job(text: str, config: str = "") -> Job:
         way = f"Did you mean {near[0]}?" if near else f"Name one by '--module FILE.py --config {found[0]}'."
         which = f"not {config}" if config else f"{len(found)} in all"
         raise ValueError(f"this file makes the configurations {', '.join(found[:8])}, {which}. {way}")
-    return _job(Maker(source, _recorded).make(config or found[0]))
+    maker = Maker(source, _recorded)
+    return _job(maker.make(config or found[0]), maker.notes)
 
 
 def named_job(module: str, config: str) -> Job:
@@ -62,7 +78,7 @@ def named_job(module: str, config: str) -> Job:
         raise ValueError(
             f"--module {module} --config {config} is no configuration of torchtitan {RELEASE}. {hint}"
         )
-    return _job(known[family][config])
+    return _job(known[family][config], [])
 
 
 def _recorded(place: str) -> Made | None:
@@ -100,11 +116,11 @@ def _told(value: Any) -> Any:
     return value
 
 
-def _job(made: Mapping[str, Any]) -> Job:
+def _job(made: Mapping[str, Any], unfollowed: list[str]) -> Job:
     """Its fields under the names of job files; what syntax does not tell is told, and stands at its default."""
-    notes: list[str] = []
+    notes: list[str] = [*unfollowed]
     said: dict[str, Any] = {}
-    for key, value in _fields(made):
+    for key, value in _fields(made, notes):
         if value is UNKNOWN or isinstance(value, dict):
             notes.append(f"Not read, as its code makes it: {key}. It counts as torchtitan's default.")
             continue
@@ -116,25 +132,51 @@ def _job(made: Mapping[str, Any]) -> Job:
     said |= _model(made.get("model_spec"), notes)
     said |= _recompute(made.get("activation_checkpoint", {CALLED: "SelectiveAC.Config"}))
     optimizer = made.get("optimizer")
-    if isinstance(optimizer, dict) and optimizer.get(CALLED) not in (
-        "default_adamw",
-        "OptimizersContainer.Config",
-    ):
-        said["optimizer.name"] = str(optimizer.get(CALLED))
-    if str((made.get("loss") or {}).get(CALLED, "")).startswith("ChunkedLoss"):
+    if isinstance(optimizer, dict):
+        if optimizer.get(CALLED) not in ("default_adamw", "OptimizersContainer.Config"):
+            said["optimizer.name"] = str(optimizer.get(CALLED))
+    elif optimizer is not None:
+        notes.append(_unread("optimizer", "AdamW"))
+    loss = made.get("loss")
+    if loss is not None and not isinstance(loss, dict):
+        notes.append(_unread("loss", "that of whole sequences"))
+    elif loss and str(loss.get(CALLED, "")).startswith("ChunkedLoss"):
         notes.append(
             "The loss of a sequence in chunks counts as a fused one: neither has all logits at once."
         )
         said["loss.chunked"] = True
-    return Job(said, RELEASE, tuple(notes))
+    return Job(said, RELEASE, tuple(dict.fromkeys(notes)))
 
 
-def _fields(made: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for part in PARTS:
-        fields = made.get(part)
-        for name, value in (fields if isinstance(fields, dict) else {}).items():
+def _unread(what: str, default: str) -> str:
+    return f"Not read, as its code makes it: {what}. It counts as {default}."
+
+
+def _fields(made: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    """Keys of the parts. notes: takes the parts that are not read, and arguments of theirs without a name."""
+    for part, kind in PARTS.items():
+        fields = made.get(part, {})
+        if fields is None:
+            continue
+        if not isinstance(fields, dict) or str(fields.get(CALLED, kind)).rpartition(".")[2] != kind:
+            notes.append(_unread(f"{part}, as a whole", "torchtitan's default"))
+            continue
+        if fields.get(ARGS):
+            notes.append(_unread(f"what {kind} is given without names", "torchtitan's default"))
+        for name, value in fields.items():
             if name not in (CALLED, ARGS):
                 yield f"{part}.{name}", value
+
+
+def _typed(made: Mapping[str, Any], name: str, kind: str, default: Any, notes: list[str]) -> Any:
+    """A value of what a call makes where it is of a type of keys, as list[str]; else its default, and a note."""
+    value = made.get(name)
+    if value is None:
+        return default
+    if is_of(kind, value):
+        return value
+    notes.append(_unread(f"{name} of {made.get(CALLED)}", str(default or "not said")))
+    return default
 
 
 def _model(spec: Any, notes: list[str]) -> dict[str, Any]:
@@ -151,15 +193,22 @@ def _model(spec: Any, notes: list[str]) -> dict[str, Any]:
             "from torchtitan.models.llama3 import model_registry."
         )
     said: dict[str, Any] = {"model.name": family, "model.flavor": flavor}
-    said["model.attention"] = spec.get("attn_backend", "varlen" if family == "gpt_oss" else "flex")
-    if heads := spec.get("num_mtp_layers"):
+    said["model.attention"] = _typed(
+        spec, "attn_backend", "str", "varlen" if family == "gpt_oss" else "flex", notes
+    )
+    if heads := _typed(spec, "num_mtp_layers", "int", 0, notes):
         said["model.mtp"] = heads
-    if isinstance(backend := spec.get("moe_comm_backend"), str):
+    if backend := _typed(spec, "moe_comm_backend", "str", "", notes):
         said["parallelism.expert_parallel_comm_backend"] = backend
-    if (gemm := spec.get("tp_gemm_backend", "default")) != "default":
+    if spec.get("non_blocking_capacity_factor") is not None:
+        said["model.non_blocking_capacity_factor"] = True
+    if (gemm := _typed(spec, "tp_gemm_backend", "str", "default", notes)) != "default":
         notes.append(f"Not modelled: tp_gemm_backend {gemm}; its collectives count as without it.")
     converters = spec.get("converters") or []
-    return said | _converters(converters if isinstance(converters, list) else [], family, flavor, notes)
+    if not isinstance(converters, list):
+        notes.append(_unread("converters of model_registry", "none"))
+        converters = []
+    return said | _converters(converters, family, flavor, notes)
 
 
 def _converters(made: list[Any], family: str, flavor: str, notes: list[str]) -> dict[str, Any]:
@@ -169,34 +218,43 @@ def _converters(made: list[Any], family: str, flavor: str, notes: list[str]) -> 
         kind = str(each.get(CALLED, "")).removesuffix(".Config") if isinstance(each, dict) else "?"
         names.append(name := CONVERTERS.get(kind, kind))
         if name == "quantize.linear.float8":
-            filters = [OUTPUT if part == HEAD else part for part in each.get("filter_fqns", [])]
+            filters = _typed(each, "filter_fqns", "list[str]", [], notes)
             said |= {
-                f"{name}.recipe_name": each.get("recipe_name", "rowwise"),
-                f"{name}.filter_fqns": filters,
+                f"{name}.recipe_name": _typed(each, "recipe_name", "str", "rowwise", notes),
+                f"{name}.filter_fqns": [OUTPUT if part == HEAD else part for part in filters],
             }
         elif name == NVFP4:
-            said[f"{NVFP4}.layers"] = _leading(each.get("fqns"), family, flavor)
+            said[f"{NVFP4}.layers"] = _leading(each, family, flavor, notes)
         elif name == "quantize.linear.mx":
-            only = each.get("fqns") or []
+            only = _typed(each, "fqns", "list[str]", [], notes)
             said[f"{name}.filter_fqns"] = [OUTPUT] if only else []
             if only:
                 notes.append(
-                    f"Not modelled: MXFP8 of {', '.join(map(str, only[:4]))} alone; every layer counts in it."
+                    f"Not modelled: MXFP8 of {', '.join(only[:4]):.{SHOWN}} alone; every layer counts in it."
                 )
     return said | {"model.converters": names}
 
 
-def _leading(fqns: Any, family: str, flavor: str) -> int:
+def _leading(made: Mapping[str, Any], family: str, flavor: str, notes: list[str]) -> int:
     """Layers from the first that are in 4 bits: all, or without the tail that a fraction leaves in 16. [1]
 
-    Source: torchtitan 0.3.0, components/quantization/nvfp4.py, nvfp4_bf16_tail_fqns.
+    Source: torchtitan 0.3.0, components/quantization/nvfp4.py, nvfp4_bf16_tail_fqns, which refuses a tail of all.
     """
     layers = flavor_of(family, flavor).model.num_layers
+    fqns = made.get("fqns")
+    if not fqns:
+        return layers
     if isinstance(fqns, dict) and fqns.get(CALLED) == "nvfp4_bf16_tail_fqns":
-        fraction = next((each for each in reversed(fqns.get(ARGS, [])) if isinstance(each, float)), None)
-        fraction = fqns.get("bf16_tail_fraction", fraction)
-        if isinstance(fraction, float):
-            return layers - math.ceil(layers * fraction)
+        fraction = fqns.get("bf16_tail_fraction", next(iter(fqns.get(ARGS, [])[1:]), UNKNOWN))
+        if is_of("float", fraction):
+            if not 0 <= fraction * layers <= layers - 1:
+                raise ValueError(
+                    f"nvfp4_bf16_tail_fqns with bf16_tail_fraction {fraction} leaves no layer of {layers} in "
+                    "4 bits, or more than there are. Try 0.15."
+                )
+            tail: int = math.ceil(layers * fraction)
+            return layers - tail
+    notes.append(_unread(f"fqns of {made.get(CALLED)}", "every layer"))
     return layers
 
 

@@ -11,7 +11,7 @@ from advisor.torchtitan.job import Job, read_job
 from advisor.torchtitan.python_form import CONFIG, syntax
 from advisor.torchtitan.python_job import python_job
 
-OPTION = re.compile(r"(?:^|\s)--(?:\w+\.[\w.-]+|module|config)\b|\bCONFIG_FILE=")
+OPTION = re.compile(r"(?:^|\s)(?:--(?:\w+\.[\w.-]+|module|config)\b|(?:CONFIG_FILE|MODULE|CONFIG)=)")
 
 
 def read_text(text: str) -> Job:

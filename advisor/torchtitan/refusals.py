@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from advisor.torchtitan.flavors import Flavor
 from advisor.torchtitan.job import Job
 from advisor.torchtitan.python_job import RELEASE as PYTHON
@@ -9,6 +11,7 @@ from advisor.torchtitan.sizes import Sizes
 from advisor.torchtitan.switches import (
     ASYNC,
     BACKEND,
+    CAPACITY,
     GRAPHS,
     captures,
     compiles,
@@ -16,13 +19,22 @@ from advisor.torchtitan.switches import (
     gathers_quantised,
 )
 
+OPTIMIZERS = ("AdamW", "Adam")
+
 
 def check_starts(job: Job, sizes: Sizes) -> None:
     """ValueError in one line for what torchtitan refuses before it trains.
 
-    Source: torchtitan 0.1.0 to 0.2.2, parallelize.py (apply_ddp, async TP) and models/deepseek_v3 (DeepEP).
+    Source: torchtitan 0.1.0 to 0.2.2, parallelize.py (apply_ddp, async TP), models/deepseek_v3 (DeepEP) and
+    components/optimizer.py (build_optimizers), but for optimizers of a module of one's own.
     """
     older = job.release != PYTHON
+    if older and job["optimizer.name"] not in OPTIMIZERS and not job["experimental.custom_import"]:
+        near = difflib.get_close_matches(job["optimizer.name"], OPTIMIZERS, n=1)
+        raise ValueError(
+            f"optimizer.name {job['optimizer.name']!r:.60} is none that torchtitan builds: {' and '.join(OPTIMIZERS)}. "
+            f"Try {(near or OPTIMIZERS)[0]}."
+        )
     if older and sizes.replicate > 1 and not sizes.fsdp and sizes.tp * sizes.pp > 1:
         raise ValueError(
             f"data_parallel_replicate_degree {sizes.replicate} without shards is DDP, which torchtitan refuses beside "
@@ -43,13 +55,24 @@ def check_starts(job: Job, sizes: Sizes) -> None:
             f"enable_fsdp_float8_all_gather with recipe_name {float8_recipe(job)!r} is refused by torchtitan, which "
             "gathers in 8 bits with scales of whole tensors alone. Leave one of them out."
         )
-    if captures(job) and (
-        sizes.pp > 1 or (sizes.ep > 1 and job[BACKEND] not in ("hybridep", "minimal_async_ep"))
-    ):
-        what = "pipeline stages" if sizes.pp > 1 else "experts on several ranks by this dispatcher"
-        raise ValueError(
-            f"CUDA graphs, which torchtitan {PYTHON} has on, do not take {what}. Try {GRAPHS} = true."
-        )
+    if captures(job):
+        _check_captured(job, sizes)
+
+
+def _check_captured(job: Job, sizes: Sizes) -> None:
+    """ValueError in one line for what no graph takes. Source: torchtitan 0.3.0, trainer.py, _validate_cuda_graphs."""
+    bounded = job[BACKEND] == "minimal_async_ep" or (job[BACKEND] == "hybridep" and CAPACITY in job.said)
+    what = "experts on several ranks by this dispatcher" if sizes.ep > 1 and not bounded else ""
+    what = "pipeline stages" if sizes.pp > 1 else what
+    if not what:
+        return
+    hint = ""
+    if sizes.pp == 1 and job[BACKEND] == "hybridep":
+        what += " without a bound on their tokens"
+        hint = ", or non_blocking_capacity_factor=1.0 in model_registry"
+    raise ValueError(
+        f"CUDA graphs, which torchtitan {PYTHON} has on, do not take {what}. Try {GRAPHS} = true{hint}."
+    )
 
 
 def unstarted(flavor: Flavor, sizes: Sizes, job: Job) -> list[str]:

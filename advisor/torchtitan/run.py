@@ -9,7 +9,7 @@ from typing import Any
 
 from advisor.measurement_flags import optimizer_words
 from advisor.measurement_plans import row_plan, row_workload
-from advisor.measurement_release import unknown_release, version_months
+from advisor.measurement_release import month_of, unknown_release, version_months
 from advisor.measurement_rows import Row
 from advisor.options import given_knobs, plan_from_options
 from advisor.torchtitan.flavors import Flavor, flavor_of
@@ -17,7 +17,7 @@ from advisor.torchtitan.job import Job
 from advisor.torchtitan.pipeline import Pipeline, pipeline_of
 from advisor.torchtitan.refusals import check_starts, unstarted
 from advisor.torchtitan.remarks import acting, told
-from advisor.torchtitan.sizes import Batches, Sizes, batches_of, sizes_of
+from advisor.torchtitan.sizes import Batches, Sizes, batches_of, length_of, sizes_of
 from advisor.torchtitan.switches import (
     ASYNC,
     ATTENTION,
@@ -73,7 +73,7 @@ def run_of(job: Job, options: dict[str, Any], notes: list[str]) -> Run:
     pipeline = pipeline_of(job, model.num_layers, sizes.pp, notes)
     row = _row(job, flavor, sizes, batches, pipeline, stack)
     plan = _plan(job, row, model, sizes, notes)
-    seq_len = options.get("seq_len") or job["training.seq_len"]
+    seq_len = options.get("seq_len") or length_of(job)
     workload = _workload(row, flavor, seq_len, batches.whole, options, notes)
     notes += [
         *unstarted(flavor, sizes, job),
@@ -98,8 +98,7 @@ def _stack(job: Job, options: Mapping[str, Any], notes: list[str]) -> str:
     """The release that --stack names, else the one that has the job's keys."""
     if options.get("stack"):
         return str(options["stack"])
-    month = version_months(FAMILY)[job.release.rpartition(".")[0]]
-    stack = f"{FAMILY}-{month}"
+    stack = f"{FAMILY}-{month_of(job.release, version_months(FAMILY))}"
     near = unknown_release(stack)
     notes.append(
         f"{stack}: {job.release} has these keys{f', and {near}' if near else ''}; --stack names another release."
@@ -111,7 +110,7 @@ def _month(stack: str, job: Job) -> str:
     """The month of the run, yy.mm: of its stack, of the job's release where that is none of torchtitan's."""
     there = load_stack(stack)
     known = there.release if there.family == FAMILY else ""
-    return known or version_months(FAMILY)[job.release.rpartition(".")[0]]
+    return known or month_of(job.release, version_months(FAMILY))
 
 
 def _row(job: Job, flavor: Flavor, sizes: Sizes, batches: Batches, pipeline: Pipeline, stack: str) -> Row:
@@ -183,7 +182,7 @@ def _by_layers(plan: Plan, model: ModelSpec, option: str) -> Plan:
 
     Source: torchtitan 0.1.0 to 0.2.2, _apply_layer_sac, whose count goes on over the stages of a rank.
     """
-    if not option.isdigit():
+    if not option.isdecimal():
         raise ValueError(
             f"activation_checkpoint.selective_ac_option {option!r} is neither op nor a number of layers in quotes. "
             'Try "op", or "2" for every second layer.'

@@ -9,6 +9,7 @@ from typing import Any
 
 from advisor.torchtitan.job import Job
 from costmodel.model_spec import ModelSpec
+from costmodel.workload import Workload
 
 P = "parallelism."
 # Sizes that an option may give in place of a key.
@@ -22,6 +23,7 @@ KEYS = {
 SHARD, REPLICATE = f"{P}data_parallel_shard_degree", f"{P}data_parallel_replicate_degree"
 MICRO = f"{P}pipeline_parallel_microbatch_size"
 LARGEST = 1 << 20  # of a degree or a batch
+LENGTH = "training.seq_len"
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 
 
@@ -99,6 +101,12 @@ def sizes_of(
     if shard == -1:
         shard = _left_over(said, replicate, others, gpus, notes)
     world = others * shard
+    if gpus is not None and world != gpus and "dp" in given:
+        fits = f", or --dp {gpus // others * replicate}" if gpus % others == 0 else ""
+        raise ValueError(
+            f"--gpus {gpus} is not --dp {given['dp']} x tensor {said['tp']} x pipeline {said['pp']} x context "
+            f"{said['cp']} = {world}. Try --gpus {world}{fits}."
+        )
     if gpus is not None and world != gpus:
         raise ValueError(
             f"--gpus {gpus} is not the product of the degrees, replicate {replicate} x shard {shard} x tensor "
@@ -108,6 +116,14 @@ def sizes_of(
     if model.moe is not None:
         _check_experts(said, shard)
     return Sizes(**said, replicate=replicate, shard=shard, gpus=world)
+
+
+def length_of(job: Job) -> int:
+    """Tokens of a sequence of a job. [1] ValueError in one line where there are none, or more than a workload takes."""
+    try:
+        return Workload(seq_len=job[LENGTH], global_batch=1).seq_len
+    except ValueError as error:
+        raise ValueError(str(error).replace("--seq-len", LENGTH)) from None
 
 
 def _in_range(key: str, value: int) -> None:

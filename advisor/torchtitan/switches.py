@@ -18,6 +18,7 @@ ASYNC = "parallelism.enable_async_tensor_parallel"
 EARLY_STOP = "activation_checkpoint.early_stop"
 # What only configurations in Python say, under names that no release has.
 ATTENTION, MTP, CHUNKED, FOUR_BITS = "model.attention", "model.mtp", "loss.chunked", "nvfp4.layers"
+CAPACITY = "model.non_blocking_capacity_factor"
 GRAPHS = "training.disable_cuda_graphs"
 BACKEND = "parallelism.expert_parallel_comm_backend"
 DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}

@@ -43,6 +43,20 @@ def test_cards_of_a_repository_head_have_the_release_that_it_became(source, cont
 
 
 @pytest.mark.parametrize(
+    ("container", "stack"),
+    [
+        ("torchtitan 0.2", "torchtitan-25.10"),
+        ("torchtitan v0.2.0", "torchtitan-25.10"),
+        ("torchtitan==0.2.2", "torchtitan-26.02"),
+        ("torchtitan 0.3.7", "torchtitan-26.09"),
+        ("Megatron-Core 0.15.3", "mcore-25.11"),
+    ],
+)
+def test_a_patch_is_of_its_own_month_where_the_table_has_one(container, stack):
+    assert stack_of(Row({"source": "somebody's blog", "container": container})) == stack
+
+
+@pytest.mark.parametrize(
     ("container", "date", "precision"),
     [
         ("nemo:26.04", "", "fp8-cs"),

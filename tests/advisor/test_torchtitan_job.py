@@ -74,6 +74,7 @@ def test_what_is_not_said_stands_at_torchtitans_default():
         ("[model]\nconverters = 'float8'", r"is a list of texts, not 'float8'"),
         ("[model]\nconverters = [1]", r"is a list of texts, not \[1\]"),
         ("[training\nseq_len = 1", r"this is no TOML.*line 1"),
+        ('{"training": ', r"this is no JSON.*line 1"),
         ("# nothing", r"names no key of torchtitan's"),
     ],
 )

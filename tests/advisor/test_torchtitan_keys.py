@@ -15,7 +15,7 @@ CHANGES = {
     "model.name": ({"model.flavor": "8B"}, "qwen3"),
     "model.flavor": ({}, "8B"),
     "model.converters": ({}, ["mx"]),
-    "optimizer.name": ({}, "Lion"),
+    "optimizer.name": ({"experimental.custom_import": "mine"}, "Lion"),
     "training.local_batch_size": ({}, 2),
     "training.global_batch_size": ({}, 256),
     "training.seq_len": ({}, 4096),

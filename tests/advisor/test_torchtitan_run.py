@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 from torchtitan_jobs import EXPERTS, FLOAT8, SEVENTY, P, case, toml
 
-from advisor.case import read_case
+from advisor.case import Case, read_case
 from advisor.cli import advisor
 from advisor.measurement_plans import row_plan
 from advisor.measurement_rows import Row
+from advisor.rules import violations
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 
@@ -148,9 +149,28 @@ def test_keys_are_knobs(said, values):
     assert {name: getattr(plan, name) for name in values} == values
 
 
-def test_a_file_of_0_1_0_and_one_of_0_2_are_of_their_months():
+def test_files_of_0_1_0_0_2_0_and_0_2_2_are_of_their_months():
+    forced = {"training.debug_moe_force_load_balance": False}
+    assert case(SEVENTY | forced, gpus=16).stack == "torchtitan-25.10"
     assert case(SEVENTY | {"training.compile": True}, gpus=16).stack == "torchtitan-25.06"
-    assert case(SEVENTY | {"compile.enable": True}, gpus=16).stack == "torchtitan-25.10"
+    assert case(SEVENTY | {"compile.enable": True}, gpus=16).stack == "torchtitan-26.02"
+
+
+def broken_rules(found: Case, stack: str | None = None) -> set[str]:
+    """The rules that a case breaks, on its own stack or another."""
+    broken = violations(
+        found.model, found.workload, found.cluster, found.plan, found.gpus, stack=stack or found.stack
+    )
+    return {each.id for each in broken}
+
+
+def test_gpt_oss_runs_as_of_the_patch_that_brought_it():
+    """Its windows and attention sinks came with 0.2.2 of February 2026: features_models.toml."""
+    said = {"model.name": "gpt_oss", "model.flavor": "20b", "training.seq_len": 8192}
+    found = case(said, gpu="b200", gpus=64)
+    parts = {"stack_window", "stack_window_pattern", "stack_attention_sinks"}
+    assert broken_rules(found).isdisjoint(parts)
+    assert broken_rules(found, "torchtitan-25.12") >= parts
 
 
 def test_of_experts_sizes_routing_and_dispatcher_are_read():
@@ -270,6 +290,21 @@ def test_options_win_and_data_parallel_takes_up_the_rest():
             "with recipe_name 'rowwise' is refused by torchtitan",
         ),
         ({"activation_checkpoint.selective_ac_option": "all"}, {}, "neither op nor a number"),
+        ({"activation_checkpoint.selective_ac_option": "²"}, {}, "neither op nor a number"),
+        ({"optimizer.name": "SGD"}, {}, "optimizer.name 'SGD' is none that torchtitan builds.*Try AdamW"),
+        ({"optimizer.name": "Muon"}, {}, "optimizer.name 'Muon' is none"),
+        ({"optimizer.name": "adam"}, {}, r"Try Adam\."),
+        (
+            {"training.seq_len": -4},
+            {},
+            "training.seq_len -4 is not a whole number.*Try training.seq_len 4096",
+        ),
+        ({}, {"gpus": 8, "dp": 3}, r"--gpus 8 is not --dp 3 x tensor 1 x .* = 3. Try --gpus 3, or --dp 8\."),
+        (
+            {f"{P}tensor_parallel_degree": 3},
+            {"gpus": 8, "dp": 3},
+            r"--gpus 8 is not --dp 3 x tensor 3 x .* = 9. Try --gpus 9\.",
+        ),
         ({"model.flavor": "13B"}, {}, "model.flavor '13B' is none of llama3"),
     ],
 )
@@ -311,7 +346,10 @@ def test_what_torchtitan_would_not_start_is_told_in_one_line(said, options, told
         ({"model.converters": ["mine"]}, "model.converters mine"),
         ({"quantize.linear.float8.filter_fqns": ["output"]}, "model.converters does not name it"),
         (FLOAT8 | EXPERTS, "experts in 16 bits"),
-        ({"optimizer.name": "Lion"}, "optimizer 'Lion' is not modelled"),
+        (
+            {"optimizer.name": "Lion", "experimental.custom_import": "mine"},
+            "optimizer 'Lion' is not modelled",
+        ),
         ({f"{P}tensor_parallel_degree": 16}, "FP32 throughout"),
         (
             {"model.name": "qwen3", "model.flavor": "32B", f"{P}pipeline_parallel_degree": 2},
@@ -353,7 +391,7 @@ def test_the_command_reads_predicts_and_saves(tmp_path):
     assert told["model"] == "llama3-70b"
     assert told["prediction"]["step_time_s"] > 0
     back = read_case(str(saved), {})
-    assert (back.plan, back.stack) == (Plan(**told["plan"]), "torchtitan-25.10")
+    assert (back.plan, back.stack) == (Plan(**told["plan"]), "torchtitan-26.02")
     assert back.workload.global_batch == 8 * 32
 
 
@@ -368,4 +406,4 @@ def test_more_seconds_for_less_compiled():
     """The stack is torchtitan's: what nothing compiles takes longer there."""
     eager, compiled = (case(SEVENTY | {"compile.enable": on}, gpus=64) for on in (False, True))
     assert eager.predict().step_time_s > compiled.predict().step_time_s
-    assert {eager.stack, compiled.stack} == {"torchtitan-25.10"}
+    assert {eager.stack, compiled.stack} == {"torchtitan-26.02"}
