@@ -279,13 +279,8 @@ def iquestcoder(config: Config) -> Config:
 
 def seed_oss(config: Config) -> Config:
     """Seed-OSS: Llama with biases of Q, K and V."""
-    out, mlp = flag(config, "attention_out_bias"), flag(config, "mlp_bias")
-    if out != mlp:
-        raise ValueError(
-            f"attention_out_bias {str(out).lower()} with mlp_bias {str(mlp).lower()} is not supported: both or "
-            "neither. Write the model as a TOML with linear_bias."
-        )
-    values = llama({"head_dim": 128, "num_key_value_heads": 8} | config | {"attention_bias": mlp})
+    bias = {"attention_bias": bias_of_linears(config, "attention_out_bias")}
+    values = llama({"head_dim": 128, "num_key_value_heads": 8} | config | bias)
     return values | {"qkv_bias": flag(config, "attention_bias", True)}
 
 

@@ -209,11 +209,12 @@ def split(hidden: int, heads: int) -> int:
     return split_heads(hidden, heads)
 
 
-def bias_of_linears(config: Config) -> bool:
-    attention, mlp = flag(config, "attention_bias"), flag(config, "mlp_bias")
+def bias_of_linears(config: Config, key: str = "attention_bias") -> bool:
+    """Whether linear layers have biases: attention's, by that key, and the MLP's alike."""
+    attention, mlp = flag(config, key), flag(config, "mlp_bias")
     if attention != mlp:
         raise ValueError(
-            f"attention_bias {str(attention).lower()} with mlp_bias {str(mlp).lower()} is not supported: "
+            f"{key} {str(attention).lower()} with mlp_bias {str(mlp).lower()} is not supported: "
             "both or neither. Write the model as a TOML with qkv_bias and linear_bias."
         )
     return mlp

@@ -140,13 +140,8 @@ def test_the_loss_by_tokens_of_fine_tuning_is_read_back(target):
 def test_heads_are_those_of_the_configuration_not_of_the_catalogue(name, heads, target):
     known = load_model(name)
     job = Job(Plan(dp=GPUS, ep=4), Workload(2048, 64), replace(known, mtp_layers=heads), CLUSTER)
-    try:
-        _, back = read_back(job, target)
-    except ValueError as refused:
-        pytest.skip(str(refused))
+    _, back = read_back(job, target)
     assert back.model.mtp_layers == heads
-    told = [line for line in back.assumptions if "MTP" in line]
-    assert not told
 
 
 @pytest.mark.parametrize("said", ["-1", "x", "1.5"])
