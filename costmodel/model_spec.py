@@ -227,7 +227,7 @@ class ModelSpec(Checked):
         if delta is not None and (index + 1) % delta.full_attention_interval:
             return GATED_DELTA
         window = self.sliding_window
-        apart = self.windows_apart and window is not None and window.covers(index)
+        apart = window is not None and window.covers(index) and self.windows_apart
         dense, sparse = (WINDOW_DENSE, WINDOW_SPARSE) if apart else (DENSE, SPARSE)
         if moe is None or index < moe.dense_first_layers:
             return dense

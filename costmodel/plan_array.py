@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,8 @@ from hardware_db import Cluster
 
 # Cells evaluated at once: the temporaries of a chunk stay in the processor's cache.
 CHUNK = 131072
+# Chunks evaluated side by side, at most: each more takes some 100 MB. NumPy lets others run while it computes.
+MOST_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,19 @@ def _evaluate(plans: PlanArray, function: Function) -> dict[str, Array]:
     *options, rows = plans.shape
     results: dict[str, Array] = {}
     step = max(CHUNK // math.prod(options), 1)
-    for start in range(0, rows, step):
+
+    def fill(start: int) -> None:
         part = slice(start, start + step)
         some = {name: array[..., part] if array.shape[-1] > 1 else array for name, array in arrays.items()}
         for name, values in function(scalars | some).items():
             found = results.setdefault(name, np.empty((rows, *reversed(options))))[part]
             found[...] = np.broadcast_to(values, found.shape[::-1]).T
+
+    starts = range(0, rows, step)
+    for first in starts[:1]:  # makes the results
+        fill(first)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as threads:
+        list(threads.map(fill, starts[1:]))
     return results
 
 
