@@ -29,8 +29,8 @@ from advisor.space_options import (
     pipelines,
 )
 from advisor.space_there import there
+from costmodel.binding import fuses_activation
 from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns, plan_columns, plan_from_columns
-from costmodel.fusions import activation_has_kernel
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
@@ -246,7 +246,9 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
         "calculate_per_token_loss": (layouts["cp"] > 1) * float(by_tokens),
         "attention_backend": np.array([float(code("attention_backend", _attention(request)))]),
         # Of others there is no kernel: see the rule activation_fusion.
-        "bias_activation_fusion": np.array([float(activation_has_kernel(request.model))]),
+        "bias_activation_fusion": np.array(
+            [float(fuses_activation(request.model, request.cluster, request.stack))]
+        ),
     }
     for name, value in pins.items():
         if name in ITEM_PREFIX:

@@ -13,6 +13,7 @@ from typing import Any
 
 from costmodel.binding_hardware import cluster_stack, hardware_inputs, has_formats
 from costmodel.bound import Bound
+from costmodel.fusions import activation_has_kernel
 from costmodel.layout import mtp_blocks, total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.stack import Stack, load_stack
@@ -54,6 +55,11 @@ def recipe_formats(precision: str) -> dict[str, Any]:
 def repeats_layers(model: ModelSpec, cluster: Cluster, stack: str | None = None) -> bool:
     """Whether full recompute does anything to decoder layers: not to hybrids with every stack, see `stacks.toml`."""
     return model.mamba is None or not _software(model, cluster, stack).keeps_hybrids
+
+
+def fuses_activation(model: ModelSpec, cluster: Cluster, stack: str | None = None) -> bool:
+    """Whether the stack has a fused kernel for the activation function of every MLP of the model."""
+    return activation_has_kernel(model, _software(model, cluster, stack).plain_gelu_experts)
 
 
 def bind(

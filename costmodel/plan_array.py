@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.binding import bind, recipe_formats, repeats_layers
+from costmodel.binding import bind, fuses_activation, recipe_formats, repeats_layers
 from costmodel.bound import Bound
 from costmodel.columns import Array, Columns, plan_inputs
 from costmodel.compiled import CompiledModel, Function
 from costmodel.family import ZERO, compiled_family, family_features
-from costmodel.fusions import activation_has_kernel
 from costmodel.host_memory import fullest_node, offloads
 from costmodel.model_spec import ModelSpec
 from costmodel.workload import Workload
@@ -76,7 +75,7 @@ class PlanArray:
             domain=self.cluster.domain_size,
             **recipe_formats(self.precision),
             repeats_layers=repeats_layers(self.model, self.cluster, self.stack),
-            fuses_activation=activation_has_kernel(self.model),
+            fuses_activation=fuses_activation(self.model, self.cluster, self.stack),
         )
 
 

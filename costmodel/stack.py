@@ -54,6 +54,7 @@ class Stack:
     plain_routers: bool = False
     plain_permutations: bool = False
     plain_squared_relu: bool = False
+    plain_gelu_experts: bool = False
     packs_attention: bool = False
     wide_heads_apart: bool = False
     scales_sinks: bool = False

@@ -24,10 +24,9 @@ from advisor.rules.model_words import cluster_words, model_words, workload_words
 from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, WAITS, host_memory_gb
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
-from costmodel.binding import recipe_formats, repeats_layers
+from costmodel.binding import fuses_activation, recipe_formats, repeats_layers
 from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
 from costmodel.family import family_features
-from costmodel.fusions import activation_has_kernel
 from costmodel.host_memory import HOST_STATE, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
 from costmodel.javascript_columns import Trace, literal
@@ -208,7 +207,7 @@ def _inputs_script(prediction: Prediction, found: Sequence[Control], stack: str 
         global_batch=_workload_inputs(trace, prediction, found)["global_batch"],
         **_by_precision(trace, prediction, found, "formats", formats),
         repeats_layers=repeats_layers(prediction.model, prediction.cluster, stack),
-        fuses_activation=activation_has_kernel(prediction.model),
+        fuses_activation=fuses_activation(prediction.model, prediction.cluster, stack),
     )
     results = {name: literal(value) for name, value in inputs.items()}
     return f"(c, x) => {{\n{trace.lines(inputs)}return {object_javascript(results)};\n}}"

@@ -8,6 +8,7 @@ import pytest
 from family_cases import unjudged
 
 import hardware_db
+from costmodel.binding import fuses_activation as fuses_on
 from costmodel.fusions import activation_has_kernel
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -47,3 +48,19 @@ def test_asking_for_a_kernel_that_is_none_gains_nothing(model):
     )
     assert (fused < apart) == activation_has_kernel(model)
     assert fused <= apart
+
+
+@pytest.mark.parametrize(
+    ("stack", "has"), [("nemo-25.02", True), ("nemo-25.04", False), ("nemo-26.06", False)]
+)
+def test_gelu_of_experts_was_fused_until_kernels_took_the_routers_probabilities(stack, has):
+    grok = load_model("grok1-314b")
+    assert fuses_on(grok, H100, stack) == has
+    fused, apart = (
+        unjudged(
+            grok, Workload(4096, 64), H100, Plan(dp=8, ep=8, bias_activation_fusion=asked), stack=stack
+        ).step_time_s
+        for asked in (True, False)
+    )
+    assert (fused < apart) == has
+    assert fuses_on(load_model("llama3-8b"), H100, stack)
