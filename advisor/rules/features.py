@@ -1,4 +1,4 @@
-"""What a software stack lacks, as rules: facts of `features.toml` and `features_models.toml`, by family and release."""
+"""What a software stack lacks, as rules: facts of the features*.toml beside it, by family and release."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 from costmodel.stack import Stack, default_stack, families, load_stack, months
 
-FILES = tuple(Path(__file__).with_name(name) for name in ("features.toml", "features_models.toml"))
+FILES = tuple(
+    Path(__file__).with_name(name)
+    for name in ("features.toml", "features_parallel.toml", "features_models.toml")
+)
 NEVER, UNTIL = "never", "until "
 
 
