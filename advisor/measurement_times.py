@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from advisor.measurement_rows import Row
 
 # A step time and a rate of tokens that differ by less are printed with few digits.
 SAME_STEP = 0.05
+# A batch or a sequence that other columns imply is a whole number but for their digits.
+WHOLE = 1e-3
 # Columns that tell a step time, as they are looked for.
 TIMES = (
     "step_time_s",
@@ -29,6 +31,34 @@ class StepTime:
 
     seconds: float
     words: str = ""
+
+
+def with_batch(row: Row) -> tuple[Row, str]:
+    """The row with the global batch or the sequence that its other columns imply, and that in words; "" where none.
+
+    Tokens of a step are its rate times its time; sequences, micro-batches times their size and replicas.
+    """
+    gpus, seconds = (
+        row.count("gpus", 0),
+        row.number("step_time_s") or 1e-3 * (row.number("step_time_ms") or 0),
+    )
+    rate = row.number("tokens_per_sec") or gpus * (row.number("tokens_per_sec_per_gpu") or 0)
+    ways = {
+        "gbs": (
+            ("mbs x ga x dp", (row.number("mbs") or 0) * (row.number("ga") or 0) * (row.number("dp") or 0)),
+            ("samples_per_sec x step time", (row.number("samples_per_sec") or 0) * seconds),
+            ("tokens/s x step time / seq_len", rate * seconds / (row.number("seq_len") or float("inf"))),
+        ),
+        "seq_len": (("tokens/s x step time / gbs", rate * seconds / (row.number("gbs") or float("inf"))),),
+    }
+    for column, amounts in ways.items():
+        for how, amount in amounts if not row.text(column).strip() else ():
+            whole = round(amount)
+            if whole and abs(amount / whole - 1) < WHOLE:
+                return replace(
+                    row, values={**row.values, column: str(whole)}
+                ), f"{column} not stated: {whole}, {how}"
+    return row, ""
 
 
 def step_time(row: Row, gpus: int, batch: int, seq_len: int) -> StepTime | str:

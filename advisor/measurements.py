@@ -25,7 +25,7 @@ from advisor.measurement_plans import (
 from advisor.measurement_release import unknown_release, with_patch
 from advisor.measurement_rows import Row, column_name, row_id
 from advisor.measurement_systems import row_cluster
-from advisor.measurement_times import step_time
+from advisor.measurement_times import step_time, with_batch
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -183,6 +183,7 @@ def _read(row: Row) -> Case | Skip:
         cluster, how_cluster = row_cluster(row.text("system"), habit_of(row).get("runs_on", ""))
     except ValueError as error:
         return Skip(name, str(error))
+    row, batch_words = with_batch(row)
     gpus, batch, seq_len = (row.count(column, 0) for column in ("gpus", "gbs", "seq_len"))
     if unsaid := [column for column in ("gpus", "gbs", "seq_len") if not row.text(column).strip()]:
         return Skip(
@@ -227,6 +228,7 @@ def _read(row: Row) -> Case | Skip:
                     model.left_out and f"not counted of the model: {model.left_out}",
                     how_cluster,
                     loosely,
+                    batch_words,
                     unknown_release(stack),
                     *unsaid,
                     *micro_batch,

@@ -56,6 +56,41 @@ def test_rows_that_cannot_be_expressed_say_why(changes, words):
     assert found.id == "bridge-70b"
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gbs": "", "step_time_s": "STEP"}, "gbs not stated: 128, tokens/s x step time / seq_len"),
+        ({"seq_len": "", "step_time_s": "STEP"}, "seq_len not stated: 8192, tokens/s x step time / gbs"),
+        ({"gbs": "", "mbs": "1", "ga": "16", "dp": "8"}, "gbs not stated: 128, mbs x ga x dp"),
+        (
+            {"gbs": "", "step_time_s": "STEP", "tokens_per_sec_per_gpu": "", "samples_per_sec": "RATE"},
+            "gbs not stated: 128, samples_per_sec x step time",
+        ),
+    ],
+)
+def test_a_batch_or_sequence_that_other_columns_imply_is_taken(changes, words):
+    """A step's tokens are its rate times its time, printed with five digits."""
+    whole = case(NEMO)
+    seconds = whole.measured_step_time_s
+    told = {"STEP": f"{seconds:.5g}", "RATE": f"{128 / seconds:.5g}"}
+    found = case(NEMO | {column: told.get(cell, cell) for column, cell in changes.items()})
+    assert found.workload == whole.workload
+    assert found.plan == whole.plan
+    assert found.measured_step_time_s == pytest.approx(seconds, rel=1e-3)
+    assert words in found.assumptions
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gbs": "", "step_time_s": "0.7"}, {"gbs": "", "seq_len": "", "step_time_s": "9.5"}],
+    ids=["no whole number of sequences", "two unknowns"],
+)
+def test_a_batch_that_is_not_implied_is_not_guessed(changes):
+    found = row_case(Row(NEMO | changes))
+    assert isinstance(found, Skip)
+    assert "not stated: GPUs, global batch and sequence length are needed" in found.reason
+
+
 @given(st.dictionaries(st.sampled_from(list(NEMO)), st.text(max_size=12)))
 def test_no_row_ends_in_a_traceback(changes):
     assert isinstance(row_case(Row(NEMO | changes)), Case | Skip)
