@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from advisor.measurement_rows import Row
 
 # A step time and a rate of tokens that differ by less are printed with few digits.
 SAME_STEP = 0.05
-# A batch or a sequence that other columns imply is a whole number but for their digits.
+# A batch that other columns imply is a whole number but for their digits.
 WHOLE = 1e-3
 # Columns that tell a step time, as they are looked for.
 TIMES = (
@@ -34,30 +35,27 @@ class StepTime:
 
 
 def with_batch(row: Row) -> tuple[Row, str]:
-    """The row with the global batch or the sequence that its other columns imply, and that in words; "" where none.
+    """The row with the global batch that its other columns imply, and that in words; "" where it is said or none is.
 
-    Tokens of a step are its rate times its time; sequences, micro-batches times their size and replicas.
+    Sequences of a step are its rate times its time, or micro-batches times their size and replicas. A sequence length
+    is not taken so: the one published row to which that would apply counts FLOPs of a sequence four times as long.
     """
+    if row.text("gbs").strip():
+        return row, ""
     gpus, seconds = (
         row.count("gpus", 0),
         row.number("step_time_s") or 1e-3 * (row.number("step_time_ms") or 0),
     )
     rate = row.number("tokens_per_sec") or gpus * (row.number("tokens_per_sec_per_gpu") or 0)
     ways = {
-        "gbs": (
-            ("mbs x ga x dp", (row.number("mbs") or 0) * (row.number("ga") or 0) * (row.number("dp") or 0)),
-            ("samples_per_sec x step time", (row.number("samples_per_sec") or 0) * seconds),
-            ("tokens/s x step time / seq_len", rate * seconds / (row.number("seq_len") or float("inf"))),
-        ),
-        "seq_len": (("tokens/s x step time / gbs", rate * seconds / (row.number("gbs") or float("inf"))),),
+        "mbs x ga x dp": math.prod(row.number(name) or 0 for name in ("mbs", "ga", "dp")),
+        "samples_per_sec x step time": (row.number("samples_per_sec") or 0) * seconds,
+        "tokens/s x step time / seq_len": rate * seconds / (row.number("seq_len") or math.inf),
     }
-    for column, amounts in ways.items():
-        for how, amount in amounts if not row.text(column).strip() else ():
-            whole = round(amount)
-            if whole and abs(amount / whole - 1) < WHOLE:
-                return replace(
-                    row, values={**row.values, column: str(whole)}
-                ), f"{column} not stated: {whole}, {how}"
+    for how, amount in ways.items():
+        whole = round(amount)
+        if whole and abs(amount / whole - 1) < WHOLE:
+            return replace(row, values={**row.values, "gbs": str(whole)}), f"gbs not stated: {whole}, {how}"
     return row, ""
 
 

@@ -60,7 +60,6 @@ def test_rows_that_cannot_be_expressed_say_why(changes, words):
     ("changes", "words"),
     [
         ({"gbs": "", "step_time_s": "STEP"}, "gbs not stated: 128, tokens/s x step time / seq_len"),
-        ({"seq_len": "", "step_time_s": "STEP"}, "seq_len not stated: 8192, tokens/s x step time / gbs"),
         ({"gbs": "", "mbs": "1", "ga": "16", "dp": "8"}, "gbs not stated: 128, mbs x ga x dp"),
         (
             {"gbs": "", "step_time_s": "STEP", "tokens_per_sec_per_gpu": "", "samples_per_sec": "RATE"},
@@ -68,7 +67,7 @@ def test_rows_that_cannot_be_expressed_say_why(changes, words):
         ),
     ],
 )
-def test_a_batch_or_sequence_that_other_columns_imply_is_taken(changes, words):
+def test_a_batch_that_other_columns_imply_is_taken(changes, words):
     """A step's tokens are its rate times its time, printed with five digits."""
     whole = case(NEMO)
     seconds = whole.measured_step_time_s
@@ -82,8 +81,12 @@ def test_a_batch_or_sequence_that_other_columns_imply_is_taken(changes, words):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"gbs": "", "step_time_s": "0.7"}, {"gbs": "", "seq_len": "", "step_time_s": "9.5"}],
-    ids=["no whole number of sequences", "two unknowns"],
+    [
+        {"gbs": "", "step_time_s": "0.7"},
+        {"gbs": "", "seq_len": "", "step_time_s": "9.5"},
+        {"seq_len": "", "step_time_s": "9.5"},
+    ],
+    ids=["no whole number of sequences", "two unknowns", "a sequence"],
 )
 def test_a_batch_that_is_not_implied_is_not_guessed(changes):
     found = row_case(Row(NEMO | changes))
