@@ -34,8 +34,9 @@ def command(
     """Predicted against measured for a table of published runs.
 
     FILE.csv has a row a run with model, system, gpus, precision, gbs, seq_len, the layout (tp, pp, cp, vp, mbs, fsdp)
-    and step_time_s or a rate such as tokens_per_sec_per_gpu; where both are there, gbs may be left out. Rows that cannot be expressed, or are faster than their GPU computes, are listed with the reason. Copies of a
-    row count once, rows of the same id with other values each, and both are told.
+    and step_time_s or a rate such as tokens_per_sec_per_gpu; where both are there, gbs may be left out. Rows that
+    cannot be expressed, or are faster than their GPU computes, are listed with the reason. Copies of a row count once,
+    rows of the same id with other values each, and both are told.
     Ends with 2 where none could be predicted.
 
     \b
