@@ -148,7 +148,7 @@ def test_aliases_lead_to_models_and_hide_none():
         ("13b", "is ambiguous: llama2-13b"),
         (
             "qwen3",
-            "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 15 more. Give",
+            "is ambiguous: qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-235b-a22b, qwen3-30b-a3b and 19 more. Give",
         ),
         ("mpt", "and 4 more"),
         ("zzzzzz", "is not a known model or file"),
