@@ -143,7 +143,7 @@ def test_aliases_lead_to_models_and_hide_none():
         ("nemotron", "is ambiguous: nemotron-22b"),
         (
             "9b",
-            "is not a known model or file",
+            "is ambiguous: gemma2-9b, nemotron-nano-9b-v2, qwen3.5-9b. Give",
         ),  # which is no part of mcore-gpt-119b, narayanan-gpt-39b, pythia-6.9b
         ("13b", "is ambiguous: llama2-13b"),
         (
