@@ -107,6 +107,14 @@ def test_it_is_no_larger_than_fits_and_divides_the_batch():
     assert not fits(case(**{**found.row.values, "mbs": str(larger)}))
 
 
+def test_recipes_that_nobody_tuned_run_one_sample():
+    """Twelve of thirteen fine-tuning cards that state it say 1."""
+    row = {"model": "llama3-8b", "gpus": "8", "seq_len": "1024", "gbs": "32", "mbs": "", "fsdp": "8"}
+    found = case(**row, source="Megatron-Bridge verification card")
+    assert found.plan.micro_batch == 1
+    assert "micro-batch not stated: 1, as most recipes come" in found.assumptions
+
+
 def test_with_stages_a_micro_batch_that_is_not_stated_is_one_sample():
     sizes = {"tp": "8", "pp": "2", "vp": "1", "dp": "16", "fsdp": "0"}
     found = case(**sizes, mbs="", seq_len="1024")
