@@ -91,8 +91,8 @@ def largest_micro_batch(
     """The row's plan with the micro-batch that it leaves unsaid, where there are no stages to keep busy.
 
     Without a pipeline a smaller one only makes products smaller and leaves less to hide communication under, so a run
-    that was tuned took the largest that fits. With stages, and where a row says it, the plan as it is; 1 of sources that
-    run recipes as they come (131 of 180 that Megatron-Bridge 0.6.2 ships say 1).
+    that was tuned took the largest that fits. With stages, and where a row says it, the plan as it is; 1 of sources
+    that run recipes as they come (131 of 180 that Megatron-Bridge 0.6.2 ships say 1).
     """
     samples = workload.global_batch // plan.dp
     if not (row.number("mbs") or plan.pp > 1 or habit_of(row).get("performance", True)):
