@@ -180,7 +180,12 @@ def gemma4(config: Config) -> Config:
         )
     expect(config, {"num_kv_shared_layers": 0, "use_double_wide_mlp": False, "attention_bias": False})
     activation = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
-    usual = {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262144}
+    usual: Config = {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262144,
+    }
     usual |= {"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "num_hidden_layers": 30}
     config = usual | {"hidden_size": 2304, "intermediate_size": 9216} | config | {"hidden_act": activation}
     positions = config.get("rope_parameters") or {}

@@ -69,9 +69,7 @@ def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
     if kind in (SPARSE, WINDOW_SPARSE, MOE) or (kind == GATED_DELTA and spec.moe is not None):
         parts |= _experts(spec)
     two_blocks = kind in (DENSE, SPARSE, WINDOW_DENSE, WINDOW_SPARSE, GATED_DELTA)
-    parts["norms"] = (1 + two_blocks + _norms_beside(spec, kind)) * norm_parameters(
-        spec.hidden, norm_weights
-    )
+    parts["norms"] = (1 + two_blocks + _norms_beside(spec, kind)) * norm_parameters(spec.hidden, norm_weights)
     return parts
 
 

@@ -34,15 +34,18 @@ class Written:
 # square (28), a sum of two gradients (6). Kept: both casts and what the weight multiplies.
 WEIGHTED = Written((46.0, 104.0), (10.0, 18.0), 12.0, (16.0, 4.0))
 # Gemma4TopKRouter.gating: the same without weight, times a vector (4) and a constant (4).
-ROUTER = Written((46.0, 96.0), (10.0, 19.0), 10.0, (8.0, 2.0))
-# Norm of values, one cast, without weight: by a power in Gemma4DenseSelfAttention, by a quotient in Gemma4SelfAttention.
+ROUTER = Written((46.0, 96.0), (10.0, 18.0), 10.0, (8.0, 2.0))
+# Norm of values, one cast, without weight: by a power in Gemma4DenseSelfAttention, by a quotient in
+# Gemma4SelfAttention.
 BY_POWER = Written((32.0, 80.0), (7.0, 13.0), 4.0)
 BY_QUOTIENT = Written((32.0, 104.0), (7.0, 15.0), 4.0)
 # Norms of queries and of keys.
 HEAD_NORMS = 2
-# Norms of a sparse layer that stand inside the experts' block, behind experts and shared experts, and are computed again
-# with it. Source: Gemma4MoELayer.postprocess.
+# Norms of a sparse layer that stand inside the experts' block, behind experts and behind shared experts, and are computed
+# again with it. Source: Gemma4MoELayer.postprocess.
 INSIDE = 2
+# Kernels that repeat keys and values, or sum their gradients.
+REPEATS = 2
 # Bytes of an element of a layer's output that a constant multiplies, each pass.
 SCALED = 4.0
 
@@ -80,9 +83,7 @@ def _hidden_vectors(x: SimpleNamespace, norms: Amount) -> dict[str, Amount]:
     return {"norms_beside": (norms - 1) * x.h}
 
 
-def _norm_stream(
-    x: SimpleNamespace, fused: Amount, joined: Amount, written: tuple[Amount, Amount]
-) -> Stream:
+def _norm_stream(x: SimpleNamespace, fused: Amount, joined: Amount, written: tuple[Amount, Amount]) -> Stream:
     """Fused norms of so many elements, and what written ones move. fused: elements beside the norm in front."""
     plain = norm(x, fused, joined)
     return replace(plain, forward=plain.forward + written[0], backward=plain.backward + written[1])
@@ -119,8 +120,12 @@ def _attention(x: SimpleNamespace, work: BlockWork) -> BlockWork:
     saved["repeated heads"] = (1 - x.recompute_attention) * repeated_heads(x)
     number = x.written_attention + HEAD_NORMS * x.written_heads
     kernels = [
-        number * one + x.value_norm * other + x.fused_behind - front
-        for one, other in zip(WEIGHTED.kernels, BY_POWER.kernels, strict=True)
+        number * one
+        + x.value_norm * (quotient + x.written_heads * (power - quotient))
+        + x.fused_behind
+        - front
+        + REPEATS * repeats(x)
+        for one, power, quotient in zip(WEIGHTED.kernels, BY_POWER.kernels, BY_QUOTIENT.kernels, strict=True)
     ]
     return replace(
         work,
@@ -143,8 +148,12 @@ def repeated_heads(x: SimpleNamespace) -> Amount:
     Source: Transformer Engine 2.17.1, backends.py, UnfusedDotProductAttention; Megatron-Core 0.19.2,
     dot_product_attention.py, repeat_interleave.
     """
-    several = is_more_than_one(x.a / x.k)
-    return x.unfused * several * x.activation_bytes * tokens(x) * x.a * (x.d + x.d_v) / x.tp
+    return repeats(x) * x.activation_bytes * tokens(x) * x.a * (x.d + x.d_v) / x.tp
+
+
+def repeats(x: SimpleNamespace) -> Amount:
+    """1 where it does, as query heads share keys and values. [1]"""
+    return x.unfused * is_more_than_one(x.a / x.k)
 
 
 def _layer_scale(x: SimpleNamespace) -> Stream:
@@ -168,14 +177,8 @@ def _mlp(x: SimpleNamespace, work: BlockWork) -> BlockWork:
         ),
         saved=saved,
         vectors=work.vectors + sum(own_vectors(x, "mlp").values()),
-        kernels_forward=work.kernels_forward
-        + x.written_mlp * WEIGHTED.kernels[0]
-        - front
-        + x.layer_scale,
-        kernels_backward=work.kernels_backward
-        + x.written_mlp * WEIGHTED.kernels[1]
-        - front
-        + x.layer_scale,
+        kernels_forward=work.kernels_forward + x.written_mlp * WEIGHTED.kernels[0] - front + x.layer_scale,
+        kernels_backward=work.kernels_backward + x.written_mlp * WEIGHTED.kernels[1] - front + x.layer_scale,
     )
 
 
