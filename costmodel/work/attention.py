@@ -139,9 +139,9 @@ def sink_scaling(x: SimpleNamespace) -> Stream:
     return Stream("sink_scale", forward, backward)
 
 
-# Bytes a score that PyTorch's own softmax in FP32 moves beyond a fused kernel's, forward and backward, those that it
-# keeps, and its kernels more: cast (6), mask filled in (8), softmax (8), cast back (6); backward cast (6), softmax (12),
-# mask (8), cast (6). Counted as PyTorch 2.13 issues them: Megatron-Core 0.19.2, fusions/fused_softmax.py,
+# Bytes a score that PyTorch's own softmax in FP32 moves beyond a fused kernel's, forward and backward, those it keeps,
+# and its kernels more: cast (6), mask filled in (8), softmax (8), cast back (6); backward cast (6), softmax (12), mask
+# (8), cast (6). Counted as PyTorch 2.13 issues them: Megatron-Core 0.19.2, fusions/fused_softmax.py,
 # forward_torch_softmax.
 WIDE_SCORES, WIDE_SCORES_SAVED, WIDE_SCORES_KERNELS = (24, 26), 4, (5.0, 3.0)
 

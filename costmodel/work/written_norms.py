@@ -41,8 +41,8 @@ BY_POWER = Written((32.0, 80.0), (7.0, 13.0), 4.0)
 BY_QUOTIENT = Written((32.0, 104.0), (7.0, 15.0), 4.0)
 # Norms of queries and of keys.
 HEAD_NORMS = 2
-# Norms of a sparse layer that stand inside the experts' block, behind experts and behind shared experts, and are computed
-# again with it. Source: Gemma4MoELayer.postprocess.
+# Norms of a sparse layer that stand inside the experts' block, behind experts and behind shared experts, and are
+# computed again with it. Source: Gemma4MoELayer.postprocess.
 INSIDE = 2
 # Kernels that repeat keys and values, or sum their gradients.
 REPEATS = 2
@@ -83,10 +83,8 @@ def _hidden_vectors(x: SimpleNamespace, norms: Amount) -> dict[str, Amount]:
     return {"norms_beside": (norms - 1) * x.h}
 
 
-def _norm_stream(x: SimpleNamespace, fused: Amount, joined: Amount, written: tuple[Amount, Amount]) -> Stream:
-    """Fused norms of so many elements, and what written ones move. fused: elements beside the norm in front."""
-    plain = norm(x, fused, joined)
-    return replace(plain, forward=plain.forward + written[0], backward=plain.backward + written[1])
+def _written(sizes: tuple[Amount, Amount], name: str = "written_norms") -> Stream:
+    return Stream(name, *sizes, "contiguous")
 
 
 def _replaced(work: BlockWork, *streams: Stream) -> tuple[Stream, ...]:
@@ -131,7 +129,8 @@ def _attention(x: SimpleNamespace, work: BlockWork) -> BlockWork:
         work,
         streams=_replaced(
             work,
-            _norm_stream(x, fused, joined_norm(x, "qkv"), (both[0], both[1])),
+            norm(x, fused, joined_norm(x, "qkv")),
+            _written((both[0], both[1])),
             # One copy is written, its gradients are read; heads as they were are read, or written.
             Stream("repeats", *(2 * ((1 + x.k / x.a) * repeated_heads(x),))),
         ),
@@ -170,9 +169,8 @@ def _mlp(x: SimpleNamespace, work: BlockWork) -> BlockWork:
         work,
         streams=_replaced(
             work,
-            _norm_stream(
-                x, -front * hidden, joined_norm(x, "mlp"), moved(x, WEIGHTED, x.written_mlp * hidden)
-            ),
+            norm(x, -front * hidden, joined_norm(x, "mlp")),
+            _written(moved(x, WEIGHTED, x.written_mlp * hidden)),
             _layer_scale(x),
         ),
         saved=saved,
@@ -209,8 +207,9 @@ def _experts(x: SimpleNamespace, work: BlockWork) -> BlockWork:
         work,
         streams=_replaced(
             work,
-            _norm_stream(x, -front * hidden, 0, moved(x, WEIGHTED, outer)),
-            Stream("branch_norms", inside[0][0] + inside[1][0], inside[0][1] + inside[1][1], "norm"),
+            norm(x, -front * hidden),
+            _written(moved(x, WEIGHTED, outer)),
+            _written((inside[0][0] + inside[1][0], inside[0][1] + inside[1][1]), "branch_norms"),
             _layer_scale(x),
         ),
         saved=saved,

@@ -90,11 +90,12 @@ def test_layers_with_windows_have_heads_of_their_own(tp):
 def test_a_dense_layer_moves_the_bytes_of_four_norms_and_those_of_heads():
     attention, mlp = work(DENSE, "window_attention"), work(DENSE, "mlp")
     hidden, heads, values = TOKENS * 5376, TOKENS * (32 + 16) * 256, TOKENS * 16 * 256
-    assert stream(attention, "norm") == (
+    assert stream(attention, "written_norms") == (
         46 * (2 * hidden + heads) + 32 * values,
         104 * (2 * hidden + heads) + 80 * values,
     )
-    assert stream(mlp, "norm") == (46 * 2 * hidden, 104 * 2 * hidden)
+    assert stream(mlp, "written_norms") == (46 * 2 * hidden, 104 * 2 * hidden)
+    assert stream(attention, "norm") == stream(mlp, "norm") == (0, 0)
     assert stream(mlp, "layer_scale") == (4 * hidden, 4 * hidden)
     assert attention.saved["written norms"] == 12 * (2 * hidden + heads) + 4 * values
     assert (attention.saved["norm input"], mlp.saved["norm input"]) == (0, 0)
@@ -107,11 +108,10 @@ def test_a_sparse_layer_has_fused_norms_around_attention_and_six_written_ones():
     plan = Plan(ep=8, dp=64)
     attention, experts = work(SPARSE, "window_attention", plan), work(SPARSE, "experts", plan)
     hidden, heads, values = TOKENS * 2816, TOKENS * (16 + 8) * 256, TOKENS * 8 * 256
-    assert stream(attention, "norm") == (
-        4 * (2 * hidden + heads) + 32 * values,
-        6 * (2 * hidden + heads) + 104 * values,
-    )
-    assert stream(experts, "norm") == (46 * 3 * hidden, 104 * 3 * hidden)
+    assert stream(attention, "norm") == (4 * (2 * hidden + heads), 6 * (2 * hidden + heads))
+    assert stream(attention, "written_norms") == (32 * values, 104 * values)
+    assert stream(experts, "norm") == (0, 0)
+    assert stream(experts, "written_norms") == (46 * 3 * hidden, 104 * 3 * hidden)
     assert stream(experts, "branch_norms") == (46 * 2 * hidden + 46 * hidden, 104 * 2 * hidden + 96 * hidden)
     assert experts.saved["written norms"] == (5 * 12 + 10) * hidden
     assert experts.vectors == 5 * 2816 + 2816 + 128
@@ -124,7 +124,7 @@ def test_frozen_weights_need_no_gradients_of_norms():
     tuned = Workload(TOKENS, 64, "lora")
     mlp = work(DENSE, "mlp", load=tuned)
     hidden = TOKENS * 5376
-    assert stream(mlp, "norm") == (46 * 2 * hidden, (104 - 16) * 2 * hidden)
+    assert stream(mlp, "written_norms") == (46 * 2 * hidden, (104 - 16) * 2 * hidden)
     assert mlp.saved["written norms"] == (12 - 4) * 2 * hidden
 
 
