@@ -68,19 +68,19 @@ def with_norms(x: SimpleNamespace, work: BlockWork) -> BlockWork:
 
 
 def own_vectors(x: SimpleNamespace, block: str) -> dict[str, Amount]:
-    """Vectors of these norms, by name: elements on this rank, which holds them whole. [1]"""
-    if block == "mlp":
-        return _hidden_vectors(x, x.written_mlp)
+    """Vectors of these norms, by name: elements on this rank, which holds them whole; none of other models. [1]"""
+    if block in ("mlp", "experts"):
+        found = {"norms_beside": _beside_the_front(x.written_mlp) * x.h}
+    else:
+        found = {"norms_beside": (_beside_the_front(x.written_attention) + x.fused_behind) * x.h}
     if block == "experts":
-        router = {"router_scale": x.router_norm * x.h, "expert_scale": x.router_norm * x.E}
-        return _hidden_vectors(x, x.written_mlp) | router
-    # The norm in front of attention is written out, or fused.
-    fused = 1 - minimum(x.written_attention, 1) + x.fused_behind
-    return _hidden_vectors(x, x.written_attention + fused)
+        found |= {"router_scale": x.router_norm * x.h, "expert_scale": x.router_norm * x.E}
+    return found
 
 
-def _hidden_vectors(x: SimpleNamespace, norms: Amount) -> dict[str, Amount]:
-    return {"norms_beside": (norms - 1) * x.h}
+def _beside_the_front(written: Amount) -> Amount:
+    """Written norms of the hidden state without the one in front of the block, which every model has. [1]"""
+    return written - minimum(written, 1)
 
 
 def _written(sizes: tuple[Amount, Amount], name: str = "written_norms") -> Stream:
