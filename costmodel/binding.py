@@ -223,6 +223,8 @@ def _norm_numbers(model: ModelSpec) -> dict[str, float]:
         "value_norm": float(norms is not None and norms.values),
         "router_norm": float(norms is not None and norms.router),
         "layer_scale": float(norms is not None and norms.layer_scale),
+        # Of models without such norms (Gemma 2, from a file alone) what capping takes is not counted.
+        "capped_logits": float(norms is not None and model.logit_cap is not None),
     }
 
 

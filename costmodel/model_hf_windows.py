@@ -19,8 +19,6 @@ from costmodel.model_hf_values import (
 )
 
 _LETTERS = {"full_attention": "F", "sliding_attention": "W"}
-# tanh of the output layer's logits, of which they are read and written three times.
-CAPPED = "the time of capping logits"
 # Heads for more tokens of MiMo-V2-Flash stand in a file of weights of their own.
 UNCOUNTED_HEADS = "multi-token-prediction heads, whose number config.json does not say"
 
@@ -219,7 +217,6 @@ def gemma4(config: Config) -> Config:
             "num_kv_heads": values["num_kv_heads"],
             "head_dim": values["head_dim"],
         },
-        "left_out": CAPPED,
     }
     norms = {"attention": 2, "mlp": 2, "values": True, "layer_scale": True}
     if flag(config, "enable_moe_block"):

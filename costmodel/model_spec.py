@@ -66,7 +66,7 @@ class ModelSpec(Checked):
     theta of layers with windows where it is another; rotary_scaling: None where the source does not say.
     qk_l2_norm: norm without weights over each head of rotated Q and K. softmax_scale: factor of scores where it is not
     1 / sqrt(head size) [1]; score_cap, logit_cap: tanh bounds of scores and logits [1]; embedding_scale: factor of
-    embeddings [1]. All of these cost next to nothing, and an export without them trains another model.
+    embeddings [1]. All of these cost little, and an export without them trains another model.
     seq_len: the source's training length [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention,
     - mlp, E experts), '' uniform; mtp_pattern: the same of the layers in a multi-token-prediction head, with W for
     attention as layers with windows have it. attention_output_gate: a gate as wide as a head's values, or with

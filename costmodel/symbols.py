@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.norm_symbols import NORMS
 from costmodel.plan_symbols import PLAN
 
 # group: "plan" symbols are arrays over plans, the others single numbers.
@@ -123,13 +124,6 @@ INPUTS: tuple[Input, ...] = tuple(
         window_tied_values | 1 | 1 when their keys are values too
         unfusable | 1 | 1 when no fused kernel takes attention with such heads
         tied_values | 1 | 1 when one projection makes keys and values
-        written_attention | 1 | norms of the hidden state around attention, written out in FP32
-        written_mlp | 1 | the same around an MLP, or experts
-        written_heads | 1 | 1 when norms of heads are written out so too
-        fused_behind | 1 | fused norms behind attention
-        value_norm | 1 | 1 when values are normalised, without weights
-        router_norm | 1 | 1 when the router normalises and scales what it reads
-        layer_scale | 1 | 1 when a constant multiplies what a layer puts out
         chunk | 1 | tokens of chunked attention, 0 none
         chunk_share | 1 | share of the attention blocks that attend within chunks
         E | 1 | experts of one layer
@@ -180,6 +174,7 @@ INPUTS: tuple[Input, ...] = tuple(
         mtp_total | 1 | multi-token-prediction heads
         """,
     )
+    + _inputs("model", NORMS)
     + _block_inputs()
     + _inputs(
         "workload",

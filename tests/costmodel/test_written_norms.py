@@ -15,9 +15,11 @@ from costmodel.model_work import weights_of_block
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
 from costmodel.tensors import block_tensors
+from costmodel.work import activations
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import linear_flops_forward
-from costmodel.work.written_norms import BY_POWER, BY_QUOTIENT, ROUTER, SCALED, WEIGHTED
+from costmodel.work.vocabulary import CAP_BYTES, cross_entropy_bytes
+from costmodel.work.written_norms import BY_POWER, BY_QUOTIENT, ROUTER, SCALED, WEIGHTED, Written
 from costmodel.workload import Workload
 
 DENSE, SPARSE = load_model("gemma4-31b"), load_model("gemma4-26b-a4b")
@@ -164,6 +166,16 @@ def test_layers_of_megatron_core_write_all_scores_and_longer_ones_in_fp32(seq_le
         assert one.saved["attention scores"] == bytes_each * 32 * seq_len**2
 
 
+def test_capped_logits_are_read_and_written_by_six_kernels_and_one_is_kept():
+    sizes = SIZES | {"norms": {"attention": 2}}
+    plain, capped = (from_mapping(sizes | extra) for extra in ({}, {"logit_cap": 30.0}))
+    logits = TOKENS * plain.padded_vocab(1)
+    xs = [inputs(each)[0] for each in (plain, capped)]
+    assert cross_entropy_bytes(xs[1]) - cross_entropy_bytes(xs[0]) == 26 * logits
+    assert activations.logits(xs[1]) - activations.logits(xs[0]) == 2 * logits
+    assert xs[1].loss_time > xs[0].loss_time
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -184,7 +196,7 @@ def test_norms_are_of_plain_attention():
         dataclasses.replace(mla, local_layers=True)
 
 
-@pytest.mark.parametrize("kind", ["weighted", "router", "by power", "by quotient", "scaled"])
+@pytest.mark.parametrize("kind", ["weighted", "router", "by power", "by quotient", "scaled", "capped"])
 def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
     """Megatron-Bridge 0.6.2, gemma/modeling_gemma4.py, as PyTorch issues it; vectors and statistics do not count."""
     torch = pytest.importorskip("torch")
@@ -212,7 +224,8 @@ def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
         "router": (lambda: rms(x) * weight * width**-0.5, ROUTER),
         "by power": (lambda: by_power(x), BY_POWER),
         "by quotient": (lambda: by_quotient(x), BY_QUOTIENT),
-        "scaled": (lambda: x * torch.ones(1, dtype=torch.bfloat16), None),
+        "scaled": (lambda: x * torch.ones(1, dtype=torch.bfloat16), (SCALED, SCALED)),
+        "capped": (lambda: 30.0 * torch.tanh(x / 30.0), (12, CAP_BYTES - 12)),
     }
 
     class Moved(TorchDispatchMode):
@@ -243,8 +256,8 @@ def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
     with Moved() as backward:
         torch.autograd.grad(result, needed, gradient)
     moved = (forward.bytes / x.numel(), backward.bytes / x.numel())
-    if expected is None:
-        assert moved == (SCALED, SCALED)
+    if not isinstance(expected, Written):
+        assert moved == expected
         return
     assert moved == expected.moved
     assert (forward.kernels, backward.kernels) == expected.kernels
