@@ -103,12 +103,19 @@ def _uneven_heads(model: ModelSpec) -> bool:
     return any(heads.head_dim != heads.v_head_dim for heads in (model.heads, model.window_heads))
 
 
+# Keys of one query up to which Megatron-Core's fused softmax goes. [1]
+LONGEST_FUSED_SCORES = 4096
+
+
 def bind_amounts(
     model: ModelSpec, workload: Workload, precision: str, generation: str = "", kernels: str = ""
 ) -> dict[str, Bound]:
     """The inputs of amounts, which no machine changes: model, workload and precision recipe."""
     recipe = _precision_inputs(precision, generation, kernels)
-    return _model_inputs(model) | _workload_inputs(workload) | recipe
+    # Source: Megatron-Core 0.19.2, fusions/fused_softmax.py, is_kernel_available.
+    wide = model.local_layers and workload.seq_len > LONGEST_FUSED_SCORES
+    scores = {"scores_wide": Bound(float(wide), "workload")}
+    return _model_inputs(model) | _workload_inputs(workload) | scores | recipe
 
 
 def step_keys(model: ModelSpec, cluster: Cluster, precision: str, stack: str | None = None) -> dict[str, str]:
@@ -123,6 +130,7 @@ def _model_inputs(model: ModelSpec) -> dict[str, Bound]:
     numbers = (
         _dense_numbers(model) | _attention_numbers(model) | _expert_numbers(model) | _mixer_numbers(model)
     )
+    numbers |= _norm_numbers(model)
     numbers |= {f"{block}_total": total_blocks(model)[block] for block in BLOCKS}
     numbers |= {f"{block}_mtp": mtp_blocks(model)[block] for block in BLOCKS}
     return {
@@ -195,6 +203,10 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
         "window_d_v": own.v_head_dim,
         "window_gate_width": own.v_head_dim if model.attention_output_gate else 0,
         "window_sinks": float(own.sinks),
+        "unfusable": float(not model.has_fused_core(model.heads)),
+        "window_unfusable": float(not model.has_fused_core(own)),
+        "tied_values": float(model.values_are_keys),
+        "window_tied_values": float(model.values_are_keys and not model.windows_apart),
         "chunk": model.attention_chunk,
         "chunk_share": chunk_share,
         "q_lora": (mla.q_lora_rank or 0) if mla else csa.q_lora_rank if csa else 0,
@@ -202,6 +214,23 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
         "d_nope": mla.qk_head_dim if mla else 0,
         "d_rope": mla.qk_pos_emb_head_dim if mla else csa.rope_head_dim if csa else 0,
         "d_v": mla.v_head_dim if mla else model.heads.v_head_dim,
+    }
+
+
+def _norm_numbers(model: ModelSpec) -> dict[str, float]:
+    """Norms beside those in front of each block, by how Megatron-Bridge runs them."""
+    norms = model.norms
+    everything = norms is not None and norms.written == "all"
+    return {
+        "written_attention": norms.attention if norms and everything else 0,
+        "written_mlp": norms.mlp if norms else 0,
+        "written_heads": float(everything and model.qk_norm),
+        "fused_behind": norms.attention - 1 if norms and not everything else 0,
+        "value_norm": float(norms is not None and norms.values),
+        "router_norm": float(norms is not None and norms.router),
+        "layer_scale": float(norms is not None and norms.layer_scale),
+        # Of models without such norms (Gemma 2, from a file alone) what capping takes is not counted.
+        "capped_logits": float(norms is not None and model.logit_cap is not None),
     }
 
 

@@ -46,6 +46,10 @@ def family_features(model: ModelSpec, workload: Workload, columns: Columns) -> f
     if model.moe is not None:
         features |= {"shared"} if model.moe.shared_expert_ffn else set()
         features |= {"latent"} if model.moe.latent_size else set()
+    if model.norms is not None:
+        features.add("norms")
+    if model.values_are_keys:
+        features.add("tied_values")
     if model.mtp_layers:
         features.add("mtp")
     if model.encoder is not None:

@@ -20,6 +20,7 @@ from costmodel.model_tables import (
     Mamba,
     Mla,
     Moe,
+    Norms,
     RotaryScaling,
     SlidingWindow,
 )
@@ -33,6 +34,7 @@ TABLES: dict[str, type] = {
     "sliding_window": SlidingWindow,
     "compressed_attention": CompressedAttention,
     "encoder": Encoder,
+    "norms": Norms,
     "rotary_scaling": RotaryScaling,
     "attention_temperature": AttentionTemperature,
 }

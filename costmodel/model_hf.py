@@ -159,8 +159,10 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
     "FlexOlmoForCausalLM": shared.flex_olmo,
     "MiMoV2FlashForCausalLM": windows.mimo_v2_flash,
     "Step3p5ForCausalLM": windows.step3p5,
+    "Gemma4ForCausalLM": windows.gemma4,
     "NemotronHForCausalLM": hybrid.nemotron_h,
     "Gemma3ForConditionalGeneration": language_part(dense.gemma3),
+    "Gemma4ForConditionalGeneration": language_part(windows.gemma4),
     "Mistral3ForConditionalGeneration": language_part(dense.mistral),
     "Qwen2VLForConditionalGeneration": language_part(dense.qwen2_vl),
     "Qwen2_5_VLForConditionalGeneration": language_part(dense.qwen2_vl),
@@ -178,7 +180,6 @@ ARCHITECTURES: dict[str, Callable[[Config], Config]] = {
 # What layers of known classes have that ours cannot say. Sources: huggingface/transformers 5.24 and, of DeciLM,
 # Megatron-Bridge 0.6.2, llama_nemotron_bridge.py.
 _EXAMPLES = ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
-_GEMMA4 = "its full layers have heads of 512 dimensions, and its norms are composed of single operations"
 _ONE_NORM = "its attention and MLP stand side by side behind one norm"
 _NOT_TOLD = {
     "ApertusForCausalLM": "its activation, xIELU, is none of ours",
@@ -186,8 +187,6 @@ _NOT_TOLD = {
     "Cohere2ForCausalLM": _ONE_NORM,
     "DeciLMForCausalLM": "its layers differ in their widths and heads (block_configs), and some have no attention",
     "GPTJForCausalLM": _ONE_NORM,
-    "Gemma4ForCausalLM": _GEMMA4,
-    "Gemma4ForConditionalGeneration": _GEMMA4,
     "KimiK3ForConditionalGeneration": "Kimi delta attention is none of ours",
     "KimiLinearForCausalLM": "Kimi delta attention is none of ours",
     "PhiForCausalLM": _ONE_NORM,
@@ -208,6 +207,7 @@ _MODEL_TYPES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",

@@ -165,6 +165,92 @@ def _step_experts(config: Config, layers: int) -> Config:
     }
 
 
+def gemma4(config: Config) -> Config:
+    """Gemma 4: full layers with wide heads and one projection for keys and values, norms around every block, and
+    perhaps experts beside the MLP of each layer, which is told as their shared one.
+
+    References: transformers Gemma4TextConfig, Gemma4TextDecoderLayer; Megatron-Bridge 0.6.2, gemma/modeling_gemma4.py.
+    """
+    if count_or_zero({"hidden_size_per_layer_input": 256} | config, "hidden_size_per_layer_input"):
+        raise ValueError(
+            "hidden_size_per_layer_input gives each layer embeddings of its own, and such models share keys and values "
+            "between layers, which are none of ours. Larger ones of the class have neither."
+        )
+    expect(config, {"num_kv_shared_layers": 0, "use_double_wide_mlp": False, "attention_bias": False})
+    activation = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
+    usual: Config = {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262144,
+    }
+    usual |= {"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "num_hidden_layers": 30}
+    config = usual | {"hidden_size": 2304, "intermediate_size": 9216} | config | {"hidden_act": activation}
+    positions = config.get("rope_parameters") or {}
+    of_full, of_windows = (
+        (positions.get(kind) or {}) if isinstance(positions, dict) else {} for kind in _LETTERS
+    )
+    bases = {"rope_theta": of_full.get("rope_theta", 1_000_000), "rope_parameters": None}
+    share = of_full.get("partial_rotary_factor", 0.25)
+    values = llama(config | bases | {"partial_rotary_factor": share})
+    local = number({"rope_theta": of_windows.get("rope_theta", 10_000)}, ("rope_theta",))
+    layers = values["num_layers"]
+    pattern = _listed(config, "layer_types", _LETTERS) or (
+        "".join("W" if layer % 6 else "F" for layer in range(1, layers + 1))
+    )
+    tied = flag(config, "attention_k_eq_v")
+    full = _overrides(config)
+    groups = count(full, "num_key_value_heads", values["num_kv_heads"]) if tied else values["num_kv_heads"]
+    found: Config = {
+        "num_kv_heads": groups,
+        "head_dim": count(full, "head_dim", 512),
+        "qk_norm": True,
+        "values_are_keys": tied,
+        "rotary_local_base": int(local) if local and local == int(local) else None,
+        "softmax_scale": 1.0,
+        "embedding_scale": values["hidden"] ** 0.5,
+        "logit_cap": number(config, ("final_logit_softcapping",)),
+        "sliding_window": {
+            # The last layer sees everything, whatever a file says.
+            "pattern": pattern[: layers - 1] + "F",
+            "window": count(config, "sliding_window", 512),
+            "num_kv_heads": values["num_kv_heads"],
+            "head_dim": values["head_dim"],
+        },
+    }
+    norms = {"attention": 2, "mlp": 2, "values": True, "layer_scale": True}
+    if flag(config, "enable_moe_block"):
+        experts = {
+            "num_experts": count(config, "num_experts"),
+            "topk": count(config, "top_k_experts"),
+            "expert_ffn": count(config, "moe_intermediate_size"),
+            "shared_expert_ffn": values["ffn_hidden"],
+            # As Megatron-Bridge trains it.
+            "router_dtype": "fp32",
+            "load_balancing": "aux_loss",
+            "aux_loss_coeff": 0.001,
+        }
+        around = {"mlp": 5, "router": True, "written": "mlp"}
+        return values | found | {"moe": experts, "norms": norms | around}
+    return values | found | {"norms": norms, "local_layers": True}
+
+
+def _overrides(config: Config) -> Config:
+    """Heads of layers without windows: newer files list them layer by layer."""
+    listed = config.get("per_layer_config")
+    if listed is None:
+        own = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+        return {name: config[key] for name, key in own.items() if config.get(key) is not None}
+    parts = list(listed.values()) if isinstance(listed, dict) else [listed]
+    first = parts[0] if parts else {}
+    if not isinstance(first, dict) or any(part != first for part in parts):
+        raise ValueError(
+            f"per_layer_config {shown(listed)} gives layers without windows different heads, which is not supported. "
+            "Write the model as a TOML."
+        )
+    return first
+
+
 def _other(size: int, usual: int) -> int | None:
     return None if size == usual else size
 

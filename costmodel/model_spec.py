@@ -18,6 +18,7 @@ from costmodel.model_tables import (
     Mamba,
     Mla,
     Moe,
+    Norms,
     RotaryScaling,
     SlidingWindow,
 )
@@ -41,6 +42,10 @@ MTP_LETTERS = PATTERN_LETTERS | {"W": WINDOW_ATTENTION}
 
 NORMS = ("RMSNorm", "LayerNorm")
 ACTIVATIONS = ("silu", "gelu", "quick_gelu", "squared_relu", "relu")
+# FlashAttention 2 and 3 take no wider heads, and FlashAttention 4 none of 512 for queries and values alike. Source:
+# Transformer Engine 2.16.1 to 2.20.2, dot_product_attention/utils.py; that cuDNN has no backward pass of such heads is
+# from memory.
+WIDEST_FUSED_HEAD = 256
 DEFAULT_VOCAB_DIVISIBLE_BY = 128  # Megatron --make-vocab-size-divisible-by
 
 
@@ -61,11 +66,14 @@ class ModelSpec(Checked):
     theta of layers with windows where it is another; rotary_scaling: None where the source does not say.
     qk_l2_norm: norm without weights over each head of rotated Q and K. softmax_scale: factor of scores where it is not
     1 / sqrt(head size) [1]; score_cap, logit_cap: tanh bounds of scores and logits [1]; embedding_scale: factor of
-    embeddings [1]. All of these cost next to nothing, and an export without them trains another model.
+    embeddings [1]. All of these cost little, and an export without them trains another model.
     seq_len: the source's training length [token], 0 unknown. layer_pattern: a letter a layer (M mamba, * attention,
     - mlp, E experts), '' uniform; mtp_pattern: the same of the layers in a multi-token-prediction head, with W for
     attention as layers with windows have it. attention_output_gate: a gate as wide as a head's values, or with
     attention_head_gate one number a head. indexer: with MLA, whose queries then meet the tokens it picks.
+    values_are_keys: one projection for both in layers that see everything. norms: where a layer has more than one in
+    front of each block. local_layers: Megatron-Bridge builds it of Megatron-Core's own layers, without Transformer
+    Engine.
     params_published: total as printed, params_printed its text. params_computed and params_active_computed:
     an independent count to the digit, without multi-token prediction and padding.
     parameters_known: false where our formulas do not cover the model, `note` says why. left_out: what of the model is
@@ -119,6 +127,9 @@ class ModelSpec(Checked):
     attention_sink: bool = False
     attention_output_gate: bool = False
     attention_head_gate: bool = False
+    values_are_keys: bool = False
+    norms: Norms | None = None
+    local_layers: bool = False
     compressed_attention: CompressedAttention | None = None
     mtp_layers: int = 0
     mtp_pattern: str = ""
@@ -191,6 +202,10 @@ class ModelSpec(Checked):
         """Whether layers with windows are of a kind of their own, for the sake of their heads."""
         return self.window_heads != self.heads
 
+    def has_fused_core(self, heads: Heads) -> bool:
+        """Whether a fused kernel computes attention with such heads, forward and backward."""
+        return not self.local_layers and heads.head_dim <= WIDEST_FUSED_HEAD
+
     @property
     def custom_heads(self) -> str:
         """What of the heads Megatron-Core's configuration does not say, so that modules are the model's own; or "".
@@ -202,6 +217,8 @@ class ModelSpec(Checked):
             "values of another head size": self.heads.v_head_dim != self.head_dim,
             "a constant that multiplies values": self.value_scale is not None,
             "a gate of one number a head": self.attention_head_gate,
+            "keys that are values too": self.values_are_keys,
+            "norms of its own": self.norms is not None,
         }
         return next((text for text, has in found.items() if has), "")
 
@@ -291,6 +308,16 @@ class ModelSpec(Checked):
             raise ValueError(
                 "heads of their own in [sliding_window], and v_head_dim, are of models whose layers all have plain "
                 "attention. Leave them out, or the tables of other attention."
+            )
+        if (self.values_are_keys or self.norms or self.local_layers) and not plain:
+            raise ValueError(
+                "values_are_keys, local_layers and [norms] are of models whose layers all have plain attention. Leave "
+                "them out, or the tables of other attention."
+            )
+        if self.values_are_keys and self.heads.v_head_dim != self.head_dim:
+            raise ValueError(
+                f"values_are_keys with v_head_dim {self.v_head_dim} and head_dim {self.head_dim}: values that are keys "
+                "have their size. Leave v_head_dim out."
             )
         if self.attention_head_gate and not self.attention_output_gate:
             raise ValueError(

@@ -18,7 +18,10 @@ def weights_of_block(x: SimpleNamespace, block: str, features: Collection[str]) 
     if block in HEADED_BLOCKS:
         own = of_block(x, block)
         gate = own.output_gate * (own.head_gate + (1 - own.head_gate) * own.d_v)
-        return own.h * (own.a * (own.d + gate) + own.k * (own.d + own.d_v)) + own.a * own.d_v * own.h
+        # One projection makes keys and values, whatever a framework computes.
+        tied = own.tied_values * own.d_v if "tied_values" in features else 0
+        keys = own.k * (own.d + own.d_v - tied)
+        return own.h * (own.a * (own.d + gate) + keys) + own.a * own.d_v * own.h
     if block == "mla":
         query = x.d_nope + x.d_rope
         into = x.q_lora * (x.h + x.a * query) if "q_lora" in features else x.h * x.a * query

@@ -69,7 +69,7 @@ def layer_parts(spec: ModelSpec, kind: str) -> dict[str, int]:
     if kind in (SPARSE, WINDOW_SPARSE, MOE) or (kind == GATED_DELTA and spec.moe is not None):
         parts |= _experts(spec)
     two_blocks = kind in (DENSE, SPARSE, WINDOW_DENSE, WINDOW_SPARSE, GATED_DELTA)
-    parts["norms"] = (1 + two_blocks) * norm_parameters(spec.hidden, norm_weights)
+    parts["norms"] = (1 + two_blocks + _norms_beside(spec, kind)) * norm_parameters(spec.hidden, norm_weights)
     return parts
 
 
@@ -167,8 +167,17 @@ def _attention(spec: ModelSpec, norm_weights: int, windowed: bool) -> int:
             output_gate=gate if spec.attention_output_gate else 0,
             sink=int(heads.sinks),
             v=heads.v_head_dim,
+            tied_values=int(spec.values_are_keys and not (windowed and spec.windows_apart)),
         )
     )
+
+
+def _norms_beside(spec: ModelSpec, kind: str) -> int:
+    """Norms of the hidden state in a layer beside the one in front of each block. [1]"""
+    if spec.norms is None:
+        return 0
+    feed_forward = kind not in (ATTENTION, WINDOW_ATTENTION)
+    return spec.norms.attention - 1 + feed_forward * (spec.norms.mlp - 1)
 
 
 def _mixer(spec: ModelSpec, kind: str) -> int:
@@ -205,7 +214,8 @@ def _experts(spec: ModelSpec) -> dict[str, int]:
     h, gated, bias = spec.hidden, int(spec.gated), int(spec.linear_bias)
     width = moe.latent_size or h
     parts = {
-        "router": router_parameters(h, moe.num_experts, bias=bias, expert_bias=int(moe.expert_bias)),
+        "router": router_parameters(h, moe.num_experts, bias=bias, expert_bias=int(moe.expert_bias))
+        + (h + moe.num_experts if spec.norms is not None and spec.norms.router else 0),
         "experts": moe.num_experts * mlp_parameters(width, moe.expert_ffn, gated, bias),
     }
     if moe.latent_size:

@@ -60,6 +60,7 @@ def attention_parameters(
     output_gate: Amount = 0,
     sink: Amount = 0,
     v: Amount | None = None,
+    tied_values: Amount = 0,
 ) -> Amount:
     """Parameters of grouped-query attention: query, key, value and output projections. [1]
 
@@ -78,6 +79,8 @@ def attention_parameters(
         1 when each head has a learned softmax sink (gpt-oss).
     v
         Head size of values where it is another than d (MiMo-V2). [1]
+    tied_values
+        1 when the key projection makes values too (Gemma 4).
 
     Examples
     --------
@@ -89,7 +92,7 @@ def attention_parameters(
     J. Ainslie et al., EMNLP 2023, arXiv:2305.13245.
     """
     v = d if v is None else v
-    qkv_width = a * (d + output_gate) + k * (d + v)
+    qkv_width = a * (d + output_gate) + k * (d + (1 - tied_values) * v)
     projections = h * qkv_width + a * v * h
     return projections + qkv_bias * qkv_width + linear_bias * h + 2 * d * qk_norm + sink * a
 

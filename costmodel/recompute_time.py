@@ -111,5 +111,7 @@ def _experts(
     if "shared_fc1" in gemms:
         whole = _products(gemms, "shared_fc1", "shared_fc2") + small["shared_activation"]["forward"]
         apart += x.recompute_shared_experts * (whole + tensor_parallel)
-    inner = everything - small["norm"]["forward"] - small["residual"]["forward"]
+    inner = everything
+    for name in ("norm", "residual", "written_norms", "layer_scale"):
+        inner -= small[name]["forward"] if name in small else 0
     return x.recompute_moe * inner + (1 - x.recompute_moe) * apart

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
+from costmodel.norm_symbols import NORMS
 from costmodel.plan_symbols import PLAN
 
 # group: "plan" symbols are arrays over plans, the others single numbers.
@@ -60,7 +61,7 @@ HEADED_BLOCKS = ("attention", "window_attention")
 # Those with an attention core.
 ATTENTION_BLOCKS = (*HEADED_BLOCKS, "mla", "dsa", "csa")
 # What those of layers with windows have of their own, each after WINDOW_.
-HEAD_SIZES = ("a", "k", "d", "d_v", "gate_width", "sinks")
+HEAD_SIZES = ("a", "k", "d", "d_v", "gate_width", "sinks", "unfusable", "tied_values")
 # Of these, those whose queries come from a latent by an up projection.
 LATENT_BLOCKS = ("mla", "dsa", "csa")
 # Stages of which the blocks are counted: the first, the second, of those between first and last the one with most
@@ -119,6 +120,10 @@ INPUTS: tuple[Input, ...] = tuple(
         window_d_v | 1 | their head dimension of values
         window_gate_width | 1 | columns of one of their heads' gate
         window_sinks | 1 | 1 when they have learned sinks
+        window_unfusable | 1 | 1 when no fused kernel takes their heads
+        window_tied_values | 1 | 1 when their keys are values too
+        unfusable | 1 | 1 when no fused kernel takes attention with such heads
+        tied_values | 1 | 1 when one projection makes keys and values
         chunk | 1 | tokens of chunked attention, 0 none
         chunk_share | 1 | share of the attention blocks that attend within chunks
         E | 1 | experts of one layer
@@ -169,11 +174,13 @@ INPUTS: tuple[Input, ...] = tuple(
         mtp_total | 1 | multi-token-prediction heads
         """,
     )
+    + _inputs("model", NORMS)
     + _block_inputs()
     + _inputs(
         "workload",
         """
         s | 1 | tokens of one sequence
+        scores_wide | 1 | 1 when scores of unfused attention are masked and normalised in FP32, a kernel each
         document | 1 | tokens of a document as attention meets them: E[length^2] / E[length]
         fill | 1 | share of the tokens that are not padding
         documents | 1 | documents packed into one sequence, 0 where each fills its own
@@ -367,11 +374,19 @@ def symbol_table() -> SimpleNamespace:
 
 
 def of_block(x: SimpleNamespace, block: str) -> SimpleNamespace:
-    """The symbols, or numbers, as a block's formulas read them: of layers with windows their heads, and no others."""
-    if block != "window_attention":
+    """The symbols, or numbers, as a block's formulas read them: of layers with windows their heads, and no others.
+
+    Unfused is attention that a plan has so, or whose heads no fused kernel takes.
+    """
+    if block not in HEADED_BLOCKS:
         return x
-    own = {name: getattr(x, f"window_{name}") for name in HEAD_SIZES}
-    return SimpleNamespace(**{**vars(x), **own, "window_share": 1, "chunk_share": 0})
+    own: dict[str, Amount] = {}
+    if block == "window_attention":
+        own = {name: getattr(x, f"window_{name}") for name in HEAD_SIZES}
+        own |= {"window_share": 1, "chunk_share": 0}
+    unfusable = own.get("unfusable", x.unfusable)
+    own["unfused"] = 1 - (1 - x.unfused) * (1 - unfusable)
+    return SimpleNamespace(**{**vars(x), **own})
 
 
 def in_stage(x: SimpleNamespace, block: str, stage: str) -> Amount:

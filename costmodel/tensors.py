@@ -16,6 +16,7 @@ from costmodel.symbols import HEADED_BLOCKS, of_block
 from costmodel.work import parameters
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, padded_vocabulary
+from costmodel.work.written_norms import own_vectors
 
 # Elements to which tensors in a sharded buffer are aligned, and of which the end of a bucket is a multiple, beside
 # the ranks that share it. Source: Megatron-Core 0.16.1, param_and_grad_buffer.py.
@@ -50,6 +51,8 @@ def block_tensors(x: SimpleNamespace, work: BlockWork, *, plain: bool = False) -
     """
     layers = {layer.name: layer for layer in work.linears}
     found = _OF_BLOCK[work.name](of_block(x, work.name), layers, _norm(x, "norm", x.h))
+    beside = own_vectors(of_block(x, work.name), work.name) if work.name in _NORMED else {}
+    found += [Tensor(f"{name}.weight", int(size), reduced=True) for name, size in beside.items() if size]
     return _plain_order(found) if plain else found
 
 
@@ -156,6 +159,10 @@ _OF_BLOCK = {
     "mamba": _mamba,
     "delta": _delta,
 }
+
+
+# Blocks that may have norms beside the one in front.
+_NORMED = (*HEADED_BLOCKS, "mlp", "experts")
 
 
 def embedding_tensors(x: SimpleNamespace, *, shared: bool) -> list[Tensor]:

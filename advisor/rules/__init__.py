@@ -53,6 +53,7 @@ TOPICS = (
     "graphs",
     "environment",
     "tasks",
+    "own_layers",
 )
 # In the order in which they are told.
 SEVERITIES = ("ERROR", "AUTOFIX", "SILENT", "PERF", "ENV", "NOTE")

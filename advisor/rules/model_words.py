@@ -39,6 +39,10 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
             any(heads.v_head_dim != heads.head_dim for heads in (model.heads, model.window_heads))
         ),
         "head_gate": np.bool_(model.attention_head_gate),
+        "wide_heads": np.bool_(not model.local_layers and not model.has_fused_core(model.heads)),
+        "local_layers": np.bool_(model.local_layers),
+        "own_norms": np.bool_(model.norms is not None),
+        "branch_norms": np.bool_(model.norms is not None and model.norms.router),
         "tp_common": tp_common(model, "mlp" in blocks),
         "head_dim": model.head_dim,
         "layers": model.num_layers,

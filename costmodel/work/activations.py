@@ -33,7 +33,7 @@ def logits(x: SimpleNamespace) -> Amount:
     both. Megatron-Core's own compiles its parts: beside the logits in 16 bits, the softmax in FP32 and a copy of it
     for the gradient. Not fused it casts once, FP32 not at all, and works in place. PyTorch's has three copies in FP32
     in its backward pass (log-softmax, its gradient, the result), four where the vocabulary is split over ranks
-    (loss_parallel).
+    (loss_parallel). Logits that are capped leave tanh's output beside them.
     Sources: Megatron-Core 0.16.1, tensor_parallel/cross_entropy.py and fusions/fused_cross_entropy.py, whose functional
     tests hold 6 and 10 bytes; Transformer Engine, common/triton/cross_entropy.py; PyTorch 2.13,
     distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward.
@@ -43,7 +43,8 @@ def logits(x: SimpleNamespace) -> Amount:
     fused = own * own_fused_loss(x) * (cast + 4) + (2 - own) * x.activation_bytes
     split = x.dtensor * is_more_than_one(x.tp)
     eager = own * (x.activation_bytes + cast) + (1 - own) * (12 + 4 * split)
-    return elements * (x.fused_loss * fused + (1 - x.fused_loss) * eager)
+    capped = x.capped_logits * x.activation_bytes
+    return elements * (x.fused_loss * fused + (1 - x.fused_loss) * eager + capped)
 
 
 def saved_logits(x: SimpleNamespace) -> Amount:

@@ -139,6 +139,13 @@ def sink_scaling(x: SimpleNamespace) -> Stream:
     return Stream("sink_scale", forward, backward)
 
 
+# Bytes a score that PyTorch's own softmax in FP32 moves beyond a fused kernel's, forward and backward, those it keeps,
+# and its kernels more: cast (6), mask filled in (8), softmax (8), cast back (6); backward cast (6), softmax (12), mask
+# (8), cast (6). Counted as PyTorch 2.13 issues them: Megatron-Core 0.19.2, fusions/fused_softmax.py,
+# forward_torch_softmax.
+WIDE_SCORES, WIDE_SCORES_SAVED, WIDE_SCORES_KERNELS = (24, 26), 4, (5.0, 3.0)
+
+
 def score_elements(x: SimpleNamespace) -> Amount:
     """Elements of the attention score matrices of one block and micro-batch on one rank. [1]
 
@@ -155,7 +162,7 @@ def unfused_score_bytes_forward(x: SimpleNamespace) -> Amount:
     (2 + 2 + 1 B). The GEMMs' own traffic is counted there. Source: Megatron-LM's fused softmax kernel;
     arXiv:2205.05198, sec. 4.1.
     """
-    return (4 + 5 * x.dropout) * score_elements(x)
+    return (4 + 5 * x.dropout + WIDE_SCORES[0] * x.scores_wide) * score_elements(x)
 
 
 def unfused_score_bytes_backward(x: SimpleNamespace) -> Amount:
@@ -164,7 +171,7 @@ def unfused_score_bytes_backward(x: SimpleNamespace) -> Amount:
     Softmax backward reads gradient and output, writes gradient (6 B); dropout reads gradient and
     mask, writes (5 B). Source: as forward.
     """
-    return (6 + 5 * x.dropout) * score_elements(x)
+    return (6 + 5 * x.dropout + WIDE_SCORES[1] * x.scores_wide) * score_elements(x)
 
 
 def unfused_core_flops(x: SimpleNamespace, width: Amount) -> Amount:
@@ -178,10 +185,11 @@ def unfused_core_flops(x: SimpleNamespace, width: Amount) -> Amount:
 def saved_scores(x: SimpleNamespace) -> Amount:
     """Softmax output, dropout mask and dropout output of unfused attention. [byte]
 
-    5 a s^2 b / tp with dropout, 2 without; zero when the attention core is computed again.
+    5 a s^2 b / tp with dropout, 2 without, and 4 of them in FP32; zero when the attention core is computed again.
     Source: arXiv:2205.05198, sec. 4.1.
     """
-    return x.unfused * (1 - x.recompute_attention) * (2 + 3 * x.dropout) * score_elements(x)
+    kept = 2 + 3 * x.dropout + WIDE_SCORES_SAVED * x.scores_wide
+    return x.unfused * (1 - x.recompute_attention) * kept * score_elements(x)
 
 
 def saved_norm(
@@ -342,7 +350,12 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
         + x.norm_vectors * x.h
         + 2 * x.qk_norms * x.d
         + x.sinks * heads,
-        kernels_forward=ATTENTION_KERNELS[0] + 3 * x.unfused + split[0],
-        kernels_backward=ATTENTION_KERNELS[1] + 4 * x.unfused + x.values_scaled + split[1],
+        kernels_forward=ATTENTION_KERNELS[0]
+        + (3 + WIDE_SCORES_KERNELS[0] * x.scores_wide) * x.unfused
+        + split[0],
+        kernels_backward=ATTENTION_KERNELS[1]
+        + (4 + WIDE_SCORES_KERNELS[1] * x.scores_wide) * x.unfused
+        + x.values_scaled
+        + split[1],
         loops=document_loops(x, DOCUMENT_KERNELS),
     )

@@ -9,6 +9,9 @@ from costmodel.work.linear import Linear, gemm_flops, padded_vocabulary, tokens
 
 # Bytes that softmax and loss move of one logit, forward and backward (`cross_entropy_bytes`).
 TRITON_BYTES, NATIVE_BYTES, EAGER_BYTES = 10, 40, 52
+# Bytes that capping moves of one logit: divided by the cap, tanh, times the cap; their gradients, tanh's of its output.
+# Source: Megatron-Bridge 0.6.2, gemma/modeling_gemma4.py, _logit_softcapping, as PyTorch issues it.
+CAP_BYTES = 3 * 4 + 4 + 6 + 4
 # Bytes that a trainer moves of one logit to log its cross entropy and its perplexity (`cross_entropy_bytes`).
 METRIC_BYTES = 2 * 10
 
@@ -42,7 +45,7 @@ def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
     elements = tokens(x) * padded_vocabulary(x) / x.tp
     fused = TRITON_BYTES + own_fused_loss(x) * (NATIVE_BYTES - TRITON_BYTES)
     loss = x.fused_loss * fused + (1 - x.fused_loss) * EAGER_BYTES
-    return elements * (loss + x.loss_metrics * METRIC_BYTES)
+    return elements * (loss + x.loss_metrics * METRIC_BYTES + x.capped_logits * CAP_BYTES)
 
 
 def embedding_bytes(x: SimpleNamespace) -> Amount:

@@ -29,6 +29,9 @@ OF_HEADS = (
     "value_scale",
     "sliding_window",
     "attention_head_gate",
+    "values_are_keys",
+    "norms",
+    "local_layers",
 )
 # Settings for benchmarks only: they change what is trained, or hide what went wrong.
 BENCHMARK_ONLY = ("moe_router_force_load_balancing", "fake_process_group")

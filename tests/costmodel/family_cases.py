@@ -21,7 +21,8 @@ from costmodel.symbols import BLOCKS
 from costmodel.work.block import BlockWork
 from costmodel.workload import Workload
 
-# Dense, experts (with dense layers, shared experts, latents), MLA, Mamba, gated delta, MTP heads, heads of windows.
+# Dense, experts (with dense layers, shared experts, latents), MLA, Mamba, gated delta, MTP heads, heads of windows,
+# norms around every block.
 FAMILIES = (
     "gpt3-175b",
     "llama3-70b",
@@ -37,6 +38,7 @@ FAMILIES = (
     "nemotron3-nano-30b-a3b",
     "nemotron3-super-120b-a12b",
     "mimo-v2-flash",
+    "gemma4-26b-a4b",
 )
 SPARSE_FAMILIES = tuple(name for name in FAMILIES if load_model(name).moe is not None)
 # Time and memory without what published runs say of them, which takes most of a prediction's time. Laws of time and
@@ -57,6 +59,14 @@ OFFLOADABLE = (
     "moe_act",
     "fused_group_mlp",
 )
+
+
+def value_columns(model: ModelSpec) -> int:
+    """Value columns of QKV projections, over all layers, that Megatron-Core holds where keys are values. [1]"""
+    if not model.values_are_keys:
+        return 0
+    layers = sum("attention" in kind and "window" not in kind for kind in model.layer_kinds())
+    return layers * model.hidden * model.num_kv_heads * model.head_dim
 
 
 def tensor_sizes(model: ModelSpec) -> list[int]:

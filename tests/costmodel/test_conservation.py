@@ -5,7 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from family_cases import B200, FAMILIES, FEW, H100, SPARSE_FAMILIES, blocks_on_rank, sizes, unjudged
+from family_cases import (
+    B200,
+    FAMILIES,
+    FEW,
+    H100,
+    SPARSE_FAMILIES,
+    blocks_on_rank,
+    sizes,
+    unjudged,
+    value_columns,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +66,10 @@ def test_linear_flops_summed_over_ranks_are_those_of_the_model(name, data):
     x = SimpleNamespace(**prediction.values)
     for block, work in blocks_on_rank(prediction).items():
         a_rank = sum(linear_flops_forward(linear) for linear in work.linears)
-        needed = 2 * weights_of_block(x, block, prediction.features) * 4096
+        needed = weights_of_block(x, block, prediction.features)
+        if block == "attention":
+            needed += value_columns(model) / x.attention_total
+        needed *= 2 * 4096
         assert a_rank * plan.tp * plan.cp == pytest.approx(needed, rel=1e-12), block
 
 
@@ -107,7 +120,7 @@ def test_one_gpu_holds_the_published_parameters(name):
     values = on_one_gpu(name).values
     count = count_parameters(model)
     held = values["first_stage_parameters"] + values.get("first_stage_expert_parameters", 0)
-    held -= widened_gates(model)
+    held -= widened_gates(model) + value_columns(model)
     # Layers that share an indexer's choice have a share of its parameters, in whole numbers.
     shared = model.indexer is not None and model.indexer.interval > 1
     assert held == pytest.approx(
@@ -126,7 +139,7 @@ def test_a_token_meets_the_published_active_parameters(name):
     moe = model.moe
     idle = values["first_stage_expert_parameters"] * (1 - moe.topk / moe.num_experts)
     held = values["first_stage_parameters"] + values["first_stage_expert_parameters"]
-    met = held - idle - padding(model) - widened_gates(model)
+    met = held - idle - padding(model) - widened_gates(model) - value_columns(model)
     if model.mtp_layers:
         assert count.active < met <= count.active + count.mtp
     else:
@@ -167,7 +180,8 @@ def test_parameters_over_all_ranks_are_the_models(name, data):
     x = SimpleNamespace(**on_one_gpu(name).values)
     total += embedding_parameters(x) + output_parameters(x) + model.mtp_layers * mtp_parameters(x)
     count = count_parameters(model)
-    assert total == pytest.approx(count.total + count.mtp + padding(model), abs=1.0, rel=1e-12)
+    needed = count.total + count.mtp + padding(model) + value_columns(model)
+    assert total == pytest.approx(needed, abs=1.0, rel=1e-12)
 
 
 @every_family
@@ -186,6 +200,7 @@ def test_two_stages_hold_the_model_and_its_second_copies(name, data):
     count = count_parameters(model)
     rows = model.padded_vocab(1)
     copies = (model.tied_embeddings + min(model.mtp_layers, 1)) * rows * model.hidden
+    copies += value_columns(model)
     assert held == pytest.approx(count.total + count.mtp + padding(model) + copies, rel=1e-12)
 
 

@@ -89,6 +89,9 @@ COUNTED = [
     ("qwen2.5-32b", 32_763_876_352, 32_763_876_352),
     ("mixtral-8x22b-g8t8", 140_649_338_880, 22_269_302_784),
     ("llama3-8x70b", 465_159_069_696, 126_930_395_136),
+    # Parameters of transformers 5.24.0's Gemma4ForCausalLM on torch's meta device; the idle experts' by hand.
+    ("gemma4-31b", 30_697_345_280, 30_697_345_280),
+    ("gemma4-26b-a4b", 25_233_141_760, 3_822_530_560),
     # Parameters and balancing biases of transformers 5.24.0's classes on torch's meta device; the idle experts' by hand.
     ("mimo-v2-flash", 308_778_780_864, 15_445_936_320),
     ("step3.5-flash", 196_956_130_368, 11_987_323_968),
