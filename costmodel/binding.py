@@ -71,6 +71,9 @@ def bind(
     software = _software(model, cluster, stack)
     amounts = bind_amounts(model, workload, precision, cluster.gpu.generation, software.kernels)
     recipe = precision_recipe(precision, cluster.gpu.generation, software.kernels)
+    if model.score_cap is not None and software.composed_caps:
+        own = Bound(1.0, f"{software.name}: scores are capped by operations of their own")
+        amounts |= dict.fromkeys(("unfusable", "window_unfusable", "capped_scores"), own)
     if model.attention_head_gate and not software.megatron_core:
         narrow = Bound(1.0, f"{software.name}: a gate of one number a head")
         amounts |= {"gate_width": narrow, "window_gate_width": narrow}
@@ -94,7 +97,10 @@ def _software(model: ModelSpec, cluster: Cluster, stack: str | None) -> Stack:
     """The stack, or the cluster's own, as it runs the model's attention."""
     plain = model.mla is None and model.compressed_attention is None and not _uneven_heads(model)
     return load_stack(stack or cluster_stack(cluster)).with_heads(
-        model.head_dim if plain else 0, cluster.gpu.generation, model.window_heads.sinks
+        model.head_dim if plain else 0,
+        cluster.gpu.generation,
+        model.window_heads.sinks,
+        model.score_cap is not None,
     )
 
 
@@ -113,7 +119,8 @@ def bind_amounts(
     """The inputs of amounts, which no machine changes: model, workload and precision recipe."""
     recipe = _precision_inputs(precision, generation, kernels)
     # Source: Megatron-Core 0.19.2, fusions/fused_softmax.py, is_kernel_available.
-    wide = model.local_layers and workload.seq_len > LONGEST_FUSED_SCORES
+    composed = model.local_layers or model.score_cap is not None
+    wide = composed and workload.seq_len > LONGEST_FUSED_SCORES
     scores = {"scores_wide": Bound(float(wide), "workload")}
     return _model_inputs(model) | _workload_inputs(workload) | scores | recipe
 
@@ -220,17 +227,19 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
 def _norm_numbers(model: ModelSpec) -> dict[str, float]:
     """Norms beside those in front of each block, by how Megatron-Bridge runs them."""
     norms = model.norms
-    everything = norms is not None and norms.written == "all"
+    everything, plain = (norms is not None and norms.written == which for which in ("all", "none"))
     return {
         "written_attention": norms.attention if norms and everything else 0,
-        "written_mlp": norms.mlp if norms else 0,
+        "written_mlp": norms.mlp if norms and not plain else 0,
         "written_heads": float(everything and model.qk_norm),
         "fused_behind": norms.attention - 1 if norms and not everything else 0,
+        "fused_behind_mlp": norms.mlp - 1 if norms and plain else 0,
         "value_norm": float(norms is not None and norms.values),
         "router_norm": float(norms is not None and norms.router),
         "layer_scale": float(norms is not None and norms.layer_scale),
         # Of models without such norms (Gemma 2, from a file alone) what capping takes is not counted.
         "capped_logits": float(norms is not None and model.logit_cap is not None),
+        "capped_scores": 0.0,
     }
 
 

@@ -33,7 +33,7 @@ def encoder_symbols(x: SimpleNamespace) -> SimpleNamespace:
         "window_share": 0,
         "chunk_share": 0,
         **dict.fromkeys(("output_gate", "gate_width", "values_scaled"), 0),
-        **dict.fromkeys(("sinks", "scores_wide", "unfusable"), 0),
+        **dict.fromkeys(("sinks", "scores_wide", "capped_scores", "unfusable"), 0),
         "qk_norms": 0,
         "rotary": 0,
         **dict.fromkeys(("lora_qkv", "lora_proj", "lora_mlp"), 0),

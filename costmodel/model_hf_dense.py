@@ -24,7 +24,7 @@ from costmodel.model_hf_values import (
 )
 
 # Norms that our layers have no place for; a few thousand weights a layer, and the time to read and write its tokens.
-NORMS_BEHIND = "norms behind attention and MLP"
+NORMS_BEHIND: Config = {"norms": {"attention": 2, "mlp": 2, "written": "none"}}
 NORMS_MOVED = "norms behind attention and MLP instead of in front"
 NORMS_OF_ALL_HEADS = "norms of Q and K over all heads at once, taken a head at a time"
 NORMS_ROTATED = "norms of rotated Q and K, taken in front of the rotation"
@@ -155,14 +155,14 @@ def gemma2(config: Config) -> Config:
     """Gemma 2: windows on every other layer, norms on both sides of each block, capped scores and logits."""
     caps = {"query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     values = _windowed(gemma(caps | config), config, 4096, 2)
-    return values | {"left_out": f"{NORMS_BEHIND}, caps of scores and logits"}
+    return values | NORMS_BEHIND
 
 
 def gemma3(config: Config) -> Config:
     """Gemma 3: windows on five of six layers, norms of Q and K, norms on both sides of each block."""
     defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}
     defaults |= {"query_pre_attn_scalar": 256, "rope_theta": 1_000_000}
-    values = gemma(defaults | config) | {"qk_norm": True, "left_out": NORMS_BEHIND}
+    values = gemma(defaults | config) | {"qk_norm": True} | NORMS_BEHIND
     # Layers with windows have a base of their own. Newer files nest both in rope_parameters, which are not read.
     if "rope_parameters" in config:
         values["rotary_base"] = None
@@ -202,7 +202,7 @@ def glm(config: Config) -> Config:
 
 
 def glm4(config: Config) -> Config:
-    return glm(config) | {"left_out": NORMS_BEHIND}
+    return glm(config) | NORMS_BEHIND
 
 
 def nemotron(config: Config) -> Config:

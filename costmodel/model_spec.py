@@ -218,7 +218,7 @@ class ModelSpec(Checked):
             "a constant that multiplies values": self.value_scale is not None,
             "a gate of one number a head": self.attention_head_gate,
             "keys that are values too": self.values_are_keys,
-            "norms of its own": self.norms is not None,
+            "norms of its own": self.norms is not None and self.norms.written != "none",
         }
         return next((text for text, has in found.items() if has), "")
 

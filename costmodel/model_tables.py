@@ -203,13 +203,13 @@ class SlidingWindow(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Norms(Checked):
-    """Norms of a layer that has more than one in front of each block, as Gemma 4's have.
+    """Norms of a layer that has more than one in front of each block, as those of Gemma 2 to 4 have.
 
     attention, mlp: norms of the hidden state around attention, and around the MLP, or around experts and the shared
     experts beside them [1]. values: one over each head of values, without weights. router: one without weights in front
     of the router, whose input a vector scales, and a number for each expert the weights of those chosen. layer_scale: a
     number that is not trained multiplies what a layer puts out. written: where Megatron-Bridge writes them out as
-    element-wise operations in FP32: all, or mlp.
+    element-wise operations in FP32: all, mlp, or none where all are kernels of Transformer Engine.
     """
 
     _where = "norms."
@@ -222,8 +222,8 @@ class Norms(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.written not in ("all", "mlp"):
-            raise ValueError(f"norms.written {self.written!r:.60} is not known. Use all or mlp.")
+        if self.written not in ("all", "mlp", "none"):
+            raise ValueError(f"norms.written {self.written!r:.60} is not known. Use all, mlp or none.")
 
 
 @dataclass(frozen=True, kw_only=True)

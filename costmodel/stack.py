@@ -55,6 +55,8 @@ class Stack:
     plain_permutations: bool = False
     plain_squared_relu: bool = False
     plain_gelu_experts: bool = False
+    composed_caps: bool = False
+    flex_caps: bool = False
     packs_attention: bool = False
     wide_heads_apart: bool = False
     scales_sinks: bool = False
@@ -100,12 +102,12 @@ class Stack:
         """family-release."""
         return f"{self.family}-{self.release}" if self.release else self.family
 
-    def with_heads(self, width: int, generation: str, sinks: bool = False) -> Stack:
+    def with_heads(self, width: int, generation: str, sinks: bool = False, capped: bool = False) -> Stack:
         """The stack with the attention kernel that heads of `width` train with on a generation of GPUs.
 
-        sinks: whether heads have a learned softmax sink.
+        sinks: whether heads have a learned softmax sink; capped: whether a tanh bounds scores.
         """
-        if sinks and self.scales_sinks:
+        if (sinks and self.scales_sinks) or (capped and self.flex_caps):
             return replace(self, attention="flex")
         apart = self.wide_heads_apart and width > WIDEST_FUSED_HEAD and generation in DATACENTRE_BLACKWELL
         return replace(self, attention="flash2") if apart else self

@@ -146,6 +146,11 @@ def sink_scaling(x: SimpleNamespace) -> Stream:
 WIDE_SCORES, WIDE_SCORES_SAVED, WIDE_SCORES_KERNELS = (24, 26), 4, (5.0, 3.0)
 
 
+# Bytes a score that its cap moves forward and backward, those that it keeps, and its kernels: a quotient, the tanh and
+# a product of 16-bit scores (4 each); backward the same, and the tanh reads what it put out (6), which is kept.
+CAPPED_SCORES, CAPPED_SCORES_SAVED, CAPPED_SCORES_KERNELS = (12, 14), 2, 3.0
+
+
 def score_elements(x: SimpleNamespace) -> Amount:
     """Elements of the attention score matrices of one block and micro-batch on one rank. [1]
 
@@ -162,7 +167,8 @@ def unfused_score_bytes_forward(x: SimpleNamespace) -> Amount:
     (2 + 2 + 1 B). The GEMMs' own traffic is counted there. Source: Megatron-LM's fused softmax kernel;
     arXiv:2205.05198, sec. 4.1.
     """
-    return (4 + 5 * x.dropout + WIDE_SCORES[0] * x.scores_wide) * score_elements(x)
+    own = WIDE_SCORES[0] * x.scores_wide + CAPPED_SCORES[0] * x.capped_scores
+    return (4 + 5 * x.dropout + own) * score_elements(x)
 
 
 def unfused_score_bytes_backward(x: SimpleNamespace) -> Amount:
@@ -171,7 +177,8 @@ def unfused_score_bytes_backward(x: SimpleNamespace) -> Amount:
     Softmax backward reads gradient and output, writes gradient (6 B); dropout reads gradient and
     mask, writes (5 B). Source: as forward.
     """
-    return (6 + 5 * x.dropout + WIDE_SCORES[1] * x.scores_wide) * score_elements(x)
+    own = WIDE_SCORES[1] * x.scores_wide + CAPPED_SCORES[1] * x.capped_scores
+    return (6 + 5 * x.dropout + own) * score_elements(x)
 
 
 def unfused_core_flops(x: SimpleNamespace, width: Amount) -> Amount:
@@ -188,7 +195,7 @@ def saved_scores(x: SimpleNamespace) -> Amount:
     5 a s^2 b / tp with dropout, 2 without, and 4 of them in FP32; zero when the attention core is computed again.
     Source: arXiv:2205.05198, sec. 4.1.
     """
-    kept = 2 + 3 * x.dropout + WIDE_SCORES_SAVED * x.scores_wide
+    kept = 2 + 3 * x.dropout + WIDE_SCORES_SAVED * x.scores_wide + CAPPED_SCORES_SAVED * x.capped_scores
     return x.unfused * (1 - x.recompute_attention) * kept * score_elements(x)
 
 
@@ -351,10 +358,10 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
         + 2 * x.qk_norms * x.d
         + x.sinks * heads,
         kernels_forward=ATTENTION_KERNELS[0]
-        + (3 + WIDE_SCORES_KERNELS[0] * x.scores_wide) * x.unfused
+        + (3 + WIDE_SCORES_KERNELS[0] * x.scores_wide + CAPPED_SCORES_KERNELS * x.capped_scores) * x.unfused
         + split[0],
         kernels_backward=ATTENTION_KERNELS[1]
-        + (4 + WIDE_SCORES_KERNELS[1] * x.scores_wide) * x.unfused
+        + (4 + WIDE_SCORES_KERNELS[1] * x.scores_wide + CAPPED_SCORES_KERNELS * x.capped_scores) * x.unfused
         + x.values_scaled
         + split[1],
         loops=document_loops(x, DOCUMENT_KERNELS),

@@ -1,4 +1,4 @@
-"""Blocks of Gemma 4: norms behind them and of values, written out as element-wise operations; heads that are repeated.
+"""Blocks of Gemma 2 to 4: norms behind them and of values, fused or written out as operations; heads that are repeated.
 
 Bytes and kernels are counted as PyTorch 2.13 issues the operations of Megatron-Bridge 0.6.2, gemma/modeling_gemma4.py,
 in training, on 16-bit elements. Where weights are frozen their gradients fall away.
@@ -70,7 +70,7 @@ def with_norms(x: SimpleNamespace, work: BlockWork) -> BlockWork:
 def own_vectors(x: SimpleNamespace, block: str) -> dict[str, Amount]:
     """Vectors of these norms, by name: elements on this rank, which holds them whole; none of other models. [1]"""
     if block in ("mlp", "experts"):
-        found = {"norms_beside": _beside_the_front(x.written_mlp) * x.h}
+        found = {"norms_beside": (_beside_the_front(x.written_mlp) + x.fused_behind_mlp) * x.h}
     else:
         found = {"norms_beside": (_beside_the_front(x.written_attention) + x.fused_behind) * x.h}
     if block == "experts":
@@ -160,23 +160,29 @@ def _layer_scale(x: SimpleNamespace) -> Stream:
     return Stream("layer_scale", size, size, "contiguous")
 
 
+def _kept_behind(x: SimpleNamespace) -> Amount:
+    """What fused norms behind an MLP or experts read. [byte]"""
+    return x.fused_behind_mlp * x.activation_bytes * residual_tokens(x) * x.h
+
+
 def _mlp(x: SimpleNamespace, work: BlockWork) -> BlockWork:
     hidden, front = residual_tokens(x) * x.h, minimum(x.written_mlp, 1)
+    kernels = x.fused_behind_mlp - front + x.layer_scale
     saved = dict(work.saved)
-    saved["norm input"] *= 1 - front
+    saved["norm input"] = (1 - front) * saved["norm input"] + _kept_behind(x)
     saved["written norms"] = kept(x, WEIGHTED, x.written_mlp * hidden)
     return replace(
         work,
         streams=_replaced(
             work,
-            norm(x, -front * hidden, joined_norm(x, "mlp")),
+            norm(x, (x.fused_behind_mlp - front) * hidden, joined_norm(x, "mlp")),
             _written(moved(x, WEIGHTED, x.written_mlp * hidden)),
             _layer_scale(x),
         ),
         saved=saved,
         vectors=work.vectors + sum(own_vectors(x, "mlp").values()),
-        kernels_forward=work.kernels_forward + x.written_mlp * WEIGHTED.kernels[0] - front + x.layer_scale,
-        kernels_backward=work.kernels_backward + x.written_mlp * WEIGHTED.kernels[1] - front + x.layer_scale,
+        kernels_forward=work.kernels_forward + x.written_mlp * WEIGHTED.kernels[0] + kernels,
+        kernels_backward=work.kernels_backward + x.written_mlp * WEIGHTED.kernels[1] + kernels,
     )
 
 
@@ -193,21 +199,21 @@ def _experts(x: SimpleNamespace, work: BlockWork) -> BlockWork:
         moved(x, ROUTER, x.router_norm * hidden),
     ]
     saved = dict(work.saved)
-    saved["norm input"] *= 1 - front
+    saved["norm input"] = (1 - front) * saved["norm input"] + _kept_behind(x)
     saved["written norms"] = kept(x, WEIGHTED, outer) + (1 - x.recompute_moe) * (
         kept(x, WEIGHTED, inner * hidden) + kept(x, ROUTER, x.router_norm * hidden)
     )
     apart = (1 - x.recompute_moe) * (1 - x.recompute_shared_experts) * same_format(x) + 2 * x.recompute_moe
     saved["inputs apart"] = front * apart * x.activation_bytes * hidden
     kernels = [
-        x.written_mlp * one + x.router_norm * router + x.layer_scale - front
+        x.written_mlp * one + x.router_norm * router + x.layer_scale + x.fused_behind_mlp - front
         for one, router in zip(WEIGHTED.kernels, ROUTER.kernels, strict=True)
     ]
     return replace(
         work,
         streams=_replaced(
             work,
-            norm(x, -front * hidden),
+            norm(x, (x.fused_behind_mlp - front) * hidden),
             _written(moved(x, WEIGHTED, outer)),
             _written((inside[0][0] + inside[1][0], inside[0][1] + inside[1][1]), "branch_norms"),
             _layer_scale(x),

@@ -104,9 +104,9 @@ def test_totals_of_published_checkpoints(tmp_path, config, total):
         (STARCODER2_15B, 15_957_889_024, 0),
         (QWEN3_VL_235B, 235_093_634_560, 0),
         (QWEN25_VL_7B, 7_615_616_512, 0),
-        (GEMMA2_27B, 27_227_128_320, 46 * 2 * 4608),
-        (GEMMA3_27B, 27_009_346_304, 62 * 2 * 5376),
-        (GLM4_9B, 9_400_279_040, 40 * 2 * 4096),
+        (GEMMA2_27B, 27_227_128_320, 0),
+        (GEMMA3_27B, 27_009_346_304, 0),
+        (GLM4_9B, 9_400_279_040, 0),
         (OLMO2_32B, 32_234_279_936, 64 * (40 + 8 - 2) * 128),
         (OLMOE, 6_919_161_856, 16 * (16 + 16 - 2) * 128),
         # Here the bias of the router is a buffer.

@@ -179,7 +179,7 @@ def test_capped_logits_are_read_and_written_by_six_kernels_and_one_is_kept():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"norms": {"written": "some"}}, "norms.written 'some' is not known. Use all or mlp"),
+        ({"norms": {"written": "some"}}, "norms.written 'some' is not known. Use all, mlp or none"),
         ({"norms": {"behind": 2}}, "norms.behind is not a key of a model"),
         ({"values_are_keys": True, "v_head_dim": 64}, "values that are keys have their size"),
     ],
