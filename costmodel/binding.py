@@ -113,6 +113,10 @@ def _uneven_heads(model: ModelSpec) -> bool:
 LONGEST_FUSED_SCORES = 4096
 
 
+# Gated or not, and activation function of experts that no kernel multiplies by the probabilities too.
+PROBABILITIES_APART = ((False, "squared_relu"), (True, "fast_gelu"))
+
+
 def bind_amounts(
     model: ModelSpec, workload: Workload, precision: str, generation: str = "", kernels: str = ""
 ) -> dict[str, Bound]:
@@ -264,7 +268,7 @@ def _expert_numbers(model: ModelSpec) -> dict[str, float]:
         # Gated quick GELU is clamped, as published (gpt-oss); it and squared ReLU are not fused with the probabilities.
         # Source: Megatron-Core 0.16.1, fused_bias_geglu.py, weighted_bias_quick_geglu_impl; experts.py.
         "fc1_copies": 2.0 if model.gated and model.activation == "quick_gelu" else 1.0,
-        "fc2_copies": 2.0 if not model.gated and model.activation == "squared_relu" else 1.0,
+        "fc2_copies": 1.0 + ((model.gated, model.activation) in PROBABILITIES_APART),
         "expert_bias": float(moe.expert_bias) if moe else 0.0,
         "biased_experts": float(moe is not None and model.linear_bias),
         # Megatron-Core asks for it (a warning) from 32 experts on.

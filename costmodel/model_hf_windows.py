@@ -204,6 +204,8 @@ def gemma4(config: Config) -> Config:
     found: Config = {
         "num_kv_heads": groups,
         "head_dim": count(full, "head_dim", 512),
+        # As Megatron-Bridge has it: no fused kernel is for this one.
+        "activation": "fast_gelu" if values["activation"] == "gelu" else values["activation"],
         "qk_norm": True,
         "values_are_keys": tied,
         "rotary_local_base": int(local) if local and local == int(local) else None,

@@ -41,7 +41,8 @@ PATTERN_LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MOE}
 MTP_LETTERS = PATTERN_LETTERS | {"W": WINDOW_ATTENTION}
 
 NORMS = ("RMSNorm", "LayerNorm")
-ACTIVATIONS = ("silu", "gelu", "quick_gelu", "squared_relu", "relu")
+# fast_gelu is the tanh one as Megatron-Core has it by itself, in no fused kernel.
+ACTIVATIONS = ("silu", "gelu", "fast_gelu", "quick_gelu", "squared_relu", "relu")
 # FlashAttention 2 and 3 take no wider heads, and FlashAttention 4 none of 512 for queries and values alike. Source:
 # Transformer Engine 2.16.1 to 2.20.2, dot_product_attention/utils.py; that cuDNN has no backward pass of such heads is
 # from memory.

@@ -13,6 +13,7 @@ DTYPE_FIELDS += ("exp_avg_dtype", "exp_avg_sq_dtype")
 ACTIVATIONS = {
     "silu": ("torch.nn.functional.silu", "import torch"),
     "gelu": ("torch.nn.functional.gelu", "import torch"),
+    "fast_gelu": ("fast_gelu", "from megatron.core.activations import fast_gelu"),
     "relu": ("torch.nn.functional.relu", "import torch"),
     "quick_gelu": ("quick_gelu", "from megatron.core.fusions.fused_bias_geglu import quick_gelu"),
     "squared_relu": ("squared_relu", "from megatron.core.activations import squared_relu"),

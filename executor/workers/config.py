@@ -18,10 +18,10 @@ DTYPES = {
 
 def activation(name: str) -> Any:
     """Megatron-Core's function for an activation of ours."""
-    from megatron.core.activations import squared_relu
+    from megatron.core.activations import fast_gelu, squared_relu
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
-    known = {"quick_gelu": quick_gelu, "squared_relu": squared_relu}
+    known = {"fast_gelu": fast_gelu, "quick_gelu": quick_gelu, "squared_relu": squared_relu}
     return known.get(name) or getattr(functional, name)
 
 

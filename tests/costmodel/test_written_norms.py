@@ -19,7 +19,15 @@ from costmodel.work import activations
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import linear_flops_forward
 from costmodel.work.vocabulary import CAP_BYTES, cross_entropy_bytes
-from costmodel.work.written_norms import BY_POWER, BY_QUOTIENT, ROUTER, SCALED, WEIGHTED, Written
+from costmodel.work.written_norms import (
+    BY_POWER,
+    BY_QUOTIENT,
+    PROBABILITIES,
+    ROUTER,
+    SCALED,
+    WEIGHTED,
+    Written,
+)
 from costmodel.workload import Workload
 
 DENSE, SPARSE = load_model("gemma4-31b"), load_model("gemma4-26b-a4b")
@@ -101,6 +109,7 @@ def test_a_dense_layer_moves_the_bytes_of_four_norms_and_those_of_heads():
     assert stream(mlp, "layer_scale") == (4 * hidden, 4 * hidden)
     assert attention.saved["written norms"] == 12 * (2 * hidden + heads) + 4 * values
     assert (attention.saved["norm input"], mlp.saved["norm input"]) == (0, 0)
+    assert mlp.saved["activation output"] == 2 * TOKENS * 21504
     assert attention.saved["queries, keys, values"] == 2 * (heads + values)
     assert attention.vectors == 2 * 5376 + 2 * 256
     assert mlp.vectors == 2 * 5376
@@ -117,7 +126,12 @@ def test_a_sparse_layer_has_fused_norms_around_attention_and_six_written_ones():
     assert stream(experts, "branch_norms") == (46 * 2 * hidden + 46 * hidden, 104 * 2 * hidden + 96 * hidden)
     assert experts.saved["written norms"] == (5 * 12 + 10) * hidden
     assert experts.vectors == 5 * 2816 + 2816 + 128
+    rows = TOKENS * 8 * 704
+    assert stream(experts, "probabilities") == (12 * rows, 34 * rows)
+    assert experts.saved["activation output"] == 2 * (rows + TOKENS * 2112)
+    assert experts.saved["expert fc2 input"] == 2 * 2 * rows
     again = work(SPARSE, "experts", Plan(ep=8, dp=64, recompute="selective", recompute_modules=("moe",)))
+    assert again.saved["activation output"] == 0
     assert again.saved["written norms"] == 3 * 12 * hidden
     assert again.saved["inputs apart"] == 2 * 2 * hidden
 
@@ -196,7 +210,9 @@ def test_norms_are_of_plain_attention():
         dataclasses.replace(mla, local_layers=True)
 
 
-@pytest.mark.parametrize("kind", ["weighted", "router", "by power", "by quotient", "scaled", "capped"])
+@pytest.mark.parametrize(
+    "kind", ["weighted", "router", "by power", "by quotient", "scaled", "capped", "probabilities"]
+)
 def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
     """Megatron-Bridge 0.6.2, gemma/modeling_gemma4.py, as PyTorch issues it; vectors and statistics do not count."""
     torch = pytest.importorskip("torch")
@@ -206,6 +222,8 @@ def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
     rows, width = 64, 128
     x = torch.randn(rows, width, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.ones(width, dtype=torch.bfloat16, requires_grad=True)
+
+    share = torch.rand(rows, 1, requires_grad=True)
 
     def rms(states, scale=None):
         normed = states.float() * torch.pow(states.float().pow(2).mean(-1, keepdim=True) + 1e-6, -0.5)
@@ -225,6 +243,7 @@ def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
         "by power": (lambda: by_power(x), BY_POWER),
         "by quotient": (lambda: by_quotient(x), BY_QUOTIENT),
         "scaled": (lambda: x * torch.ones(1, dtype=torch.bfloat16), (SCALED, SCALED)),
+        "probabilities": (lambda: (x * share).to(x.dtype), PROBABILITIES),
         "capped": (lambda: 30.0 * torch.tanh(x / 30.0), (12, CAP_BYTES - 12)),
     }
 
@@ -252,7 +271,8 @@ def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
 
     with Moved() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = function()
-    needed = [x, weight] if kind in ("weighted", "router") else [x]
+    beside = {"weighted": weight, "router": weight, "probabilities": share}
+    needed = [x, beside[kind]] if kind in beside else [x]
     with Moved() as backward:
         torch.autograd.grad(result, needed, gradient)
     moved = (forward.bytes / x.numel(), backward.bytes / x.numel())

@@ -18,6 +18,7 @@ from executor.megatron_model import model_fields
 
 H100 = hardware_db.load_cluster("dgx-h100")
 STEP, MIMO = load_model("step3.5-flash"), load_model("mimo-v2-flash")
+GEMMA = load_model("gemma4-26b-a4b")
 
 
 def job(model=STEP, version="") -> Job:
@@ -49,6 +50,8 @@ def test_the_recipe_says_the_heads_and_no_override_changes_them(version):
             "no recipe that builds them. Try --target-version 0.5.1 or later",
         ),
         (megatron_bridge, job(MIMO), "no recipe that builds them. `advisor predict` knows its cost"),
+        (megatron_bridge, job(GEMMA), "no recipe that builds them. `advisor predict` knows its cost"),
+        (megatron_lm, job(GEMMA), "`advisor predict` knows its cost"),
         (megatron_lm, job(), "heads of their own in layers with windows.*Try --to megatron-bridge"),
         (nemo, job(), "heads of their own in layers with windows.*Try --to megatron-bridge"),
         (nemo, job(MIMO), "`advisor predict` knows its cost"),
@@ -65,7 +68,7 @@ def test_what_would_train_another_model_is_refused(target, asked, said):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("model", [STEP, MIMO])
+@pytest.mark.parametrize("model", [STEP, MIMO, GEMMA])
 def test_it_is_neither_built_nor_traced_here(model):
     assert "heads of their own" in why_not_built(model)
     assert "heads of their own" in why_not_traced(Plan(), model)
