@@ -99,9 +99,10 @@ def qwen3_vl(config: Config) -> Config:
 
 def gemma(config: Config) -> Config:
     values = llama({"head_dim": 256, "tie_word_embeddings": True} | config)
-    # Gemma's released files say "gelu" in hidden_act and mean the tanh one in hidden_activation: same cost.
+    # Gemma's released files say "gelu" in hidden_act and mean the tanh one in hidden_activation, which is fast_gelu to
+    # Megatron-Bridge (0.6.2, gemma/*_provider.py).
     own: Config = {
-        "activation": "gelu",
+        "activation": "fast_gelu",
         "zero_centered_norm": True,
         "embedding_scale": values["hidden"] ** 0.5,
     }
