@@ -78,3 +78,16 @@ def test_without_an_option_there_is_no_table():
         "Those options"
         not in CliRunner().invoke(advisor, "check --model 8b --gpus 8 --gpu h100".split()).output
     )
+
+
+def test_arguments_without_bf16_are_told_that_they_train_in_fp32():
+    """It said that an H100 lacks the arithmetic of FP32, and of the argument that was left out nothing."""
+    page = " ".join(check("megatron-lm", MEGATRON.replace("--bf16 ", ""), "--gpus", "8").split())
+    assert (
+        "--precision fp32 cannot be timed on H100 SXM5 80GB: no rates of its matrix products are on file"
+        in page
+    )
+    assert "where its arguments --bf16 and --fp16 are left out. Try --precision bf16. [fp32_linear]" in page
+    assert "--precision --fp8-format, --fp8-recipe, --bf16" in page
+    lacking = CliRunner().invoke(advisor, "predict --model 8b --gpus 8 --gpu a100 --precision mxfp8".split())
+    assert "mxfp8 needs arithmetic that A100 SXM4 80GB lacks" in str(lacking.exception)
