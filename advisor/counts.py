@@ -89,6 +89,7 @@ def in_time(request: Request, best: Candidate | None, days: float) -> Count | No
     tries = _Tries(request, needed, {own.gpus: own})
     _by_rate(tries, own)
     _by_halves(tries)
+    _by_rounding(tries)
     return tries.kept
 
 
@@ -148,6 +149,12 @@ def _by_halves(tries: _Tries) -> None:
         if gpus >= kept.gpus:
             return
         tries.enough(gpus)
+
+
+def _by_rounding(tries: _Tries) -> None:
+    """Try fewer, rounder GPUs, of which `fewer_gpus` would say on the answer's own page that they do more work."""
+    while (kept := tries.kept) and (gpus := rounder(kept.gpus)) and gpus not in tries.found:
+        tries.found[gpus] = on(tries.request, gpus)
 
 
 def least(request: Request) -> Count | None:

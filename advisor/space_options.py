@@ -21,6 +21,7 @@ from costmodel.knobs import KNOBS
 from costmodel.layout import BALANCED, even_chunks, total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
+from costmodel.plan_array import padded_to_seq_len
 from costmodel.shared_choices import inseparable, parted
 from costmodel.stack import Stack, default_stack, load_stack
 from costmodel.symbols import LATENT_BLOCKS
@@ -71,7 +72,7 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
             _useful_replicas if whole else _useful_sharding,
         ),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
-        (_switch("tp_comm_overlap")[: 1 + buffers], lambda c: (c["tp_comm_overlap"] == 0) | (c["tp"] > 1)),
+        (_switch("tp_comm_overlap")[: 1 + buffers], _useful_buffers(request)),
         (_switch("fp8_param_gather")[: 1 + quantised], _all),
     ]
     graphs = _switch("cuda_graph")[: 1 + nvidia]
@@ -143,6 +144,17 @@ def _splits_evenly(model: ModelSpec, pp: int, vpp: int, split: tuple[float, floa
 
 def _switch(knob: str) -> list[Row]:
     return [{knob: 0.0}, {knob: 1.0}]
+
+
+def _useful_buffers(request: Request) -> Finish:
+    """User buffers, of one shape, only for messages of tensor ranks that have one: see the rule tp_overlap_shapes."""
+    changing = request.workload.task != "pretrain" and not request.workload.packed
+
+    def keep(columns: Columns) -> Mask:
+        one_shape = padded_to_seq_len(columns) if changing else True
+        return (columns["tp_comm_overlap"] == 0) | ((columns["tp"] > 1) & one_shape)
+
+    return keep
 
 
 def _graphs_without_fsdp(columns: Columns) -> Mask:

@@ -37,7 +37,15 @@ UNPRICED = {
 # Rules that forbid nothing and yet say that a gain is not to be believed, that the framework takes it back, or that the
 # machine lacks what would gain.
 DOUBTED = frozenset(
-    {"head_size", "fsdp_cuda_graph", "fsdp_alone", "fsdp_fused_gradients", "fsdp_adapters", *MACHINE_LACKS}
+    {
+        "head_size",
+        "fsdp_cuda_graph",
+        "fsdp_alone",
+        "fsdp_fused_gradients",
+        "fsdp_adapters",
+        "shared_overlap_flex",
+        *MACHINE_LACKS,
+    }
 )
 # Below these a knob moves nothing: seconds as a share of the step, and bytes.
 STILL_SECONDS, STILL_BYTES = 1e-9, 1024.0

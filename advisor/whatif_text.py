@@ -89,7 +89,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
         (
             _cut(label(change.neighbour), _WIDEST_LABEL),
             _signed_seconds(change.delta_time),
-            _signed_percent(change.share),
+            _signed_percent(change.share) + "?" * bool(change.doubt),
             _signed_gib(change.delta_memory) + ("!" if change.fits and change.prediction.tight else ""),
             _moved(change),
         )
@@ -102,6 +102,8 @@ def _table(changes: Sequence[Change]) -> list[str]:
                 f"! fits, but above {percent(TIGHT_ABOVE, 0)} of the device, where the allocator stalls", "  "
             )
         ]
+    if any(change.doubt for change in changes):
+        lines.append("  ? not to be believed: Worth knowing says why")
     return lines
 
 

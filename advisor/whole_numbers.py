@@ -15,13 +15,17 @@ _NUMBER = re.compile(r"(\d[\d_]*|\d{1,3}(?:,\d{3})+)(\.\d+)?(e\+?\d{1,2})?\s*([k
 
 
 class WholeNumber(click.ParamType):
-    """A count. a_k: what a k behind it stands for, 0 where that is not clear; example: told for what is no number."""
+    """A count. a_k: what a k behind it stands for, 0 where that is not clear; example: told for what is no number.
+
+    of: what is counted, where people also count it in something else, of which a million is meant.
+    """
 
     name = "integer"
 
-    def __init__(self, example: int, a_k: int = 0) -> None:
+    def __init__(self, example: int, a_k: int = 0, of: str = "") -> None:
         self.example = example
         self.a_k = a_k
+        self.of = of
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number. ValueError in one line: what was given, the rule, the way out."""
@@ -29,6 +33,8 @@ class WholeNumber(click.ParamType):
         if number is not None:
             return number
         rule = "a whole number" + (f", of which a K is {self.a_k:,}" if self.a_k else "")
+        if self.of and str(value).strip().lower().endswith("m"):
+            rule, near = f"{rule} of {self.of}", []
         raise ValueError(_refusal(param, value, rule, near or [self.example]))
 
 
@@ -116,5 +122,5 @@ def _meant(found: re.Match[str], a_k: int) -> float:
 
 
 COUNT = WholeNumber(8)
-SEQUENCES = WholeNumber(128)
+SEQUENCES = WholeNumber(128, of="sequences: tokens over --seq-len")
 TOKENS = WholeNumber(8192, TOKENS_A_K)

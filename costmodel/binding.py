@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from costmodel.binding_hardware import cluster_stack, hardware_inputs, has_formats
+from costmodel.binding_hardware import cluster_stack, hardware_inputs, has_formats, has_peaks
 from costmodel.bound import Bound
 from costmodel.fusions import activation_has_kernel
 from costmodel.layout import mtp_blocks, total_blocks
@@ -87,6 +87,9 @@ def _no_precision(cluster: Cluster, precision: str) -> str:
     usable = [name for name, recipe in _recipes().items() if has_formats(cluster, recipe, name)]
     if not usable:
         return f"{title} has no peak rate of arithmetic on file, so no step can be timed. Give its file a peak_bf16."
+    if has_peaks(cluster, _recipes()[precision], precision):
+        lacking = f"cannot be timed on {title}: no rates of its matrix products are on file"
+        return f"--precision {precision} {lacking}. Timed are {', '.join(usable)}."
     return (
         f"--precision {precision} needs arithmetic that {title} lacks, or has no peak of on file. "
         f"It takes {', '.join(usable)}."

@@ -106,7 +106,12 @@ def has_formats(cluster: Cluster, recipe: Mapping[str, Any], precision: str) -> 
     """Whether the GPU has kernels, and peaks on file, of the number formats of a precision recipe."""
     gemm = recipe["gemm"]
     kernels = gemm == "bf16" or gemm in hardware_db.load_calibration(cluster.gpu).get("gemm", {})
-    return kernels and all(cluster.gpu.peak(dtype) for dtype in _formats(recipe, precision))
+    return kernels and has_peaks(cluster, recipe, precision)
+
+
+def has_peaks(cluster: Cluster, recipe: Mapping[str, Any], precision: str) -> bool:
+    """Whether peaks of the number formats of a precision recipe are on file for the GPU."""
+    return all(cluster.gpu.peak(dtype) for dtype in _formats(recipe, precision))
 
 
 def _formats(recipe: Mapping[str, Any], precision: str) -> tuple[str, str]:

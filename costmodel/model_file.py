@@ -105,6 +105,11 @@ def read_toml(path: Path) -> ModelSpec:
         mapping = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {_first_line(error)}. Correct it there.") from None
+    if {"schema", "knobs"} <= mapping.keys():
+        raise ValueError(
+            f"{path} is a plan file, not a model. `advisor predict {path}` reads it; "
+            "here give a model TOML, a config.json, or a name of `advisor models`."
+        )
     try:
         return from_mapping({"name": path.stem} | mapping)
     except ValueError as error:

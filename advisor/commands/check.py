@@ -122,7 +122,7 @@ def command(
     if as_json:
         click.echo(json.dumps(found.to_dict() | (read_record(found) if source else {}), indent=2))
     else:
-        lines = check_lines(found, told=source is not None)
+        lines = check_lines(found, source)
         click.echo("\n".join([*lines, *_saved_lines(save)] if save else lines))
     context.exit(1 if found.errors else 0)
 
@@ -180,11 +180,13 @@ def checked(case: Case) -> Checked:
     return Checked(case, found, prediction, reason, cure)
 
 
-def check_lines(found: Checked, told: bool = False) -> list[str]:
+def check_lines(found: Checked, source: str | None = None) -> list[str]:
     """The page: the verdict, memory and its cure, settings, every rule, what was assumed.
 
-    told: also what the plan is for and how fast it is predicted to be, when it was read from elsewhere.
+    source: where the plan was read, if elsewhere: also what it is for, how fast it is predicted to be, and what the
+    options of the ways out are called there.
     """
+    from advisor.names_there import names_section
     from advisor.predict_text import settings_lines
     from advisor.render import bold
     from advisor.sections import assumption_section, violation_section
@@ -192,12 +194,15 @@ def check_lines(found: Checked, told: bool = False) -> list[str]:
     errors, others, plan = found.errors, found.others, found.case.plan
     verdict = f"does not hold: {errors} error{'s' * (errors != 1)}" if errors else "holds"
     also = f", {others} thing{'s' * (others != 1)} worth knowing" if others else ""
+    memory = _memory_lines(found)
+    ways = [*memory, *(violation.way_out for violation in found.violations)]
     return [
         bold(f"{plan.describe()}: {verdict}{also}."),
-        *(_read_lines(found) if told else []),
-        *_memory_lines(found),
+        *(_read_lines(found) if source else []),
+        *memory,
         *settings_lines(plan),
         *violation_section(found.violations),
+        *(names_section(ways, source, found.case.stack) if source else []),
         *assumption_section(list(found.case.notes)),
     ]
 

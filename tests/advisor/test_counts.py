@@ -229,3 +229,12 @@ def test_a_deadline_that_no_number_keeps_is_told():
     asked += " --pin fsdp=false --tokens 1T --days 60"
     told = CliRunner().invoke(advisor, asked.split(), catch_exceptions=False).output
     assert "o number of GPUs that was tried trains 1.00 T tokens in 60 days" in " ".join(told.split())
+
+
+def test_the_page_of_a_deadline_s_answer_knows_no_fewer_gpus_that_do_more():
+    """248 H100 were the fewest for 30 days of 70B, of which their own page said that 240 do 1.03 times the work."""
+    request = make_request("llama3-70b", 64, "h100", top=1, tokens=1e12)
+    found = in_time(request, search(request).best, 30)
+    assert found is not None
+    asked = make_request("llama3-70b", found.gpus, "h100", top=1)
+    assert fewer_gpus(asked, found.best) is None

@@ -19,6 +19,7 @@ from costmodel.columns import NUMERIC
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.stack import families
+from costmodel.workload import Workload
 
 
 def brute_force(request: Request, precision: str) -> set[Plan]:
@@ -146,3 +147,22 @@ def test_chunks_that_no_even_split_makes_are_balanced():
     balanced = {plan.vpp for plan in plans(request) if plan.pipeline_layout}
     assert balanced >= {4, 5, 7}
     assert "balancer's split (vpp up to 7; with experts 1, 2, 3, 4, 6)" in " ".join(declared_space())
+
+
+def test_user_buffers_take_messages_of_one_shape():
+    """The search chose buffers for sequences of changing length, and its own page said that those do not fit them."""
+    padded = Workload(4096, 8, "sft", mean_length=500, packed=False)
+    for workload, changing in (
+        (Workload(4096, 8), False),
+        (replace(padded, packed=True), False),
+        (padded, True),
+    ):
+        buffered = [plan for plan in plans(ask(workload=workload)) if plan.tp_comm_overlap]
+        assert any(plan.pp > 1 for plan in buffered)
+        assert any(plan.pp == 1 for plan in buffered) is not changing
+        assert "tp_overlap_shapes" not in {
+            broken.id
+            for plan in buffered[:3] + buffered[-3:]
+            for broken in violations(TINY, workload, ask().cluster, plan)
+        }
+    assert any(plan.pp == 1 for plan in plans(ask(workload=padded, pins={"tp_comm_overlap": True})))

@@ -48,6 +48,11 @@ def test_a_length_with_a_k_is_that_of_its_tokens():
         ("--seq-len", "128Q", "is not a whole number, of which a K is 1,024. Try --seq-len 8192."),
         ("--seq-len", "0.3", "is not a whole number, of which a K is 1,024. Try --seq-len 1."),
         ("--global-batch", "1k", "is not a whole number. Try --global-batch 1000, or 1024."),
+        (
+            "--global-batch",
+            "4M",
+            "is not a whole number of sequences: tokens over --seq-len. Try --global-batch 128.",
+        ),
         ("--gpus", "64.5", "is not a whole number. Try --gpus 64."),
         ("--gpus", "many", "is not a whole number. Try --gpus 8."),
         ("--gpus", "1e99999", "is not a whole number. Try --gpus 8."),

@@ -218,6 +218,7 @@ def test_impossible_size_names(name):
         (b"num_layers = " + b"9" * 5000, "is not valid TOML"),
         (b"a = " + b"[" * 10_000, "is not valid TOML"),
         (b"num_layers = nan\nhidden = 8\nffn_hidden = 8\nnum_heads = 1\nvocab = 8", "num_layers nan"),
+        (b"schema = 1\n[knobs]\ntp = 1", "is a plan file, not a model. `advisor predict"),
         (b"layers = 2", "layers is not a key of a model. Did you mean num_layers?"),
         (b"moe = 3", "moe 3 is not a table"),
     ],
