@@ -62,11 +62,11 @@ def check_data(prefix: str) -> None:
     """Raise ValueError, one line, when an indexed dataset is not there or empty. "" is generated text."""
     if not prefix:
         return
-    written = "Megatron-LM's tools/preprocess_data.py writes them."
+    written = "Megatron-LM's tools/preprocess_data.py writes one."
     for file in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
         if not file.is_file():
             raise ValueError(
-                f"--data {prefix}: there is no {file}. Give the path of an indexed dataset without its ending; {written}"
+                f"--data {prefix}: there is no {file}. Give an indexed dataset's path without its ending; {written}"
             )
         if not file.stat().st_size:
             raise ValueError(f"--data {prefix}: {file} is empty. Write the dataset anew: {written}")

@@ -98,6 +98,9 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
         click.echo("\n".join(_written(made, options["output"], notes)))
     else:
         click.echo(_printed(made), nl=False)
+        # What is printed is piped into a file: what the target changes stands beside it.
+        for note in _noted(made, notes):
+            click.echo(note, err=True)
     context.exit(0 if verdict.fits else 1)
 
 
@@ -218,9 +221,13 @@ def _written(made: Bundle, folder: str, notes: list[str]) -> list[str]:
     names = _to_be_set(made)
     first = f"set {', '.join(names)}, then " if names else ""
     lines += ["", wrap(f"To start it, in that folder: {first}{made.start}")]
-    for note in [*exported.notes, *notes]:
-        lines.append(wrap(note, "  "))
-    return lines
+    return lines + _noted(made, notes)
+
+
+def _noted(made: Bundle, notes: list[str]) -> list[str]:
+    from advisor.render import wrap
+
+    return [wrap(note, "  ") for note in [*made.exported.notes, *notes]]
 
 
 def _to_be_set(made: Bundle) -> list[str]:

@@ -156,6 +156,14 @@ def test_a_restart_replaces_the_steps_it_repeats(write):
     assert log.iterations[11].seconds == 4.5
 
 
+# torchtitan 0.2.2, components/metrics.py, as ConsoleLogger colours it.
+TITAN = (
+    b"[rank0]:[titan] 2026-03-01 10:00:05,123 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  9.1042  "
+    b"\x1b[38;2;180;60;0mgrad_norm:  1.2000  \x1b[38;2;54;234;195mmemory: 47.01GiB(59.35%)  "
+    b"\x1b[34mtps: 7,501  \x1b[36mtflops: 435.12  \x1b[35mmfu: 44.00%\x1b[39m\n"
+)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -163,6 +171,11 @@ def test_a_restart_replaces_the_steps_it_repeats(write):
         (b"\n\n\n", "holds no line of text"),
         (b"\x7fELF" + bytes(range(32)) * 200, "is binary"),
         (b"Solver started\nEpoch 1 loss 0.3\n", "no training log that is known here"),
+        (TITAN, "a log of torchtitan: .* Give a trace of its run by torch.profiler"),
+        (
+            TITAN + b"torch.OutOfMemoryError: CUDA out of memory.\n",
+            "of torchtitan tells of trouble: out of memory",
+        ),
         (b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "out of memory"),
         ((DATA / "arguments-deepseek-v3-pp16-ep16.txt").read_bytes(), "without one iteration"),
     ],
