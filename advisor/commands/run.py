@@ -223,7 +223,9 @@ def nodes_of(options: dict[str, Any]) -> Nodes | None:
 
     if options["nodes"] is None:
         return None
-    return Nodes(options["nodes"], options["rdzv"], options["node_rank"])
+    found = Nodes(options["nodes"], options["rdzv"], options["node_rank"])
+    found.check_host()  # torchrun asks for the name again and again, for minutes
+    return found
 
 
 def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], None], as_json: bool) -> Any:
@@ -236,6 +238,7 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
     from executor.trace import write_trace
     from executor.trace_measured import PREDICTED
     from executor.trace_predicted import predicted_trace
+    from executor.watchdog import PATIENCE_OF_NODES
 
     nodes = nodes_of(options)
     check_data(options["data"])
@@ -256,6 +259,8 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
         err=as_json,
     )
     write_trace(folder / PREDICTED, predicted_trace(prediction, TRACE_SPANS))
+    if nodes is not None and nodes.count > 1:
+        tell(f"meeting the other nodes at {nodes.endpoint}, for at most {PATIENCE_OF_NODES:.0f} s")
     with says_where(folder):
         result = execute(
             prediction.plan,
