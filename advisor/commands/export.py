@@ -205,11 +205,20 @@ def _write(made: Bundle, folder: Path, force: bool) -> None:
     if there and not force:
         raise ValueError(f"{folder} has {', '.join(there)} already. Name another folder, or add --force.")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in made.files.items():
-        path = folder / name
-        path.write_text(text, encoding="utf-8")
-        if text.startswith("#!"):
-            os.chmod(path, 0o755)
+    partial = {folder / name: folder / f".{name}.{os.getpid()}.tmp" for name in made.files}
+    try:
+        for path, temporary in partial.items():
+            text = made.files[path.name]
+            temporary.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                os.chmod(temporary, 0o755)
+        for path, temporary in partial.items():
+            os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+    finally:
+        for temporary in partial.values():
+            temporary.unlink(missing_ok=True)
 
 
 def _written(made: Bundle, folder: str, notes: list[str]) -> list[str]:

@@ -33,8 +33,14 @@ def plan_file(tmp_path):
         (["--model", "tiny-gpt", "--nodes", "2"], "--rdzv"),
         (["--model", "tiny-gpt", "--nodes", "0", "--rdzv", "localhost:1"], "--nodes 0"),
         (["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "nowhere"], "HOST:PORT"),
-        (["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "localhost:1", "--node-rank", "2"], "--node-rank 2"),
-        (["--model", "tiny-gpt", "--gpus", "3", "--nodes", "2", "--rdzv", "localhost:1"], "multiple of --nodes 2"),
+        (
+            ["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "localhost:1", "--node-rank", "2"],
+            "--node-rank 2",
+        ),
+        (
+            ["--model", "tiny-gpt", "--gpus", "3", "--nodes", "2", "--rdzv", "localhost:1"],
+            "multiple of --nodes 2",
+        ),
         (["--model", "tiny-gpt", "--node-rank", "1"], "--nodes"),
         (["--model", "tiny-gpt", "--print-only"], "--slurm"),
         (["--model", "tiny-gpt", "--slurm"], "--save plan.toml"),
