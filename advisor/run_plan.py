@@ -187,9 +187,12 @@ def check_here(resolved: Plan, model: Any, workload: Any, here: Here, plan_file:
 
     problem = why_not_here(resolved, workload, model, here)
     if problem and plan_file:
-        raise ValueError(
-            f"{problem.replace('Try --precision fp32', 'Try --precision bf16')} {rewritten(plan_file)}"
+        # Quantised parameters go with the formats that are dropped.
+        bf16 = "Try --precision bf16" + " --no-fp8-param-gather" * resolved.fp8_param_gather
+        said = problem.replace("Try --precision fp32", "Try --precision bf16").replace(
+            "Try --precision bf16", bf16
         )
+        raise ValueError(f"{said} {rewritten(plan_file)}")
     if problem:
         raise ValueError(as_pins(problem).replace("--precision ", "--pin precision="))
 
