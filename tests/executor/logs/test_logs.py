@@ -188,6 +188,17 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path, content, said):
     assert "\n" not in str(refused.value)
 
 
+def test_a_small_packed_log_that_was_cut_is_read_as_far_as_it_goes(tmp_path):
+    """Of one of less than a megabyte nothing was: `holds no line of text`. Members one after another are one log."""
+    text = [megatron_line(step, 3.5 + step / 1000) for step in range(1, 60)]
+    packed = gzip.compress("\n".join(text).encode())
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(packed[: len(packed) * 2 // 3])
+    assert 10 < len(read_log(path).iterations) < 59
+    path.write_bytes(gzip.compress("\n".join(text[:30]).encode() + b"\n") + gzip.compress(text[30].encode()))
+    assert len(read_log(path).iterations) == 31
+
+
 def test_missing_files_and_folders(tmp_path):
     for path in (tmp_path, tmp_path / "none.log"):
         with pytest.raises(ValueError, match=r"folder|no file"):
