@@ -69,10 +69,8 @@ def _resolved(result: RunResult) -> list[str]:
     number = sum(each.resolved != each.requested for each in result.features)
     if not number:
         return []
-    them = "one feature of the plan is" if number == 1 else f"{number} features of the plan are"
-    return [
-        wrap(f"{them} not what was asked for here (last table): what ran is predicted, not the whole plan")
-    ]
+    them = "one feature of the plan runs" if number == 1 else f"{number} features of the plan run"
+    return [wrap(f"{them} otherwise or not at all here (last table): the prediction is of what ran")]
 
 
 def _counted(steps: int, spread: float) -> str:
