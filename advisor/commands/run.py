@@ -192,6 +192,8 @@ def check_together(plan_file: str | None, options: dict[str, Any]) -> None:
 # Options that search a plan; those beside --resume-measure that say where the ranks run and what is written.
 SEARCHING = ("model", "gpus", "seq_len", "global_batch", "pin")
 RESUMING = ("resume_measure", "nodes", "rdzv", "node_rank", "trace")
+# What a job script says; the plan and its cluster say the rest. --model has a line of its own.
+SUBMITTING = ("slurm", "print_only", "steps", "warmup", "data", "model")
 
 
 def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]) -> None:
@@ -214,6 +216,12 @@ def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]
     if plan_file is None and options["model"] is None and idle:
         raise ValueError(
             f"{', '.join(idle)} without --model: the plan explained last would run as it is. Try --model tiny-gpt."
+        )
+    idle = [words[name] for name in told if name not in SUBMITTING]
+    if options["slurm"] and idle:
+        raise ValueError(
+            f"{', '.join(idle)} beside --slurm: the job takes nodes and GPUs of the plan's cluster, and each node "
+            "what it finds. Leave it out."
         )
 
 

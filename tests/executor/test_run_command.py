@@ -50,6 +50,8 @@ def test_bad_input_is_one_line(tmp_path, arguments, part):
         (["plan.toml", "--seq-len", "64", "--gpus", "4"], "--seq-len, --gpus beside the plan"),
         (["plan.toml", "--model", "tiny-gpt"], "--model beside the plan"),
         (["plan.toml", "--slurm", "--pin", "tp=2"], "--pin beside the plan"),
+        (["plan.toml", "--slurm", "--nodes", "2", "--trace", "t.json"], "--nodes, --trace beside --slurm"),
+        (["--slurm", "--print-only", "--gpu", "b200"], "--gpu beside --slurm"),
         (["--gpus", "4", "--pin", "tp=2"], "Try --model tiny-gpt"),
         (["--resume-measure", "x", "--steps", "50"], "--steps beside --resume-measure"),
         (["--resume-measure", "x", "--pin", "tp=2", "--data", "y"], "--pin, --data beside --resume-measure"),
