@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, options_given
 from advisor.options import PinsKnobs
 from advisor.profiles import named
 from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN
@@ -120,7 +119,8 @@ def command(context: click.Context, plan_file: str | None, as_json: bool, **opti
     advisor run plan.toml --slurm --print-only
     """
     check_together(plan_file, options)
-    told = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    said = options_given(context)
+    told = [name for name in options if name in said]
     check_of_use(plan_file, options, told)
     if options["trace"]:
         from advisor.case import files_read
@@ -181,6 +181,11 @@ def check_together(plan_file: str | None, options: dict[str, Any]) -> None:
         if options[name] not in ("", None) and options["nodes"] is None:
             given = f"--{name.replace('_', '-')} {options[name]}"
             raise ValueError(f"{given} needs --nodes, the number of nodes. Try --nodes 2.")
+    if options["recalibrate"] and options["profile"]:
+        raise ValueError(
+            f"--recalibrate measures this machine's own profile, and --profile {options['profile']} is predicted "
+            "with. Give one of them."
+        )
     if options["print_only"] and not options["slurm"]:
         raise ValueError("--print-only prints the job script of --slurm. Try --slurm --print-only.")
     if options["resume_measure"] and (plan_file or options["model"] or options["slurm"]):
