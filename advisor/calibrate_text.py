@@ -27,15 +27,26 @@ def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, M
 def calibration_lines(found: Calibration) -> list[str]:
     """Answer first: the profile and what it tells of the runs; then constants; then warnings."""
     from executor.calibrate import quality
+    from executor.calibrate_fit import ENOUGH_RUNS
 
     lines = [f"profile: {found.path}"]
+    if found.older is not None:
+        lines.append(wrap(f"replaced the one that was there, which is kept as {found.older}"))
     if found.outcome is not None and found.outcome.before:
         before, after = quality(found.outcome)
+        runs = f"{len(found.runs)} runs" if len(found.runs) > 1 else "run"
         told = (
-            f"steps of {len(found.runs)} run{'s' * (len(found.runs) > 1)} are predicted within {percent(after, 0)} "
+            f"steps of the {runs} that it learned from are told within {percent(after, 0)} "
             f"(median; {percent(before, 0)} by kernels alone)"
         )
         lines.append(wrap(told))
+        if not found.outcome.apart:
+            lines.append(
+                wrap(
+                    f"how well it tells other runs is open: that takes {ENOUGH_RUNS} runs, so intervals of predictions "
+                    "on this profile are those of published runs"
+                )
+            )
         if found.outcome.apart:
             apart, width = found.outcome.median(found.outcome.apart), math.expm1(found.outcome.half_width)
             told = (
@@ -93,6 +104,7 @@ def to_json(found: Calibration) -> dict[str, Any]:
     outcome = found.outcome
     return {
         "profile": str(found.path),
+        "older": str(found.older) if found.older else None,
         "constants": {
             key: {name: str(value) if name == "read_on" else value for name, value in entry.items()}
             for key, entry in leaves(found.document.get("calibration", {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import os
@@ -142,7 +143,13 @@ def main() -> None:
         code = getattr(error, "exit_code", 2)  # 1 of `advisor.plan_faults.PlanError`
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _say(f"{where}{error.strerror or error}. Check the path and its permissions.")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        way = (
+            "Free room there, or name a place on another disk."
+            if full
+            else "Check the path and its permissions."
+        )
+        _say(f"{where}{error.strerror or error}. {way}")
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from advisor.diagnosis import Diagnosed, examples, how_to_see
+from advisor.measured_checks import COLD
 from advisor.measured_run import Measured
 from advisor.render import bold, heading, memory, percent, seconds, table, wrap
 from advisor.whatif_neighbours import label
@@ -36,6 +37,8 @@ def answer(found: Diagnosed) -> str:
         return f"{found.measured.apart} Nothing is therefore inferred from the prediction: {found.measured.remedy}."
     judged = len(findings) + len(found.diagnosis.clear)
     total = judged + len(found.diagnosis.unseen)
+    if not findings and found.measured.log is not None and found.measured.log.cold:
+        return f"Too early to tell: {COLD}. Ask again after a few more steps."
     if not findings:
         return f"Nothing stands out: none of the {judged} symptoms that can be judged here, of {total}."
     first = findings[0]

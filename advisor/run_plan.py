@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from advisor.request import Request
+    from advisor.search import SearchResult
     from costmodel.plan import Plan
     from costmodel.prediction import Prediction
     from executor.resolve import Here
@@ -123,14 +125,32 @@ def searched(options: Mapping[str, Any], here: Here, tell: Callable[[str], None]
             raise ValueError(nothing_legal(unmeasured, given))
     cluster, warnings = machine(processes, options, here, tell)
     request = asked(options["profile"] or (cluster.name if here.cuda else str(_path(processes, options))))
-    plans = search(request).plans
-    if not plans:
-        raise PlanError(
-            f"{request.model.name} does not fit this machine's memory. Try a smaller model, such as tiny-gpt."
-        )
+    found = search(request)
+    if not found.plans:
+        raise PlanError(too_large(found, given))
+    plans = found.plans
     # The best plan that runs here: some need layers that this machine has not.
-    found = next((each.prediction for each in plans if runs(each.prediction, here)), plans[0].prediction)
-    return prepared(found.plan, found.model, found.workload, cluster, warnings, here)
+    best = next((each.prediction for each in plans if runs(each.prediction, here)), plans[0].prediction)
+    return prepared(best.plan, best.model, best.workload, cluster, warnings, here)
+
+
+def too_large(found: SearchResult, given: Mapping[str, Any]) -> str:
+    """What a search that found nothing says: what a process has, what the leanest plan needs, and the way out.
+
+    given: the user's own pins. Recompute, which a run here is searched without, is named where it makes a plan fit.
+    """
+    from advisor.alternatives import shortfall
+    from advisor.search import search
+
+    request, way = found.request, "Try a smaller model, such as tiny-gpt."
+    if request.pins.get("recompute") == LOCAL_PINS["recompute"] and "recompute" not in given:
+        with contextlib.suppress(ValueError):
+            if search(replace(request, pins={**request.pins, "recompute": "full"})).plans:
+                way = "Try --pin recompute=full, or a smaller model, such as tiny-gpt."
+    least = found.least_bad
+    assert least is not None
+    has = least.prediction.device_bytes / 2**30
+    return f"{request.model.name} does not fit this machine: a process has {has:.1f} GiB, {shortfall(least)}. {way}"
 
 
 def as_processor(cluster: Cluster) -> Cluster:
@@ -167,9 +187,12 @@ def check_here(resolved: Plan, model: Any, workload: Any, here: Here, plan_file:
 
     problem = why_not_here(resolved, workload, model, here)
     if problem and plan_file:
-        raise ValueError(
-            f"{problem.replace('Try --precision fp32', 'Try --precision bf16')} {rewritten(plan_file)}"
+        # Quantised parameters go with the formats that are dropped.
+        bf16 = "Try --precision bf16" + " --no-fp8-param-gather" * resolved.fp8_param_gather
+        said = problem.replace("Try --precision fp32", "Try --precision bf16").replace(
+            "Try --precision bf16", bf16
         )
+        raise ValueError(f"{said} {rewritten(plan_file)}")
     if problem:
         raise ValueError(as_pins(problem).replace("--precision ", "--pin precision="))
 

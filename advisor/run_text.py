@@ -33,6 +33,7 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
         )
         if measured["first_loss"] is not None
         else "no loss on these ranks",
+        *_resolved(result),
         *_disturbed(result),
         heading("Predicted beside measured"),
     ]
@@ -59,6 +60,17 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
     lines += [heading("Requested, resolved, observed"), *feature_lines(result.features)]
     lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in result.warnings]
     return "\n".join([*lines, "", f"record: {result.record}"])
+
+
+def _resolved(result: RunResult) -> list[str]:
+    """That what is predicted here is less than the plan, where this machine lacks features of it."""
+    from advisor.render import wrap
+
+    number = sum(each.resolved != each.requested for each in result.features)
+    if not number:
+        return []
+    them = "one feature of the plan runs" if number == 1 else f"{number} features of the plan run"
+    return [wrap(f"{them} otherwise or not at all here (last table): the prediction is of what ran")]
 
 
 def _counted(steps: int, spread: float) -> str:

@@ -18,7 +18,15 @@ from executor.calibrate_gpu import gpu_tables
 from executor.calibrate_probes import run_probes
 from executor.calibrate_records import Observed, read_all
 from executor.devices import gpu_here
-from executor.local_profile import home, make_room, measure, profile, warnings_of, write_profile
+from executor.local_profile import (
+    home,
+    keep_older,
+    make_room,
+    measure,
+    profile,
+    warnings_of,
+    write_profile,
+)
 from executor.run_job import has_cuda
 from hardware_db import Cluster, Quantity
 
@@ -30,13 +38,17 @@ KERNELS = 0.3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile that was written: where, its document, what runs taught, how well they are told, and warnings."""
+    """A profile that was written: where, its document, what runs taught, how well they are told, and warnings.
+
+    older: where the profile that it replaced is kept, None where there was none.
+    """
 
     path: Path
     document: Record
     outcome: Outcome | None
     runs: tuple[Observed, ...]
     warnings: tuple[str, ...]
+    older: Path | None = None
 
 
 def calibrate_here(
@@ -65,8 +77,9 @@ def calibrate_here(
             "calibration": gpu_tables(measured, cluster),
             "warnings": warnings,
         }
+        older = keep_older(out)
         write_profile(out, document)
-        return Calibration(out, document, None, (), tuple(warnings))
+        return Calibration(out, document, None, (), tuple(warnings), older)
     document = profile(measured, processes)
     folder = Path(tempfile.mkdtemp(prefix="probes-", dir=out.parent))
     try:
@@ -88,8 +101,9 @@ def calibrate_here(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     document["warnings"] = warnings
+    older = keep_older(out)
     write_profile(out, document)
-    return Calibration(out, document, outcome, tuple(runs), tuple(warnings))
+    return Calibration(out, document, outcome, tuple(runs), tuple(warnings), older)
 
 
 def calibrate_from(
@@ -120,8 +134,9 @@ def calibrate_from(
         warnings.append("these runs teach no constant: the profile is what it was")
     document = taught(base_document(cluster), outcome, runs)
     document["warnings"] = [*document.get("warnings", []), *warnings]
+    older = keep_older(out)
     write_profile(out, document)
-    return Calibration(out, document, outcome, tuple(runs), tuple(warnings))
+    return Calibration(out, document, outcome, tuple(runs), tuple(warnings), older)
 
 
 def taught(document: Record, outcome: Outcome, runs: Sequence[Observed]) -> Record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -66,6 +67,18 @@ class Nodes:
                 f"--node-rank {self.rank} is not one of 0 to {self.count - 1} of --nodes {self.count}. "
                 "Try --node-rank 0 on the first node."
             )
+
+    def check_host(self) -> None:
+        """ValueError where nothing here knows the name of the host to meet at; one that may be known later passes."""
+        host, _, port = self.endpoint.rpartition(":")
+        try:
+            socket.getaddrinfo(host.strip("[]"), int(port))
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:
+                raise ValueError(
+                    f"--rdzv {self.endpoint}: no host of the name {host} is known here. Give the first node's name, as "
+                    "`hostname -f` tells it there, or its address."
+                ) from None
 
     def arguments(self) -> list[str]:
         """Of torchrun. A fixed rank decides which ranks share a node, so what talks over which link."""

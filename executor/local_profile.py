@@ -6,6 +6,7 @@ that `--gpu` and `--profile` take like any other. Sourced data is never edited.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -118,6 +119,20 @@ def write_profile(path: Path, document: Record) -> None:
     """Write whole or not at all. OSError where `path` is a folder, a device or a pipe."""
     make_room(path)
     write_whole(path, tomli_w.dumps(document))
+
+
+def keep_older(path: Path) -> Path | None:
+    """Copy the profile that a new one will replace to the first free name beside it; None where there is none.
+
+    It may be of a quieter hour or of runs that are gone, so it is never lost: `mine.toml` is kept as
+    `mine.before.toml`, then `mine.before-2.toml`, which `--profile mine.before` names.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    names = itertools.chain(["before"], (f"before-{number}" for number in itertools.count(2)))
+    free = next(each for name in names if not (each := path.with_name(f"{path.stem}.{name}.toml")).exists())
+    shutil.copy2(path, free)
+    return free
 
 
 def kept_warnings(path: Path, again: str) -> list[str]:

@@ -59,13 +59,17 @@ def stack_of(cuda: bool) -> str | None:
 
 
 def check_data(prefix: str) -> None:
-    """Raise ValueError, one line, when an indexed dataset is not there. "" is generated text."""
-    missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if not Path(name).is_file()]
-    if prefix and missing:
-        raise ValueError(
-            f"--data {prefix}: there is no {missing[0]}. Give the path of an indexed dataset without its ending; "
-            "Megatron-LM's tools/preprocess_data.py writes them."
-        )
+    """Raise ValueError, one line, when an indexed dataset is not there or empty. "" is generated text."""
+    if not prefix:
+        return
+    written = "Megatron-LM's tools/preprocess_data.py writes one."
+    for file in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
+        if not file.is_file():
+            raise ValueError(
+                f"--data {prefix}: there is no {file}. Give an indexed dataset's path without its ending; {written}"
+            )
+        if not file.stat().st_size:
+            raise ValueError(f"--data {prefix}: {file} is empty. Write the dataset anew: {written}")
 
 
 def cuda_variables(prediction: Prediction, cluster: Cluster) -> dict[str, str | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -108,13 +109,23 @@ def thread_number(thread: str) -> int:
 
 
 def write_trace(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a trace, one event a line; packed where the name ends in .gz."""
+    """Write a trace whole or not at all, one event a line; packed where the name ends in .gz."""
     head = {key: value for key, value in record.items() if key != "traceEvents"}
-    packed = path.suffix == ".gz"
-    with gzip.open(path, "wt", encoding="utf-8") if packed else path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
-        file.write(",\n".join(map(json.dumps, record["traceEvents"])))
-        file.write("\n]}\n")
+    packed, partial = path.suffix == ".gz", path.with_name(f".{path.name[:64]}.{os.getpid()}.tmp")
+    try:
+        with (
+            gzip.open(partial, "wt", encoding="utf-8")
+            if packed
+            else partial.open("w", encoding="utf-8") as file
+        ):
+            file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
+            file.write(",\n".join(map(json.dumps, record["traceEvents"])))
+            file.write("\n]}\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # not the name of the partial file
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def shifted(events: Iterable[Event], by: int) -> list[Event]:

@@ -34,3 +34,13 @@ not_blank_stack = partial(not_blank, what="a software release, such as nemo-26.0
 not_blank_term = partial(not_blank, what="a term, such as step")
 not_blank_version = partial(not_blank, what="a release of the target, such as 0.17")
 not_blank_profile = partial(not_blank, what="what `advisor calibrate` measured")
+
+
+def options_given(context: Context) -> dict[str, str]:
+    """The options that the command line has: name of the parameter -> the option as it is written there."""
+    found = {}
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        if each.param_type_name == "option" and source is not None and source.name == "COMMANDLINE":
+            found[each.name or ""] = max(each.opts, key=len)
+    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.commands import HELP, not_blank, not_blank_stack
+from advisor.commands import HELP, not_blank, not_blank_stack, options_given
 from advisor.profiles import named
 from advisor.whole_numbers import COUNT, NumberWithin
 
@@ -64,6 +64,11 @@ def command(context: click.Context, as_json: bool, **options: Any) -> None:
     records = [Path(each) for each in (*options.pop("records"), *options.pop("more"))]
     from advisor.calibrate_text import calibration_lines, to_json
 
+    idle = [
+        word for name, word in options_given(context).items() if name in ("seconds", "gpus", "refuse_noise")
+    ]
+    if records and idle:
+        raise ValueError(f"{', '.join(idle)} beside --from: nothing is measured then. Leave it out.")
     found = from_records(records, options) if records else here(options, as_json)
     if found is None:
         context.exit(1)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from advisor.case import read_case, setting_options
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, options_given
 from advisor.options import knob_options
 from advisor.whole_numbers import WholeNumber, WholeNumberWithin
 
@@ -64,6 +64,8 @@ def command(
     from executor.dryrun_tracer import DryRunFailed
     from executor.run import missing_software
 
+    if stage is not None and "stages" in options_given(context):
+        raise ValueError(f"--stage {stage} and --stages {stages} both say what is traced. Give one of them.")
     problem = missing_software()
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor dryrun"))

@@ -98,6 +98,9 @@ def command(context: click.Context, plan: str | None, target: str, **options: An
         click.echo("\n".join(_written(made, options["output"], notes)))
     else:
         click.echo(_printed(made), nl=False)
+        # What is printed is piped into a file: what the target changes stands beside it.
+        for note in _noted(made, notes):
+            click.echo(note, err=True)
     context.exit(0 if verdict.fits else 1)
 
 
@@ -202,11 +205,20 @@ def _write(made: Bundle, folder: Path, force: bool) -> None:
     if there and not force:
         raise ValueError(f"{folder} has {', '.join(there)} already. Name another folder, or add --force.")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in made.files.items():
-        path = folder / name
-        path.write_text(text, encoding="utf-8")
-        if text.startswith("#!"):
-            os.chmod(path, 0o755)
+    partial = {folder / name: folder / f".{name}.{os.getpid()}.tmp" for name in made.files}
+    try:
+        for path, temporary in partial.items():
+            text = made.files[path.name]
+            temporary.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                os.chmod(temporary, 0o755)
+        for path, temporary in partial.items():
+            os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+    finally:
+        for temporary in partial.values():
+            temporary.unlink(missing_ok=True)
 
 
 def _written(made: Bundle, folder: str, notes: list[str]) -> list[str]:
@@ -218,9 +230,13 @@ def _written(made: Bundle, folder: str, notes: list[str]) -> list[str]:
     names = _to_be_set(made)
     first = f"set {', '.join(names)}, then " if names else ""
     lines += ["", wrap(f"To start it, in that folder: {first}{made.start}")]
-    for note in [*exported.notes, *notes]:
-        lines.append(wrap(note, "  "))
-    return lines
+    return lines + _noted(made, notes)
+
+
+def _noted(made: Bundle, notes: list[str]) -> list[str]:
+    from advisor.render import wrap
+
+    return [wrap(note, "  ") for note in [*made.exported.notes, *notes]]
 
 
 def _to_be_set(made: Bundle) -> list[str]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, options_given
 from advisor.options import PinsKnobs
 from advisor.profiles import named
 from advisor.run_plan import LOCAL_GLOBAL_BATCH, LOCAL_SEQ_LEN
@@ -120,7 +119,8 @@ def command(context: click.Context, plan_file: str | None, as_json: bool, **opti
     advisor run plan.toml --slurm --print-only
     """
     check_together(plan_file, options)
-    told = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    said = options_given(context)
+    told = [name for name in options if name in said]
     check_of_use(plan_file, options, told)
     if options["trace"]:
         from advisor.case import files_read
@@ -181,6 +181,11 @@ def check_together(plan_file: str | None, options: dict[str, Any]) -> None:
         if options[name] not in ("", None) and options["nodes"] is None:
             given = f"--{name.replace('_', '-')} {options[name]}"
             raise ValueError(f"{given} needs --nodes, the number of nodes. Try --nodes 2.")
+    if options["recalibrate"] and options["profile"]:
+        raise ValueError(
+            f"--recalibrate measures this machine's own profile, and --profile {options['profile']} is predicted "
+            "with. Give one of them."
+        )
     if options["print_only"] and not options["slurm"]:
         raise ValueError("--print-only prints the job script of --slurm. Try --slurm --print-only.")
     if options["resume_measure"] and (plan_file or options["model"] or options["slurm"]):
@@ -192,6 +197,8 @@ def check_together(plan_file: str | None, options: dict[str, Any]) -> None:
 # Options that search a plan; those beside --resume-measure that say where the ranks run and what is written.
 SEARCHING = ("model", "gpus", "seq_len", "global_batch", "pin")
 RESUMING = ("resume_measure", "nodes", "rdzv", "node_rank", "trace")
+# What a job script says; the plan and its cluster say the rest. --model has a line of its own.
+SUBMITTING = ("slurm", "print_only", "steps", "warmup", "data", "model")
 
 
 def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]) -> None:
@@ -215,6 +222,12 @@ def check_of_use(plan_file: str | None, options: dict[str, Any], told: list[str]
         raise ValueError(
             f"{', '.join(idle)} without --model: the plan explained last would run as it is. Try --model tiny-gpt."
         )
+    idle = [words[name] for name in told if name not in SUBMITTING]
+    if options["slurm"] and idle:
+        raise ValueError(
+            f"{', '.join(idle)} beside --slurm: the job takes nodes and GPUs of the plan's cluster, and each node "
+            "what it finds. Leave it out."
+        )
 
 
 def nodes_of(options: dict[str, Any]) -> Nodes | None:
@@ -223,7 +236,9 @@ def nodes_of(options: dict[str, Any]) -> Nodes | None:
 
     if options["nodes"] is None:
         return None
-    return Nodes(options["nodes"], options["rdzv"], options["node_rank"])
+    found = Nodes(options["nodes"], options["rdzv"], options["node_rank"])
+    found.check_host()  # torchrun asks for the name again and again, for minutes
+    return found
 
 
 def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], None], as_json: bool) -> Any:
@@ -236,6 +251,7 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
     from executor.trace import write_trace
     from executor.trace_measured import PREDICTED
     from executor.trace_predicted import predicted_trace
+    from executor.watchdog import PATIENCE_OF_NODES
 
     nodes = nodes_of(options)
     check_data(options["data"])
@@ -256,6 +272,8 @@ def fresh(plan_file: str | None, options: dict[str, Any], tell: Callable[[str], 
         err=as_json,
     )
     write_trace(folder / PREDICTED, predicted_trace(prediction, TRACE_SPANS))
+    if nodes is not None and nodes.count > 1:
+        tell(f"meeting the other nodes at {nodes.endpoint}, for at most {PATIENCE_OF_NODES:.0f} s")
     with says_where(folder):
         result = execute(
             prediction.plan,

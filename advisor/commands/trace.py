@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from advisor.case import files_read, read_case, setting_options
-from advisor.commands import HELP, not_blank
+from advisor.commands import HELP, not_blank, options_given
 from advisor.options import knob_options
 from advisor.whole_numbers import WholeNumberWithin
 
@@ -59,6 +59,11 @@ def command(context: click.Context, plan: str | None, output: str, **options: An
 
     if options["record"] is not None and plan is not None:
         raise ValueError(f"PLAN {plan} and --record: a record has its own plan. Give one of them.")
+    idle = [
+        word for name, word in options_given(context).items() if name not in ("record", "output", "as_json")
+    ]
+    if options["record"] is not None and idle:
+        raise ValueError(f"{', '.join(idle)} beside --record: a record has its own plan. Leave it out.")
     check_output("-o", output, "trace", files_read(plan, options))
     runs = True
     if options["record"] is not None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from advisor.options import value_text
 from advisor.report.controls import Control, controls, offered
 from advisor.report.rules_script import FUNCTIONS, rules_script
 from advisor.report.tables import bound_tables, layout_tables, precision_tables, values_of
@@ -115,6 +116,7 @@ def _data(
         "host_memory_gb": host_memory_gb(cluster),
         "gpus_per_node": cluster.gpus_per_node,
         "command": options | _workload_options(load, stack),
+        "kept": [f"{name}={value_text(value)}" for name, value in plan.settings],
     }
 
 

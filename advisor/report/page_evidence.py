@@ -114,6 +114,9 @@ def runs(data: dict[str, Any]) -> Markup | str:
                 class_="note",
             )
         )
+        if record["otherwise"]:
+            told = f"It ran, and is predicted here, with {', '.join(record['otherwise'])}."
+            pieces.append(tag("p", told, class_="note"))
         pieces.append(
             table(
                 ["", "predicted", "measured", "measured / predicted", "verdict"],

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.comparison_record import Side
 from advisor.comparison_sides import read_side
+from advisor.options import value_text
+from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
 from costmodel.prediction import Prediction
 from executor.compare import compare
@@ -37,11 +39,11 @@ def run_records(
                     f"--record {side.path} is a run of {side.predicted['model']}, and the plan is of "
                     f"{prediction.model.name}. Name a run of the plan's model."
                 )
-        return [_record(side) for side in sides]
+        return [_record(side, prediction.plan) for side in sides]
     found = []
     for folder in kept_records(prediction):
         try:
-            found.append(_record(read_side(str(folder))))
+            found.append(_record(read_side(str(folder)), prediction.plan))
         except ValueError:
             continue  # a run that failed before its first step
     return found[:MOST]
@@ -65,7 +67,7 @@ def kept_records(prediction: Prediction) -> list[Path]:
     return found
 
 
-def _record(side: Side) -> dict[str, Any]:
+def _record(side: Side, plan: Plan) -> dict[str, Any]:
     if side.measured is None:
         raise ValueError(
             f"--record {side.path} is a plan, not a run. Name the folder of a run's record, or a log."
@@ -73,7 +75,8 @@ def _record(side: Side) -> dict[str, Any]:
     rows = compare(side.predicted, side.measured) if side.measured.get("phases") else _step_only(side)
     return {
         "path": side.path,
-        "plan": Plan(**side.predicted["knobs"]).describe(),
+        "plan": (ran := Plan(**side.predicted["knobs"])).describe(),
+        "otherwise": _otherwise(ran, plan),
         "model": side.predicted["model"],
         "cluster": side.predicted["cluster"],
         "num_steps": side.measured["num_steps"],
@@ -83,6 +86,15 @@ def _record(side: Side) -> dict[str, Any]:
         "interval": side.predicted["interval"],
         "warnings": list(side.warnings),
     }
+
+
+def _otherwise(ran: Plan, plan: Plan) -> list[str]:
+    """Knobs that the run had otherwise than the page's plan, in words: what its machine lacks is switched off."""
+    return [
+        f"{name} {value_text(there)} instead of {value_text(here)}"
+        for (name, there), here in zip(ran.to_dict().items(), plan.to_dict().values(), strict=True)
+        if there != here and name in KNOBS
+    ]
 
 
 def _step_only(side: Side) -> list[Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 # A line longer than this is no line of a log; its beginning is read. [byte]
 LONGEST = 1 << 16
@@ -35,18 +34,30 @@ def lines(path: Path) -> Iterator[str]:
         head = file.read(2)
     try:
         with path.open("rb") as file:
-            stream: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if head == GZIP else file
-            yield from _lines(stream, path)
-    except EOFError:  # of a packed log that is still written: what was whole is read
-        return
-    except (gzip.BadGzipFile, zlib.error) as error:
+            blocks = _unpacked(file) if head == GZIP else iter(lambda: file.read(BLOCK), b"")
+            yield from _lines(blocks, path)
+    except zlib.error as error:
         raise ValueError(f"{path} is no whole gzip file: {error}. Unpack it first.") from None
 
 
-def _lines(stream: IO[bytes], path: Path) -> Iterator[str]:
+def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
+    """What a gzip file holds, as far as it goes: one that is cut or still written is read to its end.
+
+    Reading by GzipFile loses what was unpacked since its last block, of a small log everything.
+    """
+    member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    while packed := file.read(BLOCK >> 4):
+        while packed:
+            yield member.decompress(packed)
+            packed = member.unused_data.lstrip(b"\0")  # padding of tapes
+            if member.eof:
+                member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+
+def _lines(blocks: Iterator[bytes], path: Path) -> Iterator[str]:
     rest, first = b"", True
-    while block := stream.read(BLOCK):
-        if first:
+    for block in blocks:
+        if first and block:
             _refuse_binary(block, path)
             first = False
         pieces = (rest + block).replace(b"\r", b"\n").split(b"\n")

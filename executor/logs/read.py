@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,13 @@ CURES = {
     "traceback": "ended_early",
 }
 
+# Lines by which a log of a framework that is not read here is known.
+OTHERS = {
+    "torchtitan": re.compile(r"\bstep: +\d+ .*\btps: [\d,]+"),
+    "DeepSpeed": re.compile(r"\bRunningAvgSamplesPerSec="),
+    "Hugging Face's Trainer": re.compile(r"\{'loss': .*'learning_rate': .*'epoch': "),
+}
+
 
 def read_log(path: str | Path, progress: Callable[[float, str], None] | None = None) -> Log:
     """The record of a log. ValueError in one line when the file is none of Megatron-LM, Megatron-Bridge or NeMo.
@@ -28,7 +36,7 @@ def read_log(path: str | Path, progress: Callable[[float, str], None] | None = N
     The file is streamed, so that its size does not matter. progress is told the share read and what, now
     and then.
     """
-    file = Path(path).expanduser()
+    file, other = Path(path).expanduser(), ""
     log, size = Log(str(path)), 0
     readers = (megatron_bridge.Reader(), megatron_lm.Reader(), nemo.Reader())
     for line in lines(file):
@@ -41,12 +49,14 @@ def read_log(path: str | Path, progress: Callable[[float, str], None] | None = N
                 break
         else:
             troubles.feed(line, log)
+            if not log.framework and not other:
+                other = next((name for name, known in OTHERS.items() if known.search(line)), "")
     for reader in readers:
         reader.finish(log)
     if not log.lines:
         raise ValueError(f"{path} holds no line of text. Check the path, or wait for the first step.")
     if not log.iterations:
-        raise ValueError(_none(log))
+        raise ValueError(_none(log, other))
     return log
 
 
@@ -55,19 +65,25 @@ def _ways_out(rule: str) -> str:
     return next(each.do for each in load_rules() if each.id == rule)
 
 
-def _none(log: Log) -> str:
-    """Why a file without iterations is of no use, as precisely as its lines allow."""
+def _none(log: Log, other: str) -> str:
+    """Why a file without iterations is of no use, as precisely as its lines allow. other: whose log it is, if known."""
     formats = "`elapsed time per iteration (ms)` of Megatron or `train_step_timing in s` of NeMo"
     trouble = next((kind for kind in CURES if log.counted[kind]), "")
     if trouble:
+        ends = f"of {other} tells of trouble" if other else "ends before the first iteration"
         return (
-            f"{log.path} ends before the first iteration: {trouble} (`{log.examples[trouble][:120].strip()}`). "
+            f"{log.path} {ends}: {trouble} (`{log.examples[trouble][:120].strip()}`). "
             f"Mend that first. {_ways_out(CURES[trouble])}"
         )
     if log.framework:
         return (
             f"{log.path} is a log of {log.framework} without one iteration: it ended before the first, or "
             "--log-interval is longer than the run. Try --log-interval 1."
+        )
+    if other:
+        return (
+            f"{log.path} is a log of {other}: here those of Megatron-LM, Megatron-Bridge and NeMo are read. Give a "
+            "trace of its run by torch.profiler in its place; with --plan FILE it is set beside a plan."
         )
     return (
         f"{log.path} is no training log that is known here: none of its {log.lines:,} lines holds {formats}. "

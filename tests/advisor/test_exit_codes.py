@@ -187,3 +187,28 @@ def test_a_folder_that_takes_no_files_is_told_with_the_files_name(tmp_path, monk
     code, _, error = ends(monkeypatch, capsys, "check", plan_file(tmp_path), "--save", "/proc/new-plan.toml")
     assert code == 2
     assert error.startswith("Error: /proc/new-plan.toml: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("trace --record RUN --tp 2 -o t.json", "--tp beside --record"),
+        ("trace --record RUN --gpus 8 --set bucket_size=1 -o t.json", "--gpus, --set beside --record"),
+        (
+            "calibrate --from RUN --gpus 4 --time 9 --refuse-noise",
+            "--time, --gpus, --refuse-noise beside --from",
+        ),
+        ("dryrun PLAN --stage 0 --stages all", "--stage 0 and --stages all both say"),
+        ("run PLAN --recalibrate --profile mine.toml", "--recalibrate measures this machine's own profile"),
+    ],
+)
+def test_an_option_that_nothing_would_be_done_with_is_refused(words, says, tmp_path, monkeypatch, capsys):
+    """Left aside without a word, another question than that asked was answered."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("")
+    path = plan_file(tmp_path)
+    asked = words.replace("PLAN", path).split()
+    code, out, error = ends(monkeypatch, capsys, *asked)
+    assert (code, out) == (2, "")
+    assert says in error
+    assert error.count("\n") == 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from advisor.cli import advisor
+from advisor.cli import advisor, main
 from costmodel.output_file import KINDS, check_output
 
 SETTING = "--model tiny-gpt --gpus 2 --gpu h100 --seq-len 1024 --global-batch 8"
@@ -114,3 +115,46 @@ def test_a_plan_that_there_is_not_is_told_as_not_written(tmp_path, monkeypatch):
     assert done.exit_code == 1
     assert done.output.rstrip().endswith(f"{path} is not written: no plan fits.")
     assert not path.exists()
+
+
+def test_files_that_a_full_disk_cuts_leave_what_was_there(ask, tmp_path, monkeypatch):
+    """An export with --force and a trace were cut where they stood: a job script of no bytes, the older one lost."""
+    assert not ask("export plan.toml --to megatron-lm --slurm -o run")
+    assert not ask("trace plan.toml -o t.json")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    whole = Path.write_text
+
+    def full(path, text, **more):
+        if "sbatch" in path.name:
+            whole(path, text[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert "No space left on device: 'run'" in ask("export plan.toml --to megatron-lm --slurm -o run --force")
+    assert "No space left on device: 'new'" in ask("export plan.toml --to megatron-lm --slurm -o new")
+    monkeypatch.setattr(
+        "executor.trace.json.dumps", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
+    assert "full: 't.json'" in ask("trace plan.toml -o t.json")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        (errno.ENOSPC, "Free room there, or name a place on another disk."),
+        (errno.EDQUOT, "Free room there, or name a place on another disk."),
+        (errno.EACCES, "Check the path and its permissions."),
+    ],
+)
+def test_a_full_disk_is_no_matter_of_permissions(monkeypatch, capsys, number, way):
+    def fails(*_, **__):
+        raise OSError(number, "why", "there")
+
+    monkeypatch.setattr("advisor.cli.advisor.main", fails)
+    monkeypatch.setattr("sys.argv", ["advisor", "models"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"Error: there: why. {way}\n"

@@ -9,12 +9,13 @@ import pytest
 
 from advisor.run_text import page
 from executor.compare import Row
+from executor.resolve import Feature
 
 PREDICTED = {"step_time_s": 0.4, "interval": {"low": 0.2, "high": 0.9}}
 
 
-def shown(queued: float) -> str:
-    """The page of a run whose ranks queued for a core so long. [s]"""
+def shown(queued: float, features: tuple[Feature, ...] = ()) -> str:
+    """The page of a run whose ranks queued for a core so long [s], and which had these features."""
     rows = [
         Row("step time", 0.4, 1.2, "s", "slower than the interval"),
         Row("memory of the worst rank", 292 * 2**20, 407 * 2**20, "byte", "1.39 x predicted"),
@@ -22,7 +23,7 @@ def shown(queued: float) -> str:
     measured = {"step_time_s": 1.2, "queued_s": queued, "first_loss": 9.0, "last_loss": 4.0, "num_steps": 6}
     measured |= {"spread": 0.17, "exposed": {}}
     result = SimpleNamespace(
-        rows=rows, measured=measured, states=[], features=[], warnings=[], record=Path("runs/x")
+        rows=rows, measured=measured, states=[], features=list(features), warnings=[], record=Path("runs/x")
     )
     return page(result, PREDICTED)
 
@@ -45,3 +46,15 @@ def test_the_losses_are_said_of_the_steps_they_are_of():
         "loss 9.000 at the first step, 4.000 at the last; the 6 steps after the warm-up scatter by 17.0 %"
         in head
     )
+
+
+def test_that_less_than_the_plan_is_predicted_is_said_first():
+    """explain said 488 ms of a plan, run 546 ms: four fusions were off, as the last table says."""
+    features = (
+        Feature("rope_fusion", True, False, "needs Transformer Engine"),
+        Feature("bias_dropout_fusion", True, False, "needs a CUDA device"),
+        Feature("overlap_grad_reduce", True, True, ""),
+    )
+    head = " ".join(shown(0.0, features).partition("Predicted beside measured")[0].split())
+    assert "2 features of the plan run otherwise or not at all here (last table)" in head
+    assert "otherwise or not at all" not in shown(0.0, features[2:])

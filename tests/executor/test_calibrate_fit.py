@@ -373,11 +373,37 @@ def test_only_what_is_written_is_told_as_learned(tmp_path, cluster):
     assert not any(line.split()[:1] == ["stream"] for line in lines)
     assert "  as uncertain as before, so not written: stream" in lines
     assert not re.search(r"\d%", "\n".join(lines))
+    # Errors of what was fitted say nothing of another run.
+    told = " ".join(lines)
+    assert "that it learned from are told within" in told
+    assert "how well it tells other runs is open: that takes 5 runs" in told
+    apart = dataclasses.replace(outcome, apart={f"run {n}": 0.1 for n in range(5)})
+    assert "is open" not in " ".join(calibration_lines(dataclasses.replace(found, outcome=apart)))
     assert {each["name"]: each["written"] for each in to_json(found)["learned"]} == {
         "gemm_rate": True,
         "stream": False,
     }
     assert shown(13980.0, "us") == "13.98 ms"
+
+
+def test_a_profile_that_is_replaced_is_kept_and_told(tmp_path, cluster, modelled):
+    """Measured in a quieter hour or of runs that are gone: it was overwritten without a word."""
+    from advisor.calibrate_text import calibration_lines, to_json
+
+    for each in modelled[:2]:
+        record(tmp_path / each.run.name, each, {part: float(x) for part, x in each.seconds({}).items()})
+    folders = [tmp_path / each.run.name for each in modelled[:2]]
+    out = tmp_path / "mine.toml"
+    assert calibrate_from(folders, cluster, out).older is None
+    first = out.read_text()
+    for name in ("mine.before.toml", "mine.before-2.toml"):
+        out.write_text(first + f"# {name}\n")
+        found = calibrate_from(folders, cluster, out)
+        assert found.older == tmp_path / name
+        assert found.older.read_text().endswith(f"# {name}\n")
+        assert name in " ".join(calibration_lines(found)).replace("\n", "")
+        assert to_json(found)["older"] == str(found.older)
+    assert hardware_db.load_cluster(str(tmp_path / "mine.before.toml")).gpu.name == "local"
 
 
 def test_where_a_profile_is_written(tmp_path, monkeypatch):

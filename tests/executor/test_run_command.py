@@ -12,7 +12,7 @@ from run_process import advisor_run, refused
 
 from advisor.cli import advisor
 from advisor.rules import everywhere
-from advisor.run_plan import as_processor, check_processes
+from advisor.run_plan import as_processor, check_processes, prepare
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, load_plan_file, save_plan_file
 from costmodel.workload import Workload
@@ -50,6 +50,8 @@ def test_bad_input_is_one_line(tmp_path, arguments, part):
         (["plan.toml", "--seq-len", "64", "--gpus", "4"], "--seq-len, --gpus beside the plan"),
         (["plan.toml", "--model", "tiny-gpt"], "--model beside the plan"),
         (["plan.toml", "--slurm", "--pin", "tp=2"], "--pin beside the plan"),
+        (["plan.toml", "--slurm", "--nodes", "2", "--trace", "t.json"], "--nodes, --trace beside --slurm"),
+        (["--slurm", "--print-only", "--gpu", "b200"], "--gpu beside --slurm"),
         (["--gpus", "4", "--pin", "tp=2"], "Try --model tiny-gpt"),
         (["--resume-measure", "x", "--steps", "50"], "--steps beside --resume-measure"),
         (["--resume-measure", "x", "--pin", "tp=2", "--data", "y"], "--pin, --data beside --resume-measure"),
@@ -237,11 +239,54 @@ def test_a_named_profile_tells_what_was_uncertain_when_it_was_measured(tmp_path)
 def test_a_plan_file_is_told_how_it_takes_an_option_that_run_has_not(tmp_path):
     """It said --precision fp32: an option of other commands, and a format of which the plan's GPUs have no rate."""
     path = tmp_path / "plan.toml"
-    plan = Plan(dp=2, precision="fp8-cs")
+    plan = Plan(dp=2, precision="fp8-cs", fp8_param_gather=True)
     save_plan_file(path, PlanFile("tiny-gpt", Workload(256, 8), "dgx-h100", 2, plan))
     (line,) = advisor_run(tmp_path / "home", str(path)).stderr.splitlines()
-    assert f"Try --precision bf16. `advisor predict {path} ... --save other.toml` writes" in line
+    way = "--precision bf16 --no-fp8-param-gather"
+    assert f"Try {way}. `advisor predict {path} ... --save other.toml` writes" in line
     other = tmp_path / "other.toml"
-    changed = CliRunner().invoke(advisor, ["predict", str(path), "--precision", "bf16", "--save", str(other)])
-    assert changed.exit_code == 0
+    changed = CliRunner().invoke(advisor, ["predict", str(path), *way.split(), "--save", str(other)])
+    assert changed.exit_code == 0  # with --precision alone, the plan broke a rule
     assert load_plan_file(other).plan.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "gib", "part", "way"),
+    [
+        ("70b", 256, 4.0, "a process has 4.0 GiB, TP2 mbs1 fp32 needs least, 531.", "Try a smaller model"),
+        (
+            "tiny-gpt",
+            16384,
+            0.7,
+            "a process has 0.7 GiB, TP2 mbs1 fp32 needs least, 0.8",
+            "Try --pin recompute=full",
+        ),
+    ],
+)
+@pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
+def test_a_model_that_does_not_fit_is_told_in_numbers(tmp_path, model, seq_len, gib, part, way):
+    """It said `does not fit this machine's memory`: neither what there is nor by how much it misses."""
+    from planted_machine import planted
+
+    from advisor.plan_faults import PlanError
+    from executor.local_profile import profile, write_profile
+
+    document = profile(planted(), 2)
+    document["gpu"]["hbm_capacity_usable"]["value"] = gib
+    write_profile(tmp_path / "mine.toml", document)
+    options = {"model": model, "gpus": 2, "gpu": "local", "pin": (), "seq_len": seq_len, "global_batch": None}
+    options |= {"profile": str(tmp_path / "mine.toml"), "nodes": None, "recalibrate": False}
+    with pytest.raises(PlanError) as refusal:
+        prepare(None, options, Here(), print)
+    assert part in str(refusal.value)
+    assert way in str(refusal.value)
+    if "--pin" in way:  # the way out leads there
+        prepare(None, options | {"pin": ("recompute=full",)}, Here(), print)
+
+
+def test_an_empty_dataset_is_told_before_ranks_start(tmp_path):
+    """It ended in a rank, whose line had no subject: `rank 0 failed: is not an indexed dataset that reads`."""
+    for ending in ("bin", "idx"):
+        (tmp_path / f"text.{ending}").touch()
+    with pytest.raises(ValueError, match=r"--data .*: .*text\.bin is empty\. Write the dataset anew"):
+        executor_run.check_data(str(tmp_path / "text"))

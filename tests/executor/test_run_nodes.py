@@ -31,10 +31,16 @@ def plan_file(tmp_path):
     ("arguments", "part"),
     [
         (["--model", "tiny-gpt", "--nodes", "2"], "--rdzv"),
-        (["--model", "tiny-gpt", "--nodes", "0", "--rdzv", "a:1"], "--nodes 0"),
+        (["--model", "tiny-gpt", "--nodes", "0", "--rdzv", "localhost:1"], "--nodes 0"),
         (["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "nowhere"], "HOST:PORT"),
-        (["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "a:1", "--node-rank", "2"], "--node-rank 2"),
-        (["--model", "tiny-gpt", "--gpus", "3", "--nodes", "2", "--rdzv", "a:1"], "multiple of --nodes 2"),
+        (
+            ["--model", "tiny-gpt", "--nodes", "2", "--rdzv", "localhost:1", "--node-rank", "2"],
+            "--node-rank 2",
+        ),
+        (
+            ["--model", "tiny-gpt", "--gpus", "3", "--nodes", "2", "--rdzv", "localhost:1"],
+            "multiple of --nodes 2",
+        ),
         (["--model", "tiny-gpt", "--node-rank", "1"], "--nodes"),
         (["--model", "tiny-gpt", "--print-only"], "--slurm"),
         (["--model", "tiny-gpt", "--slurm"], "--save plan.toml"),
@@ -55,6 +61,19 @@ def test_a_fixed_rank_or_the_order_of_coming():
     free = Nodes(4, "node0:29500").arguments()
     assert "--rdzv-endpoint=node0:29500" in free
     assert not [word for word in free if word.startswith("--node-rank")]
+
+
+def test_a_host_that_nobody_knows_is_refused_at_once(monkeypatch):
+    """torchrun asks for the name for minutes, and nothing says so. A name server that does not answer may do later."""
+    told = {"first": socket.EAI_NONAME, "slow": socket.EAI_AGAIN}
+
+    def lookup(host, port):
+        raise socket.gaierror(told[host], "told")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    with pytest.raises(ValueError, match=r"--rdzv first:29500: no host of the name first .*`hostname -f`"):
+        Nodes(2, "first:29500").check_host()
+    Nodes(2, "slow:29500").check_host()
 
 
 def test_the_job_script_runs_every_node_once(plan_file, tmp_path):

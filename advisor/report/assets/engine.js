@@ -267,20 +267,22 @@ const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replac
 const worded = (value) => (Array.isArray(value) ? value.join("+") || "none" : String(value));
 const SIZES = ["tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch"];
 
-// `advisor explain` with every knob pinned that is not at its default, and the sizes.
+// `advisor predict` of this very plan: the sizes, every knob that is not at its default, and the plan's settings.
 function commandLine(knobs = {}) {
   const settings = settingsOf(knobs);
-  const words = ["advisor", "explain"];
-  const say = (name, value) => words.push(`--${name.replaceAll("_", "-")}`, quoted(String(value)));
-  for (const [name, value] of Object.entries(data.command))
-    if (typeof value === "boolean") words.push(`--${value ? "" : "no-"}${name.replaceAll("_", "-")}`);
-    else say(name, value);
+  const words = ["advisor", "predict"];
+  const say = (name, value) => {
+    const option = name.replaceAll("_", "-");
+    if (typeof value === "boolean") words.push(`--${value ? "" : "no-"}${option}`);
+    else words.push(`--${option}`, quoted(worded(value)));
+  };
+  Object.entries(data.command).forEach(([name, value]) => say(name, value));
   for (const name of ["seq_len", "global_batch", "precision"]) say(name, settings[name]);
   for (const [name, usual] of Object.entries(data.defaults)) {
     if (["dp", "precision"].includes(name) || (!data.experts && ["ep", "etp"].includes(name))) continue;
-    if (SIZES.includes(name) || worded(settings[name]) !== worded(usual))
-      say("pin", `${name}=${worded(settings[name])}`);
+    if (SIZES.includes(name) || worded(settings[name]) !== worded(usual)) say(name, settings[name]);
   }
+  data.kept.forEach((pair) => say("set", pair));
   return words.join(" ");
 }
 

@@ -103,7 +103,8 @@
     }
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
-  const result = element("div", { class: "result" }, verdict, content, element("div", { class: "line" }, code, copy));
+  const result = element("div", { class: "result" }, verdict, content, element("p", { class: "note" }, "The same plan as a command; with --save FILE it is kept as a plan file:"),
+    element("div", { class: "line" }, code, copy));
   home.replaceChildren(summary, panel, result);
 
   const leaves = (tree) => tree.parts.length ? tree.parts.flatMap(leaves) : [tree];

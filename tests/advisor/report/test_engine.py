@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from advisor.case import Case, read_case
+from advisor.cli import advisor
+from advisor.commands.predict import command as predict_command
+from advisor.options import given_knobs
 from advisor.report.engine import controls, engine_script
-from advisor.request import parse_pins
 from advisor.rules import violations
 from advisor.rules.predicted_words import predicted_words
 from costmodel.model_tables import Encoder
@@ -303,16 +306,29 @@ def test_nothing_is_predicted_only_where_a_rule_forbids_it(tried: list[Tried]) -
 def test_the_command_line_means_the_plan(setting: Setting, tried: list[Tried]) -> None:
     for each in tried:
         words, plan, load = shlex.split(each.answer["command"]), each.plan, each.load
-        assert words[:2] == ["advisor", "explain"]
-        options = dict(pairwise(words))
-        pins = parse_pins(value for name, value in pairwise(words) if name == "--pin")
-        meant = replace(Plan(), **pins, precision=options["--precision"], dp=plan.dp, settings=plan.settings)
-        assert meant == plan
-        assert (int(options["--seq-len"]), int(options["--global-batch"])) == (
-            load.seq_len,
-            load.global_batch,
-        )
-        assert int(options["--gpus"]) == setting.case.plan.world
+        assert words[:2] == ["advisor", "predict"]
+        options = predict_command.make_context("predict", words[2:]).params
+        assert replace(Plan(), **given_knobs(options), dp=plan.dp) == plan
+        assert (options["seq_len"], options["global_batch"]) == (load.seq_len, load.global_batch)
+        assert options["gpus"] == setting.case.plan.world
+
+
+def test_the_command_line_gives_the_numbers_of_the_page(browser: Any, tmp_path: Path) -> None:
+    """Every knob is held, also those at their default: with a search around pins the answer was another plan."""
+    kept = {"manual_gc_interval": 20}
+    options = {"model": "llama3-8b", "gpus": 8, "gpu": "h100", "pp": 2, "vpp": 2, "precision": "fp8-cs"}
+    case = read_case(None, options)
+    case = replace(case, plan=replace(case.plan, settings=kept))
+    script = engine_script(case.predict(), case.stack, {})
+    knobs = ({"micro_batch": 2}, {"recompute_num_layers": 4}, {"recompute": "selective", "vboost": True})
+    made = Setting(case, case.predict(), script, knobs)
+    for answer in evaluated(made, browser, tmp_path):
+        words = shlex.split(answer["command"])
+        done = CliRunner().invoke(advisor, [*words[1:], "--json"])
+        said = json.loads(done.stdout)
+        assert said["step_time_s"] == pytest.approx(answer["step_time"], rel=TOLERANCE)
+        assert said["memory"]["worst_rank_gib"] == pytest.approx(answer["memory"] / 2**30)
+        assert "--set manual_gc_interval=20" in answer["command"]
 
 
 def test_names_in_the_command_line_are_quoted(browser: Any, tmp_path: Path) -> None:

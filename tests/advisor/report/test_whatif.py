@@ -79,9 +79,9 @@ def test_a_switch_and_a_choice_change_time_memory_and_the_command(page: Any) -> 
     )
     page.wait(SETTLED)
     changed = text(page, ".line code")
-    assert "--pin overlap_grad_reduce=false" in changed
-    assert "--pin zero_stage=0" in changed
-    assert "overlap_grad_reduce" not in command
+    assert "--no-overlap-grad-reduce" in changed
+    assert "--zero-stage 0" in changed
+    assert "overlap-grad-reduce" not in command
     assert "optimizer state" in text(page, ".scroll + .scroll table")
     page.run("document.querySelector('#whatif .acts button').click()")
     assert text(page, ".line code") == command

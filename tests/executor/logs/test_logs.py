@@ -156,6 +156,14 @@ def test_a_restart_replaces_the_steps_it_repeats(write):
     assert log.iterations[11].seconds == 4.5
 
 
+# torchtitan 0.2.2, components/metrics.py, as ConsoleLogger colours it.
+TITAN = (
+    b"[rank0]:[titan] 2026-03-01 10:00:05,123 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  9.1042  "
+    b"\x1b[38;2;180;60;0mgrad_norm:  1.2000  \x1b[38;2;54;234;195mmemory: 47.01GiB(59.35%)  "
+    b"\x1b[34mtps: 7,501  \x1b[36mtflops: 435.12  \x1b[35mmfu: 44.00%\x1b[39m\n"
+)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -163,6 +171,11 @@ def test_a_restart_replaces_the_steps_it_repeats(write):
         (b"\n\n\n", "holds no line of text"),
         (b"\x7fELF" + bytes(range(32)) * 200, "is binary"),
         (b"Solver started\nEpoch 1 loss 0.3\n", "no training log that is known here"),
+        (TITAN, "a log of torchtitan: .* Give a trace of its run by torch.profiler"),
+        (
+            TITAN + b"torch.OutOfMemoryError: CUDA out of memory.\n",
+            "of torchtitan tells of trouble: out of memory",
+        ),
         (b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "out of memory"),
         ((DATA / "arguments-deepseek-v3-pp16-ep16.txt").read_bytes(), "without one iteration"),
     ],
@@ -173,6 +186,17 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path, content, said):
     with pytest.raises(ValueError, match=said) as refused:
         read_log(path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_small_packed_log_that_was_cut_is_read_as_far_as_it_goes(tmp_path):
+    """Of one of less than a megabyte nothing was: `holds no line of text`. Members one after another are one log."""
+    text = [megatron_line(step, 3.5 + step / 1000) for step in range(1, 60)]
+    packed = gzip.compress("\n".join(text).encode())
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(packed[: len(packed) * 2 // 3])
+    assert 10 < len(read_log(path).iterations) < 59
+    path.write_bytes(gzip.compress("\n".join(text[:30]).encode() + b"\n") + gzip.compress(text[30].encode()))
+    assert len(read_log(path).iterations) == 31
 
 
 def test_missing_files_and_folders(tmp_path):
