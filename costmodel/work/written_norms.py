@@ -45,8 +45,8 @@ HEAD_NORMS = 2
 # Norms of a sparse layer that stand inside the experts' block, behind experts and behind shared experts, and are
 # computed again with it. Source: Gemma4MoELayer.postprocess.
 INSIDE = 2
-# Routed rows times their probabilities where no activation kernel does it, in FP32 and cast back: bytes of an element and
-# kernels, forward and backward. Source: Megatron-Core 0.19.2, moe/experts.py, bias_act_func.
+# Routed rows times their probabilities where no activation kernel does it, in FP32 and cast back: bytes of an element
+# and kernels, forward and backward. Source: Megatron-Core 0.19.2, moe/experts.py, bias_act_func.
 PROBABILITIES = Written((12.0, 34.0), (2.0, 5.0), 2.0)
 # Kernels that repeat keys and values, or sum their gradients.
 REPEATS = 2
