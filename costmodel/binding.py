@@ -117,7 +117,7 @@ LONGEST_FUSED_SCORES = 4096
 
 
 # Gated or not, and activation function of experts that no kernel multiplies by the probabilities too.
-PROBABILITIES_APART = ((False, "squared_relu"), (True, "fast_gelu"))
+PROBABILITIES_APART = ((False, "squared_relu"),)
 
 
 def bind_amounts(

@@ -47,6 +47,7 @@ from costmodel.work.linear import tokens
 from costmodel.work.messages import context_columns, mixer_exchange_bytes
 from costmodel.work.mla import core_backward_factor, core_width, mla
 from costmodel.work.mlp import mlp
+from costmodel.work.split_activation import with_split_activation
 from costmodel.work.written_norms import with_norms
 
 Parts = dict[str, Amount]
@@ -76,7 +77,7 @@ Blocks = Mapping[str, BlockTimes]
 
 def block_work(x: SimpleNamespace, name: str, features: Collection[str]) -> BlockWork:
     """Amounts of the block of that name, with what its adapters keep between their products."""
-    work = _plain_work(x, name, features)
+    work = with_split_activation(x, _plain_work(x, name, features), features)
     if "norms" in features:
         work = with_norms(of_block(x, name), work)
     if "lora" not in features:

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, minimum
 from costmodel.work.adapters import joined_norm
 from costmodel.work.block import BlockWork, Stream
-from costmodel.work.elementwise import ACTIVATION_KERNELS, norm, residual_tokens
-from costmodel.work.experts import expert_rows, kept_by_experts
+from costmodel.work.elementwise import norm, residual_tokens
 from costmodel.work.linear import kv_heads_per_rank, same_format, tokens
 
 
@@ -45,9 +44,6 @@ HEAD_NORMS = 2
 # Norms of a sparse layer that stand inside the experts' block, behind experts and behind shared experts, and are
 # computed again with it. Source: Gemma4MoELayer.postprocess.
 INSIDE = 2
-# Routed rows times their probabilities where no activation kernel does it, in FP32 and cast back: bytes of an element
-# and kernels, forward and backward. Source: Megatron-Core 0.19.2, moe/experts.py, bias_act_func.
-PROBABILITIES = Written((12.0, 34.0), (2.0, 5.0), 2.0)
 # Kernels that repeat keys and values, or sum their gradients.
 REPEATS = 2
 # Bytes of an element of a layer's output that a constant multiplies, each pass.
@@ -175,9 +171,6 @@ def _mlp(x: SimpleNamespace, work: BlockWork) -> BlockWork:
     saved = dict(work.saved)
     saved["norm input"] = (1 - front) * saved["norm input"] + _kept_behind(x)
     saved["written norms"] = kept(x, WEIGHTED, x.written_mlp * hidden)
-    # Behind the gate's own kernel stands its output, which the product with the other half keeps.
-    inside = (1 - x.recompute_mlp) * (1 - x.recompute_activation)
-    saved["activation output"] = inside * x.activation_split * x.activation_bytes * tokens(x) * x.f / x.tp
     return replace(
         work,
         streams=_replaced(
@@ -210,23 +203,11 @@ def _experts(x: SimpleNamespace, work: BlockWork) -> BlockWork:
     saved["written norms"] = kept(x, WEIGHTED, outer) + (1 - x.recompute_moe) * (
         kept(x, WEIGHTED, inner * hidden) + kept(x, ROUTER, x.router_norm * hidden)
     )
-    rows = expert_rows(x) * x.fe / x.etp
-    routed = kept_by_experts(x) * (1 - x.recompute_moe_act) * rows
-    shared = (1 - x.recompute_moe) * (1 - x.recompute_shared_experts) * tokens(x) * x.fs / x.tp
-    saved["activation output"] = x.activation_split * x.activation_bytes * (routed + shared)
     apart = (1 - x.recompute_moe) * (1 - x.recompute_shared_experts) * same_format(x) + 2 * x.recompute_moe
     saved["inputs apart"] = front * apart * x.activation_bytes * hidden
     kernels = [
-        x.written_mlp * one
-        + x.router_norm * router
-        + x.layer_scale
-        + x.fused_behind_mlp
-        - front
-        # Of routed and of shared experts.
-        + x.activation_split * (2 * ACTIVATION_KERNELS + apart_kernels)
-        for one, router, apart_kernels in zip(
-            WEIGHTED.kernels, ROUTER.kernels, PROBABILITIES.kernels, strict=True
-        )
+        x.written_mlp * one + x.router_norm * router + x.layer_scale + x.fused_behind_mlp - front
+        for one, router in zip(WEIGHTED.kernels, ROUTER.kernels, strict=True)
     ]
     return replace(
         work,
@@ -236,7 +217,6 @@ def _experts(x: SimpleNamespace, work: BlockWork) -> BlockWork:
             _written(moved(x, WEIGHTED, outer)),
             _written((inside[0][0] + inside[1][0], inside[0][1] + inside[1][1]), "branch_norms"),
             _layer_scale(x),
-            Stream("probabilities", *moved(x, PROBABILITIES, x.activation_split * rows), "contiguous"),
         ),
         saved=saved,
         vectors=work.vectors + sum(own_vectors(x, "experts").values()),

@@ -18,11 +18,11 @@ from costmodel.tensors import block_tensors
 from costmodel.work import activations
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import linear_flops_forward
+from costmodel.work.split_activation import PROBABILITY_BYTES, PROBABILITY_KERNELS
 from costmodel.work.vocabulary import CAP_BYTES, cross_entropy_bytes
 from costmodel.work.written_norms import (
     BY_POWER,
     BY_QUOTIENT,
-    PROBABILITIES,
     ROUTER,
     SCALED,
     WEIGHTED,
@@ -128,8 +128,8 @@ def test_a_sparse_layer_has_fused_norms_around_attention_and_six_written_ones():
     assert experts.vectors == 5 * 2816 + 2816 + 128
     rows = TOKENS * 8 * 704
     assert stream(experts, "probabilities") == (12 * rows, 34 * rows)
-    assert experts.saved["activation output"] == 2 * (rows + TOKENS * 2112)
-    assert experts.saved["expert fc2 input"] == 2 * 2 * rows
+    assert experts.saved["activation output"] == 2 * (2 * rows + TOKENS * 2112)
+    assert experts.saved["expert fc2 input"] == 2 * rows
     again = work(SPARSE, "experts", Plan(ep=8, dp=64, recompute="selective", recompute_modules=("moe",)))
     assert again.saved["activation output"] == 0
     assert again.saved["written norms"] == 3 * 12 * hidden
@@ -243,7 +243,10 @@ def test_bytes_and_kernels_are_those_of_pytorchs_operations(kind):
         "by power": (lambda: by_power(x), BY_POWER),
         "by quotient": (lambda: by_quotient(x), BY_QUOTIENT),
         "scaled": (lambda: x * torch.ones(1, dtype=torch.bfloat16), (SCALED, SCALED)),
-        "probabilities": (lambda: (x * share).to(x.dtype), PROBABILITIES),
+        "probabilities": (
+            lambda: (x * share).to(x.dtype),
+            Written(PROBABILITY_BYTES, PROBABILITY_KERNELS, 2.0),
+        ),
         "capped": (lambda: 30.0 * torch.tanh(x / 30.0), (12, CAP_BYTES - 12)),
     }
 
