@@ -1,8 +1,9 @@
-"""Lets the tests here draw the plans that the sweep in benchmarks draws."""
+"""Lets the tests here import their tables, and draw the plans that the sweep in benchmarks draws."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]

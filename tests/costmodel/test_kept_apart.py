@@ -122,12 +122,9 @@ def test_a_trainer_that_logs_its_losses_computes_them_again():
     """Composer: cross entropy and perplexity, each a softmax in 16 bits and a cast: 20 bytes a logit."""
     assert load_stack("llm_foundry-23.11").loss_metrics
     assert not load_stack("torchtitan-25.06").loss_metrics
-    named = {"fused_loss": 1, "native_loss": 0, "megatron_core": 0, "loss_native": 0}
+    named = {"fused_loss": 1, "native_loss": 0, "megatron_core": 0, "loss_native": 0, "capped_logits": 0}
     sizes = {"s": 4096, "b": 2, "cp": 1, "tp": 2, "V": 50304, "V_multiple": 1}
-    logged, plain = (
-        cross_entropy_bytes(SimpleNamespace(**named, **sizes, loss_metrics=on, capped_logits=0))
-        for on in (1, 0)
-    )
+    logged, plain = (cross_entropy_bytes(SimpleNamespace(**named, **sizes, loss_metrics=on)) for on in (1, 0))
     assert logged - plain == pytest.approx(20 * 2 * 4096 * 50304 / 2)
 
 
