@@ -76,7 +76,7 @@ def test_without_an_option_there_is_no_table():
     assert names_section(["Set CUDA_DEVICE_MAX_CONNECTIONS=1."], "megatron-lm", None) == []
     assert (
         "Those options"
-        not in CliRunner().invoke(advisor, "check --model 8b --gpus 8 --gpu h100".split()).output
+        not in CliRunner().invoke(advisor, ["check", "--model", "8b", "--gpus", "8", "--gpu", "h100"]).output
     )
 
 
@@ -89,5 +89,7 @@ def test_arguments_without_bf16_are_told_that_they_train_in_fp32():
     )
     assert "where its arguments --bf16 and --fp16 are left out. Try --precision bf16. [fp32_linear]" in page
     assert "--precision --fp8-format, --fp8-recipe, --bf16" in page
-    lacking = CliRunner().invoke(advisor, "predict --model 8b --gpus 8 --gpu a100 --precision mxfp8".split())
+    lacking = CliRunner().invoke(
+        advisor, ["predict", "--model", "8b", "--gpus", "8", "--gpu", "a100", "--precision", "mxfp8"]
+    )
     assert "mxfp8 needs arithmetic that A100 SXM4 80GB lacks" in str(lacking.exception)

@@ -9,10 +9,28 @@ from click.testing import CliRunner
 from advisor.cli import advisor
 
 # Experts beside a shared one, whose tokens travel by HybridEP: with it Megatron-Bridge takes the overlap back.
-SHARED = (
-    "--model deepseek-v3 --gpus 256 --gpu h200 --tp 2 --sequence-parallel --pp 8 --ep 16 --dp 16 --global-batch 2048 "
-    "--pipeline-layout balanced --moe-dispatcher"
-).split()
+SHARED = [
+    "--model",
+    "deepseek-v3",
+    "--gpus",
+    "256",
+    "--gpu",
+    "h200",
+    "--tp",
+    "2",
+    "--sequence-parallel",
+    "--pp",
+    "8",
+    "--ep",
+    "16",
+    "--dp",
+    "16",
+    "--global-batch",
+    "2048",
+    "--pipeline-layout",
+    "balanced",
+    "--moe-dispatcher",
+]
 
 
 def whatif(*given: str) -> str:
