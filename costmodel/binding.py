@@ -87,7 +87,8 @@ def _no_precision(cluster: Cluster, precision: str) -> str:
     usable = [name for name, recipe in _recipes().items() if has_formats(cluster, recipe, name)]
     if not usable:
         return f"{title} has no peak rate of arithmetic on file, so no step can be timed. Give its file a peak_bf16."
-    if has_peaks(cluster, _recipes()[precision], precision):
+    recipe = _recipes()[precision]
+    if recipe["base"] == 4 and has_peaks(cluster, recipe, precision):  # FP32, which every GPU computes
         lacking = f"cannot be timed on {title}: no rates of its matrix products are on file"
         return f"--precision {precision} {lacking}. Timed are {', '.join(usable)}."
     return (

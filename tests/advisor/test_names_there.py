@@ -89,7 +89,10 @@ def test_arguments_without_bf16_are_told_that_they_train_in_fp32():
     )
     assert "where its arguments --bf16 and --fp16 are left out. Try --precision bf16. [fp32_linear]" in page
     assert "--precision --fp8-format, --fp8-recipe, --bf16" in page
-    lacking = CliRunner().invoke(
-        advisor, ["predict", "--model", "8b", "--gpus", "8", "--gpu", "a100", "--precision", "mxfp8"]
-    )
-    assert "mxfp8 needs arithmetic that A100 SXM4 80GB lacks" in str(lacking.exception)
+
+
+@pytest.mark.parametrize(("gpu", "precision"), [("a100", "mxfp8"), ("h100", "mxfp8"), ("h100", "nvfp4")])
+def test_formats_without_units_are_told_as_arithmetic_that_the_gpu_lacks(gpu, precision):
+    given = ["predict", "--model", "8b", "--gpus", "8", "--gpu", gpu, "--precision", precision]
+    said = str(CliRunner().invoke(advisor, given).exception)
+    assert f"--precision {precision} needs arithmetic that" in said

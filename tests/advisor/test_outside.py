@@ -251,3 +251,18 @@ def test_less_memory_that_takes_too_long_is_told_as_slow():
     assert answer.candidate.peak_memory < found.plans[0].peak_memory
     assert answer.candidate.step_time > found.slowest
     assert answer.not_taken.endswith(f"and --slowdown 1.5 allows {seconds(found.slowest)}")
+
+
+def test_what_torchtitan_cannot_be_told_is_no_advice():
+    """Chunks of user buffers and other ops to recompute gained, and no configuration of torchtitan says either."""
+    answer = explain(
+        make_request("llama3-70b", 64, "h100", stack="torchtitan", pins=("tp=2", "pp=1", "cp=1"))
+    )
+    assert answer.best.plan.tp_comm_overlap
+    assert answer.best.plan.recompute_modules == ("layernorm", "activation", "ops")
+    assert not {gain.knob for gain in answer.outside} & {
+        "tp_overlap_splits",
+        "tp_overlap_sms",
+        "recompute_modules",
+    }
+    assert "vboost" in {gain.knob for gain in answer.outside}
