@@ -170,6 +170,7 @@ def machine(measured: Record, processes: int, leaf: Leaf) -> Record:
             "name": "local",
             "title": f"{processes} processes on this machine, gloo",
             "gpus_per_node": os.cpu_count() or 1,
+            "processes": leaf(processes, "1"),
             **WHERE_IT_IS,
         },
         "links": {
