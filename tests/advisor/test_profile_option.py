@@ -118,6 +118,7 @@ def test_a_profile_of_other_processes_says_so(tmp_path, monkeypatch):
         for gpus, told in ((4, True), (2, False)):
             out = run(command, *tiny, "--gpus", gpus, "--profile", mine)[1]
             assert (said in " ".join(out.split())) == told, (command, gpus)
+            assert "65536" not in out  # GPUs that share one fast domain, of a machine that has none
     options = {"profile": str(mine), "nodes": None}
     assert said in machine(4, options, Here(), print)[1][0]
     assert machine(4, options | {"nodes": 2}, Here(), print)[1] == []
