@@ -10,7 +10,7 @@ import click
 
 from advisor.commands import not_blank_stack
 from advisor.options import given_knobs, plan_from_options, resized
-from advisor.profiles import profile_option
+from advisor.profiles import other_processes, profile_option
 from advisor.sizes import Changes, SizesError
 from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS
 from advisor.workload_options import check_acting, given_workload, task_option, workload_options
@@ -208,6 +208,7 @@ def _case(record: PlanFile, gpu: str | None, notes: list[str]) -> Case:
     cluster, note = hardware_db.resolve(gpu, record.cluster or None)
     if note:
         notes.append(note)
+    notes += other_processes(cluster, record.gpus)
     if not record.cluster:
         record = replace(record, cluster=gpu if gpu and gpu.endswith(".toml") else cluster.name)
     return Case(

@@ -89,10 +89,12 @@ def _counted_only(stage: StageResult) -> Iterable[str]:
         found.append(
             f"activations at most [byte]: {number(predicted.peak)} predicted, {number(counted.peak)} counted"
         )
+        # As in the rows above: by how much the model's is more.
+        found.append(f"  {100 * (predicted.peak / counted.peak - 1):+.1f} %, no verdict: no exact formula")
     if counted.operations:
         parts = ", ".join(f"{number(size)} {name}" for name, size in counted.operations.items())
         found.append(f"operations dispatched: {parts}")
-    return [wrap(line, "  ", "    ") for line in found]
+    return [wrap(line.lstrip(), "    " if line.startswith(" ") else "  ", "    ") for line in found]
 
 
 def number(value: float) -> str:

@@ -6,11 +6,14 @@ import functools
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from advisor.commands import not_blank_profile
+
+if TYPE_CHECKING:
+    from hardware_db import Cluster
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -81,3 +84,14 @@ def machine_options(profile: str, options: dict[str, Any]) -> dict[str, Any]:
     return (
         {"gpu": profile} if "cluster" not in options or not cluster else {"gpu": profile, "cluster": cluster}
     )
+
+
+def other_processes(cluster: Cluster, world: int) -> list[str]:
+    """What to know where a machine without GPUs was measured with another number of processes; nothing elsewhere."""
+    measured = cluster.processes
+    if measured is None or measured == world:
+        return []
+    return [
+        f"{cluster.name} was measured with {measured} process{'es' * (measured > 1)}, and {world} share its cores and "
+        f"memory otherwise: times and what fits are of {measured}. `advisor calibrate --gpus {world}` measures {world}."
+    ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import split_pairs, value_text
+from advisor.profiles import other_processes
 from advisor.rules.features import lacked, unheard
 from advisor.sizes import SizesError
 from advisor.usual_sizes import usual_global_batch, usual_seq_len, why_that_long, why_that_many
@@ -208,7 +209,7 @@ def make_request(
         )
     spec = load_model(model)
     place, note = resolve(gpu, cluster)
-    notes = [note] if note else []
+    notes = [*([note] if note else []), *other_processes(place, gpus)]
     if seq_len is None:
         seq_len = usual_seq_len(spec)
         notes.append(f"sequence length {seq_len}, {why_that_long(spec, seq_len)}")

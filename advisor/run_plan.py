@@ -245,9 +245,11 @@ def machine(
     from executor.local_profile import kept_warnings, local_profile
 
     if options["profile"]:
-        return hardware_db.load_cluster(options["profile"]), kept_warnings(
-            Path(options["profile"]), "`advisor calibrate`"
-        )
+        from advisor.profiles import other_processes
+
+        found = hardware_db.load_cluster(options["profile"])
+        kept = kept_warnings(Path(options["profile"]), "`advisor calibrate`")
+        return found, [*other_processes(found, processes // (options.get("nodes") or 1)), *kept]
     if here.cuda:
         named = options["gpu"] if options["gpu"] != "local" else gpu_here()
         return hardware_db.resolve(named, None)[0], []

@@ -174,13 +174,13 @@ class GuidePath:
 
     def tensor_parallel(self) -> Step:
         """Which tensor-parallel size, inside the NVLink domain?"""
-        domain = self.chosen.cluster.domain_size
+        cluster = self.chosen.cluster
+        domain = cluster.domain_size
+        on_cpu = cluster.gpu.generation == "cpu"
+        place = "the processes share one machine" if on_cpu else f"{domain} GPUs share one fast domain"
         sizes = [size for size in (1, 2, 4, 8, 16) if size <= domain]
         tried = tuple(self.variants.sizes("tp", sizes))
-        text = (
-            f"Splits every layer; {domain} GPUs share one fast domain. {self._as_chosen(tried)} "
-            f"Chosen: TP{self.plan.tp}."
-        )
+        text = f"Splits every layer; {place}. {self._as_chosen(tried)} Chosen: TP{self.plan.tp}."
         return Step("tensor parallel", *self._other(text, tried, "tp"))
 
     def context_parallel(self) -> Step:

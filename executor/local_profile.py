@@ -42,7 +42,7 @@ Record = dict[str, Any]
 def home() -> Path:
     """Folder of profiles and run records: $ADVISOR_HOME, else the user's cache folder."""
     if os.environ.get("ADVISOR_HOME"):
-        return Path(os.environ["ADVISOR_HOME"])
+        return Path(os.environ["ADVISOR_HOME"]).expanduser()  # of a file of variables no shell expands ~
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "advisor"
 
 
@@ -170,6 +170,7 @@ def machine(measured: Record, processes: int, leaf: Leaf) -> Record:
             "name": "local",
             "title": f"{processes} processes on this machine, gloo",
             "gpus_per_node": os.cpu_count() or 1,
+            "processes": leaf(processes, "1"),
             **WHERE_IT_IS,
         },
         "links": {

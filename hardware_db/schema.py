@@ -74,6 +74,7 @@ CLUSTER_KEYS = {
     "host_numa_nodes": "1",
     "host_memory": "byte",
     "host_memory_bandwidth": "byte/s",
+    "processes": "1",  # of a machine without GPUs: those that shared it while it was measured
 }
 # Leaves of fitted tables whose unit is not "1".
 CALIBRATION_KEYS = {
@@ -198,6 +199,12 @@ class Cluster:
         """USD of one GPU for one hour, None when no price is on file."""
         quantity = self.quantities.get("price_per_gpu_hour")
         return quantity.value if quantity else None
+
+    @property
+    def processes(self) -> int | None:
+        """Processes that shared a machine without GPUs while it was measured, None where the file does not tell. [1]"""
+        quantity = self.quantities.get("processes")
+        return int(quantity.value) if quantity else None
 
     @property
     def host_memory(self) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -96,3 +98,27 @@ def test_calibrate_tells_what_it_needs(slow, tmp_path):
     code, _, error = run("calibrate", "--gpus", "1000")
     assert code == 2
     assert "1000 processes" in error
+
+
+def test_a_profile_of_other_processes_says_so(tmp_path, monkeypatch):
+    """Four processes on two cores were told to be twice as quick as two, without a word."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "executor"))
+    from planted_machine import planted
+
+    from advisor.run_plan import machine
+    from executor.local_profile import profile, write_profile
+    from executor.resolve import Here
+
+    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path / "home"))
+    mine = tmp_path / "mine.toml"
+    write_profile(mine, profile(planted(), 2))
+    said = "was measured with 2 processes, and 4 share its cores"
+    tiny = ["--model", "tiny-gpt", "--global-batch", "8", "--seq-len", "256", "--precision", "fp32"]
+    for command in ("predict", "explain"):
+        for gpus, told in ((4, True), (2, False)):
+            out = run(command, *tiny, "--gpus", gpus, "--profile", mine)[1]
+            assert (said in " ".join(out.split())) == told, (command, gpus)
+            assert "65536" not in out  # GPUs that share one fast domain, of a machine that has none
+    options = {"profile": str(mine), "nodes": None}
+    assert said in machine(4, options, Here(), print)[1][0]
+    assert machine(4, options | {"nodes": 2}, Here(), print)[1] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -161,6 +162,8 @@ def test_the_command_answers_first(monkeypatch, part, code):
     assert ("DIFFERS" in done.output) == bool(part)
     table = done.output.partition("Counted otherwise")[0].splitlines()[3:]
     assert len(table) > 60
+    # A reader saw 15 % between two numbers under "agrees", and no word of it.
+    assert re.search(r"^    [+-][\d.]+ %, no verdict: no exact formula$", done.output, re.MULTILINE)
     assert max(map(len, table)) <= 80
 
 

@@ -97,3 +97,10 @@ def test_an_uncertain_profile_warns_again_when_it_is_used_again(tmp_path, monkey
     assert first
     assert second
     assert "--recalibrate" in second[0]
+
+
+def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):
+    """From a file of variables, which no shell reads, records went into a folder of the name ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ADVISOR_HOME", "~/kept")
+    assert local_profile.home() == tmp_path / "kept"
