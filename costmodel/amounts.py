@@ -91,7 +91,7 @@ def _check(plan: Plan, workload: Workload, model: ModelSpec) -> None:
         raise ValueError("--task lora: adapters are not part of Megatron-Core. Try --task sft.")
     if plan.fsdp:
         raise ValueError(
-            "--fsdp: amounts are counted for the distributed optimizer. Try --zero-stage 1 without it."
+            "--fsdp: amounts are counted for the distributed optimizer. Try --no-fsdp --zero-stage 1."
         )
     adam_alone(plan)
     plan.num_microbatches(workload.global_batch)
