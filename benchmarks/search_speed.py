@@ -1,9 +1,9 @@
-"""How fast the search is: plans a second on one core, and the wall time of a whole `advisor explain`.
+"""How fast the search is: plans a second, and the wall time of a whole `advisor explain`.
 
     python benchmarks/search_speed.py
 
-The work is element-wise NumPy, which uses one core. Prints tables and asserts nothing, for timings
-belong to machines, not to tests.
+The work is element-wise NumPy, on as many cores as `costmodel.plan_array` takes. Prints tables and asserts nothing,
+for timings belong to machines, not to tests.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
         "search",
         "legal plans, all precisions",
         "build one [s]",
-        "plans/s, one core",
+        "plans/s",
         "whole search [s]",
     ]
     print(tabulate(search_rows(), headers, floatfmt=("", ",.0f", ".3f", ",.0f", ".2f"), intfmt=","))

@@ -54,7 +54,14 @@ def test_bytes_of_a_logit_at_the_loss(stack, fused, tp, each):
 
 
 def test_logits_in_fp32_are_not_cast():
-    own = {"megatron_core": 1, "native_loss": 0, "loss_native": 0, "dtensor": 0, "fused_loss": 0}
+    own = {
+        "megatron_core": 1,
+        "native_loss": 0,
+        "loss_native": 0,
+        "dtensor": 0,
+        "fused_loss": 0,
+        "capped_logits": 0,
+    }
     sizes = {"b": 1, "s": 4096, "cp": 1, "tp": 1, "V": 128256, "V_multiple": 128}
     narrow, wide = (logits(SimpleNamespace(**own, **sizes, activation_bytes=size)) for size in (2, 4))
     assert (narrow, wide) == (6 * 4096 * 128256, 4 * 4096 * 128256)
