@@ -43,13 +43,6 @@ def test_the_complete_script_is_printed():
     assert "--mock-data" not in found.stdout
 
 
-def test_what_the_target_changes_is_told_beside_a_printed_script_too():
-    """Notes were told with -o alone: who piped the script into a file never saw that the target takes longer."""
-    found = run(export, *PLAN, "--to", "megatron-lm")
-    assert re.search(r"the model expects [\d.]+ s \(", " ".join(found.stderr.split()))
-    assert "the model expects" not in found.stdout
-
-
 def test_files_are_written_and_never_overwritten_unasked(tmp_path):
     folder = tmp_path / "run"
     found = run(export, *PLAN, "--to", "megatron-lm", "--slurm", "-o", str(folder))

@@ -1,4 +1,4 @@
-"""advisor export: what a target cannot run at all is told first, and what its recipe builds is not told as lacking."""
+"""advisor export: what a target cannot run or runs otherwise is told, what its recipe builds is not told as lacking."""
 
 from __future__ import annotations
 
@@ -85,3 +85,10 @@ def test_a_dispatcher_that_the_target_lacks_is_priced():
     priced, other = map(float, re.findall(r"([\d.]+) s\b", told))
     assert "with alltoall the model expects" in told
     assert other > 1.1 * priced
+
+
+def test_what_the_target_changes_is_told_beside_a_printed_script_too():
+    """Notes were told with -o alone: who piped the script into a file never saw that the target takes longer."""
+    found = export("--model llama3-8b --gpus 8 --gpu h100 --tp 2 --sequence-parallel", "--to", "megatron-lm")
+    assert re.search(r"the model expects [\d.]+ s \(", " ".join(found.stderr.split()))
+    assert "the model expects" not in found.stdout

@@ -18,14 +18,12 @@ from planted_machine import planted
 import hardware_db
 from costmodel.plan import Plan
 from costmodel.predict import predict
-from costmodel.robust import Belief, fit, robust, robust_slope
 from costmodel.workload import Workload
 from executor.calibrate import (
     Calibration,
     base_document,
     calibrate_from,
     calibrate_here,
-    out_path,
     taught,
 )
 from executor.calibrate_fit import CONSTANTS, Learned, Outcome, learn, tell_apart
@@ -157,19 +155,6 @@ def test_the_interval_covers_runs_told_without_themselves(tmp_path, cluster, mod
     alone = tell_apart(outcome, runs[:2], cluster)
     assert alone.half_width == 0
     assert "evidence" not in taught(base_document(cluster), alone, runs[:2])["calibration"]
-
-
-@given(st.floats(-3, 3))
-def test_the_slope_of_the_loss_is_its_derivative(error):
-    step = 1e-6
-    slope = (robust(np.array([error + step])) - robust(np.array([error - step]))) / (2 * step)
-    assert robust_slope(np.array([error])) == pytest.approx(slope, rel=1e-3)
-
-
-def test_without_measurements_beliefs_hold():
-    found = fit(lambda values: np.zeros((1, values.shape[1])), [Belief(3.0, 0.5), Belief(1e-6, 1.0)])
-    assert found.values == pytest.approx([3.0, 1e-6])
-    assert found.errors == pytest.approx([0.5, 1.0])
 
 
 def test_every_leaf_of_a_step_has_its_part(modelled):
@@ -404,15 +389,6 @@ def test_a_profile_that_is_replaced_is_kept_and_told(tmp_path, cluster, modelled
         assert name in " ".join(calibration_lines(found)).replace("\n", "")
         assert to_json(found)["older"] == str(found.older)
     assert hardware_db.load_cluster(str(tmp_path / "mine.before.toml")).gpu.name == "local"
-
-
-def test_where_a_profile_is_written(tmp_path, monkeypatch):
-    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
-    assert out_path(None, tmp_path / "x.toml") == tmp_path / "x.toml"
-    assert out_path("mine", tmp_path) == tmp_path / "profiles" / "mine.toml"
-    assert str(out_path("./a.toml", tmp_path)) == "a.toml"
-    with pytest.raises(ValueError, match="no name of a profile"):
-        out_path("so so", tmp_path)
 
 
 def test_an_overlay_of_a_users_file_begins_with_it(cluster):

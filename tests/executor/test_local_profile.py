@@ -14,6 +14,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor import local_profile
+from executor.calibrate import out_path
 from executor.local_profile import profile, warnings_of
 
 RATE = Machine.rate
@@ -104,3 +105,12 @@ def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("ADVISOR_HOME", "~/kept")
     assert local_profile.home() == tmp_path / "kept"
+
+
+def test_where_a_profile_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
+    assert out_path(None, tmp_path / "x.toml") == tmp_path / "x.toml"
+    assert out_path("mine", tmp_path) == tmp_path / "profiles" / "mine.toml"
+    assert str(out_path("./a.toml", tmp_path)) == "a.toml"
+    with pytest.raises(ValueError, match="no name of a profile"):
+        out_path("so so", tmp_path)
