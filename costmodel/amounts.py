@@ -20,6 +20,7 @@ from costmodel.amount import Amount
 from costmodel.binding import bind_amounts, precision_recipe
 from costmodel.columns import plan_columns, plan_inputs
 from costmodel.family import family_features
+from costmodel.fusions import activation_has_kernel
 from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
@@ -116,9 +117,18 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
     columns = plan_columns([plan])
     base = float(precision_recipe(precision)["base"])
     found: dict[str, Any] = {name: each.value for name, each in bind_amounts(model, even, precision).items()}
-    found |= plan_inputs(columns, model=model, workload=even, domain=1, precision_bytes=base, quantised=False)
+    found |= plan_inputs(
+        columns,
+        model=model,
+        workload=even,
+        domain=1,
+        precision_bytes=base,
+        quantised=False,
+        fuses_activation=activation_has_kernel(model),
+    )
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
-    return SimpleNamespace(**dict.fromkeys(UNUSED, 0) | numbers), family_features(model, even, columns)
+    unused = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1}
+    return SimpleNamespace(**unused | numbers), family_features(model, even, columns)
 
 
 def _fraction(value: float) -> Fraction:

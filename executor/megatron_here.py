@@ -144,6 +144,8 @@ def why_not_traced(plan: Plan, model: ModelSpec) -> str | None:
         return "An encoder with ranks of its own cannot be traced. Try --encoder-pp 0."
     if model.custom_heads:
         return f"{model.name} has {model.custom_heads}, which cannot be traced here. Try gpt-oss-20b."
+    if model.norms is not None:
+        return f"{model.name} has norms behind its blocks, which Megatron-Core 0.16 lacks. Try llama3-8b."
     if model.sparse_attention:
         return f"{model.name} has {model.sparse_attention}, which cannot be traced here. Try deepseek-v3."
     return None

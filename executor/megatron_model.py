@@ -279,6 +279,8 @@ def not_expressed(
         notes.append(f"attention in chunks of {model.attention_chunk} tokens: Megatron-Core attends fully")
     if model.custom_heads and not recipe:
         notes.append(f"{model.custom_heads}: Megatron-Core has no layers for them")
+    elif model.norms is not None and not recipe:
+        notes.append("norms behind attention and MLP: Megatron-Core's layers have none")
     if model.indexer is not None and indexers:
         notes.append(f"{model.sparse_attention} needs flash_mla and nvidia-cudnn-frontend[cutedsl]")
     elif model.sparse_attention and not recipe:

@@ -25,12 +25,16 @@ def with_split_activation(x: SimpleNamespace, work: BlockWork, features: Collect
     """An MLP or experts with what an activation function of kernels of its own leaves; other blocks as they are."""
     if work.name == "mlp":
         kept = (1 - x.recompute_mlp) * (1 - x.recompute_activation) * (1 - x.recompute_ops)
-        return _kept(work, x.activation_split * x.gates * kept * x.activation_bytes * tokens(x) * x.f / x.tp)
+        rows = kept * (1 + x.megatron_core) * tokens(x) * x.f / x.tp
+        return _kept(work, x.activation_split * x.gates * x.activation_bytes * rows)
     return _experts(x, work, features) if work.name == "experts" else work
 
 
 def _kept(work: BlockWork, size: Amount) -> BlockWork:
-    """The block with the gate's own output, which its product with the other half keeps, and what multiplies apart."""
+    """The block with what the product of both halves of a gated activation keeps, and what multiplies apart.
+
+    The gate's own output, and of Megatron-Core a copy of the other half too, to which it adds glu_linear_offset.
+    """
     return replace(work, saved=dict(work.saved) | {"activation output": size})
 
 
@@ -44,7 +48,10 @@ def _experts(x: SimpleNamespace, work: BlockWork, features: Collection[str]) -> 
     activations = (2 if "shared" in features else 1) * ACTIVATION_KERNELS
     kernels = [split * (activations + own) for own in PROBABILITY_KERNELS]
     return replace(
-        _kept(work, split * x.activation_bytes * (2 * routed + shared)),
+        _kept(
+            work,
+            split * x.activation_bytes * ((2 + x.megatron_core) * routed + (1 + x.megatron_core) * shared),
+        ),
         streams=(*work.streams, Stream("probabilities", forward, backward, "contiguous")),
         kernels_forward=work.kernels_forward + kernels[0],
         kernels_backward=work.kernels_backward + kernels[1],

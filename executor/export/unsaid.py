@@ -157,7 +157,6 @@ def _lost_attention(model: ModelSpec) -> Iterator[str]:
         f"{heat.scale if heat else 0:g})": heat is not None,
         f"scores are bounded at {model.score_cap or 0:g}": model.score_cap is not None,
         f"logits are bounded at {model.logit_cap or 0:g}": model.logit_cap is not None,
-        "attention and MLP have norms behind them": model.norms is not None,
         f"embeddings are multiplied by {model.embedding_scale or 0:.4g}": model.embedding_scale is not None,
     }
     if told := [text for text, there in lost.items() if there]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ DTYPES = {
 
 
 def activation(name: str) -> Any:
-    """Megatron-Core's function for an activation of ours."""
-    from megatron.core.activations import fast_gelu, squared_relu
+    """Megatron-Core's function for an activation of ours; fast_gelu, which it compiles, as one kernel of PyTorch."""
+    from megatron.core.activations import squared_relu
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
-    known = {"fast_gelu": fast_gelu, "quick_gelu": quick_gelu, "squared_relu": squared_relu}
+    tanh_gelu = functools.partial(functional.gelu, approximate="tanh")
+    known = {"fast_gelu": tanh_gelu, "quick_gelu": quick_gelu, "squared_relu": squared_relu}
     return known.get(name) or getattr(functional, name)
 
 

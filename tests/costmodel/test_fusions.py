@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from family_cases import unjudged
@@ -10,6 +11,7 @@ from family_cases import unjudged
 import hardware_db
 from costmodel.binding import fuses_activation as fuses_on
 from costmodel.fusions import activation_has_kernel
+from costmodel.layer import block_work
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -64,3 +66,31 @@ def test_gelu_of_experts_was_fused_until_kernels_took_the_routers_probabilities(
     )
     assert (fused < apart) == has
     assert fuses_on(load_model("llama3-8b"), H100, stack)
+
+
+def test_a_gate_that_nothing_fuses_keeps_what_pytorch_keeps_of_its_product():
+    """Megatron-Core's MLP: act(gate) * (other + glu_linear_offset); FC2's input is the product."""
+    torch = pytest.importorskip("torch")
+    rows, width = 32, 64
+    both = torch.randn(rows, 2 * width, dtype=torch.bfloat16, requires_grad=True) * 1.0
+    kept: dict[int, int] = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        gate, other = torch.chunk(both, 2, dim=-1)
+        torch.nn.functional.silu(gate) * (other + 0.0)
+    model, load = load_model("llama3-8b"), Workload(4096, 64)
+    fused, apart = (
+        unjudged(model, load, H100, Plan(dp=8, bias_activation_fusion=asked)) for asked in (True, False)
+    )
+    saved = [
+        block_work(SimpleNamespace(**each.values), "mlp", each.features).saved for each in (fused, apart)
+    ]
+    beside = sum(kept.values()) - both.untyped_storage().nbytes()
+    assert saved[0]["activation output"] == 0
+    assert saved[1]["activation output"] == beside / (rows * width) * 4096 * model.ffn_hidden
+    assert saved[0]["fc1 output"] == saved[1]["fc1 output"]

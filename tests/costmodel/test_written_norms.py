@@ -109,7 +109,7 @@ def test_a_dense_layer_moves_the_bytes_of_four_norms_and_those_of_heads():
     assert stream(mlp, "layer_scale") == (4 * hidden, 4 * hidden)
     assert attention.saved["written norms"] == 12 * (2 * hidden + heads) + 4 * values
     assert (attention.saved["norm input"], mlp.saved["norm input"]) == (0, 0)
-    assert mlp.saved["activation output"] == 2 * TOKENS * 21504
+    assert mlp.saved["activation output"] == 2 * 2 * TOKENS * 21504
     assert attention.saved["queries, keys, values"] == 2 * (heads + values)
     assert attention.vectors == 2 * 5376 + 2 * 256
     assert mlp.vectors == 2 * 5376
@@ -128,7 +128,7 @@ def test_a_sparse_layer_has_fused_norms_around_attention_and_six_written_ones():
     assert experts.vectors == 5 * 2816 + 2816 + 128
     rows = TOKENS * 8 * 704
     assert stream(experts, "probabilities") == (12 * rows, 34 * rows)
-    assert experts.saved["activation output"] == 2 * (2 * rows + TOKENS * 2112)
+    assert experts.saved["activation output"] == 2 * (3 * rows + 2 * TOKENS * 2112)
     assert experts.saved["expert fc2 input"] == 2 * rows
     again = work(SPARSE, "experts", Plan(ep=8, dp=64, recompute="selective", recompute_modules=("moe",)))
     assert again.saved["activation output"] == 0
