@@ -27,6 +27,7 @@ LOCAL_PINS = {
     "cuda_graph": False,
     "recompute": "none",
     "fused_cross_entropy": False,
+    "bias_activation_fusion": False,
 }
 
 
