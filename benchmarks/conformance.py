@@ -25,7 +25,7 @@ from costmodel.model_spec import ModelSpec  # noqa: E402
 from costmodel.plan import Plan  # noqa: E402
 from executor.dryrun import DryRun, dry_run, traced_microbatches  # noqa: E402
 from executor.dryrun_tracer import DryRunFailed  # noqa: E402
-from executor.megatron_model import not_expressed  # noqa: E402
+from executor.megatron_here import why_not_traced  # noqa: E402
 
 # What 0.16.1 refuses and later releases take: the rules follow the later ones.
 LATER = {
@@ -69,7 +69,7 @@ def traceable() -> dict[str, list[ModelSpec]]:
     found: dict[str, list[ModelSpec]] = {}
     for name in list_models():
         model = load_model(name)
-        if model.parameters_known and not any("no such layer" in note for note in not_expressed(model)):
+        if model.parameters_known and why_not_traced(Plan(), model) is None:
             found.setdefault(model.family, []).append(model)
     return found
 
