@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from costmodel.amount import Amount
@@ -67,10 +67,11 @@ def chunk_tensors(
     if after_layer and chunk.ends:
         yield from (tensor for tensor in output_tensors(x) if tensor.name != "output")
     if chunk.last:
-        copy = not (tied and (chunk.first or chunk.mtp))
+        copy = not (tied and chunk.first)
         for tensor in output_tensors(x):
             if copy if tensor.name == "output" else not after_layer:
-                yield tensor
+                # Of two copies on a stage the heads' is summed with the first stage's.
+                yield replace(tensor, shared=tensor.shared and not chunk.mtp)
     if chunk.mtp:
         for _ in range(chunk.mtp):
             yield from mtp_tensors(x)

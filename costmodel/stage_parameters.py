@@ -47,7 +47,7 @@ def mtp_heads_of(x: SimpleNamespace, stage: str) -> Amount:
     The first stage has heads only where it is the only one, which needs no copy.
     """
     heads = in_stage(x, "mtp", stage)
-    copy = 0 if stage == "first" else parameters.mtp_embedding(x, x.tied if stage == "last" else 0)
+    copy = 0 if stage == "first" else parameters.mtp_embedding(x)
     return heads * parameters.mtp_parameters(x) + minimum(heads, 1) * copy
 
 

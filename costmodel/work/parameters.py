@@ -49,9 +49,10 @@ def mtp_parameters(x: SimpleNamespace) -> Amount:
     return 2 * x.h * x.h / x.tp + 3 * x.norm_vectors * x.h
 
 
-def mtp_embedding(x: SimpleNamespace, tied: Amount) -> Amount:
+def mtp_embedding(x: SimpleNamespace) -> Amount:
     """The copy of the embedding on a later stage with MTP heads, one for all of them. [1]
 
-    tied: 1 where the output layer on the same stage holds it already. Source: Megatron-Core 0.16.1, gpt_model.py.
+    A tied output layer there has a weight of its own beside it. Source: Megatron-Core 0.16.1 and 0.19.2, gpt_model.py
+    (skip_weight_param_allocation on the first stage alone).
     """
-    return is_more_than_one(x.pp) * (1 - tied) * padded_vocabulary(x) * x.h / x.tp
+    return is_more_than_one(x.pp) * padded_vocabulary(x) * x.h / x.tp
