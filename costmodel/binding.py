@@ -117,10 +117,6 @@ def _uneven_heads(model: ModelSpec) -> bool:
 LONGEST_FUSED_SCORES = 4096
 
 
-# Gated or not, and activation function of experts that no kernel multiplies by the probabilities too.
-PROBABILITIES_APART = ((False, "squared_relu"),)
-
-
 def bind_amounts(
     model: ModelSpec, workload: Workload, precision: str, generation: str = "", kernels: str = ""
 ) -> dict[str, Bound]:
@@ -245,8 +241,7 @@ def _norm_numbers(model: ModelSpec) -> dict[str, float]:
         "value_norm": float(norms is not None and norms.values),
         "router_norm": float(norms is not None and norms.router),
         "layer_scale": float(norms is not None and norms.layer_scale),
-        # Of models without such norms (Gemma 2, from a file alone) what capping takes is not counted.
-        "capped_logits": float(norms is not None and model.logit_cap is not None),
+        "capped_logits": float(model.logit_cap is not None),
         "capped_scores": 0.0,
     }
 
@@ -272,7 +267,7 @@ def _expert_numbers(model: ModelSpec) -> dict[str, float]:
         # Gated quick GELU is clamped, as published (gpt-oss); it and squared ReLU are not fused with the probabilities.
         # Source: Megatron-Core 0.16.1, fused_bias_geglu.py, weighted_bias_quick_geglu_impl; experts.py.
         "fc1_copies": 2.0 if model.gated and model.activation == "quick_gelu" else 1.0,
-        "fc2_copies": 1.0 + ((model.gated, model.activation) in PROBABILITIES_APART),
+        "fc2_copies": 2.0 if not model.gated and model.activation == "squared_relu" else 1.0,
         "expert_bias": float(moe.expert_bias) if moe else 0.0,
         "biased_experts": float(moe is not None and model.linear_bias),
         # Megatron-Core asks for it (a warning) from 32 experts on.
