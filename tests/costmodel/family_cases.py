@@ -151,3 +151,17 @@ def walk(term: TermValue) -> Iterable[TermValue]:
     yield term
     for part in term.parts:
         yield from walk(part)
+
+
+# A small dense model, as a file has it.
+SMALL = {
+    "name": "small",
+    "num_layers": 8,
+    "hidden": 2048,
+    "ffn_hidden": 8192,
+    "num_heads": 16,
+    "num_kv_heads": 4,
+    "head_dim": 128,
+    "vocab": 32000,
+    "source": "a test",
+}

@@ -6,7 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from family_cases import B200, FEW, H100, unjudged
+from family_cases import B200, FEW, H100, SMALL, unjudged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,17 +20,7 @@ from costmodel.plan import Plan
 from costmodel.symbols import BY_NAME
 from costmodel.workload import Workload
 
-SIZES = {
-    "name": "windows",
-    "num_layers": 8,
-    "hidden": 2048,
-    "ffn_hidden": 8192,
-    "num_heads": 16,
-    "num_kv_heads": 4,
-    "head_dim": 128,
-    "vocab": 32000,
-    "source": "a test",
-}
+SIZES = SMALL | {"name": "windows"}
 WINDOW = {"window": 512, "full_attention_interval": 4}
 LOAD, ALONE = Workload(8192, 64), Plan()
 PLAIN = from_mapping(SIZES | {"sliding_window": WINDOW})

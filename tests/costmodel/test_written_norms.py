@@ -6,7 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from family_cases import H100, unjudged
+from family_cases import H100, SMALL, unjudged
 
 from costmodel.layer import block_work
 from costmodel.model_file import from_mapping
@@ -33,18 +33,7 @@ from costmodel.workload import Workload
 DENSE, SPARSE = load_model("gemma4-31b"), load_model("gemma4-26b-a4b")
 TOKENS = 4096
 LOAD, ALONE = Workload(TOKENS, 64), Plan(dp=64)
-SIZES = {
-    "name": "norms",
-    "num_layers": 8,
-    "hidden": 2048,
-    "ffn_hidden": 8192,
-    "num_heads": 16,
-    "num_kv_heads": 4,
-    "head_dim": 128,
-    "vocab": 32000,
-    "qk_norm": True,
-    "source": "a test",
-}
+SIZES = SMALL | {"name": "norms", "qk_norm": True}
 
 
 def inputs(model, plan=ALONE, load=LOAD) -> tuple[SimpleNamespace, frozenset[str]]:
