@@ -32,10 +32,11 @@ from costmodel.work import activations, attention, experts, messages, mixers, re
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, linear_flops_forward
 from costmodel.work.mla import core_width
+from costmodel.work.router import number_bytes
 from costmodel.workload import Workload
 
 # Inputs of the step time that no amount of a dry run depends on.
-UNUSED = ("expert_kernels", "loop_launch", "router_wide", "results_wide", *stack.INPUTS)
+UNUSED = ("expert_kernels", "loop_launch", *stack.INPUTS)
 # What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
 ONCE = ("output", "dispatcher")
 
@@ -126,6 +127,9 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
         quantised=False,
         fuses_activation=activation_has_kernel(model),
     )
+    found["router_wide"] = found[
+        "results_wide"
+    ]  # as the model states it, where a step time takes the usual job's
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
     unused = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1}
     return SimpleNamespace(**unused | numbers), family_features(model, even, columns)
@@ -257,9 +261,8 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
     if name == "mamba":
         found += messages.mixer_exchange(x, work, int(placed.again))
     if name == "experts":
-        wide = model.moe is not None and model.moe.router_dtype == "fp32"
         repeated = 1 if placed.again else x.recompute_moe
-        found += messages.expert_parallel(x, repeated, 4 if wide else int(x.activation_bytes))
+        found += messages.expert_parallel(x, repeated, int(number_bytes(x)))
     return found
 
 

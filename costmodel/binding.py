@@ -162,7 +162,7 @@ def _dense_numbers(model: ModelSpec) -> dict[str, float]:
         "V": model.vocab_padded or model.vocab,
         "V_multiple": 1 if model.vocab_padded else (model.vocab_divisible_by or 128),
         "positions": model.learned_positions,
-        "rotary": float(model.learned_positions == 0),
+        "rotary": model.rotary_share,
         "tied": float(model.tied_embeddings),
         "norm_vectors": 1 if model.norm == "RMSNorm" else 2,
         "biases": float(model.linear_bias),
@@ -185,9 +185,7 @@ def _attention_numbers(model: ModelSpec) -> dict[str, float]:
     _mcore_supports_head_wise_attn_gate: no Megatron-Core to 0.19.2 does."""
     mla, own = model.mla, model.window_heads
     window = model.sliding_window
-    chunk_share = 0.0
-    if model.attention_chunk:
-        chunk_share = 1.0 - 1.0 / model.nope_layer_interval if model.nope_layer_interval else 1.0
+    chunk_share = model.rotary_share if model.attention_chunk else 0.0
     csa = model.compressed_attention
     indexer = model.indexer
     return {

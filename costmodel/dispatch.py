@@ -15,6 +15,7 @@ from costmodel.timing.network import all_gather_time, all_to_all_time, dispatch_
 from costmodel.work import communication, experts
 from costmodel.work.elementwise import residual_tokens
 from costmodel.work.messages import COUNT_BYTES
+from costmodel.work.router import number_bytes
 
 
 def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
@@ -75,11 +76,6 @@ def casts_of_results(x: SimpleNamespace, elements: Amount, ranks: Amount) -> Amo
 def result_bytes(x: SimpleNamespace) -> Amount:
     """Bytes of an element of results that are reduced: the probabilities' format, where a router states it. [byte]"""
     return x.activation_bytes + x.results_wide * (4 - x.activation_bytes)
-
-
-def number_bytes(x: SimpleNamespace) -> Amount:
-    """Bytes of one probability: FP32 where the router works in it. [byte]"""
-    return x.activation_bytes + x.router_wide * (4 - x.activation_bytes)
 
 
 def dispatched_numbers(x: SimpleNamespace, inside: Amount, etp_inside: Amount) -> Amount:

@@ -224,6 +224,23 @@ class ModelSpec(Checked):
         return next((text for text, has in found.items() if has), "")
 
     @property
+    def position_embedding(self) -> str:
+        """learned_absolute, rope, or none: attention of hybrids with Mamba needs no positions.
+
+        Source: Megatron-Bridge 0.6.2, nemotron_h_bridge.py; Megatron-Core 0.16.1, mamba_model.py (its default).
+        """
+        if self.learned_positions:
+            return "learned_absolute"
+        return "none" if self.mamba is not None else "rope"
+
+    @property
+    def rotary_share(self) -> float:
+        """Share of the attention layers with rotary embedding. [1]"""
+        if self.position_embedding != "rope":
+            return 0.0
+        return 1.0 - 1.0 / self.nope_layer_interval if self.nope_layer_interval else 1.0
+
+    @property
     def residual_streams(self) -> int:
         """Residual streams that hyper-connections mix; 1 without them. [1]"""
         return self.compressed_attention.residual_streams if self.compressed_attention else 1

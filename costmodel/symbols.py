@@ -101,7 +101,7 @@ INPUTS: tuple[Input, ...] = tuple(
         V | 1 | vocabulary
         V_multiple | 1 | the vocabulary is padded to a multiple of this times tp
         positions | 1 | learned positions (0 with rotary embedding)
-        rotary | 1 | 1 with rotary embedding
+        rotary | 1 | share of attention layers with rotary embedding
         tied | 1 | 1 when input and output embedding share weights
         norm_vectors | 1 | vectors of one norm: 1 RMSNorm, 2 LayerNorm
         biases | 1 | 1 when linear layers have biases

@@ -140,7 +140,7 @@ def traced_model(model: ModelSpec) -> ModelSpec:
         model = replace(model, mtp_layers=0, mtp_pattern="")
     if heads_apart(model):
         model = replace(model, mtp_pattern="")
-    return replace(model, attention_chunk=0, nope_layer_interval=0) if model.attention_chunk else model
+    return replace(model, attention_chunk=0)
 
 
 def traced_plan(plan: Plan, model: ModelSpec) -> Plan:

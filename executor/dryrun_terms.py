@@ -14,7 +14,7 @@ from costmodel.rank_amounts import Message, RankAmounts
 
 DIFFERENCES = Path(__file__).with_name("dryrun_differences.toml")
 # Activations are counted by formulas that leave out masks, statistics and indices of a few bytes a token.
-SAVED_TOLERANCE = 0.02
+SAVED_TOLERANCE = 0.01
 EQUAL, WITHIN, DOCUMENTED, DIFFERS = "equal", "within", "documented", "differs"
 PASSES = ("forward", "backward")
 # torch's names of collectives of lists: our word, and whether the size is that of one rank's part.

@@ -39,7 +39,7 @@ def model_arguments(model: ModelSpec, tp: int, seq_len: int) -> dict[str, Any]:
         "vocab_size": model.padded_vocab(tp),
         "max_sequence_length": max(seq_len, model.learned_positions),
         "share_embeddings_and_output_weights": model.tied_embeddings,
-        "position_embedding_type": position_embedding(model),
+        "position_embedding_type": model.position_embedding,
     }
     if model.mamba is not None:
         arguments["hybrid_override_pattern"] = model.layer_pattern
@@ -48,7 +48,7 @@ def model_arguments(model: ModelSpec, tp: int, seq_len: int) -> dict[str, Any]:
 
 def rotary_fields(model: ModelSpec) -> dict[str, Any]:
     """What the model says of its rotary positions: of the configuration with latent attention, else arguments."""
-    if position_embedding(model) != "rope":
+    if model.position_embedding != "rope":
         return {}
     base = {} if model.rotary_base is None else {"rotary_base": model.rotary_base}
     share = {} if model.rotary_percent == 1 else {"rotary_percent": model.rotary_percent}
@@ -84,7 +84,7 @@ def yarn_arguments(model: ModelSpec) -> dict[str, Any]:
     Megatron-Bridge from 0.4 on do.
     """
     found = model.rotary_scaling
-    if found is None or found.kind != "yarn" or model.mla is not None or position_embedding(model) != "rope":
+    if found is None or found.kind != "yarn" or model.mla is not None or model.position_embedding != "rope":
         return {}
     return {
         "position_embedding_type": "yarn",
@@ -96,13 +96,6 @@ def yarn_arguments(model: ModelSpec) -> dict[str, Any]:
         "yarn_mscale_all_dim": found.mscale_all_dim,
         "yarn_correction_range_round_to_int": found.round_to_int is not False,
     }
-
-
-def position_embedding(model: ModelSpec) -> str:
-    """learned_absolute, rope, or none: attention of hybrids needs no positions."""
-    if model.learned_positions:
-        return "learned_absolute"
-    return "none" if model.mamba is not None else "rope"
 
 
 def model_fields(model: ModelSpec) -> dict[str, Any]:

@@ -302,14 +302,17 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
     shared = heads_are_shared(x)
     copied, new = exchanged(x), maximum(x.rotary, x.cp_a2a)  # new: queries that are no view of the QKV output
     scaled = (1 - copied) * x.values_scaled  # values that are none
-    whole = 1 - (copied + scaled) * new * (1 - x.qk_norms)
-    # Views of what was gathered keep all of it alive.
-    kept_whole = (1 - shared) * (queries + keys + values) + shared * columns
-    everything = whole * kept_whole + copied * (new * queries + keys + values) + scaled * values
-    everything += (1 - copied) * x.rotary * (queries + keys) + heads * x.gate_width
-    # Norms of heads keep queries, which layouts of several groups copy, and a statistic a head.
+    # Layouts of several groups copy gates and queries, others have views. Norms of heads keep the copied queries and a
+    # statistic a head; the core keeps them where nothing rotates them.
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
-    everything += x.qk_norms * (grouped * queries + 2 * (heads + kv))
+    gate_view = minimum(1, x.gate_width) * (1 - grouped)
+    whole = maximum(1 - (copied + scaled) * new * (1 - x.qk_norms), gate_view)
+    # Views of what was gathered keep all of it alive.
+    kept_whole = (1 - shared) * qkv + shared * columns
+    everything = whole * kept_whole + copied * (new * queries + keys + values) + scaled * values
+    everything += (1 - copied) * x.rotary * (queries + keys) + grouped * heads * x.gate_width
+    plain = (1 - copied) * (1 - x.rotary) * (1 - x.qk_norms)
+    everything += x.qk_norms * 2 * (heads + kv) + (x.qk_norms + plain) * grouped * queries
     kept = (1 - x.recompute_ops) * everything + kept_products(x) * (queries + values)
     split = [sum(kernels) for kernels in zip(split_kernels(x), rotary_kernels(x), strict=True)]
     return BlockWork(

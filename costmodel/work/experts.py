@@ -20,18 +20,14 @@ from costmodel.work.router import (
     apart_kernels,
     choice,
     fuses_permutation,
+    held_bytes,
     maps,
+    router_bytes,
     router_stream,
 )
 
 # Kernels of router, permutation and dispatch backward over those forward: assumed, as of an attention block or an MLP.
 BACKWARD_KERNELS = 1.3
-
-# Bytes kept for each token and expert: scores, probabilities, map of the chosen, the same for the auxiliary loss, and
-# two rows of the permutation's map. Source: Transformer Engine 2.8, router.py and permutation.py; dry run.
-ROUTER_BYTES = 21
-# Of them, those that the dispatcher's module holds too.
-HELD_BYTES = 13
 
 # Bytes of an element of FC2's output that its bias moves, forward and backward, and kernels of each local expert: the
 # bias times the rows' probabilities, added to them, rows joined; sums over rows and columns backward, half of it for
@@ -147,7 +143,7 @@ def held_maps(x: SimpleNamespace) -> Amount:
 
     One set a layer, whatever is in flight. Source: Megatron-Core 0.16.1, token_dispatcher.py; dry run.
     """
-    return HELD_BYTES * residual_tokens(x) * x.E
+    return held_bytes(x) * residual_tokens(x) * x.E
 
 
 def shared_gate_flops_forward(x: SimpleNamespace) -> Amount:
@@ -345,7 +341,7 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     ]
     normed = kept_norm_output(x, shared="shared" in features)
     saved = saved_norm(x, x.offload_mlp_norm, 0, normed * own * x.h, apart=1) | {
-        "router scores": kept * ROUTER_BYTES * own * x.E,
+        "router scores": kept * router_bytes(x) * own * x.E,
         "dispatched rows": saved_expert_input(x),
         "expert fc1 output": kept_by_experts(x)
         * (1 + is_clamped(x) * (1 - x.recompute_moe_act))
@@ -379,7 +375,8 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         # The norm's output is this rank's tokens: an adapter keeps what it gathers beside it.
         joined = x.sp * is_more_than_one(x.tp) * adapted(x, "mlp") * x.activation_bytes * x.h
         inside = shared * ((1 + x.gates) * x.activation_bytes + kept_input(x, "mlp"))
-        saved["shared experts"] = kept_shared * (inside + joined)
+        gated = x.shared_gate * x.activation_bytes * own / rows * x.h  # the output that its gate multiplies
+        saved["shared experts"] = kept_shared * (inside + joined + gated)
         kernels += 4
         messages = rows * x.h
     return BlockWork(

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, maximum
+from costmodel.amount import Amount
 from costmodel.rank_amounts import Message
 from costmodel.symbols import of_block
 from costmodel.work import communication, experts
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import residual_tokens
 from costmodel.work.linear import kv_heads_per_rank, tokens
+from costmodel.work.mixers import repeated_columns
 
 # Bytes of one number of the loss that vocabulary-parallel ranks reduce: FP32.
 LOSS_BYTES = 4
@@ -149,8 +150,7 @@ def mixer_exchange_bytes(x: SimpleNamespace, work: BlockWork) -> tuple[Amount, A
     output. Source: Megatron-Core 0.16.1, mamba_context_parallel.py; 0.19, gated_delta_net.py.
     """
     layers = {layer.name: layer for layer in work.linears}
-    groups = maximum(x.mamba_groups / x.tp, 1)
-    repeated = 2 * x.mamba_state * (maximum(groups, x.cp) - groups) if work.name == "mamba" else 0
+    repeated = repeated_columns(x) if work.name == "mamba" else 0
     each = x.activation_bytes * tokens(x)
     return each * (layers["in_proj"].columns + repeated), each * layers["out_proj"].inner
 

@@ -14,11 +14,27 @@ from costmodel.work.linear import Linear, tokens
 # Tokens of one chunk of the scan. Sources: Megatron-Core 0.16.1, mamba_mixer.py (128); flash-linear-attention, gated
 # delta rule (64).
 MAMBA_CHUNK, DELTA_CHUNK = 128, 64
+# Bytes of FP32 kept for each token and value head of a gated delta net: the decay, its softplus and what that was of,
+# and a statistic of the norm. Source: Megatron-Core 0.16.1, gated_delta_net.py, forward; dry run.
+DECAY_BYTES = 4 * 4
 # State that the scan's kernels take in one product, and what a wider one costs more; see `wide_state`.
 WIDEST_STATE, WIDE_STATE_COST = 128, 0.5
 # Kernels of the convolution, scan and gated norm, forward and backward. Sources: mamba_ssm, ssd_combined.py;
 # Megatron-Core 0.16.1, gated_delta_net.py, counted by hand.
 SCAN_KERNELS = {"mamba": (16.0, 26.0), "delta": (28.0, 40.0)}
+
+
+def scanned_groups(x: SimpleNamespace) -> Amount:
+    """Groups of Mamba's B and C that a scan reads for each of a rank's tokens: context ranks share one by repeats. [1]
+
+    Source: Megatron-Core 0.16.1, mamba_context_parallel.py, pre_conv_ssm.
+    """
+    return maximum(x.mamba_groups / x.tp, x.cp)
+
+
+def repeated_columns(x: SimpleNamespace) -> Amount:
+    """Columns of B and C that a Mamba mixer's convolution and scan read beside those that it projects. [1]"""
+    return 2 * x.mamba_state * (scanned_groups(x) - maximum(x.mamba_groups / x.tp, 1))
 
 
 def mamba_scan_flops_forward(x: SimpleNamespace) -> Amount:
@@ -28,8 +44,8 @@ def mamba_scan_flops_forward(x: SimpleNamespace) -> Amount:
     state x dim a head twice: 2 T (c/2 groups n + c/2 heads p + 2 heads p n).
     Source: T. Dao, A. Gu, arXiv:2405.21060, sec. 6.
     """
-    heads, groups = x.mamba_heads / x.tp, maximum(x.mamba_groups / x.tp, 1)
-    inside = MAMBA_CHUNK / 2 * (groups * x.mamba_state + heads * x.mamba_dim)
+    heads = x.mamba_heads / x.tp
+    inside = MAMBA_CHUNK / 2 * (scanned_groups(x) * x.mamba_state + heads * x.mamba_dim)
     return 2 * tokens(x) * (inside + 2 * heads * x.mamba_dim * x.mamba_state)
 
 
@@ -62,9 +78,8 @@ def mamba(x: SimpleNamespace) -> BlockWork:
     """
     inner = x.mamba_heads * x.mamba_dim / x.tp
     shared = 2 * maximum(x.mamba_groups / x.tp, 1) * x.mamba_state
-    return _mixer(
-        x, "mamba", 2 * inner + shared + x.mamba_heads / x.tp, inner + shared, inner, 3 * x.mamba_heads
-    )
+    wide = 2 * inner + shared + x.mamba_heads / x.tp
+    return _mixer(x, "mamba", wide, inner + shared, inner, 3 * x.mamba_heads, repeated_columns(x))
 
 
 def delta(x: SimpleNamespace) -> BlockWork:
@@ -79,15 +94,22 @@ def delta(x: SimpleNamespace) -> BlockWork:
 
 
 def _mixer(
-    x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inner: Amount, per_head: Amount
+    x: SimpleNamespace,
+    name: str,
+    wide: Amount,
+    convolved: Amount,
+    inner: Amount,
+    per_head: Amount,
+    repeated: Amount = 0,
 ) -> BlockWork:
-    """A mixer that projects to `wide` columns, convolves some, scans, and projects `inner` columns back.
+    """A mixer that projects to `wide` columns, convolves some and `repeated` ones, scans, and projects `inner` back.
 
     Mamba's fused kernel convolves again in the backward pass. Source: mamba_ssm, ssd_combined.py,
     MambaSplitConv1dScanCombinedFn.
     """
     rows, e = tokens(x), x.activation_bytes
     split = split_kernels(x)
+    met, read = wide + repeated, convolved + repeated
     return BlockWork(
         name=name,
         linears=(
@@ -97,17 +119,15 @@ def _mixer(
         streams=(
             norm(x, joined=joined_norm(x, "mlp")),
             residual(x),
-            _copies(x, name, wide, convolved, inner),
-            Stream("convolution", 2 * e * rows * convolved, 4 * e * rows * convolved),
-            Stream(
-                "scan", e * rows * (2 * convolved + 4 * inner), 2 * e * rows * (2 * convolved + 4 * inner)
-            ),
+            _copies(x, name, met, read, inner),
+            Stream("convolution", 2 * e * rows * read, 4 * e * rows * read),
+            Stream("scan", e * rows * (2 * read + 4 * inner), 2 * e * rows * (2 * read + 4 * inner)),
             Stream("gated_norm", 3 * e * rows * inner, 5 * e * rows * inner, "norm"),
         ),
         gathered=x.operand_bytes * rows * x.h,
         reduced=e * rows * x.h,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, kept_norm(x, "mlp"))
-        | (_saved_delta(x, rows, convolved, inner) if name == "delta" else _saved_mamba(x, rows, wide, inner))
+        | (_saved_delta(x, rows, read, inner) if name == "delta" else _saved_mamba(x, rows, met, inner))
         | {"out_proj input": kept_input(x, "mlp") * rows * inner},
         vectors=x.norm_vectors * x.h
         + x.conv * convolved
@@ -148,8 +168,9 @@ def _saved_mamba(x: SimpleNamespace, rows: Amount, wide: Amount, inner: Amount) 
 
 
 def _saved_delta(x: SimpleNamespace, rows: Amount, convolved: Amount, inner: Amount) -> dict[str, Amount]:
-    """Input of the convolution; normalised keys and queries, both repeated for each value head; values; a matrix of a
-    chunk's width a head; output, its norm and the gate, whose product is one compiled kernel. [byte]
+    """Input of the convolution; normalised keys and queries, both repeated for each value head, and a statistic of
+    each before; values; a matrix of a chunk's width a head; output, its norm and the gate, whose product is one
+    compiled kernel; decay and beta. [byte]
 
     The projection itself is split into copies. Source: Megatron-Core 0.16.1, gated_delta_net.py;
     flash-linear-attention, gated_delta_rule/chunk.py; dry run.
@@ -162,6 +183,7 @@ def _saved_delta(x: SimpleNamespace, rows: Amount, convolved: Amount, inner: Amo
         "queries, keys, values": e * rows * (both + inner),
         "scan": e * rows * (DELTA_CHUNK * heads + inner),
         "norm and gate": 2 * e * rows * inner,
+        "decay": rows * ((DECAY_BYTES + e) * heads + 4 * 2 * x.delta_key_heads / x.tp),
     }
 
 

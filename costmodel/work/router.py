@@ -18,6 +18,10 @@ ROUTER_SPLIT_KERNELS, PERMUTE_SPLIT_KERNELS = 12.0, 10.0
 # Source: Megatron-Core 0.16.1, moe_utils.py, RouterGatingLinearFunction.
 ROUTER_CAST_BYTES = 16
 
+# Bytes kept for each token and expert beside scores: the map of the chosen and two rows of the permutation's map.
+# Source: Transformer Engine 2.8, permutation.py; dry run.
+MAP_BYTES = 9
+
 # Symbol of the GPUs where such kernels were timed.
 TIMED = "timed_cycles"
 
@@ -33,6 +37,24 @@ PLAIN_CYCLES = 19.0
 # of those by which chunks are sorted. Source: the same H100, Transformer Engine 2.12, permutation.py: 43 to 172 us for
 # 0.5 to 2.1 million pairs of token and expert; 0.6 ns a row of 16 chunks, 1.2 to 1.7 ns of 128 and 256.
 MAP_CYCLES, SORT_ROW_CYCLES, SORT_CHUNK_CYCLES = 20.0, 120.0, 1.1
+
+
+def number_bytes(x: SimpleNamespace) -> Amount:
+    """Bytes of one probability: FP32 where the router works in it. [byte]"""
+    return x.activation_bytes + x.router_wide * (4 - x.activation_bytes)
+
+
+def router_bytes(x: SimpleNamespace) -> Amount:
+    """Bytes kept for each token and expert: scores, probabilities, the auxiliary loss's scores, maps. [byte]
+
+    Source: Transformer Engine 2.8, router.py; dry run.
+    """
+    return 3 * number_bytes(x) + MAP_BYTES
+
+
+def held_bytes(x: SimpleNamespace) -> Amount:
+    """Of them, those that the dispatcher's module holds too: probabilities and maps. [byte]"""
+    return number_bytes(x) + MAP_BYTES
 
 
 def fuses_router(x: SimpleNamespace) -> Amount:

@@ -8,7 +8,7 @@ from typing import Any
 
 from costmodel.model_registry import list_models, load_model
 from costmodel.model_spec import DEFAULT_VOCAB_DIVISIBLE_BY, ModelSpec
-from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields, position_embedding
+from executor.megatron_model import LLAMA3_FREQUENCIES, model_fields
 
 # Fields that are a number of layers, or a list with a place for each.
 FREQUENCIES = ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq")
@@ -77,7 +77,7 @@ def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
     differing += sum((fields.get(field) or None) != (ours.get(field) or None) for field in soft)
     tied = fields.get("share_embeddings_and_output_weights")
     differing += tied is not None and tied != model.tied_embeddings
-    differing += position_kind(fields) not in ("", position_embedding(model))
+    differing += position_kind(fields) not in ("", model.position_embedding)
     differing += other_base(fields, model)
     return 4 * (other_tokens(fields, model) > 0) + differing
 

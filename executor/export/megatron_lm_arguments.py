@@ -16,7 +16,7 @@ from executor.export.exported import Job
 from executor.export.megatron_lm_names import Version, flag_of, names
 from executor.export.unsaid import BENCHMARK_ONLY, refuse_hybrid_stages, setting_notes, setting_value
 from executor.megatron_args import core_fields
-from executor.megatron_model import mtp_segments, not_expressed, position_embedding, rotary_fields
+from executor.megatron_model import mtp_segments, not_expressed, rotary_fields
 from executor.megatron_training import ddp_fields, optimizer_fields
 
 Arguments = dict[str, Any]
@@ -116,7 +116,7 @@ def _model(writer: Writer, fields: Arguments) -> None:
             fields[name] = frequency(fields[name])
     if "window_size" in fields:
         fields["window_size"] = ",".join(str(size) for size in fields["window_size"])
-    writer.put("--position-embedding-type", position_embedding(model))
+    writer.put("--position-embedding-type", model.position_embedding)
     writer.put("--max-position-embeddings", max(writer.job.workload.seq_len, model.learned_positions))
     if model.mla is None:
         for name, value in rotary_fields(model).items():

@@ -30,7 +30,6 @@ from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
 from executor.export.model_read import of_model
 from executor.export.shell_words import left_open, read_flags
-from executor.megatron_model import position_embedding
 
 # Of Megatron-LM's arguments (core 0.16.1 to 0.19.2, arguments.py).
 DEFAULT_ROTARY_BASE = 10000
@@ -293,7 +292,7 @@ def _other_positions(
     kind, flag = position_kind(fields), "--position-embedding-type"
     said = f"{flag} {kind}" if flag in given else f"{flag} left out, which is {kind} there"
     if models:
-        ours = position_embedding(load_model(models[0]))
+        ours = load_model(models[0]).position_embedding
         if kind != ours:
             yield f"{said}: {models[0]} has {ours}, which is counted"
     elif kind == "none" and "M" not in str(fields.get("hybrid_layer_pattern") or ""):

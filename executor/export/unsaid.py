@@ -14,7 +14,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.export.target_names import recipe_names
 from executor.megatron_args import foreign_modules
-from executor.megatron_model import LLAMA3_FREQUENCIES, heads_apart, model_fields, position_embedding
+from executor.megatron_model import LLAMA3_FREQUENCIES, heads_apart, model_fields
 
 # Knobs of each overlapped tensor-parallel GEMM, which targets take in a file or table of their own.
 OVERLAP_KNOBS = ("tp_overlap_splits", "tp_overlap_sms", "tp_overlap_cga")
@@ -107,7 +107,7 @@ def facts_not_on_file(
     name: the target's, of a field. latent_scaling: YaRN's factor that latent attention has by default [1]; 40 is that
     of MLATransformerConfig, Megatron-Core 0.17 to 0.19.
     """
-    moe, rotary = model.moe, position_embedding(model) == "rope"
+    moe, rotary = model.moe, model.position_embedding == "rope"
     scaled = moe is not None and moe.topk > 1 and (moe.router_score == "sigmoid" or model.mla is not None)
     unknown = {
         "rotary_base": rotary and model.rotary_base is None,

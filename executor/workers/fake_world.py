@@ -86,6 +86,8 @@ def patch() -> None:
     import megatron.core.tensor_parallel.random as random_states
     import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.multi_latent_attention as latent
+    from megatron.core.ssm.gated_delta_net import GatedDeltaNet
+    from megatron.core.transformer.attention import Attention
 
     from executor.workers.te_like import attention, mixers
 
@@ -101,6 +103,9 @@ def patch() -> None:
     parallel_state.einops, parallel_state.HAVE_EINOPS = mixers, True
     mamba_mixer.rearrange, mamba_mixer.HAVE_EINOPS = mixers.rearrange, True
     mamba_ranks.repeat, mamba_ranks.HAVE_EINOPS = mixers.repeat, True
+    # Gates are compiled functions, which keep their inputs alone; run operator by operator they keep FP32 copies.
+    Attention._apply_output_gate = mixers.apply_output_gate
+    GatedDeltaNet._apply_gated_norm = mixers.apply_gated_norm
     for function, product in (
         (moe_utils.RouterGatingLinearFunction, "router"),
         (layers.LinearWithGradAccumulationAndAsyncCommunication, "output"),

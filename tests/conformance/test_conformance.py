@@ -40,7 +40,11 @@ CHOSEN = [
     ("gpt-oss-20b", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("nemotronh-8b", {**SPLIT, "dp": 2}, 0),
     ("nemotronh-8b", {**SPLIT, "dp": 2, "recompute": "full"}, 0),
+    ("nemotron-nano-9b-v2", {"tp": 8, "cp": 2}, 0),
+    ("nemotron3-nano-30b-a3b", {**SPLIT, "tp": 4, "dp": 8, "ep": 8, "precision": "fp32"}, 0),
+    ("llama4-scout", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("qwen3-next-80b-a3b", {**SPLIT, "dp": 4, "ep": 4}, 0),
+    ("qwen3.5-27b", {**SPLIT, "dp": 2}, 0),
 ]
 DRAWN = ("llama3-8b", "qwen3-30b-a3b", "moonlight-16b-a3b")
 

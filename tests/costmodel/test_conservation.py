@@ -26,7 +26,7 @@ from costmodel.model_work import core_flops_of_block, weights_of_block
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan
 from costmodel.prediction import Prediction
-from costmodel.work import experts
+from costmodel.work import experts, mixers
 from costmodel.work.linear import linear_flops_forward
 from costmodel.work.parameters import embedding_parameters, mtp_parameters, output_parameters
 from costmodel.workload import Workload
@@ -77,7 +77,7 @@ def test_linear_flops_summed_over_ranks_are_those_of_the_model(name, data):
 @FEW
 @given(data=st.data())
 def test_core_flops_summed_over_ranks_are_those_of_the_model(name, data):
-    """Attention cores and recurrent scans."""
+    """Attention cores and recurrent scans; of Mamba's, ranks that share a group of B and C each work off all of it."""
     model = load_model(name)
     plan = Plan(**data.draw(sizes(model)))
     prediction = unjudged(model, Workload(4096, plan.dp), B200, plan)
@@ -85,6 +85,9 @@ def test_core_flops_summed_over_ranks_are_those_of_the_model(name, data):
     for block in set(blocks_on_rank(prediction)) - {"mlp", "experts"}:
         a_rank = prediction.values[f"{block}_flops"]
         needed = core_flops_of_block(x, block) * 4096
+        if block == "mamba":
+            again = mixers.scanned_groups(x) * plan.tp - x.mamba_groups
+            needed += 4096 * mixers.MAMBA_CHUNK * x.mamba_state * again
         assert a_rank * plan.tp * plan.cp == pytest.approx(needed, rel=1e-12), block
 
 

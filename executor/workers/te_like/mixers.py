@@ -155,6 +155,32 @@ def delta_rule(q: Any, k: Any, v: Any, g: Any = None, beta: Any = None, **_: Any
     return DeltaRule.apply(q, k, v, g, beta), None
 
 
+class Gate(torch.autograd.Function):
+    """A tensor times a function of its gate, compiled into one kernel: keeps both as they came."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        LEDGER.kernel()
+        ctx.save_for_backward(x, gate)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        LEDGER.kernel()
+        x, gate = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(gate)
+
+
+def apply_output_gate(_: Any, x: torch.Tensor, gate: torch.Tensor) -> Any:
+    """Attention._apply_output_gate of Megatron-Core, which it compiles (jit_fuser)."""
+    return Gate.apply(x, gate)
+
+
+def apply_gated_norm(layer: Any, x: torch.Tensor, gate: torch.Tensor) -> Any:
+    """GatedDeltaNet._apply_gated_norm of Megatron-Core: Transformer Engine's norm runs outside what is compiled."""
+    return Gate.apply(layer.out_norm(x.reshape(-1, x.shape[-1])), gate.reshape(-1, gate.shape[-1]))
+
+
 def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
     """The patterns of einops that Megatron-Core's Mamba mixer and its groups of groups use."""
     if pattern == "(l s u) -> (l u) s":

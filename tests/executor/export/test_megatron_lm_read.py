@@ -19,7 +19,6 @@ from executor.export.exported import Job
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, NO_MASK
 from executor.export.megatron_lm_names import flag_of
 from executor.export.megatron_lm_read import _unread
-from executor.megatron_model import position_embedding
 
 FOLDER = Path(megatron_lm.__file__).parent
 LLAMA = (
@@ -140,7 +139,7 @@ def test_positions_are_learned_unless_a_text_says_otherwise(said, table, kind):
     found = megatron_lm.read(SHAPE + said)
     model = from_mapping({"name": "read", **found.architecture})
     assert model.learned_positions == table
-    assert position_embedding(model) == kind
+    assert model.position_embedding == kind
     assert not found.otherwise
     job = Job(Plan(), Workload(4096, 64), model, hardware_db.load_cluster("dgx-h100"))
     assert megatron_lm.export(job).settings["--position-embedding-type"] == kind
