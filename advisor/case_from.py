@@ -196,8 +196,9 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
         notes.append(f"{found.model}: the model of our catalogue that has these sizes.")
         if found.alike:
             notes.append(
-                f"The vocabulary is not said: {' or '.join(found.alike)}, and {found.model} is taken; "
-                "--model names another."
+                f"The vocabulary is not said: {' or '.join(found.alike)} may be meant, and the "
+                f"{load_model(found.model).vocab:,} tokens of {found.model} are counted; --vocab-size in the "
+                "configuration, or --model, says another."
             )
         model = load_model(found.model)
         if found.vocab:
