@@ -145,7 +145,11 @@ def _example(target: str) -> str:
 
 
 def _said(text: str, where: str, target: str) -> str:
-    """The text; ValueError in one line where it says nothing."""
+    """The text; ValueError in one line where it says nothing or is none."""
+    if "\0" in text:
+        raise ValueError(
+            f"{where} is binary, no text of a configuration of {target}. Name the file that says it."
+        )
     if not text.strip():
         raise ValueError(f"{where} is empty: it says no configuration of {target}. Check what wrote it.")
     return text

@@ -42,9 +42,9 @@ class Workload:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 option = "--" + name.replace("_", "-")
-                way = largest if nearest(value, 1, largest) == largest else example
+                instead = largest if nearest(value, 1, largest) == largest else example
                 raise ValueError(
-                    f"{option} {value!r} is not a whole number from 1 to {largest}. Try {option} {way}."
+                    f"{option} {value!r} is not a whole number from 1 to {largest}. Try {option} {instead}."
                 )
         for name, least, most in (("mean_length", 0, self.seq_len), ("lora_rank", 1, 4096)):
             value = getattr(self, name)

@@ -83,6 +83,11 @@ def find(name: str) -> list[Knob]:
         found = last.get(end) or ([end] if end in CATALOGUE else [])
         if found:
             return [CATALOGUE[each] for each in found]
+    if wanted in BESIDE:
+        raise ValueError(
+            f"{name!r} is no knob but an option of its own: --{wanted.replace('_', '-')}, which `advisor predict --help` "
+            "tells."
+        )
     raise ValueError(f"{name!r} is not a knob of ours or of a framework. {_nearest(parts[-1], last)}")
 
 

@@ -215,3 +215,11 @@ def test_words_for_what_a_knob_is_called_suggest_it_first(name, first):
     """They were taken for spellings: encoder_tp stood first, and tp nowhere."""
     with pytest.raises(ValueError, match=f"Did you mean {first}[,?]"):
         find(name)
+
+
+def test_an_option_of_the_question_is_told_as_one():
+    """moe_imbalance was taken for a slip of moe_dispatcher."""
+    with pytest.raises(
+        ValueError, match="^'--moe-imbalance' is no knob but an option of its own: --moe-imbalance"
+    ):
+        find("--moe-imbalance")
