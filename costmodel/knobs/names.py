@@ -85,8 +85,8 @@ def find(name: str) -> list[Knob]:
             return [CATALOGUE[each] for each in found]
     if wanted in BESIDE:
         raise ValueError(
-            f"{name!r} is no knob but an option of its own: --{wanted.replace('_', '-')}, which `advisor predict --help` "
-            "tells."
+            f"{name!r} is no knob but an option of its own: --{wanted.replace('_', '-')}. "
+            "`advisor predict --help` tells of it."
         )
     raise ValueError(f"{name!r} is not a knob of ours or of a framework. {_nearest(parts[-1], last)}")
 

@@ -220,6 +220,6 @@ def test_words_for_what_a_knob_is_called_suggest_it_first(name, first):
 def test_an_option_of_the_question_is_told_as_one():
     """moe_imbalance was taken for a slip of moe_dispatcher."""
     with pytest.raises(
-        ValueError, match="^'--moe-imbalance' is no knob but an option of its own: --moe-imbalance"
+        ValueError, match=r"^'--moe-imbalance' is no knob but an option of its own: --moe-imbalance"
     ):
         find("--moe-imbalance")
