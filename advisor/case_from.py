@@ -145,7 +145,11 @@ def _example(target: str) -> str:
 
 
 def _said(text: str, where: str, target: str) -> str:
-    """The text; ValueError in one line where it says nothing."""
+    """The text; ValueError in one line where it says nothing or is none."""
+    if "\0" in text:
+        raise ValueError(
+            f"{where} is binary, no text of a configuration of {target}. Name the file that says it."
+        )
     if not text.strip():
         raise ValueError(f"{where} is empty: it says no configuration of {target}. Check what wrote it.")
     return text
@@ -196,8 +200,9 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
         notes.append(f"{found.model}: the model of our catalogue that has these sizes.")
         if found.alike:
             notes.append(
-                f"The vocabulary is not said: {' or '.join(found.alike)}, and {found.model} is taken; "
-                "--model names another."
+                f"The vocabulary is not said: {' or '.join(found.alike)} may be meant, and the "
+                f"{load_model(found.model).vocab:,} tokens of {found.model} are counted; --vocab-size in the "
+                "configuration, or --model, says another."
             )
         model = load_model(found.model)
         if found.vocab:

@@ -22,7 +22,7 @@ def gap_lines(found: Gap) -> list[str]:
     if findings:
         lines.append(heading("Symptoms (`advisor diagnose` tells more)"))
         for each in findings[:6]:
-            ceiling = f", at most {percent(each.ceiling)}" if each.ceiling else ""
+            ceiling = f", a cure wins at most {percent(each.ceiling)} of the step" if each.ceiling else ""
             lines.append(wrap(f"{each.rule.title}{ceiling}: {each.evidence}", "  ", "    "))
     lines += [heading("Measured"), *measured_lines(found.measured)]
     lines += [wrap(f"warning: {text}", "  ", "    ") for text in found.measured.warnings]

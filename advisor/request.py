@@ -229,6 +229,7 @@ def make_request(
     notes += unheard(fixed, stack)
     workload = Workload(seq_len, global_batch, task, **(load or {}))
     check_acting(load or {}, workload, spec)
+    check_tokens(tokens, workload)
     return Request(
         model=spec,
         gpus=gpus,
@@ -244,6 +245,16 @@ def make_request(
         notes=(*notes, recipe_note) if recipe_note else tuple(notes),
         usual_batch=usual_batch,
     )
+
+
+def check_tokens(tokens: float | None, workload: Workload) -> None:
+    """ValueError in one line where a training run would be shorter than one of its steps: 15 for 15T."""
+    step = workload.seq_len * workload.global_batch
+    if tokens is not None and 0 < tokens < step:
+        raise ValueError(
+            f"--tokens {tokens:,.0f} is less than one step, of {step:,} tokens. Say 15T for trillions, 15B for "
+            "billions, or give a smaller --global-batch."
+        )
 
 
 def completed(pins: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,9 +56,8 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     A knob that would do nothing (cp_comm_type without cp, ...) keeps one value there, unless it is pinned.
     """
     quantised = precision not in ("bf16", "fp16", "fp32")
-    nvidia = (
-        request.cluster.gpu.vendor != "AMD"
-    )  # whose user buffers and graphs are checked, see rocm_unchecked
+    # Whose user buffers and graphs are checked, see rocm_unchecked; a processor has neither.
+    nvidia = request.cluster.gpu.vendor != "AMD" and request.cluster.gpu.generation != "cpu"
     # Beside adapters the overlap cannot run: see rule ep_overlap_adapters.
     adapters = request.workload.task == "lora"
     overlaps = request.model.moe is not None and not adapters

@@ -12,6 +12,7 @@ from advisor.render import gib, seconds
 from advisor.rules import violations
 from advisor.rules.features import lacked
 from advisor.space import fp32_reduction_ranks, loss_by_tokens, usual_dispatcher
+from costmodel.layout import BALANCED
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
@@ -147,7 +148,10 @@ class Variants:
         return {"cp_comm_type": "all_gather"} if model.sliding_window else {}
 
     def _stages(self, pp: int, dp: int) -> dict[str, Any]:
-        """Layer split of another pipeline size: account for embedding and loss where layers do not divide."""
+        """Layer split of another pipeline size: account for embedding and loss where layers do not divide.
+
+        A layout names the stages of one pipeline size; the balancer's, for any, stays where neither split is even.
+        """
         layers = self.chosen.model.num_layers
         hybrid = bool(self.chosen.model.layer_pattern)  # even stages of one chunk, see the rule hybrid_split
         account = not hybrid and pp > 1 and layers % pp != 0 and (layers + 2) % pp == 0
@@ -157,6 +161,9 @@ class Variants:
         if pp > 1 and number % pp == 0 and not hybrid:
             vpp = max(v for v in range(1, max(self.plan.vpp, _USUAL_VPP) + 1) if each % v == 0)
         changes: dict[str, Any] = {"vpp": vpp, "account_embedding": account, "account_loss": account}
+        if self.plan.pipeline_layout:
+            even = account or hybrid or layers % pp == 0
+            changes["pipeline_layout"] = "" if even else BALANCED
         if pp > 1 and self.plan.fsdp and "distributed_optimizer" not in self.absent:
             changes |= {"fsdp": False, "zero_stage": 1, "fsdp_shard_size": 0}
             changes |= fusion_beside(self.chosen, False)

@@ -38,12 +38,13 @@ class Workload:
     moe_adjacent: bool = False
 
     def __post_init__(self) -> None:
-        for name, largest in (("seq_len", 2**24), ("global_batch", 2**22)):
+        for name, largest, example in (("seq_len", 2**24, 4096), ("global_batch", 2**22, 128)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 option = "--" + name.replace("_", "-")
+                instead = largest if nearest(value, 1, largest) == largest else example
                 raise ValueError(
-                    f"{option} {value!r} is not a whole number from 1 to {largest}. Try {option} 4096."
+                    f"{option} {value!r} is not a whole number from 1 to {largest}. Try {option} {instead}."
                 )
         for name, least, most in (("mean_length", 0, self.seq_len), ("lora_rank", 1, 4096)):
             value = getattr(self, name)

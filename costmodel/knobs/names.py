@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from costmodel.knobs import CATALOGUE
+from costmodel.knobs import CATALOGUE, KNOBS
 from costmodel.knobs.record import Knob
 
 FRAMEWORKS = {
@@ -19,6 +19,9 @@ FRAMEWORKS = {
     "env": "environment",
 }
 
+
+# Letters from which a word may be the first of a knob's meaning.
+SPOKEN = 4
 
 # What a question says beside the knobs: options of the same name, which no pin and no --set takes.
 WORKLOAD = (
@@ -80,13 +83,21 @@ def find(name: str) -> list[Knob]:
         found = last.get(end) or ([end] if end in CATALOGUE else [])
         if found:
             return [CATALOGUE[each] for each in found]
+    if wanted in BESIDE:
+        raise ValueError(
+            f"{name!r} is no knob but an option of its own: --{wanted.replace('_', '-')}. "
+            "`advisor predict --help` tells of it."
+        )
     raise ValueError(f"{name!r} is not a knob of ours or of a framework. {_nearest(parts[-1], last)}")
 
 
 def _nearest(wanted: str, last: dict[str, list[str]]) -> str:
     known = last | {name: [name] for name in CATALOGUE}
+    # A word or two of what a knob is called comes before spellings, to which an abbreviation is never near.
+    spoken = re.sub(r"[_-]", " ", wanted) if len(wanted) >= SPOKEN else "\0"
+    said = [knob.name for knob in KNOBS.values() if knob.meaning.lower().startswith(spoken)]
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    suggestions = list(dict.fromkeys(known[word][0] for word in near))
+    suggestions = list(dict.fromkeys([*said, *(known[word][0] for word in near)]))[:3]
     return f"Did you mean {', '.join(suggestions)}?" if suggestions else "`advisor knobs` lists them all."
 
 

@@ -74,6 +74,27 @@ OF_EXPERTS = (
     "overlap_moe_expert_parallel_comm",
     "delay_wgrad_compute",
 )
+# Flags that the parser takes no line without a value of, beside those of knobs. Source: arguments.py of 0.19.2.
+VALUED = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "num_moe_experts",
+    "moe_ffn_hidden_size",
+    "moe_router_topk",
+    "seq_length",
+    "micro_batch_size",
+    "global_batch_size",
+    "vocab_size",
+    "expert_tensor_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+)
 TEXTS = ("pipeline_model_parallel_layout", "hybrid_layer_pattern", "high_priority_stream_groups")
 LISTS = (
     "recompute_modules",
@@ -96,16 +117,26 @@ def fields_of(given: Mapping[str, list[str]]) -> dict[str, Any]:
         fields = {name: value for name, value in fields.items() if name not in OF_EXPERTS}
     if "--multi-latent-attention" in given:
         fields |= LATENT
+    valued = {*VALUED, *(name for name, knob in direct_fields().items() if KNOBS[knob].kind == "int")}
     for flag, values in given.items():
         field = renamed.get(flag, flag.lstrip("-").replace("-", "_"))
         if flag in switched:
             fields[switched[flag]] = False
+        elif field in valued and not any(values):
+            raise ValueError(
+                f"{flag} has no value on its line, and Megatron-LM's parser refuses that. Write one, as {flag} "
+                f"{_example(field)}, or take the flag out."
+            )
         elif field and not left_open(values):
             fields[field] = _value(field, flag, values)
     _model(fields, given)
     _stages(fields, given)
     _reduction(fields, given)
     return fields
+
+
+def _example(field: str) -> str:
+    return {"recompute_granularity": "selective", "recompute_method": "uniform"}.get(field, "N")
 
 
 def _off() -> dict[str, bool]:

@@ -112,7 +112,7 @@ def reading(text: str) -> Reading:
 
 
 def _alike(fields: Mapping[str, Any], models: list[str]) -> tuple[str, ...]:
-    """Models that the text leaves to choose from; none where it says the vocabulary, or one alone pads to its.
+    """Models whose vocabulary may be the text's, which says none; none where one alone pads to what it says.
 
     A base of rotary positions tells them apart too.
     """
@@ -123,7 +123,7 @@ def _alike(fields: Mapping[str, Any], models: list[str]) -> tuple[str, ...]:
         for name in models
         if not other_tokens(fields, load_model(name)) and not other_base(fields, load_model(name))
     ]
-    return tuple(fitting) if len(fitting) > 1 else ()
+    return tuple(fitting) if len(fitting) > 1 or not fields.get("padded_vocab_size") else ()
 
 
 def _plain(name: str) -> Any:

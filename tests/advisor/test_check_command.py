@@ -292,6 +292,14 @@ def test_an_empty_configuration_is_told_as_what_it_is(tmp_path, target):
         assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "nemo", "torchtitan"])
+def test_a_binary_is_no_configuration(tmp_path, target):
+    """It was told to close a quotation, or that a key needs its value."""
+    (tmp_path / "model.bin").write_bytes(b"'\0\1\xff--tp 8")
+    with pytest.raises(ValueError, match=r"model\.bin is binary, no text of a configuration"):
+        run("--from", target, str(tmp_path / "model.bin"), "--gpu", "h100")
+
+
 def test_an_empty_plan_is_told_as_what_it_is(tmp_path):
     empty = tmp_path / "empty.toml"
     empty.write_text("")

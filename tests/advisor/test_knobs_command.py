@@ -199,3 +199,27 @@ def test_a_text_that_is_empty_has_a_word_that_is_read_back():
     knob = KNOBS["pipeline_layout"]
     assert value_text(knob.default) == "none"
     assert knob.parse("none") == knob.parse("even") == knob.default
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("tensor", "tp"),
+        ("tensor_parallel", "tp"),
+        ("pipeline", "pp"),
+        ("expert-parallel", "ep"),
+        ("data", "dp"),
+    ],
+)
+def test_words_for_what_a_knob_is_called_suggest_it_first(name, first):
+    """They were taken for spellings: encoder_tp stood first, and tp nowhere."""
+    with pytest.raises(ValueError, match=f"Did you mean {first}[,?]"):
+        find(name)
+
+
+def test_an_option_of_the_question_is_told_as_one():
+    """moe_imbalance was taken for a slip of moe_dispatcher."""
+    with pytest.raises(
+        ValueError, match=r"^'--moe-imbalance' is no knob but an option of its own: --moe-imbalance"
+    ):
+        find("--moe-imbalance")

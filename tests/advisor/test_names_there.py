@@ -96,3 +96,9 @@ def test_formats_without_units_are_told_as_arithmetic_that_the_gpu_lacks(gpu, pr
     given = ["predict", "--model", "8b", "--gpus", "8", "--gpu", gpu, "--precision", precision]
     said = str(CliRunner().invoke(advisor, given).exception)
     assert f"--precision {precision} needs arithmetic that" in said
+
+
+def test_the_batch_has_its_name_in_torchtitan():
+    """It was told as "no name on file", beside the name that `check` reads it by."""
+    *_, row = names_section(["Try a larger --global-batch."], "torchtitan", None)
+    assert row.split() == ["--global-batch", "training.global_batch_size"]

@@ -327,3 +327,11 @@ def test_unknown_precisions_are_refused(precision):
 def test_a_scope_of_graphs_is_of_plans_that_have_graphs():
     request = make_request("llama3-8b", 8, "h100", pins=["cuda_graph_scope=attn"])
     assert request.pins == {"cuda_graph": True, "cuda_graph_scope": ("attn",)}
+
+
+@pytest.mark.parametrize("tokens", [15, 8191])
+def test_a_training_run_shorter_than_its_step_is_refused(tokens):
+    """--tokens 15, for 15T, was answered: 0 steps, 0 GPU-hours, $0, and 2 GPUs in time."""
+    with pytest.raises(ValueError, match=f"^--tokens {tokens:,} is less than one step, of 8,192 tokens. Say"):
+        make_request("llama3-8b", 8, "h100", seq_len=1024, global_batch=8, tokens=tokens)
+    assert make_request("llama3-8b", 8, "h100", seq_len=1024, global_batch=8, tokens=8192).tokens == 8192

@@ -67,6 +67,14 @@ def test_ranks_of_models_with_sinks_exchange_heads():
     assert {plan.cp_comm_type for plan in legal if plan.cp > 1} == {"a2a"}
 
 
+def test_a_processor_has_no_graphs_and_no_user_buffers():
+    processor = cluster("cpu", link="shared-memory")
+    processor.gpu.vendor = "local"
+    found = plans(ask(cluster=processor))
+    assert found
+    assert not any(plan.cuda_graph or plan.tp_comm_overlap for plan in found)
+
+
 def test_what_is_nvidias_is_searched_on_nvidias_gpus_alone():
     amd = cluster()
     amd.gpu.vendor = "AMD"

@@ -103,7 +103,13 @@ def test_no_number_is_left_to_click(name):
 
 @pytest.mark.parametrize(
     ("option", "given", "way"),
-    [("--lora-rank", "0", "1"), ("--mean-length", "9000", "8192"), ("--moe-imbalance", "nan", "1")],
+    [
+        ("--lora-rank", "0", "1"),
+        ("--mean-length", "9000", "8192"),
+        ("--moe-imbalance", "nan", "1"),
+        ("--global-batch", "0", "128"),  # it was 4096, the way out of a sequence length
+        ("--global-batch", "99999999", "4194304"),
+    ],
 )
 def test_what_a_workload_cannot_be_has_a_way_out(option, given, way):
     with pytest.raises(ValueError, match=f"Try {option} {way}\\.$"):

@@ -8,7 +8,14 @@ import pytest
 
 from advisor.explain import Explanation, explain
 from advisor.request import make_request
+from advisor.variants import Variants
 from advisor.why import GuidePath
+from costmodel.layout import BALANCED
+from costmodel.model_registry import load_model
+from costmodel.plan import Plan
+from costmodel.predict import predict
+from costmodel.workload import Workload
+from hardware_db import resolve
 
 SIZES = {
     "tensor parallel": "tp",
@@ -78,3 +85,13 @@ def test_a_plan_without_splits_is_the_best_without_splits():
 @pytest.mark.parametrize("objective", ["cost", "memory"])
 def test_step_times_of_a_search_for_something_else_are_not_its_best(objective):
     assert not any("Best found" in step.text for step in found("llama3-8b", 16, "h100", objective).steps)
+
+
+def test_a_layout_of_one_pipeline_size_does_not_bar_the_others():
+    """Beside the balancer's split, PP8 and PP16 "cannot be (first_stage_layers 0 cannot be given beside it)"."""
+    model, cluster = load_model("qwen3-235b-a22b"), resolve("h100", None)[0]
+    plan = Plan(tp=2, pp=4, vpp=4, ep=32, dp=64, sequence_parallel=True, pipeline_layout=BALANCED)
+    chosen = predict(model, Workload(4096, 4096), cluster, plan)
+    of = {each.plan.pp: each for each in Variants(chosen).sizes("pp", [8, 16])}
+    assert [of[pp].prediction is not None for pp in (4, 8, 16)] == [True] * 3
+    assert [of[pp].plan.pipeline_layout for pp in (4, 8, 16)] == [BALANCED, "", ""]

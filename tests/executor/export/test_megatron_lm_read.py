@@ -93,9 +93,19 @@ def test_models_that_only_the_vocabulary_tells_apart_are_named():
 def test_a_base_of_rotary_positions_that_is_no_default_tells_the_model():
     """A script of Llama 3 without its vocabulary was read as Llama 2. Logs print the default too: it tells nothing."""
     found = megatron_lm.read(SEVENTY.replace("--vocab-size 128256", "--rotary-base 500000"))
-    assert (found.model, found.alike) == ("llama3-70b", ())
+    assert (found.model, found.alike) == ("llama3-70b", ("llama3-70b",))
     default = megatron_lm.read(SEVENTY.replace("--vocab-size 128256", "--rotary-base 10000"))
     assert set(default.alike) == {"llama2-70b", "llama3-70b"}
+
+
+def test_the_vocabulary_that_counts_where_none_is_said_is_told():
+    """A script of a GPT without one was read as mpt-7b, and how many tokens that has stood nowhere."""
+    said = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --bf16"
+    for text, told in ((said, "50,368 tokens of mpt-7b"), (SEVENTY, "")):
+        notes = read_foreign("megatron-lm", text, {"gpu": "h100"}).notes
+        assert [told in note for note in notes if "vocabulary is not said" in note] == (
+            [True] if told else []
+        )
 
 
 def test_its_fine_tuning_packs():
@@ -251,3 +261,12 @@ def test_other_text_is_refused_in_one_line(text):
     with pytest.raises(ValueError) as error:
         megatron_lm.read(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--tensor-model-parallel-size", "--num-layers", "--global-batch-size", "--recompute-method"]
+)
+@pytest.mark.parametrize("rest", ["", "=", " --no-masked-softmax-fusion"])
+def test_a_flag_without_its_value_is_refused_as_the_parser_does(flag, rest):
+    with pytest.raises(ValueError, match=f"^{flag} has no value on its line, .* as {flag} "):
+        megatron_lm.read(f"{LLAMA} {flag}{rest}")
