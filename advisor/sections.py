@@ -121,9 +121,16 @@ def evidence_text(near: dict[str, Any]) -> str:
     differs = ", ".join(near["differences"]) or "none that counts"
     return (
         f"nearest published run is {task}{near['model']}, {gpus_text(near['gpus'])} of {near['cluster']}, "
-        f"{near['precision']}, {seconds(near['measured_step_time_s'])} a step ({near['source']}{date}); "
+        f"{near['precision']}, {seconds(near['measured_step_time_s'])} for {batch_text(near)} "
+        f"({near['source']}{date}); "
         f"differences of this plan: {differs}; there the model is off by {100 * near['our_error']:+.1f} %"
     )
+
+
+def batch_text(near: dict[str, Any]) -> str:
+    """The batch of a published run of `predict --json`: "128 sequences of 8,192 tokens"."""
+    count, length = near["global_batch"], near["seq_len"]
+    return f"{count:,} sequence{'s' * (count != 1)} of {length:,} tokens"
 
 
 def knobs_to_set(prediction: Prediction) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Near:
             "task": run.task,
             "cluster": run.cluster,
             "gpus": run.gpus,
+            "global_batch": int(run.global_batch),
+            "seq_len": int(run.seq_len),
             "precision": run.precision,
             "stack": run.stack,
             "measured_step_time_s": run.measured_step_time_s,

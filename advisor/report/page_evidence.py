@@ -11,7 +11,7 @@ from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, chart, section, table, tag
 from advisor.report.subject import Subject
 from advisor.search import HOW_RANKED
-from advisor.sections import assumption_texts
+from advisor.sections import assumption_texts, batch_text
 from advisor.space import declared_space
 from advisor.space_text import ADDED_UP, counted, reasons
 
@@ -50,7 +50,7 @@ def _published(near: list[dict[str, Any]]) -> Iterator[Markup]:
             f"{run['model']}, {run['task']}",
             f"{run['gpus']:,} of {run['cluster']}",
             run["precision"],
-            seconds(run["measured_step_time_s"]),
+            f"{seconds(run['measured_step_time_s'])} for {batch_text(run)}",
             f"{100 * run['our_error']:+.1f} %",
             ", ".join(run["differences"]) or "none that counts",
             ", ".join(part for part in (run["source"], run["date"]) if part),

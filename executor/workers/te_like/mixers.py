@@ -161,7 +161,8 @@ class Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         LEDGER.kernel()
-        gate.reshape(x.shape)  # as the compiled function does: 0.16.1 fails where ranks share a key-value head
+        # Fails as the compiled function does in 0.16.1 where ranks share a key-value head.
+        gate.reshape(x.shape)
         ctx.save_for_backward(x, gate)
         return torch.empty_like(x)
 
