@@ -48,7 +48,7 @@ def command(
 
     Builds the plan's model as one rank of the full world, without GPUs and without memory for it, runs forward,
     backward and optimizer step, and counts. FLOPs, messages, parameters and optimizer state must be equal to the
-    digit, saved activations within 2 %. Exit code 1 when they are not, and of a plan that breaks an ERROR rule.
+    digit, saved activations within 1 %. Exit code 1 when they are not, and of a plan that breaks an ERROR rule.
 
     PLAN is a plan file (`advisor explain --save`); any option changes it, or describes the plan without a file.
 

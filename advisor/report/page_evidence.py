@@ -69,7 +69,7 @@ def _published(near: list[dict[str, Any]]) -> Iterator[Markup]:
         ],
         rows,
         "The nearest published runs",
-        "lllrrll",
+        "llllrll",
     )
 
 
