@@ -127,9 +127,8 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
         quantised=False,
         fuses_activation=activation_has_kernel(model),
     )
-    found["router_wide"] = found[
-        "results_wide"
-    ]  # as the model states it, where a step time takes the usual job's
+    # As the model states it, where a step time takes the usual job's.
+    found["router_wide"] = found["results_wide"]
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
     unused = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1}
     return SimpleNamespace(**unused | numbers), family_features(model, even, columns)
