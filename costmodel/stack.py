@@ -72,6 +72,7 @@ class Stack:
     early_stop: bool = False
     keeps_hybrids: bool = False
     stand_ins: bool = False
+    strided_delta: bool = False
     scatter_gather: bool = False
     collective_mean: bool = False
     large_buckets: bool = False

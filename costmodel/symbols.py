@@ -313,6 +313,7 @@ INPUTS: tuple[Input, ...] = tuple(
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP, and queries, keys and values, are products of their own
         stand_ins | 1 | 1 when a tensor for each shape of a weight stands for its gradients
+        strided_delta | 1 | 1 when gated delta nets convolve tokens as they lie, without a copy that has them innermost
         master_shards | 1 | 1 when FSDP shards the FP32 parameters themselves
         dtensor | 1 | 1 when collectives of tensor parallelism wait where they stand, as PyTorch's DTensor has them
         megatron_core | 1 | 1 when the framework trains with Megatron-Core or its Megatron-LM

@@ -127,7 +127,7 @@ def _mixer(
         gathered=x.operand_bytes * rows * x.h,
         reduced=e * rows * x.h,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, kept_norm(x, "mlp"))
-        | (_saved_delta(x, rows, read, inner) if name == "delta" else _saved_mamba(x, rows, met, inner))
+        | (_saved_delta(x, rows, met, read, inner) if name == "delta" else _saved_mamba(x, rows, met, inner))
         | {"out_proj input": kept_input(x, "mlp") * rows * inner},
         vectors=x.norm_vectors * x.h
         + x.conv * convolved
@@ -142,9 +142,9 @@ def _copies(x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inne
     """What a mixer copies into another order around its convolution and scan.
 
     Mamba: sequences one after the other, the projection's output before and the scan's after, where a micro-batch has
-    several. Gated delta: tokens innermost for the convolution and back; normalised queries and keys, repeated for each
-    value head; values, gate; backward the same and the parts of the projection joined.
-    Source: Megatron-Core 0.16.1, mamba_mixer.py, _ssm_training; gated_delta_net.py, forward.
+    several. Gated delta: tokens innermost for the convolution and back (not where `strided_delta`); normalised queries
+    and keys, repeated for each value head; values, gate; backward the same and the parts of the projection joined.
+    Source: Megatron-Core 0.16.1, mamba_mixer.py, _ssm_training; 0.16.1 and 0.18.2, gated_delta_net.py, forward.
     """
     size = x.activation_bytes * tokens(x)
     if name == "mamba":
@@ -153,8 +153,9 @@ def _copies(x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inne
     keys, several = convolved - inner, is_more_than_one(x.b)
     repeats = is_more_than_one(x.delta_value_heads / maximum(x.delta_key_heads, 1))
     repeated = repeats * (keys + 2 * x.delta_value_heads * x.delta_key_dim / x.tp)
-    forward = (4 + 2 * several) * inner + 2 * convolved + 4 * keys + repeated
-    backward = 4 * convolved + 3 * keys + repeated + (2 + 2 * several) * wide
+    turned = (1 - x.strided_delta) * 2 * convolved
+    forward = (4 + 2 * several) * inner + turned + 4 * keys + repeated
+    backward = 2 * convolved + turned + 3 * keys + repeated + (2 + 2 * several) * wide
     return Stream("copies", size * forward, size * backward)
 
 
@@ -167,23 +168,28 @@ def _saved_mamba(x: SimpleNamespace, rows: Amount, wide: Amount, inner: Amount) 
     return {"projected": e * rows * wide, "scan output": 2 * e * rows * inner}
 
 
-def _saved_delta(x: SimpleNamespace, rows: Amount, convolved: Amount, inner: Amount) -> dict[str, Amount]:
+def _saved_delta(
+    x: SimpleNamespace, rows: Amount, wide: Amount, convolved: Amount, inner: Amount
+) -> dict[str, Amount]:
     """Input of the convolution; normalised keys and queries, both repeated for each value head, and a statistic of
     each before; values; a matrix of a chunk's width a head; output, its norm and the gate, whose product is one
     compiled kernel; decay and beta. [byte]
 
-    The projection itself is split into copies. Source: Megatron-Core 0.16.1, gated_delta_net.py;
+    The projection itself is split into copies, where a view of it is not convolved (`strided_delta`), which keeps it
+    whole. Source: Megatron-Core 0.16.1 and 0.18.2, gated_delta_net.py;
     flash-linear-attention, gated_delta_rule/chunk.py; dry run.
     """
     e = x.activation_bytes
-    heads = x.delta_value_heads / x.tp
+    heads, strided = x.delta_value_heads / x.tp, x.strided_delta
+    # Compiled, decay and beta keep what they are of, and FP32 for the decay and the norm's statistic.
+    decay = (1 - strided) * (DECAY_BYTES + e) + strided * (DECAY_BYTES / 2 + 2 * e)
     both = convolved - inner + 2 * heads * x.delta_key_dim
     return {
-        "convolution input": e * rows * convolved,
+        "convolution input": e * rows * ((1 - strided) * convolved + strided * wide),
         "queries, keys, values": e * rows * (both + inner),
         "scan": e * rows * (DELTA_CHUNK * heads + inner),
         "norm and gate": 2 * e * rows * inner,
-        "decay": rows * ((DECAY_BYTES + e) * heads + 4 * 2 * x.delta_key_heads / x.tp),
+        "decay": rows * (decay * heads + 4 * 2 * x.delta_key_heads / x.tp),
     }
 
 
