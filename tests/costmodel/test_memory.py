@@ -162,11 +162,12 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def both(model: str, stage: int, **knobs: Any) -> tuple[dict[str, float], Any]:
-    """Values of a step, and amounts of a rank of one of its stages; the router in FP32."""
+    """Values of a step, and amounts of a rank of one of its stages; the router in FP32, gated delta nets as in 0.16."""
     plan = Plan(dp=2, **knobs)
     spec, workload = load_model(model), Workload(4096, 64)
     spec = replace(spec, moe=replace(spec.moe, router_dtype="fp32"))
-    values = predict(spec, workload, load_cluster("dgx-b200"), plan).values
+    stack = "nemo-26.04" if spec.gated_delta else None
+    values = predict(spec, workload, load_cluster("dgx-b200"), plan, stack).values
     return values, rank_amounts(plan, workload, spec, stage)
 
 

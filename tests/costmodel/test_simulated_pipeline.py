@@ -129,7 +129,7 @@ def test_recompute_of_a_dense_layer_gains_no_time(rounds):
     modules = {"recompute": "selective", "recompute_modules": ("mlp",)}
     kept, repeated = (unjudged(model, load, gb200, replace(KIMI, **more)) for more in ({}, modules))
     assert repeated.values["stage_slack"] > kept.values["stage_slack"]
-    assert step_time(repeated) >= step_time(kept)
+    assert step_time(repeated) >= step_time(kept) * (1 - 1e-12)
 
 
 @GENTLE
