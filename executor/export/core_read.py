@@ -116,7 +116,8 @@ def direct_fields() -> Mapping[str, str]:
 def knobs_of(fields: Mapping[str, Any], world: int = 0) -> dict[str, Any]:
     """Values of Plan's knobs; those whose fields are missing are left out. ValueError for a value out of range.
 
-    fields: of all configuration classes together, by bare name. world: GPUs, 0 unknown; gives dp.
+    fields: of all configuration classes together, by bare name. world: GPUs, 0 unknown; gives dp where the other sizes
+    divide it.
     """
     knobs: dict[str, Any] = {}
     for field, name in direct_fields().items():
@@ -125,12 +126,8 @@ def knobs_of(fields: Mapping[str, Any], world: int = 0) -> dict[str, Any]:
             knobs[name] = KNOBS[name].default if value is None else _parsed(name, value)
     for part in (_sizes, _sharding, _precision, _experts, _recompute, _kernels, _optimizer):
         knobs |= part(fields)
-    if world:
-        ranks = knobs.get("tp", 1) * knobs.get("pp", 1) * knobs.get("cp", 1)
-        if world % ranks:
-            raise ValueError(
-                f"{world} GPUs are not a multiple of tp x pp x cp = {ranks}. Give the right --gpus."
-            )
+    ranks = knobs.get("tp", 1) * knobs.get("pp", 1) * knobs.get("cp", 1)
+    if world and world % ranks == 0:
         knobs["dp"] = world // ranks
         knobs |= _shards(knobs)
     settings = dict(_settings(fields))

@@ -18,6 +18,7 @@ from executor.export.core_model import (
     other_tokens,
     position_kind,
     said_heads,
+    said_positions,
     same_models,
 )
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
@@ -68,7 +69,7 @@ def reading(text: str) -> Reading:
             "`advisor check PLAN` reads plan files."
         )
     fields = fields_of(given)
-    knobs = knobs_of(fields, _world(given))
+    knobs = knobs_of(fields, gpus := _world(given))
     settings = knobs.pop("settings", {}) | _flag_settings(given)
     around = environment_knobs(read_environment(text))
     settings |= (beside := around.pop("settings"))
@@ -103,7 +104,9 @@ def reading(text: str) -> Reading:
         ),
         alike=_alike(telling, models),
         vocab=vocab,
+        gpus=gpus,
         mtp_heads=said_heads(fields, whole=True),
+        positions=said_positions(fields),
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
         batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
         unseen=unseen(around | beside, bool(launch)),

@@ -65,6 +65,7 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=_workload(said),
+        gpus=world,
         mtp_heads=said_heads(fields, dump),
         left_open=left,
         unsaid=missing,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 LARGEST = 1 << 20
 END = "\n"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^${}]*))?(?:\[@\])?\}|\$(\w+)")
 
 
@@ -43,8 +44,11 @@ def left_open(values: Iterable[str]) -> bool:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Words of a shell script, with END at line ends; quotes are taken off, backslashes join lines."""
-    word, quote, index, started = "", "", 0, False
+    """Words of a shell script, with END at line ends; quotes are taken off, backslashes join lines.
+
+    Between the brackets of an array a line's end is a blank, as it is for the shell.
+    """
+    word, quote, index, started, depth = "", "", 0, False, 0
     while index < len(text):
         letter = text[index]
         index += 1
@@ -72,9 +76,12 @@ def _words(text: str) -> Iterator[str]:
             if word or started:
                 yield word
                 word, started = "", False
-            if letter == "\n":
+            if letter == "\n" and not depth:
                 yield END
         else:
+            if letter == "(" and (depth or _ARRAY.fullmatch(word)):
+                depth += 1
+            depth -= bool(depth and letter == ")")
             word += letter
     if word or started:
         yield word
@@ -94,7 +101,8 @@ def _collect(words: list[str], given: dict[str, list[str]], variables: dict[str,
             variables[name] = value
             flag = ""
             if "--" in value:  # arguments kept in a variable, quoted or as an array
-                _collect(list(_words(value.lstrip("("))), given, variables)
+                # What is put in by its name is cut at blanks, and line ends are such.
+                _collect([each for each in _words(value.lstrip("(")) if each != END], given, variables)
         elif re.match(r"\(?--[A-Za-z]", word):
             flag, separator, value = word.lstrip("(").rstrip(")").rstrip(":").partition("=")
             given[flag] = [value] if separator else []

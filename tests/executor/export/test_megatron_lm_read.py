@@ -270,3 +270,30 @@ def test_other_text_is_refused_in_one_line(text):
 def test_a_flag_without_its_value_is_refused_as_the_parser_does(flag, rest):
     with pytest.raises(ValueError, match=f"^{flag} has no value on its line, .* as {flag} "):
         megatron_lm.read(f"{LLAMA} {flag}{rest}")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "A=(\n  --num-layers\n  80\n  --hidden-size\n  8192  # wide\n  --num-attention-heads 16\n)\nrun ${A[@]} --fp16",
+        "A=(--num-layers\n80 --hidden-size\n8192)\nA+=(--num-attention-heads\n$((4 * 4)) --fp16)\nrun ${A[@]}",
+        'A="\n  --num-layers\n  80 --hidden-size\n  8192\n --num-attention-heads 16"\nrun $A --fp16',
+    ],
+)
+def test_a_value_on_the_line_after_its_flag_is_read_where_the_shell_does(script):
+    """It was "no value on its line": in an array, and in a text put in by its name, a line's end is a blank."""
+    found = megatron_lm.read(script)
+    assert found.architecture["num_layers"] == 80
+    assert found.architecture["hidden"] == 8192
+    assert found.knobs["precision"] == "fp16"
+
+
+def test_a_line_ends_a_command_after_an_array():
+    with pytest.raises(ValueError, match="--num-layers has no value on its line"):
+        megatron_lm.read("A=(--hidden-size 64)\nrun ${A[@]} --num-layers\n32\n")
+
+
+def test_a_table_of_positions_is_as_long_as_the_configuration_says():
+    text = f"{LLAMA.replace('rope', 'learned_absolute')} --max-position-embeddings 8192 --fp16"
+    assert megatron_lm.read(text).positions == 8192
+    assert megatron_lm.read(f"{LLAMA} --max-position-embeddings 8192 --fp16").positions == 0
