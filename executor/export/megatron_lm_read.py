@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from costmodel.knobs import SETTINGS
@@ -97,6 +97,7 @@ def reading(text: str) -> Reading:
         left_open=tuple(_left_open(given)),
         otherwise=(
             *mixed_exchange(fields),
+            *_branches(flags.branched),
             *_optimizer(given),
             *_other_positions(given, fields, models),
             *_ramp(ramp, fields),
@@ -274,6 +275,12 @@ def _left_open(given: Mapping[str, list[str]]) -> list[str]:
         for flag, values in given.items()
         if left_open(values) and (_meant(flag) or flag in LOADS) and flag != OVERLAP_FILE
     ]
+
+
+def _branches(flags: Iterable[str]) -> Iterator[str]:
+    """A line on flags that if or case of the script decides, which are read as if every branch ran."""
+    if named := [flag for flag in flags if _meant(flag) or flag in LOADS]:
+        yield f"{', '.join(named)}: as the last branch of if or case says, whichever runs; options win"
 
 
 def _optimizer(given: Mapping[str, list[str]]) -> Iterator[str]:
