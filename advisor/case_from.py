@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from advisor.case import Case, with_ways
+from advisor.case_whose import check_whose
 from advisor.options import given_knobs, plan_from_options
 from advisor.workload_options import check_acting, given_workload
 from costmodel.model_spec import ModelSpec
@@ -34,6 +35,7 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
             hint = f" It is a file: say whose before it, as --from {TITAN if target.endswith('.toml') else TARGETS[0]}."
         raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.{hint}")
     text = _text(target, given)
+    check_whose(text, given or text, target)
     if target == TITAN:
         from advisor.torchtitan.reading import read_text
 

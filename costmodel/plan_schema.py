@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Valida
 from pydantic.fields import FieldInfo
 
 from costmodel.knobs import KNOBS, SETTINGS, Knob
+from costmodel.plan_file import OTHERS_FILE
 from costmodel.workload import TASKS
 
 _CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -114,9 +115,9 @@ def check_record(record: dict[str, Any], where: str, schema: int) -> dict[str, A
     given = record.get("schema")
     if given != schema:
         said = "no schema line" if given is None else f"schema = {given!r}"
-        raise ValueError(
-            f"{where}: {said}, but this advisor reads schema = {schema}. Write it again with --save."
-        )
+        foreign = given is None and "knobs" not in record and {"parallelism", "training"} & set(record)
+        way = OTHERS_FILE.format(shlex.quote(where)) if foreign else "Write it again with --save."
+        raise ValueError(f"{where}: {said}, but this advisor reads schema = {schema}. {way}")
     try:
         checked = PlanSchema.model_validate(record)
     except ValidationError as error:

@@ -16,6 +16,7 @@ from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import list_models, load_model
 from executor.export.core_model import rare, unlike
 from executor.export.exchange_read import exchange_of
+from executor.export.field_values import with_kinds
 from executor.megatron_args import RECIPES
 from executor.megatron_model import model_fields
 from executor.megatron_training import SHARDING
@@ -119,6 +120,7 @@ def knobs_of(fields: Mapping[str, Any], world: int = 0) -> dict[str, Any]:
     fields: of all configuration classes together, by bare name. world: GPUs, 0 unknown; gives dp where the other sizes
     divide it.
     """
+    fields = with_kinds(fields)
     knobs: dict[str, Any] = {}
     for field, name in direct_fields().items():
         if field in fields:

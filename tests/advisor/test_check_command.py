@@ -432,3 +432,38 @@ def test_a_configuration_may_come_through_a_pipe(tmp_path):
 def test_an_empty_device_is_no_place_to_save_to():
     with pytest.raises(ValueError, match=r"/dev/null is empty: .*--save plan\.toml`"):
         run("/dev/null")
+
+
+OF = {
+    "megatron-bridge": "model:\n  _target_: megatron.bridge.models.llama.llama_provider.Llama3ModelProvider70B\n",
+    "nemo": "from nemo.collections.llm import pretrain\n",
+    "torchtitan": "[parallelism]\ntensor_parallel_degree = 8\n",
+    "megatron-lm": "torchrun pretrain_gpt.py --num-layers 32\n",
+}
+
+
+@pytest.mark.parametrize(("own", "target"), [(own, other) for own in OF for other in OF if own != other])
+def test_a_configuration_of_another_framework_is_told_as_that(tmp_path, own, target):
+    """A dump of Megatron-Bridge was read as Megatron-LM's YAML that trains in FP32."""
+    path = tmp_path / "file"
+    path.write_text(OF[own])
+    with pytest.raises(ValueError, match=f"is a configuration of {own}, .* Say --from {own} before it"):
+        run("--from", target, str(path), "--gpu", "h100")
+
+
+@pytest.mark.parametrize("target", OF)
+def test_a_plan_file_is_no_configuration(tmp_path, target):
+    path = tmp_path / "plan.toml"
+    CliRunner().invoke(advisor, ["predict", *SETTING, "--save", str(path)])
+    with pytest.raises(ValueError, match=f"is a plan file, .* Leave --from {target} out"):
+        run("--from", target, str(path), "--gpu", "h100")
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("train.sh", "megatron-lm"), ("dump.yaml", "nemo"), ("job.toml", "torchtitan")]
+)
+def test_a_configuration_given_as_a_plan_names_the_option_that_reads_it(tmp_path, name, own):
+    path = tmp_path / name
+    path.write_text(OF[own])
+    with pytest.raises(ValueError, match=f"check --from TARGET .*{name}` reads a framework's configuration"):
+        run(str(path))
