@@ -249,6 +249,9 @@ def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tm
         CliRunner().invoke(
             advisor, [*ASKED, "--record", str(tmp_path), "-o", str(kept)], catch_exceptions=False
         )
+    gone = [*ASKED, "--record", str(tmp_path / "gone"), "-o", str(kept)]
+    with pytest.raises(ValueError, match=r"gone is neither a folder nor a file\. Name the folder of a run"):
+        CliRunner().invoke(advisor, gone, catch_exceptions=False)  # it was told how to write a plan
     with pytest.raises(ValueError, match=r"is a plan, not a run|is a run of"):
         CliRunner().invoke(
             advisor,
