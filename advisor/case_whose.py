@@ -6,12 +6,15 @@ import re
 
 # Overrides as both of NVIDIA's frameworks with recipes take them.
 _OVERRIDES = r"(?:^|[\s+~])(?:model|train|trainer|ddp|optimizer|optim|data)\.[\w.]+="
+# Of a framework whose configurations nothing here reads.
+_UNREAD = "automodel"
 # What only texts of a framework hold, by the value of --from; a plan file of ours last.
 _MARKS = {
     "megatron-bridge": rf"^\s*_target_:\s*megatron\.bridge|^(?:from|import) megatron\.bridge|{_OVERRIDES}",
     "nemo": rf"^\s*_target_:\s*nemo\.|^(?:from|import) nemo\b|{_OVERRIDES}",
     "torchtitan": r"^\[(?:parallelism|activation_checkpoint)\]|^(?:from|import) torchtitan",
     "megatron-lm": r"\bpretrain_(?:gpt|mamba|hybrid)\.py",
+    _UNREAD: r"^\s*_target_:\s*nemo_automodel\.",
     "": r"^\[knobs\]",
 }
 
@@ -27,6 +30,11 @@ def check_whose(text: str, given: str, target: str) -> None:
     file = given if given != text else "it"
     if not found[0]:
         raise ValueError(f"{file} is a plan file, no configuration of {target}. Leave --from {target} out.")
+    if found[0] == _UNREAD:
+        raise ValueError(
+            f"{file} is a configuration of NeMo AutoModel, which is not read here. Say its sizes as options: "
+            "`advisor check --stack automodel --model M --gpus N --gpu h100`."
+        )
     raise ValueError(
         f"{file} is a configuration of {found[0]}, not of {target}. Say --from {found[0]} before it."
     )

@@ -451,6 +451,13 @@ def test_a_configuration_of_another_framework_is_told_as_that(tmp_path, own, tar
         run("--from", target, str(path), "--gpu", "h100")
 
 
+def test_a_configuration_of_automodel_is_not_taken_for_nemos():
+    """With --model it was a plan of one sequence a rank: not one of its keys is NeMo 2's."""
+    text = "step_scheduler:\n  local_batch_size: 8\nmodel:\n  _target_: nemo_automodel.NeMoAutoModelForCausalLM\n"
+    with pytest.raises(ValueError, match=r"it is a configuration of NeMo AutoModel, .* --stack automodel"):
+        run("--from", "nemo", text, "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100")
+
+
 @pytest.mark.parametrize("target", OF)
 def test_a_plan_file_is_no_configuration(tmp_path, target):
     path = tmp_path / "plan.toml"
