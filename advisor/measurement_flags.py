@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from advisor.measurement_rows import Row
+from costmodel.data_parallel import LARGE_BUCKET
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES
@@ -94,6 +95,17 @@ def optimizer_words(row: Row) -> list[str]:
     return [
         f"optimizer {said!r} is not modelled: Adam counts in its place, with the state that other columns say"
     ]
+
+
+def bucket_size(row: Row, shards: int) -> int:
+    """Elements of a gradient bucket, 0 for those of NVIDIA's recipes. shards: data-parallel ranks.
+
+    Recipes that set up no overlap of communication (GPT-OSS before 26.06) say none: Megatron-Core's own then.
+    """
+    said = row.said_number("bucket_size")
+    if said or not RESOLVED_RECIPE.match(row.text("recipe_key")):
+        return 0 if said == LARGE_BUCKET else said
+    return max(40_000_000, 1_000_000 * shards)
 
 
 def offload_knobs(row: Row) -> dict[str, Any]:

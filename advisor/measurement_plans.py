@@ -10,6 +10,7 @@ from statistics import NormalDist
 from typing import Any
 
 from advisor.measurement_flags import (
+    bucket_size,
     expert_knobs,
     flag_knobs,
     graph_knobs,
@@ -201,6 +202,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         tp_comm_overlap=row.flag("tp_comm_overlap", habit.get("tp_overlap", False) and sizes["tp"] > 1),
         overlap_grad_reduce=row.flag("overlap_grad_reduce", shards_overlap),
         overlap_param_gather=row.flag("overlap_param_gather", habit.get("overlap_gather", shards_overlap)),
+        bucket_size=bucket_size(row, sizes["dp"] * sizes["cp"]),
         overlap_p2p=habit.get("overlap_p2p", overlap),
         pipeline_flushes=_flushes(row, sizes, micro_batch),
         grad_reduce_in_fp32=row.flag("grad_reduce_in_fp32", _reduces_in_fp32(habit, fsdp, precision)),

@@ -146,9 +146,25 @@ def data_parallel_terms(
         return [replace(each[kind], seconds=share * each[kind].seconds) for each in found]
 
     scatter = shown(of("scatter"), under_backward, alone)
+    demanded = x.gathers_on_demand * x.overlap_gather * (1 - is_more_than_one(x.vpp))
     # Without overlap the optimizer of each owner gathers all parameters when it is done: see work/messages.py.
     gathers = 1 + (len(owners) - 1) * (1 - x.overlap_gather * x.overlap_reduce)
-    gather = ledger.define("dp_gather_shown", shown(of("gather", gathers), under_forward, alone), "s", shown)
+    ahead = [
+        replace(
+            each["gather"], seconds=gathers * each["gather"].seconds * (1 - demanded * unprefetched(x, owner))
+        )
+        for owner, each in zip(owners, found, strict=True)
+    ]
+    waited = demanded * sum(
+        unprefetched(x, owner) * each["gather"].seconds for owner, each in zip(owners, found, strict=True)
+    )
+    gather = ledger.define("dp_gather_shown", shown(ahead, under_forward, alone) + waited, "s", shown)
+    arrivals = ledger.define(
+        "dp_gather_arrivals",
+        demanded * sum(arrival_gathers(x, owner) for owner in owners),
+        "s",
+        arrival_gathers,
+    )
     plain = shown(of("reduce"), under_backward, alone)
     per_layer = (
         hiding("dp_under_layer_forward", allowed * x.overlap_gather * forward / maximum(layers, 1)),
@@ -166,7 +182,7 @@ def data_parallel_terms(
         ledger.term(
             "dp_gather",
             "parameter gather, exposed",
-            (1 - x.fsdp) * x.optimizer_sharded * gather,
+            (1 - x.fsdp) * x.optimizer_sharded * (gather + arrivals),
             "s",
             data_parallel_terms,
         ),
@@ -174,6 +190,34 @@ def data_parallel_terms(
             "fsdp_exposed", "FSDP gathers and reductions, exposed", x.fsdp * fsdp, "s", fully_sharded_time
         ),
     ]
+
+
+def unprefetched(x: SimpleNamespace, owner: Owner) -> Amount:
+    """Share of a gather for which a module's forward pass waits idle, where it asks for its parameters. [1]
+
+    A module waits for each bucket that its weights are in, and only then sends for the next: beside compute goes one
+    bucket for each of a layer's modules. A module of one weight is in one bucket; the two of grouped experts hold
+    many. Source: as `gathers_on_demand` in costmodel/stacks.toml.
+    """
+    if owner.grouped == 0:
+        return 0
+    return x.grouped * maximum(0, 1 - 2 * bucket_elements(x) / maximum(owner.grouped, 1))
+
+
+def arrival_gathers(x: SimpleNamespace, owner: Owner) -> Amount:
+    """Gathers of the later pipeline stages, each of which begins when its first micro-batch arrives. [s]
+
+    A later stage's parameters are one bucket, for which its first module asks: the pipeline fills slower by all of them
+    together. An interleaved schedule sends for them at the step's begin (align_param_gather). Source: Megatron-Core
+    0.16.1, distributed_data_parallel.py (pp_rank > 0), p2p_communication.py (batch_p2p_sync) and schedules.py
+    (param_sync_func); Megatron-Bridge 0.6.2, comm_overlap.py.
+    """
+    if owner.later == 0:
+        return 0
+    stages = maximum(x.pp - 1, 1)
+    inside = communication.ranks_in_domain(x, owner.shard, owner.stride, owner.straddle)
+    size = communication.gather_bytes(x, owner.later) / stages
+    return is_more_than_one(x.pp) * stages * all_gather_time(x, size, owner.shard, inside)
 
 
 def bucket_elements(x: SimpleNamespace) -> Amount:

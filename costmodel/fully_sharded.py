@@ -28,7 +28,8 @@ class Owner:
     """Parameters that one group of ranks holds together, on the rank with most of them.
 
     whole: trained parameters on the rank; layer, trained: all and the trained ones of a mean layer; first: those of
-    the unit with which a pass begins and ends; output: those of an output layer that is a unit by itself [1].
+    the unit with which a pass begins and ends; output: those of an output layer that is a unit by itself; later: of all
+    later pipeline stages together; grouped: of a layer's two modules of many weights each, 0 without such [1].
     ranks: of the group; shard: over which optimizer state (with FSDP everything) is sharded; stride: GPUs between
     neighbours; straddle: see placement.
     """
@@ -43,6 +44,8 @@ class Owner:
     straddle: Amount
     first: Amount = 0
     output: Amount = 0
+    later: Amount = 0
+    grouped: Amount = 0
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Stack:
     scatter_gather: bool = False
     collective_mean: bool = False
     large_buckets: bool = False
+    gathers_on_demand: bool = False
     checks_gradients: bool = False
     checks_loss: bool = False
     partial_rings: bool = False

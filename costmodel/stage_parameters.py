@@ -41,6 +41,16 @@ def parameters_of(
     return total + mtp_heads_of(x, stage)
 
 
+def after_first(x: SimpleNamespace, blocks: Blocks, *, experts: bool = False) -> Amount:
+    """Parameters of all pipeline stages but the first, of one rank of each: their experts, or the rest. [1]
+
+    MTP heads are left out.
+    """
+    total, first = (parameters_of(x, blocks, stage, experts=experts) for stage in ("total", "first"))
+    output = 0 if experts else is_more_than_one(x.pp) * parameters.output_parameters(x)
+    return maximum(total - first, 0) + output
+
+
 def mtp_heads_of(x: SimpleNamespace, stage: str) -> Amount:
     """Parameters of a stage's MTP heads on one rank beside their layers, with one copy of the embedding for all. [1]
 

@@ -18,7 +18,7 @@ from costmodel.memory import rank_memory
 from costmodel.model_work import model_flops
 from costmodel.offload import offload_exposed, offloaded_bytes
 from costmodel.optimizer import optimizer_terms
-from costmodel.stage_parameters import adapters_of, parameters_of
+from costmodel.stage_parameters import adapters_of, after_first, parameters_of
 from costmodel.stages import (
     deferred_term,
     hidden_messages,
@@ -33,7 +33,7 @@ from costmodel.symbols import BLOCKS, in_stage, symbol, symbol_table
 from costmodel.term import Ledger, Term
 from costmodel.timing import host
 from costmodel.work import communication
-from costmodel.work.parameters import embedding_parameters, output_parameters
+from costmodel.work.parameters import embedding_parameters, expert_parameters, output_parameters
 from costmodel.work.recompute import repeated
 
 # Step time lost when each rank collects garbage by itself, for each doubling of the GPUs: 1.5 % on 512.
@@ -292,6 +292,7 @@ def parameter_owners(
             x.tp,
             x.dp_straddle,
             *end_units(x),
+            later=x.trained * after_first(x, blocks),
         )
     ]
     if "experts" in blocks:
@@ -311,6 +312,8 @@ def parameter_owners(
                 x.expert_shard,
                 x.etp * x.ep,
                 x.edp_straddle,
+                later=x.trained * after_first(x, blocks, experts=True),
+                grouped=expert_parameters(blocks["experts"].work),
             )
         )
     return owners

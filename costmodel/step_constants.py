@@ -224,6 +224,8 @@ def has_grace(cluster: hardware_db.Cluster) -> bool:
 PRODUCTS_AS = {"fp8": "bf16", "fp8-block": "bf16"}
 # Attention kernels that steps are taken to reach as much of as of another.
 RATED_AS = {"flex": "flash2"}
+# Generations whose nodes have the network cards of another: 400 Gbit/s a GPU, or as much reached of newer ones.
+CARDS_AS = {"blackwell": "hopper"}
 
 
 def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dict[str, str]:
@@ -257,7 +259,7 @@ def parameter_keys(cluster: hardware_db.Cluster, gemm: str, stack: Stack) -> dic
         "expert_wait": "expert_wait/all",
         "intra_scale": "intra_rate/all",
         "inter_scale": "inter_rate/all",
-        "one_card_scale": f"one_card_rate/{kernels}",
+        "one_card_scale": f"one_card_rate/{CARDS_AS.get(kernels, kernels)}",
         "ring_hop": "ring_hop/all",
         "overlap_slowdown": f"overlap_slowdown/{kernels}",
         "unfused_gemm_fraction": "unfused_gemm_fraction/all",

@@ -332,6 +332,7 @@ INPUTS: tuple[Input, ...] = tuple(
         blocking_sends | 1 | 1 when a pipeline stage waits for its messages, interleaved or not
         foreach_adam | 1 | 1 when Adam is a row of element-wise kernels, not one
         large_buckets | 1 | 1 when recipes cut gradients into buckets of 128 Mi elements where a plan says nothing
+        gathers_on_demand | 1 | 1 when a module's forward pass gathers its parameters, and has the next bucket follow
         checks_gradients | 1 | 1 when training can look for NaN in each bucket of gradients before it is reduced
         checks_loss | 1 | 1 when it can in the loss of each micro-batch too
         early_stop | 1 | 1 when full recompute ends with the last saved tensor

@@ -46,6 +46,7 @@ UNPREDICTED: Mapping[str, Any] = MappingProxyType(
             "memory_percent",
             "dispatch_buffer_percent",
             "scatter_percent",
+            "arrival_percent",
             "tp_overlap_gain",
             "recompute_gain",
             "balanced_gain",
@@ -63,10 +64,10 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
     """Words of a predicted plan, those of `UNPREDICTED` where there is none.
 
     memory_percent: peak over the device's memory. dispatch_buffer_percent: see `dispatch_buffer_bytes`.
-    scatter_percent: the longest scatter over its product. tp_overlap_gain: see its function. recompute_gain,
-    balanced_gain: unsaid, see `all_words`. host_gb, host_most_gb: host memory that offloading takes of the fullest
-    node, at least and at most; host_memory_gb: what the node has, unsaid where it is not on file. Words of `WAITS`:
-    share of the step that waits for each.
+    scatter_percent: the longest scatter over its product. arrival_percent: `arrivals` over the step.
+    tp_overlap_gain: see its function. recompute_gain, balanced_gain: unsaid, see `all_words`. host_gb, host_most_gb:
+    host memory that offloading takes of the fullest node, at least and at most; host_memory_gb: what the node has,
+    unsaid where it is not on file. Words of `WAITS`: share of the step that waits for each.
     """
     if prediction is None:
         return UNPREDICTED
@@ -76,6 +77,7 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
         "memory_percent": round(100 * prediction.peak_memory_bytes / prediction.device_bytes),
         "dispatch_buffer_percent": round(100 * dispatch_buffer_bytes(prediction) / prediction.device_bytes),
         "scatter_percent": round(100 * longest_scatter(prediction.values)),
+        "arrival_percent": round(100 * arrivals(prediction) / prediction.step_time_s),
         "tp_overlap_gain": tp_overlap_gain(prediction),
         "recompute_gain": UNSAID,
         "balanced_gain": UNSAID,
@@ -83,6 +85,12 @@ def predicted_words(prediction: Prediction | None) -> Mapping[str, Any]:
         "host_most_gb": round(most / GB),
         "host_memory_gb": host_memory_gb(prediction.cluster),
     } | {word: round(100 * shares[name]) for word, name in WAITS.items()}
+
+
+def arrivals(prediction: Prediction) -> float:
+    """What of the step its later pipeline stages gather their parameters in, one after the other. [s]"""
+    plan = prediction.plan
+    return prediction.values["dp_gather_arrivals"] if plan.zero_stage > 0 and not plan.fsdp else 0.0
 
 
 def dispatch_buffer_bytes(prediction: Prediction) -> float:

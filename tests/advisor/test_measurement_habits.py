@@ -187,6 +187,20 @@ def test_resolved_recipes_name_what_is_on():
 
 
 @pytest.mark.parametrize(
+    ("recipe", "flags", "size"),
+    [
+        ("v0.5.0:gpt_oss", "{}", 64_000_000),  # no overlap set up: Megatron-Core's, by its 64 ranks
+        ("v0.5.0:llama3", '{"bucket_size": 134217728}', 0),  # as NVIDIA's recipes have it
+        ("v0.5.0:llama3", '{"bucket_size": 768000000}', 768_000_000),
+        ("", "{}", 0),
+    ],
+)
+def test_buckets_of_a_resolved_recipe_that_says_none_are_megatron_cores(recipe, flags, size):
+    run = {"tp": "1", "pp": "1", "gpus": "64", "gbs": "128", "dp": "64"}
+    assert case(NEMO, **run, recipe_key=recipe, other_flags=flags).plan.bucket_size == size
+
+
+@pytest.mark.parametrize(
     ("container", "date", "stack", "attention"),
     [
         ("Megatron-DeepSpeed (2022)", "", "deepspeed-22.06", "unfused"),

@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from law_cases import B200, GENTLE, H100, LLAMA, plans
 
 from costmodel.fully_sharded import CHUNK_CAT
+from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.rates import tuned_stream
+from costmodel.stack import load_stack
 from costmodel.workload import Workload
+
+GPT_OSS = load_model("gpt-oss-120b")
 
 
 def test_replicas_of_hybrid_sharding_reduce_over_the_network():
@@ -50,6 +54,51 @@ def test_replicas_that_share_the_optimizer_state_hold_a_part_of_it_each():
     assert (
         unjudged(LLAMA, workload, H100, one).step_time_s == unjudged(LLAMA, workload, H100, whole).step_time_s
     )
+
+
+def test_later_stages_gather_one_after_the_other_as_the_pipeline_fills():
+    """Each gathers its 8 of 32 layers when its first micro-batch arrives, so the step waits for all three in turn."""
+    workload, plan = Workload(8192, 64), Plan(pp=4, dp=16)
+    found = unjudged(LLAMA, workload, H100, plan).values
+    assert found["dp_gather_arrivals"] == pytest.approx(3 * found["dp_all_gather"], rel=0.15)
+    assert found["dp_gather"] > found["dp_gather_arrivals"]
+    for other in (
+        {"vpp": 2},  # an interleaved schedule sends for all at the step's begin
+        {"overlap_param_gather": False},  # as the optimizer does
+        {"overlap_grad_reduce": False, "overlap_param_gather": False},
+        {"pp": 1, "dp": 64},
+    ):
+        assert (
+            unjudged(LLAMA, workload, H100, dataclasses.replace(plan, **other)).values["dp_gather_arrivals"]
+            == 0
+        )
+
+
+@pytest.mark.parametrize(
+    ("stack", "has"),
+    [
+        *[("mcore-24.07", 0), ("mcore-25.04", 1), ("nemo-24.07", 0), ("nemo-24.09", 1), ("local", 1)],
+        *[("torchtitan-25.06", 0), ("deepspeed-23.06", 0)],
+    ],
+)
+def test_which_frameworks_gather_on_demand_is_data(stack, has):
+    assert load_stack(stack).gathers_on_demand == bool(has)
+
+
+def test_experts_in_many_buckets_are_waited_for_beside_nothing():
+    """16 experts of 24.9 M parameters on a rank: two buckets of 64 M go ahead of a layer's modules, the others do not.
+
+    One product for each expert asks for its own weight alone.
+    """
+    workload = Workload(4096, 1280)
+    plan = Plan(dp=64, ep=8, micro_batch=4, precision="bf16", bucket_size=64_000_000)
+    found = unjudged(GPT_OSS, workload, B200, plan).values
+    share = 1 - 2 * 64e6 / (16 * 3 * 2880 * (2880 + 3))  # fc1 with its gate, fc2, and their biases
+    assert found["dp_gather"] > share * found["edp_all_gather"]
+    apart = unjudged(GPT_OSS, workload, B200, dataclasses.replace(plan, moe_grouped_gemm=False)).values
+    assert apart["edp_all_gather"] == pytest.approx(found["edp_all_gather"])
+    whole = dataclasses.replace(plan, bucket_size=256_000_000)
+    assert unjudged(GPT_OSS, workload, B200, whole).values["dp_gather"] < found["dp_gather"]
 
 
 def test_pytorchs_fsdp_costs_its_copies_in_each_layer_and_micro_batch():
