@@ -58,7 +58,8 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
         lines.append(cost_line(explanation.cost))
     lines += _other_counts(explanation)
     changed = knobs_to_set(prediction) | dict(prediction.plan.settings)
-    lines += [heading("Set these"), *knob_table(changed, explanation.request.stack)]
+    names = explanation.request.stack, prediction.cluster.gpu.vendor
+    lines += [heading("Set these"), *knob_table(changed, *names)]
     lines += violation_section(explanation.found, "Worth knowing")
     priced = any(each.severity == "PERF" for each in explanation.found)
     if priced and explanation.request.objective == "throughput":

@@ -102,3 +102,12 @@ def test_the_batch_has_its_name_in_torchtitan():
     """It was told as "no name on file", beside the name that `check` reads it by."""
     *_, row = names_section(["Try a larger --global-batch."], "torchtitan", None)
     assert row.split() == ["--global-batch", "training.global_batch_size"]
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi325x", "mi355x", "b200"])
+def test_the_answer_about_a_gpu_has_names_of_what_trains_on_it(gpu):
+    """Users of AMD's GPUs were told names of Megatron-Bridge."""
+    given = ["explain", "--model", "8b", "--gpus", "8", "--gpu", gpu, "--precision", "bf16"]
+    page = CliRunner().invoke(advisor, given).output
+    assert ("in Megatron-LM" in page) == (gpu != "b200")
+    assert ("in Megatron-Bridge" in page) == (gpu == "b200")
