@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -110,12 +110,28 @@ def _option(knob: Knob, parameter: str, hidden: bool = False) -> Callable[[Funct
         return click.option(switch, parameter, default=None, help=text, hidden=hidden)
 
     def parse(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        if value is not None and knob.name == "precision":
+            return _precision(value, context.params)
         return None if value is None else knob.parse(value)
 
     kind = _METAVARS[knob.kind]
     return click.option(
         knob.option, parameter, default=None, metavar=kind, callback=parse, help=text, hidden=hidden
     )
+
+
+def _precision(text: str, given: Mapping[str, Any]) -> Any:
+    """A recipe by any name; an error about the GPU where it is given: --gpu and --cluster are read first."""
+    try:
+        return KNOBS["precision"].parse(text)
+    except ValueError:
+        gpu, cluster = given.get("gpu"), given.get("cluster")
+        if gpu is None and cluster is None:
+            raise
+    from advisor.precisions import parse_precision
+    from hardware_db import resolve
+
+    return parse_precision(text, resolve(gpu, cluster)[0])
 
 
 def _shown(knob: Knob) -> str:

@@ -11,10 +11,11 @@ from advisor.candidates import Candidate
 from advisor.case import Case
 from advisor.explain import Explanation, explain
 from advisor.plan_faults import plan_faults
+from advisor.precisions import choose_precisions
 from advisor.report.cloud import Cloud
 from advisor.report.records import run_records
 from advisor.report.scaling import scaling
-from advisor.request import Request, choose_precisions
+from advisor.request import Request
 from advisor.rules import Violation, holds
 from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
