@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.names_there import name_there, names_shown
 from advisor.options import value_text
+from advisor.prices import EXAMPLE
 from advisor.render import bar, count, gib, gpus_text, heading, percent, seconds, table, tree, wrap
 from costmodel.graph_parts import captured_parts
 from costmodel.knobs import KNOBS
@@ -283,7 +284,10 @@ def cost_line(cost: dict[str, float]) -> str:
         words.append(f"${cost['usd']:,.0f} (${cost['usd_per_gpu_hour']:.2f} a GPU-hour)")
     if "kwh" in cost:
         words.append(f"{cost['kwh']:,.0f} kWh ({cost['watt_per_gpu']:,.0f} W a GPU, host included)")
-    words += [f"no {name} known" for name, key in (("price", "usd"), ("power", "kwh")) if key not in cost]
+    if "usd" not in cost:
+        words.append(f"no price known: --price {EXAMPLE:g} gives one, in USD a GPU-hour")
+    if "kwh" not in cost:
+        words.append("no power known")
     return wrap("training   " + ", ".join(words), "  ", " " * 13)
 
 
