@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from advisor.sizes import Changes, SizesError
+from advisor.sizes import Changes, SizesError, check_gpus
 from costmodel.knobs import KNOBS, SETTINGS, Knob, checked_settings
 from costmodel.plan import Plan
 
@@ -200,8 +200,7 @@ def plan_from_options(knobs: dict[str, Any], gpus: int | None, base: Plan | None
     plan = replace(base or Plan(), **_consistent(knobs, base))
     if gpus is None:
         return plan
-    if gpus < 1:
-        raise ValueError(f"--gpus {gpus} is not a whole number from 1. Try --gpus 8.")
+    check_gpus(gpus)
     others = plan.replica
     sizes = f"tp={plan.tp}, pp={plan.pp}, cp={plan.cp}"
     product = "tp x pp x cp"

@@ -12,7 +12,7 @@ from advisor.options import split_pairs, value_text
 from advisor.precisions import choose_precisions
 from advisor.profiles import other_processes
 from advisor.rules.features import unheard
-from advisor.sizes import SizesError
+from advisor.sizes import SizesError, check_gpus
 from advisor.usual_sizes import usual_global_batch, usual_seq_len, why_that_long, why_that_many
 from advisor.workload_options import check_acting
 from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error
@@ -27,7 +27,6 @@ OBJECTIVES = ("throughput", "cost", "memory")
 # How many times as slow as the fastest a plan of less memory may be: full recompute costs a third, FSDP of whole layers
 # somewhat more; without a bound 1 % less memory took 10 times as long.
 SLOWDOWN = 1.5
-MOST_GPUS = 2**20
 # Knobs that one kind of recompute alone takes.
 RECOMPUTE_OF = {"recompute_modules": "selective", "recompute_num_layers": "full"}
 
@@ -158,12 +157,6 @@ class Request:
                 for name, value in given.items()
             ]
             raise ValueError(f"{', contradicts '.join(words)}. Leave one out.")
-
-
-def check_gpus(gpus: Any) -> None:
-    """ValueError in one line unless `gpus` is a number of GPUs that can be meant."""
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST_GPUS:
-        raise ValueError(f"--gpus {gpus!r} is not a whole number from 1 to {MOST_GPUS}. Try --gpus 8.")
 
 
 def make_request(

@@ -27,7 +27,9 @@ def test_without_a_price_on_file_the_option_that_gives_one_is_told(gpu):
 
 
 def test_a_price_is_of_every_hour_and_stands_before_that_on_file():
-    record = json.loads(CliRunner().invoke(advisor, [*ASKED, "--gpu", "h100", "--price", "2", "--json"]).output)
+    record = json.loads(
+        CliRunner().invoke(advisor, [*ASKED, "--gpu", "h100", "--price", "2", "--json"]).output
+    )
     cost = record["cost"]
     assert cost["usd"] == 2 * cost["gpu_hours"]
     assert cost["usd_per_gpu_hour"] == 2 != load_cluster("dgx-h100").price_per_gpu_hour
