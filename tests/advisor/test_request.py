@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from advisor.cli import advisor
 from advisor.precisions import choose_precisions
 from advisor.request import (
-    MOST_GPUS,
     Request,
     make_request,
     parse_pins,
 )
+from advisor.sizes import MOST_GPUS
 from advisor.usual_sizes import MOST_TOKENS, SEQUENCES, default_global_batch, usual_seq_len
 from costmodel.knobs import CATALOGUE
 from costmodel.model_registry import load_model
