@@ -43,7 +43,7 @@ class SizesError(ValueError):
             found.append(self._best(itertools.islice(self._several(), TRIED_AT_ONCE), broken))
         held = [each for each in found if each]
         least = min((count for count, _ in held), default=0)
-        ways = [self._words(changes, option) for count, changes in held if count == least]
+        ways = dict.fromkeys(self._words(changes, option) for count, changes in held if count == least)
         return f"{self} Try {', or '.join(ways or ['smaller sizes'])}."
 
     @staticmethod
