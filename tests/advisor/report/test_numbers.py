@@ -218,6 +218,11 @@ def test_the_export_offered_is_that_of_the_plans_software(stack, target):
     assert f"advisor export plan.toml --to {target} --slurm -o run" in words
 
 
+def test_the_export_offered_on_gpus_of_amd_is_what_trains_there():
+    words = [command for command, _ in next_commands("plan.toml", vendor="AMD")]
+    assert "advisor export plan.toml --to megatron-lm --slurm -o run" in words
+
+
 def test_commands_are_quoted_for_a_shell():
     words = [command for command, _ in next_commands("/tmp/my plan's.toml")]
     assert words[0] == """advisor run '/tmp/my plan'"'"'s.toml'"""
