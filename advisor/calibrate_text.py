@@ -43,8 +43,8 @@ def calibration_lines(found: Calibration) -> list[str]:
         if not found.outcome.apart:
             lines.append(
                 wrap(
-                    f"how well it tells other runs is open: that takes {ENOUGH_RUNS} runs, so intervals of predictions "
-                    "on this profile are those of published runs"
+                    f"how well it tells other runs is open: that takes {ENOUGH_RUNS} runs that differ in model, batch "
+                    "or plan, so intervals of predictions on this profile are those of published runs"
                 )
             )
         if found.outcome.apart:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import shlex
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
@@ -108,7 +107,7 @@ def check_record(record: dict[str, Any], where: str, schema: int) -> dict[str, A
     """The checked record with every default filled in. ValueError in one line for the first problem."""
     if not record:
         raise ValueError(
-            f"{where} is empty: no plan is in it. Write one with `advisor explain ... --save {shlex.quote(where)}`."
+            f"{where} is empty: no plan is in it. `advisor explain ... --save plan.toml` writes one."
         )
     given = record.get("schema")
     if given != schema:

@@ -48,6 +48,10 @@ class Observed:
     busy: bool = False
     device: str = ""
 
+    def same_job(self, other: Observed) -> bool:
+        """Whether the other is a repeat of this run."""
+        return (self.model, self.workload, self.plan) == (other.model, other.workload, other.plan)
+
     def weights(self) -> dict[str, float]:
         """What each part counts in a fit. [1]"""
         whole = max(self.seconds.get("step", 0.0), sum(self.seconds.values()) - self.seconds.get("step", 0.0))

@@ -67,7 +67,9 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     )
     measured = measure(processes, SECONDS, path.parent)
     write_profile(path, profile(measured, processes))
-    return path, warnings_of(measured)
+    return path, [
+        f"{warning} (when this machine was measured, just now)" for warning in warnings_of(measured)
+    ]
 
 
 def measure(

@@ -80,6 +80,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     from advisor.progress import Progress
     from advisor.run_plan import check_processes
     from executor.calibrate import calibrate_here
+    from executor.launch import check_variables
     from executor.local_profile import profile_path
     from executor.run import has_cuda, missing_software
     from executor.run import here as machine
@@ -92,6 +93,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     problem = missing_software()
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor calibrate", 1))
+    check_variables()  # before anything is measured or written
     processes = options["gpus"] if options["gpus"] is not None else 1 if has_cuda() else 2
     check_processes(
         processes,

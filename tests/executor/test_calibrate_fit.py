@@ -157,6 +157,24 @@ def test_the_interval_covers_runs_told_without_themselves(tmp_path, cluster, mod
     assert "evidence" not in taught(base_document(cluster), alone, runs[:2])["calibration"]
 
 
+def test_repeats_of_one_run_are_no_evidence_of_others(cluster, modelled):
+    """Eight runs of one plan gave every prediction on their profile an interval of 9 %."""
+    one, others = modelled[0], modelled[1:5]
+    repeats = [
+        dataclasses.replace(runs_of([one], {}, noise=0.03, seed=seed)[0], name=f"{seed}") for seed in range(8)
+    ]
+    assert tell_apart(learn(repeats, cluster), repeats, cluster).half_width == 0
+    # Told without all its repeats, a run that takes twice as long stays about that far.
+    slow = [
+        dataclasses.replace(each, seconds={part: 2 * s for part, s in each.seconds.items()})
+        for each in repeats[:3]
+    ]
+    runs = [*slow, *runs_of(others, {})]
+    outcome = tell_apart(learn(runs, cluster), runs, cluster)
+    assert set(outcome.apart) == {each.name for each in runs}
+    assert all(outcome.apart[each.name] < -0.5 for each in slow)
+
+
 def test_every_leaf_of_a_step_has_its_part(modelled):
     seen = {leaf: part_of(leaf) for leaf in modelled[0].leaves}
     assert seen["forward_linear"] == seen["vocabulary"] == "compute"

@@ -95,6 +95,8 @@ def test_an_uncertain_profile_warns_again_when_it_is_used_again(tmp_path, monkey
     monkeypatch.setattr(local_profile, "run_worker", measure)
     _, first = local_profile.local_profile(2, False, lambda line: None)
     _, second = local_profile.local_profile(2, False, lambda line: None)
+    # Beside those of the run itself, a warning says what it is of.
+    assert all(each.endswith("(when this machine was measured, just now)") for each in first)
     assert first
     assert second
     assert "--recalibrate" in second[0]
