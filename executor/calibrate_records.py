@@ -91,7 +91,7 @@ def read_observed(folder: Path) -> Observed:
         job = json.loads((folder / "job.json").read_text())
         plan, workload = plan_of(job), Workload(**job["workload"])
         model = _model(job)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
             f"{folder} is no record of a run: it has no job.json. Give a folder that `advisor run` wrote."
         ) from None

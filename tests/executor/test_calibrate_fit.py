@@ -271,6 +271,10 @@ def test_runs_on_shipped_gpus_make_an_overlay_with_sources(tmp_path):
     ],
 )
 def test_what_is_no_record_is_told_in_one_line(tmp_path, files, said):
+    file = tmp_path / "plan.toml"  # a file was "plan.toml/job.json: Not a directory"
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"plan.toml is no record of a run.*Give a folder"):
+        read_observed(file)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said) as error:

@@ -13,6 +13,7 @@ from advisor.cli import advisor
 from costmodel.amounts import rank_amounts
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file, save_plan_file
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.workload import Workload
 from executor import dryrun
@@ -159,6 +160,10 @@ def test_the_command_answers_first(monkeypatch, part, code):
     assert done.exit_code == code
     first = done.output.splitlines()[0]
     assert first.startswith("differs: " if part else "agrees: ")
+    # A reader had to look through hundreds of rows for the one that differs.
+    head = " ".join(done.output.partition("llama3-8b, TP2")[0].split())
+    named = "without a known reason: FLOPs of products and attention, qkv backward, on stage 0 ("
+    assert (named in head, "worth a report" in head) == (bool(part), bool(part))
     assert ("DIFFERS" in done.output) == bool(part)
     table = done.output.partition("Counted otherwise")[0].splitlines()[3:]
     assert len(table) > 60
@@ -174,3 +179,15 @@ def test_without_the_software_it_says_what_to_install(monkeypatch):
     done = CliRunner().invoke(advisor, ["dryrun", *OPTIONS])
     assert isinstance(done.exception, ValueError)
     assert str(done.exception).startswith("`advisor dryrun` needs torch")
+
+
+def test_what_cannot_be_traced_of_the_last_plan_says_whose_it_is(monkeypatch, tmp_path):
+    """A bare `advisor dryrun` ended with "--fsdp: amounts are ...", an option that nobody had given."""
+    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
+    monkeypatch.setattr("executor.run.missing_software", lambda: "")
+    fsdp = Plan(dp=8, zero_stage=3, fsdp=True)
+    save_plan_file(last_plan_path(), PlanFile("llama3-8b", WORK, "dgx-h100", 8, fsdp))
+    said = str(CliRunner().invoke(advisor, ["dryrun"]).exception)
+    assert said.startswith("the plan that `advisor explain` gave last: --fsdp: ")
+    kept = save_plan_file(tmp_path / "named.toml", load_plan_file(str(last_plan_path())))
+    assert str(CliRunner().invoke(advisor, ["dryrun", str(kept)]).exception).startswith("--fsdp: ")
