@@ -183,7 +183,7 @@ def test_without_the_software_it_says_what_to_install(monkeypatch):
 
 def test_what_cannot_be_traced_of_the_last_plan_says_whose_it_is(monkeypatch, tmp_path):
     """A bare `advisor dryrun` ended with "--fsdp: amounts are ...", an option that nobody had given."""
-    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
+    monkeypatch.setenv("ADVISOR_CACHE", str(tmp_path))
     monkeypatch.setattr("executor.run.missing_software", lambda: "")
     fsdp = Plan(dp=8, zero_stage=3, fsdp=True)
     save_plan_file(last_plan_path(), PlanFile("llama3-8b", WORK, "dgx-h100", 8, fsdp))
