@@ -50,9 +50,12 @@ def dryrun_lines(result: DryRun, case: Case) -> list[str]:
 def headline(result: DryRun) -> str:
     """Whether both agree."""
     word = "differs" if result.differing else "agrees"
-    known = f", {len(result.documented)} with a documented difference" if result.documented else ""
+    known = len([term for term in result.documented if not term.tolerance])
+    told = f", {known} with a documented difference" if known else ""
     saved = f"saved activations within {100 * result.worst_saved:.1f} %"
-    return wrap(f"{word}: {result.num_equal} of {len(result.exact)} exact amounts equal{known}, {saved}")
+    if len(result.documented) > known:
+        saved += " (documented)"
+    return wrap(f"{word}: {result.num_equal} of {len(result.exact)} exact amounts equal{told}, {saved}")
 
 
 def where_it_differs(result: DryRun) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.cli import advisor
+from advisor.dryrun_text import headline
 from costmodel.amounts import rank_amounts
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -191,3 +192,22 @@ def test_what_cannot_be_traced_of_the_last_plan_says_whose_it_is(monkeypatch, tm
     assert said.startswith("the plan that `advisor explain` gave last: --fsdp: ")
     kept = save_plan_file(tmp_path / "named.toml", load_plan_file(str(last_plan_path())))
     assert str(CliRunner().invoke(advisor, ["dryrun", str(kept)]).exception).startswith("--fsdp: ")
+
+
+def test_the_counts_of_the_headline_add_up(tmp_path):
+    """"154 of 162 exact amounts equal, 10 with a documented difference": two of the ten were no exact amounts."""
+    deepseek, plan = load_model("deepseek-v3"), Plan(ep=8, dp=8, recompute="selective")
+    plan = replace(plan, recompute_modules=("mla_up_proj",))
+
+    def measure(job, folder):
+        found = rank_amounts(plan, WORK, deepseek, 0, 1)
+        return replace(found, saved={name: size / 1.015 for name, size in found.saved.items()})
+
+    given = {"stages": [0], "num_microbatches": 1, "folder": tmp_path, "measure": measure}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dryrun, "traced_model", lambda model: model)
+        result = dry_run(plan, WORK, deepseek, **given)
+    assert not result.differing
+    whole = len(result.exact)
+    said = f"agrees: {whole} of {whole} exact amounts equal, saved activations within 1.5 % (documented)"
+    assert " ".join(headline(result).split()) == said
