@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from executor.run import RunResult
 
 
-# Of processors, where no allocator tells what tensors take; the sizes are those that docs/run.md has.
+# Of processors, where no allocator tells what tensors take; the size is that which docs/run.md has.
 RESIDENT = (
-    "on a processor memory is what a rank's process holds: 0.1 to 0.3 GiB more than the tensors predicted"
+    "on a processor memory is what a rank's process holds: up to 0.3 GiB more than the tensors predicted"
 )
 
 

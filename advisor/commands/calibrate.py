@@ -163,7 +163,7 @@ def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:
     import hardware_db
     from advisor.profiles import machine_options
     from executor.calibrate_records import read_all
-    from executor.local_profile import profile_path
+    from executor.local_profile import own_cluster, profile_path
 
     if options["profile"]:
         chosen = options | machine_options(options["profile"], options)
@@ -177,4 +177,4 @@ def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:
             f"no profile of this machine with {processes} process{'es' * (processes > 1)} to go on from. "
             f"Try `advisor calibrate --gpus {processes}` first, or --gpu NAME for runs elsewhere."
         )
-    return hardware_db.load_cluster(str(path))
+    return own_cluster(path, f"`advisor calibrate --gpus {processes}`")

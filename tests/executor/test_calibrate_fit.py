@@ -384,6 +384,11 @@ def test_only_what_is_written_is_told_as_learned(tmp_path, cluster):
     told = " ".join(lines)
     assert "that it learned from are told within" in told
     assert "how well it tells other runs is open: that takes 5 runs" in told
+    assert "intervals of predictions on this profile are those of published runs" in told
+    # The evidence of a profile that is gone on from stays in the new one.
+    kept = document | {"calibration": document["calibration"] | {"evidence": {}}}
+    told = " ".join(calibration_lines(dataclasses.replace(found, document=kept)))
+    assert "on this profile are those of the profile that it goes on from" in told
     apart = dataclasses.replace(outcome, apart={f"run {n}": 0.1 for n in range(5)})
     assert "is open" not in " ".join(calibration_lines(dataclasses.replace(found, outcome=apart)))
     assert {each["name"]: each["written"] for each in to_json(found)["learned"]} == {
@@ -391,6 +396,10 @@ def test_only_what_is_written_is_told_as_learned(tmp_path, cluster):
         "stream": False,
     }
     assert shown(13980.0, "us") == "13.98 ms"
+    # 0.9502 of what?
+    shares = {"gemm": {"value": 0.95, "unit": "1", "kind": "measured", "source": "here", "residual": 0.04}}
+    alone = dataclasses.replace(found, document=document | {"calibration": shares})
+    assert "without a unit: shares of the machine's best rate" in " ".join(calibration_lines(alone))
 
 
 def test_a_profile_that_is_replaced_is_kept_and_told(tmp_path, cluster, modelled):

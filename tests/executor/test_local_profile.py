@@ -116,3 +116,13 @@ def test_where_a_profile_is_written(tmp_path, monkeypatch):
     assert str(out_path("./a.toml", tmp_path)) == "a.toml"
     with pytest.raises(ValueError, match="no name of a profile"):
         out_path("so so", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "x = ["])
+def test_a_broken_profile_of_this_machine_is_measured_again(tmp_path, text):
+    """It was told to write hbm_bandwidth by hand, of a data sheet."""
+    path = tmp_path / "local.2.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"local\.2\.toml.*and --recalibrate measures it again\.$") as told:
+        local_profile.own_cluster(path, "--recalibrate")
+    assert "datasheet" not in str(told.value)
