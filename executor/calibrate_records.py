@@ -64,7 +64,7 @@ class Observed:
 
 
 class NoStepError(ValueError):
-    """A record whose steps teach nothing; why: that it was cut before its first measured one, or shared its GPU."""
+    """A folder that teaches nothing; why: it has no job, no measured step, or ranks that shared a GPU."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -92,9 +92,10 @@ def read_observed(folder: Path) -> Observed:
         plan, workload = plan_of(job), Workload(**job["workload"])
         model = _model(job)
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(
-            f"{folder} is no record of a run: it has no job.json. Give a folder that `advisor run` wrote."
-        ) from None
+        said = f"{folder} is no record of a run: it has no job.json. Give a folder that `advisor run` wrote."
+        # Among records stand folders of jobs that were given to Slurm, and of runs that were refused.
+        error = NoStepError(said, "it has no job.json") if folder.is_dir() else ValueError(said)
+        raise error from None
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder}/job.json cannot be read ({error}). Run the plan again.") from None
     steps = [step for step in read_steps(folder) if not step["warmup"]]

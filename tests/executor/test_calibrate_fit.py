@@ -330,6 +330,20 @@ def test_a_run_that_was_cut_in_its_warm_up_is_left_out_of_many(tmp_path, modelle
     assert left_out == ["cut: left out, it holds no measured step"]
 
 
+def test_folders_without_a_job_are_left_out_of_many(tmp_path, modelled):
+    """`--from runs/2026*`, as the help has it, ended at the folder of a job that Slurm was given."""
+    each = modelled[0]
+    record(tmp_path / "whole", each, {part: float(value) for part, value in each.seconds({}).items()})
+    (tmp_path / "slurm").mkdir()
+    runs, left_out = read_all([tmp_path / "slurm", tmp_path / "whole"])
+    assert ([run.name for run in runs], left_out) == (["whole"], ["slurm: left out, it has no job.json"])
+    for missing in ("slurm", "mistyped"):
+        with pytest.raises(ValueError, match=f"{missing} is no record of a run"):
+            read_all([tmp_path / missing])
+    with pytest.raises(ValueError, match="mistyped is no record of a run"):
+        read_all([tmp_path / "whole", tmp_path / "mistyped"])
+
+
 def test_a_run_whose_ranks_shared_a_gpu_teaches_nothing(tmp_path, modelled):
     seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
     for name, shared in (("good", 1), ("shared", 2)):
