@@ -15,6 +15,11 @@ def run(*arguments: str, text: str | None = None):
     return CliRunner().invoke(advisor, ["check", *arguments], input=text, catch_exceptions=False)
 
 
+OF_A_PLAN = [
+    *("--model", "llama3-8b", "--gpus", "8", "--gpu", "h100"),
+    *("--seq-len", "4096", "--global-batch", "32"),
+]
+
 GPT3 = (
     "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 4096 --max-position-embeddings 4096 "
     "--micro-batch-size 1 --global-batch-size 256 --bf16 --tensor-model-parallel-size 8"
@@ -97,7 +102,7 @@ def test_a_configuration_of_automodel_is_not_taken_for_nemos():
 @pytest.mark.parametrize("target", OF)
 def test_a_plan_file_is_no_configuration(tmp_path, target):
     path = tmp_path / "plan.toml"
-    CliRunner().invoke(advisor, ["predict", *SETTING, "--save", str(path)])
+    CliRunner().invoke(advisor, ["predict", *OF_A_PLAN, "--save", str(path)])
     with pytest.raises(ValueError, match=f"is a plan file, .* Leave --from {target} out"):
         run("--from", target, str(path), "--gpu", "h100")
 
