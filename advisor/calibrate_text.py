@@ -41,10 +41,12 @@ def calibration_lines(found: Calibration) -> list[str]:
         )
         lines.append(wrap(told))
         if not found.outcome.apart:
+            kept = "evidence" in found.document.get("calibration", {})
             lines.append(
                 wrap(
-                    f"how well it tells other runs is open: that takes {ENOUGH_RUNS} runs, so intervals of predictions "
-                    "on this profile are those of published runs"
+                    f"how well it tells other runs is open: that takes {ENOUGH_RUNS} runs that differ in model, batch "
+                    "or plan, so intervals of predictions on this profile are those of "
+                    + ("the profile that it goes on from" if kept else "published runs")
                 )
             )
         if found.outcome.apart:
@@ -69,6 +71,14 @@ def calibration_lines(found: Calibration) -> list[str]:
     if measured:
         lines.append(heading("Measured alone, with the scatter about its formula"))
         lines += table(["constant", "value", "scatter"], measured, "lrr")
+        lines.append(
+            wrap(
+                "  without a unit: shares of the machine's best rate (gemm, attention) and of its memory bandwidth "
+                "(memory)",
+                "",
+                "  ",
+            )
+        )
     lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in found.warnings]
     return [*lines, "", f"Use it: advisor predict ... --profile {found.path}"]
 

@@ -70,8 +70,19 @@ def setting_options(function: Function) -> Function:
         [
             click.option("--model", help="Model: a name, an alias such as 70b, a TOML or a config.json."),
             click.option("--gpus", type=COUNT, metavar="N", help="GPUs in all."),
-            click.option("--gpu", metavar="NAME", help="GPU type, such as h100, b200, or a TOML of yours."),
-            click.option("--cluster", metavar="NAME", help="A cluster instead of --gpu, such as dgx-h100."),
+            # Eager, so that errors about a precision know the machine.
+            click.option(
+                "--gpu",
+                metavar="NAME",
+                is_eager=True,
+                help="GPU type, such as h100, b200, or a TOML of yours.",
+            ),
+            click.option(
+                "--cluster",
+                metavar="NAME",
+                is_eager=True,
+                help="A cluster instead of --gpu, such as dgx-h100.",
+            ),
             click.option(
                 "--seq-len", type=TOKENS, metavar="TOKENS", help="Tokens of one sequence, such as 128K."
             ),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from advisor.case import Case, with_ways
+from advisor.case_whose import check_whose
 from advisor.options import given_knobs, plan_from_options
 from advisor.workload_options import check_acting, given_workload
 from costmodel.model_spec import ModelSpec
@@ -34,6 +35,7 @@ def read_foreign(target: str, given: str | None, options: dict[str, Any]) -> Cas
             hint = f" It is a file: say whose before it, as --from {TITAN if target.endswith('.toml') else TARGETS[0]}."
         raise ValueError(f"--from {target!r} is not a source. Sources: {', '.join(TARGETS)}.{hint}")
     text = _text(target, given)
+    check_whose(text, given or text, target)
     if target == TITAN:
         from advisor.torchtitan.reading import read_text
 
@@ -131,13 +133,15 @@ def _text(target: str, given: str | None) -> str:
     path = Path(given).expanduser()
     if path.is_dir():
         raise ValueError(f"{given} is a folder. Name the file in it that holds the configuration.")
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(
             f"{given} is no file, and no arguments either. Name the file, or quote the arguments."
         )
-    if path.stat().st_size > LARGEST:
+    with path.open(encoding="utf-8", errors="replace") as file:  # a pipe tells no size
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
         raise ValueError(f"{given} is larger than 1 MiB, so it is no configuration. Check the path.")
-    return _said(path.read_text(encoding="utf-8", errors="replace"), given, target)
+    return _said(text, given, target)
 
 
 def _example(target: str) -> str:
@@ -195,7 +199,7 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
     from costmodel.model_registry import load_model
 
     if options.get("model"):
-        return _with_heads(load_model(options["model"]), found.mtp_heads, notes)
+        return _as_said(load_model(options["model"]), found, notes)
     if found.model:
         notes.append(f"{found.model}: the model of our catalogue that has these sizes.")
         if found.alike:
@@ -210,7 +214,7 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
                 f"The vocabulary of {found.model} is {model.vocab:,}, the configuration says {found.vocab:,}: "
                 "the model's is counted."
             )
-        return _with_heads(model, found.mtp_heads, notes)
+        return _as_said(model, found, notes)
     shape = dict(found.architecture)
     if not shape.get("num_layers") and not shape.get("layer_pattern"):
         raise ValueError(
@@ -225,8 +229,15 @@ def _model(found: Reading, options: dict[str, Any], notes: list[str]) -> ModelSp
     return from_mapping({"name": "as configured", **shape})
 
 
-def _with_heads(model: ModelSpec, said: int | None, notes: list[str]) -> ModelSpec:
-    """The model with the MTP heads that the configuration says; hybrids keep their own."""
+def _as_said(model: ModelSpec, found: Reading, notes: list[str]) -> ModelSpec:
+    """The model with the MTP heads and the table of positions that the configuration says; hybrids keep their heads."""
+    said, positions = found.mtp_heads, model.learned_positions
+    if positions and found.positions not in (0, positions):
+        notes.append(
+            f"Learned positions: {model.name} has {positions:,}, the configuration {found.positions:,}, which is "
+            "counted."
+        )
+        model = replace(model, learned_positions=found.positions)
     if said is None or said == model.mtp_layers or (said and model.layer_pattern):
         return model
     notes.append(
@@ -236,11 +247,18 @@ def _with_heads(model: ModelSpec, said: int | None, notes: list[str]) -> ModelSp
 
 
 def _plan(found: Reading, options: dict[str, Any], notes: list[str]) -> Plan:
-    """The plan of the text with options over it; dp follows from --gpus where the text names no ranks."""
+    """The plan of the text with options over it; dp follows from --gpus, or else from the ranks that the text names."""
     read = dict(found.knobs)
     base = Plan(**read)
     knobs, gpus = given_knobs(options), options.get("gpus")
-    if gpus is None and "dp" not in knobs and "dp" not in read:
+    if gpus is None and "dp" not in knobs and found.gpus:
+        gpus, replica = found.gpus, plan_from_options(knobs, None, base).replica
+        if gpus % replica:
+            raise ValueError(
+                f"the configuration starts {gpus} GPUs, and they are not a multiple of tp x pp x cp = {replica}. "
+                f"Say how many run it: --gpus {replica * -(-gpus // replica)}."
+            )
+    elif gpus is None and "dp" not in knobs and "dp" not in read:
         gpus = base.replica
         notes.append(f"GPUs not said: {gpus}, the least that the sizes allow; --gpus says more.")
     if gpus is None and {"tp", "pp", "cp"} & set(knobs) and "dp" not in knobs:

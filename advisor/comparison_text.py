@@ -96,6 +96,10 @@ def certainty(found: Comparison) -> list[str]:
     overlap = "overlap" if verdict.intervals_overlap else "do not overlap"
     spans = ", ".join(f"{name} {_span(found, side)}" for name, side in (("A", found.a), ("B", found.b)))
     if found.a.measured and found.b.measured:
+        single = [name for name, side in (("A", found.a), ("B", found.b)) if _one_step(side)]
+        if single:
+            which = f"{' and '.join(single)} measured one step{' each' * (len(single) > 1)}"
+            return [f"{which}, of which no scatter is known: the order may be chance ({spans})."]
         return [f"The scatters of the measured steps {overlap} ({spans})."]
     if found.a.measured or found.b.measured:
         return [f"Predicted interval and scatter of the measured steps {overlap} ({spans})."]
@@ -132,6 +136,11 @@ def _decides(found: Comparison) -> str:
         f": too close to call, as single terms may err by {limit}" if verdict.turns_at < TERM_ERROR else ""
     )
     return f"{text} {turns}{reason}."
+
+
+def _one_step(side: Side) -> bool:
+    """Whether a run measured a single step."""
+    return bool(side.measured) and side.measured.get("num_steps") == 1
 
 
 def _span(found: Comparison, side: Side) -> str:

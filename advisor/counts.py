@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from advisor.candidates import Candidate
-from advisor.request import MOST_GPUS, Request
+from advisor.request import Request
 from advisor.search import search
 from advisor.sections import training_cost
+from advisor.sizes import MOST_GPUS
 from advisor.usual_sizes import default_global_batch
 
 # A rounder number leaves at most this share of the GPUs idle.

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import value_text
+from advisor.precisions import choose_precisions
 from advisor.render import gib, seconds
-from advisor.request import Request, choose_precisions
+from advisor.request import Request
 from advisor.rules import untrainable
 from advisor.search import fits_at_all
 from advisor.whatif import GIB, Change, what_if

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from advisor.render import bold, dim, heading, wrap
@@ -22,12 +23,15 @@ SECTIONS = {
 # From here on digits stand without separators, so that two numbers and a name fit a line of 80 columns.
 CROWDED = 1e15
 NAME, NUMBER = 31, 19
+# Differences that the first lines name.
+TOLD = 3
 
 
 def dryrun_lines(result: DryRun, case: Case) -> list[str]:
     """Answer first, then the stages, then reasons and notes."""
     lines = [
         bold(headline(result)),
+        *where_it_differs(result),
         wrap(f"{case.model.name}, {case.plan.describe()}, {case.plan.world:,} ranks"),
     ]
     reasons = list(dict.fromkeys(term.reason for term in result.documented))
@@ -46,9 +50,39 @@ def dryrun_lines(result: DryRun, case: Case) -> list[str]:
 def headline(result: DryRun) -> str:
     """Whether both agree."""
     word = "differs" if result.differing else "agrees"
-    known = f", {len(result.documented)} with a documented difference" if result.documented else ""
+    known = len([term for term in result.documented if not term.tolerance])
+    told = f", {known} with a documented difference" if known else ""
     saved = f"saved activations within {100 * result.worst_saved:.1f} %"
-    return wrap(f"{word}: {result.num_equal} of {len(result.exact)} exact amounts equal{known}, {saved}")
+    if len(result.documented) > known:
+        saved += " (documented)"
+    return wrap(f"{word}: {result.num_equal} of {len(result.exact)} exact amounts equal{told}, {saved}")
+
+
+def where_it_differs(result: DryRun) -> list[str]:
+    """Which amounts differ without a known reason, before a reader looks through all stages for them."""
+    found = [
+        f"{SECTIONS[term.section].partition(' [')[0]}, {term.name}, on stage {stage.stage} ({_share(term)})"
+        for stage in result.stages
+        for term in stage.terms
+        if term in result.differing
+    ]
+    if not found:
+        return []
+    more = f"; and {len(found) - TOLD} more" if len(found) > TOLD else ""
+    return [
+        wrap(
+            f"without a known reason: {'; '.join(found[:TOLD])}{more}. Predictions of this plan rest on our amounts: "
+            "a bug of ours, and worth a report"
+        )
+    ]
+
+
+def _share(term: Term) -> str:
+    """How far the prediction lies from what was counted."""
+    apart = 100 * term.difference
+    if apart == float("inf"):
+        return "only the model has it"
+    return f"{apart:+.3g} %" + f", {100 * term.tolerance:g} % allowed" * bool(term.tolerance)
 
 
 def stage_lines(stage: StageResult, pp: int, reasons: Sequence[str]) -> list[str]:
@@ -73,7 +107,7 @@ def term_lines(term: Term, reasons: Sequence[str]) -> list[str]:
     if term.predicted == term.counted:
         return [f"{line}  equal"]
     apart = 100 * term.difference
-    share = "only the model has it" if apart == float("inf") else f"{apart:+.3g} %"
+    share = _share(replace(term, tolerance=0.0))
     if term.verdict == "within":
         return [f"{line}  {apart:+.1f}%"]
     if term.verdict == "documented":

@@ -6,7 +6,7 @@ from advisor.alternatives import WhyNot, missing, shortfall
 from advisor.candidates import Candidate
 from advisor.counts_text import count_notes, on_count
 from advisor.explain import Explanation
-from advisor.options import value_text
+from advisor.options import as_pins, value_text
 from advisor.outside import outside_lines
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.search import HOW_RANKED
@@ -58,7 +58,8 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
         lines.append(cost_line(explanation.cost))
     lines += _other_counts(explanation)
     changed = knobs_to_set(prediction) | dict(prediction.plan.settings)
-    lines += [heading("Set these"), *knob_table(changed, explanation.request.stack)]
+    names = explanation.request.stack, prediction.cluster.gpu.vendor
+    lines += [heading("Set these"), *knob_table(changed, *names)]
     lines += violation_section(explanation.found, "Worth knowing")
     priced = any(each.severity == "PERF" for each in explanation.found)
     if priced and explanation.request.objective == "throughput":
@@ -155,7 +156,8 @@ def _space(explanation: Explanation) -> list[str]:
     told = (*declared_space(), *outside_lines(explanation.outside))
     lines += [wrap(text[0].upper() + text[1:] + ".", "  - ", "    ") for text in told]
     if result.rejected:
-        lines += ["", *table(["dropped by", "combinations", "for example"], reasons(result, 5), "lrl")]
+        rows = [(*row, as_pins(example)) for *row, example in reasons(result, 5)]
+        lines += ["", *table(["dropped by", "combinations", "for example"], rows, "lrl")]
         lines.append(wrap(f"{ADDED_UP}.", "  "))
     return lines
 

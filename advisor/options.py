@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
-from advisor.sizes import Changes, SizesError
+from advisor.sizes import Changes, SizesError, check_gpus
 from costmodel.knobs import KNOBS, SETTINGS, Knob, checked_settings
 from costmodel.plan import Plan
 
@@ -110,12 +110,28 @@ def _option(knob: Knob, parameter: str, hidden: bool = False) -> Callable[[Funct
         return click.option(switch, parameter, default=None, help=text, hidden=hidden)
 
     def parse(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        if value is not None and knob.name == "precision":
+            return _precision(value, context.params)
         return None if value is None else knob.parse(value)
 
     kind = _METAVARS[knob.kind]
     return click.option(
         knob.option, parameter, default=None, metavar=kind, callback=parse, help=text, hidden=hidden
     )
+
+
+def _precision(text: str, given: Mapping[str, Any]) -> Any:
+    """A recipe by any name; an error about the GPU where it is given: --gpu and --cluster are read first."""
+    try:
+        return KNOBS["precision"].parse(text)
+    except ValueError:
+        gpu, cluster = given.get("gpu"), given.get("cluster")
+        if gpu is None and cluster is None:
+            raise
+    from advisor.precisions import parse_precision
+    from hardware_db import resolve
+
+    return parse_precision(text, resolve(gpu, cluster)[0])
 
 
 def _shown(knob: Knob) -> str:
@@ -184,8 +200,7 @@ def plan_from_options(knobs: dict[str, Any], gpus: int | None, base: Plan | None
     plan = replace(base or Plan(), **_consistent(knobs, base))
     if gpus is None:
         return plan
-    if gpus < 1:
-        raise ValueError(f"--gpus {gpus} is not a whole number from 1. Try --gpus 8.")
+    check_gpus(gpus)
     others = plan.replica
     sizes = f"tp={plan.tp}, pp={plan.pp}, cp={plan.cp}"
     product = "tp x pp x cp"

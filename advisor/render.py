@@ -275,4 +275,12 @@ def _branch(
 
 
 def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 3].rstrip(" ,") + "..."
+    """A title in its room: of a list as many whole parts as there is room for, and how many more there are."""
+    if len(text) <= room:
+        return text
+    parts = text.split("; ")
+    for kept in range(len(parts) - 1, 0, -1):
+        told = f"{'; '.join(parts[:kept])}; {len(parts) - kept} more"
+        if len(told) <= room:
+            return told
+    return text[: room - 3].rstrip(" ,") + "..."

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.options import split_pairs, value_text
+from advisor.precisions import choose_precisions
 from advisor.profiles import other_processes
-from advisor.rules.features import lacked, unheard
-from advisor.sizes import SizesError
+from advisor.rules.features import unheard
+from advisor.sizes import SizesError, check_gpus
 from advisor.usual_sizes import usual_global_batch, usual_seq_len, why_that_long, why_that_many
 from advisor.workload_options import check_acting
-from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error, parse_knob
+from costmodel.knobs import KNOBS, SETTINGS, checked_settings, knob_error
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.workload import Workload
@@ -26,17 +27,6 @@ OBJECTIVES = ("throughput", "cost", "memory")
 # How many times as slow as the fastest a plan of less memory may be: full recompute costs a third, FSDP of whole layers
 # somewhat more; without a bound 1 % less memory took 10 times as long.
 SLOWDOWN = 1.5
-MOST_GPUS = 2**20
-# Precision recipes that "auto" searches, by GPU generation. Delayed scaling is superseded by current
-# scaling (Megatron-Bridge recipes); NVFP4 changes numerics so much that it is searched only when named.
-AUTO_PRECISIONS = {
-    "ada": ("bf16", "fp8-cs"),
-    "hopper": ("bf16", "fp8-cs"),
-    "blackwell": ("bf16", "fp8-cs", "mxfp8"),
-    "blackwell-ultra": ("bf16", "fp8-cs", "mxfp8"),
-}
-# Where a stack does not have one yet: what its recipes took.
-OLDER = {"fp8-cs": "fp8-delayed"}
 # Knobs that one kind of recompute alone takes.
 RECOMPUTE_OF = {"recompute_modules": "selective", "recompute_num_layers": "full"}
 
@@ -169,12 +159,6 @@ class Request:
             raise ValueError(f"{', contradicts '.join(words)}. Leave one out.")
 
 
-def check_gpus(gpus: Any) -> None:
-    """ValueError in one line unless `gpus` is a number of GPUs that can be meant."""
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST_GPUS:
-        raise ValueError(f"--gpus {gpus!r} is not a whole number from 1 to {MOST_GPUS}. Try --gpus 8.")
-
-
 def make_request(
     model: str,
     gpus: int,
@@ -277,39 +261,6 @@ def parse_pins(texts: Iterable[str], option: str = "--pin") -> dict[str, Any]:
             raise ValueError(f"{option} gives {knob.name} twice: {pins[knob.name]} and {value}. Keep one.")
         pins[knob.name] = value
     return pins
-
-
-def choose_precisions(
-    precision: str, cluster: Cluster, stack: str | None = None
-) -> tuple[tuple[str, ...], str]:
-    """Recipes to search, and what was assumed. ValueError in one line for a recipe that is none.
-
-    stack: software, whose recipes alone "auto" searches; None is the newest known.
-    """
-    if precision != "auto":
-        names = [part.strip() for part in precision.split(",") if part.strip()]
-        if not names:
-            raise ValueError(f"--precision {precision!r} names no recipe. Try --precision auto.")
-        known, _ = _auto_precisions(cluster, stack)
-        wanted = (known if name == "auto" else (parse_knob("precision", name),) for name in names)
-        return tuple(dict.fromkeys(recipe for recipes in wanted for recipe in recipes)), ""
-    return _auto_precisions(cluster, stack)
-
-
-def _auto_precisions(cluster: Cluster, stack: str | None) -> tuple[tuple[str, ...], str]:
-    gpu = cluster.gpu
-    if gpu.generation == "cpu" or (gpu.peak("bf16") is None and gpu.peak("fp16") is None):
-        return ("fp32",), f"precision fp32: {gpu.title} has no 16-bit matrix units"
-    absent = lacked(stack)
-    known = AUTO_PRECISIONS.get(gpu.generation, ("bf16",))
-    wanted = (OLDER.get(name, name) if _feature(name) in absent else name for name in known)
-    recipes = tuple(dict.fromkeys(name for name in wanted if _feature(name) not in absent))
-    return recipes, f"precision auto: searched {', '.join(recipes)}; others only when named"
-
-
-def _feature(precision: str) -> str:
-    """A recipe's name among the features of stacks."""
-    return precision.replace("-", "_")
 
 
 def _hint(given: str, known: Iterable[str]) -> str:

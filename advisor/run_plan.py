@@ -243,7 +243,7 @@ def machine(
     """The machine to predict for: a file that is named, the GPUs found, or this machine, measured now or before."""
     import hardware_db
     from executor.devices import gpu_here
-    from executor.local_profile import kept_warnings, local_profile
+    from executor.local_profile import kept_warnings, local_profile, own_cluster
 
     if options["profile"]:
         from advisor.profiles import other_processes
@@ -261,7 +261,7 @@ def machine(
             *warnings,
             "links between nodes are not measured: predicted as one machine; --profile names them",
         ]
-    return hardware_db.load_cluster(str(path)), warnings
+    return own_cluster(path, "--recalibrate"), warnings
 
 
 def _path(processes: int, options: Mapping[str, Any]) -> Any:

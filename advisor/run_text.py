@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from executor.run import RunResult
 
 
+# Of processors, where no allocator tells what tensors take; the size is that which docs/run.md has.
+RESIDENT = (
+    "on a processor memory is what a rank's process holds: up to 0.3 GiB more than the tensors predicted"
+)
+
+
 def page(result: RunResult, predicted: dict[str, Any]) -> str:
     """The comparison as text, answer first."""
     from advisor.render import heading, memory, seconds, table, wrap
@@ -49,6 +55,8 @@ def page(result: RunResult, predicted: dict[str, Any]) -> str:
         for row in result.rows
     ]
     lines += table(["quantity", "predicted", "measured", "ratio", "verdict"], rows, "lrrrl")
+    if measured.get("peak_memory_bytes") and not measured.get("peak_allocated_bytes"):
+        lines.append(wrap(f"  {RESIDENT}", "", "  "))
     exposed = {name: spent for name, spent in measured["exposed"].items() if spent > 0}
     if exposed:
         lines += [heading("Exposed communication and waiting, by group")]

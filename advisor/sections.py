@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from advisor.names_there import name_there, names_shown
 from advisor.options import value_text
+from advisor.prices import EXAMPLE
 from advisor.render import bar, count, gib, gpus_text, heading, percent, seconds, table, tree, wrap
 from costmodel.graph_parts import captured_parts
-from costmodel.knobs import CATALOGUE, KNOBS
-from costmodel.knobs.names import FRAMEWORKS
+from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
-from costmodel.stack import default_stack, load_stack, months
 from hardware_db.units import flop_rate
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from costmodel.prediction import Prediction
 
 GIB = 2**30
-# Framework whose names are shown where a stack's own are not on file.
-OTHERWISE = "megatron_bridge"
-DERIVED = "follows from the others"
 METER = 40  # columns of the bar of memory
 ORDER_HELD = (
     "order held: of published plans of the same work that are predicted as far apart, the share of pairs that were "
@@ -149,34 +146,16 @@ def _differs(plan: Plan, name: str, default: Any) -> bool:
     return bool(list(value) != list(default) if isinstance(value, tuple) else value != default)
 
 
-def knob_table(changed: Mapping[str, Any], stack: str | None = None) -> list[str]:
-    """Every knob and setting to set, with its name in the stack's own configuration."""
+def knob_table(changed: Mapping[str, Any], stack: str | None = None, vendor: str = "") -> list[str]:
+    """Every knob and setting to set, with its name in the configuration of what trains: see `shown_stack`."""
     if not changed:
         return ["  every knob at its default"]
-    title, note = names_shown(stack)
-    rows = [(name, value_text(value), name_there(name, stack)) for name, value in changed.items()]
+    title, note = names_shown(stack, vendor)
+    rows = [
+        (name, value_text(value), name_there(name, stack, vendor, value)) for name, value in changed.items()
+    ]
     lines = table(["knob", "value", f"in {title}"], rows)
     return [*lines, wrap(note, "  ", "  ")] if note else lines
-
-
-def names_shown(stack: str | None) -> tuple[str, str]:
-    """The framework whose names of knobs are shown for a stack, and a note where they are not the stack's own."""
-    shown = load_stack(stack or default_stack())
-    framework = FRAMEWORKS[shown.names or OTHERWISE]
-    if not shown.names:
-        return framework, f"Names are {framework}'s: those of {shown.title} are not on file."
-    early = shown.release and shown.names_from and months(shown.release) < months(shown.names_from)
-    own = f"Names are those of {shown.family}-{shown.names_from}: those of {shown.name} are not on file."
-    return framework, own if early else ""
-
-
-def name_there(name: str, stack: str | None) -> str:
-    """A knob's or setting's name in the configuration of a stack, or that none is on file."""
-    shown = load_stack(stack or default_stack()).names or OTHERWISE
-    text: str = getattr(CATALOGUE[name], shown)
-    derived = CATALOGUE[name].megatron_bridge == "(derived)"
-    environment: str = CATALOGUE[name].env
-    return text.replace("(derived)", DERIVED) or (DERIVED if derived else environment or "no name on file")
 
 
 def time_section(prediction: Prediction) -> list[str]:
@@ -305,7 +284,10 @@ def cost_line(cost: dict[str, float]) -> str:
         words.append(f"${cost['usd']:,.0f} (${cost['usd_per_gpu_hour']:.2f} a GPU-hour)")
     if "kwh" in cost:
         words.append(f"{cost['kwh']:,.0f} kWh ({cost['watt_per_gpu']:,.0f} W a GPU, host included)")
-    words += [f"no {name} known" for name, key in (("price", "usd"), ("power", "kwh")) if key not in cost]
+    if "usd" not in cost:
+        words.append(f"no price known: --price {EXAMPLE:g} gives one, in USD a GPU-hour")
+    if "kwh" not in cost:
+        words.append("no power known")
     return wrap("training   " + ", ".join(words), "  ", " " * 13)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from costmodel.knobs import KNOBS
 
 Changes: TypeAlias = Mapping[str, int]
+# All of them may be data-parallel.
+MOST_GPUS = int(KNOBS["dp"].high)
 # Values of one size or of the GPUs, and of all sizes at once, that are tried before a way out is given up.
 TRIED = 8
 TRIED_AT_ONCE = 40
@@ -39,7 +43,7 @@ class SizesError(ValueError):
             found.append(self._best(itertools.islice(self._several(), TRIED_AT_ONCE), broken))
         held = [each for each in found if each]
         least = min((count for count, _ in held), default=0)
-        ways = [self._words(changes, option) for count, changes in held if count == least]
+        ways = dict.fromkeys(self._words(changes, option) for count, changes in held if count == least)
         return f"{self} Try {', or '.join(ways or ['smaller sizes'])}."
 
     @staticmethod
@@ -94,3 +98,17 @@ def _nearest(size: int, gpus: int) -> Iterator[int]:
     """Divisors of the GPUs below twice a size, the nearest first, of two as near the smaller."""
     divisors = (each for each in range(1, min(2 * size, gpus + 1)) if gpus % each == 0)
     yield from sorted(divisors, key=lambda each: (abs(each - size), each))
+
+
+def check_gpus(gpus: Any) -> None:
+    """ValueError in one line unless `gpus` is a number of GPUs that can be meant."""
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
+        raise ValueError(f"--gpus {gpus!r} is not a whole number from 1 to {MOST_GPUS}. Try --gpus 8.")
+    if gpus > MOST_GPUS:
+        from hardware_db.evidence import load_evidence
+
+        largest = max(run.gpus for run in load_evidence())
+        raise ValueError(
+            f"--gpus {gpus} is more than {MOST_GPUS:,}, the largest --dp of a plan; published runs, by which "
+            f"predictions are judged, end at {largest:,} GPUs. Try --gpus {largest}, or at most {MOST_GPUS}."
+        )

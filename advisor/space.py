@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from advisor.options import as_pins, value_text
-from advisor.request import MOST_GPUS, Request
+from advisor.request import Request
 from advisor.rules import rules_of, untrainable
 from advisor.rules.features import lacked
 from advisor.rules.message_words import divisors
+from advisor.sizes import MOST_GPUS
 from advisor.space_grid import LAYOUT_AXES, Space, cross, drop_illegal, keep
 from advisor.space_options import (
     BALANCED_CHUNKS,

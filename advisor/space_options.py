@@ -15,6 +15,7 @@ import numpy as np
 from advisor.request import Request
 from advisor.rules import Mask
 from advisor.rules.features import lacked
+from advisor.rules.message_words import FEW_CHUNKS
 from advisor.space_there import Row, there
 from costmodel.columns import Array, code
 from costmodel.knobs import KNOBS
@@ -42,7 +43,7 @@ SPLIT_KNOBS = (
     "last_stage_layers",
 )
 # Chunks of a stage for which the balancer's split is tried; with experts, whose options are five times as many, fewer.
-BALANCED_CHUNKS = (1, 2, 3, 4, 5, 6, 7)
+BALANCED_CHUNKS = tuple(range(1, FEW_CHUNKS + 1))
 BALANCED_CHUNKS_OF_EXPERTS = (1, 2, 3, 4, 6)
 # What selective recompute by op stands for, as published runs of torchtitan are read (measurement_habits.toml).
 OPS = ("layernorm", "activation", "ops")

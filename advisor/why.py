@@ -69,6 +69,9 @@ class Step:
         }
 
 
+ALONE = "Nothing to split over: one rank."
+
+
 class GuidePath:
     """The walk for one chosen plan; `steps` in the order of the guides.
 
@@ -174,10 +177,13 @@ class GuidePath:
 
     def tensor_parallel(self) -> Step:
         """Which tensor-parallel size, inside the NVLink domain?"""
+        if self.plan.world == 1:
+            return Step("tensor parallel", ALONE)
         cluster = self.chosen.cluster
         domain = cluster.domain_size
         on_cpu = cluster.gpu.generation == "cpu"
-        place = "the processes share one machine" if on_cpu else f"{domain} GPUs share one fast domain"
+        joined = "one box, over PCIe" if cluster.intra.name.startswith("pcie") else "one fast domain"
+        place = "the processes share one machine" if on_cpu else f"{domain} GPUs share {joined}"
         sizes = [size for size in (1, 2, 4, 8, 16) if size <= domain]
         tried = tuple(self.variants.sizes("tp", sizes))
         text = f"Splits every layer; {place}. {self._as_chosen(tried)} Chosen: TP{self.plan.tp}."
@@ -185,6 +191,8 @@ class GuidePath:
 
     def context_parallel(self) -> Step:
         """Does the sequence outgrow the hidden size?"""
+        if self.plan.world == 1:
+            return Step("context parallel", ALONE)
         seq_len, hidden = self.chosen.workload.seq_len, self.chosen.model.hidden
         tried = tuple(self.variants.sizes("cp", [1, 2, 4, 8]))
         outgrown = "outgrows" if seq_len > hidden else "does not outgrow"
@@ -214,6 +222,8 @@ class GuidePath:
 
     def pipeline(self) -> Step:
         """Which pipeline size, and what does interleaving save?"""
+        if self.plan.world == 1:
+            return Step("pipeline parallel", ALONE)
         tried = list(self.variants.sizes("pp", [1, 2, 4, 8, 16]))
         text = f"Splits the layers into stages. {self._as_chosen(tried)} Chosen: PP{self.plan.pp}."
         if self.plan.pp > 1:

@@ -130,7 +130,7 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
     # As the model states it, where a step time takes the usual job's.
     found["router_wide"] = found["results_wide"]
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
-    unused = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1}
+    unused = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1, "norm_linear": 1}
     return SimpleNamespace(**unused | numbers), family_features(model, even, columns)
 
 

@@ -81,10 +81,15 @@ def bind(
     return amounts | hardware_inputs(cluster, recipe, precision, software, mla=uneven)
 
 
+def usable_precisions(cluster: Cluster) -> tuple[str, ...]:
+    """Precision recipes that can be timed on the GPU: peaks and kernels of their number formats are on file."""
+    return tuple(name for name, recipe in _recipes().items() if has_formats(cluster, recipe, name))
+
+
 def _no_precision(cluster: Cluster, precision: str) -> str:
     """What is asked, what the GPU lacks, and the recipes that it takes."""
     title = cluster.gpu.title
-    usable = [name for name, recipe in _recipes().items() if has_formats(cluster, recipe, name)]
+    usable = usable_precisions(cluster)
     if not usable:
         return f"{title} has no peak rate of arithmetic on file, so no step can be timed. Give its file a peak_bf16."
     recipe = _recipes()[precision]

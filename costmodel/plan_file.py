@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # A plan file is a page of text; anything larger is some other file.
 LARGEST_FILE = 1 << 20
+# The way out where a file is no plan but, by its name or its tables, another program's.
+OTHERS_FILE = "`advisor check --from TARGET {}` reads a framework's configuration: TARGET is whose it is."
 # What stands for on and off elsewhere, and is taken for a file after a switch.
 SWITCH_WORDS = ("on", "off", "true", "false", "yes", "no", "0", "1")
 _HEADER = (
@@ -206,7 +208,13 @@ def _read(source: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ValueError(f"{source} is not UTF-8 text, so it is no plan file. Check the path.") from None
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{source} is not TOML: {error}. Plan files hold lines such as tp = 4.") from None
+        foreign = source.suffix in (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".py")
+        way = (
+            OTHERS_FILE.format(shlex.quote(str(source)))
+            if foreign
+            else "Plan files hold lines such as tp = 4."
+        )
+        raise ValueError(f"{source} is not TOML: {error}. {way}") from None
     except (RecursionError, ValueError):
         # Brackets nested thousands deep, or a whole number of thousands of digits.
         raise ValueError(f"{source} is nested or sized like no plan file. Check the path.") from None

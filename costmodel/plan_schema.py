@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from costmodel.knobs import KNOBS, SETTINGS, Knob
+from costmodel.plan_file import OTHERS_FILE
 from costmodel.workload import TASKS
 
 _CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -108,20 +110,25 @@ def check_record(record: dict[str, Any], where: str, schema: int) -> dict[str, A
     """The checked record with every default filled in. ValueError in one line for the first problem."""
     if not record:
         raise ValueError(
-            f"{where} is empty: no plan is in it. Write one with `advisor explain ... --save {shlex.quote(where)}`."
+            f"{where} is empty: no plan is in it. Write one with `advisor explain ... --save {_to_write(where)}`."
         )
     given = record.get("schema")
     if given != schema:
         said = "no schema line" if given is None else f"schema = {given!r}"
-        raise ValueError(
-            f"{where}: {said}, but this advisor reads schema = {schema}. Write it again with --save."
-        )
+        foreign = given is None and "knobs" not in record and {"parallelism", "training"} & set(record)
+        way = OTHERS_FILE.format(shlex.quote(where)) if foreign else "Write it again with --save."
+        raise ValueError(f"{where}: {said}, but this advisor reads schema = {schema}. {way}")
     try:
         checked = PlanSchema.model_validate(record)
     except ValidationError as error:
         raise ValueError(f"{where}: {_one_line(error)}") from None
     settings = checked.settings.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
     return checked.model_dump() | {"settings": settings}
+
+
+def _to_write(where: str) -> str:
+    """The file itself as a shell takes it, or a name for one where it is a device or a pipe."""
+    return shlex.quote(where) if not Path(where).exists() or Path(where).is_file() else "plan.toml"
 
 
 def _one_line(error: ValidationError) -> str:

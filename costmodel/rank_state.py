@@ -51,8 +51,8 @@ def chunk_tensors(
     """Tensors of a model chunk in the order of Megatron-Core's modules; plain: of those without Transformer Engine.
 
     The last stage holds the embedding once more for MTP heads, and for a tied output layer. With heads the final norm
-    follows the decoder's last layer, else it stands before the output layer. Source: Megatron-Core 0.16.1,
-    transformer_block.py, has_final_layernorm_in_this_stage.
+    follows the decoder's last layer, else it stands before the output layer; heads stand before that. Source:
+    Megatron-Core 0.16.1, transformer_block.py, has_final_layernorm_in_this_stage, and gpt_model.py.
     """
     several = plan.pp > 1
     shared = several and (tied or bool(x.mtp_total))
@@ -66,18 +66,17 @@ def chunk_tensors(
     after_layer = bool(x.mtp_total)
     if after_layer and chunk.ends:
         yield from (tensor for tensor in output_tensors(x) if tensor.name != "output")
+    heads = [placed for placed in chunk.blocks if placed.mtp]
+    for number in range(chunk.mtp):
+        own = heads[number * len(heads) // chunk.mtp : (number + 1) * len(heads) // chunk.mtp]
+        layer = [one for placed in own for one in block_tensors(x, works[placed.block], plain=plain)]
+        yield from mtp_tensors(x, layer)
     if chunk.last:
         copy = not (tied and chunk.first)
         for tensor in output_tensors(x):
             if copy if tensor.name == "output" else not after_layer:
                 # Of two copies on a stage the heads' is summed with the first stage's.
                 yield replace(tensor, shared=tensor.shared and not chunk.mtp)
-    if chunk.mtp:
-        for _ in range(chunk.mtp):
-            yield from mtp_tensors(x)
-        for placed in chunk.blocks:
-            if placed.mtp:
-                yield from block_tensors(x, works[placed.block], plain=plain)
 
 
 def stage_buffers(

@@ -133,6 +133,21 @@ def default_stack() -> str:
     return f"{name}-{family['newest']}"
 
 
+def shown_stack(stack: str | None, vendor: str = "") -> Stack:
+    """The stack whose names of knobs a user is shown: the one named, else what trains on GPUs of that vendor.
+
+    stack: None where none is named. vendor: as GPU files have it, "" for any. Times do not depend on it.
+    """
+    family = next((name for name, each in families().items() if vendor in each.get("vendors", {})), None)
+    return load_stack(stack or family or default_stack())
+
+
+def vendor_note(vendor: str) -> str:
+    """What is to be known of a family's names on GPUs of a vendor, or nothing."""
+    notes = [each["vendors"][vendor] for each in families().values() if vendor in each.get("vendors", {})]
+    return notes[0] if notes else ""
+
+
 @lru_cache(maxsize=64)
 def load_stack(text: str) -> Stack:
     """A stack from "nemo-26.06", "26.06" or "nemo". ValueError in one line when it is not one.

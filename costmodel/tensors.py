@@ -178,10 +178,13 @@ def output_tensors(x: SimpleNamespace) -> list[Tensor]:
     return found + ([Tensor("output", layer, shared=bool(x.tied))] if layer else [])
 
 
-def mtp_tensors(x: SimpleNamespace) -> list[Tensor]:
-    """What an MTP head holds beside its layer: three norms and the projection from 2 h to h."""
-    norms = [one for name in ("embedding_norm", "hidden_norm", "final_norm") for one in _norm(x, name, x.h)]
-    return [*norms[: 2 * int(x.norm_vectors)], Tensor("mtp_proj", int(2 * x.h * x.h / x.tp)), *norms[2:3]]
+def mtp_tensors(x: SimpleNamespace, layer: Sequence[Tensor]) -> list[Tensor]:
+    """An MTP head: two norms, the projection from 2 h to h, its layer, and a norm behind that.
+
+    Source: Megatron-Core 0.16.1, multi_token_prediction.py, MultiTokenPredictionLayer.
+    """
+    into = [one for name in ("embedding_norm", "hidden_norm") for one in _norm(x, name, x.h)]
+    return [*into, Tensor("mtp_proj", int(2 * x.h * x.h / x.tp)), *layer, *_norm(x, "final_norm", x.h)]
 
 
 @dataclass(frozen=True)

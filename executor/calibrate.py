@@ -252,7 +252,8 @@ def out_path(given: str | None, default: Path) -> Path:
         return Path(given).expanduser()
     if not all(letter.isalnum() or letter in "-_." for letter in given) or given.startswith("."):
         raise ValueError(
-            f"-o {given!r} is no name of a profile: letters, digits and - only, or a path to a TOML file."
+            f"-o {given!r} is no name of a profile: letters, digits and -_. only, no . first. Try -o mine, "
+            "or the path of a TOML file."
         )
     return profiles_folder() / f"{given}.toml"
 

@@ -23,7 +23,7 @@ from hardware_db import Cluster
 SCATTER = 0.08
 # A constant that moves no part of any run by more than this (log of it for log of the constant) keeps its value.
 MOVES = 0.01
-# Fewer runs say nothing of how far a further one may lie.
+# Fewer runs that differ say nothing of how far a further one may lie.
 ENOUGH_RUNS = 5
 # 90 % over 50 % quantile of the size of a normal error.
 QUANTILES = 1.645 / 0.6745
@@ -180,13 +180,24 @@ def learn(runs: Sequence[Observed], cluster: Cluster, stack: str | None = None) 
 def tell_apart(
     outcome: Outcome, runs: Sequence[Observed], cluster: Cluster, stack: str | None = None
 ) -> Outcome:
-    """The outcome with each run told by constants that were learned without it, where there are enough runs."""
+    """The outcome with each run told by constants that were learned without it, where there are enough runs.
+
+    Repeats of a run (the same model, workload and plan) are left out with it and count as one: what they teach is how
+    well a run repeats, not how far another one may lie.
+    """
     models = [Modelled(run, cluster, stack) for run in runs]
     apart: dict[str, float] = {}
     near = {each.constant.name: each.after for each in outcome.learned}
-    for index, one in enumerate(models if len(models) >= ENOUGH_RUNS else ()):
-        learned = _learn([*models[:index], *models[index + 1 :]], cluster, near).learned
-        apart |= _step_errors([each.constant for each in learned], [each.after for each in learned], [one])
+    jobs: list[list[Modelled]] = []
+    for one in models:
+        same = next((job for job in jobs if job[0].run.same_job(one.run)), None)
+        if same is None:
+            jobs.append([one])
+        else:
+            same.append(one)
+    for job in jobs if len(jobs) >= ENOUGH_RUNS else ():
+        learned = _learn([each for each in models if each not in job], cluster, near).learned
+        apart |= _step_errors([each.constant for each in learned], [each.after for each in learned], job)
     return replace(outcome, apart=apart)
 
 

@@ -48,6 +48,10 @@ class Observed:
     busy: bool = False
     device: str = ""
 
+    def same_job(self, other: Observed) -> bool:
+        """Whether the other is a repeat of this run."""
+        return (self.model, self.workload, self.plan) == (other.model, other.workload, other.plan)
+
     def weights(self) -> dict[str, float]:
         """What each part counts in a fit. [1]"""
         whole = max(self.seconds.get("step", 0.0), sum(self.seconds.values()) - self.seconds.get("step", 0.0))
@@ -60,7 +64,7 @@ class Observed:
 
 
 class NoStepError(ValueError):
-    """A record whose steps teach nothing; why: that it was cut before its first measured one, or shared its GPU."""
+    """A folder that teaches nothing; why: it has no job, no measured step, or ranks that shared a GPU."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -87,10 +91,11 @@ def read_observed(folder: Path) -> Observed:
         job = json.loads((folder / "job.json").read_text())
         plan, workload = plan_of(job), Workload(**job["workload"])
         model = _model(job)
-    except FileNotFoundError:
-        raise ValueError(
-            f"{folder} is no record of a run: it has no job.json. Give a folder that `advisor run` wrote."
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        said = f"{folder} is no record of a run: it has no job.json. Give a folder that `advisor run` wrote."
+        # Among records stand folders of jobs that were given to Slurm, and of runs that were refused.
+        error = NoStepError(said, "it has no job.json") if folder.is_dir() else ValueError(said)
+        raise error from None
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder}/job.json cannot be read ({error}). Run the plan again.") from None
     steps = [step for step in read_steps(folder) if not step["warmup"]]

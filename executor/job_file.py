@@ -27,10 +27,12 @@ def read_job(out: Path) -> dict[str, Any]:
     """The job of a record that can go on: whole, with its plan's prediction. ValueError in one line."""
     try:
         job: dict[str, Any] = json.loads((out / "job.json").read_text())
-    except (OSError, ValueError):
+    except OSError:
         raise ValueError(
             f"{out} is no record of a run: it has no job.json. Try a folder under runs/."
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{out}/job.json cannot be read ({error}). Run the plan again.") from None
     try:
         plan_of(job)
         Workload(**job["workload"])

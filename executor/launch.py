@@ -18,7 +18,7 @@ from typing import Any
 
 from executor import faults
 from executor.outcome import outcome, prepare, rank_environment
-from executor.watchdog import PATIENCE_OF_NODES, PATIENCE_TO_MEET, Watchdog
+from executor.watchdog import PATIENCE_OF_NODES, PATIENCE_TO_MEET, Watchdog, asked_patience
 
 # Seconds that ranks get to end by themselves before they are killed.
 GRACE = 5.0
@@ -104,6 +104,12 @@ def threads_of(processes: int) -> int:
             f"OMP_NUM_THREADS={given} is not a number of threads above 0. Try OMP_NUM_THREADS=2, or unset it."
         )
     return int(outermost)
+
+
+def check_variables() -> None:
+    """ValueError, one line, for a variable of ours or of the threads that no run can use."""
+    asked_patience()
+    threads_of(1)
 
 
 # Where ranks run on a CPU; on CUDA the plan's own variables take their place.

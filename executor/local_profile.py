@@ -20,6 +20,7 @@ from typing import Any
 
 import tomli_w
 
+import hardware_db
 from costmodel.plan_file import check_writable, write_whole
 from executor.calibrate_tables import Leaf, copy_bandwidth, peaks, tables
 from executor.calibrate_tables import warnings_of as tables_warnings
@@ -67,7 +68,23 @@ def local_profile(processes: int, again: bool, tell: Callable[[str], None]) -> t
     )
     measured = measure(processes, SECONDS, path.parent)
     write_profile(path, profile(measured, processes))
-    return path, warnings_of(measured)
+    return path, [
+        f"{warning} (when this machine was measured, just now)" for warning in warnings_of(measured)
+    ]
+
+
+def own_cluster(path: Path, again: str) -> hardware_db.Cluster:
+    """The machine of a profile that was measured here. ValueError in one line where its file is broken.
+
+    again: what measures it again, which is the way out: nobody writes a line of such a file.
+    """
+    try:
+        return hardware_db.load_cluster(str(path))
+    except ValueError as error:
+        what = str(error).partition(". ")[0].rstrip(".")
+        raise ValueError(
+            f"{what}. It is the profile of this machine, and {again} measures it again."
+        ) from None
 
 
 def measure(

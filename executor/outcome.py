@@ -19,9 +19,15 @@ OUTCOME = "outcome.json"
 
 
 def rank_environment(folder: Path) -> dict[str, str]:
-    """The caller's environment for torchrun: ranks find the record in it, and no rank of another run."""
+    """The caller's environment for torchrun: ranks find the record in it, and no rank of another run.
+
+    Nor options of torchrun, each of which it reads in a variable too: PET_NNODES=2, as Kubeflow's trainer sets it,
+    would have it wait for a node that nobody starts. Source: PyTorch, torch/distributed/argparse_util.py.
+    """
     kept = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE") and not name.startswith("PET_")
     }
     return kept | {RECORD: str(folder.resolve())}
 

@@ -132,7 +132,7 @@ def summarise(folder: Path, workload: Workload, processes: int) -> tuple[dict[st
         warnings.append(
             f"ranks waited for a core {100 * queued:.0f} % of a step: other work held it; seconds are longer"
         )
-    if losses and losses[-1] >= losses[0]:
+    if len(losses) > 1 and losses[-1] >= losses[0]:
         warnings.append("the loss did not fall: too few steps to judge, or a broken layout")
     return measured, warnings
 

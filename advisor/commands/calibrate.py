@@ -80,6 +80,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     from advisor.progress import Progress
     from advisor.run_plan import check_processes
     from executor.calibrate import calibrate_here
+    from executor.launch import check_variables
     from executor.local_profile import profile_path
     from executor.run import has_cuda, missing_software
     from executor.run import here as machine
@@ -92,6 +93,7 @@ def here(options: dict[str, Any], as_json: bool) -> Calibration | None:
     problem = missing_software()
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor calibrate", 1))
+    check_variables()  # before anything is measured or written
     processes = options["gpus"] if options["gpus"] is not None else 1 if has_cuda() else 2
     check_processes(
         processes,
@@ -161,7 +163,7 @@ def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:
     import hardware_db
     from advisor.profiles import machine_options
     from executor.calibrate_records import read_all
-    from executor.local_profile import profile_path
+    from executor.local_profile import own_cluster, profile_path
 
     if options["profile"]:
         chosen = options | machine_options(options["profile"], options)
@@ -175,4 +177,4 @@ def cluster_of(records: list[Path], options: dict[str, Any]) -> Cluster:
             f"no profile of this machine with {processes} process{'es' * (processes > 1)} to go on from. "
             f"Try `advisor calibrate --gpus {processes}` first, or --gpu NAME for runs elsewhere."
         )
-    return hardware_db.load_cluster(str(path))
+    return own_cluster(path, f"`advisor calibrate --gpus {processes}`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from advisor.case import setting_options
 from advisor.commands import HELP, not_blank
 
 
-@click.command(name="diagnose", context_settings=HELP)
+@click.command(name="diagnose", context_settings=HELP | {"allow_extra_args": True})
 @click.argument("source", metavar="LOG|RUN|TRACE", callback=not_blank)
 @click.option(
     "--plan", metavar="PLAN", callback=not_blank, help="The plan that ran, where the log does not show it."
@@ -38,6 +39,8 @@ def command(context: click.Context, /, source: str, as_json: bool, everything: b
     advisor diagnose train.log --gpu h100
     advisor diagnose train.log --plan plan.toml --trace rank0.json.gz
     """
+    if context.args:
+        raise ValueError(_one_too_many(source, context.args[0]))
     from advisor.diagnose_text import diagnosis_lines
     from advisor.diagnosis import diagnosed
 
@@ -48,3 +51,14 @@ def command(context: click.Context, /, source: str, as_json: bool, everything: b
         click.echo("\n".join(diagnosis_lines(found, everything)))
     faults = any(each.rule.severity == "fault" for each in found.diagnosis.findings)
     context.exit(1 if faults else 0)
+
+
+def _one_too_many(source: str, more: str) -> str:
+    """What to write where a second file stands behind the first: its name tells what it is."""
+    first, second = shlex.quote(source), shlex.quote(more)
+    told = f"one log, run or trace is diagnosed, and {second} stands behind {first}."
+    if more.endswith(".toml"):
+        return f"{told} A plan stands behind --plan: `advisor diagnose {first} --plan {second}`."
+    if more.endswith((".json", ".json.gz", ".sqlite")):
+        return f"{told} A trace of it stands behind --trace: `advisor diagnose {first} --trace {second}`."
+    return f"{told} `advisor compare {first} {second}` sets two runs side by side."

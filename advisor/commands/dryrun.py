@@ -50,7 +50,8 @@ def command(
     backward and optimizer step, and counts. FLOPs, messages, parameters and optimizer state must be equal to the
     digit, saved activations within 1 %. Exit code 1 when they are not, and of a plan that breaks an ERROR rule.
 
-    PLAN is a plan file (`advisor explain --save`); any option changes it, or describes the plan without a file.
+    PLAN is a plan file (`advisor explain --save`); any option changes it. Without one, options describe the plan, or,
+    without --model, change the one that `advisor explain` gave last.
 
     \b
     advisor dryrun plan.toml --stages all
@@ -58,7 +59,7 @@ def command(
       --sequence-parallel --stage 3
     """
     from advisor.dryrun_text import dryrun_lines
-    from advisor.plan_faults import refuse_broken
+    from advisor.plan_faults import plan_faults, refuse_broken
     from advisor.progress import Progress
     from executor.dryrun import dry_run, traced_microbatches, which_stages
     from executor.dryrun_tracer import DryRunFailed
@@ -71,16 +72,21 @@ def command(
         raise ValueError(problem.replace("advisor run", "advisor dryrun"))
     case = read_case(plan, options)
     refuse_broken(case, "it is not traced")
-    wanted = which_stages(case.plan, *((stages, "--stages") if stage is None else (str(stage), "--stage")))
-    count = traced_microbatches(case.plan, case.workload, microbatches)
+    last = plan is None and options["model"] is None
     try:
-        with Progress(not as_json, patience=0.0) as tell, tempfile.TemporaryDirectory() as folder:
+        with (
+            plan_faults(case, "the plan that `advisor explain` gave last" if last else ""),
+            Progress(not as_json, patience=0.0) as tell,
+            tempfile.TemporaryDirectory() as folder,
+        ):
             result = dry_run(
                 case.plan,
                 case.workload,
                 case.model,
-                stages=wanted,
-                num_microbatches=count,
+                stages=which_stages(
+                    case.plan, *((stages, "--stages") if stage is None else (str(stage), "--stage"))
+                ),
+                num_microbatches=traced_microbatches(case.plan, case.workload, microbatches),
                 folder=Path(folder),
                 tell=tell,
             )

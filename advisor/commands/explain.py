@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from advisor.commands import HELP, not_blank, not_blank_stack
 from advisor.options import PinsKnobs
+from advisor.prices import price_option, priced
 from advisor.profiles import profile_option
 from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS, Number, WholeNumber
 from advisor.workload_options import given_workload, task_option, tokens_option, workload_options
@@ -58,6 +60,7 @@ MOST_DAYS = 1_000_000
     help="What that would cost, or what forbids it; repeatable.",
 )
 @tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh.")
+@price_option
 @click.option(
     "--days", type=Number(60), metavar="D", help="Days that --tokens may take: how many GPUs that needs."
 )
@@ -110,6 +113,8 @@ def command(context: click.Context, **options: Any) -> None:
         raise ValueError(
             "--days asks how many GPUs train --tokens in time, and no tokens are named. Add --tokens 15T."
         )
+    if options["price"] is not None and tokens is None:
+        raise ValueError("--price is for the $ of --tokens, and no tokens are named. Add --tokens 15T.")
     for given, kind in (("save", "plan file"), ("html", "page")):
         if options[given] is not None:
             other = options["save"] if given == "html" else None
@@ -131,6 +136,7 @@ def command(context: click.Context, **options: Any) -> None:
         stack=options["stack"],
         load=given_workload(options),
     )
+    request = replace(request, cluster=priced(request.cluster, options["price"]))
     with Progress(wanted=not options["as_json"]) as progress:
         explanation, look = _explained(request, options, progress)
         saved = _save(explanation, options) if explanation.best else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from advisor.case import files_read, read_case, setting_options
 from advisor.commands import HELP, not_blank
 from advisor.options import knob_options
+from advisor.prices import price_option, priced
 from advisor.workload_options import tokens_option
 
 
@@ -20,6 +22,7 @@ from advisor.workload_options import tokens_option
     "-o", "--output", required=True, metavar="FILE", callback=not_blank, help="The page, such as plan.html."
 )
 @tokens_option("Tokens to train on, such as 15T, for GPU-hours, $ and kWh [1T].")
+@price_option
 @click.option(
     "--record",
     "records",
@@ -38,6 +41,7 @@ def command(
     plan: str | None,
     output: str,
     tokens: float | None,
+    price: float | None,
     records: tuple[str, ...],
     as_json: bool,
     **options: Any,
@@ -61,9 +65,10 @@ def command(
 
     check_output("-o", output, "page", (*files_read(plan, options), *records))
     case = read_case(plan, options)
+    case = replace(case, cluster=priced(case.cluster, price))
     if plan is None and options["model"] is None:
         plan = str(last_plan_path())
-    page = ("-o", "--output", "--tokens", "--record")
+    page = ("-o", "--output", "--tokens", "--price", "--record")
     asked = [] if plan else ["predict", *without_page(sys.argv[2:], page)]
     with Progress(wanted=not as_json) as progress:
         subject = subject_of_case(case, plan, tokens, records, progress, asked)

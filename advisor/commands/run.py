@@ -140,11 +140,10 @@ def command(context: click.Context, plan_file: str | None, as_json: bool, **opti
     problem = missing_software()
     if problem:
         raise ValueError(problem)
-    from executor.launch import RunFailed
+    from executor.launch import RunFailed, check_variables
     from executor.run import ElsewhereError
-    from executor.watchdog import asked_patience
 
-    asked_patience()  # refused before anything is measured
+    check_variables()  # before anything is measured or written
 
     try:
         if options["resume_measure"]:

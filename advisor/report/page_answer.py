@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from advisor.counts_text import count_notes
+from advisor.names_there import name_there, names_shown
 from advisor.options import value_text
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, folded, join, section, table, tag
@@ -17,8 +18,6 @@ from advisor.sections import (
     evidence_text,
     fit_text,
     knobs_to_set,
-    name_there,
-    names_shown,
     pace,
     setting,
 )
@@ -173,6 +172,7 @@ def _commands(subject: Subject) -> Markup:
 def why(subject: Subject) -> Markup:
     """Reasons in the order of the tuning guides, what the others lose, the knobs to set, what the rules say."""
     steps = [join([tag("dt", step.topic), tag("dd", step.text)]) for step in subject.steps]
+    vendor = subject.prediction.cluster.gpu.vendor
     return section(
         "why",
         "Why this plan",
@@ -183,7 +183,7 @@ def why(subject: Subject) -> Markup:
         *_runners_up(subject),
         *_worth_knowing(subject),
         folded(
-            f"Knobs to set, with their names in {names_shown(subject.stack)[0]}",
+            f"Knobs to set, with their names in {names_shown(subject.stack, vendor)[0]}",
             _knobs(subject.prediction, subject.stack),
         ),
     )
@@ -259,10 +259,11 @@ def _worth_knowing(subject: Subject) -> Iterator[Markup]:
 
 
 def _knobs(prediction: Prediction, stack: str | None) -> Markup:
+    vendor = prediction.cluster.gpu.vendor
     rows = [
-        (tag("code", name), value_text(value), name_there(name, stack))
+        (tag("code", name), value_text(value), name_there(name, stack, vendor, value))
         for name, value in knobs_to_set(prediction).items()
     ]
-    title, note = names_shown(stack)
+    title, note = names_shown(stack, vendor)
     shown = table(["knob", "value", f"in {title}"], rows, "Knobs that are not at their default")
     return join([shown, tag("p", note)]) if note else shown

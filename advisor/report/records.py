@@ -32,6 +32,11 @@ def run_records(
     ValueError in one line when a path that was named is no run.
     """
     if named:
+        for path in named:
+            if not Path(path).expanduser().exists():
+                raise ValueError(
+                    f"--record {path} is neither a folder nor a file. Name the folder of a run's record, or a log."
+                )
         sides = [read_side(str(Path(path).expanduser()), case=case) for path in named]
         for side in sides:
             if side.predicted["model"] != prediction.model.name:

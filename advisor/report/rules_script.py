@@ -27,6 +27,8 @@ ROW_WORDS = (
     *(
         "ep_way",
         "chunks",
+        "balanced_chunks",
+        "no_account",
         "two_stages",
         "vpp_one_way",
         "pp_one_way",

@@ -7,9 +7,10 @@ from typing import Any
 
 from advisor.candidates import Candidate
 from advisor.progress import Tell
-from advisor.request import MOST_GPUS, Request
+from advisor.request import Request
 from advisor.search import search
 from advisor.sections import training_cost
+from advisor.sizes import MOST_GPUS
 
 # GPUs over those asked for.
 FACTORS = (0.25, 0.5, 1, 2, 4)

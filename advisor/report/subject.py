@@ -11,17 +11,18 @@ from advisor.candidates import Candidate
 from advisor.case import Case
 from advisor.explain import Explanation, explain
 from advisor.plan_faults import plan_faults
+from advisor.precisions import choose_precisions
 from advisor.report.cloud import Cloud
 from advisor.report.records import run_records
 from advisor.report.scaling import scaling
-from advisor.request import Request, choose_precisions
+from advisor.request import Request
 from advisor.rules import Violation, holds
 from advisor.rules.predicted_words import predicted_words
 from advisor.sections import training_cost
 from advisor.why import GuidePath, Step
 from costmodel.prediction import Prediction
 from costmodel.simulated_pipeline import with_schedule
-from costmodel.stack import default_stack, load_stack
+from costmodel.stack import shown_stack
 from executor.export.exported import TARGETS
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def subject_of_case(
         steps=steps,
         found=tuple(found),
         notes=case.notes,
-        commands=next_commands(path, asked, holds(prediction, found), case.stack),
+        commands=next_commands(path, asked, holds(prediction, found), case.stack, case.cluster.gpu.vendor),
         names={"model": case.plan_file.model, "cluster": case.plan_file.cluster},
         records=runs,
         scaling=curve,
@@ -154,7 +155,9 @@ def subject_of_explanation(
         steps=steps,
         found=tuple(explanation.found),
         notes=tuple(explanation.result.notes),
-        commands=next_commands(saved, asked, explanation.best is not None, request.stack),
+        commands=next_commands(
+            saved, asked, explanation.best is not None, request.stack, request.cluster.gpu.vendor
+        ),
         names=names,
         records=tuple(run_records(prediction, ())),
         scaling=scaling(request, explanation.best, tell),
@@ -164,18 +167,23 @@ def subject_of_explanation(
 
 
 def next_commands(
-    path: str | None, asked: Sequence[str] = (), holds: bool = True, stack: str | None = None
+    path: str | None,
+    asked: Sequence[str] = (),
+    holds: bool = True,
+    stack: str | None = None,
+    vendor: str = "",
 ) -> tuple[tuple[str, str], ...]:
     """What to type next. path: of the plan file, None where none was written; asked: what made the plan.
 
-    stack: whose release it is for, as which it is exported where that is a target.
+    stack: whose release it is for, as which it is exported where that is a target; None for what trains on GPUs of
+    that vendor.
     """
     first: tuple[tuple[str, str], ...] = ()
     if path is None and asked:
         again = shlex.join(word for word in without_page(asked) if word != "--json")
         first = ((f"advisor {again} --save plan.toml", "keeps this plan as a file"),)
     name = shlex.quote(path or "plan.toml")
-    target = load_stack(stack or default_stack()).names.replace("_", "-")
+    target = shown_stack(stack, vendor).names.replace("_", "-")
     if not holds:
         if path is None:
             return ()

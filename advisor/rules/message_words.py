@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+# Chunks of a stage that a way out names at most, where fewer run by another split: as many as the search tries of the
+# balancer's split. More is legal and seldom sane: 31 stages of one layer each, where a stage has 31.
+FEW_CHUNKS = 7
+
 
 def divisors(number: int) -> list[int]:
     """Divisors of a whole number, ascending."""
@@ -35,8 +39,11 @@ def layers_text(row: dict[str, Any]) -> tuple[str, str]:
     text = f"{row['layers']} layers" + "".join(f" + 1 for the {word}" for word in counted)
     if row["accounted"] % row["pp"] != 0 or row["pp"] == 1:
         return text, ""
-    vpps = chunks_of(row, max(row["accounted"] // row["pp"], 1))
-    told = ", ".join(map(str, vpps[:6]))
+    every = chunks_of(row, max(row["accounted"] // row["pp"], 1))
+    vpps = [v for v in every if v <= FEW_CHUNKS]
+    if len(vpps) == 0 and len(counted) > 0:  # beside which there is no balanced layout
+        vpps = every[:1]
+    told = ", ".join(map(str, vpps))
     if row["overlap_moe_comm"] or one_chunk_option(row, 1) != "":  # which take no single chunk
         return text, told
     return text, f"1 or {told}" if vpps else "1"
@@ -64,6 +71,8 @@ def pipeline_ways(row: dict[str, Any]) -> dict[str, Any]:
     """Ways out that change chunks, stages and what needs them, as options; sizes, 0 where there is none."""
     return {
         "chunks": chunks(row),
+        "balanced_chunks": balanced_chunks(row),
+        "no_account": no_account(row),
         "two_stages": two_stages(row),
         "pp_one_way": one_stage_option(row),
         "vpp_one_way": "--vpp 1" + one_chunk_option(row, row["pp"]),
@@ -124,12 +133,37 @@ def chunks_of(row: dict[str, Any], layers: int) -> list[int]:
 
 
 def chunks(row: dict[str, Any]) -> int:
-    """The fewest chunks above one that the layers of each stage divide into, 0 where none run. [1]"""
-    pp = row["pp"]
-    if pp == 1 or not row["even"] or row["accounted"] % pp != 0 or not chunks_run(row, row["dp"], pp):
+    """The fewest chunks above one that the layers of each stage divide into, 0 where none run. [1]
+
+    None are told where few of a balanced layout run instead, see `balanced_chunks`.
+    """
+    if not row["even"] or row["accounted"] % row["pp"] != 0 or not takes_chunks(row) or balanced_chunks(row):
         return 0
-    found = chunks_of(row, row["accounted"] // pp)
-    return found[0] if len(found) > 0 and (pp > 2 or row["overlap_p2p"]) else 0
+    found = chunks_of(row, row["accounted"] // row["pp"])
+    return found[0] if len(found) > 0 else 0
+
+
+def balanced_chunks(row: dict[str, Any]) -> bool:
+    """Whether two chunks a stage run with a balanced layout, and evenly none do, or only many: 31 of 31 layers."""
+    if not takes_chunks(row) or not (row["even"] or row["layout"]) or 2 * row["pp"] > row["layers"] + 1:
+        return False
+    if row["index_interval"] > 1 or row["recompute_num_layers"] % 2 != 0:
+        return False
+    if not row["even"] or row["accounted"] % row["pp"] != 0:
+        return True
+    found = chunks_of(row, row["accounted"] // row["pp"])
+    return len(found) == 0 or found[0] > FEW_CHUNKS
+
+
+def no_account(row: dict[str, Any]) -> str:
+    """The account flags that are set, switched off, as a layout takes none."""
+    embedding = " --no-account-embedding" if row["account_embedding"] else ""
+    return embedding + (" --no-account-loss" if row["account_loss"] else "")
+
+
+def takes_chunks(row: dict[str, Any]) -> bool:
+    """Whether micro-batches run through stages of several chunks, however layers are split."""
+    return row["pp"] > 1 and chunks_run(row, row["dp"], row["pp"]) and (row["pp"] > 2 or row["overlap_p2p"])
 
 
 def two_stages(row: dict[str, Any]) -> bool:

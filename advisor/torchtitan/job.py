@@ -184,13 +184,20 @@ def is_of(kind: str, value: Any) -> bool:
 
 
 def release_of(said: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The newest release that has all keys; where none has, the newest, and a note on what that lacks."""
+    """The newest release that has all keys; where none has, the newest, and a note on what that lacks.
+
+    A converter is there in the releases that have its table of keys.
+    """
     known = tables("keys")["files"]
+    needed = {key: key for key in said}
+    for name in said.get("model.converters", ()):
+        own = next((key for key in tables("keys")["keys"] if key.startswith(f"{name}.")), None)
+        needed |= {f"model.converters {name}": own} if own else {}
     for release in reversed(known):
-        if all(release in releases_of(key) for key in said):
+        if all(release in releases_of(key) for key in needed.values()):
             return release, []
     last = known[-1]
-    old = [key for key in said if last not in releases_of(key)]
+    old = [shown for shown, key in needed.items() if last not in releases_of(key)]
     return last, [
         f"No release has all of its keys: torchtitan {last} refuses {_listed(old)}, which is read all the same."
     ]

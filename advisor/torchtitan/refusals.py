@@ -7,6 +7,7 @@ import difflib
 from advisor.torchtitan.flavors import Flavor
 from advisor.torchtitan.job import Job
 from advisor.torchtitan.python_job import RELEASE as PYTHON
+from advisor.torchtitan.python_job import RENAMED
 from advisor.torchtitan.sizes import Sizes
 from advisor.torchtitan.switches import (
     ASYNC,
@@ -42,8 +43,9 @@ def check_starts(job: Job, sizes: Sizes) -> None:
         )
     if job[ASYNC] and sizes.tp > 1 and not compiles(job, "model"):
         name = "training.compile" if job.release == "0.1.0" else "compile.enable"
+        own = ASYNC if older else next(key for key, before in RENAMED.items() if before == ASYNC)
         raise ValueError(
-            f"{ASYNC} is torch.compile's, without which torchtitan refuses it. Try {name} = true, or leave it out."
+            f"{own} is torch.compile's, without which torchtitan refuses it. Try {name} = true, or leave it out."
         )
     if older and job[BACKEND] == "deepep" and sizes.ep == 1:
         raise ValueError(

@@ -111,7 +111,7 @@ def parse_pair(pair: str, option: str = "--set") -> tuple[Knob, Any]:
         raise ValueError(f"{option} {pair!r} is not NAME=VALUE. Try {option} tp=4.")
     knob = meant(name, option)
     value = knob.parse(text)
-    return knob, (not value if knob.kind == "bool" and _is_inverse(knob, name) else value)
+    return knob, (not value if knob.kind == "bool" and is_inverse(knob, name) else value)
 
 
 def meant(name: str, option: str) -> Knob:
@@ -145,7 +145,8 @@ def _counts_otherwise(knob: Knob, name: str) -> bool:
     return bool(_ends(name) & {normal(word) for word in knob.related}) and normal(name) != knob.name
 
 
-def _is_inverse(knob: Knob, name: str) -> bool:
+def is_inverse(knob: Knob, name: str) -> bool:
+    """Whether that name of a knob is true where the knob is off."""
     ends = _ends(name)
     return bool(ends & {normal(word) for word in knob.inverse}) or any(end.startswith("no_") for end in ends)
 

@@ -70,7 +70,8 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     Down projections are held whole by every rank and see the tokens of sequence parallelism; the latents are
     then gathered, and up projections make queries (d_nope + d_rope), keys and values of each head.
     mla_up_proj recomputes queries, keys and values from the latents. Latents have norms, whose inputs are saved beside
-    their outputs, where queries and keys are normalised (Megatron-Core's qk_layernorm, gpt_layer_specs.py).
+    their outputs, where queries and keys are normalised (Megatron-Core's qk_layernorm, gpt_layer_specs.py); a norm that
+    is part of an up projection is computed again with it (multi_latent_attention.py, qkv_up_checkpoint).
     """
     heads, rows, own = x.a / x.tp, tokens(x), residual_tokens(x)
     query = x.d_nope + x.d_rope
@@ -115,7 +116,7 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         reduced=x.activation_bytes * rows * x.h,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, normed * own * x.h, apart=1)
         | {
-            "latents": (1 + x.qk_norms) * x.activation_bytes * own * latents,
+            "latents": (1 + x.qk_norms - joined * x.recompute_mla_up_proj) * x.activation_bytes * own * latents,
             "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),
             "attention output": saved_core_output(x, x.d_v),
             "attention scores": saved_scores(x),

@@ -182,7 +182,7 @@ def _disk(machine: Machine) -> Iterator[Finding]:
         )
         return
     free = machine.free(place)
-    there = f"{free / GIB:.1f} GiB free for records at {place}"
+    there = f"{free / GIB:.1f} GiB free for records at {machine.record}"
     if free >= DISK_WARN:
         yield Finding("disk", "ok", there)
         return

@@ -197,7 +197,9 @@ def _direct(machine: Machine, efa: list[str]) -> Iterator[Finding]:
 
 def _socket_name(machine: Machine) -> Iterator[Finding]:
     there = machine.names("/sys/class/net")
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+    # Ranks on processors speak through gloo alone, which reads no variable of NCCL's.
+    read = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if machine.gpus else ("GLOO_SOCKET_IFNAME",)
+    for name in read:
         wanted = machine.environment.get(name, "")
         if not wanted or wanted.startswith("^") or not there:
             continue

@@ -213,12 +213,18 @@ def position_kind(fields: Mapping[str, Any]) -> str:
     return "rope" if kind in ("mrope", "yarn") else kind
 
 
+def said_positions(fields: Mapping[str, Any]) -> int:
+    """Length of the table of learned positions that is said, 0 where none is. [1]"""
+    said = fields.get("max_position_embeddings")
+    return said if position_kind(fields) == "learned_absolute" and isinstance(said, int) else 0
+
+
 def _positions(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions or a table of learned ones."""
     kind = position_kind(fields)
     if kind == "learned_absolute":
         # The parser asks for the length of the table, and that it holds a sequence.
-        return {"learned_positions": fields.get("max_position_embeddings") or fields.get("seq_length") or 0}
+        return {"learned_positions": said_positions(fields) or fields.get("seq_length") or 0}
     if kind in ("", "none"):
         return {}
     base = fields.get("rotary_base")

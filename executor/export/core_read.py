@@ -16,6 +16,7 @@ from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.model_registry import list_models, load_model
 from executor.export.core_model import rare, unlike
 from executor.export.exchange_read import exchange_of
+from executor.export.field_values import with_kinds
 from executor.megatron_args import RECIPES
 from executor.megatron_model import model_fields
 from executor.megatron_training import SHARDING
@@ -116,8 +117,10 @@ def direct_fields() -> Mapping[str, str]:
 def knobs_of(fields: Mapping[str, Any], world: int = 0) -> dict[str, Any]:
     """Values of Plan's knobs; those whose fields are missing are left out. ValueError for a value out of range.
 
-    fields: of all configuration classes together, by bare name. world: GPUs, 0 unknown; gives dp.
+    fields: of all configuration classes together, by bare name. world: GPUs, 0 unknown; gives dp where the other sizes
+    divide it.
     """
+    fields = with_kinds(fields)
     knobs: dict[str, Any] = {}
     for field, name in direct_fields().items():
         if field in fields:
@@ -125,12 +128,8 @@ def knobs_of(fields: Mapping[str, Any], world: int = 0) -> dict[str, Any]:
             knobs[name] = KNOBS[name].default if value is None else _parsed(name, value)
     for part in (_sizes, _sharding, _precision, _experts, _recompute, _kernels, _optimizer):
         knobs |= part(fields)
-    if world:
-        ranks = knobs.get("tp", 1) * knobs.get("pp", 1) * knobs.get("cp", 1)
-        if world % ranks:
-            raise ValueError(
-                f"{world} GPUs are not a multiple of tp x pp x cp = {ranks}. Give the right --gpus."
-            )
+    ranks = knobs.get("tp", 1) * knobs.get("pp", 1) * knobs.get("cp", 1)
+    if world and world % ranks == 0:
         knobs["dp"] = world // ranks
         knobs |= _shards(knobs)
     settings = dict(_settings(fields))

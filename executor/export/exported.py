@@ -67,10 +67,12 @@ class Reading:
     otherwise: what is read otherwise
     than it is said, or holds for some releases alone, a line each. alike: models that the text may mean, the one
     read first, where it leaves open which. vocab: its vocabulary where that is not the model's, else 0. [tokens]
+    gpus: ranks that a launch line names, 0 where none does; options may say others. [1]
     stack: software release that its settings belong to, "" for the newest.
     unseen: knobs that stand in an environment or a launch line, of which the text has none.
     batches: smaller ones before the global batch is reached, that must be shared out evenly. [1]
     mtp_heads: heads of multi-token prediction that the text says [1], None where it says nothing of them.
+    positions: length of the table of learned positions that the text says, 0 for none. [1]
     table: file of the overlapped GEMMs that the text names, "" for none.
     """
 
@@ -84,8 +86,10 @@ class Reading:
     otherwise: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     vocab: int = 0
+    gpus: int = 0
     stack: str = ""
     unseen: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     mtp_heads: int | None = None
+    positions: int = 0
     table: str = ""

@@ -95,8 +95,12 @@ def with_table(found: Reading, path: Path) -> Reading:
 def unseen_line(names: Collection[str]) -> str:
     """A line about knobs that stand in an environment or a launch which was not given."""
     options = ", ".join("--" + name.replace("_", "-") for name in names)
-    whole = any(name in BY_ENVIRONMENT for name in names)
-    where = "Environment and launch line are" if whole else "The launch line is"
+    around, launch = (any(name in names for name in each) for each in (BY_ENVIRONMENT, BY_LAUNCH))
+    where = (
+        "Environment and launch line are"
+        if around and launch
+        else f"The {'environment' if around else 'launch line'} is"
+    )
     return (
         f"{where} not in the text: {options} are as usual unless you give them. A {SCRIPT} in the file's folder that "
         "starts it is read too."

@@ -80,7 +80,7 @@ def reading(text: str) -> Reading:
     missing = () if dump else tuple(unsaid(said))
     said, left = split_open(said, MEANT | said_fields() | set(direct_fields()))
     fields = core_values(said)
-    knobs = knobs_of(fields, int(said.get("WORLD_SIZE", 0)))
+    knobs = knobs_of(fields, gpus := _world(said))
     for dotted, name in (("train.micro_batch_size", "micro_batch"), ("train.manual_gc", "manual_gc")):
         if said.get(dotted) is not None:
             knobs[name] = said[dotted]
@@ -100,6 +100,7 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=workload,
+        gpus=gpus,
         mtp_heads=said_heads(fields, dump),
         left_open=left,
         unsaid=missing,
@@ -157,6 +158,12 @@ def _assign(said: dict[str, Any], dotted: str, value: ast.expr) -> None:
             said["dataset._target_"] = name
     elif path:
         said[path] = value_of(value)
+
+
+def _world(said: Mapping[str, Any]) -> int:
+    """Ranks that the text is written for, 0 where it says no number."""
+    world = said.get("WORLD_SIZE", 0)
+    return world if isinstance(world, int) and world > 0 else 0
 
 
 def core_values(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from costmodel.stack import vendor_note
 from executor.export.exported import SCHEDULE, Exported, Job, Reading
 from executor.export.megatron_lm_arguments import NO_MASK, arguments, words
 from executor.export.megatron_lm_names import flag_of, version_of
@@ -177,8 +178,8 @@ def _unknown(job: Job) -> list[str]:
     notes = [*facts_not_on_file(job.model, flag_of, latent_scaling=1), *gather_note(job.plan)]
     if job.model.mamba is not None:
         notes.append("newer checkouts call the script pretrain_hybrid.py")
-    if job.cluster.gpu.vendor.lower() == "amd":
-        notes.append("AMD's fork of Megatron-LM takes these arguments; not checked against it")
+    if note := vendor_note(job.cluster.gpu.vendor):
+        notes.append(f"names are Megatron-LM's: {note}")
     if job.workload.task == "sft":
         notes.append("--sft packs conversations; documents and lengths are those of your data set")
     return notes

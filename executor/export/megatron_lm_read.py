@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from costmodel.knobs import SETTINGS
@@ -18,6 +18,7 @@ from executor.export.core_model import (
     other_tokens,
     position_kind,
     said_heads,
+    said_positions,
     same_models,
 )
 from executor.export.core_read import knobs_of, other_optimizer, said_fields
@@ -68,7 +69,7 @@ def reading(text: str) -> Reading:
             "`advisor check PLAN` reads plan files."
         )
     fields = fields_of(given)
-    knobs = knobs_of(fields, _world(given))
+    knobs = knobs_of(fields, gpus := _world(given))
     settings = knobs.pop("settings", {}) | _flag_settings(given)
     around = environment_knobs(read_environment(text))
     settings |= (beside := around.pop("settings"))
@@ -96,6 +97,7 @@ def reading(text: str) -> Reading:
         left_open=tuple(_left_open(given)),
         otherwise=(
             *mixed_exchange(fields),
+            *_branches(flags.branched),
             *_optimizer(given),
             *_other_positions(given, fields, models),
             *_ramp(ramp, fields),
@@ -103,7 +105,9 @@ def reading(text: str) -> Reading:
         ),
         alike=_alike(telling, models),
         vocab=vocab,
+        gpus=gpus,
         mtp_heads=said_heads(fields, whole=True),
+        positions=said_positions(fields),
         stack=newest_stack("megatron_lm", fields.get("cross_entropy_fusion_impl") != "te"),
         batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
         unseen=unseen(around | beside, bool(launch)),
@@ -271,6 +275,12 @@ def _left_open(given: Mapping[str, list[str]]) -> list[str]:
         for flag, values in given.items()
         if left_open(values) and (_meant(flag) or flag in LOADS) and flag != OVERLAP_FILE
     ]
+
+
+def _branches(flags: Iterable[str]) -> Iterator[str]:
+    """A line on flags that if or case of the script decides, which are read as if every branch ran."""
+    if named := [flag for flag in flags if _meant(flag) or flag in LOADS]:
+        yield f"{', '.join(named)}: as the last branch of if or case says, whichever runs; options win"
 
 
 def _optimizer(given: Mapping[str, list[str]]) -> Iterator[str]:

@@ -65,6 +65,7 @@ def reading(text: str) -> Reading:
         model=model,
         architecture={} if model else said_architecture(fields),
         workload=_workload(said),
+        gpus=world,
         mtp_heads=said_heads(fields, dump),
         left_open=left,
         unsaid=missing,
@@ -169,7 +170,7 @@ def _inside(dotted: str, part: str) -> str:
 def _workload(said: Mapping[str, Any]) -> dict[str, Any]:
     """Batch, sequence and task, in the words that `workload_of` reads."""
     words = {
-        "dataset.seq_length": said.get("data.seq_length"),
+        "dataset.seq_length": said.get("data.seq_length") or said.get(f"{CONFIG}.seq_length"),
         "train.global_batch_size": said.get("data.global_batch_size"),
         "dataset.packed_sequence_specs.packed_sequence_size": said.get(
             "data.packed_sequence_specs.packed_sequence_size"

@@ -6,35 +6,46 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from executor.export.shell_values import expanded
+
 LARGEST = 1 << 20
 END = "\n"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^${}]*))?(?:\[@\])?\}|\$(\w+)")
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
+_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}]*)\}")
+_ENDS = (")", ";", "&&", "||", "|", "&", "\\")
+_REDIRECTED = re.compile(r"\d?&?>{1,2}.*|<.*")
+_OPENS, _CLOSES = ("if", "case"), ("fi", "esac")
 
 
 @dataclass(frozen=True)
 class Flags:
-    """given: flag to its values, the last word counts; variables: of the script, as written there."""
+    """given: flag to its values, the last word counts; variables: of the script, as written there.
+
+    branched: flags that stand in a branch (if, case), or whose value a branch decides.
+    """
 
     given: dict[str, list[str]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+    branched: tuple[str, ...] = ()
 
 
 def read_flags(text: str) -> Flags:
     """Every flag with its values. ValueError in one line when the text holds none."""
     if len(text) > LARGEST:
         raise ValueError("the configuration is larger than 1 MiB, so it is none. Check the path.")
-    variables: dict[str, str] = {}
-    given: dict[str, list[str]] = {}
+    read = _Read()
     # Directives of Slurm are comments for the shell.
     for name, value in re.findall(r"^#SBATCH\s+(--[\w-]+)(?:[= ](\S+))?", text, re.MULTILINE):
-        given[name] = [value] if value else []
-    _collect(list(_words(text)), given, variables)
-    if not given:
+        read.given[name] = [value] if value else []
+    read.collect(_words(text))
+    if not read.given:
         raise ValueError(
             "no argument such as --num-layers 32 is in the text. Give a command line, a shell script or a YAML."
         )
-    return Flags(_expanded(given, variables), variables)
+    given, used = expanded(read.given, read.variables)
+    branched = [flag for flag in given if flag in read.branched or used[flag] & read.decided]
+    return Flags(given, read.variables, tuple(branched))
 
 
 def left_open(values: Iterable[str]) -> bool:
@@ -43,12 +54,18 @@ def left_open(values: Iterable[str]) -> bool:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Words of a shell script, with END at line ends; quotes are taken off, backslashes join lines."""
-    word, quote, index, started = "", "", 0, False
+    """Words of a shell script, with END at line ends; quotes are taken off, backslashes join lines.
+
+    Between the brackets of an array a line's end is a blank, as it is for the shell; $(...) is one word.
+    """
+    word, quote, index, started, depth, within = "", "", 0, False, 0, 0
     while index < len(text):
         letter = text[index]
         index += 1
-        if quote:
+        if within and not quote:
+            within += (letter == "(") - (letter == ")")
+            word += letter
+        elif quote:
             if letter == "\\" and quote == '"' and index < len(text):
                 word += "" if text[index] == "\n" else text[index]
                 index += 1
@@ -72,49 +89,76 @@ def _words(text: str) -> Iterator[str]:
             if word or started:
                 yield word
                 word, started = "", False
-            if letter == "\n":
+            if letter == "\n" and not depth:
                 yield END
         else:
+            if letter == "(" and word.endswith("$"):
+                within = 1
+            elif letter == "(" and (depth or _ARRAY.fullmatch(word)):
+                depth += 1
+            depth -= bool(depth and letter == ")")
             word += letter
     if word or started:
         yield word
 
 
-def _collect(words: list[str], given: dict[str, list[str]], variables: dict[str, str]) -> None:
-    """Flags and variables of the words, in the order of the text."""
-    flag = ""
-    for word in words:
+class _Read:
+    """Flags and variables of words, as they are read in the order of the text.
+
+    branched: flags that a branch gives. decided: variables that have another value in a branch than elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.given: dict[str, list[str]] = {}
+        self.variables: dict[str, str] = {}
+        self.branched: set[str] = set()
+        self.decided: set[str] = set()
+        self._branches = 0
+        self._in_branch: set[str] = set()
+
+    def collect(self, words: Iterable[str]) -> None:
+        """Read words, with END where a command's line ends."""
+        flag, first = "", True
+        for word in words:
+            bare = word.rstrip(";")
+            if first and bare in (*_OPENS, *_CLOSES):
+                self._branches = max(0, self._branches + (1 if bare in _OPENS else -1))
+            flag = self._next(word, flag)
+            first = word in (END, "then", "else", "do") or word.endswith(";")
+
+    def _next(self, word: str, flag: str) -> str:
+        """Take a word; returns the flag whose values may follow, "" for none."""
+        for name, value in _DEFAULT.findall(word):
+            self.variables.setdefault(name, value)
         assigned = _ASSIGNED.fullmatch(word)
         if assigned and assigned[2].startswith("(--"):
             word, assigned = assigned[2], None  # an array that begins with its first flag
-        if word == END:
-            flag = ""
-        elif assigned and not word.startswith("-"):
-            name, value = assigned[1], assigned[2].strip().rstrip(";")
-            variables[name] = value
-            flag = ""
-            if "--" in value:  # arguments kept in a variable, quoted or as an array
-                _collect(list(_words(value.lstrip("("))), given, variables)
-        elif re.match(r"\(?--[A-Za-z]", word):
-            flag, separator, value = word.lstrip("(").rstrip(")").rstrip(":").partition("=")
-            given[flag] = [value] if separator else []
-        elif flag and word not in (")", ";", "&&", "||", "|", "&", "\\"):
-            given[flag].append(word.rstrip(")") if word.count("(") < word.count(")") else word)
+        if word == END or word in _ENDS or _REDIRECTED.fullmatch(word):
+            return ""
+        if assigned and not word.startswith("-"):
+            self._assign(assigned[1], assigned[2].strip().rstrip(";"))
+            return ""
+        last = word.endswith(";")
+        word = word.rstrip(";")
+        if re.match(r"\(?--[A-Za-z]", word):
+            flag, separator, value = _bare(word.lstrip("(")).rstrip(":").partition("=")
+            self.given[flag] = [value] if separator else []
+            self.branched |= {flag} if self._branches else set()
+        elif flag and word:
+            self.given[flag].append(_bare(word))
+        return "" if last else flag
+
+    def _assign(self, name: str, value: str) -> None:
+        before = self.variables.get(name)
+        if before not in (None, value) and (self._branches or name in self._in_branch):
+            self.decided.add(name)
+        self._in_branch |= {name} if self._branches else set()
+        self.variables[name] = value
+        if "--" in value:  # arguments kept in a variable, quoted, as an array or of a command
+            # What is put in by its name is cut at blanks, and line ends are such.
+            self.collect(each for each in _words(value.lstrip("$(")) if each != END)
 
 
-def _expanded(given: dict[str, list[str]], variables: dict[str, str]) -> dict[str, list[str]]:
-    """Values with the script's own variables put in; others stay as they are."""
-
-    def put(value: str, depth: int = 0) -> str:
-        def known(match: re.Match[str]) -> str:
-            name, default = match[1] or match[3], match[2]
-            own = variables.get(name, "")
-            if own and f"${{{name}" not in own and f"${name}" not in own:
-                return own
-            within = _VARIABLE.search(own)
-            return default if default is not None else (within[2] or match[0]) if within else match[0]
-
-        fresh = _VARIABLE.sub(known, value)
-        return fresh if fresh == value or depth > 5 else put(fresh, depth + 1)
-
-    return {flag: [put(value) for value in values] for flag, values in given.items()}
+def _bare(word: str) -> str:
+    """The word without the bracket behind it that closes an array."""
+    return word.rstrip(")") if word.count("(") < word.count(")") else word

@@ -55,7 +55,8 @@ def directives(job: Job) -> list[str]:
         f"--job-name={name}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
-        f"--gpus-per-node={per_node}",
+        # A plan of a processor's ranks takes no GPU, which its nodes need not have.
+        *([f"--gpus-per-node={per_node}"] if job.cluster.gpu.generation != "cpu" else []),
         "--exclusive",
         "--mem=0",
         *_segment(job, nodes),

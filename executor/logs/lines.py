@@ -26,6 +26,8 @@ def lines(path: Path) -> Iterator[str]:
     """Every line of the file, cleaned. ValueError in one line for what is empty, binary or no file."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder, not a log. Name the file that the job wrote.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a device or pipe, and a log is read twice. Keep it in a file first.")
     if not path.is_file():
         raise ValueError(f"{path} is no file. Check the path of the log.")
     if path.stat().st_size == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -205,6 +206,14 @@ def test_side_by_side_says_what_was_measured_and_what_predicted(folder):
     assert lines["tokens/s/GPU, measured"].a is None
     plans = compared(folder, "small", "small_recompute").numbers
     assert not any("measured" in line.name or "predicted" in line.name for line in plans)
+
+
+def test_one_measured_step_has_no_scatter(folder):
+    """It said that the scatters did not overlap, of 855.5 ms to 855.5 ms."""
+    found = compared(folder, "run", "close_run")
+    assert certainty(found)[0].startswith("The scatters of the measured steps")
+    single = replace(found, a=replace(found.a, measured=found.a.measured | {"num_steps": 1, "spread": 0.0}))
+    assert certainty(single)[0].startswith("A measured one step, of which no scatter is known")
 
 
 def test_a_killed_run_still_reads(folder):

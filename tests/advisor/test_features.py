@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from advisor.request import choose_precisions, make_request
+from advisor.precisions import choose_precisions
+from advisor.request import make_request
 from advisor.rules import TOPICS, load_rules, rules_of, stack_rules, topic_rules, untrainable, violations
 from advisor.rules.features import NEVER, UNTIL, lacked, load_features
 from advisor.search import search

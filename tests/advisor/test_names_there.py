@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def test_torchtitan_is_told_its_own_switches(tmp_path: Path):
     assert "--rope-fusion." in page
     there = page.split("Those options in torchtitan\n")[1].split("\n\n")[0]
     assert "--rope-fusion             compile.enable\n" in there
-    assert "--tp-comm-overlap         compile.enable_async_tensor_parallel\n" in there
+    # Job files have it under another table: torchtitan 0.2.2 refuses compile.enable_async_tensor_parallel.
+    assert "compile.enable_async_tensor_parallel (in job files, before 0.3.0, under" in there
     assert "Names are those of torchtitan-26.06" in there
 
 
@@ -102,3 +104,24 @@ def test_the_batch_has_its_name_in_torchtitan():
     """It was told as "no name on file", beside the name that `check` reads it by."""
     *_, row = names_section(["Try a larger --global-batch."], "torchtitan", None)
     assert row.split() == ["--global-batch", "training.global_batch_size"]
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi325x", "mi355x", "b200"])
+def test_the_answer_about_a_gpu_has_names_of_what_trains_on_it(gpu):
+    """Users of AMD's GPUs were told names of Megatron-Bridge."""
+    given = ["explain", "--model", "8b", "--gpus", "8", "--gpu", gpu, "--precision", "bf16"]
+    page = CliRunner().invoke(advisor, given).output
+    assert ("in Megatron-LM" in page) == (gpu != "b200")
+    assert ("in Megatron-Bridge" in page) == (gpu == "b200")
+
+
+def test_what_dropped_combinations_is_told_with_ways_that_explain_takes():
+    """It told --vpp 1 and --no-overlap-moe-comm, options that `advisor explain` does not have."""
+    given = ["explain", "--model", "gpt-oss-20b", "--gpus", "16", "--gpu", "gb200", "--precision", "bf16"]
+    page = CliRunner().invoke(advisor, given).output
+    table = page.partition("dropped by")[2].partition("each combination")[0]
+    told = set(re.findall(r"--([a-z][a-z-]*)", table))
+    assert "pin" in told
+    assert told <= {
+        name.lstrip("-") for option in advisor.get_command(None, "explain").params for name in option.opts
+    }

@@ -49,6 +49,15 @@ def test_small_parts_are_gathered_and_named():
     assert "0.030 s" in lines[-1]
 
 
+def test_small_parts_that_have_no_room_are_counted_and_none_is_cut():
+    """It ended in the middle of a word: "pipeline send/recv, expos..."."""
+    told = tree(whole([1000.0, *[1.0] * 9]), 1.0, "s", 3)[-1].partition("other: ")[2]
+    *names, more = told.split("; ")
+    assert all(re.fullmatch(r"part \d", name) for name in names)
+    assert more == f"{9 - len(names)} more"
+    assert names
+
+
 def test_one_small_part_keeps_its_name():
     assert "part 1" in tree(whole([10.0, 0.01]), 1.0, "s", 3)[-1]
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from advisor.cli import advisor
+from advisor.precisions import choose_precisions
 from advisor.request import (
-    MOST_GPUS,
     Request,
-    choose_precisions,
     make_request,
     parse_pins,
 )
+from advisor.sizes import MOST_GPUS
 from advisor.usual_sizes import MOST_TOKENS, SEQUENCES, default_global_batch, usual_seq_len
 from costmodel.knobs import CATALOGUE
 from costmodel.model_registry import load_model
@@ -139,6 +141,8 @@ def test_the_position_table_is_the_usual_length():
         ("h100", ("bf16", "fp8-cs")),
         ("b200", ("bf16", "fp8-cs", "mxfp8")),
         ("gb300", ("bf16", "fp8-cs", "mxfp8")),
+        ("mi300x", ("bf16", "fp8-cs")),
+        ("mi355x", ("bf16", "fp8-cs")),
     ],
 )
 def test_auto_precision_is_what_the_generation_is_recommended(gpu, recipes):
@@ -158,6 +162,41 @@ def test_precisions_are_read_in_any_spelling_and_beside_auto():
         ValueError, match=r"'FP8' is not one of .* Did you mean fp8-delayed, fp8-cs, fp8-sc\?"
     ):
         choose_precisions("FP8", H100)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told", "searched"),
+    [
+        ("mi355x", "so MXFP8, of which no rate on MI355X is measured", "mxfp8"),
+        ("rtx5090", "FP8, which GeForce RTX 5090 has, was not searched, as which", "fp8-cs"),
+    ],
+)
+def test_formats_that_a_gpu_has_and_auto_leaves_out_are_told_with_the_way_to_them(gpu, told, searched):
+    """GPUs were compared by BF16 on one side and by FP8 on the other, and nothing said so."""
+    cluster = resolve(gpu, None)[0]
+    recipes, note = choose_precisions("auto", cluster)
+    assert told in note
+    way = f"auto,{searched}"
+    assert f"--precision {way} searches it too" in note
+    assert choose_precisions(way, cluster)[0] == (*recipes, searched)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "mi300x", "b200"])
+def test_nothing_is_left_out_where_auto_has_what_the_gpu_has(gpu):
+    assert choose_precisions("auto", resolve(gpu, None)[0])[1].endswith("; others only when named")
+
+
+@pytest.mark.parametrize("command", ["explain", "predict", "check"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_formats_that_a_gpu_lacks_are_not_suggested(command, order):
+    """fp8 on an A100 was answered with three recipes of FP8, none of which it has."""
+    options = [["--gpu", "a100"], ["--precision", "fp8"]][::order]
+    given = [command, "--model", "8b", "--gpus", "8", *options[0], *options[1]]
+    said = str(CliRunner().invoke(advisor, given).exception)
+    assert said == (
+        "--precision 'fp8' is no recipe, and A100 SXM4 80GB has no FP8, or no peak of it on file. "
+        "It takes bf16, fp16. Try --precision bf16."
+    )
 
 
 def test_pinned_precision_is_the_only_one_searched():

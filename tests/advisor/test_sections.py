@@ -216,6 +216,18 @@ def test_knobs_to_set_have_the_names_of_the_stack(stack, title, name):
     assert "not on file" not in "".join(lines)
 
 
+def test_users_of_amd_are_told_arguments_of_megatron_lm():
+    """They were told names of Megatron-Bridge, which AMD's GPUs do not train with."""
+    lines = knob_table({"tp": 4, "grad_reduce_in_fp32": False, "offload_weights": True}, None, "AMD")
+    assert "in Megatron-LM" in lines[0]
+    text = " ".join(" ".join(lines).split())
+    assert "tp 4 --tensor-model-parallel-size" in text
+    assert "off --grad-reduce-in-bf16, leave out --accumulate-allreduce-grads-in-fp32" in text
+    assert "offload_weights on no name on file" in text
+    assert "Names are Megatron-LM's: AMD's builds of it (Primus, and the fork for ROCm)" in text
+    assert "Primus" not in "".join(knob_table({"tp": 4}, "mcore-26.05", "AMD"))
+
+
 def test_knobs_that_are_variables_have_the_names_of_those():
     assert "NVTE_NORM_FWD_USE_CUDNN" in knob_table({"cudnn_norms": True})[1]
 

@@ -37,6 +37,8 @@ def changed(way: str) -> dict[str, Any]:
         ({"model": "8b", "gpus": 8, "tp": 3}, ["--tp 2"]),  # --gpus 9 left 32 heads on 3 ranks
         ({"model": "8b", "gpus": 8, "set_pairs": ("tensor_model_parallel_size=3",)}, ["--tp 2"]),
         ({"model": "70b", "gpus": 96, "tp": 8, "pp": 8}, ["--gpus 128", "--tp 4", "--pp 4"]),
+        # --pp 16 twice, alone and of all sizes at once
+        ({"model": "405b", "gpus": 1024, "tp": 8, "pp": 14, "vpp": 5}, ["--gpus 1008", "--pp 16"]),
         ({"model": "70b", "gpus": 7, "tp": 3, "pp": 2}, ["--tp 1 --pp 1"]),  # no size alone does
         # 104 GPUs leave 13 ranks for 100 sequences, tp 5 does not divide the heads
         ({"model": "8b", "gpus": 100, "tp": 8, "global_batch": 100}, ["--gpus 80", "--tp 4"]),

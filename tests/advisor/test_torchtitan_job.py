@@ -25,6 +25,10 @@ def test_every_key_is_read_told_or_idle_and_one_of_them():
         ({"compile.enable": True}, "0.2.2"),
         ({"training.debug_moe_force_load_balance": True}, "0.2.0"),
         ({"debug.seed": 1, "lr_scheduler.total_steps": 5}, "0.2.2"),
+        # 0.2.0 renamed its converters, and no later release knows this one.
+        ({"model.converters": ["float8"]}, "0.1.0"),
+        ({"model.converters": ["quantize.linear.float8"]}, "0.2.2"),
+        ({"model.converters": ["mine"]}, "0.2.2"),
     ],
 )
 def test_the_release_is_the_newest_that_has_all_keys(said, release):
@@ -39,6 +43,13 @@ def test_keys_that_no_release_has_together_are_read_and_told():
     assert job["training.compile"]
     (told,) = job.notes
     assert told.startswith("No release has all of its keys: torchtitan 0.2.2 refuses training.compile")
+
+
+def test_a_converter_of_another_release_is_told():
+    """It was read as FP8 and told as "float8 is set up, but model.converters does not name it" in one answer."""
+    job = read_job(toml({"model.converters": ["float8"], "quantize.linear.float8.recipe_name": "rowwise"}))
+    (told,) = job.notes
+    assert "torchtitan 0.2.2 refuses model.converters float8, which is read" in told
 
 
 def test_what_is_not_said_stands_at_torchtitans_default():

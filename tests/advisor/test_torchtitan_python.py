@@ -263,6 +263,11 @@ def test_experts_dispatch_and_mtp_follow_the_model_registry():
             "without a bound on their tokens. Try training.disable_cuda_graphs = true, or",
         ),
         (EP.replace("CAPACITY", "1.0").replace("hybridep", "deepep"), "by this dispatcher. Try training.dis"),
+        (
+            "--module llama3 --config llama3_70b --compile.enable_async_tensor_parallel "
+            "--parallelism.tensor_parallel_degree 8",
+            "^compile.enable_async_tensor_parallel is torch.compile's",
+        ),
         ("import torchtitan\n", "makes no Trainer.Config"),
         (WHOLE + CHANGED.replace("mine", "other"), "mine, other, 2 in all. Name one by '--module FILE.py"),
         ("--module no/such.py --config mine", "no/such.py, which --module names, is no file"),

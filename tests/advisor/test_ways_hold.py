@@ -142,7 +142,37 @@ def test_chunks_over_which_recomputed_layers_do_not_divide_are_not_told():
     """Of the 11 layers of a stage 8 were recomputed, and --vpp 11 told."""
     plan = Plan(pp=3, ep=4, dp=4, account_loss=True, recompute="full", recompute_num_layers=8)
     found = errors("mixtral-8x7b", Workload(4096, 576), plan, 12)
-    assert found == {"p2p_overlap_without_vpp": "Accept it."}
+    assert found == {
+        "p2p_overlap_without_vpp": "Try --vpp 2 --pipeline-layout balanced --no-account-loss, or accept it."
+    }
+    assert not errors(
+        "mixtral-8x7b",
+        Workload(4096, 576),
+        replace(plan, vpp=2, pipeline_layout="balanced", account_loss=False),
+        12,
+    )
+
+
+def test_where_layers_divide_into_many_chunks_alone_two_of_a_balanced_layout_are_told():
+    """62 layers of DeepSeek-V3 on two stages were answered with --vpp 31."""
+    plan = Plan(pp=2, ep=64, dp=64, overlap_moe_comm=True, account_embedding=True)
+    balanced = "--vpp 2 --pipeline-layout balanced --no-account-embedding"
+    found = errors("deepseek-v3", Workload(4096, 2048), plan, 128)
+    assert found["ep_overlap_needs_vpp"] == f"Try {balanced}, or --no-overlap-moe-comm."
+    assert found["p2p_overlap_without_vpp"] == f"Try {balanced}, or accept it."
+    # Of 62 layers and one for the loss on three stages, 21 each, three.
+    three = replace(plan, pp=3, account_embedding=True, account_loss=True)
+    found = errors("deepseek-v3", Workload(4096, 64 * 33), three, 192)
+    assert found["ep_overlap_needs_vpp"] == "Try --vpp 3, or --no-overlap-moe-comm."
+
+
+def test_many_chunks_are_told_beside_account_flags_alone():
+    """An uneven split of vpp = 3 was told --vpp 1 or 31 beside the balanced layout."""
+    plan = Plan(pp=2, vpp=3, dp=4, ep=4, account_embedding=True)
+    ways = errors("deepseek-v3", Workload(4096, 2048), plan, 8)
+    assert "--vpp 1 or 31" in " ".join(ways.values())
+    plain = errors("gpt-oss-20b", Workload(4096, 2048), Plan(pp=2, vpp=5, dp=4, ep=4), 8)
+    assert "--vpp 1 or 2, 3, 4, 6, or --pipeline-layout balanced" in " ".join(plain.values())
 
 
 def test_ranks_of_a_plan_for_other_gpus_are_told_by_the_rule_about_gpus_alone():

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from advisor.cli import COMMANDS, advisor
 from advisor.whole_numbers import COUNT, TOKENS
+from hardware_db.evidence import load_evidence
 
 SETTING = ["predict", "--model", "8b", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]
 
@@ -63,6 +64,16 @@ def test_anything_else_is_one_line_with_the_way_out(option, given, said):
     with pytest.raises(ValueError, match="is not a whole number") as refused:
         CliRunner().invoke(advisor, [*SETTING, option, given], catch_exceptions=False)
     assert str(refused.value) == f"{option} {given!r} {said}"
+
+
+@pytest.mark.parametrize("command", ["explain", "predict", "check"])
+def test_more_gpus_than_a_plan_has_are_told_the_limit_and_why(command):
+    """A thousand million were answered with 8, and by other commands with a --dp that nobody gave."""
+    given = [command, "--model", "8b", "--gpu", "h100", "--gpus", "1e9"]
+    said = str(CliRunner().invoke(advisor, given).exception)
+    largest = max(run.gpus for run in load_evidence())
+    assert "is more than 1,048,576, the largest --dp of a plan" in said
+    assert f"Try --gpus {largest}, or at most 1048576." in said
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,16 @@ def test_a_layout_of_one_pipeline_size_does_not_bar_the_others():
     of = {each.plan.pp: each for each in Variants(chosen).sizes("pp", [8, 16])}
     assert [of[pp].prediction is not None for pp in (4, 8, 16)] == [True] * 3
     assert [of[pp].plan.pipeline_layout for pp in (4, 8, 16)] == [BALANCED, "", ""]
+
+
+def test_one_gpu_has_nothing_to_split_over():
+    """Of the one GPU of a box without NVLink it said that 8 share one fast domain."""
+    explanation = found("llama3.2-1b", 1, "rtx4090")
+    told = {step.topic: step.text for step in explanation.steps}
+    for topic in ("tensor parallel", "context parallel", "pipeline parallel"):
+        assert told[topic] == "Nothing to split over: one rank."
+
+
+def test_gpus_of_a_box_without_nvlink_share_no_fast_domain():
+    told = {step.topic: step.text for step in found("llama3.2-1b", 8, "l40s").steps}
+    assert "8 GPUs share one box, over PCIe." in told["tensor parallel"]

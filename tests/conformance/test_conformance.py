@@ -45,6 +45,8 @@ CHOSEN = [
     ("llama4-scout", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("qwen3-next-80b-a3b", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("qwen3.5-27b", {**SPLIT, "dp": 2}, 0),
+    # A rank's share of a head and the output layer, in the order in which Megatron-Core has them.
+    ("qwen3-next-80b-a3b", {"dp": 64, "ep": 32}, 0),
 ]
 DRAWN = ("llama3-8b", "qwen3-30b-a3b", "moonlight-16b-a3b")
 

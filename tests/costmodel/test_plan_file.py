@@ -73,7 +73,7 @@ def test_gpus_left_out_are_those_of_the_plan(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "is empty: no plan is in it"),
+        ("", "is empty: no plan is in it. Write one with `advisor explain ... --save "),
         ("gpus = 8\n", "no schema line"),
         (GOOD.replace("schema = 1", "schema = 2"), "schema = 2"),
         (GOOD + "[knobs]\ntpp = 1\n", "knobs.tpp is not a key of a plan file. Did you mean tp?"),

@@ -25,6 +25,7 @@ from costmodel.stack import (
     newest_stack,
     release_has,
     released,
+    shown_stack,
 )
 from costmodel.step_constants import maturity
 from costmodel.workload import Workload
@@ -87,6 +88,14 @@ def test_the_newest_of_a_framework_is_the_newest_with_that_loss(native):
     assert found.release == max(each.release for each in others if each.native_loss == native)
 
 
+def test_gpus_of_a_vendor_have_names_of_what_trains_on_them_and_a_stack_that_is_named_keeps_its_own():
+    assert shown_stack(None, "AMD").names == "megatron_lm"
+    assert shown_stack(None, "NVIDIA") == shown_stack(None) == load_stack(default_stack())
+    assert shown_stack("nemo-26.06", "AMD").names == "megatron_bridge"
+    known = {gpu.vendor for gpu in hardware_db.list_gpus()}
+    assert {vendor for family in families().values() for vendor in family.get("vendors", {})} <= known
+
+
 def test_every_family_is_whole():
     for name, family in families().items():
         assert {"title", "releases", "attention"} <= family.keys(), name
@@ -109,7 +118,7 @@ def explained() -> set[str]:
 
 def test_every_field_of_a_stack_is_explained_in_its_file_and_nothing_else_is():
     told = {entry.name for entry in fields(Stack)} - {"family", "release"}
-    assert explained() == told | EARLIER | {"releases", "newest"}
+    assert explained() == told | EARLIER | {"releases", "newest", "vendors"}
 
 
 def test_a_family_says_nothing_that_no_stack_reads():

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import random
-import re
 
 import numpy as np
 import pytest
@@ -20,13 +19,12 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from executor.calibrate import (
-    Calibration,
     base_document,
     calibrate_from,
     calibrate_here,
     taught,
 )
-from executor.calibrate_fit import CONSTANTS, Learned, Outcome, learn, tell_apart
+from executor.calibrate_fit import CONSTANTS, learn, tell_apart
 from executor.calibrate_probes import probes, small
 from executor.calibrate_records import Modelled, Observed, observed, part_of, read_all, read_observed
 from executor.local_profile import profile, write_profile
@@ -157,6 +155,24 @@ def test_the_interval_covers_runs_told_without_themselves(tmp_path, cluster, mod
     assert "evidence" not in taught(base_document(cluster), alone, runs[:2])["calibration"]
 
 
+def test_repeats_of_one_run_are_no_evidence_of_others(cluster, modelled):
+    """Eight runs of one plan gave every prediction on their profile an interval of 9 %."""
+    one, others = modelled[0], modelled[1:5]
+    repeats = [
+        dataclasses.replace(runs_of([one], {}, noise=0.03, seed=seed)[0], name=f"{seed}") for seed in range(8)
+    ]
+    assert tell_apart(learn(repeats, cluster), repeats, cluster).half_width == 0
+    # Told without all its repeats, a run that takes twice as long stays about that far.
+    slow = [
+        dataclasses.replace(each, seconds={part: 2 * s for part, s in each.seconds.items()})
+        for each in repeats[:3]
+    ]
+    runs = [*slow, *runs_of(others, {})]
+    outcome = tell_apart(learn(runs, cluster), runs, cluster)
+    assert set(outcome.apart) == {each.name for each in runs}
+    assert all(outcome.apart[each.name] < -0.5 for each in slow)
+
+
 def test_every_leaf_of_a_step_has_its_part(modelled):
     seen = {leaf: part_of(leaf) for leaf in modelled[0].leaves}
     assert seen["forward_linear"] == seen["vocabulary"] == "compute"
@@ -244,22 +260,6 @@ def test_runs_on_shipped_gpus_make_an_overlay_with_sources(tmp_path):
     assert hardware_db.load_calibration(own.gpu)["gemm"] == hardware_db.load_calibration(cluster.gpu)["gemm"]
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({}, "no job.json"),
-        ({"job.json": "{"}, "cannot be read"),
-        ({"job.json": '{"plan": {"tq": 1}}'}, "cannot be read"),
-    ],
-)
-def test_what_is_no_record_is_told_in_one_line(tmp_path, files, said):
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=said) as error:
-        read_observed(tmp_path)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(("number", "kept"), [(0, {"compute", "optimizer"}), (2, {"compute", "optimizer"})])
 def test_where_ranks_queued_only_their_own_work_counts(modelled, number, kept):
     """A rank's own queueing is taken out by the clock; waiting for another that queued is not."""
@@ -308,6 +308,20 @@ def test_a_run_that_was_cut_in_its_warm_up_is_left_out_of_many(tmp_path, modelle
     assert left_out == ["cut: left out, it holds no measured step"]
 
 
+def test_folders_without_a_job_are_left_out_of_many(tmp_path, modelled):
+    """`--from runs/2026*`, as the help has it, ended at the folder of a job that Slurm was given."""
+    each = modelled[0]
+    record(tmp_path / "whole", each, {part: float(value) for part, value in each.seconds({}).items()})
+    (tmp_path / "slurm").mkdir()
+    runs, left_out = read_all([tmp_path / "slurm", tmp_path / "whole"])
+    assert ([run.name for run in runs], left_out) == (["whole"], ["slurm: left out, it has no job.json"])
+    for missing in ("slurm", "mistyped"):
+        with pytest.raises(ValueError, match=f"{missing} is no record of a run"):
+            read_all([tmp_path / missing])
+    with pytest.raises(ValueError, match="mistyped is no record of a run"):
+        read_all([tmp_path / "whole", tmp_path / "mistyped"])
+
+
 def test_a_run_whose_ranks_shared_a_gpu_teaches_nothing(tmp_path, modelled):
     seconds = {"step": 1.0, "compute": 0.5, "optimizer": 0.1, "communication": 0.1}
     for name, shared in (("good", 1), ("shared", 2)):
@@ -341,34 +355,6 @@ def test_a_profile_takes_the_place_of_a_file_only(tmp_path, monkeypatch, kind):
     with pytest.raises(OSError, match="not a file"):
         write_profile(out, {})
     assert out.is_fifo() if kind == "pipe" else out.is_dir()
-
-
-def test_only_what_is_written_is_told_as_learned(tmp_path, cluster):
-    """A constant that stays as open as its belief is in no profile: the page and the JSON say so."""
-    from advisor.calibrate_text import calibration_lines, shown, to_json
-
-    taught_one = Learned(NAMES["gemm_rate"], 1.0, 0.8, 0.05, 3)
-    open_one = Learned(NAMES["stream"], 0.5, 0.6, 0.39, 3)
-    outcome = Outcome((taught_one, open_one), {"a": 0.3}, {"a": 0.0})
-    document = taught(base_document(cluster), outcome, [])
-    assert document["calibration"]["step"]["gemm_rate"]["value"] == pytest.approx(0.8)
-    found = Calibration(tmp_path / "mine.toml", document, outcome, (), ())
-    lines = calibration_lines(found)
-    assert any(line.split()[:1] == ["gemm_rate"] for line in lines)
-    assert not any(line.split()[:1] == ["stream"] for line in lines)
-    assert "  as uncertain as before, so not written: stream" in lines
-    assert not re.search(r"\d%", "\n".join(lines))
-    # Errors of what was fitted say nothing of another run.
-    told = " ".join(lines)
-    assert "that it learned from are told within" in told
-    assert "how well it tells other runs is open: that takes 5 runs" in told
-    apart = dataclasses.replace(outcome, apart={f"run {n}": 0.1 for n in range(5)})
-    assert "is open" not in " ".join(calibration_lines(dataclasses.replace(found, outcome=apart)))
-    assert {each["name"]: each["written"] for each in to_json(found)["learned"]} == {
-        "gemm_rate": True,
-        "stream": False,
-    }
-    assert shown(13980.0, "us") == "13.98 ms"
 
 
 def test_a_profile_that_is_replaced_is_kept_and_told(tmp_path, cluster, modelled):

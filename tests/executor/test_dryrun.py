@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.cli import advisor
+from advisor.dryrun_text import headline
 from costmodel.amounts import rank_amounts
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file, save_plan_file
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.workload import Workload
 from executor import dryrun
@@ -159,6 +161,10 @@ def test_the_command_answers_first(monkeypatch, part, code):
     assert done.exit_code == code
     first = done.output.splitlines()[0]
     assert first.startswith("differs: " if part else "agrees: ")
+    # A reader had to look through hundreds of rows for the one that differs.
+    head = " ".join(done.output.partition("llama3-8b, TP2")[0].split())
+    named = "without a known reason: FLOPs of products and attention, qkv backward, on stage 0 ("
+    assert (named in head, "worth a report" in head) == (bool(part), bool(part))
     assert ("DIFFERS" in done.output) == bool(part)
     table = done.output.partition("Counted otherwise")[0].splitlines()[3:]
     assert len(table) > 60
@@ -174,3 +180,34 @@ def test_without_the_software_it_says_what_to_install(monkeypatch):
     done = CliRunner().invoke(advisor, ["dryrun", *OPTIONS])
     assert isinstance(done.exception, ValueError)
     assert str(done.exception).startswith("`advisor dryrun` needs torch")
+
+
+def test_what_cannot_be_traced_of_the_last_plan_says_whose_it_is(monkeypatch, tmp_path):
+    """A bare `advisor dryrun` ended with "--fsdp: amounts are ...", an option that nobody had given."""
+    monkeypatch.setenv("ADVISOR_CACHE", str(tmp_path))
+    monkeypatch.setattr("executor.run.missing_software", lambda: "")
+    fsdp = Plan(dp=8, zero_stage=3, fsdp=True)
+    save_plan_file(last_plan_path(), PlanFile("llama3-8b", WORK, "dgx-h100", 8, fsdp))
+    said = str(CliRunner().invoke(advisor, ["dryrun"]).exception)
+    assert said.startswith("the plan that `advisor explain` gave last: --fsdp: ")
+    kept = save_plan_file(tmp_path / "named.toml", load_plan_file(str(last_plan_path())))
+    assert str(CliRunner().invoke(advisor, ["dryrun", str(kept)]).exception).startswith("--fsdp: ")
+
+
+def test_the_counts_of_the_headline_add_up(tmp_path):
+    """ "154 of 162 exact amounts equal, 10 with a documented difference": two of the ten were no exact amounts."""
+    deepseek, plan = load_model("deepseek-v3"), Plan(ep=8, dp=8, recompute="selective")
+    plan = replace(plan, recompute_modules=("mla_up_proj",))
+
+    def measure(job, folder):
+        found = rank_amounts(plan, WORK, deepseek, 0, 1)
+        return replace(found, saved={name: size / 1.015 for name, size in found.saved.items()})
+
+    given = {"stages": [0], "num_microbatches": 1, "folder": tmp_path, "measure": measure}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dryrun, "traced_model", lambda model: model)
+        result = dry_run(plan, WORK, deepseek, **given)
+    assert not result.differing
+    whole = len(result.exact)
+    said = f"agrees: {whole} of {whole} exact amounts equal, saved activations within 1.5 % (documented)"
+    assert " ".join(headline(result).split()) == said

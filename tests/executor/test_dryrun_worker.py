@@ -200,6 +200,20 @@ def test_gated_delta_layers_and_a_gate_of_shared_experts(traced):
     assert "other" not in found.flops
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_joined_norm_comes_before_its_layer(biased):
+    """Padding of buckets and the rank's share of gpt-oss-120b and Qwen3-Next were told as differing, which are not.
+
+    Source: Transformer Engine 2.16.1, layernorm_linear.py, in the order of its register_parameter.
+    """
+    from executor.workers.te_like.linear import LayerNormLinear
+
+    layer = LayerNormLinear(8, 16, normalization="LayerNorm", bias=biased)
+    names = ["layer_norm_weight", "layer_norm_bias", "weight", "bias"]
+    assert [name for name, _ in layer.named_parameters()] == names[: 3 + biased]
+    assert (layer.bias is not None) == biased
+
+
 def test_the_optimizer_keeps_what_its_types_say(traced):
     plan = Plan(dp=2, precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     found = traced(plan)

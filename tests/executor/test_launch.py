@@ -14,6 +14,7 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.faults import classify
 from executor.launch import RunFailed, run_worker, signals_kept, threads_of
+from executor.outcome import rank_environment
 from executor.run_job import make_job
 
 # The end of a torchrun log where rank 1 was killed and rank 0 ended by torchrun.
@@ -119,6 +120,16 @@ def test_no_number_of_threads_is_one_line(monkeypatch, said):
         ValueError, match=f"^OMP_NUM_THREADS={said} is not a number of threads.*Try .*unset it.$"
     ):
         threads_of(1)
+
+
+def test_ranks_see_no_other_run_and_torchrun_no_options_of_another(tmp_path, monkeypatch):
+    """PET_NNODES=2, which torchrun reads as --nnodes, had a run on one node wait for a second one."""
+    given = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:1"}
+    for name, value in (given | {"MEANT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    environment = rank_environment(tmp_path)
+    assert not set(given) & set(environment)
+    assert environment["MEANT"] == "1"
 
 
 @pytest.mark.launch

@@ -95,6 +95,8 @@ def test_an_uncertain_profile_warns_again_when_it_is_used_again(tmp_path, monkey
     monkeypatch.setattr(local_profile, "run_worker", measure)
     _, first = local_profile.local_profile(2, False, lambda line: None)
     _, second = local_profile.local_profile(2, False, lambda line: None)
+    # Beside those of the run itself, a warning says what it is of.
+    assert all(each.endswith("(when this machine was measured, just now)") for each in first)
     assert first
     assert second
     assert "--recalibrate" in second[0]
@@ -114,3 +116,13 @@ def test_where_a_profile_is_written(tmp_path, monkeypatch):
     assert str(out_path("./a.toml", tmp_path)) == "a.toml"
     with pytest.raises(ValueError, match="no name of a profile"):
         out_path("so so", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "x = ["])
+def test_a_broken_profile_of_this_machine_is_measured_again(tmp_path, text):
+    """It was told to write hbm_bandwidth by hand, of a data sheet."""
+    path = tmp_path / "local.2.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"local\.2\.toml.*and --recalibrate measures it again\.$") as told:
+        local_profile.own_cluster(path, "--recalibrate")
+    assert "datasheet" not in str(told.value)

@@ -52,7 +52,8 @@ def test_a_record_that_is_not_whole_cannot_go_on(tmp_path, job):
     """One line before anything runs, whatever is missing."""
     if job is not None:
         (tmp_path / "job.json").write_text(job)
-    with pytest.raises(ValueError, match=r"is no record of a run|its record is not whole") as refused:
+    said = {None: "is no record of a run", "": "job.json cannot be read"}.get(job, "its record is not whole")
+    with pytest.raises(ValueError, match=said) as refused:
         resume(tmp_path, print)
     assert "\n" not in str(refused.value)
 
@@ -102,6 +103,11 @@ def test_summary_warns_of_scatter_and_of_a_loss_that_does_not_fall(tmp_path):
     assert len(warnings) == 2
     assert "scatter" in warnings[0]
     assert "loss" in warnings[1]
+
+
+def test_one_loss_says_nothing_of_its_fall(tmp_path):
+    (tmp_path / "steps.jsonl").write_text(json.dumps(step(0, 1.0, 9.0)) + "\n")
+    assert summarise(tmp_path, Workload(128, 4), 1)[1] == []
 
 
 def test_a_summary_and_a_diagnosis_tell_one_scatter_and_slow_steps_apart(tmp_path):

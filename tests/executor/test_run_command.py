@@ -71,6 +71,21 @@ def test_a_patience_that_is_no_time_is_refused_before_anything_runs(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["run", "calibrate"])
+@pytest.mark.skipif(executor_run.missing_software() is not None, reason="needs torch and megatron-core")
+def test_threads_that_are_no_number_are_refused_before_anything_is_written(tmp_path, monkeypatch, command):
+    """An empty record or folder of a measurement was left."""
+    from click.testing import CliRunner
+
+    from advisor.cli import advisor
+
+    monkeypatch.setenv("ADVISOR_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "abc")
+    done = CliRunner().invoke(advisor, [command, *(["--model", "tiny-gpt"] if command == "run" else [])])
+    assert "OMP_NUM_THREADS=abc is not a number of threads" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_broken_plan_file_is_one_line(tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text("tp = [")

@@ -8,6 +8,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tomli_w
+from planted_machine import planted
 from run_process import advisor_run, refused
 
 from costmodel.model_registry import load_model
@@ -16,6 +18,7 @@ from costmodel.plan_file import PlanFile, save_plan_file
 from costmodel.workload import Workload
 from executor.devices import known_gpu
 from executor.launch import Nodes, run_worker
+from executor.local_profile import profile as made_profile
 from executor.record import read_memory, read_ranks, read_steps, write_json
 from executor.run import make_job, missing_software
 
@@ -86,6 +89,20 @@ def test_the_job_script_runs_every_node_once(plan_file, tmp_path):
     assert "--steps 7" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).returncode == 0
     assert not (tmp_path / "home").exists()
+
+
+def test_the_job_of_a_processors_plan_asks_for_no_gpus(tmp_path):
+    """Nodes without GPUs could not take it."""
+    profile = tmp_path / "mine.toml"
+    profile.write_text(tomli_w.dumps(made_profile(planted(), 2)))
+    plan = Plan(dp=2, precision="fp32")
+    kept = save_plan_file(
+        tmp_path / "plan.toml", PlanFile("tiny-gpt", Workload(256, 8), str(profile), 2, plan)
+    )
+    done = advisor_run(tmp_path / "home", str(kept), "--slurm", "--print-only")
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=1" in done.stdout
+    assert "gpus-per-node" not in done.stdout
 
 
 def test_a_printed_job_script_runs_the_plan_that_was_given(plan_file, tmp_path):

@@ -219,7 +219,11 @@ class Linear(torch.nn.Module):
 
 
 class LayerNormLinear(Linear):
-    """te.pytorch.LayerNormLinear: a norm in front of a column-parallel layer."""
+    """te.pytorch.LayerNormLinear: a norm in front of a column-parallel layer, whose parameters come first.
+
+    Megatron-Core lays buffers out in the order of parameters. Source: Transformer Engine 2.16.1 and 2.20.2,
+    module/layernorm_linear.py.
+    """
 
     def __init__(
         self, in_features: int, out_features: int, *, normalization: str = "LayerNorm", **kwargs: Any
@@ -233,6 +237,9 @@ class LayerNormLinear(Linear):
         for parameter in (self.layer_norm_weight, self.layer_norm_bias):
             if parameter is not None:
                 parameter.sequence_parallel = kwargs.get("sequence_parallel", False)  # type: ignore[attr-defined]
+        for name in ("weight", "bias"):  # behind the norm's
+            if name in self._parameters:
+                self.register_parameter(name, self._parameters.pop(name))
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> Any:
         """The product of the normalised input."""

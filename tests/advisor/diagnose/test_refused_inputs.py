@@ -11,6 +11,10 @@ from written import megatron_log
     ("words", "said"),
     [
         (("diagnose", "nowhere.log"), "is no file"),
+        (("diagnose", "/dev/null"), "is a device or pipe"),
+        (("diagnose", "{plain}", "{plan}"), "--plan {plan}`"),
+        (("diagnose", "{plain}", "rank0.json.gz"), "--trace rank0.json.gz`"),
+        (("diagnose", "{plain}", "{dumped}"), "`advisor compare {plain} {dumped}`"),
         (("compare", "{plan}"), "name what to compare it with"),
         (("compare", "{dumped}"), "give --gpu"),
         (("compare", "{plain}"), "does not show the plan"),
@@ -34,5 +38,5 @@ def test_errors_in_one_line(ask, tmp_path, words, said):
     files["other"].write_text("make: *** [all] Error 2\n")
     code, text = ask(*(word.format(**files) for word in words))
     assert code == 2
-    assert said in text
+    assert said.format(**files) in text
     assert "\n" not in text.strip()

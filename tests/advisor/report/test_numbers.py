@@ -218,6 +218,11 @@ def test_the_export_offered_is_that_of_the_plans_software(stack, target):
     assert f"advisor export plan.toml --to {target} --slurm -o run" in words
 
 
+def test_the_export_offered_on_gpus_of_amd_is_what_trains_there():
+    words = [command for command, _ in next_commands("plan.toml", vendor="AMD")]
+    assert "advisor export plan.toml --to megatron-lm --slurm -o run" in words
+
+
 def test_commands_are_quoted_for_a_shell():
     words = [command for command, _ in next_commands("/tmp/my plan's.toml")]
     assert words[0] == """advisor run '/tmp/my plan'"'"'s.toml'"""
@@ -249,6 +254,9 @@ def test_a_page_cannot_be_written_where_there_is_no_place_and_nothing_is_lost(tm
         CliRunner().invoke(
             advisor, [*ASKED, "--record", str(tmp_path), "-o", str(kept)], catch_exceptions=False
         )
+    gone = [*ASKED, "--record", str(tmp_path / "gone"), "-o", str(kept)]
+    with pytest.raises(ValueError, match=r"gone is neither a folder nor a file\. Name the folder of a run"):
+        CliRunner().invoke(advisor, gone, catch_exceptions=False)  # it was told how to write a plan
     with pytest.raises(ValueError, match=r"is a plan, not a run|is a run of"):
         CliRunner().invoke(
             advisor,

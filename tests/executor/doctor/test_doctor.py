@@ -75,6 +75,14 @@ def test_a_place_for_records_that_cannot_be_written_fails(maker):
     assert any("file is no folder that this user can write" in line for line in failed)
 
 
+def test_the_disk_is_told_by_the_folder_of_records(maker):
+    """A folder that is still to be made was told by the first one above it that is there: records at /."""
+    good = found(maker.machine(record=maker.root / "not" / "yet"), "ok")
+    assert any(
+        line.startswith(f"disk: 1024.0 GiB free for records at {maker.root}/not/yet ") for line in good
+    )
+
+
 def test_sizes_of_the_host_have_units(maker):
     maker.write("/proc/mounts", "shm /dev/shm tmpfs rw,nosuid,size=24684092k 0 0\n")
     machine = maker.machine(limits={"memlock": 8 << 20, "nofile": 65536})

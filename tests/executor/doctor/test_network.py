@@ -89,6 +89,16 @@ def test_an_interface_that_is_not_there_fails(maker):
     maker.write("/sys/class/net/eth0/address", "")
     assert found(maker.machine(environment={"NCCL_SOCKET_IFNAME": "eth"}), "fail") == []
     assert found(maker.machine(environment={"NCCL_SOCKET_IFNAME": "^docker"}), "fail") == []
+    one = SMI.splitlines()[0] + "\n"
+    failed = found(maker.machine(smi=one, environment={"NCCL_SOCKET_IFNAME": "ib0"}), "fail")
+    assert ["NCCL_SOCKET_IFNAME=ib0" in line for line in failed] == [True]
     assert (
         "GLOO_SOCKET_IFNAME=ib0" in found(maker.machine(environment={"GLOO_SOCKET_IFNAME": "ib0"}), "fail")[0]
     )
+
+
+def test_ranks_without_gpus_ask_nothing_of_nccl(maker):
+    """A shell made for a cluster kept a laptop from running: gloo alone is used there."""
+    maker.write("/sys/class/net/eth0/address", "")
+    given = {"NCCL_SOCKET_IFNAME": "ib0"}
+    assert found(maker.machine(environment=given), "fail") == []

@@ -96,3 +96,56 @@ def test_overrides_as_plain_yaml_are_read():
 def test_an_override_line_may_leave_a_value_to_the_shell():
     found = megatron_bridge.read("model.tensor_model_parallel_size=$TP train.global_batch_size=64")
     assert found.left_open == ("model.tensor_model_parallel_size = $TP",)
+
+
+DUMP = """
+model:
+  _target_: megatron.bridge.models.llama.llama_provider.Llama3ModelProvider8B
+  num_layers: 32
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: 4
+  {field}: {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("pipeline_model_parallel_size", "[2]", "is not a whole number"),
+        ("virtual_pipeline_model_parallel_size", "'2x'", "is not a whole number"),
+        ("moe_expert_capacity_factor", "high", "is not a number"),
+        ("cuda_graph_scope", "3", "is neither a word nor a list"),
+        ("hierarchical_context_parallel_sizes", "3", "is neither a word nor a list"),
+        ("pipeline_model_parallel_layout", "[1, 2]", "is no list of stages"),
+        (
+            "use_megatron_fsdp: true\n  data_parallel_sharding_strategy",
+            "all",
+            "is not one of no_shard, optim,",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_one_line(field, value, told):
+    """These were tracebacks, of a size that stood in quotes too."""
+    pytest.importorskip("yaml")
+    with pytest.raises(ValueError, match=told) as caught:
+        megatron_bridge.read(DUMP.format(field=field, value=value))
+    assert str(caught.value).startswith(field.rpartition(" ")[2])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_size_in_quotes_is_a_size_and_null_is_one():
+    pytest.importorskip("yaml")
+    quoted = megatron_bridge.read(DUMP.format(field="pipeline_model_parallel_size", value="'4'"))
+    assert quoted.knobs["pp"] == 4
+    assert (
+        "pp"
+        not in megatron_bridge.read(DUMP.format(field="pipeline_model_parallel_size", value="null")).knobs
+    )
+
+
+def test_the_length_that_a_dump_of_nemo_says_of_its_model_is_read():
+    """It was told as not said."""
+    pytest.importorskip("yaml")
+    config = "nemo.collections.llm.gpt.model.llama.Llama3Config8B"
+    text = f"model:\n  config:\n    _target_: {config}\n    num_layers: 32\n    seq_length: 4096\n"
+    assert nemo.read(text).workload["seq_len"] == 4096

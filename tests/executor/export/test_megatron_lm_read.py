@@ -19,6 +19,7 @@ from executor.export.exported import Job
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, NO_MASK
 from executor.export.megatron_lm_names import flag_of
 from executor.export.megatron_lm_read import _unread
+from executor.export.shell_words import left_open, read_flags
 
 FOLDER = Path(megatron_lm.__file__).parent
 LLAMA = (
@@ -270,3 +271,91 @@ def test_other_text_is_refused_in_one_line(text):
 def test_a_flag_without_its_value_is_refused_as_the_parser_does(flag, rest):
     with pytest.raises(ValueError, match=f"^{flag} has no value on its line, .* as {flag} "):
         megatron_lm.read(f"{LLAMA} {flag}{rest}")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "A=(\n  --num-layers\n  80\n  --hidden-size\n  8192  # wide\n  --num-attention-heads 16\n)\nrun ${A[@]} --fp16",
+        "A=(--num-layers\n80 --hidden-size\n8192)\nA+=(--num-attention-heads\n$((4 * 4)) --fp16)\nrun ${A[@]}",
+        'A="\n  --num-layers\n  80 --hidden-size\n  8192\n --num-attention-heads 16"\nrun $A --fp16',
+    ],
+)
+def test_a_value_on_the_line_after_its_flag_is_read_where_the_shell_does(script):
+    """It was "no value on its line": in an array, and in a text put in by its name, a line's end is a blank."""
+    found = megatron_lm.read(script)
+    assert found.architecture["num_layers"] == 80
+    assert found.architecture["hidden"] == 8192
+    assert found.knobs["precision"] == "fp16"
+
+
+def test_a_line_ends_a_command_after_an_array():
+    with pytest.raises(ValueError, match="--num-layers has no value on its line"):
+        megatron_lm.read("A=(--hidden-size 64)\nrun ${A[@]} --num-layers\n32\n")
+
+
+def test_a_table_of_positions_is_as_long_as_the_configuration_says():
+    text = f"{LLAMA.replace('rope', 'learned_absolute')} --max-position-embeddings 8192 --fp16"
+    assert megatron_lm.read(text).positions == 8192
+    assert megatron_lm.read(f"{LLAMA} --max-position-embeddings 8192 --fp16").positions == 0
+
+
+def values(script: str) -> dict[str, list[str]]:
+    return read_flags(script).given
+
+
+def test_what_stands_behind_a_command_is_no_value_of_its_last_flag():
+    """`--recompute-activations 2>&1 | tee $LOG` was told as left to variables, and so was the batch of a sum."""
+    found = values("run --a 1 --b 2>&1 | tee logs/$(date +%s).log\nrun --c 3 > out.log; run --d; echo done")
+    assert found == {"--a": ["1"], "--b": [], "--c": ["3"], "--d": []}
+
+
+@pytest.mark.parametrize(
+    ("script", "batch"),
+    [
+        ("GBS=$((128 * 4))\nrun --gbs $GBS", "512"),
+        ("GPUS=8\nNODES=${NODES:-4}\nrun --gbs $((GPUS * $NODES / 2 + 1))", "17"),
+        ("run --gbs=$((3 *4))", "12"),
+        ('run --gbs "$((5 * 2))" --bf16', "10"),
+        (': "${GBS:=64}"\nrun --gbs $GBS', "64"),
+        ('GBS=32\n: "${GBS:=64}"\nrun --gbs $GBS', "32"),
+    ],
+)
+def test_whole_numbers_are_worked_out_as_the_shell_does(script, batch):
+    assert values(script)["--gbs"] == [batch]
+
+
+@pytest.mark.parametrize("value", ["$((N * 4))", "$((1 / 0))", "$((2 ** 99))", "$(nproc --all)"])
+def test_what_a_shell_alone_can_tell_stays_open(value):
+    found = values(f"run --gbs {value} --bf16")
+    assert left_open(found["--gbs"])
+    assert found["--bf16"] == []
+
+
+def test_variables_that_put_themselves_in_come_to_an_end():
+    long = "".join(f'V{i}="{f"$V{i + 1} " * 60}"\n' for i in range(9))
+    assert len(values(f"{long}A=$((A+A+A))\nrun --x $V0 --y $A")["--x"][0]) < 1 << 22
+
+
+BRANCHES = """
+TP=2
+if [[ $SIZE == 70b ]]; then
+  LAYERS=80; HIDDEN=8192
+else
+  LAYERS=32; HIDDEN=4096
+fi
+if [ -z "$LOG" ]; then LOG=out; fi
+ARGS="--num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads 32 --tensor-model-parallel-size $TP"
+if [ "$FP8" = 1 ]; then
+  ARGS+=" --fp8-format hybrid"
+fi
+run $ARGS --bf16 --tensorboard-dir $LOG
+"""
+
+
+def test_what_branches_decide_is_told():
+    """The last branch counted without a word: a script of two models was read as its second."""
+    found = megatron_lm.read(BRANCHES)
+    (told,) = [line for line in found.otherwise if "last branch" in line]
+    assert told.startswith("--num-layers, --hidden-size, --fp8-format: as the last branch")
+    assert not [line for line in megatron_lm.read(SCRIPT).otherwise if "last branch" in line]
