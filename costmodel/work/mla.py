@@ -116,7 +116,10 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         reduced=x.activation_bytes * rows * x.h,
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, normed * own * x.h, apart=1)
         | {
-            "latents": (1 + x.qk_norms - joined * x.recompute_mla_up_proj) * x.activation_bytes * own * latents,
+            "latents": (1 + x.qk_norms - joined * x.recompute_mla_up_proj)
+            * x.activation_bytes
+            * own
+            * latents,
             "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),
             "attention output": saved_core_output(x, x.d_v),
             "attention scores": saved_scores(x),

@@ -62,6 +62,18 @@ def test_a_convolution_that_takes_strides_saves_a_copy_and_keeps_the_projection_
     assert strided.saved["convolution input"] == bytes_each * tokens * (8192 + 4096 + 2 * 32)
 
 
+def test_queries_and_keys_are_repeated_where_value_heads_share_them():
+    """Qwen3.5 0.8B has 16 value heads for 16 of keys, 128 wide: no copies (gated_delta_net.py, repeat_interleave)."""
+    model = load_model("qwen3.5-0.8b")
+    x, _ = amount_inputs(Plan(), Workload(2048, 4), model)
+    shared = delta(SimpleNamespace(**vars(x) | {"delta_key_heads": x.delta_key_heads / 2}))
+    repeated, whole = (
+        one.saved["queries, keys, values"] - one.saved["convolution input"] for one in (shared, delta(x))
+    )
+    assert whole == 0
+    assert repeated == 2 * 2 * 2048 * 16 * 128
+
+
 @pytest.mark.parametrize(
     ("stack", "has"), [("26.04", 0), ("26.06", 1), ("mcore-26.03", 0), ("torchtitan", 0)]
 )
