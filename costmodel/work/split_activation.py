@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import ACTIVATION_KERNELS
-from costmodel.work.experts import expert_rows, kept_by_experts
+from costmodel.work.experts import expert_rows, is_clamped, kept_by_experts
 from costmodel.work.linear import tokens
 
 # Routed rows times their probabilities, in FP32 and cast back: bytes of an element and kernels, forward and backward;
@@ -25,7 +25,7 @@ def with_split_activation(x: SimpleNamespace, work: BlockWork, features: Collect
     """An MLP or experts with what an activation function of kernels of its own leaves; other blocks as they are."""
     if work.name == "mlp":
         kept = (1 - x.recompute_mlp) * (1 - x.recompute_activation) * (1 - x.recompute_ops)
-        rows = kept * (1 + x.megatron_core) * tokens(x) * x.f / x.tp
+        rows = kept * (1 + x.megatron_core * (1 + is_clamped(x))) * tokens(x) * x.f / x.tp
         return _kept(work, x.activation_split * x.gates * x.activation_bytes * rows)
     return _experts(x, work, features) if work.name == "experts" else work
 
@@ -33,7 +33,8 @@ def with_split_activation(x: SimpleNamespace, work: BlockWork, features: Collect
 def _kept(work: BlockWork, size: Amount) -> BlockWork:
     """The block with what the product of both halves of a gated activation keeps, and what multiplies apart.
 
-    The gate's own output, and of Megatron-Core a copy of the other half too, to which it adds glu_linear_offset.
+    The gate's own output, and of Megatron-Core a copy of the other half too, to which it adds glu_linear_offset; and
+    the clamped half of the gate where a model clamps. Routed rows have both clamped halves counted already.
     """
     return replace(work, saved=dict(work.saved) | {"activation output": size})
 
@@ -50,7 +51,12 @@ def _experts(x: SimpleNamespace, work: BlockWork, features: Collection[str]) -> 
     return replace(
         _kept(
             work,
-            split * x.activation_bytes * ((2 + x.megatron_core) * routed + (1 + x.megatron_core) * shared),
+            split
+            * x.activation_bytes
+            * (
+                (2 + x.megatron_core - is_clamped(x)) * routed
+                + (1 + x.megatron_core * (1 + is_clamped(x))) * shared
+            ),
         ),
         streams=(*work.streams, Stream("probabilities", forward, backward, "contiguous")),
         kernels_forward=work.kernels_forward + kernels[0],

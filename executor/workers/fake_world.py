@@ -86,8 +86,11 @@ def patch() -> None:
     import megatron.core.tensor_parallel.random as random_states
     import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.multi_latent_attention as latent
+    from megatron.core.fusions import fused_bias_geglu
     from megatron.core.ssm.gated_delta_net import GatedDeltaNet
+    from megatron.core.transformer import mlp, transformer_config
     from megatron.core.transformer.attention import Attention
+    from megatron.core.transformer.moe import experts
 
     from executor.workers.te_like import attention, mixers
 
@@ -106,6 +109,8 @@ def patch() -> None:
     # Gates are compiled functions, which keep their inputs alone; run operator by operator they keep FP32 copies.
     Attention._apply_output_gate = mixers.apply_output_gate
     GatedDeltaNet._apply_gated_norm = mixers.apply_gated_norm
+    for module in (fused_bias_geglu, transformer_config, mlp, experts):
+        module.quick_gelu = mixers.quick_gelu
     for function, product in (
         (moe_utils.RouterGatingLinearFunction, "router"),
         (layers.LinearWithGradAccumulationAndAsyncCommunication, "output"),

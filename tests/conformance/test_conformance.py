@@ -45,6 +45,9 @@ CHOSEN = [
     ("llama4-scout", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("qwen3-next-80b-a3b", {**SPLIT, "dp": 4, "ep": 4}, 0),
     ("qwen3.5-27b", {**SPLIT, "dp": 2}, 0),
+    # As many value heads as heads of keys, which are not repeated; a clamped gate that nothing fuses in dense layers.
+    ("qwen3.5-0.8b", {"dp": 2}, 0),
+    ("minimax-m3", {"dp": 8, "ep": 8}, 0),
     # A rank's share of a head and the output layer, in the order in which Megatron-Core has them.
     ("qwen3-next-80b-a3b", {"dp": 64, "ep": 32}, 0),
 ]

@@ -178,6 +178,11 @@ def apply_output_gate(_: Any, x: torch.Tensor, gate: torch.Tensor) -> Any:
     return Gate.apply(x, gate)
 
 
+def quick_gelu(gate: torch.Tensor) -> Any:
+    """quick_gelu of Megatron-Core, fused_bias_geglu.py, which it compiles: a tensor times a sigmoid of itself."""
+    return Gate.apply(gate, gate)
+
+
 def apply_gated_norm(layer: Any, x: torch.Tensor, gate: torch.Tensor) -> Any:
     """GatedDeltaNet._apply_gated_norm of Megatron-Core: Transformer Engine's norm runs outside what is compiled."""
     return Gate.apply(layer.out_norm(x.reshape(-1, x.shape[-1])), gate.reshape(-1, gate.shape[-1]))
