@@ -153,6 +153,9 @@ def _effect_words(name: str, query: Setting, run: Setting) -> str:
         return f"{'with' if mine == 'on' else 'without'} {name}"
     if name == "documents":
         return f"{_documents(mine)} instead of {_documents(its)}"
+    if name == "bucket_size":
+        mine, its = ("the recipes' size" if size == default else f"{int(size):,}" for size in (mine, its))
+        return f"buckets of {mine} instead of {its}"
     title = {"lora_targets": "adapters on", "lora_rank": "adapters of rank"}.get(name, name)
     return f"{title} {mine} instead of {its}"
 

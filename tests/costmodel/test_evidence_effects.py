@@ -129,3 +129,12 @@ def test_a_prediction_that_is_not_judged_takes_no_evidence():
     assert (plain.evidence, plain.interval_low) == ((), plain.step_time_s)
     assert judged.interval_low < judged.step_time_s < judged.interval_high
     assert interval(setting(DENSE, LOAD)).basis == judged.interval_basis
+
+
+def test_a_bucket_is_told_in_words():
+    """Runs of GPT-OSS have Megatron-Core's own size, a plan the recipes'; 0 would say nothing."""
+    plan = Plan(dp=64, ep=8, micro_batch=4, precision="bf16", moe_dispatcher="hybridep", cuda_graph=True)
+    cluster = hardware_db.load_cluster("dgx-b300")
+    found = predict(load_model("gpt-oss-120b"), Workload(4096, 1280), cluster, plan)
+    told = [word for run in found.evidence for word in run.differences if "bucket" in word]
+    assert set(told) == {"buckets of the recipes' size instead of 64,000,000"}

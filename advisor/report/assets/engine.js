@@ -183,6 +183,11 @@ function dispatchBuffers({ moe_dispatcher, ep, etp, tp, cp, sequence_parallel, m
   return 2 * ep * etp * tokens * (found.activation_bytes * found.he + 4 * found.E);
 }
 
+// As advisor.rules.predicted_words has it. [s]
+function arrivals({ zero_stage, fsdp }, found) {
+  return zero_stage > 0 && !fsdp ? found.dp_gather_arrivals : 0;
+}
+
 // Values of the parts of a tree that have no parts, by name.
 function leavesOf({ name, value, parts }) {
   return parts.length ? Object.assign({}, ...parts.map(leavesOf)) : { [name]: value };
@@ -199,6 +204,7 @@ function predictedWords({ problem, step_time, memory, device, values: found, hos
     memory_percent: round((100 * memory) / device),
     dispatch_buffer_percent: round((100 * dispatchBuffers(settings, found)) / device),
     scatter_percent: round(100 * Math.max(...shares)),
+    arrival_percent: round((100 * arrivals(settings, found)) / step_time),
     tp_overlap_gain: overlapGain(settings, found),
     host_gb: round(host[0] / 1e9),
     host_most_gb: round(host[1] / 1e9),
