@@ -9,6 +9,7 @@ ELSEWHERE = {
     "window_heads_over_tp": "Megatron-Bridge builds such layers, Megatron-LM has none",
     "narrow_values_shared": "Megatron-Bridge builds such layers and asserts it, Megatron-LM has none",
     "narrow_values_over_cp": "Megatron-Bridge builds such layers and asserts it, Megatron-LM has none",
+    "recompute_mlp_biases": "the backward pass, which does not end: tests/executor/test_checkpointed_bias.py",
     "recompute_mhc": "no release of Megatron-Core here has hyper-connections",
     "param_gather_nvfp4_fsdp": "faults while buffers are made, on Blackwell: a comment of Megatron-Bridge's recipe",
     "fsdp_adapters_whole": "Megatron-Bridge's training/setup.py, while the base model is loaded",
