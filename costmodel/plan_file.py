@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # A plan file is a page of text; anything larger is some other file.
 LARGEST_FILE = 1 << 20
-# The way out where a file is no plan but, by its name or its tables, another program's.
-OTHERS_FILE = "`advisor check --from TARGET {}` reads a framework's configuration: TARGET is whose it is."
 # What stands for on and off elsewhere, and is taken for a file after a switch.
 SWITCH_WORDS = ("on", "off", "true", "false", "yes", "no", "0", "1")
 _HEADER = (
@@ -208,6 +206,8 @@ def _read(source: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ValueError(f"{source} is not UTF-8 text, so it is no plan file. Check the path.") from None
     except tomllib.TOMLDecodeError as error:
+        from costmodel.plan_schema import OTHERS_FILE
+
         foreign = source.suffix in (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".py")
         way = (
             OTHERS_FILE.format(shlex.quote(str(source)))

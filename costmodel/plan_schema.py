@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Valida
 from pydantic.fields import FieldInfo
 
 from costmodel.knobs import KNOBS, SETTINGS, Knob
-from costmodel.plan_file import OTHERS_FILE
 from costmodel.workload import TASKS
 
+# The way out where a file is no plan but, by its name or its tables, another program's.
+OTHERS_FILE = "`advisor check --from TARGET {}` reads a framework's configuration: TARGET is whose it is."
 _CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
