@@ -32,7 +32,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import CP_COMM_TYPES, Plan
 from costmodel.step_constants import has_grace
-from costmodel.work.experts import most_imbalance
+from costmodel.work.dispatched import most_imbalance
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
 from hardware_db import Cluster

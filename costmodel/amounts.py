@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from costmodel import schedule, stack
-from costmodel.amount import Amount
+from costmodel.amount import Amount, maximum
 from costmodel.binding import bind_amounts, precision_recipe
 from costmodel.columns import plan_columns, plan_inputs
 from costmodel.family import family_features
@@ -28,7 +28,16 @@ from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Placed, PlacedChunk, placed_chunks
 from costmodel.rank_state import parameter_counts, stage_buffers, state_bytes, step_messages
 from costmodel.symbols import ATTENTION_BLOCKS, HEADED_BLOCKS, of_block
-from costmodel.work import activations, attention, experts, messages, mixers, recompute, vocabulary
+from costmodel.work import (
+    activations,
+    attention,
+    dispatched,
+    experts,
+    messages,
+    mixers,
+    recompute,
+    vocabulary,
+)
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import Linear, linear_flops_forward
 from costmodel.work.mla import core_width
@@ -37,7 +46,7 @@ from costmodel.workload import Workload
 
 # Inputs of the step time that no amount of a dry run depends on.
 UNUSED = ("expert_kernels", "loop_launch", *stack.INPUTS)
-# What a rank keeps once, whatever is in flight: logits, and the maps that dispatchers hold.
+# What a rank keeps once, whatever is in flight: logits, and the maps and gathered tokens that dispatchers hold.
 ONCE = ("output", "dispatcher")
 
 
@@ -270,12 +279,15 @@ def _saved(
 ) -> dict[str, Amount]:
     """Bytes that one micro-batch keeps in each kind of block; "layer" where full recompute keeps inputs alone."""
     found: dict[str, Amount] = {}
+    gathered: Amount = 0
+    if any(placed.block == "experts" for chunk in chunks for placed in chunk.blocks):
+        gathered = found["dispatcher"] = dispatched.gathered_tokens(x)
     for chunk in chunks:
         for placed in chunk.blocks:
             if not placed.again:
                 found[placed.block] = found.get(placed.block, 0) + works[placed.block].saved_bytes()
             if placed.block == "experts" and (placed.again or x.recompute_moe):
-                found["dispatcher"] = found.get("dispatcher", 0) + experts.held_maps(x)
+                found["dispatcher"] = found.get("dispatcher", 0) + dispatched.held_maps(x)
         if chunk.inputs:
             found["layer"] = found.get("layer", 0) + chunk.inputs * activations.layer_input(x)
         if chunk.mtp:
@@ -283,7 +295,9 @@ def _saved(
         passes = (1 + x.mtp_heads) * chunk.last
         if passes:
             kept = activations.saved_logits(x) + activations.output_input(x)
-            found["output"] = found.get("output", 0) + passes * kept + activations.gather_buffer(x)
+            # One buffer serves all gathers, those of tokens too.
+            buffer = maximum(activations.gather_buffer(x) - gathered, 0)
+            found["output"] = found.get("output", 0) + passes * kept + buffer
     return found
 
 

@@ -12,8 +12,9 @@ from costmodel.rates import stream
 from costmodel.term import Ledger
 from costmodel.timing import overlap
 from costmodel.timing.network import all_gather_time, all_to_all_time, dispatch_time, reduce_scatter_time
-from costmodel.work import communication, experts
+from costmodel.work import communication, dispatched
 from costmodel.work.elementwise import residual_tokens
+from costmodel.work.experts import counts_vary
 from costmodel.work.messages import COUNT_BYTES
 from costmodel.work.router import number_bytes
 
@@ -28,24 +29,24 @@ def dispatch_times(ledger: Ledger, x: SimpleNamespace) -> Amount:
     etp_inside = communication.ranks_in_domain(x, x.etp, 1)
     near = ledger.define(
         "dispatch_bytes_inside",
-        x.capacity * experts.dispatch_bytes_inside(x, inside),
+        x.capacity * dispatched.dispatch_bytes_inside(x, inside),
         "byte",
-        experts.dispatch_bytes_inside,
+        dispatched.dispatch_bytes_inside,
     )
     far = ledger.define(
         "dispatch_bytes_outside",
-        x.capacity * experts.dispatch_bytes_outside(x, inside),
+        x.capacity * dispatched.dispatch_bytes_outside(x, inside),
         "byte",
-        experts.dispatch_bytes_outside,
+        dispatched.dispatch_bytes_outside,
     )
-    rows = x.capacity * experts.dispatch_row_bytes(x, inside)
+    rows = x.capacity * dispatched.dispatch_row_bytes(x, inside)
     travel = ledger.define(
         "dispatch_time", dispatch_time(x, near + rows, far, x.ep, inside), "s", dispatch_time
     )
     told = ledger.define(
         "dispatch_numbers", dispatched_numbers(x, inside, etp_inside), "s", dispatched_numbers
     )
-    gathers = gathered_rows(x, experts.expert_rows(x) * x.he, x.etp, etp_inside)
+    gathers = gathered_rows(x, dispatched.expert_rows(x) * x.he, x.etp, etp_inside)
     return ledger.define(
         "dispatch_combine",
         2 * travel + told + gathers,
@@ -87,7 +88,7 @@ def dispatched_numbers(x: SimpleNamespace, inside: Amount, etp_inside: Amount) -
     and its probabilities for all of them, and results are reduced in the probabilities' format. Source: Megatron-Core
     0.16.1, token_dispatcher.py, preprocess, token_dispatch, dispatch_postprocess, token_combine.
     """
-    copies = number_bytes(x) * x.capacity * experts.routed_copies(x)
+    copies = number_bytes(x) * x.capacity * dispatched.routed_copies(x)
     numbers = all_to_all_time(x, copies, x.ep, inside)
     numbers += all_gather_time(x, copies * x.etp, x.etp, etp_inside)
     ranks = x.ep * x.etp
@@ -95,7 +96,7 @@ def dispatched_numbers(x: SimpleNamespace, inside: Amount, etp_inside: Amount) -
     counted = all_gather_time(x, COUNT_BYTES * x.E * ranks, ranks, near)
     apart = (1 - x.dispatch_once) * (1 - x.dispatch_gather) * is_more_than_one(x.ep)
     of_all = x.dispatch_gather * is_more_than_one(ranks) * numbers_of_all(x, ranks, near)
-    return apart * (numbers + experts.counts_vary(x) * counted / 2) + of_all
+    return apart * (numbers + counts_vary(x) * counted / 2) + of_all
 
 
 def numbers_of_all(x: SimpleNamespace, ranks: Amount, inside: Amount) -> Amount:

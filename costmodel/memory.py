@@ -42,8 +42,7 @@ from costmodel.stage_parameters import (
 from costmodel.symbols import STAGES, in_stage, symbol
 from costmodel.term import Ledger, Term
 from costmodel.vocabulary import deferred
-from costmodel.work import activations, communication, linear, parameters
-from costmodel.work import experts as expert_work
+from costmodel.work import activations, communication, dispatched, linear, parameters
 
 # Stages whose memory is counted: but for the one that sets the pace, which is known by its time.
 MEMORY_STAGES = tuple(stage for stage in STAGES if stage != "pace")
@@ -52,14 +51,19 @@ OFFLOAD_BUFFERS = 2
 
 
 def activation_bytes(
-    x: SimpleNamespace, kept: Amount, layers: Amount, in_flight: Amount, heads: Amount = 0, maps: Amount = 0
+    x: SimpleNamespace,
+    kept: Amount,
+    layers: Amount,
+    in_flight: Amount,
+    heads: Amount = 0,
+    dispatcher: Amount = 0,
 ) -> Amount:
     """Activations of all layers of a stage and all micro-batches in flight. [byte]
 
     kept: of the blocks of the stage's decoder layers for one micro-batch; heads: of its MTP heads for all in flight
-    there, which full recompute leaves out; maps: held once, whatever is in flight. Layers with full recompute keep
-    their input alone; what waits in host memory passes through two layers' buffers, which are free again when the
-    layers that stay are computed. A forward pass that runs beside a backward pass layer by layer (overlapped expert
+    there, which full recompute leaves out; dispatcher: held once, whatever is in flight. Layers with full recompute
+    keep their input alone; what waits in host memory passes through two layers' buffers, which are free again when
+    the layers that stay are computed. A forward pass that runs beside a backward pass layer by layer (overlapped expert
     dispatch) holds one layer more.
     Source of what recompute leaves out: Megatron-Core 0.16.1, multi_token_prediction.py, _checkpointed_forward with
     method block, which is what is exported.
@@ -68,14 +72,18 @@ def activation_bytes(
     stage = x.recompute_layers * inputs + (1 - x.recompute_layers) * kept
     held = in_flight + x.ep_overlap / maximum(layers, 1)
     buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share)
-    return maximum(held * (1 - x.offload_share), buffers) * stage + (1 - x.offload_share) * heads + maps
+    return maximum(held * (1 - x.offload_share), buffers) * stage + (1 - x.offload_share) * heads + dispatcher
 
 
-def held_map_bytes(x: SimpleNamespace, stage: str) -> Amount:
-    """Maps of routing that the dispatchers of a stage's recomputed expert blocks hold, one set a block. [byte]"""
+def dispatcher_bytes(x: SimpleNamespace, stage: str) -> Amount:
+    """What a stage's dispatchers hold, whatever is in flight. [byte]
+
+    Maps of routing of its recomputed expert blocks, one set a block, and one buffer of gathered tokens.
+    """
+    buffer = minimum(in_stage(x, "experts", stage), 1) * dispatched.gathered_tokens(x)
     again = x.recompute_layers * decoder_count(x, "experts", stage)
     again += (1 - x.recompute_layers) * x.recompute_moe * in_stage(x, "experts", stage)
-    return again * expert_work.held_maps(x)
+    return again * dispatched.held_maps(x) + buffer
 
 
 def workspace_bytes(
@@ -87,16 +95,18 @@ def workspace_bytes(
     had not kept (`again`); beside it the gradients of FC1's output and its gathered input, or forward what a context
     ring has received (`ring`). They come when the logits are gone: a stage with the loss has the larger of both.
     Where the exchange of one micro-batch's experts runs under another's compute, its rows as sent and as received, to
-    the experts and back, exist beside that. Source: Megatron-Core, combined_1f1b.py.
+    the experts and back, exist beside that. Where tokens are gathered, results of all ranks' tokens stand alone before
+    their reduction, and their gradients behind it. Source: Megatron-Core, combined_1f1b.py, token_dispatcher.py.
     """
     gathered = 2 * x.activation_bytes * linear.tokens(x) * x.h  # the input of FC1 and its gradient
     travelling: Amount = 0
+    results: Amount = 0
     if has_experts:
-        travelling = (
-            2 * x.activation_bytes * x.he * (expert_work.routed_copies(x) + expert_work.expert_rows(x))
-        )
+        results = dispatched.gathered_results(x)
+        travelling = 2 * x.activation_bytes * x.he * (dispatched.routed_copies(x) + dispatched.expert_rows(x))
     backward = again + widest + gathered
-    return x.recompute_layers * per_layer + maximum(backward, ring) + x.ep_overlap * travelling
+    most = maximum(maximum(backward, ring), results)
+    return x.recompute_layers * per_layer + most + x.ep_overlap * travelling
 
 
 def recomputed_bytes(x: SimpleNamespace, blocks: Blocks, features: Collection[str]) -> Amount:
@@ -160,8 +170,7 @@ class _Stage:
     """One pipeline stage: parameters of its rank, layers, micro-batches in flight [1], and what these keep [byte].
 
     dense, experts, adapters: parameters; kept: of the decoder's blocks for one micro-batch; heads: of its MTP heads for
-    those in flight on the last chunk;
-    maps: held once; loss: logits and what stands beside them.
+    those in flight on the last chunk; dispatcher: held once; loss: logits and what stands beside them.
     """
 
     name: str
@@ -172,7 +181,7 @@ class _Stage:
     flying: Amount
     kept: Amount
     heads: Amount
-    maps: Amount
+    dispatcher: Amount
     loss: Amount
 
 
@@ -218,9 +227,10 @@ def _stage(
             "byte",
             schedule.last_chunk_in_flight,
         )
-    maps: Amount = 0
+    dispatcher: Amount = 0
     if "experts" in blocks:
-        maps = ledger.define(f"{stage}_stage_maps", held_map_bytes(x, stage), "byte", held_map_bytes)
+        held = dispatcher_bytes(x, stage)
+        dispatcher = ledger.define(f"{stage}_stage_dispatcher", held, "byte", dispatcher_bytes)
     return _Stage(
         name=stage,
         dense=dense,
@@ -230,7 +240,7 @@ def _stage(
         flying=flying,
         kept=kept,
         heads=heads,
-        maps=maps,
+        dispatcher=dispatcher,
         loss=_loss_bytes(x, features, stage),
     )
 
@@ -336,7 +346,7 @@ def _stage_memory(
 ) -> Term:
     """Breakdown of the rank of one stage. passing: what `workspace_bytes` takes beside a layer; encoder: its blocks."""
     of = _stage(ledger, x, blocks, features, stage)
-    active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.maps)
+    active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.dispatcher)
     layer = workspace_bytes(x, of.kept / maximum(of.layers, 1), *passing, "experts" in blocks)
     workspace = maximum(layer - of.loss, 0)
     held = active + of.loss + workspace

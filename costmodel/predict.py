@@ -23,7 +23,7 @@ from costmodel.plan_array import PlanArray, padded_to_seq_len
 from costmodel.prediction import Prediction, TermValue, bound_by
 from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
-from costmodel.work.experts import most_imbalance
+from costmodel.work.dispatched import most_imbalance
 from costmodel.workload import Workload
 from hardware_db import Cluster, load_calibration
 from hardware_db.units import flop_rate

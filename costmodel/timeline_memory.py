@@ -60,7 +60,7 @@ def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Cur
     vpp = len(chunks)
     where = {"first": 0, "second": 1, "fullest": values.get("fullest_stage", 0)}.get(name, x.pp - 1)
     heads = values.get(f"{name}_stage_mtp_kept", 0.0) / last_chunk_in_flight(x, where)
-    maps = values.get(f"{name}_stage_maps", 0.0)
+    dispatcher = values.get(f"{name}_stage_dispatcher", 0.0)
     if scale == 1.0:  # the stage is the formula's own: its figures, so that peaks agree to the digit
         kept = values[f"{name}_stage_kept"]
         layers = values[f"layers_{name}"]
@@ -73,7 +73,7 @@ def memory_curve(prediction: Prediction, stage: int, passes: StagePasses) -> Cur
         [
             0.0,
             *(
-                activation_bytes(x, kept, layers, number / vpp, maps=maps)
+                activation_bytes(x, kept, layers, number / vpp, dispatcher=dispatcher)
                 for number in range(1, flying.max() + 1)
             ),
         ]

@@ -14,13 +14,13 @@ from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.work.adapters import adapted, kept_input
 from costmodel.work.attention import saved_norm
 from costmodel.work.block import BlockWork, Stream
+from costmodel.work.dispatched import destinations, expert_rows, local_experts, routed_copies
 from costmodel.work.elementwise import activation, norm, residual, residual_tokens, split_kernels
 from costmodel.work.linear import Linear, same_format, tokens
 from costmodel.work.router import (
     apart_kernels,
     choice,
     fuses_permutation,
-    held_bytes,
     maps,
     router_bytes,
     router_stream,
@@ -43,107 +43,6 @@ CLAMP_KERNELS, PADDING_KERNELS = (4.0, 9.0), (3.0, 3.0)
 # halves of rows, which PyTorch indexes element by element (1.0 to 1.2 for a comparison, a mask, a clamp, a join).
 # Source: profile of six layers of gpt-oss on an H100 (2026-11-27, PyTorch 2.11); elsewhere they go by their bytes.
 CLAMP_COPIES = (3.4, 6.8)
-
-
-def routed_copies(x: SimpleNamespace) -> Amount:
-    """Copies of its own tokens that one rank sends to experts, itself included. [1]
-
-    T topk: every token visits topk experts; a capacity factor below what comes drops the rest.
-    Source: N. Shazeer et al., arXiv:1701.06538; D. Lepikhin et al., GShard, arXiv:2006.16668.
-    """
-    return residual_tokens(x) * x.topk
-
-
-def expert_rows(x: SimpleNamespace) -> Amount:
-    """Rows that the local experts of the busiest rank compute. [1]
-
-    Balanced, each of the ep ranks receives as many copies as it sends; etp ranks see the tokens of all of
-    them. imbalance raises it where no token is dropped, a capacity factor sets it where rows are padded.
-    """
-    uneven = minimum(x.imbalance, most_imbalance(x.E, x.topk, x.ep))
-    return routed_copies(x) * x.etp * x.capacity * (1 + x.dropless * (uneven - 1))
-
-
-def most_imbalance(experts: Amount, chosen: Amount, ranks: Amount) -> Amount:
-    """Tokens of the busiest expert rank over the mean, at most. [1]
-
-    No rank gets a token more often than the token chooses, or the rank has experts: one with all of them has the mean.
-    """
-    return ranks * minimum(1, experts / ranks / chosen)
-
-
-def local_experts(x: SimpleNamespace) -> Amount:
-    """Experts on one rank: E / ep. [1]"""
-    return x.E / x.ep
-
-
-def distinct(groups: Amount, picks: Amount) -> Amount:
-    """Expected number of `groups` that `picks` uniform choices meet. [1]
-
-    groups (1 - (1 - 1 / groups)^picks).
-    """
-    return groups * (1 - (1 - 1 / groups) ** picks)
-
-
-def destinations(x: SimpleNamespace, blocks: Amount) -> Amount:
-    """Expected number of ranks or domains, `blocks` equal runs of experts in all, that a token's experts are on. [1]
-
-    A router with groups picks experts from router_picks of router_groups of them (node-limited routing), each alike;
-    one without has a single group. A block larger than a group holds several. Experts side by side meet topk blocks / E
-    of them. Balanced. Sources: DeepSeek-AI, arXiv:2412.19437, sec. 2.1.2; NeMo AutoModel, FakeBalancedGate.
-    """
-    groups_in_block = maximum(x.router_groups / blocks, 1)
-    open_blocks = blocks * (1 - (1 - x.router_picks / x.router_groups) ** groups_in_block)
-    anywhere = distinct(maximum(open_blocks, 1), x.topk)
-    return (1 - x.adjacent) * anywhere + x.adjacent * maximum(x.topk * blocks / x.E, 1)
-
-
-def dispatch_copies_inside(x: SimpleNamespace, inside: Amount) -> Amount:
-    """Rows that one rank sends to the other ranks of its domain in one dispatch. [1]
-
-    All-to-all sends every copy; DeepEP and HybridEP send a token once to each rank. `inside` ranks of the ep
-    share the domain; what comes over the network is passed on there too. Where all tokens are gathered, a rank gets
-    those of all others, of each other domain's ranks one over its own card.
-    Sources: DeepSeek-AI, DeepEP; NVIDIA HybridEP; Megatron-Core, token_dispatcher.py.
-    """
-    once = destinations(x, x.ep)
-    copies = (1 - x.dispatch_once) * x.topk + x.dispatch_once * once
-    copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * x.ep
-    leaving = minimum((inside - 1) / x.ep + x.dispatch_once * (x.ep - inside) / x.ep, 1)
-    leaving += x.dispatch_gather * ((inside - 1) / inside - leaving)
-    return residual_tokens(x) * copies * leaving
-
-
-def dispatch_bytes_inside(x: SimpleNamespace, inside: Amount) -> Amount:
-    """Bytes that one rank sends to the other ranks of its domain in one dispatch. [byte]"""
-    return x.activation_bytes * x.he * dispatch_copies_inside(x, inside)
-
-
-def dispatch_row_bytes(x: SimpleNamespace, inside: Amount) -> Amount:
-    """Bytes that would take as long as what HybridEP's kernels spend on rows beside sending them. [byte]"""
-    return x.dispatch_fused * x.dispatch_row * dispatch_copies_inside(x, inside)
-
-
-def dispatch_bytes_outside(x: SimpleNamespace, inside: Amount) -> Amount:
-    """Bytes that one rank sends over its network card in one dispatch. [byte]
-
-    All-to-all sends every copy, DeepEP and HybridEP a token once to each domain.
-    """
-    domains = x.ep / inside
-    copies = (1 - x.dispatch_once) * x.topk * (1 - inside / x.ep)
-    copies += x.dispatch_once * destinations(x, domains) * (1 - 1 / domains)
-    gathered = (x.ep - inside) / inside
-    copies = (1 - x.dispatch_gather) * copies + x.dispatch_gather * gathered
-    return x.activation_bytes * residual_tokens(x) * copies * x.he
-
-
-def held_maps(x: SimpleNamespace) -> Amount:
-    """What the dispatcher of an expert block holds of its last micro-batch even when the block is recomputed: two rows
-    of the permutation's map, the map of chosen experts, their probabilities. [byte]
-
-    One set a layer, whatever is in flight. Source: Megatron-Core 0.16.1, token_dispatcher.py; dry run.
-    """
-    return held_bytes(x) * residual_tokens(x) * x.E
 
 
 def shared_gate_flops_forward(x: SimpleNamespace) -> Amount:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount
 from costmodel.rank_amounts import Message
 from costmodel.symbols import of_block
-from costmodel.work import communication, experts
+from costmodel.work import communication, dispatched
 from costmodel.work.block import BlockWork
 from costmodel.work.elementwise import residual_tokens
 from costmodel.work.linear import kv_heads_per_rank, tokens
@@ -175,7 +175,7 @@ def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -
     """
     if x.dispatch_gather:
         return gathered_experts(x, again, probability_bytes)
-    copies = experts.routed_copies(x) * x.capacity
+    copies = dispatched.routed_copies(x) * x.capacity
     rows, numbers = x.activation_bytes * copies * x.he, probability_bytes * copies
     results = probability_bytes * copies * x.he  # reduced in the probabilities' format
     told = x.dropless * COUNT_BYTES * x.E * x.ep * x.etp

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount
 from costmodel.work.block import BlockWork, Stream
+from costmodel.work.dispatched import expert_rows
 from costmodel.work.elementwise import ACTIVATION_KERNELS
-from costmodel.work.experts import expert_rows, is_clamped, kept_by_experts
+from costmodel.work.experts import is_clamped, kept_by_experts
 from costmodel.work.linear import tokens
 
 # Routed rows times their probabilities, in FP32 and cast back: bytes of an element and kernels, forward and backward;

@@ -17,7 +17,7 @@ from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.symbols import BY_NAME, INPUTS
-from costmodel.work import experts
+from costmodel.work import dispatched, experts
 from costmodel.work.quantisation import quantise_grad_elements, quantise_input_elements
 from costmodel.workload import Workload
 from hardware_db import load_cluster
@@ -52,7 +52,7 @@ def test_distinct_is_the_exact_expectation(groups, picks):
     """Against all groups^picks outcomes."""
     outcomes = list(itertools.product(range(groups), repeat=picks))
     mean = sum(len(set(outcome)) for outcome in outcomes) / len(outcomes)
-    assert experts.distinct(groups, picks) == pytest.approx(mean, rel=1e-12)
+    assert dispatched.distinct(groups, picks) == pytest.approx(mean, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_distinct_is_near_what_top_k_without_repetition_meets(num_experts, ep, t
     picks = np.argsort(generator.random((20_000, num_experts)), axis=1)[:, :topk]
     ranks = np.sort(picks // (num_experts // ep), axis=1)
     mean = 1 + np.mean(np.sum(np.diff(ranks, axis=1) > 0, axis=1))
-    found = experts.distinct(ep, topk)
+    found = dispatched.distinct(ep, topk)
     assert mean * 0.90 <= found <= mean * 1.01
 
 
@@ -80,10 +80,12 @@ def test_groups_limit_what_a_token_meets(blocks):
     met = np.sort(picks // (256 // blocks), axis=1)
     mean = 1 + np.mean(np.sum(np.diff(met, axis=1) > 0, axis=1))
     x = numbers(ep=blocks, E=256, topk=8, router_groups=8, router_picks=4)
-    assert experts.destinations(x, blocks) == pytest.approx(mean, rel=0.12)
+    assert dispatched.destinations(x, blocks) == pytest.approx(mean, rel=0.12)
     free = numbers(ep=blocks, E=256, topk=8)
     assert (
-        experts.destinations(x, blocks) <= experts.destinations(free, blocks) == experts.distinct(blocks, 8)
+        dispatched.destinations(x, blocks)
+        <= dispatched.destinations(free, blocks)
+        == dispatched.distinct(blocks, 8)
     )
 
 
@@ -96,7 +98,7 @@ def test_experts_dealt_out_in_a_row_are_on_few_ranks(num_experts, topk, blocks, 
     ranks = (first[:, None] + np.arange(topk)) // (num_experts // blocks)
     assert np.mean([len(set(row)) for row in ranks.tolist()]) == met
     x = numbers(ep=blocks, E=num_experts, topk=topk, adjacent=1)
-    assert experts.destinations(x, blocks) == met
+    assert dispatched.destinations(x, blocks) == met
 
 
 @given(degrees, degrees)
@@ -104,9 +106,9 @@ def test_all_to_all_bytes_are_all_copies_that_leave_the_rank(ep, inside):
     """What stays inside a domain and what leaves it add up to (ep - 1) / ep of the copies."""
     inside = min(inside, ep)
     x = numbers(ep=ep)
-    near = experts.dispatch_bytes_inside(x, inside)
-    far = experts.dispatch_bytes_outside(x, inside)
-    copies = experts.routed_copies(x) * 1024 * 2
+    near = dispatched.dispatch_bytes_inside(x, inside)
+    far = dispatched.dispatch_bytes_outside(x, inside)
+    copies = dispatched.routed_copies(x) * 1024 * 2
     assert near + far == pytest.approx(copies * (ep - 1) / ep)
 
 
@@ -114,11 +116,11 @@ def test_all_to_all_bytes_are_all_copies_that_leave_the_rank(ep, inside):
 def test_a_token_sent_once_never_costs_more_than_its_copies(ep, inside, topk):
     inside = min(inside, ep)
     each, once = (numbers(ep=ep, topk=topk, dispatch_once=value) for value in (0, 1))
-    assert experts.dispatch_bytes_outside(once, inside) <= experts.dispatch_bytes_outside(each, inside) * (
-        1 + 1e-12
-    )
+    assert dispatched.dispatch_bytes_outside(once, inside) <= dispatched.dispatch_bytes_outside(
+        each, inside
+    ) * (1 + 1e-12)
     if inside == ep:
-        assert experts.dispatch_bytes_inside(once, ep) <= experts.dispatch_bytes_inside(each, ep) * (
+        assert dispatched.dispatch_bytes_inside(once, ep) <= dispatched.dispatch_bytes_inside(each, ep) * (
             1 + 1e-12
         )
 
@@ -126,16 +128,16 @@ def test_a_token_sent_once_never_costs_more_than_its_copies(ep, inside, topk):
 @given(degrees)
 def test_a_domain_that_holds_all_ranks_sends_nothing_over_the_network(ep):
     for knobs in ({}, {"dispatch_once": 1}, {"dispatch_gather": 1}):
-        assert experts.dispatch_bytes_outside(numbers(ep=ep, **knobs), ep) == 0
-        assert experts.dispatch_bytes_inside(numbers(ep=1, **knobs), 1) == 0
+        assert dispatched.dispatch_bytes_outside(numbers(ep=ep, **knobs), ep) == 0
+        assert dispatched.dispatch_bytes_inside(numbers(ep=1, **knobs), 1) == 0
 
 
 @pytest.mark.parametrize(("ep", "inside"), [(16, 8), (64, 8), (64, 4), (8, 8)])
 def test_what_came_over_the_network_is_passed_on_inside_the_domain(ep, inside):
     """A token goes once to every rank it is for: all of these but the one that takes it off the network, at least."""
     x = numbers(ep=ep, topk=8, E=256, activation_bytes=2, dispatch_once=1)
-    every = experts.destinations(x, ep) * x.activation_bytes * x.s * x.he
-    assert every * (inside - 1) / inside <= experts.dispatch_bytes_inside(x, inside) < every
+    every = dispatched.destinations(x, ep) * x.activation_bytes * x.s * x.he
+    assert every * (inside - 1) / inside <= dispatched.dispatch_bytes_inside(x, inside) < every
 
 
 @pytest.mark.parametrize(("ep", "inside"), [(8, 8), (16, 8), (32, 8), (32, 4), (8, 1)])
@@ -143,17 +145,17 @@ def test_gathered_tokens_travel_to_every_other_rank(ep, inside):
     """Those of one rank of each other domain over the own card, all others inside: of 16 ranks in two domains 14."""
     x = numbers(ep=ep, dispatch_gather=1)
     rank = 4096 * 1024 * 2
-    assert experts.dispatch_bytes_outside(x, inside) == rank * (ep // inside - 1)
-    assert experts.dispatch_bytes_inside(x, inside) == rank * (ep - ep // inside)
+    assert dispatched.dispatch_bytes_outside(x, inside) == rank * (ep // inside - 1)
+    assert dispatched.dispatch_bytes_inside(x, inside) == rank * (ep - ep // inside)
 
 
 def test_rows_of_the_busiest_rank():
     """T topk rows on average; imbalance without drops, capacity where rows are padded."""
     even = 4096 * 4
-    assert experts.expert_rows(numbers(ep=8)) == even
-    assert experts.expert_rows(numbers(ep=8, imbalance=1.5)) == 1.5 * even
-    assert experts.expert_rows(numbers(ep=8, imbalance=1.5, dropless=0, capacity=1.25)) == 1.25 * even
-    assert experts.expert_rows(numbers(ep=4, etp=2, tp=2, sp=1)) == even
+    assert dispatched.expert_rows(numbers(ep=8)) == even
+    assert dispatched.expert_rows(numbers(ep=8, imbalance=1.5)) == 1.5 * even
+    assert dispatched.expert_rows(numbers(ep=8, imbalance=1.5, dropless=0, capacity=1.25)) == 1.25 * even
+    assert dispatched.expert_rows(numbers(ep=4, etp=2, tp=2, sp=1)) == even
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_rows_of_the_busiest_rank():
 )
 def test_no_rank_is_busier_than_its_share_of_ranks_and_choices_allows(ep, topk, most):
     """One rank has all tokens whatever the router does; one of 32 with two experts at most two of four choices."""
-    even, uneven = (experts.expert_rows(numbers(ep=ep, topk=topk, imbalance=load)) for load in (1, 64))
+    even, uneven = (dispatched.expert_rows(numbers(ep=ep, topk=topk, imbalance=load)) for load in (1, 64))
     assert uneven == pytest.approx(most * even)
 
 
@@ -197,10 +199,12 @@ def test_a_row_costs_hybridep_time_beside_its_bytes():
     for hybridep in (0, 1):
         x = numbers(ep=8, dispatch_row=4096, dispatch_once=1, dispatch_fused=hybridep)
         free = numbers(ep=8, dispatch_once=1, dispatch_fused=hybridep)
-        assert experts.dispatch_bytes_inside(x, 8) == experts.dispatch_bytes_inside(free, 8) > 0
-        assert experts.dispatch_row_bytes(x, 8) == hybridep * 4096 * experts.dispatch_copies_inside(x, 8)
+        assert dispatched.dispatch_bytes_inside(x, 8) == dispatched.dispatch_bytes_inside(free, 8) > 0
+        assert dispatched.dispatch_row_bytes(x, 8) == hybridep * 4096 * dispatched.dispatch_copies_inside(
+            x, 8
+        )
     small, large = (
-        experts.dispatch_row_bytes(x, 8) / experts.dispatch_bytes_inside(x, 8)
+        dispatched.dispatch_row_bytes(x, 8) / dispatched.dispatch_bytes_inside(x, 8)
         for x in (
             numbers(ep=8, dispatch_row=4096, dispatch_once=1, dispatch_fused=1, he=he) for he in (2048, 8192)
         )

@@ -187,6 +187,22 @@ def test_maps_of_dispatchers_are_held_once_whatever_is_in_flight():
     assert first.peak == 4 * first.saved["layer"] + first.saved["dispatcher"]
 
 
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "nemotron3-super-120b-a12b"])
+@pytest.mark.parametrize("pp", [1, 4])
+def test_gathered_tokens_stand_once_in_a_buffer_of_all_layers(model, pp):
+    """Megatron-Core 0.16.1, token_dispatcher.py, use_global_buffer: tokens of all expert ranks."""
+    plan = {"pp": pp, "dp": 8, "ep": 8, "recompute": "none"}
+    found, moved = (
+        run(model, seq_len=4096, moe_dispatcher="allgather", **plan),
+        run(model, seq_len=4096, **plan),
+    )
+    spec = load_model(model)
+    buffer = 8 * 4096 * (spec.moe.latent_size or spec.hidden) * 2
+    assert part(found, "activations") - part(moved, "activations") == pytest.approx(buffer, rel=1e-9)
+    # Results before their reduction are as large: a workspace that holds no less.
+    assert part(found, "workspace") >= buffer - part(found, "logits")
+
+
 @pytest.mark.parametrize("model", WITH_HEADS)
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_all_heads_of_a_stage_share_one_copy_of_the_embedding(model, pp):
