@@ -262,7 +262,8 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
             found += [Message("all_gather", "tp", int(x.tp), size, 1, "backward") for size in inputs]
         found += messages.rotary_keys(x, int(placed.again))
     elif work.gathered:
-        found += messages.tensor_parallel(x, [work.gathered], work.reduced, again)
+        kept = x.shared_overlap if name == "experts" else 0
+        found += messages.tensor_parallel(x, [work.gathered], work.reduced, again, kept=kept)
         found += messages.joined_heads(x, work, again)
     if name in ATTENTION_BLOCKS:
         found += messages.context_parallel(x, name, 1 if placed.again else recompute.core_again(x, name))

@@ -168,7 +168,7 @@ def knob_inputs(
     inputs |= _recompute(c, stage_layers, repeats_layers)
     inputs |= _formats(c, precision_bytes, quantised, block_scaled, gathered, remainders)
     inputs["activation_split"] = 1.0 - np.multiply(fuses_activation, c["bias_activation_fusion"])
-    inputs["projection_copy"] = np.multiply(delayed, 1.0)
+    inputs["quantised_copy"] = np.multiply(delayed, 1.0)
     inputs["checked"] = c["check_for_nan_in_grad"] * (1.0 - inputs["graph_step"])
     inputs["amax_inside"] = c["tp_only_amax_red"]
     inputs["fp8_output"] = np.multiply(block_scaled, c["fp8_output"])

@@ -250,18 +250,16 @@ def context_parallel_times(
     x: SimpleNamespace,
     block: str,
     core: dict[str, Amount],
-    kv_width: Amount,
-    all_width: Amount,
+    columns: communication.ContextColumns,
 ) -> dict[str, Amount]:
     """Exposed context-parallel communication of one block, for the four communication types.
 
     Ring (p2p): cp - 1 steps, each under the attention of one chunk. all_gather: exposed, gradients
     reduce-scattered. a2a: two exposed exchanges each way. a2a+p2p: all-to-all inside groups of
-    cp_a2a_size, a ring between them; the output is exchanged once more backward. kv_width, all_width: columns
-    of keys and values, and of queries and output too, on this rank.
+    cp_a2a_size, a ring between them; the output is exchanged once more backward.
     Source: Transformer Engine 2.8 to 2.12, context_parallel.py.
     """
-    ring_size = communication.context_parallel_ring_bytes(x, kv_width)
+    ring_size = communication.context_parallel_ring_bytes(x, columns.keys)
     inside = communication.ranks_in_domain(x, x.cp, x.tp, x.cp_straddle)
     ring = x.cp / x.cp_a2a_size
     ring_inside = communication.ranks_in_domain(x, ring, x.tp * x.cp_a2a_size)
@@ -290,7 +288,7 @@ def context_parallel_times(
             "s",
             all_to_all_time,
         )
-        for name, width in (("exchange", all_width), ("output_exchange", (all_width - kv_width) / 2))
+        for name, width in (("exchange", columns.everything), ("output_exchange", columns.output))
     )
     rings = (1 - x.cp_all_gather) * (ring - 1)
     return {
@@ -313,7 +311,7 @@ def context_parallel_times(
 
 
 def ring_merges(
-    ledger: Ledger, x: SimpleNamespace, label: str, kv_width: Amount, all_width: Amount
+    ledger: Ledger, x: SimpleNamespace, label: str, columns: communication.ContextColumns
 ) -> dict[str, Amount]:
     """Time in which the steps of a context ring are merged with the sum so far, forward and backward. [s]"""
     steps = (1 - x.cp_all_gather) * (x.cp / x.cp_a2a_size - 1)
@@ -324,7 +322,7 @@ def ring_merges(
             "s",
             communication.ring_merge_bytes,
         )
-        for kind, size in communication.ring_merge_bytes(x, kv_width, all_width).items()
+        for kind, size in communication.ring_merge_bytes(x, columns).items()
     }
 
 

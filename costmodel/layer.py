@@ -331,8 +331,8 @@ def _core_times(ledger: Ledger, x: SimpleNamespace, name: str, work: BlockWork) 
         columns = context_columns(x, name)
         return {
             "attention": core,
-            "context_parallel": context_parallel_times(ledger, x, label, core, *columns),
-            "elementwise": ring_merges(ledger, x, label, *columns),
+            "context_parallel": context_parallel_times(ledger, x, label, core, columns),
+            "elementwise": ring_merges(ledger, x, label, columns),
         }
     if name in ("mamba", "delta"):
         return {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.layer import Blocks
-from costmodel.symbols import ATTENTION_BLOCKS, HEADED_BLOCKS, in_stage, of_block
+from costmodel.symbols import ATTENTION_BLOCKS, in_stage
 from costmodel.work.linear import padded_vocabulary, tokens
 from costmodel.work.messages import context_columns
 
@@ -39,10 +39,8 @@ def ring_bytes(x: SimpleNamespace, blocks: Blocks) -> Amount:
     steps = (1 - x.cp_all_gather) * (x.cp / x.cp_a2a_size - 1)
     most: Amount = 0
     for name in (kind for kind in ATTENTION_BLOCKS if kind in blocks):
-        keys, _ = context_columns(x, name)
-        own = of_block(x, name)
-        output = own.a / x.tp * (own.d_v if name in (*HEADED_BLOCKS, "mla") else x.d)
-        most = maximum(most, steps * x.activation_bytes * tokens(x) * (keys + output))
+        columns = context_columns(x, name)
+        most = maximum(most, steps * x.activation_bytes * tokens(x) * (columns.keys + columns.output))
     return most
 
 

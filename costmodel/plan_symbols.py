@@ -40,7 +40,7 @@ grouped | 1 | 1 with grouped GEMMs
 permute_fused | 1 | 1 when permutation is one kernel
 router_fused | 1 | 1 when the router's kernels are fused
 expert_mlp_fused | 1 | 1 when grouped GEMMs of experts are to hold the activation function
-projection_copy | 1 | 1 when the attention's projection keeps a quantised copy of its input
+quantised_copy | 1 | 1 when a layer keeps a quantised copy of an input that is kept in 16 bits anyway
 recompute_moe | 1 | 1 when the whole expert block is computed again
 recompute_moe_act | 1 | 1 when the experts' activation function is computed again
 recompute_shared_experts | 1 | 1 when the shared experts are computed again

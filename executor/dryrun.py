@@ -153,10 +153,12 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
     """What the documented differences ask for: blocks and features of the model, knobs as "cp" or "recompute=full"."""
     found = set(amount_inputs(plan, workload, model)[1])
     found |= {name for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if getattr(plan, name) > 1}
-    flags = ("sequence_parallel", "dropout", "fused_cross_entropy")
+    flags = ("sequence_parallel", "dropout", "fused_cross_entropy", "calculate_per_token_loss")
     found |= {name for name in flags if getattr(plan, name)}
     found |= {f"recompute={plan.recompute}", f"cp_comm_type={plan.cp_comm_type}"}
     found |= {f"dispatcher={plan.moe_dispatcher}", f"attention={plan.attention_backend}"}
+    if plan.moe_capacity_factor > 0:
+        found.add("capacity")
     if plan.recompute == "selective":
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}

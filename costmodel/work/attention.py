@@ -168,7 +168,7 @@ def unfused_score_bytes_forward(x: SimpleNamespace) -> Amount:
     arXiv:2205.05198, sec. 4.1.
     """
     own = WIDE_SCORES[0] * x.scores_wide + CAPPED_SCORES[0] * x.capped_scores
-    return (4 + 5 * x.dropout + own) * score_elements(x)
+    return ((2 + 2 * x.dropout) * x.activation_bytes + x.dropout + own) * score_elements(x)
 
 
 def unfused_score_bytes_backward(x: SimpleNamespace) -> Amount:
@@ -178,7 +178,7 @@ def unfused_score_bytes_backward(x: SimpleNamespace) -> Amount:
     mask, writes (5 B). Source: as forward.
     """
     own = WIDE_SCORES[1] * x.scores_wide + CAPPED_SCORES[1] * x.capped_scores
-    return (6 + 5 * x.dropout + own) * score_elements(x)
+    return ((3 + 2 * x.dropout) * x.activation_bytes + x.dropout + own) * score_elements(x)
 
 
 def unfused_core_flops(x: SimpleNamespace, width: Amount) -> Amount:
@@ -192,10 +192,12 @@ def unfused_core_flops(x: SimpleNamespace, width: Amount) -> Amount:
 def saved_scores(x: SimpleNamespace) -> Amount:
     """Softmax output, dropout mask and dropout output of unfused attention. [byte]
 
-    5 a s^2 b / tp with dropout, 2 without, and 4 of them in FP32; zero when the attention core is computed again.
+    In 16 bits 5 a s^2 b / tp with dropout, 2 without; 4 more where scores are in FP32; zero when the attention core is
+    computed again.
     Source: arXiv:2205.05198, sec. 4.1.
     """
-    kept = 2 + 3 * x.dropout + WIDE_SCORES_SAVED * x.scores_wide + CAPPED_SCORES_SAVED * x.capped_scores
+    kept = (1 + x.dropout) * x.activation_bytes + x.dropout
+    kept += WIDE_SCORES_SAVED * x.scores_wide + CAPPED_SCORES_SAVED * x.capped_scores
     return x.unfused * (1 - x.recompute_attention) * kept * score_elements(x)
 
 
@@ -258,7 +260,7 @@ def saved_core_output(x: SimpleNamespace, width: Amount) -> Amount:
     does the scaling for a sink. width: head dimension of the values. Source: Megatron-Core, attention.py and
     multi_latent_attention.py.
     """
-    quantised = x.trained * x.projection_copy * (1 - x.recompute_ops) * (1 - same_format(x))
+    quantised = x.trained * x.quantised_copy * (1 - x.recompute_ops) * (1 - same_format(x))
     copy = (
         quantised * x.saved_bytes
         + (x.output_gate + second_output(x) + x.sinks * x.scales_sinks) * x.activation_bytes
@@ -300,7 +302,7 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
     columns = x.a * (x.d + x.gate_width) + x.k * (x.d + x.d_v)  # of all ranks
     qkv = columns / x.tp
     shared = heads_are_shared(x)
-    copied, new = exchanged(x), maximum(x.rotary, x.cp_a2a)  # new: queries that are no view of the QKV output
+    copied, new = exchanged(x), maximum(x.rotary, is_more_than_one(x.cp_a2a_size))  # new: queries no view
     scaled = (1 - copied) * x.values_scaled  # values that are none
     # Layouts of several groups copy gates and queries, others have views. Norms of heads keep the copied queries and a
     # statistic a head; the core keeps them where nothing rotates them.

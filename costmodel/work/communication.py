@@ -7,6 +7,7 @@ buffer for all-reduce, the per-rank buffer for all-to-all and send/recv.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
@@ -47,17 +48,31 @@ def context_parallel_ring_bytes(x: SimpleNamespace, width: Amount) -> Amount:
     return x.activation_bytes * tokens(x) * width
 
 
-def ring_merge_bytes(x: SimpleNamespace, kv_width: Amount, all_width: Amount) -> dict[str, Amount]:
+@dataclass(frozen=True)
+class ContextColumns:
+    """Columns of keys and values together, of queries and of the output of attention, on one rank. [1]"""
+
+    keys: Amount
+    queries: Amount
+    output: Amount
+
+    @property
+    def everything(self) -> Amount:
+        """All that an all-to-all exchanges in a pass. [1]"""
+        return self.keys + self.queries + self.output
+
+
+def ring_merge_bytes(x: SimpleNamespace, columns: ContextColumns) -> dict[str, Amount]:
     """HBM bytes by which one step of the ring is merged with what came before, forward and backward. [byte]
 
     Forward: a partial output is scaled and added to a sum in FP32 (2 + 4 + 4 bytes). Backward: gradients of queries,
     keys and values are added (three times the element). Half of the steps of a causal, balanced ring work on
     half of the queries. Source: Transformer Engine, context_parallel.py, flash_attn_fwd_out_correction.
     """
-    queries, rows = (all_width - kv_width) / 2, 0.75 * tokens(x)
+    rows = 0.75 * tokens(x)
     return {
-        "forward": (x.activation_bytes + 8) * rows * queries,
-        "backward": 3 * x.activation_bytes * rows * (queries + kv_width),
+        "forward": (x.activation_bytes + 8) * rows * columns.output,
+        "backward": 3 * x.activation_bytes * rows * (columns.queries + columns.keys),
     }
 
 

@@ -188,12 +188,13 @@ def kept_by_experts(x: SimpleNamespace) -> Amount:
 
 
 def kept_norm_output(x: SimpleNamespace, *, shared: bool) -> Amount:
-    """Bytes of an element of the norm's output: the router's own in 16 bits, and the shared experts' in their format.
+    """Bytes of an element of the norm's output: the router's own in 16 bits, with delayed scaling shared experts' in 8.
 
-    A checkpoint of the block keeps it in 16 bits too. Source: Megatron-Core 0.16.1, moe_utils.py,
-    RouterGatingLinearFunction.forward, ctx.save_for_backward; moe_layer.py, forward.
+    With other recipes these quantise it anew (save_original_input). A checkpoint of the block keeps it in 16 bits too.
+    Source: Megatron-Core 0.16.1, moe_utils.py, RouterGatingLinearFunction.forward, ctx.save_for_backward; moe_layer.py,
+    forward; 0.14 to 0.19.2, shared_experts.py.
     """
-    again = (1 - x.recompute_moe) * (1 - x.recompute_shared_experts)
+    again = (1 - x.recompute_moe) * (1 - x.recompute_shared_experts) * x.quantised_copy
     return x.activation_bytes + (again * (1 - same_format(x)) * x.saved_bytes if shared else 0)
 
 
@@ -271,8 +272,10 @@ def experts(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
         ]
         streams += [activation(x, "shared_activation", rows, shared), shared_gate_stream(x)]
         kept_shared = kept * (1 - x.recompute_shared_experts) * rows
-        # The norm's output is this rank's tokens: an adapter keeps what it gathers beside it.
-        joined = x.sp * is_more_than_one(x.tp) * adapted(x, "mlp") * x.activation_bytes * x.h
+        # The norm's output is this rank's tokens: an adapter keeps what it gathers beside it, and so do shared experts
+        # that gather it themselves, beside the dispatch.
+        itself = maximum(adapted(x, "mlp"), x.shared_overlap)
+        joined = x.sp * is_more_than_one(x.tp) * itself * x.activation_bytes * x.h
         inside = shared * ((1 + x.gates) * x.activation_bytes + kept_input(x, "mlp"))
         gated = x.shared_gate * x.activation_bytes * own / rows * x.h  # the output that its gate multiplies
         saved["shared experts"] = kept_shared * (inside + joined + gated)

@@ -15,6 +15,7 @@ from costmodel.rank_amounts import Message
 from costmodel.symbols import of_block
 from costmodel.work import communication, dispatched
 from costmodel.work.block import BlockWork
+from costmodel.work.communication import ContextColumns
 from costmodel.work.elementwise import residual_tokens
 from costmodel.work.linear import kv_heads_per_rank, tokens
 from costmodel.work.mixers import repeated_columns
@@ -39,11 +40,12 @@ def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def tensor_parallel(
-    x: SimpleNamespace, gathered: Iterable[Amount], reduced: Amount, again: Amount
+    x: SimpleNamespace, gathered: Iterable[Amount], reduced: Amount, again: Amount, *, kept: Amount = 0
 ) -> list[Message]:
     """Around a pair of column- and row-parallel layers.
 
-    gathered: inputs of the column-parallel layers, whole [byte]; reduced: output of the row-parallel one [byte].
+    gathered: inputs of the column-parallel layers, whole [byte]; reduced: output of the row-parallel one [byte];
+    kept: 1 where inputs are kept as they were gathered, as by shared experts beside the dispatch (shared_experts.py).
     Sequence parallelism gathers inputs and reduce-scatters the output; backward it gathers the output's gradient,
     gathers the inputs again for the weight gradients and reduce-scatters theirs. Without it the output is
     all-reduced forward and the inputs' gradients backward. Source: arXiv:2205.05198, sec. 4.2; Megatron-Core,
@@ -59,7 +61,7 @@ def tensor_parallel(
     if x.sp:
         found.append(Message("all_gather", "tp", x.tp, reduced, 1, "backward"))
         for size in gathered:
-            found.append(Message("all_gather", "tp", x.tp, size, 1, "backward"))
+            found.append(Message("all_gather", "tp", x.tp, size, 1 - kept, "backward"))
             found.append(Message("reduce_scatter", "tp", x.tp, size, 1, "backward"))
     else:
         found += [Message("all_reduce", "tp", x.tp, size, 1, "backward") for size in gathered]
@@ -97,20 +99,21 @@ def rotary_keys(x: SimpleNamespace, again: Amount) -> list[Message]:
     ]
 
 
-def context_columns(x: SimpleNamespace, name: str) -> tuple[Amount, Amount]:
-    """Columns of keys and values, and of everything attention exchanges, on one rank. [1]"""
+def context_columns(x: SimpleNamespace, name: str) -> ContextColumns:
+    """Columns that attention exchanges, on one rank."""
+    heads = x.a / x.tp
     if name == "csa":
-        return x.d * (1 + 1 / x.csa_light), x.d * (1 + 2 * x.a / x.tp)
+        return ContextColumns(x.d * (1 + 1 / x.csa_light), heads * x.d, heads * x.d)
     if name == "dsa":
         # Each latent is a key and a value; the indexer's keys go with them.
         keys = x.kv_lora + x.d_rope + x.index_dim / x.index_interval
-        return keys, keys + x.a / x.tp * (2 * x.kv_lora + x.d_rope)
+        return ContextColumns(keys, heads * (x.kv_lora + x.d_rope), heads * x.kv_lora)
     if name == "mla":
-        keys = x.a / x.tp * (x.d_nope + x.d_rope + x.d_v)
-        return keys, 2 * keys
+        queries = x.d_nope + x.d_rope
+        return ContextColumns(heads * (queries + x.d_v), heads * queries, heads * x.d_v)
     x = of_block(x, name)
-    keys = kv_heads_per_rank(x) * (x.d + x.d_v)
-    return keys, keys + x.a / x.tp * (x.d + x.d_v)
+    heads = x.a / x.tp
+    return ContextColumns(kv_heads_per_rank(x) * (x.d + x.d_v), heads * x.d, heads * x.d_v)
 
 
 def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Message]:
@@ -121,9 +124,9 @@ def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Messa
     and output, in both passes; with a ring between its groups the output once more in the backward pass.
     Source: Transformer Engine 2.8, context_parallel.py.
     """
-    kv, everything = context_columns(x, name)
+    columns = context_columns(x, name)
     ring = x.cp / x.cp_a2a_size
-    step = communication.context_parallel_ring_bytes(x, kv)
+    step = communication.context_parallel_ring_bytes(x, columns.keys)
     found: list[Message] = []
     if x.cp_all_gather:
         whole = step * x.cp
@@ -135,10 +138,10 @@ def context_parallel(x: SimpleNamespace, name: str, again: Amount) -> list[Messa
         found.append(Message(kind, "cp", ring, step, ring - 1, "forward"))
         found.append(Message(kind, "cp", ring, step, again * (ring - 1), "backward"))
         found.append(Message(kind, "cp", ring, 2 * step, ring - 1, "backward"))
-    exchanged = communication.context_parallel_a2a_bytes(x, everything)
+    exchanged = communication.context_parallel_a2a_bytes(x, columns.everything)
     found.append(Message("all_to_all", "cp", x.cp_a2a_size, exchanged, 1, "forward"))
     found.append(Message("all_to_all", "cp", x.cp_a2a_size, exchanged, 1 + again, "backward"))
-    kept = communication.context_parallel_a2a_bytes(x, (everything - kv) / 2)
+    kept = communication.context_parallel_a2a_bytes(x, columns.output)
     found.append(Message("all_to_all", "cp", x.cp_a2a_size, kept, 1 - x.cp_a2a, "backward"))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Rule -> why nothing here refuses it.
 ELSEWHERE = {
+    "instances_unsharded": "Megatron-Core's DistributedDataParallel, while it is built",
     "csa_tp": "no release of Megatron-Core here has the attention: a comment of Megatron-Bridge's recipes",
     "shared_choice_split": "Megatron-Core 0.19, while the model is built; 0.16 has no layers that share a choice",
     "window_heads_over_tp": "Megatron-Bridge builds such layers, Megatron-LM has none",

@@ -35,12 +35,13 @@ def test_heads_are_put_together_as_the_kernels_move_them(split, elements):
 
 
 @pytest.mark.parametrize(
-    ("precision", "latents", "router"), [("mxfp8", 2 * 1.03125, 2 + 1.03125), ("bf16", 2, 2)]
+    ("precision", "latents", "router"), [("mxfp8", 2 * 1.03125, 2), ("fp8-delayed", 2, 2 + 1), ("bf16", 2, 2)]
 )
 def test_every_reader_of_a_norms_output_keeps_its_own_format(precision, latents, router):
-    """What recompute of norms frees: two projections' copies, and the router's 16 bits beside the shared experts' copy.
+    """What recompute of norms frees: two projections' copies, and the router's 16 bits.
 
-    In BF16 all of them keep one tensor.
+    Shared experts keep a copy with delayed scaling alone: Megatron-Core 0.14 to 0.19.2, shared_experts.py. In BF16 all
+    of them keep one tensor.
     """
     plain, again = (
         deepseek(

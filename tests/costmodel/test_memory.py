@@ -203,6 +203,38 @@ def test_gathered_tokens_stand_once_in_a_buffer_of_all_layers(model, pp):
     assert part(found, "workspace") >= buffer - part(found, "logits")
 
 
+def test_shared_experts_beside_the_dispatch_keep_what_they_gather():
+    """Megatron-Core 0.16.1, shared_experts.py, pre_forward_comm: whole sequences, which no pass gathers again."""
+    plan = {"tp": 2, "dp": 8, "ep": 8, "sequence_parallel": True}
+    spec = load_model("deepseek-v3")
+    amounts = [
+        rank_amounts(Plan(**plan, shared_expert_overlap=beside), Workload(4096, 64), spec, 0)
+        for beside in (False, True)
+    ]
+    plain, beside = (each.saved["experts"] for each in amounts)
+    blocks = spec.num_layers - spec.moe.dense_first_layers + spec.mtp_layers
+    assert beside - plain == blocks * 4096 * spec.hidden * 2
+    again = [
+        sum(
+            one.total_bytes
+            for one in each.messages
+            if (one.operation, one.phase) == ("all_gather", "backward")
+        )
+        for each in amounts
+    ]
+    assert again[0] - again[1] == 8 * blocks * 4096 * spec.hidden * 2
+
+
+@pytest.mark.parametrize(("precision", "element"), [("bf16", 2), ("fp32", 4)])
+def test_scores_are_kept_in_the_activations_format(precision, element):
+    spec, workload = load_model("llama3-8b"), Workload(4096, 4)
+    written, fused = (
+        rank_amounts(Plan(precision=precision, attention_backend=kind), workload, spec, 0).saved["attention"]
+        for kind in ("unfused", "fused")
+    )
+    assert written - fused == spec.num_layers * element * spec.num_heads * 4096**2
+
+
 @pytest.mark.parametrize("model", WITH_HEADS)
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_all_heads_of_a_stage_share_one_copy_of_the_embedding(model, pp):

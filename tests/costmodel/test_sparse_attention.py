@@ -88,8 +88,8 @@ def test_long_sequences_gain_and_short_ones_lose():
 def test_context_parallel_ranks_gather_latents():
     """One vector of 576 and a key of the indexer's, for keys and values of 128 heads."""
     x = sizes(tp=1)
-    sparse, _ = context_columns(x, "dsa")
-    dense, _ = context_columns(x, "mla")
+    sparse = context_columns(x, "dsa").keys
+    dense = context_columns(x, "mla").keys
     assert (sparse, dense) == (512 + 64 + 128, 128 * (128 + 64 + 128))
 
 
