@@ -122,6 +122,7 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
     Quantised recipes are replaced by bf16, imbalance and packed documents by their absence.
     """
     even = replace(workload, moe_imbalance=1.0, mean_length=0)
+    remainders = plan.precision != "fp16"
     precision = plan.precision if plan.precision == "fp32" else "bf16"
     plan = replace(plan, precision=precision, fp8_param_gather=False)
     columns = plan_columns([plan])
@@ -134,6 +135,7 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
         domain=1,
         precision_bytes=base,
         quantised=False,
+        remainders=remainders,
         fuses_activation=activation_has_kernel(model),
     )
     # As the model states it, where a step time takes the usual job's.

@@ -117,9 +117,10 @@ def which_stages(plan: Plan, wanted: str, option: str = "--stages") -> list[int]
 
 
 def traced_microbatches(plan: Plan, workload: Workload, wanted: int | None) -> int:
-    """Micro-batches to trace: one, or with interleaving as few as its schedule takes. [1]
+    """Micro-batches to trace: one, with interleaving as few as its schedule takes, two whose gradients are put off. [1]
 
-    Source: Megatron-Core, schedules.py: a multiple of the stages.
+    Source: Megatron-Core, schedules.py: a multiple of the stages; utils.py, drain_embedding_wgrad_compute, which fails
+    with one.
     """
     available = plan.num_microbatches(workload.global_batch)
     least = max(plan.pp, plan.vpp_group_size) if plan.vpp > 1 else 1
@@ -128,7 +129,7 @@ def traced_microbatches(plan: Plan, workload: Workload, wanted: int | None) -> i
         raise ValueError(
             f"--microbatches {wanted}: this plan has {available} in a step{rule}. Try --microbatches {least}."
         )
-    return wanted or min(least, available)
+    return wanted or min(max(least, 1 + plan.defer_embedding_wgrad), available)
 
 
 def traced_model(model: ModelSpec) -> ModelSpec:
@@ -159,6 +160,8 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
     found |= {f"dispatcher={plan.moe_dispatcher}", f"attention={plan.attention_backend}"}
     if plan.moe_capacity_factor > 0:
         found.add("capacity")
+    if plan.optimizer_instances > 1:
+        found.add("optimizer_instances")
     if plan.recompute == "selective":
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from costmodel.model_spec import ModelSpec
@@ -30,6 +31,7 @@ def make_job(
             f"--stage {stage} is not one of 0 to {plan.pp - 1} of --pp {plan.pp}. Try --stage 0."
         )
     fields, notes = traced_fields(core_fields(plan, model, workload))
+    traced = replace(plan, fp8_param_gather=False, reuse_grad_buf=False)  # parameters have 16 bits
     return {
         "plan": plan.to_dict(),
         "workload": workload.to_dict(),
@@ -44,7 +46,7 @@ def make_job(
             "config": fields,
             "arguments": model_arguments(model, plan.tp, workload.seq_len),
             # Nothing has a value in a dry run, so nothing can be checked.
-            "ddp": ddp_fields(plan) | {"fp8_param_gather": False, "check_for_nan_in_grad": False},
-            "optimizer": optimizer_fields(plan),
+            "ddp": ddp_fields(traced) | {"check_for_nan_in_grad": False},
+            "optimizer": optimizer_fields(traced),
         },
     }

@@ -21,6 +21,7 @@ from costmodel.work.elementwise import (
     rotary,
     rotary_kernels,
     rotary_loops,
+    saved_angles,
     split_kernels,
 )
 from costmodel.work.linear import Linear, heads_are_shared, kv_heads_per_rank, same_format, tokens
@@ -308,10 +309,13 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
     # statistic a head; the core keeps them where nothing rotates them.
     grouped = is_more_than_one(kv) * is_more_than_one(heads / kv)
     gate_view = minimum(1, x.gate_width) * (1 - grouped)
-    whole = maximum(1 - (copied + scaled) * new * (1 - x.qk_norms), gate_view)
+    apart = copied * maximum(new, grouped) + scaled * new
+    whole = maximum(1 - apart * (1 - x.qk_norms), gate_view)
     # Views of what was gathered keep all of it alive.
     kept_whole = (1 - shared) * qkv + shared * columns
-    everything = whole * kept_whole + copied * (new * queries + keys + values) + scaled * values
+    everything = (
+        whole * kept_whole + copied * (maximum(new, grouped) * queries + keys + values) + scaled * values
+    )
     everything += (1 - copied) * x.rotary * (queries + keys) + grouped * heads * x.gate_width
     plain = (1 - copied) * (1 - x.rotary) * (1 - x.qk_norms)
     everything += x.qk_norms * 2 * (heads + kv) + (x.qk_norms + plain) * grouped * queries
@@ -354,6 +358,7 @@ def attention(x: SimpleNamespace, name: str = "attention") -> BlockWork:
         saved=saved_norm(x, x.offload_attn_norm, x.offload_qkv_linear, kept_norm(x, "qkv"))
         | {
             "queries, keys, values": (1 - x.offload_core_attn) * x.activation_bytes * rows * kept,
+            "rotary angles": (1 - x.recompute_ops) * saved_angles(x, x.d),
             "attention output": saved_core_output(x, x.d_v),
             "attention scores": saved_scores(x),
         },

@@ -197,6 +197,15 @@ def rotary(x: SimpleNamespace, width: Amount, passes: tuple[float, float] = ROTA
     )
 
 
+def saved_angles(x: SimpleNamespace, width: Amount) -> Amount:
+    """Cosines and sines that rotary embedding of `width` columns keeps where it is not fused. [byte]
+
+    Both are made anew for queries and for keys, of one sequence, in the activations' format. Source: Megatron-Core
+    0.16.1, rope_utils.py, _apply_rotary_pos_emb_bshd.
+    """
+    return 4 * x.megatron_core * x.rotary * x.rope_split * x.activation_bytes * tokens(x) / x.b * width
+
+
 def head_copies(x: SimpleNamespace, queries: Amount, keys: Amount, values: Amount, grouped: Amount) -> Stream:
     """Heads copied out of the QKV product, where Megatron-Core splits it, and its gradient put together again.
 

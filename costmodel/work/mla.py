@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import SimpleNamespace
 
-from costmodel.amount import Amount
+from costmodel.amount import Amount, is_more_than_one
 from costmodel.work.adapters import joined_norm, kept_input
-from costmodel.work.attention import document_loops, saved_core_output, saved_norm, saved_scores
+from costmodel.work.attention import document_loops, exchanged, saved_core_output, saved_norm, saved_scores
 from costmodel.work.block import BlockWork, Stream
 from costmodel.work.elementwise import (
     ATTENTION_KERNELS,
@@ -19,6 +19,7 @@ from costmodel.work.elementwise import (
     residual_tokens,
     rotary,
     rotary_kernels,
+    saved_angles,
     split_kernels,
 )
 from costmodel.work.linear import Linear, same_format, tokens
@@ -88,7 +89,10 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
     latents = x.q_lora + x.kv_lora + x.d_rope
     copied = x.activation_bytes * rows * heads * head_copies(x)
     normed = kept_input(x, "qkv") + second_copy(x)
-    kept = (1 - x.recompute_mla_up_proj) * (1 - x.offload_core_attn)
+    # What context parallelism copies is not computed again with the up projections.
+    copied_heads = exchanged(x) * (is_more_than_one(x.cp_a2a_size) * query + query + x.d_v)
+    again = x.recompute_mla_up_proj
+    kept_heads = (1 - x.offload_core_attn) * ((1 - again) * (2 * query + x.d_v) + again * copied_heads)
     split = [
         sum(kernels)
         for kernels in zip(split_kernels(x), rotary_kernels(x, LATENT_ROTARY_KERNELS), strict=True)
@@ -120,7 +124,8 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             * x.activation_bytes
             * own
             * latents,
-            "queries, keys, values": kept * x.activation_bytes * rows * heads * (2 * query + x.d_v),
+            "queries, keys, values": kept_heads * x.activation_bytes * rows * heads,
+            "rotary angles": (1 - again) * saved_angles(x, x.d_rope),
             "attention output": saved_core_output(x, x.d_v),
             "attention scores": saved_scores(x),
         },

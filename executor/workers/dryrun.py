@@ -146,6 +146,10 @@ def run_step(job: dict[str, Any], chunks: list[Any]) -> None:
 
     schedules.forward_step = fake_world.during("forward", schedules.forward_step)
     schedules.backward_step = fake_world.during("backward", schedules.backward_step)
+    # Weight gradients of the output layer that were put off, when all backward passes have run.
+    schedules.drain_embedding_wgrad_compute = fake_world.during(
+        "backward", fake_world.products_of("output", schedules.drain_embedding_wgrad_compute)
+    )
     plan, several = job["plan"], len(chunks) > 1
     for chunk in chunks:
         chunk.zero_grad_buffer()

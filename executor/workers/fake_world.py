@@ -68,11 +68,17 @@ def during(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _of(product: str, function: Any) -> Any:
     """A static method of an autograd function with its products named."""
 
+    return staticmethod(products_of(product, function))
+
+
+def products_of(product: str, function: Any) -> Any:
+    """The function with the matrix products in it named."""
+
     def wrapped(*args: Any) -> Any:
         with LEDGER.of(product):
             return function(*args)
 
-    return staticmethod(wrapped)
+    return wrapped
 
 
 def patch() -> None:

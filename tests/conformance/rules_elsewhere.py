@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Rule -> why nothing here refuses it.
 ELSEWHERE = {
+    "defer_hybrid": "Megatron-Core's schedules, while they run",
+    "defer_one": "Megatron-Core's utils.py, while it runs",
     "instances_unsharded": "Megatron-Core's DistributedDataParallel, while it is built",
     "csa_tp": "no release of Megatron-Core here has the attention: a comment of Megatron-Bridge's recipes",
     "shared_choice_split": "Megatron-Core 0.19, while the model is built; 0.16 has no layers that share a choice",
