@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from legal_plans import draw, small  # noqa: E402
+from legal_plans import KNOB_CHANGES, draw, small  # noqa: E402
 
 from costmodel.model_registry import list_models, load_model  # noqa: E402
 from costmodel.model_spec import ModelSpec  # noqa: E402
@@ -64,6 +64,10 @@ class Family:
             ]
 
 
+# Knobs that a plan's own description has.
+SAID = {"cp", "cp_comm_type", "precision", "recompute", "recompute_modules"}
+
+
 def traceable() -> dict[str, list[ModelSpec]]:
     """Models of the registry by family, without those that Megatron-Core 0.16 cannot express."""
     found: dict[str, list[ModelSpec]] = {}
@@ -78,6 +82,12 @@ def describe(model: ModelSpec, plan: Plan, seq_len: int, stage: int) -> str:
     """Enough to repeat it."""
     flags = ["sequence parallel"] if plan.sequence_parallel else []
     flags += [plan.cp_comm_type] if plan.cp > 1 else []
+    drawn = {name for change in KNOB_CHANGES for name in change} - SAID
+    flags += [
+        f"{name} {getattr(plan, name)}"
+        for name in sorted(drawn)
+        if getattr(plan, name) != getattr(Plan, name)
+    ]
     words = ", ".join([f"{model.name} x {model.num_layers} layers", plan.describe(), *flags])
     return f"{words}, ZeRO {plan.zero_stage}, {seq_len} tokens, stage {stage}"
 

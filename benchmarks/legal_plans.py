@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -21,6 +22,50 @@ DENSE_MODULES = ("core_attn", "mlp", "layernorm")
 EXPERT_MODULES = ("core_attn", "layernorm", "moe_act", "moe", "shared_experts")
 TRIES = 200
 LOCAL_EXPERTS = 16
+# Knobs beside parallel sizes, of which a plan takes as many as are legal of this number of draws.
+DRAWN_KNOBS = 4
+KNOB_CHANGES: tuple[dict[str, Any], ...] = (
+    {"account_embedding": True},
+    {"account_loss": True},
+    {"attention_backend": "unfused"},
+    {"bf16_end_layers": 1},
+    {"bias_activation_fusion": False},
+    {"bias_dropout_fusion": False},
+    {"bucket_size": 10_000_000},
+    {"calculate_per_token_loss": True},
+    {"cp": 4, "cp_comm_type": "a2a+p2p", "cp_a2a_size": 2},
+    {"cross_entropy_fusion_impl": "native"},
+    {"defer_embedding_wgrad": True},
+    {"delay_wgrad": True},
+    {"dropout": True},
+    {"exp_avg_dtype": "bf16"},
+    {"expert_mlp_fusion": True},
+    {"first_stage_layers": 1},
+    {"fp8_attention": True},
+    {"fp8_param_gather": True},
+    {"gradient_accumulation_fusion": False},
+    {"main_grads_dtype": "bf16"},
+    {"main_params_dtype": "fp16"},
+    {"moe_capacity_factor": 1.0},
+    {"moe_grouped_gemm": False},
+    {"moe_permute_fusion": False},
+    {"moe_router_fusion": False},
+    {"optimizer_instances": 2},
+    {"overlap_moe_comm": True},
+    {"overlap_p2p": False},
+    {"precision": "fp16"},
+    {"precision": "fp8-delayed"},
+    {"precision": "mxfp8"},
+    {"precision_aware_optimizer": True},
+    {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm")},
+    {"recompute": "selective", "recompute_modules": ("mla_up_proj", "layernorm")},
+    {"recompute": "selective", "recompute_modules": ("moe", "mla_up_proj")},
+    {"recompute": "selective", "recompute_modules": ("shared_experts", "moe_act", "core_attn")},
+    {"reuse_grad_buf": True},
+    {"rope_fusion": False},
+    {"shared_expert_overlap": True},
+    {"vpp_group_size": 4},
+)
 
 
 @lru_cache(maxsize=1)
@@ -34,10 +79,20 @@ def draw(choose: Choose, model: ModelSpec) -> tuple[Plan, Workload]:
         try:
             plan, workload = _any(choose, model)
             if is_legal(plan, workload, model):
-                return plan, workload
+                return _changed(choose, plan, workload, model), workload
         except ValueError:
             continue  # sizes that do not fit together: draw again
     return Plan(), Workload(SEQUENCES[0], 4)
+
+
+def _changed(choose: Choose, plan: Plan, workload: Workload, model: ModelSpec) -> Plan:
+    """The plan with some knobs more, each of which leaves it legal."""
+    for _ in range(DRAWN_KNOBS):
+        with contextlib.suppress(ValueError):  # changes that do not fit the plan are left out
+            changed = replace(plan, **choose(KNOB_CHANGES))
+            if is_legal(changed, workload, model):
+                plan = changed
+    return plan
 
 
 def is_legal(plan: Plan, workload: Workload, model: ModelSpec) -> bool:

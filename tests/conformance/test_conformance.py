@@ -27,6 +27,7 @@ pytestmark = [
 ]
 LAYERS = 4
 SPLIT = {"tp": 2, "sequence_parallel": True}
+AGAIN = {"recompute": "selective", "recompute_modules": ("mla_up_proj",)}
 CHOSEN = [
     ("llama3-8b", {**SPLIT, "pp": 2, "dp": 2}, 0),
     ("llama3-8b", {**SPLIT, "pp": 2, "vpp": 2, "dp": 2}, 1),
@@ -48,6 +49,21 @@ CHOSEN = [
     # As many value heads as heads of keys, which are not repeated; a clamped gate that nothing fuses in dense layers.
     ("qwen3.5-0.8b", {"dp": 2}, 0),
     ("minimax-m3", {"dp": 8, "ep": 8}, 0),
+    # Buffers of dispatchers; what shared experts gather; contexts beside what is computed again; rows of small kernels.
+    ("qwen3-30b-a3b", {"dp": 16, "ep": 16, "moe_dispatcher": "allgather"}, 0),
+    ("qwen3-30b-a3b", {"dp": 16, "ep": 16, "moe_dispatcher": "allgather", "recompute": "full"}, 0),
+    ("deepseek-v2-lite", {**SPLIT, "dp": 8, "ep": 8, "shared_expert_overlap": True}, 0),
+    ("deepseek-v2-lite", {"cp": 2, "dp": 8, "ep": 8, **AGAIN, "cp_comm_type": "p2p"}, 0),
+    (
+        "deepseek-v2-lite",
+        {"cp": 4, "dp": 8, "ep": 8, **AGAIN, "cp_comm_type": "a2a+p2p", "cp_a2a_size": 2},
+        0,
+    ),
+    ("nemotronh-4b", {**SPLIT, "cp": 2, "pp": 2, "dp": 2}, 1),
+    ("llama3-8b", {**SPLIT, "dp": 2, "precision": "fp32", "attention_backend": "unfused"}, 0),
+    ("olmoe-1b-7b", {**SPLIT, "tp": 8, "dp": 8, "ep": 32, "rope_fusion": False}, 0),
+    ("gpt3-20b", {**SPLIT, "pp": 2, "vpp": 2, "dp": 2, "defer_embedding_wgrad": True}, 1),
+    ("llama3-8b", {"dp": 2, "precision": "fp16", "precision_aware_optimizer": True}, 0),
     # A rank's share of a head and the output layer, in the order in which Megatron-Core has them.
     ("qwen3-next-80b-a3b", {"dp": 64, "ep": 32}, 0),
 ]
