@@ -15,7 +15,7 @@ from costmodel import schedule
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.block_kernels import graphed_whole
 from costmodel.encoder import encoder_kept, encoder_weights
-from costmodel.layer import Blocks, BlockTimes, block_work
+from costmodel.layer import Blocks, BlockTimes
 from costmodel.memory_beside import (
     context_bytes,
     fragmentation_bytes,
@@ -31,6 +31,7 @@ from costmodel.memory_states import (
     weight_bytes,
     whole_tables,
 )
+from costmodel.memory_workspace import recomputed_bytes, table_gradient, widest_gradient, workspace_bytes
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
     adapters_of,
@@ -84,50 +85,6 @@ def dispatcher_bytes(x: SimpleNamespace, stage: str) -> Amount:
     again = x.recompute_layers * decoder_count(x, "experts", stage)
     again += (1 - x.recompute_layers) * x.recompute_moe * in_stage(x, "experts", stage)
     return again * dispatched.held_maps(x) + buffer
-
-
-def workspace_bytes(
-    x: SimpleNamespace, per_layer: Amount, widest: Amount, again: Amount, ring: Amount, has_experts: bool
-) -> Amount:
-    """The one layer being computed: recomputed activations, or temporaries of the widest linear layer. [byte]
-
-    With full recompute one whole layer's activations exist while it is differentiated, with that of modules what they
-    had not kept (`again`); beside it the gradients of FC1's output and its gathered input, or forward what a context
-    ring has received (`ring`). They come when the logits are gone: a stage with the loss has the larger of both.
-    Where the exchange of one micro-batch's experts runs under another's compute, its rows as sent and as received, to
-    the experts and back, exist beside that. Where tokens are gathered, results of all ranks' tokens stand alone before
-    their reduction, and their gradients behind it. Source: Megatron-Core, combined_1f1b.py, token_dispatcher.py.
-    """
-    gathered = 2 * x.activation_bytes * linear.tokens(x) * x.h  # the input of FC1 and its gradient
-    travelling: Amount = 0
-    results: Amount = 0
-    if has_experts:
-        results = dispatched.gathered_results(x)
-        travelling = 2 * x.activation_bytes * x.he * (dispatched.routed_copies(x) + dispatched.expert_rows(x))
-    backward = again + widest + gathered
-    most = maximum(maximum(backward, ring), results)
-    return x.recompute_layers * per_layer + most + x.ep_overlap * travelling
-
-
-def recomputed_bytes(x: SimpleNamespace, blocks: Blocks, features: Collection[str]) -> Amount:
-    """What the recomputed modules of one block had not kept, and have while it is differentiated: the most. [byte]"""
-    modules = {name: 0 for name in vars(x) if name.startswith("recompute_") and name != "recompute_layers"}
-    whole = SimpleNamespace(**(vars(x) | modules))
-    most: Amount = 0
-    for name, times in blocks.items():
-        most = maximum(most, block_work(whole, name, features).saved_bytes() - times.work.saved_bytes())
-    return most
-
-
-def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
-    """Gradient of the widest FC1 output or mixer input, twice. [byte]"""
-    widths = [
-        2 * x.activation_bytes * layer.groups * layer.rows * layer.columns
-        for name, times in blocks.items()
-        for layer in times.work.linears
-        if layer.name in ("fc1", "in_proj") or (len(blocks) == 1 and layer.name == "qkv")
-    ]
-    return maximum(*widths) if len(widths) > 1 else widths[0]
 
 
 def rank_memory(
@@ -349,6 +306,8 @@ def _stage_memory(
     active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.dispatcher)
     layer = workspace_bytes(x, of.kept / maximum(of.layers, 1), *passing, "experts" in blocks)
     workspace = maximum(layer - of.loss, 0)
+    if stage == "first":
+        workspace = maximum(workspace, table_gradient(x, of.kept, of.layers) - of.loss)
     held = active + of.loss + workspace
     stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))
     weights = (parameters_of(x, blocks, stage) + of.experts) / maximum(of.layers, 1)

@@ -63,6 +63,8 @@ class Saved:
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        # Nothing has a value, and fake tensors would remember both storages of a copy for good.
+        torch.UntypedStorage.copy_ = lambda storage, *_, **__: storage  # type: ignore[method-assign]
 
     def step(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`schedules.forward_step`, watched the first time a chunk comes by."""
