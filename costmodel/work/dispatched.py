@@ -130,8 +130,8 @@ def forward_rows(x: SimpleNamespace) -> Amount:
     All-to-all: rows as they were sent, and as they came where the rank has several experts, whose order they take
     then; results in that order and in the one they came in, or as they came back. DeepEP: tokens as they came, and what
     is summed for each; HybridEP permutes while it sends. A gather's tokens and results are counted by themselves.
-    Frames of Megatron-Core's forward pass hold them. Source: Megatron-Core 0.16.1, moe_layer.py, custom_forward, and
-    token_dispatcher.py; checked against the peak of a dry run.
+    Frames of the forward pass hold them, before Megatron-Core 0.13 those of results alone. Source: Megatron-Core 0.12.3
+    to 0.19.2, moe_layer.py, custom_forward, and token_dispatcher.py; checked against the peak of a dry run.
     """
     copies, rows = x.capacity * routed_copies(x), expert_rows(x)
     sent, sorted_rows = is_more_than_one(x.ep), is_more_than_one(local_experts(x))

@@ -57,6 +57,7 @@ def peaks(tracer: Tracer, name: str, stage: int, **knobs: Any) -> tuple[float, f
         ("llama3-8b", 0, {"dp": 8}),
         ("llama3-8b", 0, {"dp": 8, "pp": 2}),
         ("llama3-8b", 0, {"dp": 8, "pp": 2, **ALL}),
+        ("llama3-70b", 1, {**SPLIT, "tp": 4, "pp": 4, "vpp": 2, "dp": 8}),
         # The gradient of the embedding, when little else is left.
         ("llama3-8b", 0, {"dp": 8, "pp": 2, "cp": 4}),
         # Rows of experts as they were sent, as they came, and results in both orders.
