@@ -236,10 +236,18 @@ def ranks_option(row: dict[str, Any], dp: int, group: int) -> str:
         ranks, text = dp * row["gpus"] // row["world"], ""
         if ranks * row["world"] != dp * row["gpus"]:
             return ""
-    step = row["micro_batch"] * ranks * group
-    return (
-        text if row["global_batch"] % step == 0 else text + f" --global-batch {up(row['global_batch'], step)}"
-    )
+    batch = shared_batch(row, ranks, group)
+    return text if row["global_batch"] == batch else text + f" --global-batch {batch}"
+
+
+def shared_batch(row: dict[str, Any], ranks: int, group: int) -> int:
+    """The least global batch from the one at hand that ranks and groups of micro-batches share.
+
+    Gradients that are put off need a second micro-batch.
+    """
+    each = row["micro_batch"] * ranks
+    batch = up(row["global_batch"], each * group)
+    return batch + each * group if row["defer_embedding_wgrad"] and batch == each else batch
 
 
 def ranks_way(row: dict[str, Any]) -> str:
@@ -255,9 +263,8 @@ def ranks_way(row: dict[str, Any]) -> str:
         return ""
     if row["optimizer_instances"] > 1 and shards % row["optimizer_instances"] != 0:
         return ""
-    step = row["micro_batch"] * dp * chunk_group(row)
-    batch = row["global_batch"]
-    return f"set dp = {dp}" + ("" if batch % step == 0 else f" with --global-batch {up(batch, step)}")
+    batch = shared_batch(row, dp, chunk_group(row))
+    return f"set dp = {dp}" + ("" if row["global_batch"] == batch else f" with --global-batch {batch}")
 
 
 def chunk_group(row: dict[str, Any]) -> int:
