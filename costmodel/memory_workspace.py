@@ -18,9 +18,9 @@ def workspace_bytes(
     With full recompute one whole layer's activations exist while it is differentiated, with that of modules what they
     had not kept (`again`); beside it the gradients of FC1's output and its gathered input, or forward what a context
     ring has received (`ring`). They come when the logits are gone: a stage with the loss has the larger of both.
-    Where the exchange of one micro-batch's experts runs under another's compute, its rows as sent and as received, to
-    the experts and back, exist beside that. An expert block's forward pass has rows of its own, and where tokens are
-    gathered results of all ranks' tokens before their reduction. Source: Megatron-Core, combined_1f1b.py and
+    An expert block's forward pass has rows of its own, and where tokens are gathered results of all ranks' tokens
+    before their reduction. Where the exchange of one micro-batch's experts runs under another's backward pass, its rows
+    as sent and as received, to the experts and back, exist beside that. Source: Megatron-Core, combined_1f1b.py and
     token_dispatcher.py.
     """
     gathered = 2 * x.activation_bytes * linear.tokens(x) * x.h  # the input of FC1 and its gradient
@@ -31,7 +31,7 @@ def workspace_bytes(
         results = dispatched.gathered_results(x) + dispatched.forward_rows(x) + x.recompute_moe * again
         travelling = 2 * x.activation_bytes * x.he * (dispatched.routed_copies(x) + dispatched.expert_rows(x))
     backward = again + widest + gathered
-    most = maximum(maximum(backward, ring), results)
+    most = maximum(maximum(backward, ring), (1 - x.ep_overlap) * results)
     return x.recompute_layers * per_layer + most + x.ep_overlap * travelling
 
 

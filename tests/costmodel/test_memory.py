@@ -72,13 +72,18 @@ def test_overlapped_dispatch_holds_a_layer_more_not_a_micro_batch():
 
 
 def test_overlapped_dispatch_has_its_rows_beside_the_layer_computed():
-    """Rows as sent and as received, 16 bits of h for each of topk copies, to the experts and back."""
+    """Rows as sent and as received, 16 bits of h for each of topk copies, to the experts and back.
+
+    Alone they are there in the forward pass, and the larger of both passes counts.
+    """
     model = load_model("qwen3-30b-a3b")
     sizes = {"model": model.name, "pp": 2, "vpp": 2, "ep": 4, "dp": 4, "seq_len": 4096}
     apart, beside = (run(**sizes, overlap_moe_comm=on) for on in (False, True))
     assert model.moe is not None
-    rows = 2 * 4096 * model.moe.topk
-    assert part(beside, "workspace") - part(apart, "workspace") == 2 * 2 * model.hidden * rows
+    forward = 2 * 2 * model.hidden * 2 * 4096 * model.moe.topk
+    backward = part(beside, "workspace") - forward
+    assert backward == 2 * 2 * 2 * 4096 * model.moe.topk * model.moe.expert_ffn + 2 * 2 * 4096 * model.hidden
+    assert part(apart, "workspace") == max(backward, forward)
 
 
 def test_pytorchs_fsdp_beside_stages_keeps_the_stage_gathered_and_megatrons_does_not():
