@@ -31,7 +31,13 @@ from costmodel.memory_states import (
     weight_bytes,
     whole_tables,
 )
-from costmodel.memory_workspace import recomputed_bytes, table_gradient, widest_gradient, workspace_bytes
+from costmodel.memory_workspace import (
+    early_table_gradient,
+    recomputed_bytes,
+    table_gradient,
+    widest_gradient,
+    workspace_bytes,
+)
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
 from costmodel.stage_parameters import (
     adapters_of,
@@ -305,9 +311,10 @@ def _stage_memory(
     of = _stage(ledger, x, blocks, features, stage)
     active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.dispatcher)
     layer = workspace_bytes(x, of.kept / maximum(of.layers, 1), *passing, "experts" in blocks)
-    workspace = maximum(layer - of.loss, 0)
+    early = early_table_gradient(x, features)
+    workspace = maximum(layer + early - of.loss, 0)
     if stage == "first":
-        workspace = maximum(workspace, table_gradient(x, of.kept, of.layers) - of.loss)
+        workspace = maximum(workspace, table_gradient(x, of.kept, of.layers) + early - of.loss)
     held = active + of.loss + workspace
     stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))
     weights = (parameters_of(x, blocks, stage) + of.experts) / maximum(of.layers, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import SimpleNamespace
 
-from costmodel.amount import Amount, maximum
+from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.layer import Blocks, block_work
 from costmodel.work import activations, dispatched, linear
 
@@ -39,12 +39,25 @@ def table_gradient(x: SimpleNamespace, kept: Amount, layers: Amount) -> Amount:
     """The embedding's gradient at the end of a micro-batch's backward pass, beyond what that has freed by then. [byte]
 
     Dense and in the weights' format, before it is added to the buffer of gradients. kept: of the stage's decoder layers
-    for one micro-batch, of which a virtual stage has its part. FSDP counts its tables with what it gathers. Source:
+    for one micro-batch, of which a virtual stage has its part. Source:
     PyTorch 2.13, embedding_dense_backward; Megatron-Core 0.16.1, tensor_parallel/layers.py, VocabParallelEmbedding.
     """
     freed = x.recompute_layers * layers * activations.layer_input(x) + (1 - x.recompute_layers) * kept
-    table = x.trained * (1 - x.fsdp) * x.activation_bytes * linear.padded_vocabulary(x) * x.h / x.tp
-    return maximum(0, table - (1 - x.offload_share) * freed / x.vpp)
+    return maximum(0, whole_table(x) - (1 - x.offload_share) * freed / x.vpp)
+
+
+def whole_table(x: SimpleNamespace) -> Amount:
+    """The embedding's gradient on one rank, in the weights' format. [byte] FSDP counts its tables elsewhere."""
+    return x.trained * (1 - x.fsdp) * x.activation_bytes * linear.padded_vocabulary(x) * x.h / x.tp
+
+
+def early_table_gradient(x: SimpleNamespace, features: Collection[str]) -> Amount:
+    """The embedding's gradient by MTP heads, which waits for that by the decoder where one stage has both. [byte]
+
+    Heads turn first; autograd sums the gradients of one weight before it hands them on. Source: PyTorch 2.13,
+    autograd/input_buffer.cpp; Megatron-Core 0.16.1, multi_token_prediction.py.
+    """
+    return (1 - is_more_than_one(x.pp)) * whole_table(x) if "mtp" in features else 0
 
 
 def recomputed_bytes(x: SimpleNamespace, blocks: Blocks, features: Collection[str]) -> Amount:

@@ -230,6 +230,15 @@ def test_shared_experts_beside_the_dispatch_keep_what_they_gather():
     assert again[0] - again[1] == 8 * blocks * 4096 * spec.hidden * 2
 
 
+@pytest.mark.parametrize(("model", "tables"), [("llama3-8b", 1), ("glm-4.7-flash", 2)])
+def test_gradients_of_the_embedding_stand_at_the_end_of_a_backward_pass(model, tables):
+    """Dense, when little else is left; by MTP heads of the same stage a second one, which autograd adds the first to."""
+    found = run(model, seq_len=64, fused_cross_entropy=True, recompute="full")
+    table = 2 * load_model(model).vocab * load_model(model).hidden
+    passing = part(found, "workspace") + part(found, "logits")
+    assert (tables - 0.1) * table < passing < (tables + 0.1) * table
+
+
 @pytest.mark.parametrize(("precision", "element"), [("bf16", 2), ("fp32", 4)])
 def test_scores_are_kept_in_the_activations_format(precision, element):
     spec, workload = load_model("llama3-8b"), Workload(4096, 4)
