@@ -232,7 +232,7 @@ def test_shared_experts_beside_the_dispatch_keep_what_they_gather():
 
 @pytest.mark.parametrize(("model", "tables"), [("llama3-8b", 1), ("glm-4.7-flash", 2)])
 def test_gradients_of_the_embedding_stand_at_the_end_of_a_backward_pass(model, tables):
-    """Dense, when little else is left; by MTP heads of the same stage a second one, which autograd adds the first to."""
+    """Dense, when little else is left; heads of MTP on the same stage make a second, to which it is added."""
     found = run(model, seq_len=64, fused_cross_entropy=True, recompute="full")
     table = 2 * load_model(model).vocab * load_model(model).hidden
     passing = part(found, "workspace") + part(found, "logits")
