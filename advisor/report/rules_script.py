@@ -23,7 +23,7 @@ FUNCTIONS = (divisors, near, up, layers_text, size_ways, pipeline_ways)
 # Words of messages alone, made of the row by `message_words`.
 ROW_WORDS = (
     *("layers_text", "layers_chunks", "tp_way", "tp_one_way", "mixer_way", "pp_way", "cp_way", "cp_one_way"),
-    *("tp_kv_way", "tp_for_cp_way", "tp_cp_one_way", "ranks_way"),
+    *("tp_kv_way", "tp_for_cp_way", "tp_cp_one_way", "ranks_way", "batch_way"),
     *(
         "ep_way",
         "chunks",

@@ -64,6 +64,7 @@ def size_ways(row: dict[str, Any]) -> dict[str, str]:
         "tp_cp_one_way": tp_option(row, 1, 1),
         "ep_way": ep_option(row),
         "ranks_way": ranks_way(row),
+        "batch_way": shared_batch(row, row["dp"], chunk_group(row)),
     }
 
 
