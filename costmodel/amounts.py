@@ -18,12 +18,13 @@ import numpy as np
 from costmodel import schedule, stack
 from costmodel.amount import Amount, maximum
 from costmodel.binding import bind_amounts, precision_recipe
-from costmodel.columns import plan_columns, plan_inputs
+from costmodel.columns import plan_columns
 from costmodel.family import family_features
 from costmodel.fusions import activation_has_kernel
 from costmodel.layer import block_work
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.plan_inputs import plan_inputs
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.rank_layers import CHUNK, WINDOW, Placed, PlacedChunk, placed_chunks
 from costmodel.rank_state import parameter_counts, stage_buffers, state_bytes, step_messages

@@ -39,7 +39,7 @@ def precision_recipe(precision: str, generation: str = "", kernels: str = "") ->
 
 
 def recipe_formats(precision: str) -> dict[str, Any]:
-    """What `costmodel.columns.plan_inputs` asks of a precision recipe."""
+    """What `costmodel.plan_inputs.plan_inputs` asks of a precision recipe."""
     recipe = precision_recipe(precision)
     return {
         "precision_bytes": float(recipe["base"]),

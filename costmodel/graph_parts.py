@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from costmodel.columns import graph_inputs, plan_columns
+from costmodel.columns import plan_columns
 from costmodel.layout import total_blocks
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
+from costmodel.plan_inputs import graph_inputs
 from costmodel.symbols import ATTENTION_BLOCKS
 
 # Part -> blocks that have it, and the input that says whether graphs hold it.

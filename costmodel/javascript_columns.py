@@ -1,6 +1,6 @@
 """NumPy functions over columns of plans, written down as JavaScript by running them.
 
-A `Traced` stands for a column of one row. The real functions (`costmodel.columns`, the rules' words and conditions)
+A `Traced` stands for a column of one row. The real functions (`costmodel.plan_inputs`, the rules' words and conditions)
 are called with it, and every operation they do is noted as a line of JavaScript; what depends on no traced column
 stays the number that NumPy computed. A function that branches on a traced value cannot be noted and says so.
 """

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from costmodel.binding import bind, fuses_activation, recipe_formats, repeats_layers
 from costmodel.bound import Bound
-from costmodel.columns import Array, Columns, plan_inputs
+from costmodel.columns import Array, Columns
 from costmodel.compiled import CompiledModel, Function
 from costmodel.family import ZERO, compiled_family, family_features
 from costmodel.host_memory import fullest_node, offloads
 from costmodel.model_spec import ModelSpec
+from costmodel.plan_inputs import plan_inputs
 from costmodel.workload import Workload
 from hardware_db import Cluster
 

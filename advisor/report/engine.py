@@ -26,7 +26,7 @@ from advisor.rules.predicted_words import SCATTERED, UNPREDICTED, WAITS, host_me
 from advisor.rules.setting_words import UNSAID, setting_words
 from advisor.sections import SEVERITY_WORDS
 from costmodel.binding import fuses_activation, recipe_formats, repeats_layers
-from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, knob_inputs, plan_columns
+from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, plan_columns
 from costmodel.family import family_features
 from costmodel.host_memory import HOST_STATE, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
@@ -35,6 +35,7 @@ from costmodel.javascript_functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
+from costmodel.plan_inputs import knob_inputs
 from costmodel.prediction import CORRECTION, FITS_BELOW, RESOURCES, TIGHT_ABOVE, Prediction
 from costmodel.simulated_pipeline import CORRECTION_TITLE, schedule_correction
 from costmodel.stage_inputs import PLACED, placed

@@ -91,7 +91,7 @@ def test_compiled_numbers_equal_the_symbolic_expression(case):
 def test_homogeneity(case, factor):
     """All rates times k and all latencies over k give the step time over k."""
     from costmodel.binding import bind
-    from costmodel.columns import plan_inputs
+    from costmodel.plan_inputs import plan_inputs
     from costmodel.symbols import BY_NAME
 
     plan, workload = case

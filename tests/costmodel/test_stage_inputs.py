@@ -8,11 +8,12 @@ from family_cases import FAMILIES, H100
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.columns import plan_columns, plan_inputs
+from costmodel.columns import plan_columns
 from costmodel.layout import block_parameters, block_weights, plan_layout
 from costmodel.model_registry import load_model
 from costmodel.passes import chunk_times
 from costmodel.plan import Plan
+from costmodel.plan_inputs import plan_inputs
 from costmodel.predict import predict
 from costmodel.symbols import BLOCKS
 from costmodel.workload import Workload
