@@ -52,6 +52,7 @@ def expert_knobs(
     dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
     factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
     usual = 0.0 if row.text("moe_token_drop") else habit.get("capacity_factor", 0.0)
+    capacity = float(factor[1]) if factor else usual
     sms = row.said_number("moe_hybridep_num_sms", habit.get("dispatcher_sms", 0))
     overlap = row.flag("moe_a2a_overlap", habit.get("moe_overlap", False) and sizes["ep"] > 1)
     if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
@@ -60,7 +61,9 @@ def expert_knobs(
     return {
         "moe_dispatcher": dispatcher,
         "dispatcher_sms": sms if dispatcher == "hybridep" else 0,
-        "moe_capacity_factor": float(factor[1]) if factor else usual,
+        "moe_capacity_factor": capacity,
+        # Published runs that drop tokens pad to the capacity, as NeMo's recipes do.
+        "moe_pad_expert_input_to_capacity": capacity > 0 and dispatcher != "deepep",
         "overlap_moe_comm": overlap,
         "delay_wgrad": bool(overlap and habit.get("delay_wgrad", False)),
     }

@@ -54,6 +54,7 @@ NUMERICS = (
     "precision",
     "dropout",
     "moe_capacity_factor",
+    "moe_pad_expert_input_to_capacity",
     "grad_reduce_in_fp32",
     "optimizer",
     "main_params_dtype",

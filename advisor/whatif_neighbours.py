@@ -239,6 +239,10 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
         return {"overlap_param_gather": False}
     if knob == "overlap_param_gather" and value:
         return {"overlap_grad_reduce": True}
+    if knob == "moe_capacity_factor" and not value:
+        return {"moe_pad_expert_input_to_capacity": False}
+    if knob == "moe_pad_expert_input_to_capacity" and value:
+        return {"moe_capacity_factor": plan.moe_capacity_factor or 1.0}
     if knob == "overlap_moe_comm" and not value:
         return {"delay_wgrad": False}
     if knob == "delay_wgrad" and value:

@@ -50,6 +50,7 @@ KEPT = (
     "exp_avg_dtype",
     "exp_avg_sq_dtype",
     "moe_capacity_factor",
+    "moe_pad_expert_input_to_capacity",
     "dropout",
     "attention_backend",
     "fused_cross_entropy",

@@ -40,5 +40,7 @@ def captured_parts(plan: Plan, model: ModelSpec) -> tuple[str, ...]:
 
 def _waits_in_preprocess(plan: Plan) -> bool:
     """Whether the host is asked for token counts between router and dispatch, where no graph can go on."""
-    padded = bool(dict(plan.settings).get("moe_router_padding_for_quantization"))
-    return plan.moe_dispatcher == "alltoall" and (plan.moe_capacity_factor > 0 or padded)
+    dropping = plan.moe_capacity_factor > 0
+    rounded = bool(dict(plan.settings).get("moe_router_padding_for_quantization"))
+    known = dropping and plan.moe_pad_expert_input_to_capacity
+    return plan.moe_dispatcher == "alltoall" and (dropping or rounded) and not known

@@ -35,8 +35,9 @@ OPERATIONS: dict[Any, tuple[str, bool]] = {
     np.less_equal: ("({}<={})", True),
     np.greater: ("({}>{})", True),
     np.greater_equal: ("({}>={})", True),
-    np.equal: ("({}==={})", True),
-    np.not_equal: ("({}!=={})", True),
+    # Loosely: NumPy's False is 0, JavaScript's only to ==.
+    np.equal: ("({}=={})", True),
+    np.not_equal: ("({}!={})", True),
     np.bitwise_and: ("({}&&{})", True),
     np.bitwise_or: ("({}||{})", True),
     np.bitwise_xor: ("({}!=={})", True),

@@ -94,6 +94,7 @@ class Plan:
     moe_router_fusion: bool = True
     expert_mlp_fusion: bool = False
     moe_capacity_factor: float = 0.0
+    moe_pad_expert_input_to_capacity: bool = False
     overlap_moe_comm: bool = False
     delay_wgrad: bool = False
     shared_expert_overlap: bool = False

@@ -13,7 +13,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import RECOMPUTE_MODULES, sharding_instances
 from costmodel.stage_inputs import layout_inputs, placement_inputs
 from costmodel.timing.network import DEEPEP_SMS, HYBRIDEP_SMS
-from costmodel.workload import Workload
+from costmodel.workload import MOST_IMBALANCE, Workload
 
 OPTIMIZER_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -147,11 +147,17 @@ def _exchange(c: Columns) -> dict[str, Array]:
     }
 
 
+def _padded(c: Columns) -> Array:
+    """1 where experts are padded to a capacity."""
+    return (c["moe_capacity_factor"] > 0) * c["moe_pad_expert_input_to_capacity"]
+
+
 def _expert_inputs(c: Columns) -> dict[str, Array]:
     kinds = {
         kind: c["moe_dispatcher"] == code("moe_dispatcher", kind) for kind in KNOBS["moe_dispatcher"].choices
     }
-    capacity = c["moe_capacity_factor"]
+    factor = c["moe_capacity_factor"]
+    padded = _padded(c)
     return {
         "dispatch_once": (kinds["deepep"] | kinds["hybridep"]) * 1.0,
         "dispatch_fused": kinds["hybridep"] * 1.0,
@@ -162,8 +168,9 @@ def _expert_inputs(c: Columns) -> dict[str, Array]:
             c["dispatcher_sms"],
             np.where(kinds["hybridep"], HYBRIDEP_SMS, DEEPEP_SMS),
         ),
-        "capacity": np.where(capacity > 0, capacity, 1.0),
-        "dropless": (capacity == 0) * 1.0,
+        "capacity": np.where(padded, factor, np.where(factor > 0, np.minimum(factor, 1.0), 1.0)),
+        "capacity_limit": np.where(factor > 0, np.maximum(factor, 1.0), MOST_IMBALANCE),
+        "ragged": 1.0 - padded,
         "ep_overlap": c["overlap_moe_comm"],
         "delay_wgrad": c["delay_wgrad"],
         "shared_overlap": c["shared_expert_overlap"],
@@ -236,14 +243,15 @@ def _recompute(c: Columns, stage_layers: Array, repeats_layers: bool) -> dict[st
 def graph_inputs(c: Columns) -> dict[str, Array]:
     """What CUDA graphs hold: the named scopes, or without names everything that can be captured.
 
-    Experts without token drop have shapes that change, so that only their router and preprocessing can be. An
-    overlapped exchange cuts MLPs and experts in parts, and a repeated `moe` repeats its router: Megatron-Core refuses
-    to capture those, whole steps apart. Source: Megatron-Core 0.19, transformer_config.py, cuda_graph_modules.
+    Experts that are not padded to a capacity have shapes that change, so that only their router and preprocessing
+    can be. An overlapped exchange cuts MLPs and experts in parts, and a repeated `moe` repeats its router:
+    Megatron-Core refuses to capture those, whole steps apart. Source: Megatron-Core 0.19, transformer_config.py,
+    cuda_graph_modules.
     """
     named = sum(c[f"graph_{scope}"] for scope in KNOBS["cuda_graph_scope"].choices) > 0
     everything = c["cuda_graph"] * np.where(named, c["graph_full_iteration"], 1.0)
     whole = c["graph_full_iteration"] > 0
-    static = (c["moe_capacity_factor"] > 0) | whole
+    static = (_padded(c) > 0) | whole
     uncut = everything * np.where(whole, 1.0, 1.0 - c["overlap_moe_comm"])
     repeated = (c["recompute"] == code("recompute", "selective")) * c["recompute_moe"]
     on = c["cuda_graph"]

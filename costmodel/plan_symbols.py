@@ -31,8 +31,9 @@ dispatch_once | 1 | 1 when a token travels once to each GPU or domain (DeepEP, H
 dispatch_fused | 1 | 1 when dispatch permutes tokens itself (HybridEP)
 dispatch_gather | 1 | 1 when every rank gathers all tokens (allgather dispatcher)
 dispatch_sms | 1 | streaming multiprocessors that dispatch and combine take
-capacity | 1 | rows an expert computes over the balanced number: capacity factor, else 1
-dropless | 1 | 1 when no token is dropped
+capacity | 1 | rows of balanced experts over those without drops: the capacity factor they are padded to, else at most 1
+capacity_limit | 1 | rows of the busiest expert rank over the mean, at most: a capacity factor
+ragged | 1 | 1 when an expert's rows follow the router, 0 when they are padded to a capacity
 ep_overlap | 1 | 1 when dispatch and combine run under another micro-batch's compute
 delay_wgrad | 1 | 1 when weight gradients are computed apart, under the dispatch
 shared_overlap | 1 | 1 when the shared expert computes while tokens travel

@@ -39,7 +39,7 @@ def linear_gemm(x: SimpleNamespace, layer: Linear, kind: str, mixed: bool = Fals
     accumulate = kind == "wgrad"
     if not layer.quantised:
         return model_gemm(x, *shapes[kind], accumulate=accumulate)
-    uneven = x.dropless if layer.grouped and not accumulate else 0
+    uneven = x.ragged if layer.grouped and not accumulate else 0
     time = _recipe_gemm(x, layer, *shapes[kind], accumulate, uneven)
     if not mixed:
         return time
@@ -52,7 +52,7 @@ def padded_rows(x: SimpleNamespace, layer: Linear) -> Amount:
 
     Without dropped tokens experts have as many as their router gives each, about the mean: half a tile more on average.
     """
-    return kernels.whole(layer.rows / kernels.TILE_ROWS, x.dropless) * kernels.TILE_ROWS
+    return kernels.whole(layer.rows / kernels.TILE_ROWS, x.ragged) * kernels.TILE_ROWS
 
 
 def _recipe_gemm(
@@ -77,7 +77,7 @@ def _recipe_gemm(
     if layer.grouped:
         # A few streams work on the groups side by side, or one after the other. Groups of one size, a single expert
         # or experts filled to their capacity, are as fast as plain GEMMs.
-        unlike = x.dropless * is_more_than_one(layer.groups)
+        unlike = x.ragged * is_more_than_one(layer.groups)
         fraction = fraction * (1 + unlike * (x.grouped_scale - 1))
         together = x.grouped * minimum(layer.groups, GEMM_STREAMS) + (1 - x.grouped)
         launch = x.linear_launch * layer.groups / together

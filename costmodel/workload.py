@@ -10,6 +10,8 @@ LORA_TARGETS = ("qkv", "attention", "all")
 TASKS = ("pretrain", "sft", "lora")
 # What padded batches are rounded up to. Source: NeMo 2.5, llm/gpt/data/core.py:139, pad_seq_length_to_mult.
 PADDED_TO = 16
+# Tokens of the busiest expert rank over the mean, at most.
+MOST_IMBALANCE = 64
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Workload:
                 raise ValueError(
                     f"{option} {value!r} is not a whole number from {least} to {what}. Try {way}."
                 )
-        for name, low, high in (("length_cv", 0, 10), ("moe_imbalance", 1, 64)):
+        for name, low, high in (("length_cv", 0, 10), ("moe_imbalance", 1, MOST_IMBALANCE)):
             number = getattr(self, name)
             if number is None and name == "length_cv":
                 continue

@@ -158,8 +158,6 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
     found |= {name for name in flags if getattr(plan, name)}
     found |= {f"recompute={plan.recompute}", f"cp_comm_type={plan.cp_comm_type}"}
     found |= {f"dispatcher={plan.moe_dispatcher}", f"attention={plan.attention_backend}"}
-    if plan.moe_capacity_factor > 0:
-        found.add("capacity")
     if plan.optimizer_instances > 1:
         found.add("optimizer_instances")
     if plan.recompute == "selective":

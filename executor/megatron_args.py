@@ -186,6 +186,7 @@ def expert_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         "moe_permute_fusion": plan.moe_permute_fusion,
         "moe_router_fusion": plan.moe_router_fusion,
         "moe_expert_capacity_factor": plan.moe_capacity_factor or None,
+        "moe_pad_expert_input_to_capacity": plan.moe_pad_expert_input_to_capacity,
         "overlap_moe_expert_parallel_comm": plan.overlap_moe_comm,
         "delay_wgrad_compute": plan.delay_wgrad,
         "moe_shared_expert_overlap": plan.shared_expert_overlap,
@@ -253,6 +254,4 @@ def kernel_fields(plan: Plan, model: ModelSpec) -> dict[str, Any]:
         parts = captured_parts(plan, model)
         fields["cuda_graph_impl"] = "local" if "full_iteration" in parts else "transformer_engine"
         fields["cuda_graph_scope"] = list(parts)
-        if "moe" in parts and plan.moe_capacity_factor > 0:
-            fields["moe_pad_expert_input_to_capacity"] = True
     return fields

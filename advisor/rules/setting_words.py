@@ -18,7 +18,6 @@ DEFAULTS: dict[str, Any] = {
     "fake_process_group": False,
     "masked_softmax_fusion": True,
     "moe_expert_rank_capacity_factor": 0.0,
-    "moe_pad_expert_input_to_capacity": False,
     "moe_paged_stash": False,
     "moe_router_padding_for_quantization": False,
     "nccl_graph_register": UNSAID,

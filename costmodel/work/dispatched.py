@@ -25,10 +25,10 @@ def expert_rows(x: SimpleNamespace) -> Amount:
     """Rows that the local experts of the busiest rank compute. [1]
 
     Balanced, each of the ep ranks receives as many copies as it sends; etp ranks see the tokens of all of
-    them. imbalance raises it where no token is dropped, a capacity factor sets it where rows are padded.
+    them. imbalance raises it, up to a capacity factor, which drops the rest; rows that are padded are that many.
     """
-    uneven = minimum(x.imbalance, most_imbalance(x.E, x.topk, x.ep))
-    return routed_copies(x) * x.etp * x.capacity * (1 + x.dropless * (uneven - 1))
+    uneven = minimum(minimum(x.imbalance, x.capacity_limit), most_imbalance(x.E, x.topk, x.ep))
+    return routed_copies(x) * x.etp * x.capacity * (1 + x.ragged * (uneven - 1))
 
 
 def most_imbalance(experts: Amount, chosen: Amount, ranks: Amount) -> Amount:

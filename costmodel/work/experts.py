@@ -91,7 +91,7 @@ def counts_vary(x: SimpleNamespace) -> Amount:
     With any dispatcher. Source: Megatron-Core 0.16.1, token_dispatcher.py, _maybe_dtoh_and_synchronize; fused_a2a.py,
     HybridEPDispatch.
     """
-    return x.dropless * (1 - x.graph_experts)
+    return x.ragged * (1 - x.graph_experts)
 
 
 def rows_are_padded(x: SimpleNamespace) -> Amount:

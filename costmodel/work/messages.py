@@ -172,7 +172,7 @@ def mixer_exchange(x: SimpleNamespace, work: BlockWork, again: Amount) -> list[M
 def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -> list[Message]:
     """Dispatch and combine of one expert block: tokens, their probabilities, and results back; gradients likewise.
 
-    Where shapes are not fixed by a capacity, ranks tell each other how many tokens each expert gets. With etp what
+    Where rows are not padded to a capacity, ranks tell each other how many tokens each expert gets. With etp what
     arrived is gathered over the ranks of an expert, and results are reduce-scattered. All-to-all dispatcher,
     balanced. Source: Megatron-Core, token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
@@ -181,7 +181,7 @@ def expert_parallel(x: SimpleNamespace, again: Amount, probability_bytes: int) -
     copies = dispatched.routed_copies(x) * x.capacity
     rows, numbers = x.activation_bytes * copies * x.he, probability_bytes * copies
     results = probability_bytes * copies * x.he  # reduced in the probabilities' format
-    told = x.dropless * COUNT_BYTES * x.E * x.ep * x.etp
+    told = x.ragged * COUNT_BYTES * x.E * x.ep * x.etp
     found: list[Message] = [
         Message("all_gather", "tp_ep", x.ep * x.etp, told, 1, "forward"),
         Message("all_gather", "tp_ep", x.ep * x.etp, told, again, "backward"),

@@ -242,6 +242,8 @@ def _experts(fields: Mapping[str, Any]) -> dict[str, Any]:
         found["moe_dispatcher"] = _parsed("moe_dispatcher", kind)
     if "moe_expert_capacity_factor" in fields:
         found["moe_capacity_factor"] = max(0.0, fields["moe_expert_capacity_factor"] or 0.0)
+    if "moe_pad_expert_input_to_capacity" in fields:
+        found["moe_pad_expert_input_to_capacity"] = bool(fields["moe_pad_expert_input_to_capacity"])
     return found
 
 

@@ -68,6 +68,7 @@ LATENT: dict[str, Any] = {
 # Switches that say nothing of a model without experts.
 OF_EXPERTS = (
     "moe_grouped_gemm",
+    "moe_pad_expert_input_to_capacity",
     "moe_permute_fusion",
     "moe_router_fusion",
     "moe_shared_expert_overlap",

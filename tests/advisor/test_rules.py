@@ -168,6 +168,7 @@ plans = st.builds(
     vpp_group_size=st.sampled_from([0, 2, 8]),
     moe_dispatcher=st.sampled_from(["alltoall", "allgather", "deepep", "hybridep"]),
     moe_capacity_factor=st.sampled_from([0.0, 1.0]),
+    moe_pad_expert_input_to_capacity=st.booleans(),
     overlap_moe_comm=st.booleans(),
     delay_wgrad=st.booleans(),
     shared_expert_overlap=st.booleans(),
@@ -261,7 +262,8 @@ def test_norms_on_all_sms_are_told_where_communication_overlaps(knobs, on, warne
     ("knobs", "refused"),
     [
         ({}, True),
-        ({"moe_capacity_factor": 1.0}, False),
+        ({"moe_capacity_factor": 1.0}, True),
+        ({"moe_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}, False),
         ({"moe_dispatcher": "hybridep"}, True),
         (
             {

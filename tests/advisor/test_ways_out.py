@@ -201,7 +201,14 @@ def test_diagnoses_name_what_the_plans_stack_and_machine_have(
 ) -> None:
     model = load_model("mixtral-8x7b")
     cluster = resolve(gpu, None)[0]
-    plan = Plan(tp=2, dp=4, ep=8, sequence_parallel=True, moe_capacity_factor=1.0)
+    plan = Plan(
+        tp=2,
+        dp=4,
+        ep=8,
+        sequence_parallel=True,
+        moe_capacity_factor=1.0,
+        moe_pad_expert_input_to_capacity=True,
+    )
     case = Case(model, Workload(4096, 128), cluster, 8, plan, stack, (), None)  # type: ignore[arg-type]
     here = [rule_here(rule, case) for rule in diagnoses()]
     told = " ".join(rule.do for rule in here if rule.id != "misspelt_variable")

@@ -137,6 +137,7 @@ class TestGraphs:
                     1024,
                     ep=8,
                     moe_capacity_factor=capacity,
+                    moe_pad_expert_input_to_capacity=capacity > 0,
                     cuda_graph=True,
                     cuda_graph_scope=scope,
                 )

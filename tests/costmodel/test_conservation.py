@@ -93,11 +93,12 @@ def test_core_flops_summed_over_ranks_are_those_of_the_model(name, data):
 
 @every_sparse_family
 @FEW
-@given(data=st.data(), capacity=st.sampled_from([0.0, 1.0]))
-def test_dispatch_conserves_tokens(name, data, capacity):
+@given(data=st.data(), capacity=st.sampled_from([0.0, 1.0, 2.0]), padded=st.booleans())
+def test_dispatch_conserves_tokens(name, data, capacity, padded):
     """Copies sent = rows received, over all ranks: b s topk for each replica. Each of etp ranks sees its rows."""
     model = load_model(name)
-    plan = Plan(**data.draw(sizes(model)), moe_capacity_factor=capacity)
+    drops = {"moe_capacity_factor": capacity, "moe_pad_expert_input_to_capacity": padded and capacity == 1}
+    plan = Plan(**data.draw(sizes(model)), **drops)
     x = SimpleNamespace(**unjudged(model, Workload(4096, plan.dp), B200, plan).values)
     ranks = plan.tp * plan.cp * plan.dp
     sent = experts.routed_copies(x) * ranks
@@ -111,9 +112,32 @@ def test_dispatch_conserves_tokens(name, data, capacity):
 @given(data=st.data(), factor=st.sampled_from([0.5, 1.5, 2.0]))
 def test_capacity_sets_the_rows_whatever_the_imbalance(name, data, factor):
     model = load_model(name)
-    plan = Plan(**data.draw(sizes(model)), moe_capacity_factor=factor)
+    drops = {"moe_capacity_factor": factor, "moe_pad_expert_input_to_capacity": True}
+    plan = Plan(**data.draw(sizes(model)), **drops)
     x = SimpleNamespace(**unjudged(model, Workload(4096, plan.dp, moe_imbalance=3.0), B200, plan).values)
     assert experts.expert_rows(x) == pytest.approx(factor * plan.etp * experts.routed_copies(x))
+
+
+@every_sparse_family
+@FEW
+@given(
+    data=st.data(), factor=st.sampled_from([0.5, 1.0, 1.5, 4.0]), imbalance=st.sampled_from([1.0, 1.2, 3.0])
+)
+def test_a_capacity_without_padding_bounds_the_rows(name, data, factor, imbalance):
+    """The busiest rank computes what comes, at most what the factor allows; balanced experts drop only below 1."""
+    model = load_model(name)
+    knobs = data.draw(sizes(model))
+    rows = []
+    for capacity in (0.0, factor):
+        plan = Plan(**knobs, moe_capacity_factor=capacity)
+        workload = Workload(4096, plan.dp, moe_imbalance=imbalance)
+        rows.append(experts.expert_rows(SimpleNamespace(**unjudged(model, workload, B200, plan).values)))
+    most = (
+        factor
+        * plan.etp
+        * experts.routed_copies(SimpleNamespace(**unjudged(model, workload, B200, plan).values))
+    )
+    assert rows[1] == pytest.approx(min(rows[0], most))
 
 
 @pytest.mark.parametrize("name", COUNTABLE)

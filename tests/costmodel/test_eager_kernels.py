@@ -100,7 +100,7 @@ def test_the_host_stops_with_every_dispatcher(dispatcher):
     """Forward waits by itself, where a capacity factor lets the lead of one pass help the other."""
     knobs: dict[str, Any] = {"ep": 8, "dp": 8, "moe_dispatcher": dispatcher}
     dropless = run("qwen3-30b-a3b", **knobs)
-    padded = run("qwen3-30b-a3b", moe_capacity_factor=1.0, **knobs)
+    padded = run("qwen3-30b-a3b", moe_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True, **knobs)
     assert leaf(dropless, "forward_wait") > 0
     assert leaf(padded, "forward_wait") == 0
     assert dropless.values["host_wait_forward"] > padded.values["host_wait_forward"]
@@ -194,7 +194,12 @@ def test_recompute_of_experts_waits_again():
     found = run("qwen3-30b-a3b", recompute="selective", recompute_modules=("moe",), **knobs)
     waits = leaf(found, "forward_wait")
     fixed = run(
-        "qwen3-30b-a3b", recompute="selective", recompute_modules=("moe",), moe_capacity_factor=1.0, **knobs
+        "qwen3-30b-a3b",
+        recompute="selective",
+        recompute_modules=("moe",),
+        moe_capacity_factor=1.0,
+        moe_pad_expert_input_to_capacity=True,
+        **knobs,
     )
     uneven = sum(leaf(found, name) - leaf(fixed, name) for name in ("forward_experts", "forward_dispatch"))
     assert waits > 0
@@ -322,7 +327,7 @@ def test_a_pipeline_fills_through_one_halting_host_after_the_other():
     seconds, dropless = filling()
     assert seconds == pytest.approx(3 * dropless.values["host_wait_forward"])
     assert seconds > 0
-    ahead, padded = filling(moe_capacity_factor=1.0, vpp=2)
+    ahead, padded = filling(moe_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True, vpp=2)
     assert leaf(padded, "host_bound") > 0
     assert ahead == pytest.approx(0, abs=1e-12)
 
@@ -330,7 +335,7 @@ def test_a_pipeline_fills_through_one_halting_host_after_the_other():
 @pytest.mark.parametrize("knobs", [{}, {"vpp": 2, "overlap_p2p": False}])
 def test_exchanges_in_batches_stop_the_host_in_every_pass(knobs):
     """Megatron-Core synchronises after a batch of sends and receives: no pass lends its lead to another."""
-    seconds, padded = filling(moe_capacity_factor=1.0, **knobs)
+    seconds, padded = filling(moe_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True, **knobs)
     assert seconds == pytest.approx(3 / knobs.get("vpp", 1) * padded.values["host_wait_forward"])
     assert seconds > 0
 
@@ -347,7 +352,10 @@ def test_a_dense_pipeline_waits_for_the_host_in_forward_passes_where_exchanges_s
 
 def test_a_simulated_pipeline_fills_as_the_formula_says():
     """Halts leave no more unexplained than there is without them."""
-    (_, dropless), (_, padded) = filling(), filling(moe_capacity_factor=1.0)
+    (_, dropless), (_, padded) = (
+        filling(),
+        filling(moe_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True),
+    )
     assert simulate(dropless).residual == pytest.approx(simulate(padded).residual)
 
 

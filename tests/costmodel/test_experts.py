@@ -35,7 +35,7 @@ def numbers(**known: float) -> SimpleNamespace:
         "b",
         "capacity",
         "imbalance",
-        "dropless",
+        "ragged",
         "m",
         "router_groups",
         "router_picks",
@@ -43,7 +43,9 @@ def numbers(**known: float) -> SimpleNamespace:
     ones = dict.fromkeys(names, 1)
     values = dict.fromkeys((entry.name for entry in INPUTS), 0) | ones
     return SimpleNamespace(
-        **values | {"s": 4096, "he": 1024, "activation_bytes": 2, "topk": 4, "E": 64} | known
+        **values
+        | {"s": 4096, "he": 1024, "activation_bytes": 2, "topk": 4, "E": 64, "capacity_limit": 64}
+        | known
     )
 
 
@@ -150,11 +152,12 @@ def test_gathered_tokens_travel_to_every_other_rank(ep, inside):
 
 
 def test_rows_of_the_busiest_rank():
-    """T topk rows on average; imbalance without drops, capacity where rows are padded."""
+    """T topk rows on average; imbalance up to where tokens are dropped, capacity where rows are padded."""
     even = 4096 * 4
     assert dispatched.expert_rows(numbers(ep=8)) == even
     assert dispatched.expert_rows(numbers(ep=8, imbalance=1.5)) == 1.5 * even
-    assert dispatched.expert_rows(numbers(ep=8, imbalance=1.5, dropless=0, capacity=1.25)) == 1.25 * even
+    assert dispatched.expert_rows(numbers(ep=8, imbalance=1.5, capacity_limit=1.25)) == 1.25 * even
+    assert dispatched.expert_rows(numbers(ep=8, imbalance=1.5, ragged=0, capacity=1.25)) == 1.25 * even
     assert dispatched.expert_rows(numbers(ep=4, etp=2, tp=2, sp=1)) == even
 
 

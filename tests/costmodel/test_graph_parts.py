@@ -19,8 +19,9 @@ BESIDE = (
     {},
     {"overlap_moe_comm": True},
     {"recompute": "selective", "recompute_modules": ("moe",)},
+    {"moe_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
     {"moe_capacity_factor": 1.0},
-    {"moe_capacity_factor": 1.0, "overlap_moe_comm": True},
+    {"moe_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True, "overlap_moe_comm": True},
 )
 
 
@@ -35,7 +36,7 @@ def test_parts_are_priced_as_an_empty_scope_and_legal(name, beside):
     parts = captured_parts(plan, model)
     said = replace(plan, cuda_graph_scope=parts)
     assert parts
-    assert "moe" not in parts or plan.moe_capacity_factor
+    assert ("moe" in parts) == (plan.moe_pad_expert_input_to_capacity and not plan.overlap_moe_comm)
     empty, named = (predict(model, workload, cluster, each) for each in (plan, said))
     assert named.step_time_s == pytest.approx(empty.step_time_s, rel=1e-12)
     assert named.memory.value == pytest.approx(empty.memory.value, rel=1e-12)
@@ -48,7 +49,10 @@ def test_parts_are_priced_as_an_empty_scope_and_legal(name, beside):
 
 def test_parts_of_a_plan():
     assert captured_parts(GRAPHS, load_model("mixtral-8x7b")) == ("attn", "moe_router", "moe_preprocess")
-    assert captured_parts(replace(GRAPHS, moe_capacity_factor=1.0), load_model("mixtral-8x7b")) == (
+    assert captured_parts(
+        replace(GRAPHS, moe_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True),
+        load_model("mixtral-8x7b"),
+    ) == (
         "attn",
         "moe",
     )

@@ -86,6 +86,7 @@ BASES: dict[str, tuple[str, str, Plan]] = {
         "gb200-nvl72",
         Plan(tp=2, pp=4, dp=32, ep=32, etp=2, sequence_parallel=True, pipeline_layout="balanced"),
     ),
+    "dropped tokens": ("experts", "dgx-b200", Plan(dp=64, ep=64, moe_capacity_factor=1.0)),
     # Dispatch takes longer than the experts forward, and less than their backward pass.
     "overlapped": ("experts", "dgx-b200", OVERLAPPED),
     "deepep": ("experts", "gcp-a3-highgpu-8g", OVERLAPPED),
@@ -134,6 +135,7 @@ WHERE = {
     "fp8_output": "mxfp8",
     "tp_only_amax_red": "delayed",
 } | {name: "experts" for name in KNOBS if name.startswith("moe_")}
+WHERE["moe_pad_expert_input_to_capacity"] = "dropped tokens"
 NUMBERS = {"int": (0, 1, 2, 4, 8, 16, 32, 80, 10_000_000), "float": (0.5, 1.0, 1.25, 2.0)}
 LISTS = {
     "recompute_modules": [("layernorm",), ("core_attn",)],

@@ -115,7 +115,8 @@ def test_one_expert_on_a_rank_is_a_plain_product():
 def test_experts_filled_to_their_capacity_are_plain_products():
     """Groups of one size lose nothing; uneven ones go at the grouped rate at most, with half a tile more."""
     uneven, filled = (
-        leaf(qwen(ep=8, moe_capacity_factor=factor), "forward_experts") for factor in (0.0, 1.0)
+        leaf(qwen(ep=8, moe_capacity_factor=1.0, moe_pad_expert_input_to_capacity=padded), "forward_experts")
+        for padded in (False, True)
     )
     x = qwen(ep=8).values
     tiles = x["b"] * x["s"] * x["topk"] * x["ep"] / x["E"] / 128

@@ -238,7 +238,7 @@ def test_waiting_for_the_host_lies_in_the_passes_and_a_halting_host_waits_on_eve
     assert found.pop(slowest(line)) == pytest.approx(waits.value - filling, rel=1e-9)
     assert list(found.values()) == pytest.approx(3 * [count * values["host_halt"]])
     # Capacities and overlapped exchanges let the host run ahead: the slowest stage's waits alone are counted.
-    ahead = replace(plan, moe_capacity_factor=1.0, vpp=2)
+    ahead = replace(plan, moe_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True, vpp=2)
     padded = with_schedule(predict(load_model("qwen3-30b-a3b"), Workload(1024, 64), H100, ahead))
     line = simulate(padded)
     found = {stage: seconds(line, stage, "host", waits.title) for stage in range(line.stages)}

@@ -69,6 +69,7 @@ def columns_of(c: dict[str, Any]) -> dict[str, Any]:
         "truth": (a != b) | flag,
         "both": np.logical_and(a > 0, np.logical_or(b < 1, np.logical_not(flag))),
         "number": ((a > 1) ^ flag) * 3.0,
+        "compared": ((a > b) == 0) & (flag != 1) | ((b > 0) == flag),
         "kind": kind * a,
         "fixed": np.where(np.bool_(True), 3.5, a),
     }

@@ -53,6 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "moe_dispatcher": ("allgather", "deepep", "hybridep"),
     "dispatcher_sms": (24,),
     "moe_capacity_factor": (1.0, 1.5),
+    "moe_pad_expert_input_to_capacity": (True,),
     "optimizer_instances": (2,),
     "bucket_size": (200_000_000,),
     "optimizer": ("muon",),

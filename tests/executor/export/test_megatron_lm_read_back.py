@@ -60,8 +60,6 @@ def said(plan: Plan, job: Job) -> Plan:
     # Whole layers of dropless experts are said by the parts that can be captured.
     parts = captured_parts(plan, model) if plan.cuda_graph else ()
     changes["cuda_graph_scope"] = parts
-    if "moe" in parts and plan.moe_capacity_factor > 0:  # whole experts are captured padded to their capacity
-        settings["moe_pad_expert_input_to_capacity"] = True
     if not plan.fsdp:
         default("fsdp_implementation")
     # Megatron gathers parameters early only beside an overlapped reduction of sharded state.
@@ -92,7 +90,13 @@ def said(plan: Plan, job: Job) -> Plan:
         default("moe_dispatcher", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
         default("expert_mlp_fusion")
         default(
-            "moe_capacity_factor", "overlap_moe_comm", "delay_wgrad", "shared_expert_overlap", "etp", "ep"
+            "moe_capacity_factor",
+            "moe_pad_expert_input_to_capacity",
+            "overlap_moe_comm",
+            "delay_wgrad",
+            "shared_expert_overlap",
+            "etp",
+            "ep",
         )
     if model.moe is None or plan.moe_dispatcher not in ("deepep", "hybridep"):
         default("dispatcher_sms")
