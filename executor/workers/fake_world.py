@@ -176,6 +176,14 @@ def _spread(total: int, parts: int) -> Any:
     return numpy.array([each + (index < rest) for index in range(parts)])
 
 
+def _kept(config: Any, rows: int) -> int:
+    """Rows of balanced experts that a capacity leaves, or pads them to."""
+    factor = config.moe_expert_capacity_factor
+    if factor is None:
+        return rows
+    return int(rows * (factor if config.moe_pad_expert_input_to_capacity else min(1.0, factor)))
+
+
 def _balance() -> None:
     """Counts of tokens by rank and expert are values, and fake tensors have none: balanced routing stands in."""
     from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher as Gatherer
@@ -187,9 +195,7 @@ def _balance() -> None:
         found = original(self, routing_map)
         if self.drop_and_pad:
             return Counts([self.capacity * self.tp_size * self.ep_size] * self.num_local_experts)
-        rows = routing_map.shape[0] * self.config.moe_router_topk
-        factor = self.config.moe_expert_capacity_factor
-        self.num_out_tokens = rows if factor is None else int(rows * min(1.0, factor))
+        self.num_out_tokens = _kept(self.config, routing_map.shape[0] * self.config.moe_router_topk)
         if self.ep_size > 1 or self.tp_size > 1:
             self.input_splits = _spread(self.num_out_tokens, self.ep_size)
             self.output_splits = self.input_splits
@@ -202,7 +208,7 @@ def _balance() -> None:
     chosen = Gatherer.dispatch_postprocess
 
     def dispatch_postprocess(self: Any, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
-        LEDGER.rows = hidden_states.shape[0] * self.router_topk // self.ep_size
+        LEDGER.rows = _kept(self.config, hidden_states.shape[0] * self.router_topk // self.ep_size)
         try:
             tokens, _, local_probs = chosen(self, hidden_states, probs)
         finally:

@@ -52,6 +52,13 @@ CHOSEN = [
     # Buffers of dispatchers; what shared experts gather; contexts beside what is computed again; rows of small kernels.
     ("qwen3-30b-a3b", {"dp": 16, "ep": 16, "moe_dispatcher": "allgather"}, 0),
     ("qwen3-30b-a3b", {"dp": 16, "ep": 16, "moe_dispatcher": "allgather", "recompute": "full"}, 0),
+    ("qwen3-30b-a3b", {"dp": 16, "ep": 16, "moe_capacity_factor": 0.5}, 0),
+    ("qwen3-30b-a3b", {"dp": 16, "ep": 16, "moe_capacity_factor": 0.5, "moe_dispatcher": "allgather"}, 0),
+    (
+        "qwen3-30b-a3b",
+        {"dp": 16, "ep": 16, "moe_capacity_factor": 1.25, "moe_pad_expert_input_to_capacity": True},
+        0,
+    ),
     ("deepseek-v2-lite", {**SPLIT, "dp": 8, "ep": 8, "shared_expert_overlap": True}, 0),
     ("deepseek-v2-lite", {"cp": 2, "dp": 8, "ep": 8, **AGAIN, "cp_comm_type": "p2p"}, 0),
     (
