@@ -45,7 +45,7 @@ def formulas_of(prediction: Prediction) -> dict[str, Any]:
     names = _needed(_terms(prediction), typeset)
     entries = {
         name: {
-            "title": told[name]["title"],
+            "title": prediction.platform.told(told[name]["title"]),
             "unit": told[name]["unit"],
             "value": prediction.behind(name)[name],
             "formula": told[name]["formula"],

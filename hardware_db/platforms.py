@@ -1,0 +1,62 @@
+"""What surrounds the GPUs of a maker: the words of `platforms.toml`, by which texts and exports are right for it."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+PLATFORMS = Path(__file__).with_name("platforms.toml")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Software and names around a maker's GPUs; the fields are explained in `platforms.toml`."""
+
+    name: str
+    vendors: tuple[str, ...]
+    context: str
+    graphs: str
+    collectives: str
+    interconnect: str
+    attention: str
+    multiprocessors: str
+    monitor: str
+    image: str
+    source: str
+
+    @property
+    def is_rocm(self) -> bool:
+        """Whether programs run on ROCm: NVIDIA's libraries, drivers and tools are not there."""
+        return self.name == "ROCm"
+
+    def told(self, title: str) -> str:
+        """A title of a term, which is written in CUDA's words, in those of this platform.
+
+        Examples
+        --------
+        >>> platform_of("AMD").told("CUDA context, libraries, NCCL buffers")
+        'HIP context, libraries, RCCL buffers'
+        """
+        first = platforms()[0]
+        if self is first:
+            return title
+        for word in ("context", "graphs", "collectives"):
+            title = title.replace(getattr(first, word), getattr(self, word))
+        return title
+
+
+@lru_cache(maxsize=1)
+def platforms() -> tuple[Platform, ...]:
+    """Every platform, CUDA first."""
+    records = tomllib.loads(PLATFORMS.read_text(encoding="utf-8"))
+    return tuple(
+        Platform(name, **record | {"vendors": tuple(record["vendors"])}) for name, record in records.items()
+    )
+
+
+@lru_cache(maxsize=32)
+def platform_of(vendor: str) -> Platform:
+    """The platform of a maker's GPUs, CUDA where none lists it: a processor's or a file's that names no maker."""
+    return next((each for each in platforms() if vendor in each.vendors), platforms()[0])
