@@ -20,7 +20,9 @@ from executor.export.environment import environment
 from executor.export.exported import TARGETS, Job
 from executor.export.launch_read import launch_knobs
 
-OF_NVIDIA = re.compile(r"nvidia-smi|nvcr\.io|NVLS|NVLink|boost-slider|nsys profile|Blackwell|\bSMs\b", re.IGNORECASE)
+OF_NVIDIA = re.compile(
+    r"nvidia-smi|nvcr\.io|NVLS|NVLink|boost-slider|nsys profile|Blackwell|\bSMs\b", re.IGNORECASE
+)
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ADDRESS = "0001:c5:00.0"
 
@@ -69,7 +71,9 @@ def test_variables_of_switches_are_left_out_and_those_of_pytorch_stay():
     names = {each.name for each in environment(job_of(Plan(dp=16, nvls=True, nccl_ub=True)))}
     assert not {name for name in names if name.startswith("NCCL_")}
     assert names >= {"PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS"}
-    (segments,) = (each for each in environment(job_of(Plan(dp=16))) if each.name == "PYTORCH_CUDA_ALLOC_CONF")
+    (segments,) = (
+        each for each in environment(job_of(Plan(dp=16))) if each.name == "PYTORCH_CUDA_ALLOC_CONF"
+    )
     assert "ROCm 7.0" in segments.why
 
 
@@ -109,7 +113,12 @@ def test_ranks_are_bound_to_the_node_of_their_gpu(tmp_path: Path, node, bound):
     for name, body in programs.items():
         (tmp_path / name).write_text("#!/bin/bash\n" + body)
         (tmp_path / name).chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path), "LOCAL_RANK": "5", "RANK": "5"}
+    path = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(tmp_path),
+        "LOCAL_RANK": "5",
+        "RANK": "5",
+    }
     command = ["bash", str(tmp_path / "train.sh"), "bound", "python", "-u", "pretrain_gpt.py"]
     done = subprocess.run(command, env=path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
