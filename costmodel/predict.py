@@ -160,6 +160,11 @@ def _assumptions(
         first.append(
             f"{gpu.name} has no kernel tables of its own: those of {gpu.calibrated_like}, as shares of its peaks"
         )
+    if platform_of(gpu.vendor).is_rocm and not gpu.own_calibration:
+        first.append(
+            f"no run on {gpu.vendor}'s GPUs is on file: what the host, communication and libraries cost is learned on "
+            "NVIDIA's, with NVIDIA's software"
+        )
     return (*first, *dict.fromkeys(entry.note for entry in bound.values() if entry.note))
 
 

@@ -89,7 +89,7 @@ def _input(prediction: Prediction, name: str) -> dict[str, Any]:
     record: dict[str, Any] = {
         "value": prediction.values[name],
         "unit": entry.unit,
-        "meaning": entry.meaning,
+        "meaning": prediction.platform.told(entry.meaning),
         "source": source or "the plan",
         "kind": kind_of_source(source) if source else "chosen",
     }
