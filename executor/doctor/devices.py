@@ -32,7 +32,8 @@ def devices(machine: Machine, plan: Mapping[str, Any] | None) -> Iterator[Findin
             "devices",
             "warn",
             f"{machine.amd_gpus} GPUs of AMD, which are not examined",
-            "what they hold, their power, errors and clocks are asked of nvidia-smi alone",
+            "what they hold, their power, errors and clocks are asked of nvidia-smi alone, and `advisor run` trains on "
+            "NVIDIA's GPUs or on cores",
             f"Look at them with `{platform_of('AMD').monitor}`",
         )
         return
