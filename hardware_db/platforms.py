@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +33,9 @@ class Platform:
         return self.name == "ROCm"
 
     def told(self, title: str) -> str:
-        """A title of a term, which is written in CUDA's words, in those of this platform.
+        """A title or sentence that is written in CUDA's words, in those of this platform.
+
+        Variables keep their names, which RCCL and PyTorch for ROCm share. Not for what only NVIDIA has.
 
         Examples
         --------
@@ -42,8 +45,9 @@ class Platform:
         first = platforms()[0]
         if self is first:
             return title
-        for word in ("context", "graphs", "collectives"):
-            title = title.replace(getattr(first, word), getattr(self, word))
+        for word in ("context", "graphs", "collectives", "interconnect"):
+            # NCCL_DEBUG and NVLink-C2C are names of their own.
+            title = re.sub(rf"\b{getattr(first, word)}(?![_A-Z-])", getattr(self, word), title)
         return title
 
 

@@ -48,6 +48,14 @@ def test_terms_and_assumptions_have_words_of_the_maker(machine):
     assert "HIP context, libraries, RCCL buffers" in found.to_dict()["memory"]["components"]
 
 
+def test_variables_keep_their_names():
+    told = hardware_db.platform_of("AMD").told
+    assert told("NCCL on TCP; set NCCL_DEBUG=INFO") == "RCCL on TCP; set NCCL_DEBUG=INFO"
+    assert told("CUDA graphs, TORCH_NCCL_AVOID_RECORD_STREAMS, NVLink-C2C, NVLink domains") == (
+        "HIP graphs, TORCH_NCCL_AVOID_RECORD_STREAMS, NVLink-C2C, Infinity Fabric domains"
+    )
+
+
 def test_nvidias_words_are_as_they_were():
     found = predict(
         load_model("llama3-70b"), Workload(8192, 64), hardware_db.load_cluster("dgx-h100"), Plan(tp=8, dp=2)
