@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+# What titles are told in.
+WORDS = ("context", "graphs", "collectives", "interconnect")
 PLATFORMS = Path(__file__).with_name("platforms.toml")
 
 
@@ -42,13 +44,27 @@ class Platform:
         >>> platform_of("AMD").told("CUDA context, libraries, NCCL buffers")
         'HIP context, libraries, RCCL buffers'
         """
-        first = platforms()[0]
-        if self is first:
-            return title
-        for word in ("context", "graphs", "collectives", "interconnect"):
-            # NCCL_DEBUG and NVLink-C2C are names of their own.
-            title = re.sub(rf"\b{getattr(first, word)}(?![_A-Z-])", getattr(self, word), title)
-        return title
+        return _retold(title, platforms()[0], self)
+
+
+def _retold(text: str, one: Platform, other: Platform) -> str:
+    """Words of one platform put in those of another; NCCL_DEBUG and NVLink-C2C are names of their own."""
+    for word in WORDS if one is not other else ():
+        text = re.sub(rf"\b{getattr(one, word)}(?![_A-Z-])", getattr(other, word), text)
+    return text
+
+
+def as_written(title: str) -> str:
+    """A title that some platform tells as it is written, by which a term is one on all of them.
+
+    Examples
+    --------
+    >>> as_written("HIP context, libraries, RCCL buffers")
+    'CUDA context, libraries, NCCL buffers'
+    """
+    for each in platforms():
+        title = _retold(title, each, platforms()[0])
+    return title
 
 
 @lru_cache(maxsize=1)

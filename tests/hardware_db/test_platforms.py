@@ -8,10 +8,13 @@ from dataclasses import fields
 import pytest
 
 import hardware_db
+from advisor.comparison import Comparison
+from advisor.comparison_sides import read_side
 from advisor.rules import violations
 from advisor.space import declared_space
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
+from costmodel.plan_file import PlanFile, save_plan_file
 from costmodel.predict import predict
 from costmodel.workload import Workload
 from hardware_db.platforms import Platform, platforms
@@ -77,4 +80,22 @@ def test_the_space_is_told_without_links_and_kernels_that_are_not_there():
 )
 def test_rules_claim_nothing_of_streams_and_libraries_that_are_not_there(machine, plan):
     found = violations(load_model("llama3-70b"), Workload(8192, 64), hardware_db.load_cluster(machine), plan)
-    assert not [each.line() for each in found if re.search(r"serialise|queue|\bNCCL\b", each.line())]
+    assert not [
+        each.line() for each in found if re.search(r"serialise|leaves one queue|\bNCCL\b", each.line())
+    ]
+
+
+def test_a_part_of_memory_is_one_line_beside_another_makers(tmp_path):
+    """What is outside the allocator would stand in two lines, each against nothing."""
+    sides = []
+    for gpu in ("mi300x", "h100"):
+        path = tmp_path / f"{gpu}.toml"
+        plan = Plan(tp=2, dp=4, sequence_parallel=True)
+        cluster = hardware_db.resolve(gpu, None)[0].name
+        save_plan_file(path, PlanFile("llama3-8b", Workload(8192, 64), cluster, 8, plan))
+        sides.append(read_side(str(path)))
+    for a, b in (sides, sides[::-1]):
+        lines = [line for line in Comparison(a, b).memory if "context" in line.name]
+        assert len(lines) == 1
+        assert min(lines[0].a, lines[0].b) > 0
+        assert {"HIP context", "CUDA context"} <= set(re.findall(r"\w+ context", lines[0].name))
