@@ -10,6 +10,7 @@ import click
 
 from advisor.commands import not_blank_stack
 from advisor.options import given_knobs, plan_from_options, resized
+from advisor.prices import priced
 from advisor.profiles import other_processes, profile_option
 from advisor.sizes import Changes, SizesError
 from advisor.whole_numbers import COUNT, SEQUENCES, TOKENS
@@ -169,6 +170,8 @@ def _from_file(record: PlanFile, options: dict[str, Any], notes: list[str]) -> C
         stack=options.get("stack") or record.stack,
         plan=plan_from_options(knobs, gpus, record.plan),
         gpus=options.get("gpus") or record.gpus,
+        # A price is of the machine that it was given for.
+        price=None if options.get("gpu") or options.get("cluster") else record.price,
     )
     return _case(record, options.get("gpu"), notes)
 
@@ -225,7 +228,7 @@ def _case(record: PlanFile, gpu: str | None, notes: list[str]) -> Case:
     return Case(
         model=load_model(record.model),
         workload=record.workload,
-        cluster=cluster,
+        cluster=priced(cluster, record.price),
         gpus=record.gpus,
         plan=record.plan,
         stack=record.stack or None,

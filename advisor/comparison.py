@@ -14,6 +14,7 @@ from typing import Any
 from advisor.comparison_record import Side
 from executor.compare import Row, compare
 from hardware_db.order import Order, order_held
+from hardware_db.platforms import as_written
 
 MILLION = 1e6
 # Single terms err more than whole steps do, whose errors partly cancel; assumed: half of a difference.
@@ -167,7 +168,12 @@ class Comparison:
     def memory(self) -> tuple[Line, ...]:
         """Every component of the worst rank, largest difference first."""
         parts = [side.predicted["memory"]["components"] for side in (self.a, self.b)]
-        lines = [Line(name, "GiB", *(part.get(name, 0.0) for part in parts)) for name in parts[0] | parts[1]]
+        titles = [{as_written(name): name for name in part} for part in parts]
+        lines = []
+        for name in titles[0] | titles[1]:
+            mine, its = (each.get(name) for each in titles)
+            told = f"{mine}; B: {its}" if mine and its and mine != its else mine or its or name
+            lines.append(Line(told, "GiB", parts[0].get(mine or "", 0.0), parts[1].get(its or "", 0.0)))
         return tuple(sorted(lines, key=lambda line: -abs(line.delta or 0.0)))
 
     @cached_property

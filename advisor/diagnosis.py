@@ -12,10 +12,12 @@ from costmodel.columns import plan_columns
 from costmodel.stack import default_stack, load_stack
 from executor.diagnose import Diagnosis, Finding, Rule, diagnose, table
 from executor.evidence import COUNTED, log_facts, prediction_facts, profile_facts, run_facts
+from hardware_db import platform_of
 
 if TYPE_CHECKING:
     from advisor.case import Case
     from advisor.whatif import Change
+    from hardware_db import Platform
 
 # Cures of this many findings are predicted; each takes some predictions.
 PRICED = 4
@@ -77,8 +79,21 @@ def diagnosis_of(found: Measured) -> Diagnosis:
     result = diagnose(facts_of(found), apart=bool(found.another))
     if found.case is None:
         return result
-    here = tuple(replace(each, rule=rule_here(each.rule, found.case)) for each in result.findings)
+    platform = platform_of(found.case.cluster.gpu.vendor)
+    here = tuple(
+        told_there(replace(each, rule=rule_here(each.rule, found.case)), platform) for each in result.findings
+    )
     return replace(result, findings=here)
+
+
+def told_there(finding: Finding, platform: Platform) -> Finding:
+    """A finding in the words of a machine's platform; in place of NVIDIA's tools the one that shows its devices."""
+    if not platform.is_rocm:
+        return finding
+    rule, look = finding.rule, f"look at the node's devices with {platform.monitor}"
+    ways = dict.fromkeys(look if "nvidia" in way else platform.told(way) for way in rule.ways)
+    told = replace(rule, title=platform.told(rule.title), cause=platform.told(rule.cause), ways=tuple(ways))
+    return replace(finding, rule=told, evidence=platform.told(finding.evidence))
 
 
 def rule_here(rule: Rule, case: Case) -> Rule:

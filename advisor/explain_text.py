@@ -153,7 +153,7 @@ def _space(explanation: Explanation) -> list[str]:
         heading("Space searched"),
         wrap(f"{counted(result)} {verdict}", "  "),
     ]
-    told = (*declared_space(), *outside_lines(explanation.outside))
+    told = (*declared_space(explanation.shown.prediction.platform), *outside_lines(explanation.outside))
     lines += [wrap(text[0].upper() + text[1:] + ".", "  - ", "    ") for text in told]
     if result.rejected:
         rows = [(*row, as_pins(example)) for *row, example in reasons(result, 5)]

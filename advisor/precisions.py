@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from advisor.rules.features import lacked
-from costmodel.knobs import parse_knob
+from costmodel.knobs import KNOBS, parse_knob
 
 if TYPE_CHECKING:
     from hardware_db import Cluster
@@ -24,6 +24,8 @@ AUTO_PRECISIONS = {
 # Where a stack does not have one yet: what its recipes took.
 OLDER = {"fp8-cs": "fp8-delayed"}
 EIGHT_BITS = ("fp8", "mxfp8")
+# Peaks of arithmetic on few bits, by the word in which a format of it is asked for.
+PEAKS = {"fp4": ("nvfp4", "mxfp4"), "fp8": ("fp8",)}
 
 
 def choose_precisions(
@@ -50,13 +52,16 @@ def parse_precision(text: str, cluster: Cluster) -> str:
     try:
         recipe: str = parse_knob("precision", text)
     except ValueError:
-        usable = usable_precisions(cluster)
-        bits = next((name for name in ("fp4", "fp8") if name in text.lower()), "")
-        if not usable or not bits or any(bits in name for name in usable):
+        usable, near = usable_precisions(cluster), KNOBS["precision"].near(text)
+        if not usable or not near or set(near) & set(usable):
             raise
+        bits = next((name for name in PEAKS if name in text.lower()), "")
+        lacks = f"lacks what {' and '.join(near)} needs, or has no peak of it on file"
+        if bits and not any(cluster.gpu.peak(peak) for peak in PEAKS[bits]):
+            lacks = f"has no {bits.upper()}, or no peak of it on file"
         raise ValueError(
-            f"--precision {text!r} is no recipe, and {cluster.gpu.title} has no {bits.upper()}, or no peak of it on "
-            f"file. It takes {', '.join(usable)}. Try --precision {usable[0]}."
+            f"--precision {text!r} is no recipe, and {cluster.gpu.title} {lacks}. It takes {', '.join(usable)}. "
+            f"Try --precision {usable[0]}."
         ) from None
     return recipe
 

@@ -85,7 +85,7 @@ def formula_records(prediction: Prediction) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = [
         {
             "name": entry["name"],
-            "title": entry["title"],
+            "title": prediction.platform.told(entry["title"]),
             "unit": entry["unit"],
             "expression": entry["expression"],
             "value": prediction.behind(entry["name"])[entry["name"]],
@@ -131,7 +131,8 @@ def term_lines(prediction: Prediction, name: str) -> list[str]:
     from costmodel.formulas import all_formulas, correction_lines, explain_entry
     from costmodel.simulated_pipeline import CORRECTION, CORRECTION_TITLE
 
-    entries = all_formulas(prediction.features)
+    told = prediction.platform.told
+    entries = [entry | {"title": told(entry["title"])} for entry in all_formulas(prediction.features)]
     wanted = name.strip().lower()
     if wanted in (CORRECTION, CORRECTION_TITLE):
         if corrections := correction_lines(prediction):

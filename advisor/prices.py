@@ -19,7 +19,7 @@ EXAMPLE = 3.5
 
 
 def price_option(function: Function) -> Function:
-    """Decorator: --price, USD of one GPU for one hour."""
+    """Decorator: --price, USD of one GPU for one hour; plan files keep it."""
     return click.option(
         "--price",
         type=Number(EXAMPLE),

@@ -26,6 +26,7 @@ from costmodel.plan_array import padded_to_seq_len
 from costmodel.shared_choices import inseparable, parted
 from costmodel.stack import Stack, default_stack, load_stack
 from costmodel.symbols import LATENT_BLOCKS
+from hardware_db import platform_of
 
 Columns = dict[str, Array]
 # Knobs of graphs, and of exchanges beside other work.
@@ -58,7 +59,8 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
     """
     quantised = precision not in ("bf16", "fp16", "fp32")
     # Whose user buffers and graphs are checked, see rocm_unchecked; a processor has neither.
-    nvidia = request.cluster.gpu.vendor != "AMD" and request.cluster.gpu.generation != "cpu"
+    rocm = platform_of(request.cluster.gpu.vendor).is_rocm
+    nvidia = not rocm and request.cluster.gpu.generation != "cpu"
     # Beside adapters the overlap cannot run: see rule ep_overlap_adapters.
     adapters = request.workload.task == "lora"
     overlaps = request.model.moe is not None and not adapters

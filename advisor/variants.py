@@ -118,7 +118,10 @@ class Variants:
             return None
         changes: dict[str, Any] = {"dp": self.plan.world // others}
         if (sized.tp > 1) != (self.plan.tp > 1):
-            changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": sized.tp > 1}
+            buffers = (
+                not self.chosen.platform.is_rocm
+            )  # whose user buffers are not searched: see rocm_unchecked
+            changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": sized.tp > 1 and buffers}
         if sized.cp > 1 and self.plan.cp == 1:
             changes |= self._exchange()
             by_tokens = loss_by_tokens(self.chosen.workload.task, self.stack)

@@ -44,6 +44,7 @@ DOUBTED = frozenset(
         "fsdp_fused_gradients",
         "fsdp_adapters",
         "shared_overlap_flex",
+        "rocm_connections",
         *MACHINE_LACKS,
     }
 )

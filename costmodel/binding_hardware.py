@@ -36,7 +36,7 @@ from costmodel.step_constants import (
     parameter_keys,
     usual_key,
 )
-from hardware_db import Cluster, Gpu
+from hardware_db import Cluster, Gpu, platform_of
 
 # GPUs of a generation are less far apart (H20's peak is 6.7 times below H100's); a slip of the unit is 8 times or more.
 FAR_FROM_KIN = 7.0
@@ -266,6 +266,8 @@ def _step(tables: Mapping[str, Any], cluster: Cluster, gemm: str, stack: Stack) 
         bound[symbol], known = _step_constant(tables.get("step", {}), cluster, stack, key)
         if not known:
             name, _, where = key.partition("/")
+            # Keys name the attention of CUDA's containers, which the constants are learned from.
+            where = where.replace("cudnn", platform_of(cluster.gpu.vendor).attention)
             guessed[symbol] = f"{name} ({where})"
     if guessed:
         first, listed = next(iter(guessed)), ", ".join(dict.fromkeys(guessed.values()))

@@ -50,7 +50,7 @@ def explain_entry(prediction: Prediction, name: str) -> list[str]:
     )
     doc = _docstring(entry["formula"])
     lines = [
-        f"{name} [{entry['unit']}]: {entry['title']}",
+        f"{name} [{entry['unit']}]: {prediction.platform.told(entry['title'])}",
         f"  = {expression}",
         f"  = {numbered}",
         f"  = {values[name]:.6g} {entry['unit']}",

@@ -3,7 +3,7 @@
     schema = 1
     [model]      name: a model of the catalogue, or a path (relative paths start at this file)
     [workload]   seq_len, global_batch, task
-    [cluster]    name (or path), gpus, stack
+    [cluster]    name (or path), gpus, stack, price_per_gpu_hour where --price gave one
     [knobs]      any knob of `costmodel.knobs`; those left out take their default
     [settings]   what the plan carries without a predicted cost, such as nccl_debug
     [prediction] what was predicted, by which version and when; never read back as truth
@@ -45,7 +45,8 @@ _HEADER = (
 class PlanFile:
     """One plan and its setting. model and cluster are names or paths; gpus counts all of them [1].
 
-    stack is the software release, empty for the default; prediction holds plain values of provenance.
+    stack is the software release, empty for the default; prediction holds plain values of provenance; price is what a
+    GPU-hour costs whoever asked, None for what is on file [USD/h].
     """
 
     model: str
@@ -55,12 +56,15 @@ class PlanFile:
     plan: Plan
     stack: str = ""
     prediction: dict[str, Any] = field(default_factory=dict)
+    price: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values in the order of the file; empty parts are left out."""
         cluster: dict[str, Any] = {"name": self.cluster, "gpus": self.gpus}
         if self.stack:
             cluster["stack"] = self.stack
+        if self.price is not None:
+            cluster["price_per_gpu_hour"] = self.price
         knobs = self.plan.to_dict()
         settings = knobs.pop("settings")
         record: dict[str, Any] = {
@@ -171,6 +175,7 @@ def load_plan_file(path: str | Path) -> PlanFile:
         plan=plan,
         stack=checked["cluster"]["stack"],
         prediction=checked["prediction"],
+        price=checked["cluster"]["price_per_gpu_hour"],
     )
 
 

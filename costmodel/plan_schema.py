@@ -43,12 +43,13 @@ class WorkloadPart(BaseModel):
 
 
 class ClusterPart(BaseModel):
-    """[cluster]: name or path, GPUs in all (0: as many as the plan needs), software stack."""
+    """[cluster]: name or path, GPUs in all (0: as many as the plan needs), software stack, a price [USD/h]."""
 
     model_config = _CLOSED
     name: str = Field(min_length=1, max_length=4096)
     gpus: StrictInt = Field(default=0, ge=0, le=2**24)
     stack: str = ""
+    price_per_gpu_hour: float | None = Field(default=None, gt=0)
 
 
 def _knob_type(kind: str) -> Any:

@@ -25,7 +25,7 @@ from costmodel.term import Term
 from costmodel.uncertainty import parameter_spread
 from costmodel.work.dispatched import most_imbalance
 from costmodel.workload import Workload
-from hardware_db import Cluster, load_calibration
+from hardware_db import Cluster, Platform, load_calibration, platform_of
 from hardware_db.units import flop_rate
 
 
@@ -63,8 +63,9 @@ def predict(
         values |= {term.name: memory_values[term.name] for tree in trees for term in tree.walk()}
     stages = MEMORY_STAGES if plan.pp > 1 else MEMORY_STAGES[:1]
     worst = max(stages, key=lambda stage: values[f"memory_{stage}"])
-    time = _tree(compiled, compiled.trees["step_time"], values)
-    memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values)
+    platform = platform_of(cluster.gpu.vendor)
+    time = _tree(compiled, compiled.trees["step_time"], values, platform)
+    memory = _tree(compiled, compiled.trees[f"memory_{worst}"], values, platform)
     step, world, peak = values["step_time"], plan.world, values["linear_peak"]
     achieved = values["model_flops"] / step / world
     sources = {name: entry.source for name, entry in bound.items()}
@@ -113,14 +114,14 @@ def _values(compiled: CompiledModel, inputs: dict[str, float]) -> dict[str, floa
     return {name: float(value) for name, value in (compiled.full(inputs) | inputs).items()}
 
 
-def _tree(compiled: CompiledModel, term: Term, values: dict[str, float]) -> TermValue:
+def _tree(compiled: CompiledModel, term: Term, values: dict[str, float], platform: Platform) -> TermValue:
     return TermValue(
         term.name,
-        term.title,
+        platform.told(term.title),
         term.unit,
         values[term.name],
         compiled.entries[term.name]["formula"],
-        tuple(_tree(compiled, part, values) for part in term.parts),
+        tuple(_tree(compiled, part, values, platform) for part in term.parts),
     )
 
 
@@ -158,6 +159,11 @@ def _assumptions(
     if gpu.calibrated_like != gpu.name and not gpu.own_calibration:
         first.append(
             f"{gpu.name} has no kernel tables of its own: those of {gpu.calibrated_like}, as shares of its peaks"
+        )
+    if platform_of(gpu.vendor).is_rocm and not gpu.own_calibration:
+        first.append(
+            f"no run on {gpu.vendor}'s GPUs is on file: what the host, communication and libraries cost is learned on "
+            "NVIDIA's, with NVIDIA's software"
         )
     return (*first, *dict.fromkeys(entry.note for entry in bound.values() if entry.note))
 

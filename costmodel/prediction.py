@@ -13,7 +13,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.term import formula_source
 from costmodel.workload import Workload
-from hardware_db import Cluster
+from hardware_db import Cluster, Platform, platform_of
 
 # A plan whose device memory is above this share of the usable memory does not fit; above TIGHT it is slow and fragile.
 FITS_BELOW = 0.97
@@ -99,6 +99,11 @@ class Prediction:
         """The entries that the entry `name` was counted with: those of memory where it is a term of it."""
         apart = self.memory_values and name in set(self.memory.names())
         return self.memory_values if apart else self.values
+
+    @property
+    def platform(self) -> Platform:
+        """What surrounds the cluster's GPUs, in whose words titles are told."""
+        return platform_of(self.cluster.gpu.vendor)
 
     @property
     def reserved_bytes(self) -> float:

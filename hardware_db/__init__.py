@@ -10,12 +10,14 @@ from hardware_db.loader import (
     load_link,
     resolve,
 )
+from hardware_db.platforms import Platform, platform_of
 from hardware_db.schema import Cluster, Gpu, Link, Quantity
 
 __all__ = [
     "Cluster",
     "Gpu",
     "Link",
+    "Platform",
     "Quantity",
     "calibration_link",
     "calibration_path",
@@ -26,5 +28,6 @@ __all__ = [
     "load_cluster",
     "load_gpu",
     "load_link",
+    "platform_of",
     "resolve",
 ]

@@ -60,7 +60,7 @@ def examined(plan_file: str | None) -> list[Finding]:
     from advisor.case import read_case
 
     case = read_case(plan_file, {})
-    found = examine(machine, planned(case)) + other_machine(case, len(machine.gpus))
+    found = examine(machine, planned(case)) + other_machine(case, len(machine.gpus) or machine.amd_gpus)
     return found + plan_findings(case, machine.environment)
 
 

@@ -206,6 +206,7 @@ def _save(explanation: Any, options: dict[str, Any]) -> str | None:
         plan=prediction.plan,
         stack=options["stack"] or "",
         prediction=provenance(prediction, "advisor " + shlex.join(sys.argv[1:])),
+        price=options["price"],
     )
     try:
         last_plan_path().parent.mkdir(parents=True, exist_ok=True)

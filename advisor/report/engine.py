@@ -40,6 +40,7 @@ from costmodel.prediction import CORRECTION, FITS_BELOW, RESOURCES, TIGHT_ABOVE,
 from costmodel.simulated_pipeline import CORRECTION_TITLE, schedule_correction
 from costmodel.stage_inputs import PLACED, placed
 from costmodel.term import Term
+from hardware_db import Platform
 
 __all__ = ["controls", "engine_script", "whatif_markup", "whatif_script"]
 
@@ -103,7 +104,7 @@ def _data(
         "precision": precision_tables(prediction, found),
         "layouts": layout_tables(prediction, found),
         "placed": list(PLACED),
-        "trees": {name: _tree(tree) for name, tree in trees.items()},
+        "trees": {name: _tree(tree, prediction.platform) for name, tree in trees.items()},
         "severities": SEVERITY_WORDS,
         "correction": [CORRECTION, CORRECTION_TITLE],
         "fits_below": FITS_BELOW,
@@ -136,8 +137,8 @@ def _column(name: str, found: Sequence[Control], prediction: Prediction) -> list
     return list(KNOBS[name].choices) if name in CODED else None
 
 
-def _tree(term: Term) -> list[Any]:
-    return [term.name, term.title, [_tree(part) for part in term.parts]]
+def _tree(term: Term, platform: Platform) -> list[Any]:
+    return [term.name, platform.told(term.title), [_tree(part, platform) for part in term.parts]]
 
 
 def _features(prediction: Prediction, found: Sequence[Control]) -> frozenset[str]:

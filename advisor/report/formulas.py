@@ -45,7 +45,7 @@ def formulas_of(prediction: Prediction) -> dict[str, Any]:
     names = _needed(_terms(prediction), typeset)
     entries = {
         name: {
-            "title": told[name]["title"],
+            "title": prediction.platform.told(told[name]["title"]),
             "unit": told[name]["unit"],
             "value": prediction.behind(name)[name],
             "formula": told[name]["formula"],
@@ -89,7 +89,7 @@ def _input(prediction: Prediction, name: str) -> dict[str, Any]:
     record: dict[str, Any] = {
         "value": prediction.values[name],
         "unit": entry.unit,
-        "meaning": entry.meaning,
+        "meaning": prediction.platform.told(entry.meaning),
         "source": source or "the plan",
         "kind": kind_of_source(source) if source else "chosen",
     }

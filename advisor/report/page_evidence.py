@@ -82,7 +82,7 @@ def _space(subject: Subject) -> Iterator[Markup]:
         "p",
         f"{counted(result)} No sampling: {HOW_RANKED}.",
     )
-    told = (*declared_space(), *outside_lines(subject.explanation.outside))
+    told = (*declared_space(subject.prediction.platform), *outside_lines(subject.explanation.outside))
     yield tag("ul", *(tag("li", f"{line[0].upper()}{line[1:]}.") for line in told))
     if result.rejected:
         rows = reasons(result, len(result.rejected))

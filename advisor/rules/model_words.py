@@ -15,6 +15,7 @@ from costmodel.placement import network_reduces, switch_reduces
 from costmodel.plan import Plan
 from costmodel.workload import Workload
 from executor.megatron_args import fuses_activation
+from hardware_db import platform_of
 
 if TYPE_CHECKING:
     from hardware_db import Cluster
@@ -146,7 +147,7 @@ def cluster_words(cluster: Cluster, precision: str, gpus: int) -> dict[str, Any]
 
 def machine_words(cluster: Cluster, gpus: int) -> dict[str, Any]:
     """GPU generation and vendor, how many, scale-up domain and its link."""
-    generation = cluster.gpu.generation
+    generation, platform = cluster.gpu.generation, platform_of(cluster.gpu.vendor)
     return {
         "domain": cluster.domain_size,
         "device_gib": cluster.gpu.get("hbm_capacity_usable") // 2**30,
@@ -165,7 +166,9 @@ def machine_words(cluster: Cluster, gpus: int) -> dict[str, Any]:
         "pcie": np.bool_(cluster.intra.name.startswith("pcie")),
         "peers": np.bool_(cluster.gpu.has_peers),
         "host_c2c": np.bool_(cluster.host_link.name == "nvlink-c2c"),
-        "rocm": np.bool_(cluster.gpu.vendor == "AMD"),
+        "rocm": np.bool_(platform.is_rocm),
+        "collectives": platform.collectives,
+        "monitor": platform.monitor,
     }
 
 

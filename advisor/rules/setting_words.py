@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "sequence_parallel_input_regather": False,
     "te_rng_tracker": UNSAID,
     "tp_overlap_fp8_buf": False,
+    "use_nsys_profiler": False,
     "use_tp_pp_dp_mapping": False,
     "variable_seq_lengths": False,
 }

@@ -78,12 +78,16 @@ class Knob:
             return self._choice_error(value)
         return None
 
+    def near(self, item: Any) -> list[str]:
+        """The choices that begin with a word that is none, else the nearest, if one is."""
+        # fp8 is nearer to mxfp8 than to the three recipes that begin with it.
+        begun = [choice for choice in self.choices if item and choice.startswith(str(item).lower())]
+        return begun or difflib.get_close_matches(str(item), self.choices, n=1, cutoff=0.4)
+
     def _choice_error(self, value: Any) -> str | None:
         for item in value if self.kind == "list" and isinstance(value, list | tuple) else [value]:
             if item not in self.choices:
-                # fp8 is nearer to mxfp8 than to the three recipes that begin with it.
-                begun = [choice for choice in self.choices if item and choice.startswith(str(item).lower())]
-                near = begun or difflib.get_close_matches(str(item), self.choices, n=1, cutoff=0.4)
+                near = self.near(item)
                 hint = f" Did you mean {', '.join(near)}?" if near else ""
                 known = ", ".join(choice or "''" for choice in self.choices)
                 return f"{self.option} {item!r} is not one of {known}.{hint}"

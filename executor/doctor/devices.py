@@ -7,6 +7,7 @@ from typing import Any
 
 from executor.doctor.finding import Finding
 from executor.doctor.machine import Machine
+from hardware_db import platform_of
 
 # A device that already holds more than this is someone else's. [MiB]
 IN_USE = 2048
@@ -24,6 +25,16 @@ def devices(machine: Machine, plan: Mapping[str, Any] | None) -> Iterator[Findin
             f"{len(files)} GPU device files, and nvidia-smi does not answer",
             "driver and kernel module do not run together, or the driver hangs",
             "Look at `dmesg | grep -i nvrm`; reload the driver or reboot",
+        )
+        return
+    if not gpus and machine.amd_gpus:
+        yield Finding(
+            "devices",
+            "warn",
+            f"{machine.amd_gpus} GPUs of AMD, which are not examined",
+            "what they hold, their power, errors and clocks are asked of nvidia-smi alone, and `advisor run` trains on "
+            "NVIDIA's GPUs or on cores",
+            f"Look at them with `{platform_of('AMD').monitor}`",
         )
         return
     if not gpus:

@@ -138,14 +138,20 @@ def _cores(machine: Machine, ranks: int) -> Iterator[Finding]:
             f"{ranks} ranks are pinned to {machine.affinity} cores and take turns",
             "Widen it: taskset, --cpus-per-task in Slurm, --cpuset-cpus in Docker",
         )
-    elif len(nodes) > 1 and machine.gpus and machine.text("/proc/sys/kernel/numa_balancing").strip() == "1":
+    elif (
+        len(nodes) > 1
+        and (machine.gpus or machine.amd_gpus)
+        and machine.text("/proc/sys/kernel/numa_balancing").strip() == "1"
+    ):
         yield Finding(
             "cores",
             "warn",
             f"{there}, automatic NUMA balancing is on",
             "the kernel moves pages between sockets while ranks run, which shows as jitter",
             "sudo sysctl kernel.numa_balancing=0, and bind ranks (--cpu-binding)",
-            "NVIDIA performance guides, CPU binding",
+            "NVIDIA performance guides, CPU binding"
+            if machine.gpus
+            else "ml-engineering, accelerators (MI300X)",
         )
     else:
         yield Finding("cores", "ok", there)

@@ -42,8 +42,8 @@ DISTRIBUTIONS = {
 class Machine:
     """root: where /proc, /sys and /dev lie. run: a command's output, None where it is not there or fails.
 
-    distributions: installed version by name of distribution; torch_cuda: the CUDA that torch was built for, empty
-    for a CPU build; limits: soft limits by name, -1 for none; record: where records are written.
+    distributions: installed version by name of distribution; torch_cuda, torch_hip: the CUDA or ROCm that torch was
+    built for, empty where it was not; limits: soft limits by name, -1 for none; record: where records are written.
     """
 
     root: Path
@@ -55,6 +55,7 @@ class Machine:
     cores: int
     affinity: int
     record: Path
+    torch_hip: str = ""
     free: Callable[[Path], int] = field(default=lambda path: shutil.disk_usage(path).free)
     writable: Callable[[Path], bool] = field(
         default=lambda path: path.is_dir() and os.access(path, os.W_OK | os.X_OK)
@@ -86,11 +87,23 @@ class Machine:
                 found[name] = version
         if self.torch_cuda:
             found["cuda"] = self.torch_cuda
+        if self.torch_hip:
+            found["rocm"] = self.torch_hip
         for gpu in self.gpus[:1]:
             found["driver"] = gpu["driver_version"]
             if re.fullmatch(r"\d+\.\d+", gpu.get("compute_cap", "")):
                 found["gpu"] = gpu["compute_cap"]
         return found
+
+    @cached_property
+    def amd_gpus(self) -> int:
+        """GPUs of AMD by the kernel's list of what computes, where a processor's gpu_id is 0. [1]
+
+        Source: Linux drivers/gpu/drm/amd/amdkfd, kfd_topology.c (from memory).
+        """
+        nodes = "/sys/class/kfd/kfd/topology/nodes"
+        ids = [self.text(f"{nodes}/{node}/gpu_id").strip() for node in self.names(nodes)]
+        return sum(each not in ("", "0") for each in ids)
 
     @cached_property
     def gpus(self) -> list[dict[str, str]]:
@@ -118,7 +131,8 @@ def this_machine(record: Path) -> Machine:
         environment=dict(os.environ),
         run=_run,
         distributions=_distributions(),
-        torch_cuda=_torch_cuda(),
+        torch_cuda=_torch_built_for("cuda"),
+        torch_hip=_torch_built_for("hip"),
         limits=limits,
         cores=os.cpu_count() or 1,
         affinity=affinity,
@@ -145,8 +159,8 @@ def _distributions() -> dict[str, str]:
     return found
 
 
-def _torch_cuda() -> str:
-    """From torch/version.py, without importing torch, which takes seconds."""
+def _torch_built_for(name: str) -> str:
+    """The version of "cuda" or "hip". From torch/version.py, without importing torch, which takes seconds."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -154,5 +168,5 @@ def _torch_cuda() -> str:
         text = Path(spec.origin).with_name("version.py").read_text()
     except OSError:
         return ""
-    found = re.search(r"^cuda[^=]*=\s*['\"]([\d.]+)['\"]", text, flags=re.MULTILINE)
+    found = re.search(rf"^{name}\b[^=]*=\s*['\"]([\d.]+)", text, flags=re.MULTILINE)
     return found.group(1) if found else ""

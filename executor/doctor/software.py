@@ -120,6 +120,14 @@ def _value(plan: Mapping[str, Any] | None, field: str) -> Any:
 
 def _other_cuda(machine: Machine) -> Iterator[Finding]:
     """Extensions built for another major CUDA than torch's load, and fail at their first kernel."""
+    if machine.amd_gpus and not machine.torch_hip and "torch" in machine.versions:
+        yield Finding(
+            "versions",
+            "fail",
+            f"torch {machine.versions['torch']} is not built for ROCm on a machine with GPUs of AMD",
+            "ranks would train on the CPU",
+            "Install PyTorch's build for ROCm",
+        )
     major = machine.torch_cuda.split(".")[0]
     if not major:
         if machine.gpus:

@@ -14,14 +14,18 @@ from typing import Any
 
 from costmodel.knobs import KNOBS, SETTINGS
 from costmodel.placement import used_domain
+from costmodel.plan import Plan
 from executor.export.exported import Job
 from executor.export.target_names import names_of
 from executor.megatron_args import attention_word
+from hardware_db import platform_of
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 GROWING = "expandable_segments:True"
 OF_HYBRIDEP = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NVLINK_DOMAIN_SIZE", "USE_MNNVL")
+# Of a variable whose reader is the ROCm build of a library: nothing on file tells that it has it.
+UNCHECKED = "; that ROCm's builds read it is not checked here"
 DISPATCHER = "moe_flex_dispatcher_backend"  # the field by which a release tells HybridEP from DeepEP
 # Variables of Transformer Engine that Megatron-Core sets by its attention_backend -> the words with which they are 1.
 ATTENTION = {
@@ -56,10 +60,13 @@ def environment(job: Job, target: str = "") -> tuple[Variable, ...]:
 
 def _chosen(job: Job) -> Iterator[Variable]:
     yield _connections(job)
-    plan = job.plan
-    margin = str(plan.layernorm_sm_margin)
+    plan, platform = job.plan, platform_of(job.cluster.gpu.vendor)
+    margin, unchecked = str(plan.layernorm_sm_margin), UNCHECKED if platform.is_rocm else ""
     for name in KNOBS["layernorm_sm_margin"].env.split(", "):
-        yield Variable(name, margin, "SMs that norm kernels leave to the communication beside them")
+        why = (
+            f"{platform.multiprocessors} that norm kernels leave to the communication beside them{unchecked}"
+        )
+        yield Variable(name, margin, why)
     if plan.cudnn_norms:
         yield Variable(KNOBS["cudnn_norms"].env, "1", "norms write the operands of MXFP8 products")
     yield from _allocator(job)
@@ -67,9 +74,12 @@ def _chosen(job: Job) -> Iterator[Variable]:
     yield Variable(
         "TORCH_NCCL_AVOID_RECORD_STREAMS", streams, "memory of collectives is freed without stream records"
     )
-    nvls = "in-switch reductions inside the NVLink domain" if plan.nvls else "its buffers would take memory"
-    yield Variable("NCCL_NVLS_ENABLE", str(int(plan.nvls)), nvls)
-    if plan.nccl_ub and plan.nvls:
+    if not platform.is_rocm:  # whose links have no switch to reduce in
+        nvls = (
+            "in-switch reductions inside the NVLink domain" if plan.nvls else "its buffers would take memory"
+        )
+        yield Variable("NCCL_NVLS_ENABLE", str(int(plan.nvls)), nvls)
+    if plan.nccl_ub and plan.nvls and not platform.is_rocm:
         yield Variable("NCCL_CTA_POLICY", "1", "with registered buffers NCCL prefers what spares SMs")
     if plan.offload_modules:
         yield Variable(
@@ -94,6 +104,8 @@ def _connections(job: Job) -> Variable:
     PerfEnvPlugin of NeMo and Megatron-Bridge (32 on Blackwell).
     """
     plan = job.plan
+    if platform_of(job.cluster.gpu.vendor).is_rocm:
+        return _asked_of_rocm(plan)
     newer = job.cluster.gpu.generation.startswith("blackwell")
     grouped = plan.tp > 1 or plan.cp > 1
     if plan.max_connections:
@@ -113,11 +125,30 @@ def _connections(job: Job) -> Variable:
     )
 
 
+def _asked_of_rocm(plan: Plan) -> Variable:
+    """CUDA_DEVICE_MAX_CONNECTIONS as Megatron-LM's arguments ask for it; that ROCm queues by it is on file nowhere.
+
+    Source: Megatron-LM megatron/training/arguments.py, whose check knows NVIDIA's architectures alone: it asks for 1
+    below compute capability 10.
+    """
+    if plan.max_connections:
+        return Variable(CONNECTIONS, str(plan.max_connections), f"as the plan says{UNCHECKED}")
+    if plan.fsdp:
+        return Variable(CONNECTIONS, None, "Megatron-LM refuses 1 with FSDP")
+    if (plan.tp > 1 or plan.cp > 1) and not plan.overlap_moe_comm:
+        return Variable(CONNECTIONS, "1", f"Megatron-LM's arguments ask for it with tp or cp{UNCHECKED}")
+    return Variable(CONNECTIONS, None, "Megatron-LM asks for no value here")
+
+
 def _allocator(job: Job) -> Iterator[Variable]:
-    """PYTORCH_CUDA_ALLOC_CONF with what it excludes: user buffers before PyTorch 2.11, registered graph buffers."""
+    """PYTORCH_CUDA_ALLOC_CONF with what it excludes: user buffers before PyTorch 2.11, registered graph buffers.
+
+    PyTorch for ROCm reads it too, and has growing segments from ROCm 7.0 on. Source: its CUDAAllocatorConfig.h, 2.13.
+    """
     plan = job.plan
+    from_release = ", from ROCm 7.0 on" if platform_of(job.cluster.gpu.vendor).is_rocm else ""
     if plan.expandable_segments and not plan.nccl_ub:
-        yield Variable(ALLOCATOR, GROWING, "segments that grow do not fragment")
+        yield Variable(ALLOCATOR, GROWING, f"segments that grow do not fragment{from_release}")
         if plan.cuda_graph:
             yield Variable(
                 "NCCL_GRAPH_REGISTER", "0", "graphs with growing segments would read memory that moved"

@@ -11,16 +11,24 @@ import shlex
 from collections.abc import Mapping
 
 from costmodel.knobs import SETTINGS
-from costmodel.plan import Plan
 from executor.export.environment import environment, environment_lines
 from executor.export.exported import Exported, Job
 from executor.export.unsaid import setting_value
+from hardware_db import platform_of
 
 SCRIPT = "train.sh"
 # Every process finds the NUMA node of its GPU; where the machine does not tell (-1), it stays unbound.
-BIND = """\
+OF_CUDA = """\
     bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "$LOCAL_RANK" | tr 'A-Z' 'a-z' || true)
     numa=$(cat "/sys/bus/pci/devices/${bus#0000}/numa_node" 2>/dev/null || echo -1)
+"""
+# As torchrun --numa-binding finds it, which PyTorch has for both makers. Source: PyTorch 2.13 torch/numa/binding.py.
+OF_ROCM = """\
+    bus=$(python -c 'import os, torch; gpu = torch.cuda.get_device_properties(int(os.environ["LOCAL_RANK"])); \\
+        print("%04x:%02x:%02x.0" % (gpu.pci_domain_id, gpu.pci_bus_id, gpu.pci_device_id))' 2>/dev/null || true)
+    numa=$(cat "/sys/bus/pci/devices/$bus/numa_node" 2>/dev/null || echo -1)
+"""
+BIND = """\
     if [[ "$numa" -ge 0 ]] && command -v numactl >/dev/null; then
         exec numactl --cpunodebind="$numa" --membind="$numa" "$@"
     fi
@@ -59,7 +67,7 @@ def train_script(job: Job, exported: Exported, inputs: Mapping[str, tuple[str, s
     """
     nodes, per_node = nodes_of(job)
     lines = ["#!/usr/bin/env bash", *_head(job, exported), "set -euo pipefail", ""]
-    lines += _each_process(job.plan)
+    lines += _each_process(job)
     if exported.files:
         lines += [
             'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)  # files of the export stand beside it',
@@ -77,10 +85,10 @@ def train_script(job: Job, exported: Exported, inputs: Mapping[str, tuple[str, s
     return "\n".join([*lines, *_torchrun(job, exported, nodes, per_node)]) + "\n"
 
 
-def traced_ranks(plan: Plan) -> list[int]:
-    """Ranks that Nsight Systems traces, none unless the plan's settings ask for it."""
-    given = dict(plan.settings)
-    if not given.get("use_nsys_profiler"):
+def traced_ranks(job: Job) -> list[int]:
+    """Ranks that Nsight Systems traces, none unless the plan's settings ask for it; of AMD's GPUs it sees nothing."""
+    given = dict(job.plan.settings)
+    if not given.get("use_nsys_profiler") or platform_of(job.cluster.gpu.vendor).is_rocm:
         return []
     ranks: list[int] = setting_value(
         "profile_ranks", given.get("profile_ranks", SETTINGS["profile_ranks"].default)
@@ -88,9 +96,9 @@ def traced_ranks(plan: Plan) -> list[int]:
     return ranks
 
 
-def _each_process(plan: Plan) -> list[str]:
+def _each_process(job: Job) -> list[str]:
     """What each process does before it trains: trace itself, bind itself."""
-    ranks = traced_ranks(plan)
+    plan, ranks = job.plan, traced_ranks(job)
     todo = [
         *(["to be traced"] if ranks else []),
         *(["to be bound to the cores and memory next to its GPU"] * plan.cpu_binding),
@@ -105,7 +113,8 @@ def _each_process(plan: Plan) -> list[str]:
     if ranks:
         lines += TRACE.format(ranks=",".join(map(str, ranks))).splitlines()
     if plan.cpu_binding:
-        lines += BIND.splitlines()
+        find = OF_ROCM if platform_of(job.cluster.gpu.vendor).is_rocm else OF_CUDA
+        lines += (find + BIND).splitlines()
     return [*lines, '    exec "$@"', "fi", ""]
 
 
@@ -165,7 +174,7 @@ def _torchrun(job: Job, exported: Exported, nodes: int, per_node: int) -> list[s
         words += ['--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"']
     name = exported.command[0]
     script = quoted(f"${{HERE}}/{name}" if name in exported.files else name)
-    bound = 'bash "${BASH_SOURCE[0]}" bound ' if _each_process(job.plan) else ""
+    bound = 'bash "${BASH_SOURCE[0]}" bound ' if _each_process(job) else ""
     words += ["--no-python", f'{bound}python -u {script} "${{ARGS[@]}}" "$@"']
     return [" \\\n    ".join(words)]
 

@@ -16,6 +16,7 @@ from executor.export.unsaid import (
     refuse_heads_apart,
     refuse_indexer,
 )
+from hardware_db import platform_of
 
 TARGET = "megatron-lm"
 # Where the images of NGC keep the source.
@@ -68,7 +69,10 @@ def read(text: str) -> Reading:
 def inputs(job: Job) -> dict[str, tuple[str, str]]:
     """Shell variables of the launch script: name to default ("" when it must be given) and meaning."""
     data = {} if job.benchmark else DATA | (TUNING if job.workload.task == "sft" else {})
-    return data | SCRIPT | SCHEDULE
+    # /opt/megatron-lm is where NVIDIA's images have it; where AMD's do is on file nowhere, so it is asked for.
+    rocm = platform_of(job.cluster.gpu.vendor).is_rocm
+    script = SCRIPT | {"MEGATRON_HOME": ("", "the checkout of Megatron-LM")} if rocm else SCRIPT
+    return data | script | SCHEDULE
 
 
 def _refuse(job: Job) -> None:

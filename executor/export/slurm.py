@@ -8,6 +8,7 @@ import textwrap
 from costmodel.placement import segment_sizes, used_domain
 from executor.export.exported import Job
 from executor.export.launch import SCRIPT, nodes_of
+from hardware_db import platform_of
 
 JOB_SCRIPT = "job.sbatch"
 # Where the nodes of a job meet.
@@ -33,7 +34,7 @@ def sbatch_script(job: Job) -> str:
         f"# sbatch --account=A --partition=P {JOB_SCRIPT}, in the folder of {SCRIPT}.",
         "set -euo pipefail",
         "",
-        f': "${{CONTAINER_IMAGE:?set it to the image, such as {_image()}}}"',
+        f': "${{CONTAINER_IMAGE:?set it to the image, such as {platform_of(job.cluster.gpu.vendor).image}}}"',
         'CONTAINER_MOUNTS="${CONTAINER_MOUNTS:-$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR}"  # the data set too: ,/data:/data',
         "",
         *MEETING,
@@ -65,10 +66,6 @@ def directives(job: Job) -> list[str]:
         "--open-mode=append",
         "--requeue",
     ]
-
-
-def _image() -> str:
-    return "nvcr.io#nvidia/nemo:TAG or a file.sqsh"
 
 
 def segment_note(job: Job) -> str:
@@ -121,8 +118,13 @@ def _together(job: Job, nodes: int) -> int:
     return min(nodes, max(1, used_domain(domain, nodes * per_node, job.plan.nvl_segment) // per_node))
 
 
+def boosts(job: Job) -> bool:
+    """Whether the job moves nvidia-smi's boost slider: the plan asks for it, and the GPUs are NVIDIA's."""
+    return job.plan.vboost and not platform_of(job.cluster.gpu.vendor).is_rocm
+
+
 def _vboost(job: Job) -> list[str]:
-    if not job.plan.vboost:
+    if not boosts(job):
         return []
     return [
         "# Power from memory to the cores, once a node; needs rights the site must grant.",

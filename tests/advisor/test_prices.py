@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from advisor.case import read_case
 from advisor.cli import advisor
 from advisor.prices import priced
 from hardware_db import load_cluster
@@ -56,3 +57,39 @@ def test_a_page_has_the_price_too(tmp_path):
     given = ["report", "--model", "8b", "--gpus", "8", "--gpu", "gb300", "--dp", "8", "--tokens", "1T"]
     assert CliRunner().invoke(advisor, [*given, "--price", "6", "-o", str(path)]).exit_code in (0, 1)
     assert "$6.00 a GPU-hour" in path.read_text(encoding="utf-8")
+
+
+def test_a_plan_keeps_the_price_that_it_was_asked_with(tmp_path):
+    """A page made of the saved plan told another price, or none, than the answer that it was saved from."""
+    saved, page = tmp_path / "plan.toml", tmp_path / "plan.html"
+    told("--gpu", "gb300", "--price", "6.25", "--save", str(saved))
+    assert read_case(str(saved), {}).cluster.price_per_gpu_hour == 6.25
+    again = ["report", str(saved), "--tokens", "1T", "-o", str(page)]
+    assert CliRunner().invoke(advisor, again).exit_code == 0
+    assert "$6.25 a GPU-hour" in page.read_text(encoding="utf-8")
+    assert CliRunner().invoke(advisor, [*again, "--price", "7"]).exit_code == 0
+    assert "$7.00 a GPU-hour" in page.read_text(encoding="utf-8")
+    other = {"gpu": "h100"}
+    assert (
+        read_case(str(saved), other).cluster.price_per_gpu_hour == load_cluster("dgx-h100").price_per_gpu_hour
+    )
+
+
+def test_a_plan_without_a_price_of_its_own_has_that_on_file(tmp_path):
+    saved = tmp_path / "plan.toml"
+    told("--gpu", "h100", "--save", str(saved))
+    assert "price_per_gpu_hour" not in saved.read_text(encoding="utf-8")
+    assert read_case(str(saved), {}).cluster.price_per_gpu_hour == load_cluster("dgx-h100").price_per_gpu_hour
+
+
+@pytest.mark.parametrize("price", ["0", "-2.5", "nan", "inf", '"3"'])
+def test_a_price_in_a_plan_is_a_number_above_nothing(tmp_path, price):
+    saved = tmp_path / "plan.toml"
+    told("--gpu", "h100", "--price", "3", "--save", str(saved))
+    text = saved.read_text(encoding="utf-8")
+    saved.write_text(
+        text.replace("price_per_gpu_hour = 3.0", f"price_per_gpu_hour = {price}"), encoding="utf-8"
+    )
+    with pytest.raises(ValueError, match=r"cluster\.price_per_gpu_hour = ") as error:
+        read_case(str(saved), {})
+    assert "\n" not in str(error.value)
