@@ -26,7 +26,7 @@ from costmodel.plan_array import padded_to_seq_len
 from costmodel.shared_choices import inseparable, parted
 from costmodel.stack import Stack, default_stack, load_stack
 from costmodel.symbols import LATENT_BLOCKS
-from hardware_db import platform_of
+from hardware_db import Cluster, platform_of
 
 Columns = dict[str, Array]
 # Knobs of graphs, and of exchanges beside other work.
@@ -52,37 +52,43 @@ OPS = ("layernorm", "activation", "ops")
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
+def _runs_cuda(cluster: Cluster) -> bool:
+    """Whether user buffers and graphs are checked there, see rocm_unchecked; a processor has neither."""
+    return not platform_of(cluster.gpu.vendor).is_rocm and cluster.gpu.generation != "cpu"
+
+
+def has_user_buffers(cluster: Cluster) -> bool:
+    """Whether GPUs reach each other's memory over NVLink: see tp_overlap_needs_peers and tp_overlap_over_pcie."""
+    return _runs_cuda(cluster) and cluster.gpu.has_peers and not cluster.intra.name.startswith("pcie")
+
+
 def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> list[tuple[list[Row], Finish]]:
     """Tables to cross with, in order, and which rows of the product are worth having.
 
     A knob that would do nothing (cp_comm_type without cp, ...) keeps one value there, unless it is pinned.
     """
     quantised = precision not in ("bf16", "fp16", "fp32")
-    # Whose user buffers and graphs are checked, see rocm_unchecked; a processor has neither.
-    rocm = platform_of(request.cluster.gpu.vendor).is_rocm
-    nvidia = not rocm and request.cluster.gpu.generation != "cpu"
+    graphed = _runs_cuda(request.cluster)
     # Beside adapters the overlap cannot run: see rule ep_overlap_adapters.
     adapters = request.workload.task == "lora"
     overlaps = request.model.moe is not None and not adapters
     absent = lacked(request.stack)
     whole = "distributed_optimizer" in absent
-    # User buffers need GPUs that reach each other's memory: see tp_overlap_needs_peers and tp_overlap_over_pcie.
-    buffers = nvidia and request.cluster.gpu.has_peers and not request.cluster.intra.name.startswith("pcie")
     tables: list[tuple[list[Row], Finish]] = [
         (
             _sharding(pins, whole, load_stack(request.stack or default_stack()), adapters),
             _useful_replicas if whole else _useful_sharding,
         ),
         (_context_exchange(), _useful_exchange(request.cluster.domain_size)),
-        (_switch("tp_comm_overlap")[: 1 + buffers], _useful_buffers(request)),
+        (_switch("tp_comm_overlap")[: 1 + has_user_buffers(request.cluster)], _useful_buffers(request)),
         (_switch("fp8_param_gather")[: 1 + quantised], _all),
     ]
-    graphs = _switch("cuda_graph")[: 1 + nvidia]
+    graphs = _switch("cuda_graph")[: 1 + graphed]
     # With FSDP frameworks switch graphs off again, also pinned ones: kept only where both are asked for.
     both = "fsdp" in pins or pins.get("zero_stage", 0) > 1
     stays = () if both else (_graphs_without_fsdp,)
     refused = request.model.linear_bias or not pins.get("gradient_accumulation_fusion", True)
-    if overlaps and nvidia and refused and not pins.keys() & {*GRAPHS, *OVERLAP}:
+    if overlaps and graphed and refused and not pins.keys() & {*GRAPHS, *OVERLAP}:
         tables.append((_graphs_or_delay(), lambda c: _useful_overlap(c) & _graphs_without_fsdp(c)))
     else:
         tables.append((graphs, _graphs_without_fsdp))

@@ -12,6 +12,7 @@ from advisor.render import gib, seconds
 from advisor.rules import violations
 from advisor.rules.features import lacked
 from advisor.space import fp32_reduction_ranks, loss_by_tokens, usual_dispatcher
+from advisor.space_options import has_user_buffers
 from costmodel.layout import BALANCED
 from costmodel.plan import Plan
 from costmodel.predict import predict
@@ -118,10 +119,8 @@ class Variants:
             return None
         changes: dict[str, Any] = {"dp": self.plan.world // others}
         if (sized.tp > 1) != (self.plan.tp > 1):
-            buffers = (
-                not self.chosen.platform.is_rocm
-            )  # whose user buffers are not searched: see rocm_unchecked
-            changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": sized.tp > 1 and buffers}
+            overlapped = sized.tp > 1 and has_user_buffers(self.chosen.cluster)
+            changes |= {"sequence_parallel": sized.tp > 1, "tp_comm_overlap": overlapped}
         if sized.cp > 1 and self.plan.cp == 1:
             changes |= self._exchange()
             by_tokens = loss_by_tokens(self.chosen.workload.task, self.stack)

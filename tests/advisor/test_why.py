@@ -98,7 +98,7 @@ def test_a_layout_of_one_pipeline_size_does_not_bar_the_others():
     assert [of[pp].plan.pipeline_layout for pp in (4, 8, 16)] == [BALANCED, "", ""]
 
 
-@pytest.mark.parametrize(("gpu", "buffers"), [("mi300x", False), ("h100", True)])
+@pytest.mark.parametrize(("gpu", "buffers"), [("mi300x", False), ("l40s", False), ("h100", True)])
 def test_other_tensor_sizes_have_the_overlap_that_their_gpus_have(gpu, buffers):
     """TP2 of 70B on 64 MI300X was told with NVIDIA's user buffers (12.48 s, not 13.19), and what-if ruled it out."""
     cluster, plan = resolve(gpu, None)[0], Plan(cp=2, dp=32, fsdp=True, zero_stage=3)
