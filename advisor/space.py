@@ -144,9 +144,9 @@ def declared_space(platform: Platform | None = None) -> tuple[str, ...]:
         f"with experts ep, and cp while a GPU keeps {SHORTEST_SHARD} tokens; micro_batch "
         f"{', '.join(map(str, MICRO_BATCHES))}",
         "searched: how layers are split over stages: evenly, with embedding and loss counted as layers or not; "
-        f"where no such split is even, the balancer's split (vpp up to {BALANCED_CHUNKS[-1]}; with experts "
-        f"{', '.join(map(str, BALANCED_CHUNKS_OF_EXPERTS))}); layers of a pattern (Mamba hybrids) evenly, one "
-        "chunk a stage",
+        "with one chunk a stage, and where no such split is even, the balancer's split too (vpp up to "
+        f"{BALANCED_CHUNKS[-1]}; with experts {', '.join(map(str, BALANCED_CHUNKS_OF_EXPERTS))}); layers of a pattern "
+        "(Mamba hybrids) evenly, one chunk a stage",
         *of_maker.domains,
         "searched: ZeRO 1, and FSDP (ZeRO 3) where pp = 1 (Megatron-Core's not beside adapters, where no recipe has "
         "it); no recompute, that of modules (mlp, layernorm; with experts moe_act, moe; with MLA mla_up_proj; with "

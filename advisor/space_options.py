@@ -109,9 +109,10 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
 def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[Row]:
     """Pipelines worth having for each number of stages (column of_pp): vpp and how the layers are split.
 
-    Even splits, where embedding and loss may count as layers; where no plain split divides, or one parts layers that
-    share a choice of tokens, and for models with MTP heads, the balancer's. A pin of a layout or of the accounting
-    leaves that alone. Hybrids of Mamba layers have one plain chunk on each stage: see the rule hybrid_split.
+    Even splits, where embedding and loss may count as layers; the balancer's for one chunk a stage, where no plain
+    split divides or one parts layers that share a choice of tokens, and for models with MTP heads. A pin of a layout
+    or of the accounting leaves that alone. Hybrids of Mamba layers have one plain chunk on each stage: see the rule
+    hybrid_split.
     """
     layers = model.num_layers
     balanced_chunks = BALANCED_CHUNKS_OF_EXPERTS if model.moe is not None else BALANCED_CHUNKS
@@ -139,7 +140,9 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
             ]
             plain = SPLITS[0] in even and not model.mtp_layers
             few = vpp in balanced_chunks or "vpp" in pins
-            if pp > 1 and not plain and not hybrid and few and pp * vpp <= len(inseparable(model)) + 1:
+            # Of several chunks a stage some number is never even; where one alone runs, the balancer is its only way.
+            unlike = not plain or vpp == 1
+            if pp > 1 and unlike and not hybrid and few and pp * vpp <= len(inseparable(model)) + 1:
                 rows.append(row | {"pipeline_layout": float(code("pipeline_layout", BALANCED))})
     return rows or [{"of_pp": 0.0, "vpp": 1.0} | dict.fromkeys(SPLIT_KNOBS, 0.0)]
 
