@@ -105,6 +105,35 @@ def test_a_ring_that_shows_is_told_an_exchange_that_runs(tp, cp, dp, model, seq_
         assert not {name for name, each in told(other).items() if each.severity == "ERROR"}
 
 
+@pytest.mark.parametrize(
+    ("model", "comm", "task", "rule"),
+    [
+        ("gemma3-12b", "all_gather", "pretrain", "cp_exposed"),
+        ("gemma3-12b", "a2a", "sft", "packed_exchange"),
+        ("gpt-oss-20b", "a2a", "sft", "packed_exchange"),
+    ],
+)
+def test_windows_and_sinks_are_not_told_a_ring_that_refuses_them(model, comm, task, rule):
+    """`--cp-comm-type p2p` was told, and cp_sliding_window or cp_sinks refused the plan that took it."""
+    plan, work = (
+        Plan(tp=2, cp=4, sequence_parallel=True, cp_comm_type=comm, dp=4),
+        Workload(32768, 32, task=task),
+    )
+    assert "--cp-comm-type p2p" not in told(predicted(plan, work, model))[rule].way_out
+    ring = told(predicted(replace(plan, cp_comm_type="p2p"), work, model))
+    assert ring.keys() & {"cp_sliding_window", "cp_sinks"}
+
+
+def test_graphs_are_told_only_where_recompute_leaves_them_room():
+    """`--cuda-graph` was told beside full recompute, and recompute_full_graph refused the plan that took it."""
+    waiting = predicted(Plan(tp=4, dp=2, sequence_parallel=True), Workload(2048, 64), "llama3.2-1b")
+    assert "--cuda-graph" in told(waiting)["host_bound"].way_out
+    assert "recompute_full_graph" not in told(taking(waiting, cuda_graph=True))
+    full = taking(waiting, recompute="full")
+    assert "--cuda-graph" not in told(full)["host_bound"].way_out
+    assert "recompute_full_graph" in told(taking(full, cuda_graph=True))
+
+
 @pytest.mark.parametrize(("dp", "gpus", "segment"), [(18, 288, 72), (16, 256, 0)])
 def test_stages_that_straddle_are_told_the_part_of_the_domain_that_they_tile(dp, gpus, segment):
     """NeMo performance tuning guide, NVL72: tp x dp divides the whole domain, or 64 of its GPUs."""
