@@ -96,7 +96,8 @@ class Variants:
             plan.num_microbatches(chosen.workload.global_batch)
         except ValueError:
             sizes = f"mbs{plan.micro_batch} x DP{plan.dp}"
-            reason = f"{chosen.workload.global_batch} sequences do not divide over {sizes}"
+            batch = chosen.workload.global_batch
+            reason = f"{batch} {'sequences do' if batch > 1 else 'sequence does'} not divide over {sizes}"
             return Variant(label, plan, None, reason, "batch")
         for violation in violations(chosen.model, chosen.workload, chosen.cluster, plan, stack=self.stack):
             if violation.severity == "ERROR":

@@ -39,6 +39,7 @@ _UNSPLIT: dict[str, Any] = {
     "recompute": "none",
     "recompute_modules": (),
 }
+ONE_RANK = "Nothing to shard over before sequences are split: one data-parallel rank"
 # Leaves of the time tree that a recipe of fewer bits computes faster: adapters and logits stay as they are.
 PRODUCTS = (
     *("forward_linear", "backward_linear_dgrad", "backward_linear_wgrad"),
@@ -120,8 +121,8 @@ class GuidePath:
         idle = ""
         if self.most_dp < world:
             idle = (
-                f" {batch:,} sequences feed at most DP{self.most_dp} of {world:,} GPUs, so at least "
-                f"{world // self.most_dp} GPUs must share each sequence."
+                f" {batch:,} {'sequences feed' if batch > 1 else 'sequence feeds'} at most DP{self.most_dp} of "
+                f"{world:,} GPUs, so at least {world // self.most_dp} GPUs must share each sequence."
             )
         if alone.prediction is None:
             return Step("data parallel", f"Not possible: {alone.forbidden}.{idle}", (alone,))
@@ -138,7 +139,9 @@ class GuidePath:
     def distributed_optimizer(self) -> Step:
         """Does sharding the optimizer state suffice?"""
         if self.most_dp == 1:
-            return Step("distributed optimizer", "Nothing to shard over: one data-parallel rank.")
+            ranks = self.plan.dp * self.plan.cp
+            shared = f" With CP{self.plan.cp}, below, {ranks} ranks share it." if self.plan.cp > 1 else ""
+            return Step("distributed optimizer", f"{ONE_RANK}.{shared}")
         sharded = self._unsplit("distributed optimizer")
         if sharded.prediction is None:
             return Step("distributed optimizer", f"Not possible: {sharded.forbidden}.", (sharded,))
@@ -153,8 +156,13 @@ class GuidePath:
 
     def fully_sharded(self) -> Step:
         """Would FSDP do, and at what price?"""
-        if self.most_dp == 1:
-            return Step("FSDP", "Nothing to shard over: one data-parallel rank.")
+        if self.most_dp == 1 and not self.plan.fsdp:
+            found = self._found("with it", lambda each: each["fsdp"] == 1)
+            return (
+                Step("FSDP", f"{ONE_RANK}. {found[0]}", (found[1],))
+                if found
+                else Step("FSDP", f"{ONE_RANK}.")
+            )
         spread = self.plan.ep if self.most_dp % self.plan.ep == 0 else 1
         experts = {"ep": spread, "moe_dispatcher": self.plan.moe_dispatcher} if spread > 1 else {}
         fusion = self.plan.gradient_accumulation_fusion if self.plan.fsdp else self._fused_with_shards()

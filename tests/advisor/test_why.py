@@ -123,3 +123,13 @@ def test_one_gpu_has_nothing_to_split_over():
 def test_gpus_of_a_box_without_nvlink_share_no_fast_domain():
     told = {step.topic: step.text for step in found("llama3.2-1b", 8, "l40s").steps}
     assert "8 GPUs share one box, over PCIe." in told["tensor parallel"]
+
+
+def test_a_sequence_over_all_gpus_has_its_state_shared():
+    """1M tokens on CP64: "Nothing to shard over: one data-parallel rank" was told, of FSDP too where it was chosen."""
+    for pins, said in (({}, "(runner-up 2)"), ({"fsdp": True}, "Chosen: ")):
+        steps = explain(make_request("llama3-8b", 64, "h200", seq_len=2**20, task="sft", pins=pins)).steps
+        told = {step.topic: step.text for step in steps}
+        assert "1 sequence feeds at most DP1" in told["data parallel"]
+        assert told["distributed optimizer"].endswith("With CP64, below, 64 ranks share it.")
+        assert said in told["FSDP"]
