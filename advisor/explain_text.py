@@ -37,6 +37,12 @@ PRICE = (
 )
 
 
+def price_of(explanation: Explanation) -> str:
+    """What to say below the PERF rules of the best plan, "" where none is told or speed was not searched for."""
+    told = any(each.severity == "PERF" for each in explanation.found)
+    return PRICE if told and explanation.best and explanation.request.objective == "throughput" else ""
+
+
 def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[str]:
     """Everything, answer first."""
     if explanation.best is None:
@@ -61,9 +67,8 @@ def explanation_lines(explanation: Explanation, formulas: bool = False) -> list[
     names = explanation.request.stack, prediction.cluster.gpu.vendor
     lines += [heading("Set these"), *knob_table(changed, *names)]
     lines += violation_section(explanation.found, "Worth knowing")
-    priced = any(each.severity == "PERF" for each in explanation.found)
-    if priced and explanation.request.objective == "throughput":
-        lines.append(wrap(PRICE, "  "))
+    if price := price_of(explanation):
+        lines.append(wrap(price, "  "))
     for alternative in explanation.alternatives:
         lines += _alternative(alternative)
     lines += time_section(prediction)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from advisor.counts_text import count_notes
+from advisor.explain_text import price_of
 from advisor.names_there import name_there, names_shown
 from advisor.options import value_text
 from advisor.render import gib, percent, seconds
@@ -256,6 +257,8 @@ def _worth_knowing(subject: Subject) -> Iterator[Markup]:
             for each in subject.found
         ]
         yield tag("ul", *rows)
+        if subject.explanation and subject.best and (price := price_of(subject.explanation)):
+            yield tag("p", price, class_="note")
 
 
 def _knobs(prediction: Prediction, stack: str | None) -> Markup:

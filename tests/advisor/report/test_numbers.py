@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from advisor.cli import advisor
+from advisor.explain_text import PRICE
 from advisor.render import gib, percent, seconds
 from advisor.report.cloud import SAMPLE, pareto_front
 from advisor.report.formulas import formulas_of, kind_of_source, link_of_source
@@ -58,6 +59,13 @@ def test_the_page_holds_what_explain_json_says_to_the_last_digit(large):
 def test_the_page_of_a_plan_file_holds_what_predict_json_says(hostile):
     said = {name: value for name, value in hostile.said.items() if name not in ("assumptions", "violations")}
     assert {name: hostile.data["prediction"][name] for name in said} == said
+
+
+def test_perf_rules_of_a_searched_plan_stand_as_what_it_costs(large, hostile):
+    """ "Try a smaller --cp" stood on the page alone, as if the search had not weighed that."""
+    assert "PERF (runs, but costs)" in large.path.read_text(encoding="utf-8")
+    assert PRICE in large.path.read_text(encoding="utf-8")
+    assert PRICE not in hostile.path.read_text(encoding="utf-8")  # of a plan that nobody searched for
 
 
 def test_tables_show_the_numbers_of_the_payload(large):
