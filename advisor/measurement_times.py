@@ -22,6 +22,8 @@ TIMES = (
     "samples_per_sec",
     "model_tflops_per_gpu",
 )
+# The end of a note on two columns that tell different step times.
+COMPARED = " is compared"
 # What model FLOPs of a second tell no time without.
 FLOPS_OF_A_TOKEN = "formula_gflops_per_token"
 
@@ -70,9 +72,14 @@ def step_time(row: Row, gpus: int, batch: int, seq_len: int) -> StepTime | str:
         # Model FLOPs are counted in many ways, and never contradict a time.
         if other != "model_tflops_per_gpu" and abs(by_other / seconds - 1) >= SAME_STEP:
             words = f"{column} says {seconds:.4g} s and {other} {by_other:.4g} s: "
-            words += "the step time is compared" if column == "step_time_s" else "the first is compared"
+            words += ("the step time" if column == "step_time_s" else "the first") + COMPARED
             break
     return StepTime(seconds, words)
+
+
+def two_times(note: str) -> str:
+    """Of a row's note what it says of two columns that tell different step times, "" where none do."""
+    return next((words for words in note.split("; ") if words.endswith(COMPARED)), "")
 
 
 def _by(column: str, row: Row, gpus: int, batch: int, seq_len: int) -> float | None:

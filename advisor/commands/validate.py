@@ -12,6 +12,8 @@ from advisor.whole_numbers import WholeNumberWithin
 
 # Columns of `advisor.validation.GROUPS`, here too since help imports nothing heavy; a test compares the two.
 GROUPS = ("family", "gpu", "precision", "task", "stack", "source", "model")
+# Rows shown of those that state two step times.
+TWO_TIMES_SHOWN = 3
 
 
 @click.command(name="validate", context_settings=HELP)
@@ -66,6 +68,7 @@ def command(
 def page(report: dict[str, Any], by: str, worst: int) -> str:
     """The report as text, answer first."""
     from advisor.measurement_limits import slow_hint
+    from advisor.measurement_times import two_times
     from advisor.render import heading, percent, table, wrap
     from advisor.validation import memory_verdict, skip_reasons
 
@@ -111,6 +114,10 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
         if hints:
             more = f" And {len(hints) - 1} more such." if len(hints) > 1 else ""
             lines.append(wrap(f"{hints[0][0]}: {hints[0][1]}.{more}", "  "))
+        differing = [(row["id"], words) for row in report["rows"] if (words := two_times(row["note"]))]
+        lines += [wrap(f"{name}: {words}.", "  ") for name, words in differing[:TWO_TIMES_SHOWN]]
+        if more := len(differing) - TWO_TIMES_SHOWN:
+            lines += [f"  And {more} more such; --json has all."] if more > 0 else []
         lines += _silence_lines(report["rows"])
     if report["repeated_ids"]:
         from advisor.measurement_repeats import Repeat, repeats_line

@@ -147,6 +147,24 @@ def test_an_id_of_several_rows_is_told_with_its_lines(tmp_path):
     assert one["summary"]["n"] == 2
 
 
+def test_two_times_of_a_row_that_differ_stand_in_the_text(tmp_path):
+    """A rate of ten times the tokens was told in the notes of --json alone, and the text took the time in silence."""
+    first, second = ANCHORS[0], ANCHORS[1]
+    agreed = validate([Row(first)])["rows"][0]["measured"]
+    rows = [
+        first | {"step_time_s": f"{agreed}", "tokens_per_sec_per_gpu": "99999"},
+        second | {"step_time_s": "", "step_time_ms": ""},
+    ]
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, sorted({name for row in rows for name in row}))
+        writer.writeheader()
+        writer.writerows(rows)
+    text = " ".join(CliRunner().invoke(command, [str(path)]).output.split())
+    assert f"{first['id']}: step_time_s says {agreed:.4g} s and tokens_per_sec_per_gpu" in text
+    assert text.count("is compared") == 1
+
+
 def test_copies_without_an_id_count_once_too():
     """Two equal lines of a table without ids counted twice in every mean, and nothing said so."""
     row = ANCHORS[0] | {"id": ""}
