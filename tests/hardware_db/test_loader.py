@@ -82,6 +82,21 @@ def test_a_gpu_means_its_common_cluster():
     assert hardware_db.resolve("gb200", None)[0].domain_size == 72
 
 
+@pytest.mark.parametrize(
+    ("said", "cluster"),
+    [
+        ("A100-40GB", "dgx-a100-40"),
+        ("a100_40", "dgx-a100-40"),
+        ("A100-80GB", "dgx-a100"),
+        ("H100-80GB", "dgx-h100"),
+        ("RTX 4090", "rtx4090-8"),
+        ("rtx-5090", "rtx5090-8"),
+    ],
+)
+def test_a_gpu_is_found_as_nvidia_smi_and_order_forms_spell_it(said, cluster):
+    assert hardware_db.resolve(said, None)[0].name == cluster
+
+
 @given(st.sampled_from(sorted(UNITS)), st.floats(1e-6, 1e6))
 def test_units_are_linear(unit, value):
     assert to_base(value, unit) == pytest.approx(value * to_base(1.0, unit))
