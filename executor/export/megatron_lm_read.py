@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -38,6 +39,8 @@ DEFAULT_ROTARY_BASE = 10000
 LARGE_MASK = 0.5
 # Flags of the workload, which no knob or setting is.
 LOADS = {"--seq-length", "--micro-batch-size", "--global-batch-size"}
+# How alike a flag that nothing here knows is to one that it likely means, of difflib: one letter wrong in ten or so.
+MISSPELT = 0.9
 # Names a file, which is looked for in the text's folder whatever variable its path begins with.
 OVERLAP_FILE = "--tp-comm-overlap-cfg"
 # Flags of the launch line, without which a text says nothing of how its processes start.
@@ -246,26 +249,38 @@ def _mask(given: Mapping[str, list[str]], fields: Mapping[str, Any]) -> Iterator
         yield f"without {NO_MASK} the loader's mask takes {size:,.1f} GiB of each GPU, which is not counted: add it"
 
 
+def _known() -> set[str]:
+    """Every flag that says something of a plan, a model or a setting, those of fields by the field's name too."""
+    return {
+        *said_fields(),
+        *(RAMP, SCHEDULE),
+        *names()["flags"].values(),
+        *names()["off"].values(),
+        *OTHERS,
+        *(each for setting in SETTINGS.values() for each in setting_flags(setting.megatron_lm)),
+    }
+
+
 def _meant(flag: str) -> bool:
     """Whether the flag says something of a plan, a model or a setting."""
-    known = (
-        said_fields()
-        | {RAMP, SCHEDULE}
-        | {*names()["flags"].values()}
-        | {*names()["off"].values()}
-        | set(OTHERS)
-    )
-    said = {each for setting in SETTINGS.values() for each in setting_flags(setting.megatron_lm)}
-    return flag in known or flag in said or flag.lstrip("-").replace("-", "_") in known
+    known = _known()
+    return flag in known or flag.lstrip("-").replace("-", "_") in known
 
 
 def _unread(given: Mapping[str, list[str]]) -> list[str]:
-    """Flags that mean nothing here."""
-    return [
-        " ".join([flag, *values])
-        for flag, values in given.items()
-        if not _meant(flag) and not ASIDE.match(flag)
-    ]
+    """Flags that mean nothing here; of a misspelt one the flag that it likely is, which is taken as left out."""
+    fields = {each if each.startswith("--") else f"--{each.replace('_', '-')}" for each in _known()}
+    found = []
+    for flag, values in given.items():
+        aside = ASIDE.match(flag)
+        if _meant(flag) or flag in LOADS:
+            continue
+        known = LOADS if aside else LOADS | fields
+        near = difflib.get_close_matches(flag, known - given.keys(), n=1, cutoff=MISSPELT)
+        if aside and not near:
+            continue
+        found.append(" ".join([flag, *values]) + (f" (is {near[0]} meant?)" if near else ""))
+    return found
 
 
 def _left_open(given: Mapping[str, list[str]]) -> list[str]:

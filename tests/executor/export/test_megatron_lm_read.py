@@ -56,6 +56,27 @@ def test_every_flag_that_a_reader_asks_for_is_known():
     assert [flag for flag in sorted(looked_up()) if list(_unread({flag: []}))] == []
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("--tensor-model-paralel-size 4", " (is --tensor-model-parallel-size meant?)"),
+        ("--micro-batch-sise 2", " (is --micro-batch-size meant?)"),  # was set aside for how it begins
+        ("--foo-bar 3", ""),
+    ],
+)
+def test_a_misspelt_flag_is_told_with_the_one_that_it_means(said, told):
+    """The plan was read without tensor parallelism, and the flag stood among those that nothing here knows."""
+    flag, *values = said.split()
+    assert _unread({flag: values}) == [said + told]
+
+
+def test_a_flag_beside_the_one_that_it_resembles_is_its_own():
+    assert _unread({"--tensor-model-parallel-sizes": ["2"], "--tensor-model-parallel-size": ["4"]}) == [
+        "--tensor-model-parallel-sizes 2"
+    ]
+    assert _unread({"--overlap_grad_reduce": []}) == []  # as the library spells it, and read
+
+
 def test_recompute_of_activations_is_read_and_not_called_unknown():
     found = megatron_lm.read(LLAMA + "--recompute-activations")
     assert found.knobs["recompute"] == "selective"
