@@ -144,7 +144,7 @@ def declared_space(platform: Platform | None = None) -> tuple[str, ...]:
         f"with experts ep, and cp while a GPU keeps {SHORTEST_SHARD} tokens; micro_batch "
         f"{', '.join(map(str, MICRO_BATCHES))}",
         "searched: how layers are split over stages: evenly, with embedding and loss counted as layers or not; "
-        "with one chunk a stage, and where no such split is even, the balancer's split too (vpp up to "
+        "with one chunk a stage, and where no such split is even or all are, the balancer's split too (vpp up to "
         f"{BALANCED_CHUNKS[-1]}; with experts {', '.join(map(str, BALANCED_CHUNKS_OF_EXPERTS))}); layers of a pattern "
         "(Mamba hybrids) evenly, one chunk a stage",
         *of_maker.domains,

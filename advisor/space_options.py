@@ -110,9 +110,9 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
     """Pipelines worth having for each number of stages (column of_pp): vpp and how the layers are split.
 
     Even splits, where embedding and loss may count as layers; the balancer's for one chunk a stage, where no plain
-    split divides or one parts layers that share a choice of tokens, and for models with MTP heads. A pin of a layout
-    or of the accounting leaves that alone. Hybrids of Mamba layers have one plain chunk on each stage: see the rule
-    hybrid_split.
+    split divides or one parts layers that share a choice of tokens, where every number of chunks would be even, and
+    for models with MTP heads. A pin of a layout or of the accounting leaves that alone. Hybrids of Mamba layers have
+    one plain chunk on each stage: see the rule hybrid_split.
     """
     layers = model.num_layers
     balanced_chunks = BALANCED_CHUNKS_OF_EXPERTS if model.moe is not None else BALANCED_CHUNKS
@@ -121,6 +121,10 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
     rows: list[Row] = []
     for pp in sizes:
         chunks = [pins["vpp"]] if "vpp" in pins else [1] if pp == 1 or hybrid else range(1, layers // pp + 2)
+        # Few chunks that a stage may have; where every number of them is even, none would be balanced.
+        few = [v for v in chunks if v in balanced_chunks or "vpp" in pins]
+        few = [v for v in few if pp * v <= len(inseparable(model)) + 1]
+        all_even = all(_splits_evenly(model, pp, v, SPLITS[0]) for v in few)
         for vpp in chunks:
             row = {"of_pp": float(pp), "vpp": float(vpp)} | dict.fromkeys(SPLIT_KNOBS, 0.0)
             if fixed:
@@ -139,10 +143,7 @@ def pipelines(model: ModelSpec, sizes: list[int], pins: dict[str, Any]) -> list[
                 row | dict(zip(("account_embedding", "account_loss"), split, strict=True)) for split in even
             ]
             plain = SPLITS[0] in even and not model.mtp_layers
-            few = vpp in balanced_chunks or "vpp" in pins
-            # Of several chunks a stage some number is never even; where one alone runs, the balancer is its only way.
-            unlike = not plain or vpp == 1
-            if pp > 1 and unlike and not hybrid and few and pp * vpp <= len(inseparable(model)) + 1:
+            if pp > 1 and (not plain or vpp == 1 or all_even) and not hybrid and vpp in few:
                 rows.append(row | {"pipeline_layout": float(code("pipeline_layout", BALANCED))})
     return rows or [{"of_pp": 0.0, "vpp": 1.0} | dict.fromkeys(SPLIT_KNOBS, 0.0)]
 

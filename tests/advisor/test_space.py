@@ -16,6 +16,7 @@ from advisor.rules.facts import facts
 from advisor.rules.features import load_features
 from advisor.search import search
 from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
+from advisor.space_options import pipelines
 from costmodel.columns import NUMERIC
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
@@ -46,8 +47,9 @@ def brute_force(request: Request, precision: str) -> set[Plan]:
             ):
                 continue
             layers, chunks = request.model.num_layers, pp * vpp
-            if layout:  # where no plain split divides, or none helps one chunk, and no stage stays empty
-                if pp == 1 or (layers % chunks == 0 and vpp > 1) or chunks > layers + 1:
+            if layout:  # one chunk, where no plain split divides or all do, and no stage stays empty
+                some_uneven = any(layers % (pp * few) for few in range(1, 8) if pp * few <= layers + 1)
+                if pp == 1 or (layers % chunks == 0 and vpp > 1 and some_uneven) or chunks > layers + 1:
                     continue
             elif (layers + embedding + loss) % chunks:
                 continue
@@ -164,6 +166,18 @@ def test_one_chunk_a_stage_is_balanced_beside_the_even_split():
     )
     assert best.plan.pipeline_layout == "balanced"
     assert best.step_time < 0.9 * even.step_time
+
+
+def test_where_all_chunks_divide_they_are_balanced_too():
+    """24 layers on 2 stages of 1, 2, 3, 4 or 6 chunks are even: SFT of gpt-oss-20b on 64 L40S gains 4 % balanced."""
+
+    def balanced(model: str, **pins: int) -> set[float]:
+        rows = pipelines(load_model(model), [2], pins)
+        return {row["vpp"] for row in rows if row["pipeline_layout"]}
+
+    assert balanced("gpt-oss-20b") == {1, 2, 3, 4, 6}
+    assert balanced("llama3-8b") == {1, 3, 5, 6, 7}
+    assert balanced("llama3-8b", vpp=4) == {4}
 
 
 def test_user_buffers_take_messages_of_one_shape():
