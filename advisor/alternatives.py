@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.candidates import Candidate, compared, memory_parts
 from advisor.leaner import left_free, optimizer_choices
 from advisor.options import value_text
 from advisor.outside import Tried, option, tried_beside, tried_in, why_untried
 from advisor.render import gib, gpus_text, percent, seconds
 from advisor.request import Request, completed
 from advisor.search import GIB, SearchResult, fits_at_all, search
-from advisor.simplest import toss_up
+from advisor.search.candidates import Candidate, compared, memory_parts
+from advisor.search.simplest import toss_up
 from advisor.space import build_space
 from costmodel.prediction import FITS_BELOW
 from costmodel.stack import default_stack, load_stack

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from advisor.candidates import Candidate
 from advisor.request import Request
 from advisor.search import search
+from advisor.search.candidates import Candidate
 from advisor.sections import training_cost
 from advisor.sizes import MOST_GPUS
 from advisor.usual_sizes import default_global_batch

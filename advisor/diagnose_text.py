@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from advisor.diagnosis import Diagnosed, examples, how_to_see
-from advisor.measured_checks import COLD
-from advisor.measured_run import Measured
+from advisor.measured.checks import COLD
+from advisor.measured.run import Measured
 from advisor.render import bold, heading, memory, percent, seconds, table, wrap
-from advisor.whatif_neighbours import label
+from advisor.whatif.neighbours import label
 from costmodel.knobs import KNOBS, SETTINGS
 from executor.diagnose import Finding
 

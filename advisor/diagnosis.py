@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from advisor.measured import read_measured
-from advisor.measured_run import Measured
+from advisor.measured.run import Measured
 from costmodel.columns import plan_columns
 from costmodel.stack import default_stack, load_stack
 from executor.diagnose import Diagnosis, Finding, Rule, diagnose, table
@@ -35,7 +35,7 @@ class Diagnosed:
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `diagnose --json`."""
-        from advisor.whatif_neighbours import label
+        from advisor.whatif.neighbours import label
 
         found = self.measured
         log = found.log

@@ -9,8 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from advisor.alternatives import WhyNot, what_would_fit, whole_step_graph, why_not
-from advisor.best_with import BestWith
-from advisor.candidates import Candidate
 from advisor.counts import Count, fewer_gpus, in_time
 from advisor.more_memory import MoreMemory, what_memory_buys
 from advisor.options import as_pins
@@ -21,8 +19,10 @@ from advisor.rules import Violation, violations
 from advisor.rules.predicted_words import all_words
 from advisor.rules.room import room_of
 from advisor.rules.setting_words import UNSAID
-from advisor.scored import Scored
 from advisor.search import Look, SearchResult, search
+from advisor.search.best_with import BestWith
+from advisor.search.candidates import Candidate
+from advisor.search.scored import Scored
 from advisor.sections import training_cost
 from advisor.why import GuidePath, Step
 from costmodel.knobs import KNOBS

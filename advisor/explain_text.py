@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from advisor.alternatives import WhyNot, missing, shortfall
-from advisor.candidates import Candidate
 from advisor.counts_text import count_notes, on_count
 from advisor.explain import Explanation
 from advisor.options import as_pins, value_text
 from advisor.outside import outside_lines
 from advisor.render import bold, gib, heading, percent, seconds, table, wrap
 from advisor.search import HOW_RANKED
+from advisor.search.candidates import Candidate
+from advisor.search.simplest import simpler_than_faster, toss_up
 from advisor.sections import (
     ORDER_HELD,
     assumption_section,
@@ -25,9 +26,8 @@ from advisor.sections import (
     time_section,
     violation_section,
 )
-from advisor.simplest import simpler_than_faster, toss_up
 from advisor.space import declared_space
-from advisor.space_text import ADDED_UP, counted, reasons
+from advisor.space.text import ADDED_UP, counted, reasons
 
 # Ways out of PERF rules name sizes and overlaps that the search has compared, which reads as if it had not.
 PRICE = (

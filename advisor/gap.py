@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from advisor.diagnosis import Diagnosed, diagnosis_of, rule_here
-from advisor.measured_run import Measured
+from advisor.measured.run import Measured
 from executor.compare import Row, compare, verdict
 from executor.diagnose import Rule, load_rules
 from executor.logs.compare import log_rows, profile_rows

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from advisor.diagnose_text import measured_lines
 from advisor.gap import Gap
-from advisor.measured_checks import COLD, UNMARKED
+from advisor.measured.checks import COLD, UNMARKED
 from advisor.render import bold, heading, memory, percent, seconds, table, wrap
 from executor.compare import Row
 from hardware_db.units import three_figures

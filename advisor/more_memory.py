@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from advisor.candidates import Candidate, candidate, compared
 from advisor.leaner import left_free, optimizer_choices
 from advisor.outside import option
 from advisor.render import bold, gib, heading, percent, seconds, wrap
 from advisor.request import Request, completed
 from advisor.rules import Mask
-from advisor.scored import Scored, quickest
 from advisor.search import search
+from advisor.search.candidates import Candidate, candidate, compared
+from advisor.search.scored import Scored, quickest
 from advisor.whatif import GIB, NUMERICS
 from costmodel.columns import CODED, Columns, code
 from costmodel.knobs import KNOBS

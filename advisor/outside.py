@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from advisor.candidates import Candidate, candidate, compared, objective_of
 from advisor.options import value_text
 from advisor.rules import error_masks, rules_of, violations
 from advisor.rules.facts import facts
+from advisor.search.candidates import Candidate, candidate, compared, objective_of
 from advisor.space import fixed_beside
 from advisor.whatif import DOUBTED, HELPS_ABOVE, MACHINE_LACKS, NUMERICS, unpriced
-from advisor.whatif_neighbours import Neighbour, neighbours, values_beside
+from advisor.whatif.neighbours import Neighbour, neighbours, values_beside
 from costmodel.columns import CODED, ITEM_PREFIX, ITEMS, plan_columns
 from costmodel.family import family_features
 from costmodel.knobs import KNOBS
@@ -26,7 +26,7 @@ from costmodel.stage_inputs import LAYOUTS
 
 if TYPE_CHECKING:
     from advisor.request import Request
-    from advisor.space_grid import Space
+    from advisor.space.grid import Space
 
 # Values of each knob that plans of a search have.
 Tried = Mapping[str, frozenset[Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from advisor.measurement_release import version_months
+from advisor.measurements.release import version_months
 from costmodel.stack import families, load_stack, months, nearest_release
 
 if TYPE_CHECKING:

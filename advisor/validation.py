@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from advisor.measurement_limits import impossible, slow_hint
-from advisor.measurement_memory import refuted
-from advisor.measurement_readings import Unsaid, unsaid
-from advisor.measurement_repeats import copies, repeats
-from advisor.measurement_rows import row_id
 from advisor.measurements import Case, Row, Skip, row_case
+from advisor.measurements.limits import impossible, slow_hint
+from advisor.measurements.memory import refuted
+from advisor.measurements.readings import Unsaid, unsaid
+from advisor.measurements.repeats import copies, repeats
+from advisor.measurements.rows import row_id
 from advisor.progress import Tell
 from advisor.ranking import Timed, ranking
 from costmodel.evidence import Interval, untuned_interval

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.candidates import resource_seconds
 from advisor.host_fault import host_fault
 from advisor.render import gib, seconds
 from advisor.rules import violations
 from advisor.rules.features import lacked
+from advisor.search.candidates import resource_seconds
 from advisor.space import fp32_reduction_ranks, loss_by_tokens, usual_dispatcher
-from advisor.space_options import has_user_buffers
+from advisor.space.options import has_user_buffers
 from costmodel.layout import BALANCED
 from costmodel.plan import Plan
 from costmodel.predict import predict

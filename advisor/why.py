@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from advisor.best_with import BestWith, Which
 from advisor.render import gib, percent, seconds
+from advisor.search.best_with import BestWith, Which
 from advisor.space import MICRO_BATCHES, most_expert_ranks
-from advisor.space_options import recompute_choices
+from advisor.space.options import recompute_choices
 from advisor.variants import Variant, Variants, fusion_beside
 from costmodel.columns import Array
 from costmodel.prediction import CORRECTION, FITS_BELOW, Prediction

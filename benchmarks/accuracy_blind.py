@@ -1,6 +1,6 @@
 """The section of docs/accuracy.md on rows read without their source: what columns state, and the name of the software.
 
-`measurement_habits.toml` knows how each published source runs. A table that it does not know, as a user's own, gives
+`measurements/habits.toml` knows how each published source runs. A table that it does not know, as a user's own, gives
 no more than its columns and its software, and so are all rows read here. Of software whose recipes are known by its
 release (containers of NeMo) that is as much; the others are told apart.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from accuracy_sections import percent, table
 
-from advisor.measurement_habits import habit_of
 from advisor.measurements import Row
+from advisor.measurements.habits import habit_of
 from advisor.validation import validate
 
 # Software whose name stands in a row's source alone.
@@ -51,10 +51,10 @@ def blind_section(rows: Sequence[Row], report: dict[str, Any]) -> list[str]:
         "## If nobody knew the source",
         "",
         "How a published source runs is known from its recipes, scripts and pages "
-        "(`advisor/measurement_habits.toml`). A table that is not known, as a user's own, tells no more than its "
+        "(`advisor/measurements/habits.toml`). A table that is not known, as a user's own, tells no more than its "
         f"columns and its software. So are all rows read here. {len(blind) - len(some)} are of software whose recipes "
         f"follow from its release. Of the other {len(some)} an empty column may stand for anything: it is read in "
-        "other ways too, one at a time, and the interval holds them all (`advisor/measurement_readings.py`).",
+        "other ways too, one at a time, and the interval holds them all (`advisor/measurements/readings.py`).",
         "",
         *table(("rows", "runs", "mean", "median", "in 90 % interval"), [_line(*part) for part in parts]),
         "",

@@ -9,9 +9,9 @@ from typing import Any
 from accuracy_sections import NOT_STUDIED, Report, percent, table
 from recipe_gap import differing
 
-from advisor.candidates import resource_seconds
 from advisor.measurements import Case
 from advisor.ranking import CLASSES
+from advisor.search.candidates import resource_seconds
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.simulated_pipeline import with_schedule

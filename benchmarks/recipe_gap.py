@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from advisor.candidates import resource_seconds
 from advisor.measurements import Case, Skip, read_rows, row_case
 from advisor.request import Request
 from advisor.search import search
+from advisor.search.candidates import resource_seconds
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction

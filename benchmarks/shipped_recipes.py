@@ -8,9 +8,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from advisor.measurement_memory import refuted
-from advisor.measurement_rows import Row
 from advisor.measurements import Case, row_case
+from advisor.measurements.memory import refuted
+from advisor.measurements.rows import Row
 from costmodel.predict import predict
 
 RECIPES = Path(__file__).with_name("bridge_recipes.csv")

@@ -25,7 +25,7 @@ import tomli_w
 from namespaces import Host, two_hosts, why_not
 
 import hardware_db
-from costmodel.binding_links import NETWORK_EFFICIENCY
+from costmodel.binding.links import NETWORK_EFFICIENCY
 from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan

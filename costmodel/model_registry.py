@@ -7,8 +7,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+from costmodel.huggingface import read_hf_config
 from costmodel.model_file import from_mapping, nearest, read_toml
-from costmodel.model_hf import read_hf_config
 from costmodel.model_spec import ModelSpec
 
 MODELS = Path(__file__).parent / "models"

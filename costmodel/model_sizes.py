@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from costmodel.huggingface import from_hf_config
+from costmodel.huggingface.values import ACTIVATIONS
 from costmodel.model_file import OTHER_NAMES, from_mapping
-from costmodel.model_hf import from_hf_config
-from costmodel.model_hf_values import ACTIVATIONS
 from costmodel.model_spec import ModelSpec
 
 # Without them there is no model.

@@ -1,6 +1,6 @@
 """What a model is: the sizes that decide its work and memory, checked when built.
 
-Counts are whole numbers [1]. Files and names are read in `model_file`, `model_hf` and `model_registry`.
+Counts are whole numbers [1]. Files and names are read in `model_file`, `huggingface` and `model_registry`.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def knob_inputs(
 ) -> dict[str, Array]:
     """The inputs that follow from knobs without rank arithmetic, as `plan_inputs`; stage_layers: of the pace-setter.
 
-    NumPy's operators and functions alone, so that `costmodel.javascript_columns` can write them down too.
+    NumPy's operators and functions alone, so that `costmodel.javascript.columns` can write them down too.
     """
     inputs = _sizes(c, global_batch) | _sharding(c) | _exchange(c) | _expert_inputs(c)
     inputs |= _overlaps(c) | _flags(c) | graph_inputs(c) | _offload(c, stage_layers)

@@ -11,9 +11,9 @@ from costmodel.bound import Bound
 from costmodel.columns import plan_columns
 from costmodel.compiled import CompiledModel
 from costmodel.evidence import Interval, Near, interval, nearest, own_interval
-from costmodel.evidence_quantile import LEVEL
-from costmodel.evidence_release import before_its_time
-from costmodel.evidence_setting import setting_of
+from costmodel.evidence.quantile import LEVEL
+from costmodel.evidence.release import before_its_time
+from costmodel.evidence.setting import setting_of
 from costmodel.family import compiled_family
 from costmodel.host_memory import rank_host_bytes
 from costmodel.memory import MEMORY_STAGES

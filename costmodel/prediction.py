@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodel.evidence import Near
-from costmodel.evidence_mfu import beyond_published
+from costmodel.evidence.mfu import beyond_published
 from costmodel.host_memory import node_bytes
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan

@@ -6,7 +6,7 @@ from typing import Any
 
 from costmodel.prediction import Prediction
 from costmodel.timeline import BACKWARD, FORWARD, SENT, Phases, Span, Timeline, simulate
-from costmodel.timeline_memory import thinned
+from costmodel.timeline.memory import thinned
 from executor.trace import Trace
 
 STEP, STAGES = 1, 2  # numbers of the processes: the step itself, and the first stage

@@ -28,7 +28,7 @@ class Setting:
     shard, 0 none. recompute: none, selective or full. stack: software family and release, as nemo-26.06.
     techniques: words of what else moves a step: the experts' dispatcher, overlapped-dispatch, graphs, offload.
     effects: every other setting that is not at its default, with what it changes, as name=value@log; see
-    `costmodel.evidence_effects`.
+    `costmodel.evidence.effects`.
     """
 
     model: str

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from advisor.measurement_plans import habit_of
 from advisor.measurements import Case, Skip, read_rows, row_case
+from advisor.measurements.plans import habit_of
 from costmodel.binding import step_keys
 from costmodel.columns import plan_columns
 from costmodel.family import compiled_family

@@ -23,9 +23,9 @@ from typing import Any
 import tomli_w
 
 from advisor.measurements import Case, Skip, read_rows, row_case
-from costmodel.evidence_coverage import GROUPS, coverage_by, learn, with_shared
-from costmodel.evidence_runs import Table
-from costmodel.evidence_setting import setting_of
+from costmodel.evidence.coverage import GROUPS, coverage_by, learn, with_shared
+from costmodel.evidence.runs import Table
+from costmodel.evidence.setting import setting_of
 from costmodel.predict import predict
 from costmodel.simulated_pipeline import with_schedule
 from hardware_db.evidence import EVIDENCE_FILE, Evidence, load_evidence, load_spread, save_evidence

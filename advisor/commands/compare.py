@@ -50,7 +50,7 @@ def command(
     advisor compare plan.toml train.log
     advisor compare train.log --gpu h100
     """
-    from advisor.comparison_kinds import kind_of
+    from advisor.comparison.kinds import kind_of
 
     kinds = [kind_of(path) for path in (first, second) if path is not None]
     if second is None or sorted(kinds) in (["log", "plan"], ["plan", "trace"]):
@@ -61,8 +61,8 @@ def command(
             "a trace is compared with a plan: `advisor compare PLAN TRACE`. Two traces are no comparison."
         )
     from advisor.comparison import Comparison
-    from advisor.comparison_sides import read_side
-    from advisor.comparison_text import answer, comparison_lines
+    from advisor.comparison.sides import read_side
+    from advisor.comparison.text import answer, comparison_lines
 
     if traces or ("log" not in kinds and any(value is not None for value in options.values())):
         raise ValueError(
@@ -75,7 +75,7 @@ def command(
     except NoPlanError:
         if kinds != ["log", "log"]:
             raise
-        from advisor.comparison_logs import Logs
+        from advisor.comparison.logs import Logs
 
         logs = Logs(first, second, options)
         click.echo(json.dumps(logs.to_dict(), indent=2) if as_json else "\n".join(logs.lines()))

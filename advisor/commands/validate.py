@@ -67,8 +67,8 @@ def command(
 
 def page(report: dict[str, Any], by: str, worst: int) -> str:
     """The report as text, answer first."""
-    from advisor.measurement_limits import slow_hint
-    from advisor.measurement_times import two_times
+    from advisor.measurements.limits import slow_hint
+    from advisor.measurements.times import two_times
     from advisor.render import heading, percent, table, wrap
     from advisor.validation import memory_verdict, skip_reasons
 
@@ -120,7 +120,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
             lines += [f"  And {more} more such; --json has all."] if more > 0 else []
         lines += _silence_lines(report["rows"])
     if report["repeated_ids"]:
-        from advisor.measurement_repeats import Repeat, repeats_line
+        from advisor.measurements.repeats import Repeat, repeats_line
 
         found = [Repeat(each["id"], each["lines"], each["counted"]) for each in report["repeated_ids"]]
         lines.append(heading("Ids"))
@@ -135,7 +135,7 @@ def page(report: dict[str, Any], by: str, worst: int) -> str:
 
 def _silence_lines(rows: list[dict[str, Any]]) -> list[str]:
     """What rows of unknown recipes leave unsaid, and their step times read otherwise."""
-    from advisor.measurement_readings import silences
+    from advisor.measurements.readings import silences
     from advisor.render import heading, table, wrap
 
     found = [

@@ -34,7 +34,7 @@ def command(context: click.Context, /, plan: str | None, **options: Any) -> None
     """
     from advisor.progress import Progress
     from advisor.whatif import chosen_knobs, what_if
-    from advisor.whatif_text import what_if_lines
+    from advisor.whatif.text import what_if_lines
 
     knobs = chosen_knobs(options["names"])
     case = read_case(plan, options)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.scored import Scored
+from advisor.search.scored import Scored
 
 # Points that a page draws beside the front; more make it heavier and show nothing more.
 SAMPLE = 2500

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.rules.message_words import divisors
-from advisor.whatif_neighbours import LADDERS
+from advisor.whatif.neighbours import LADDERS
 from costmodel.binding import bind
 from costmodel.knobs import KNOBS
 from costmodel.layout import BALANCED

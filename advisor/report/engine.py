@@ -1,8 +1,8 @@
 """The what-if engine of a page: time, memory and legality of a plan's neighbours, computed by the browser.
 
 Nothing here is a model. The ledger is printed by sympy (`costmodel.javascript`); inputs of the plan and conditions
-of the rules are written down while NumPy's functions run over traced columns (`costmodel.javascript_columns`);
-rank arithmetic and the event simulator are translated from their Python (`costmodel.javascript_functions`);
+of the rules are written down while NumPy's functions run over traced columns (`costmodel.javascript.columns`);
+rank arithmetic and the event simulator are translated from their Python (`costmodel.javascript.functions`);
 what hangs on files or on the balancer of layouts is computed here for every choice that the page has.
 """
 
@@ -30,8 +30,8 @@ from costmodel.columns import CODED, ITEMS, NUMERIC, default_columns, plan_colum
 from costmodel.family import family_features
 from costmodel.host_memory import HOST_STATE, OFFLOADS
 from costmodel.javascript import family_javascript, object_javascript, script_json
-from costmodel.javascript_columns import Trace, literal
-from costmodel.javascript_functions import RUNTIME, translate
+from costmodel.javascript.columns import Trace, literal
+from costmodel.javascript.functions import RUNTIME, translate
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan

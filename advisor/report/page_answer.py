@@ -12,6 +12,7 @@ from advisor.options import value_text
 from advisor.render import gib, percent, seconds
 from advisor.report.markup import Markup, folded, join, section, table, tag
 from advisor.report.subject import Subject
+from advisor.search.simplest import simpler_than_faster, toss_up
 from advisor.sections import (
     ORDER_HELD,
     SEVERITY_WORDS,
@@ -22,7 +23,6 @@ from advisor.sections import (
     pace,
     setting,
 )
-from advisor.simplest import simpler_than_faster, toss_up
 from costmodel.prediction import TIGHT_ABOVE, Prediction
 from hardware_db.units import flop_rate
 

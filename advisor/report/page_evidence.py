@@ -13,7 +13,7 @@ from advisor.report.subject import Subject
 from advisor.search import HOW_RANKED
 from advisor.sections import assumption_texts, batch_text
 from advisor.space import declared_space
-from advisor.space_text import ADDED_UP, counted, reasons
+from advisor.space.text import ADDED_UP, counted, reasons
 
 
 def evidence(subject: Subject, data: dict[str, Any]) -> Markup:

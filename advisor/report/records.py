@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from advisor.comparison_record import Side
-from advisor.comparison_sides import read_side
+from advisor.comparison.record import Side
+from advisor.comparison.sides import read_side
 from advisor.options import value_text
 from costmodel.knobs import KNOBS
 from costmodel.plan import Plan

@@ -13,8 +13,8 @@ from advisor.rules.facts import HELPERS
 from advisor.rules.message_words import divisors, layers_text, near, pipeline_ways, size_ways, up
 from advisor.rules.ways import NOTHING_ELSE
 from costmodel.javascript import object_javascript, script_json
-from costmodel.javascript_columns import Trace, is_traced, literal
-from costmodel.javascript_functions import expression, is_division
+from costmodel.javascript.columns import Trace, is_traced, literal
+from costmodel.javascript.functions import expression, is_division
 
 # What texts may call, by its name in the rules.
 CALLS = {"near": "near", "up": "up", "maximum": "Math.max", "minimum": "Math.min"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from advisor.candidates import Candidate
 from advisor.progress import Tell
 from advisor.request import Request
 from advisor.search import search
+from advisor.search.candidates import Candidate
 from advisor.sections import training_cost
 from advisor.sizes import MOST_GPUS
 

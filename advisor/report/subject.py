@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from advisor.candidates import Candidate
 from advisor.case import Case
 from advisor.explain import Explanation, explain
 from advisor.plan_faults import plan_faults
@@ -18,6 +17,7 @@ from advisor.report.scaling import scaling
 from advisor.request import Request
 from advisor.rules import Violation, holds
 from advisor.rules.predicted_words import predicted_words
+from advisor.search.candidates import Candidate
 from advisor.sections import training_cost
 from advisor.why import GuidePath, Step
 from costmodel.prediction import Prediction

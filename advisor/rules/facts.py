@@ -69,7 +69,7 @@ def facts(
 def knob_words(columns: Mapping[str, Any], fixed: Mapping[str, Any]) -> Facts:
     """The words that follow from all columns and the `fixed` words of the setting, without rank arithmetic.
 
-    NumPy's operators and functions alone, so that `costmodel.javascript_columns` can write them down too.
+    NumPy's operators and functions alone, so that `costmodel.javascript.columns` can write them down too.
     """
     words: Facts = dict(columns)
     for name in (*FLAGS, *ITEMS):

@@ -2,7 +2,7 @@
 
 A size that a way names suits all that depends on it, with the GPUs as they are: the way names the data-parallel ranks
 that follow, and where the batch does not divide over them, or another switch must change too, it says so. Plain Python
-of one row, which `costmodel.javascript_functions` translates for the page.
+of one row, which `costmodel.javascript.functions` translates for the page.
 """
 
 from __future__ import annotations

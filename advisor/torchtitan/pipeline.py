@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from advisor.measurement_sizes import INTERLEAVED_CHUNKS
+from advisor.measurements.sizes import INTERLEAVED_CHUNKS
 from advisor.torchtitan.job import Job
 
 # Schedules by name, which PyTorch's get_schedule_class takes in any letters: whether a rank has several stages, and

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from advisor.measurement_flags import optimizer_words
-from advisor.measurement_plans import row_plan, row_workload
-from advisor.measurement_release import month_of, unknown_release, version_months
-from advisor.measurement_rows import Row
+from advisor.measurements.flags import optimizer_words
+from advisor.measurements.plans import row_plan, row_workload
+from advisor.measurements.release import month_of, unknown_release, version_months
+from advisor.measurements.rows import Row
 from advisor.options import given_knobs, plan_from_options
 from advisor.torchtitan.flavors import Flavor, flavor_of
 from advisor.torchtitan.job import Job

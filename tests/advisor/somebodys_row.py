@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from advisor.measurement_rows import Row
 from advisor.measurements import Case, Skip, row_case
+from advisor.measurements.rows import Row
 
 ROW = {
     "id": "run",

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from advisor.cli import advisor
 from advisor.comparison import TERM_ERROR, Comparison
-from advisor.comparison_record import Side
-from advisor.comparison_sides import read_side
-from advisor.comparison_text import answer, certainty, comparison_lines
+from advisor.comparison.record import Side
+from advisor.comparison.sides import read_side
+from advisor.comparison.text import answer, certainty, comparison_lines
 from hardware_db.order import order_held
 
 SMALL = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--tp", "2", "--sequence-parallel"]

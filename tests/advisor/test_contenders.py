@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from advisor.candidates import candidate, objective_value
-from advisor.contenders import Contender, Contenders
 from advisor.request import make_request
 from advisor.search import search
+from advisor.search.candidates import candidate, objective_value
+from advisor.search.contenders import Contender, Contenders
 from advisor.space import build_space
 
 OBJECTIVES = ("throughput", "cost", "memory")

@@ -16,7 +16,7 @@ from advisor.placement import placement, placement_lines, shares
 from advisor.request import Request, make_request
 from advisor.search import search
 from advisor.space import build_space
-from advisor.space_options import pipelines, recompute_choices
+from advisor.space.options import pipelines, recompute_choices
 from advisor.variants import Variants
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan

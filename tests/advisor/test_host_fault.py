@@ -10,8 +10,8 @@ import pytest
 from advisor.alternatives import missing, shortfall
 from advisor.case import Case
 from advisor.request import Request
-from advisor.scored import Scored
 from advisor.search import GIB, search
+from advisor.search.scored import Scored
 from advisor.variants import Variants
 from advisor.whatif import what_if
 from costmodel.model_registry import load_model

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from advisor.measured_checks import warn
-from advisor.measured_run import Measured
+from advisor.measured.checks import warn
+from advisor.measured.run import Measured
 from executor.logs.record import Log
 
 

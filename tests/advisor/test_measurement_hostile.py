@@ -7,8 +7,8 @@ import json
 import pytest
 from somebodys_row import case, refused
 
-from advisor.measurement_rows import column_name
 from advisor.measurements import Case
+from advisor.measurements.rows import column_name
 
 # One that says no virtual stages.
 FREE = {"vp": ""}

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from advisor.measurement_memory import COUNT_ERROR, recompute_ladder, recomputes
-from advisor.measurement_rows import Row
 from advisor.measurements import Case, row_case
+from advisor.measurements.memory import COUNT_ERROR, recompute_ladder, recomputes
+from advisor.measurements.rows import Row
 from advisor.validation import validate
 from costmodel.model_registry import load_model
 from costmodel.predict import predict

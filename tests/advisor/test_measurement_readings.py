@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from advisor.commands.validate import page
-from advisor.measurement_readings import silences
 from advisor.measurements import Row, row_case
+from advisor.measurements.readings import silences
 from advisor.validation import validate
 from costmodel.predict import predict
 

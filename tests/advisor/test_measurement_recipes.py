@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from advisor.measurement_rows import Row
 from advisor.measurements import Case, row_case
+from advisor.measurements.rows import Row
 
 EXPERTS = {
     "id": "run",

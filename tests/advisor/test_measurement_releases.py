@@ -6,10 +6,10 @@ import pytest
 from published_rows import MPT, VTRAIN
 from somebodys_row import case, said
 
-from advisor.measurement_habits import habit_of, row_release
-from advisor.measurement_release import row_date
-from advisor.measurement_rows import Row
 from advisor.measurements import stack_of
+from advisor.measurements.habits import habit_of, row_release
+from advisor.measurements.release import row_date
+from advisor.measurements.rows import Row
 
 
 def test_stacks():

@@ -7,9 +7,9 @@ import json
 import pytest
 from somebodys_row import case, refused, said
 
-from advisor.measurement_habits import row_task
-from advisor.measurement_rows import Row, column_name
-from advisor.measurement_systems import row_cluster
+from advisor.measurements.habits import row_task
+from advisor.measurements.rows import Row, column_name
+from advisor.measurements.systems import row_cluster
 
 SIZES = {
     "num_hidden_layers": 80,

@@ -11,8 +11,8 @@ from published_rows import NEMO, case
 from somebodys_row import ROW
 
 import hardware_db
-from advisor.measurement_rows import Row, column_name
 from advisor.measurements import Case, Skip, read_rows, row_case
+from advisor.measurements.rows import Row, column_name
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from published_rows import MIXTURE, MPT, NEMO, case
 
-from advisor.measurement_plans import NATURAL_SPREAD, natural_imbalance
+from advisor.measurements.plans import NATURAL_SPREAD, natural_imbalance
 
 
 def test_a_bridge_row():

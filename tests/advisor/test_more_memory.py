@@ -15,8 +15,8 @@ from advisor.more_memory import WORTH_TELLING, what_memory_buys
 from advisor.options import value_text
 from advisor.render import seconds
 from advisor.request import Request, make_request, parse_pins
-from advisor.scored import Scored
 from advisor.search import search
+from advisor.search.scored import Scored
 from costmodel.plan_array import PlanArray, evaluate_plans
 from costmodel.prediction import TIGHT_ABOVE
 

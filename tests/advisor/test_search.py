@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from advisor.alternatives import shortfall, what_would_fit, why_not
-from advisor.candidates import SAME_MEMORY, candidate, objective_value, place_of, resource_seconds
 from advisor.explain import explain
 from advisor.request import Request, make_request, parse_pins
 from advisor.search import GIB, LAYOUT, search
+from advisor.search.candidates import SAME_MEMORY, candidate, objective_value, place_of, resource_seconds
 from advisor.space import build_space
-from advisor.space_text import reasons
+from advisor.space.text import reasons
 from costmodel.columns import plan_from_columns
 from costmodel.model_registry import load_model
 from costmodel.predict import predict
@@ -74,7 +74,7 @@ def test_simulating_more_pipelines_finds_nothing_quicker(model, gpus, monkeypatc
     """gpt-oss on 128 B200 hid a plan 7 % quicker behind five pipelines whose closed form was too hopeful."""
     request = make_request(model, gpus, "b200", seq_len=4096, global_batch=128, precision="bf16")
     answer = search(request).plans[0]
-    monkeypatch.setattr("advisor.contenders.PIPELINES_PER_LAYOUT", 24)
+    monkeypatch.setattr("advisor.search.contenders.PIPELINES_PER_LAYOUT", 24)
     monkeypatch.setattr("advisor.search.FEWEST_LAYOUTS", 30)
     monkeypatch.setattr("advisor.search.SIMULATION_GAIN", 0.12)
     assert search(request).plans[0].step_time == pytest.approx(answer.step_time, rel=1e-4)

@@ -23,7 +23,7 @@ from advisor.sections import (
     training_cost,
 )
 from costmodel.evidence import Near
-from costmodel.evidence_setting import setting_of
+from costmodel.evidence.setting import setting_of
 from costmodel.knobs.names import FRAMEWORKS
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan

@@ -13,7 +13,7 @@ from advisor.explain_text import explanation_lines
 from advisor.report.page_answer import verdict
 from advisor.request import make_request
 from advisor.search import search
-from advisor.simplest import complexity, simplest_first, toss_up
+from advisor.search.simplest import complexity, simplest_first, toss_up
 from costmodel.columns import plan_columns
 from costmodel.plan import Plan
 from hardware_db.order import Order, order_held
@@ -52,9 +52,9 @@ def test_only_what_is_a_toss_up_gives_way():
 def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
     request = make_request("llama3-8b", 8, "h100", precision="bf16", global_batch=64)
     fastest = search(request).best
-    monkeypatch.setattr("advisor.simplest.toss_up", lambda: Order(0.0, 0.5, 3, 2))
-    monkeypatch.setattr("advisor.simplest.complexity", lambda column: -column("tp") * column("cp"))
-    monkeypatch.setattr("advisor.scored.complexity", lambda column: -column("tp") * column("cp"))
+    monkeypatch.setattr("advisor.search.simplest.toss_up", lambda: Order(0.0, 0.5, 3, 2))
+    monkeypatch.setattr("advisor.search.simplest.complexity", lambda column: -column("tp") * column("cp"))
+    monkeypatch.setattr("advisor.search.scored.complexity", lambda column: -column("tp") * column("cp"))
     found = search(request)
     first, *others = found.plans
     assert first.plan != fastest.plan

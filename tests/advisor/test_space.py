@@ -16,7 +16,7 @@ from advisor.rules.facts import facts
 from advisor.rules.features import load_features
 from advisor.search import search
 from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
-from advisor.space_options import pipelines
+from advisor.space.options import pipelines
 from costmodel.columns import NUMERIC
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan

@@ -7,7 +7,7 @@ import pytest
 
 from advisor.request import make_request
 from advisor.space import build_space
-from advisor.space_grid import OPTIONS
+from advisor.space.grid import OPTIONS
 from costmodel.columns import plan_columns, plan_from_columns
 from costmodel.plan_array import PlanArray, evaluate_plans
 

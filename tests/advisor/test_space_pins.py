@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from space_cases import TINY, ask, plans
 
 from advisor.space import build_space
-from advisor.space_grid import Space
+from advisor.space.grid import Space
 from costmodel.columns import ITEM_PREFIX, ITEMS, code
 from costmodel.knobs import KNOBS
 from costmodel.knobs.record import Knob

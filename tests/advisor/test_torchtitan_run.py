@@ -10,8 +10,8 @@ from torchtitan_jobs import EXPERTS, FLOAT8, SEVENTY, P, case, toml
 
 from advisor.case import Case, read_case
 from advisor.cli import advisor
-from advisor.measurement_plans import row_plan
-from advisor.measurement_rows import Row
+from advisor.measurements.plans import row_plan
+from advisor.measurements.rows import Row
 from advisor.rules import violations
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan

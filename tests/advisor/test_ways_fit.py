@@ -16,8 +16,8 @@ from advisor.rules.facts import PlanWords, facts
 from advisor.rules.predicted_words import all_words
 from advisor.rules.room import room_of
 from advisor.rules.ways import NOTHING_ELSE, Way
-from advisor.scored import Scored
 from advisor.search import search
+from advisor.search.scored import Scored
 from costmodel.columns import plan_columns
 from costmodel.knobs import KNOBS
 from costmodel.plan import Plan

@@ -12,8 +12,8 @@ from advisor.case import read_case
 from advisor.cli import advisor
 from advisor.rules import violations
 from advisor.whatif import HELPS_ABOVE, WhatIf, chosen_knobs, what_if
-from advisor.whatif_neighbours import Neighbour, label
-from advisor.whatif_text import answer, what_if_lines
+from advisor.whatif.neighbours import Neighbour, label
+from advisor.whatif.text import answer, what_if_lines
 from costmodel.knobs import KNOBS
 from costmodel.knobs.names import meant
 from costmodel.plan import Plan

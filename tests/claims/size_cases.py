@@ -6,9 +6,9 @@ from typing import Any
 
 from claim_cases import cluster, step
 
-from advisor.candidates import Candidate
 from advisor.request import Request
 from advisor.search import search
+from advisor.search.candidates import Candidate
 from costmodel.model_registry import load_model
 from costmodel.prediction import Prediction
 from costmodel.workload import Workload

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from costmodel.binding import precision_recipe
-from costmodel.binding_hardware import hardware_inputs
+from costmodel.binding.hardware import hardware_inputs
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict

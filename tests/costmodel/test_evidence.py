@@ -20,10 +20,10 @@ from costmodel.evidence import (
     nearest,
     untuned_interval,
 )
-from costmodel.evidence_coverage import coverage_by, held, learn, with_shared
-from costmodel.evidence_quantile import local_quantile
-from costmodel.evidence_runs import LARGEST, SIZES, Table
-from costmodel.evidence_setting import bits, setting_of, traits, year
+from costmodel.evidence.coverage import coverage_by, held, learn, with_shared
+from costmodel.evidence.quantile import local_quantile
+from costmodel.evidence.runs import LARGEST, SIZES, Table
+from costmodel.evidence.setting import bits, setting_of, traits, year
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import hardware_db
 from costmodel.columns import plan_columns
 from costmodel.evidence import evidence_table, interval, nearest
-from costmodel.evidence_effects import LEAST, effects, effects_text, read_effects
-from costmodel.evidence_runs import Table
-from costmodel.evidence_setting import setting_of
+from costmodel.evidence.effects import LEAST, effects, effects_text, read_effects
+from costmodel.evidence.runs import Table
+from costmodel.evidence.setting import setting_of
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from advisor.sections import numbers
-from costmodel.evidence_mfu import best_published, published_flops
+from costmodel.evidence.mfu import best_published, published_flops
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import sympy
 
-from costmodel import javascript_functions
 from costmodel.family import compiled_family
 from costmodel.formulas import DENSE
 from costmodel.javascript import family_javascript, ledger_javascript, script_json
-from costmodel.javascript_columns import Trace, is_traced, literal
-from costmodel.javascript_functions import expression, translate
+from costmodel.javascript import functions as javascript_functions
+from costmodel.javascript.columns import Trace, is_traced, literal
+from costmodel.javascript.functions import expression, translate
 from costmodel.term import Ledger
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import hardware_db
-from costmodel.binding_attention import attention_inputs
+from costmodel.binding.attention import attention_inputs
 from costmodel.bound import Bound
 from costmodel.data_parallel import ring_sms
 from costmodel.model_registry import load_model

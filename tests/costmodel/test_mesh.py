@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import hardware_db
 from costmodel.binding import precision_recipe
-from costmodel.binding_hardware import hardware_inputs
-from costmodel.binding_links import SEND_RECV_EFFICIENCY
+from costmodel.binding.hardware import hardware_inputs
+from costmodel.binding.links import SEND_RECV_EFFICIENCY
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.predict import predict

@@ -49,7 +49,7 @@ from hf_configs_newer import (
     STARCODER2_15B,
 )
 
-from costmodel.model_hf import ARCHITECTURES, read_hf_config
+from costmodel.huggingface import ARCHITECTURES, read_hf_config
 from costmodel.model_registry import load_model
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import Plan

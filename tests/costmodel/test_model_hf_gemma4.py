@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from hf_configs import write
 
-from costmodel.model_hf import read_hf_config
+from costmodel.huggingface import read_hf_config
 from costmodel.model_registry import load_model
 from costmodel.parameter_counts import count_parameters
 

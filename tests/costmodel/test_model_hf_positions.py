@@ -32,7 +32,7 @@ from hf_configs_newer import (
     SMOLLM3_3B,
 )
 
-from costmodel.model_hf import read_hf_config
+from costmodel.huggingface import read_hf_config
 from costmodel.model_registry import load_model
 from costmodel.model_tables import AttentionTemperature, RotaryScaling
 

@@ -24,7 +24,7 @@ from hf_configs_newer import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.model_hf import ARCHITECTURES, read_hf_config
+from costmodel.huggingface import ARCHITECTURES, read_hf_config
 from costmodel.model_registry import load_model
 from costmodel.parameter_counts import count_parameters
 

@@ -35,7 +35,7 @@ from hf_configs_relatives import (
     YOUTU,
 )
 
-from costmodel.model_hf import from_hf_config, read_hf_config
+from costmodel.huggingface import from_hf_config, read_hf_config
 from costmodel.model_registry import load_model
 from costmodel.parameter_counts import count_parameters
 

@@ -22,7 +22,7 @@ from hf_configs_newer import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.model_hf import read_hf_config
+from costmodel.huggingface import read_hf_config
 from costmodel.model_registry import MODELS, list_aliases, list_models, load_model, parse_size_name
 from costmodel.parameter_counts import count_parameters
 

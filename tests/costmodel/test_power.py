@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from costmodel.binding import precision_recipe
-from costmodel.binding_hardware import hardware_inputs
-from costmodel.binding_tables import POWER_EXPONENT
+from costmodel.binding.hardware import hardware_inputs
+from costmodel.binding.tables import POWER_EXPONENT
 from costmodel.stack import load_stack
 from hardware_db import load_cluster, load_gpu
 

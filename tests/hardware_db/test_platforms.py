@@ -9,7 +9,7 @@ import pytest
 
 import hardware_db
 from advisor.comparison import Comparison
-from advisor.comparison_sides import read_side
+from advisor.comparison.sides import read_side
 from advisor.rules import violations
 from advisor.space import declared_space
 from costmodel.model_registry import load_model

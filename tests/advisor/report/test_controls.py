@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from advisor.report.controls import offered
-from advisor.whatif_neighbours import neighbours
+from advisor.whatif.neighbours import neighbours
 from costmodel.model_registry import load_model
 from costmodel.placement import segment_sizes
 from costmodel.plan import Plan

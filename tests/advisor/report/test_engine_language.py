@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from advisor.rules.message_words import divisors, near, up
 from costmodel.javascript import PRELUDE, expression_javascript
-from costmodel.javascript_columns import Trace, literal
-from costmodel.javascript_functions import RUNTIME, expression, translate
+from costmodel.javascript.columns import Trace, literal
+from costmodel.javascript.functions import RUNTIME, expression, translate
 from costmodel.placement import used_domain
 from costmodel.simulate import pipeline_makespan
 
