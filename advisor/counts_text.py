@@ -49,9 +49,12 @@ def _deadline(explanation: Explanation, own: Count | None, days: float) -> str:
     cost = training_cost(known, tokens)
     needed = cost["hours"] / 24
     low, high = (needed * end / known.step_time_s for end in (known.interval_low, known.interval_high))
+    late = ", the slow end too late" if high > days else ""
     needs = "They need" if found.gpus > 1 else "It needs"
     price = f", ${cost['usd']:,.0f}" if "usd" in cost else ""
-    return f"{text}. {needs} {needed:,.1f} days ({low:,.1f} to {high:,.1f}), restarts not counted{price}"
+    return (
+        f"{text}. {needs} {needed:,.1f} days ({low:,.1f} to {high:,.1f}{late}), restarts not counted{price}"
+    )
 
 
 def _gpus(found: Count) -> str:

@@ -15,6 +15,8 @@ MOST_GPUS = int(KNOBS["dp"].high)
 # Values of one size or of the GPUs, and of all sizes at once, that are tried before a way out is given up.
 TRIED = 8
 TRIED_AT_ONCE = 40
+# Other batches that are told, as a share of the own.
+NEAR_BATCH = 0.05
 
 
 class SizesError(ValueError):
@@ -112,3 +114,22 @@ def check_gpus(gpus: Any) -> None:
             f"--gpus {gpus} is more than {MOST_GPUS:,}, the largest --dp of a plan; published runs, by which "
             f"predictions are judged, end at {largest:,} GPUs. Try --gpus {largest}, or at most {MOST_GPUS}."
         )
+
+
+def most_ranks(batch: int, gpus: int) -> int:
+    """The most data-parallel ranks that divide the GPUs and the sequences of a step."""
+    return math.gcd(batch, gpus)
+
+
+def kinder_batch(batch: int, gpus: int) -> int | None:
+    """The batch within NEAR_BATCH that feeds most ranks, at least twice as many; None where none does.
+
+    Examples
+    --------
+    >>> kinder_batch(97, 64)
+    96
+    """
+    reach = int(batch * NEAR_BATCH)
+    near = range(batch - reach, batch + reach + 1)
+    other = max(near, key=lambda each: (most_ranks(each, gpus), -abs(each - batch)))
+    return other if most_ranks(other, gpus) >= 2 * most_ranks(batch, gpus) else None

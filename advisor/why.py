@@ -17,6 +17,7 @@ import numpy as np
 
 from advisor.render import gib, percent, seconds
 from advisor.search.best_with import BestWith, Which
+from advisor.sizes import kinder_batch, most_ranks
 from advisor.space import MICRO_BATCHES, most_expert_ranks
 from advisor.space.options import recompute_choices
 from advisor.variants import Variant, Variants, fusion_beside
@@ -93,7 +94,7 @@ class GuidePath:
         self.best = best
         self.room = f"a plan may use {gib(FITS_BELOW * chosen.device_bytes)}"
         batch, world = chosen.workload.global_batch, self.plan.world
-        self.most_dp = max(d for d in range(1, world + 1) if world % d == 0 and batch % d == 0)
+        self.most_dp = most_ranks(batch, world)
         unsplit = _UNSPLIT | fusion_beside(chosen, False)
         self.plain = self.variants.reduced(replace(self.plan, **unsplit, dp=self.most_dp))
 
@@ -123,6 +124,7 @@ class GuidePath:
             idle = (
                 f" {batch:,} {'sequences feed' if batch > 1 else 'sequence feeds'} at most DP{self.most_dp} of "
                 f"{world:,} GPUs, so at least {world // self.most_dp} GPUs must share each sequence."
+                f"{self._kinder()}"
             )
         if alone.prediction is None:
             return Step("data parallel", f"Not possible: {alone.forbidden}.{idle}", (alone,))
@@ -135,6 +137,12 @@ class GuidePath:
         verdict = "fits" if alone.fits else "does not fit"
         text = f"The whole model on every GPU needs {need} ({parts}); {room}: it {verdict}."
         return Step("data parallel", text + idle, (alone,))
+
+    def _kinder(self) -> str:
+        """A batch beside the own that more ranks divide, "" where there is none."""
+        batch, world = self.chosen.workload.global_batch, self.plan.world
+        other = kinder_batch(batch, world)
+        return f" A batch of {other:,} would feed DP{most_ranks(other, world)}." if other else ""
 
     def distributed_optimizer(self) -> Step:
         """Does sharding the optimizer state suffice?"""

@@ -79,7 +79,7 @@ def verdict(subject: Subject) -> Markup:
         words = f"Fits; {behind} the best plan that a search finds, {best.plan.describe()}, {seconds(best.step_time)}."
         if best.behind and ratio < 1:
             close = percent(toss_up().below, 0)
-            words += f" Layouts within {close} count as equal, and that one is the simplest of them."
+            words += f" Plans within {close} count as equal, and that one is the simplest of them."
         mood = "good" if ratio < 1.02 else "warn"
     return tag("p", words, class_=f"verdict {mood}")
 

@@ -24,7 +24,7 @@ from advisor.search.candidates import Candidate, candidate, compared, memory_ste
 from advisor.search.contenders import LAYOUT, PIPELINE, Contenders, layouts_in_order
 from advisor.search.exact_format import exact_twins
 from advisor.search.scored import Scored, quickest
-from advisor.search.simplest import SIMPLEST_OF, simplest_first, toss_up
+from advisor.search.simplest import SIMPLEST_OF, much_simpler, simplest_first, toss_up
 from advisor.space import build_space, nothing_legal
 from advisor.space.grid import Rows, Space
 from costmodel.binding import bind
@@ -40,8 +40,8 @@ LAYOUTS_PER_PLAN, FEWEST_LAYOUTS = 2, 20
 SIMULATION_GAIN = 0.09
 HOW_RANKED = (
     "all are ranked by the closed form, then the pipelines of the best layouts are simulated, and the best of those is "
-    f"the plan; for throughput the simplest of layouts within {100 * toss_up().below:.0f} % of the fastest, and BF16 "
-    "where fewer bits gain no more, as of "
+    f"the plan; for throughput the simplest of layouts within {100 * toss_up().below:.0f} % of the fastest, and a "
+    "quarter of the chunks or BF16 where more chunks or fewer bits gain no more, as of "
     f"published pairs so close {100 * toss_up().share:.0f} % were measured in the order predicted"
 )
 # The objective "cost" may leave GPUs idle: it also looks at this many halvings.
@@ -238,11 +238,21 @@ def _ranked(
     numbers = [number for members in layouts for number in members]
     contenders = Contenders(request, [each.space for each in scored], part, row, numbers)
     found = _best_of_layouts(request, layouts, score, contenders, tell)
+    fastest = found[0][0]
+
+    def simple(number: int) -> float:
+        return float(scored[part[number]].complexity(row[[number]])[0])
+
+    def simulated(number: int) -> float:
+        return contenders[number].value(request.objective)
+
     if request.objective == "throughput":
-        found = simplest_first(found, lambda number: float(scored[part[number]].complexity(row[[number]])[0]))
+        chosen, *others = simplest_first(found, simple)
+        pipelines = next(members for members in layouts if chosen[1] in members)
+        most = fastest * (1 + toss_up().below)
+        found = [much_simpler(chosen, pipelines, most, simple, simulated), *others]
     best = [candidate(request, scored[part[each]].plan(int(row[each]))) for _, each in found[: request.top]]
     value, first = found[0]
-    fastest = min(each for each, _ in found)
     if request.objective == "throughput":
         for plan in exact_twins(scored, part[first], row[first], lambda each: each.ranked(share, slowest)):
             exact = candidate(request, plan)

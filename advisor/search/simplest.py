@@ -13,6 +13,8 @@ from hardware_db.order import Order, load_order
 
 # Layouts that are looked at, from the fastest on, however many are asked for.
 SIMPLEST_OF = 5
+# Less `complexity` that makes another pipeline of the same layout worth the time that a toss-up may hide.
+MUCH_SIMPLER = 2.0
 SPLITS = ("tp", "pp", "cp", "etp")
 EXTRAS = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
 SWITCHES = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
@@ -24,11 +26,14 @@ def toss_up() -> Order:
 
 
 def simpler_than_faster(best: Candidate, others: Sequence[Candidate]) -> str:
-    """What to say where the best is not the fastest, "" where it is. others: those shown, the fastest among them."""
+    """What to say where the best is not the fastest, "" where it is. others: those that are shown beside it."""
     if not best.behind:
         return ""
-    below = "below 0: " if others else f"the fastest is faster by {100 * best.behind:.1f} %: "
-    return f"{below}layouts within {100 * toss_up().below:.0f} % count as equal, and the plan is the simplest of them."
+    shown = any(each.step_time < best.step_time for each in others)
+    below = "below 0: " if shown else f"the fastest is faster by {100 * best.behind:.1f} %: "
+    return (
+        f"{below}plans within {100 * toss_up().below:.0f} % count as equal, and this is the simplest of them."
+    )
 
 
 def complexity(column: Callable[[str], Array]) -> Array:
@@ -42,6 +47,26 @@ def complexity(column: Callable[[str], Array]) -> Array:
     odd = whole // (whole & -whole)
     sizes = np.log2(split * column("vpp") * odd)
     return sizes + sum(column(name) for name in (*EXTRAS, *SWITCHES, "overlap_moe_comm"))
+
+
+def much_simpler(
+    chosen: tuple[float, int],
+    pipelines: Sequence[int],
+    most: float,
+    simple: Callable[[int], float],
+    value: Callable[[int], float],
+) -> tuple[float, int]:
+    """Of pipelines of one layout the simplest below `most` that has a quarter of the chosen's chunks, else the chosen.
+
+    Some chunks fewer are no plainer plan, 10 for 41 are. chosen, and what is returned: value and number of a plan.
+    simple: `complexity` of a plan by its number; value: what the search minimises, the pipeline simulated.
+    """
+    plainer = [each for each in pipelines if simple(each) <= simple(chosen[1]) - MUCH_SIMPLER]
+    for number in sorted(plainer, key=simple):
+        found = value(number)
+        if found < most:
+            return found, number
+    return chosen
 
 
 def simplest_first(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from advisor.options import as_pins, value_text
 from advisor.request import Request
@@ -31,7 +32,15 @@ from advisor.space.options import (
 )
 from advisor.space.there import there
 from costmodel.binding import fuses_activation
-from costmodel.columns import ITEM_PREFIX, ITEMS, code, default_columns, plan_columns, plan_from_columns
+from costmodel.columns import (
+    ITEM_PREFIX,
+    ITEMS,
+    Array,
+    code,
+    default_columns,
+    plan_columns,
+    plan_from_columns,
+)
 from costmodel.knobs import KNOBS
 from costmodel.placement import used_domain
 from costmodel.plan import Plan
@@ -39,6 +48,8 @@ from costmodel.stack import Stack, default_stack, load_stack
 from hardware_db import Cluster, Platform, platform_of
 
 MICRO_BATCHES = (1, 2, 4, 8)
+# Sizes beside those where a rank's sequences are no multiple of 4, so that few of those divide them.
+OTHER_MICRO_BATCHES = (3, 5, 6, 7)
 # Shortest piece of a sequence that context parallelism may leave to a GPU.
 SHORTEST_SHARD = 1024
 # Up to this many data-parallel ranks gradients are summed in BF16, beyond in FP32 (tuning guide).
@@ -142,7 +153,8 @@ def declared_space(platform: Platform | None = None) -> tuple[str, ...]:
     return (
         f"searched: parallel sizes: tp up to the GPUs of a scale-up domain ({platform.interconnect}), pp, vpp, dp, "
         f"with experts ep, and cp while a GPU keeps {SHORTEST_SHARD} tokens; micro_batch "
-        f"{', '.join(map(str, MICRO_BATCHES))}",
+        f"{', '.join(map(str, MICRO_BATCHES))}, and {', '.join(map(str, OTHER_MICRO_BATCHES))} where a rank has no "
+        "multiple of 4 sequences",
         "searched: how layers are split over stages: evenly, with embedding and loss counted as layers or not; "
         "with one chunk a stage, and where no such split is even or all are, the balancer's split too (vpp up to "
         f"{BALANCED_CHUNKS[-1]}; with experts {', '.join(map(str, BALANCED_CHUNKS_OF_EXPERTS))}); layers of a pattern "
@@ -179,7 +191,7 @@ def _layouts(request: Request, precision: str, pins: dict[str, Any]) -> Columns:
         "tp": [size for size in own if size <= request.cluster.domain_size],
         "pp": [size for size in own if size <= layers + 2],
         "cp": [size for size in sizes if size <= longest_cp],
-        "micro_batch": list(MICRO_BATCHES),
+        "micro_batch": sorted(MICRO_BATCHES + OTHER_MICRO_BATCHES),
     }
     axes |= {name: [pins[name]] for name in axes if name in pins}
     grid = np.meshgrid(*(np.array(axes[name], dtype=float) for name in ("tp", "pp", "cp")), indexing="ij")
@@ -190,10 +202,18 @@ def _layouts(request: Request, precision: str, pins: dict[str, Any]) -> Columns:
     columns = _expert_sizes(columns, request, pins)
     columns = cross(columns, pinned(_segments(request), pins))
     columns = cross(columns, [{"micro_batch": float(size)} for size in axes["micro_batch"]])
+    if "micro_batch" not in pins:
+        keep(columns, _dividing(columns["micro_batch"], request.workload.global_batch / columns["dp"]))
     stages = [size for size in axes["pp"] if size in columns["pp"]]
     columns = cross(columns, there(pipelines(request.model, stages, pins), request, precision))
     keep(columns, columns["pp"] == columns.pop("of_pp"))
     return columns
+
+
+def _dividing(size: Array, sequences: Array) -> NDArray[np.bool_]:
+    """Whether a micro-batch is worth having for a rank's sequences of a step."""
+    other = np.isin(size, OTHER_MICRO_BATCHES)
+    return ~other | ((sequences % 4 != 0) & (sequences % size == 0))
 
 
 def _segments(request: Request) -> list[Row]:

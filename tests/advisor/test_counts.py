@@ -91,6 +91,30 @@ def test_what_the_text_says_to_ask_gives_the_plan_it_says():
     assert again["cost"]["hours"] <= 60 * 24
 
 
+@pytest.mark.parametrize("days", ["58", "62", "75"])
+def test_a_deadline_that_the_slow_end_of_the_interval_misses_is_told(days):
+    asked = [
+        "explain",
+        "--model",
+        "llama3-8b",
+        "--gpu",
+        "h100",
+        "--top",
+        "1",
+        "--tokens",
+        "1T",
+        "--gpus",
+        "40",
+    ]
+    text = CliRunner().invoke(advisor, [*asked, "--days", days], catch_exceptions=False).output
+    found = re.search(
+        r"need ([\d.]+) days \(([\d.]+) to ([\d.]+)(, the slow end too late)?\)", " ".join(text.split())
+    )
+    assert found is not None
+    assert float(found[1]) <= float(days)
+    assert bool(found[4]) == (float(found[3]) > float(days))
+
+
 def test_a_deadline_needs_tokens():
     asked = ["explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--days"]
     for days, said in (

@@ -12,7 +12,7 @@ from advisor.case import read_case
 from advisor.case_from import read_foreign
 from advisor.options import split_pairs
 from advisor.request import make_request, parse_pins
-from advisor.sizes import SizesError
+from advisor.sizes import SizesError, kinder_batch, most_ranks
 
 WAYS = re.compile(r" Try (.*)\.$")
 OPTION = re.compile(r"--(\S+) (\S+)")
@@ -94,3 +94,12 @@ def test_ways_of_many_sizes_hold():
             assert not errors, f"{way} of {options}"
             taken += 1
     assert taken > 60
+
+
+@pytest.mark.parametrize(
+    ("batch", "gpus", "other"), [(97, 64, 96), (100, 64, 96), (128, 64, None), (128, 256, None), (1, 8, None)]
+)
+def test_a_batch_nearby_that_more_ranks_divide(batch, gpus, other):
+    assert kinder_batch(batch, gpus) == other
+    if other:
+        assert most_ranks(other, gpus) >= 2 * most_ranks(batch, gpus)

