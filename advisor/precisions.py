@@ -56,6 +56,8 @@ def parse_precision(text: str, cluster: Cluster) -> str:
         if not usable or not near or set(near) & set(usable):
             raise
         bits = next((name for name in PEAKS if name in text.lower()), "")
+        if bits and (alike := [name for name in usable if name.startswith(bits)]):
+            raise ValueError(f"--precision {text!r} is no recipe. Did you mean {', '.join(alike)}?") from None
         lacks = f"lacks what {' and '.join(near)} needs, or has no peak of it on file"
         if bits and not any(cluster.gpu.peak(peak) for peak in PEAKS[bits]):
             lacks = f"has no {bits.upper()}, or no peak of it on file"

@@ -171,6 +171,7 @@ def test_recipes_are_one_a_work_and_their_search_has_what_its_release_had(rows):
     assert not features & set(KEPT) - {
         "grad_reduce_in_fp32",
         "moe_capacity_factor",
+        "moe_pad_expert_input_to_capacity",
         "nccl_ub",
         "precision_aware_optimizer",
     }

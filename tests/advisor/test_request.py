@@ -384,6 +384,7 @@ def test_a_training_run_shorter_than_its_step_is_refused(tokens):
         ("h100", "fp4", "H100 SXM5 80GB has no FP4"),
         ("mi355x", "fp4", "MI355X lacks what nvfp4 needs"),
         ("b200", "nvfp", "Did you mean nvfp4?"),
+        ("h100", "fp88", "Did you mean fp8-delayed, fp8-cs, fp8-sc?"),
         ("h100", "fp8", "Did you mean fp8-delayed, fp8-cs, fp8-sc?"),
         ("h100", "bf", "Did you mean bf16?"),
     ],
