@@ -140,7 +140,8 @@ class Variants:
     def _dispatch(self, sized: Plan) -> dict[str, Any]:
         """The dispatcher of another number of expert ranks, as the search takes it."""
         if sized.ep > 1 == self.plan.ep * self.plan.etp and self.plan.moe_dispatcher == "alltoall":
-            return {"moe_dispatcher": usual_dispatcher(self.chosen.cluster, self.stack)}
+            padded = self.plan.moe_pad_expert_input_to_capacity
+            return {"moe_dispatcher": usual_dispatcher(self.chosen.cluster, self.stack, padded)}
         return without_partners(sized)
 
     def _exchange(self) -> dict[str, Any]:

@@ -123,7 +123,10 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
         if plan.ep > 1 and not any(
             kind in row.text("moe_dispatcher") for kind in KNOBS["moe_dispatcher"].choices
         ):
-            kinds = {"alltoall", usual_dispatcher(case.cluster, case.stack)} - {plan.moe_dispatcher}
+            kinds = {
+                "alltoall",
+                usual_dispatcher(case.cluster, case.stack, plan.moe_pad_expert_input_to_capacity),
+            } - {plan.moe_dispatcher}
             yield from (("moe_dispatcher", plan.moe_dispatcher, kind) for kind in sorted(kinds))
     if plan.pp > 1 and not (row.text("vp") or row.text("pp_layout") or "schedule" in row.json("other_flags")):
         widest = -(-model.num_layers // plan.pp)  # one layer each

@@ -231,7 +231,7 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     moe = request.model.moe
     if moe is None:
         return cross(columns, pinned([{"ep": 1.0, "etp": 1.0}], pins))
-    dispatcher = pins.get("moe_dispatcher") or usual_dispatcher(request.cluster, request.stack)
+    dispatcher = pins.get("moe_dispatcher") or _dispatcher(request, pins)
     most = min(request.gpus, most_expert_ranks(request.cluster, dispatcher))
     eps = [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= most]
     columns = cross(columns, [{"ep": float(size)} for size in eps])
@@ -261,10 +261,17 @@ def most_expert_ranks(cluster: Cluster, dispatcher: str) -> int:
     return cluster.domain_size if dispatcher == "hybridep" and cluster.domain_size > 8 else MOST_GPUS
 
 
-def usual_dispatcher(cluster: Cluster, stack_name: str | None) -> str:
+def _dispatcher(request: Request, pins: Mapping[str, Any]) -> str:
+    """Who sends tokens to experts where no pin says it."""
+    padded = bool(pins.get("moe_pad_expert_input_to_capacity"))
+    return usual_dispatcher(request.cluster, request.stack, padded)
+
+
+def usual_dispatcher(cluster: Cluster, stack_name: str | None, padded: bool = False) -> str:
     """Who sends tokens to experts: HybridEP and DeepEP write over NVLink, so that others have all-to-all.
 
-    DeepEP does not run in domains of more than 8 GPUs (rule deepep_gpu). Source: costmodel/stacks.toml.
+    DeepEP does not run in domains of more than 8 GPUs (rule deepep_gpu), nor where experts are padded to a capacity
+    (pad_needs_capacity). Source: costmodel/stacks.toml.
     """
     if cluster.intra.name.startswith("pcie") or platform_of(cluster.gpu.vendor).is_rocm:
         return "alltoall"
@@ -274,7 +281,8 @@ def usual_dispatcher(cluster: Cluster, stack_name: str | None) -> str:
         return "alltoall"
     if "hybridep" not in absent and (cluster.domain_size > 8 or _small_hybrid(stack, cluster)):
         return "hybridep"
-    return "deepep" if cluster.domain_size <= 8 and "deepep" not in absent else "alltoall"
+    deepep = cluster.domain_size <= 8 and "deepep" not in absent and not padded
+    return "deepep" if deepep else "alltoall"
 
 
 def _small_hybrid(stack: Stack, cluster: Cluster) -> bool:
@@ -295,7 +303,7 @@ def _fixed(layouts: Columns, request: Request, precision: str, pins: dict[str, A
     shards = layouts["dp"] * layouts["cp"]
     by_tokens = loss_by_tokens(request.workload.task, request.stack)
     fixed = {name: np.array([value]) for name, value in default_columns().items() if name not in layouts}
-    dispatcher = code("moe_dispatcher", usual_dispatcher(request.cluster, request.stack))
+    dispatcher = code("moe_dispatcher", _dispatcher(request, pins))
     fixed |= {
         "sequence_parallel": (layouts["tp"] > 1) * 1.0,
         "grad_reduce_in_fp32": (shards >= fp32_reduction_ranks(request.stack)) * 1.0,

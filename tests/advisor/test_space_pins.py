@@ -17,6 +17,7 @@ from costmodel.columns import ITEM_PREFIX, ITEMS, code
 from costmodel.knobs import KNOBS
 from costmodel.knobs.record import Knob
 from costmodel.model_registry import load_model
+from hardware_db import load_cluster
 
 
 @given(
@@ -141,3 +142,16 @@ def test_zero_stage_0_leaves_no_parameter_gather():
     found = plans(ask(pins={"zero_stage": 0}))
     assert found
     assert not any(plan.overlap_param_gather or plan.fsdp for plan in found)
+
+
+PADDED = {"moe_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}
+
+
+@pytest.mark.parametrize(("pins", "dispatcher"), [({}, "deepep"), (PADDED, "alltoall")])
+def test_experts_padded_to_a_capacity_are_not_sent_by_deepep(pins, dispatcher):
+    """Every plan with experts on several ranks was refused where the padding was pinned beside DeepEP."""
+    place = {"cluster": load_cluster("dgx-h100"), "stack": "nemo-25.09"}
+    request = ask(load_model("mixtral-8x7b"), 8, batch=64, pins={"ep": 8, "tp": 1, "pp": 1, **pins}, **place)
+    space = build_space(request, "bf16")
+    assert space.legal
+    assert set(space.columns["moe_dispatcher"]) == {code("moe_dispatcher", dispatcher)}
