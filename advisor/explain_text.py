@@ -26,7 +26,7 @@ from advisor.sections import (
     time_section,
     violation_section,
 )
-from advisor.space import declared_space
+from advisor.space.declared import declared_space
 from advisor.space.text import ADDED_UP, counted, reasons
 
 # Ways out of PERF rules name sizes and overlaps that the search has compared, which reads as if it had not.

@@ -12,7 +12,7 @@ from advisor.report.markup import Markup, chart, section, table, tag
 from advisor.report.subject import Subject
 from advisor.search import HOW_RANKED
 from advisor.sections import assumption_texts, batch_text
-from advisor.space import declared_space
+from advisor.space.declared import declared_space
 from advisor.space.text import ADDED_UP, counted, reasons
 
 

@@ -15,7 +15,8 @@ from advisor.rules import error_masks, violations
 from advisor.rules.facts import facts
 from advisor.rules.features import load_features
 from advisor.search import search
-from advisor.space import build_space, declared_space, nearest_usable, nothing_legal
+from advisor.space import build_space, nearest_usable, nothing_legal
+from advisor.space.declared import declared_space
 from advisor.space.options import pipelines
 from costmodel.columns import NUMERIC
 from costmodel.model_registry import load_model

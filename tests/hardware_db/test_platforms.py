@@ -11,7 +11,7 @@ import hardware_db
 from advisor.comparison import Comparison
 from advisor.comparison.sides import read_side
 from advisor.rules import violations
-from advisor.space import declared_space
+from advisor.space.declared import declared_space
 from costmodel.model_registry import load_model
 from costmodel.plan import Plan
 from costmodel.plan_file import PlanFile, save_plan_file
