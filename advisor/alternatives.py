@@ -218,6 +218,7 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             ways.append(f"without --pin {pin}={_text(value)}")
     if more := _more_gpus(request):
         ways.append(more)
+    ways += _adapters(request)
     if even := _length_that_divides(request):
         return (even, *ways)
     shorter = request.workload.seq_len // 2
@@ -228,6 +229,16 @@ def what_would_fit(result: SearchResult) -> tuple[str, ...]:
             break
         shorter //= 2
     return tuple(ways)
+
+
+def _adapters(request: Request) -> list[str]:
+    """LoRA where it fits: of fine-tuning, and of what may be meant as that, on no more than one box."""
+    task = request.workload.task
+    if task == "lora" or (task == "pretrain" and request.gpus > request.cluster.gpus_per_node):
+        return []
+    if not _fits(replace(request, workload=replace(request.workload, task="lora"))):
+        return []
+    return ["--task lora" + (", if it is to be fine-tuned" if task == "pretrain" else "")]
 
 
 def _more_gpus(request: Request) -> str:

@@ -271,6 +271,21 @@ def test_a_batch_that_more_gpus_need_is_told_with_them():
     assert what_would_fit(search(request)) == ("--gpus 24 --global-batch 24",)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "gpu", "task", "told"),
+    [
+        ("8b", 1, "rtx4090", "pretrain", "--task lora, if it is to be fine-tuned"),
+        ("70b", 8, "a100", "sft", "--task lora"),
+        ("70b", 1, "rtx4090", "sft", ""),
+        ("405b", 64, "h100", "pretrain", ""),
+    ],
+)
+def test_adapters_are_a_way_out_of_fine_tuning_that_does_not_fit(model, gpus, gpu, task, told):
+    request = make_request(model, gpus, gpu, seq_len=4096, global_batch=gpus, task=task, precision="bf16")
+    ways = [way for way in what_would_fit(search(request)) if "lora" in way]
+    assert ways == [told] * bool(told)
+
+
 @pytest.mark.parametrize(("mean_length", "offered"), [(0, True), (32768, True), (40000, False)])
 def test_sequences_shorter_than_a_mean_document_are_no_way_out(mean_length, offered):
     documents = Workload(65536, 4, "sft", mean_length=mean_length)
