@@ -166,11 +166,8 @@ class GuidePath:
         """Would FSDP do, and at what price?"""
         if self.most_dp == 1 and not self.plan.fsdp:
             found = self._found("with it", lambda each: each["fsdp"] == 1)
-            return (
-                Step("FSDP", f"{ONE_RANK}. {found[0]}", (found[1],))
-                if found
-                else Step("FSDP", f"{ONE_RANK}.")
-            )
+            text, tried = (f" {found[0]}", (found[1],)) if found else ("", ())
+            return Step("FSDP", f"{ONE_RANK}.{text}", tried)
         spread = self.plan.ep if self.most_dp % self.plan.ep == 0 else 1
         experts = {"ep": spread, "moe_dispatcher": self.plan.moe_dispatcher} if spread > 1 else {}
         fusion = self.plan.gradient_accumulation_fusion if self.plan.fsdp else self._fused_with_shards()

@@ -62,7 +62,7 @@ def expert_knobs(
         "moe_dispatcher": dispatcher,
         "dispatcher_sms": sms if dispatcher == "hybridep" else 0,
         "moe_capacity_factor": capacity,
-        # Published runs that drop tokens pad to the capacity, as NeMo's recipes do.
+        # As the callback does by which NeMo's recipes drop tokens. Source: NeMo 2.4.0, moe_token_drop.py.
         "moe_pad_expert_input_to_capacity": capacity > 0 and dispatcher != "deepep",
         "overlap_moe_comm": overlap,
         "delay_wgrad": bool(overlap and habit.get("delay_wgrad", False)),

@@ -24,7 +24,7 @@ from advisor.search.candidates import Candidate, candidate, compared, memory_ste
 from advisor.search.contenders import LAYOUT, PIPELINE, Contenders, layouts_in_order
 from advisor.search.exact_format import exact_twins
 from advisor.search.scored import Scored, quickest
-from advisor.search.simplest import SIMPLEST_OF, much_simpler, simplest_first, toss_up
+from advisor.search.simplest import SIMPLEST_OF, fewer_chunks, simplest_first, toss_up
 from advisor.space import build_space, nothing_legal
 from advisor.space.grid import Rows, Space
 from costmodel.binding import bind
@@ -243,6 +243,9 @@ def _ranked(
     def simple(number: int) -> float:
         return float(scored[part[number]].complexity(row[[number]])[0])
 
+    def chunks(number: int) -> float:
+        return contenders[number].plan.vpp
+
     def simulated(number: int) -> float:
         return contenders[number].value(request.objective)
 
@@ -250,7 +253,7 @@ def _ranked(
         chosen, *others = simplest_first(found, simple)
         pipelines = next(members for members in layouts if chosen[1] in members)
         most = fastest * (1 + toss_up().below)
-        found = [much_simpler(chosen, pipelines, most, simple, simulated), *others]
+        found = [fewer_chunks(chosen, pipelines, most, chunks, simulated), *others]
     best = [candidate(request, scored[part[each]].plan(int(row[each]))) for _, each in found[: request.top]]
     value, first = found[0]
     if request.objective == "throughput":

@@ -13,8 +13,8 @@ from hardware_db.order import Order, load_order
 
 # Layouts that are looked at, from the fastest on, however many are asked for.
 SIMPLEST_OF = 5
-# Less `complexity` that makes another pipeline of the same layout worth the time that a toss-up may hide.
-MUCH_SIMPLER = 2.0
+# Times as many chunks a stage that have to gain more than a toss-up may hide: some more are no less simple a plan.
+MANY_MORE_CHUNKS = 4
 SPLITS = ("tp", "pp", "cp", "etp")
 EXTRAS = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
 SWITCHES = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
@@ -49,20 +49,20 @@ def complexity(column: Callable[[str], Array]) -> Array:
     return sizes + sum(column(name) for name in (*EXTRAS, *SWITCHES, "overlap_moe_comm"))
 
 
-def much_simpler(
+def fewer_chunks(
     chosen: tuple[float, int],
     pipelines: Sequence[int],
     most: float,
-    simple: Callable[[int], float],
+    chunks: Callable[[int], float],
     value: Callable[[int], float],
 ) -> tuple[float, int]:
-    """Of pipelines of one layout the simplest below `most` that has a quarter of the chosen's chunks, else the chosen.
+    """Of pipelines of one layout that with fewest chunks below `most`, of a quarter of the chosen's, else the chosen.
 
-    Some chunks fewer are no plainer plan, 10 for 41 are. chosen, and what is returned: value and number of a plan.
-    simple: `complexity` of a plan by its number; value: what the search minimises, the pipeline simulated.
+    chosen, and what is returned: value and number of a plan. chunks: of a stage, by a plan's number; value: what the
+    search minimises, the pipeline simulated.
     """
-    plainer = [each for each in pipelines if simple(each) <= simple(chosen[1]) - MUCH_SIMPLER]
-    for number in sorted(plainer, key=simple):
+    few = [each for each in pipelines if chunks(each) * MANY_MORE_CHUNKS <= chunks(chosen[1])]
+    for number in sorted(few, key=chunks):
         found = value(number)
         if found < most:
             return found, number

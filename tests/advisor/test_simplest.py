@@ -13,7 +13,7 @@ from advisor.explain_text import explanation_lines
 from advisor.report.page_answer import verdict
 from advisor.request import make_request
 from advisor.search import search
-from advisor.search.simplest import complexity, much_simpler, simplest_first, toss_up
+from advisor.search.simplest import complexity, fewer_chunks, simplest_first, toss_up
 from costmodel.columns import plan_columns
 from costmodel.plan import Plan
 from hardware_db.order import Order, order_held
@@ -93,10 +93,10 @@ def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
 
 
 def test_a_quarter_of_the_chunks_is_taken_below_the_most_and_a_few_less_are_not():
-    values, simple = {0: 1.0, 1: 1.008, 2: 1.009, 3: 1.02}, {0: 6.0, 1: 5.0, 2: 4.0, 3: 1.0}
-    found = much_simpler((1.0, 0), [0, 1, 2, 3], 1.01, simple.__getitem__, values.__getitem__)
+    values, chunks = {0: 1.0, 1: 1.008, 2: 1.009, 3: 1.02}, {0: 16, 1: 8, 2: 4, 3: 1}
+    found = fewer_chunks((1.0, 0), [0, 1, 2, 3], 1.01, chunks.__getitem__, values.__getitem__)
     assert found == (1.009, 2)
-    assert much_simpler((1.0, 0), [0, 1, 3], 1.01, simple.__getitem__, values.__getitem__) == (1.0, 0)
+    assert fewer_chunks((1.0, 0), [0, 1, 3], 1.01, chunks.__getitem__, values.__getitem__) == (1.0, 0)
 
 
 def test_ten_chunks_are_taken_where_forty_one_are_no_faster():
