@@ -32,7 +32,10 @@ def dryrun_lines(result: DryRun, case: Case) -> list[str]:
     lines = [
         bold(headline(result)),
         *where_it_differs(result),
-        wrap(f"{case.model.name}, {case.plan.describe()}, {case.plan.world:,} ranks"),
+        wrap(
+            f"{case.model.name}, {case.plan.describe()}, {case.plan.world:,} ranks, traced with Megatron-Core "
+            f"{result.megatron_core}"
+        ),
     ]
     reasons = list(dict.fromkeys(term.reason for term in result.documented))
     for stage in result.stages:

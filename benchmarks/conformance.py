@@ -1,7 +1,8 @@
 """Amounts against real Megatron-Core: `python benchmarks/conformance.py [--plans N]` writes docs/conformance.md.
 
 Draws random legal plans for models of every family of the registry, cut to a few layers, traces a rank of a random
-pipeline stage of each with Megatron-Core (`executor.dryrun`), and compares every amount. About ten seconds a plan.
+pipeline stage of each with Megatron-Core (`executor.dryrun`), and compares every amount. About five seconds a plan.
+With --release 0.19 its wheel traces instead of the Megatron-Core installed, and docs/conformance-0.19.md is written.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "tools")]
 
 from legal_plans import KNOB_CHANGES, draw, small  # noqa: E402
+from megatron_lm_parser import WHEELS, wheel_folder  # noqa: E402
 
 from costmodel.model_registry import list_models, load_model  # noqa: E402
 from costmodel.model_spec import ModelSpec  # noqa: E402
 from costmodel.plan import Plan  # noqa: E402
+from executor.core_here import Core, core_here, core_in  # noqa: E402
 from executor.dryrun import DryRun, dry_run, traced_microbatches  # noqa: E402
 from executor.dryrun_tracer import DryRunFailed  # noqa: E402
 from executor.megatron_here import why_not_traced  # noqa: E402
@@ -33,7 +36,7 @@ LATER = {
     "does not currently support virtual": "0.19's hybrid model takes it",
     "is invalid for input of size": "output gates with more tensor-parallel ranks than key-value heads; 0.19 takes it",
 }
-PAGE = HERE.parent / "docs" / "conformance.md"
+DOCS = HERE.parent / "docs"
 LAYERS = 8
 
 
@@ -92,7 +95,7 @@ def describe(model: ModelSpec, plan: Plan, seq_len: int, stage: int) -> str:
     return f"{words}, ZeRO {plan.zero_stage}, {seq_len} tokens, stage {stage}"
 
 
-def sweep(plans: int, seed: int, only: list[str]) -> dict[str, Family]:
+def sweep(plans: int, seed: int, only: list[str], core: Core) -> dict[str, Family]:
     """Trace `plans` plans of every family."""
     rng = random.Random(seed)
     found: dict[str, Family] = {}
@@ -112,7 +115,13 @@ def sweep(plans: int, seed: int, only: list[str]) -> dict[str, Family]:
                 with tempfile.TemporaryDirectory() as folder:
                     count = traced_microbatches(plan, workload, None)
                     result = dry_run(
-                        plan, workload, model, stages=[stage], num_microbatches=count, folder=Path(folder)
+                        plan,
+                        workload,
+                        model,
+                        stages=[stage],
+                        num_microbatches=count,
+                        folder=Path(folder),
+                        core=core,
                     )
             except DryRunFailed as error:
                 record.refused[case] = str(error)
@@ -126,17 +135,17 @@ def sweep(plans: int, seed: int, only: list[str]) -> dict[str, Family]:
     return found
 
 
-def page(found: dict[str, Family], seed: int) -> list[str]:
+def page(found: dict[str, Family], command: str, core: Core) -> list[str]:
     """The page: a table, then reasons and what differs."""
     done = {family: record for family, record in found.items() if record.plans or record.refused}
     plans = sum(record.plans for record in done.values())
     lines = [
         "# Amounts against real Megatron-Core",
         "",
-        f"Written by `python benchmarks/conformance.py --seed {seed}`; {plans} random legal plans. Each is a rank of "
-        "a random pipeline stage, traced with Megatron-Core 0.16.1 at the plan's full world size without a GPU, "
-        f"models cut to {LAYERS} layers. Exact amounts (FLOPs by product, bytes of messages by group and collective, "
-        "parameters, gradients, optimizer state) must be equal to the digit.",
+        f"Written by `python benchmarks/conformance.py {command}`; {plans} random legal plans. Each is a rank of a "
+        f"random pipeline stage, traced with Megatron-Core {core.version} at the plan's full world size without a "
+        f"GPU, models cut to {LAYERS} layers. Exact amounts (FLOPs by product, bytes of messages by group and "
+        "collective, parameters, gradients, optimizer state) must be equal to the digit.",
         "",
         "| family | models | plans | exact amounts equal | documented | differing | worst saved activations |",
         "|---|---|---|---|---|---|---|",
@@ -177,11 +186,15 @@ def main() -> None:
     parser.add_argument(
         "--family", action="append", default=[], help="only this family; repeatable, writes no page"
     )
+    parser.add_argument("--release", choices=list(WHEELS), help="trace with its wheel, which pip downloads")
     options = parser.parse_args()
-    found = sweep(options.plans, options.seed, options.family)
+    core = core_in(wheel_folder(WHEELS[options.release])) if options.release else core_here()
+    found = sweep(options.plans, options.seed, options.family, core)
     if not options.family:
-        PAGE.write_text("\n".join(page(found, options.seed)) + "\n")
-        print(f"wrote {PAGE}")
+        which = f"--release {options.release} " if options.release else ""
+        place = DOCS / f"conformance{f'-{options.release}' if options.release else ''}.md"
+        place.write_text("\n".join(page(found, f"{which}--seed {options.seed}", core)) + "\n")
+        print(f"wrote {place}")
     sys.exit(1 if any(one.differing for one in found.values()) else 0)
 
 

@@ -46,24 +46,31 @@ from costmodel.work.router import number_bytes
 from costmodel.workload import Workload
 
 # Inputs of the step time that no amount of a dry run depends on.
-UNUSED = ("expert_kernels", "loop_launch", *stack.INPUTS)
+UNUSED = ("expert_kernels", "loop_launch")
+# The Megatron-Core that the project installs, 0.16 (pyproject.toml, versions.toml).
+INSTALLED = "mcore-26.02"
 # What a rank keeps once, whatever is in flight: logits, and the maps and gathered tokens that dispatchers hold.
 ONCE = ("output", "dispatcher")
 
 
 def rank_amounts(
-    plan: Plan, workload: Workload, model: ModelSpec, stage: int, num_microbatches: int | None = None
+    plan: Plan,
+    workload: Workload,
+    model: ModelSpec,
+    stage: int,
+    num_microbatches: int | None = None,
+    software: str = INSTALLED,
 ) -> RankAmounts:
     """What the first rank of a pipeline stage computes, sends and keeps in a step of `num_microbatches`.
 
-    By default all micro-batches of the plan. Raises ValueError, one line, for a plan that does not fit together or
-    a stage that it does not have.
+    By default all micro-batches of the plan. software: the stack whose Megatron-Core runs.
+    Raises ValueError, one line, for a plan that does not fit together or a stage that it does not have.
     """
     if not 0 <= stage < plan.pp:
         raise ValueError(f"--stage {stage} is not a stage of --pp {plan.pp}. Try --stage {plan.pp - 1}.")
     _check(plan, workload, model)
     count = num_microbatches or plan.num_microbatches(workload.global_batch)
-    x, features = amount_inputs(plan, workload, model)
+    x, features = amount_inputs(plan, workload, model, software)
     x.m = Fraction(count)
     chunks = placed_chunks(plan, model, stage, workload.seq_len)
     works = {
@@ -117,7 +124,9 @@ def adam_alone(plan: Plan) -> None:
         )
 
 
-def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[SimpleNamespace, frozenset[str]]:
+def amount_inputs(
+    plan: Plan, workload: Workload, model: ModelSpec, software: str = INSTALLED
+) -> tuple[SimpleNamespace, frozenset[str]]:
     """Inputs of the formulas as fractions, and the features of the model's family.
 
     Quantised recipes are replaced by bf16, imbalance and packed documents by their absence.
@@ -142,8 +151,11 @@ def amount_inputs(plan: Plan, workload: Workload, model: ModelSpec) -> tuple[Sim
     # As the model states it, where a step time takes the usual job's.
     found["router_wide"] = found["results_wide"]
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
-    unused = dict.fromkeys(UNUSED, 0) | {"megatron_core": 1, "norm_linear": 1}
-    return SimpleNamespace(**unused | numbers), family_features(model, even, columns)
+    has = stack.load_stack(software)
+    flags = {name: int(getattr(has, name)) for name in stack.INPUTS}
+    return SimpleNamespace(**dict.fromkeys(UNUSED, 0) | flags | numbers), family_features(
+        model, even, columns
+    )
 
 
 def _fraction(value: float) -> Fraction:
@@ -270,7 +282,7 @@ def _block_messages(x: SimpleNamespace, placed: Placed, work: BlockWork, model: 
         found += messages.joined_heads(x, work, again)
     if name in ATTENTION_BLOCKS:
         found += messages.context_parallel(x, name, 1 if placed.again else recompute.core_again(x, name))
-    if name == "mamba":
+    if name in ("mamba", "delta"):
         found += messages.mixer_exchange(x, work, int(placed.again))
     if name == "experts":
         repeated = 1 if placed.again else x.recompute_moe

@@ -13,6 +13,7 @@ from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.rank_amounts import RankAmounts
 from costmodel.workload import Workload
+from executor.core_here import Core, core_here
 from executor.dryrun_job import make_job
 from executor.dryrun_terms import DIFFERS, DOCUMENTED, EQUAL, Term, compare
 from executor.dryrun_tracer import Tracer
@@ -51,9 +52,10 @@ class StageResult:
 
 @dataclass(frozen=True)
 class DryRun:
-    """All stages of a dry run and what they come to."""
+    """All stages of a dry run and what they come to. megatron_core: the version that traced them."""
 
     stages: tuple[StageResult, ...]
+    megatron_core: str = ""
 
     @property
     def exact(self) -> list[Term]:
@@ -87,6 +89,7 @@ class DryRun:
         """The object that `dryrun --json` prints."""
         return {
             "agrees": not self.differing,
+            "megatron_core": self.megatron_core,
             "exact_terms": len(self.exact),
             "exact_equal": self.num_equal,
             "documented": len(self.documented),
@@ -132,21 +135,21 @@ def traced_microbatches(plan: Plan, workload: Workload, wanted: int | None) -> i
     return wanted or min(max(least, 1 + plan.defer_embedding_wgrad), available)
 
 
-def traced_model(model: ModelSpec) -> ModelSpec:
-    """The model as Megatron-Core 0.16 builds it: hybrids without MTP heads, other heads as the last layer, no chunks.
+def traced_model(model: ModelSpec, core: Core) -> ModelSpec:
+    """The model as Megatron-Core builds it: no MTP heads of hybrids in 0.16, other heads as the last layer, no chunks.
 
     `executor.megatron_model.not_expressed` says so in the notes.
     """
-    if model.mamba is not None and model.mtp_layers:
+    if model.mamba is not None and model.mtp_layers and not core.stages_hybrids:
         model = replace(model, mtp_layers=0, mtp_pattern="")
     if heads_apart(model):
         model = replace(model, mtp_pattern="")
     return replace(model, attention_chunk=0)
 
 
-def traced_plan(plan: Plan, model: ModelSpec) -> Plan:
-    """The plan as Megatron-Core 0.16 runs it: no full recompute of hybrids, see `keeps_hybrids` in stacks.toml."""
-    ignored = model.mamba is not None and plan.recompute == "full"
+def traced_plan(plan: Plan, model: ModelSpec, core: Core) -> Plan:
+    """The plan as Megatron-Core runs it: full recompute of hybrids in some, see `keeps_hybrids` in stacks.toml."""
+    ignored = model.mamba is not None and plan.recompute == "full" and core.stack.keeps_hybrids
     return replace(plan, recompute="none", recompute_num_layers=0) if ignored else plan
 
 
@@ -164,6 +167,8 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}
     found |= {model.activation}
+    if model.mla is not None and not model.mla.q_lora_rank:
+        found.add("whole_queries")
     return frozenset(found)
 
 
@@ -177,21 +182,27 @@ def dry_run(
     folder: Path,
     tell: Callable[[float, str], None] = lambda share, what: None,
     measure: Callable[[dict[str, Any], Path], RankAmounts] | None = None,
+    core: Core | None = None,
 ) -> DryRun:
     """Trace the stages one after the other and compare each. measure: counts one stage; a Tracer's own if not given.
 
+    core: the Megatron-Core that traces, by default the one that Python finds.
+
     Raises ValueError for a plan that does not fit together, DryRunFailed when Megatron-Core refuses it.
     """
-    known, runs = traced_model(model), traced_plan(plan, model)
-    predictions = [rank_amounts(runs, workload, known, stage, num_microbatches) for stage in stages]
-    features = plan_features(plan, workload, model)
+    core = core or core_here()
+    known, runs = traced_model(model, core), traced_plan(plan, model, core)
+    predictions = [
+        rank_amounts(runs, workload, known, stage, num_microbatches, core.stack.name) for stage in stages
+    ]
+    features = plan_features(plan, workload, model) | core.features
     found = []
-    with Tracer() as tracer:
+    with Tracer(core.folder) as tracer:
         for index, predicted in enumerate(predictions):
             tell(index / len(stages), f"tracing stage {predicted.stage} of {plan.pp}, a rank of {plan.world}")
             start = time.monotonic()
-            job = make_job(plan, workload, model, predicted.stage, num_microbatches)
+            job = make_job(plan, workload, model, predicted.stage, num_microbatches, core=core)
             counted = (measure or tracer.stage)(job, folder)
             terms = tuple(compare(predicted, counted, features))
             found.append(StageResult(predicted.stage, terms, predicted, counted, time.monotonic() - start))
-    return DryRun(tuple(found))
+    return DryRun(tuple(found), core.version)

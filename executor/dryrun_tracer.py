@@ -27,10 +27,14 @@ class DryRunFailed(Exception):
 
 
 class Tracer:
-    """Traces stage after stage; a context, after which its process has ended. It starts with the first stage."""
+    """Traces stage after stage; a context, after which its process has ended. It starts with the first stage.
 
-    def __init__(self) -> None:
+    core: where Megatron-Core stands, None where Python finds it.
+    """
+
+    def __init__(self, core: Path | None = None) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._core = core
 
     def __enter__(self) -> Tracer:
         return self
@@ -68,7 +72,7 @@ class Tracer:
     def _ask(self, path: Path, log: IO[bytes], limit: float) -> int | None:
         """Exit status of the job's trace, None when it took too long."""
         if self._process is None:
-            self._process = _start(path, log)
+            self._process = _start(path, log, self._core)
         process, late = self._process, threading.Event()
 
         def end() -> None:
@@ -106,13 +110,18 @@ def _answer(process: subprocess.Popen[bytes], path: Path) -> bytes:
     return process.stdout.readline()
 
 
-def _start(path: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(path: Path, log: IO[bytes], core: Path | None) -> subprocess.Popen[bytes]:
     """The worker; what it says while it loads stands in the log of its first stage."""
+    places = [
+        *([str(core)] if core else []),
+        str(Path(__file__).parent.parent),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     environment = os.environ | {
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(places),
     }
     command = [*WORKER, *([] if FORKS else [str(path)])]
     answers = subprocess.PIPE if FORKS else log

@@ -6,11 +6,16 @@ Names and meanings as in Megatron-Core 0.16.1, transformer_config.py, gpt_model.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from costmodel.layout import blocks_of
+from costmodel.layout import blocks_of, layout_of
 from costmodel.model_spec import ModelSpec
 from costmodel.model_tables import Indexer, Moe
+from costmodel.plan import Plan
+
+# Layers of the first and the last stage, by Megatron-Core's names.
+ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 
 # Only one published model has a gated quick GELU; its clamp and offset are part of the activation function.
 # Source: Megatron-Bridge, gpt_oss_provider.py.
@@ -238,6 +243,21 @@ def layer_frequency(model: ModelSpec, moe: Moe) -> int | list[int]:
         return moe.layer_interval
     layers = (index - moe.dense_first_layers for index in range(model.num_layers))
     return [int(place >= 0 and place % moe.layer_interval == 0) for place in layers]
+
+
+def staged_pattern(plan: Plan, model: ModelSpec, seq_len: int) -> str:
+    """Layers of a hybrid with the stages that are priced parted by |, chunk by chunk, of 0.17 on.
+
+    Without where there is one stage, or where the plan says how many layers its first and last have.
+    """
+    if plan.pp * plan.vpp == 1:
+        return model.layer_pattern
+    if (plan.first_stage_layers or plan.last_stage_layers) and plan.vpp == 1 and not plan.pipeline_layout:
+        return model.layer_pattern
+    layout = layout_of(plan, model, seq_len)
+    letters = iter(model.layer_pattern)
+    chunks = [layout.chunks[stage][chunk] for chunk in range(plan.vpp) for stage in range(plan.pp)]
+    return "|".join("".join(itertools.islice(letters, chunk.layers)) for chunk in chunks)
 
 
 def mtp_segments(model: ModelSpec) -> str:

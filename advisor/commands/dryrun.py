@@ -33,6 +33,14 @@ from advisor.whole_numbers import WholeNumber, WholeNumberWithin
     metavar="N",
     help="Micro-batches to trace [1; with --vpp as few as the schedule takes].",
 )
+@click.option(
+    "--megatron-core",
+    "core_folder",
+    type=click.Path(path_type=Path),
+    callback=not_blank,
+    metavar="DIR",
+    help="An unpacked wheel of another Megatron-Core [the one installed].",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.pass_context
 def command(
@@ -41,6 +49,7 @@ def command(
     stage: int | None,
     stages: str,
     microbatches: int | None,
+    core_folder: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -61,6 +70,7 @@ def command(
     from advisor.dryrun_text import dryrun_lines
     from advisor.plan_faults import plan_faults, refuse_broken
     from advisor.progress import Progress
+    from executor.core_here import core_here, core_in
     from executor.dryrun import dry_run, traced_microbatches, which_stages
     from executor.dryrun_tracer import DryRunFailed
     from executor.run import missing_software
@@ -70,6 +80,7 @@ def command(
     problem = missing_software()
     if problem:
         raise ValueError(problem.replace("advisor run", "advisor dryrun"))
+    core = core_in(core_folder) if core_folder else core_here()
     case = read_case(plan, options)
     refuse_broken(case, "it is not traced")
     last = plan is None and options["model"] is None
@@ -89,6 +100,7 @@ def command(
                 num_microbatches=traced_microbatches(case.plan, case.workload, microbatches),
                 folder=Path(folder),
                 tell=tell,
+                core=core,
             )
     except DryRunFailed as error:
         click.echo(f"Error: {' '.join(str(error).split())}", err=True)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 from advisor.measurements.rows import Row
 from costmodel.stack import families, nearest_release
+from costmodel.versions import month_of, version_tables
 
-VERSIONS = Path(__file__).with_name("versions.toml")
 # "26.02" in nemo:26.02.01 or in pytorch:26.04-py3.
 RELEASE = re.compile(r"(?<![\d.])2\d\.(0[1-9]|1[0-2])(?!\d)")
 # "26.02.01" in nemo:26.02.01.
@@ -65,29 +61,13 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1)
-def _tables() -> dict[str, Any]:
-    with VERSIONS.open("rb") as file:
-        return tomllib.load(file)
-
-
-def version_months(framework: str) -> dict[str, str]:
-    """Month "yy.mm" of each version of a framework of the table."""
-    return dict(_tables()[framework]["releases"])
-
-
-def month_of(version: str, releases: Mapping[str, str]) -> str:
-    """Month "yy.mm" of a version, else of the one that it is a patch of; "" where neither is known."""
-    return releases.get(version) or releases.get(".".join(version.split(".")[:2]), "")
-
-
-@lru_cache(maxsize=1)
 def _versions() -> list[tuple[str, dict[str, str]]]:
     return [
         (
             "|".join(re.escape(word) for word in sorted(table["words"], key=len, reverse=True)),
             table["releases"],
         )
-        for table in _tables().values()
+        for table in version_tables().values()
     ]
 
 

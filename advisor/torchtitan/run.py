@@ -9,7 +9,7 @@ from typing import Any
 
 from advisor.measurements.flags import optimizer_words
 from advisor.measurements.plans import row_plan, row_workload
-from advisor.measurements.release import month_of, unknown_release, version_months
+from advisor.measurements.release import unknown_release
 from advisor.measurements.rows import Row
 from advisor.options import given_knobs, plan_from_options
 from advisor.torchtitan.flavors import Flavor, flavor_of
@@ -38,6 +38,7 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from costmodel.stack import load_stack
+from costmodel.versions import month_of, version_months
 from costmodel.workload import Workload
 
 FAMILY = "torchtitan"

@@ -159,8 +159,9 @@ def mixer_exchange_bytes(x: SimpleNamespace, work: BlockWork) -> tuple[Amount, A
 
 
 def mixer_exchange(x: SimpleNamespace, work: BlockWork, again: Amount) -> list[Message]:
-    """What a Mamba mixer exchanges over context-parallel ranks: heads for sequence in front of its scan, and back;
-    gradients the other way. Source: `mixer_exchange_bytes`.
+    """What a Mamba or gated delta mixer exchanges over context-parallel ranks, sources as of `mixer_exchange_bytes`.
+
+    Heads for sequence in front of its scan, and back; gradients the other way.
     """
     size = sum(mixer_exchange_bytes(x, work))
     return [

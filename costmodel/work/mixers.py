@@ -151,16 +151,20 @@ def _copies(x: SimpleNamespace, name: str, wide: Amount, convolved: Amount, inne
         both = 2 * size * (wide + inner) * is_more_than_one(x.b)
         return Stream("copies", both, both)
     keys, several = convolved - inner, is_more_than_one(x.b)
-    repeated = repeats_keys(x) * (keys + 2 * x.delta_value_heads * x.delta_key_dim / x.tp)
+    repeated = copies_keys(x) * (keys + 2 * x.delta_value_heads * x.delta_key_dim / x.tp)
     turned = (1 - x.strided_delta) * 2 * convolved
     forward = (4 + 2 * several) * inner + turned + 4 * keys + repeated
     backward = 2 * convolved + turned + 3 * keys + repeated + (2 + 2 * several) * wide
     return Stream("copies", size * forward, size * backward)
 
 
-def repeats_keys(x: SimpleNamespace) -> Amount:
-    """1 where several value heads of a gated delta net share a head of queries and keys, which is repeated then. [1]"""
-    return is_more_than_one(x.delta_value_heads / maximum(x.delta_key_heads, 1))
+def copies_keys(x: SimpleNamespace) -> Amount:
+    """1 where a gated delta net copies normalised queries and keys, which its norm keeps too. [1]
+
+    Several value heads share one of theirs, which is repeated; or both are normalised at once, as parts of one tensor.
+    Source: Megatron-Core 0.16.1 (repeat_interleave), 0.18.2 and 0.19.2 (query_key), gated_delta_net.
+    """
+    return maximum(is_more_than_one(x.delta_value_heads / maximum(x.delta_key_heads, 1)), x.strided_delta)
 
 
 def _saved_mamba(x: SimpleNamespace, rows: Amount, wide: Amount, inner: Amount) -> dict[str, Amount]:
@@ -175,8 +179,8 @@ def _saved_mamba(x: SimpleNamespace, rows: Amount, wide: Amount, inner: Amount) 
 def _saved_delta(
     x: SimpleNamespace, rows: Amount, wide: Amount, convolved: Amount, inner: Amount
 ) -> dict[str, Amount]:
-    """Input of the convolution; normalised keys and queries, both repeated where value heads share them, a statistic of
-    each before; values; a matrix of a chunk's width a head; output, its norm and the gate, whose product is one
+    """Input of the convolution; normalised keys and queries, both again where they are copied, a statistic of each
+    before; values; a matrix of a chunk's width a head; output, its norm and the gate, whose product is one
     compiled kernel; decay and beta. [byte]
 
     The projection itself is split into copies, where a view of it is not convolved (`strided_delta`), which keeps it
@@ -187,7 +191,7 @@ def _saved_delta(
     heads, strided = x.delta_value_heads / x.tp, x.strided_delta
     # Compiled, decay and beta keep what they are of, and FP32 for the decay and the norm's statistic.
     decay = (1 - strided) * (DECAY_BYTES + e) + strided * (DECAY_BYTES / 2 + 2 * e)
-    both = convolved - inner + repeats_keys(x) * 2 * heads * x.delta_key_dim
+    both = convolved - inner + copies_keys(x) * 2 * heads * x.delta_key_dim
     return {
         "convolution input": e * rows * ((1 - strided) * convolved + strided * wide),
         "queries, keys, values": e * rows * (both + inner),

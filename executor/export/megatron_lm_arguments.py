@@ -16,7 +16,7 @@ from executor.export.exported import Job
 from executor.export.megatron_lm_names import Version, flag_of, names
 from executor.export.unsaid import BENCHMARK_ONLY, refuse_hybrid_stages, setting_notes, setting_value
 from executor.megatron_args import core_fields
-from executor.megatron_model import mtp_segments, not_expressed, rotary_fields
+from executor.megatron_model import ENDS, mtp_segments, not_expressed, rotary_fields, staged_pattern
 from executor.megatron_training import ddp_fields, optimizer_fields
 
 Arguments = dict[str, Any]
@@ -26,8 +26,6 @@ LEGACY_LAYOUT = "--no-use-layer-wise-param-layout"
 NO_MASK = "--no-create-attention-mask-in-dataloader"
 # Names of recompute modules that Megatron-Core has; ours are more.
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "mhc")
-# Layers of the first and the last stage, by Megatron-Core's names.
-ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 
 
 class Writer:
@@ -192,18 +190,15 @@ def _pipeline(writer: Writer, fields: Arguments) -> None:
 
 
 def _staged(writer: Writer) -> str:
-    """The pattern with the stages that are priced parted by |, chunk by chunk."""
-    plan, model = writer.job.plan, writer.job.model
-    if plan.pp * plan.vpp == 1:
-        return model.layer_pattern
-    if (plan.first_stage_layers or plan.last_stage_layers) and plan.vpp == 1 and not plan.pipeline_layout:
-        return model.layer_pattern  # the two numbers say it
-    layout = layout_of(plan, model, writer.job.workload.seq_len)
-    chunks = [layout.chunks[stage][chunk] for chunk in range(plan.vpp) for stage in range(plan.pp)]
-    if any(chunk.mtp for chunk in chunks[:-1]):
-        writer.notes.append("MTP heads stand on the last stage, where Megatron-LM takes those of hybrids")
-    letters = iter(model.layer_pattern)
-    return "|".join("".join(itertools.islice(letters, chunk.layers)) for chunk in chunks)
+    """The pattern with its stages, and a note where MTP heads are priced elsewhere."""
+    plan, model, seq_len = writer.job.plan, writer.job.model, writer.job.workload.seq_len
+    pattern = staged_pattern(plan, model, seq_len)
+    if "|" in pattern:
+        layout = layout_of(plan, model, seq_len)
+        chunks = [layout.chunks[stage][chunk] for chunk in range(plan.vpp) for stage in range(plan.pp)]
+        if any(chunk.mtp for chunk in chunks[:-1]):
+            writer.notes.append("MTP heads stand on the last stage, where Megatron-LM takes those of hybrids")
+    return pattern
 
 
 def _recompute(writer: Writer, fields: Arguments) -> None:

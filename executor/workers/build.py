@@ -54,6 +54,8 @@ def chunk_of(config: Any, job: dict[str, Any], stage: int | None) -> Any:
         from megatron.core.models.mamba import MambaModel
         from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 
+        if "hybrid_layer_pattern" in arguments:
+            arguments["vp_stage"] = stage
         return MambaModel(config=config, mamba_stack_spec=mamba_stack_spec, **arguments)
     from megatron.core.models.gpt import GPTModel
 

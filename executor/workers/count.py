@@ -181,8 +181,9 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function._schema.name
         if name == "aten::_local_scalar_dense":
-            # A value that the host asks for: there is none. One, so that norms divide and losses scale.
-            return 1.0 if args[0].is_floating_point() else 1
+            # A value that the host asks for: there is none. One, so that norms divide and losses scale; no finding.
+            dtype = args[0].dtype
+            return 1.0 if dtype.is_floating_point else dtype != torch.bool and 1
         if name == "aten::masked_select" and LEDGER.rows:
             LEDGER.kernel()
             return args[0].new_empty(LEDGER.rows)

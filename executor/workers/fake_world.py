@@ -115,6 +115,8 @@ def patch() -> None:
     # Gates are compiled functions, which keep their inputs alone; run operator by operator they keep FP32 copies.
     Attention._apply_output_gate = mixers.apply_output_gate
     GatedDeltaNet._apply_gated_norm = mixers.apply_gated_norm
+    if hasattr(GatedDeltaNet, "_compute_g_and_beta"):
+        GatedDeltaNet._compute_g_and_beta = mixers.compute_g_and_beta
     for module in (fused_bias_geglu, transformer_config, mlp, experts):
         module.quick_gelu = mixers.quick_gelu
     for function, product in (

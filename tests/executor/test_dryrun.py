@@ -18,6 +18,7 @@ from costmodel.plan_file import PlanFile, last_plan_path, load_plan_file, save_p
 from costmodel.rank_amounts import Message, RankAmounts
 from costmodel.workload import Workload
 from executor import dryrun
+from executor.core_here import core_of
 from executor.dryrun import dry_run, traced_microbatches, traced_model, which_stages
 from executor.dryrun_terms import DIFFERS, EQUAL, SAVED_TOLERANCE, WITHIN, compare, differences
 from executor.megatron_model import not_expressed
@@ -135,7 +136,11 @@ def planted(part: str = ""):
 def test_heads_are_traced_like_the_last_layer():
     """As GPTModel builds them; a note says so where a model has others."""
     model = replace(load_model("glm4.5-air"), mtp_pattern="*-")
-    assert traced_model(model).mtp_layer_kinds() == model.layer_kinds()[-1:] != model.mtp_layer_kinds()
+    assert (
+        traced_model(model, core_of("0.16.1")).mtp_layer_kinds()
+        == model.layer_kinds()[-1:]
+        != model.mtp_layer_kinds()
+    )
     assert any("GPTModel makes them like the last" in note for note in not_expressed(model))
     assert not any("GPTModel" in note for note in not_expressed(load_model("glm4.5-air")))
 
@@ -204,7 +209,7 @@ def test_the_counts_of_the_headline_add_up(tmp_path):
 
     given = {"stages": [0], "num_microbatches": 1, "folder": tmp_path, "measure": measure}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dryrun, "traced_model", lambda model: model)
+        patch.setattr(dryrun, "traced_model", lambda model, core: model)
         result = dry_run(plan, WORK, deepseek, **given)
     assert not result.differing
     whole = len(result.exact)

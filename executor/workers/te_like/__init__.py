@@ -17,9 +17,14 @@ from collections.abc import Iterator
 from typing import Any
 
 VERSION = "2.8.0"
-# Needs Triton when imported, and is for inference alone.
-INFERENCE = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
-PACKAGES = ("transformer_engine", "mamba_ssm", "causal_conv1d", "fla", "fused_weight_gradient_mlp_cuda")
+PACKAGES = (
+    "transformer_engine",
+    "mamba_ssm",
+    "causal_conv1d",
+    "fla",
+    "fused_weight_gradient_mlp_cuda",
+    "triton",
+)
 
 
 class _AbsentType(type):
@@ -53,7 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Makes every module of the packages above out of nothing."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname.split(".")[0] in PACKAGES or fullname == INFERENCE:
+        if fullname.split(".")[0] in PACKAGES:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -74,6 +79,11 @@ class NoFp8:
 
     is_fp8_calibration = is_fp8_enabled
     with_fp8_parameters = is_fp8_enabled
+
+
+def decorator(*given: Any, **_: Any) -> Any:
+    """Triton's decorators: a kernel stays the function that it is, and nobody calls it."""
+    return given[0] if given and callable(given[0]) else lambda function: function
 
 
 @contextlib.contextmanager
@@ -135,6 +145,8 @@ def install() -> None:
             "wgrad_gemm_accum_fp32": linear.accumulate_wgrad,
             "wgrad_gemm_accum_fp16": linear.accumulate_wgrad,
         },
+        # Kernels of Megatron-Core itself, which it imports whole from 0.18 on.
+        "triton": {"jit": decorator, "autotune": decorator, "heuristics": decorator, "Config": dict},
         **mixers.PROVIDED,
     }
     for name, contents in provided.items():

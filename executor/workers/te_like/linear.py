@@ -82,10 +82,13 @@ class NormFunction(torch.autograd.Function):
 class _Norm(torch.nn.Module):
     with_bias = False
 
-    def __init__(self, hidden_size: int, sequence_parallel: bool, params_dtype: Any, **_: Any) -> None:
+    def __init__(
+        self, normalized_shape: Any = None, *, sequence_parallel: bool, params_dtype: Any, **kwargs: Any
+    ) -> None:
         super().__init__()
-        self.weight = Parameter(torch.empty(hidden_size, dtype=params_dtype))
-        self.bias = Parameter(torch.empty(hidden_size, dtype=params_dtype)) if self.with_bias else None
+        shape = kwargs.get("hidden_size", normalized_shape)  # its name until Megatron-Core 0.16
+        self.weight = Parameter(torch.empty(shape, dtype=params_dtype))
+        self.bias = Parameter(torch.empty(shape, dtype=params_dtype)) if self.with_bias else None
         for parameter in self.parameters():
             parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
 

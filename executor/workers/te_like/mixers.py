@@ -97,7 +97,7 @@ class Convolution(torch.autograd.Function):
         LEDGER.kernel()
         ctx.save_for_backward(x, weight)
         ctx.with_bias = bias is not None
-        return torch.empty_like(x)
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -110,6 +110,11 @@ class Convolution(torch.autograd.Function):
 def causal_conv1d(x: Any, weight: Any, bias: Any = None, **_: Any) -> Any:
     """causal_conv1d_fn."""
     return Convolution.apply(x, weight, bias)
+
+
+def strided_conv1d(x: Any, weight: Any, bias: Any = None, **_: Any) -> Any:
+    """fla.modules.convolution.causal_conv1d, which Megatron-Core calls from 0.18 on: tokens as they lie."""
+    return Convolution.apply(x, weight, bias), None
 
 
 class L2Norm(torch.autograd.Function):
@@ -188,6 +193,26 @@ def apply_gated_norm(layer: Any, x: torch.Tensor, gate: torch.Tensor) -> Any:
     return Gate.apply(layer.out_norm(x.reshape(-1, x.shape[-1])), gate.reshape(-1, gate.shape[-1]))
 
 
+class Decay(torch.autograd.Function):
+    """Decay and step sizes of the gated delta rule, compiled into one kernel: keeps what came in."""
+
+    @staticmethod
+    def forward(ctx: Any, a_log: Any, dt_bias: Any, alpha: torch.Tensor, beta: torch.Tensor) -> Any:
+        LEDGER.kernel()
+        ctx.save_for_backward(a_log, dt_bias, alpha, beta)
+        return torch.empty_like(alpha, dtype=torch.float32), torch.empty_like(beta)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        LEDGER.kernel()
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
+
+
+def compute_g_and_beta(_: Any, *tensors: torch.Tensor) -> Any:
+    """GatedDeltaNet._compute_g_and_beta of Megatron-Core, which it compiles from 0.18 on."""
+    return Decay.apply(*tensors)
+
+
 def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
     """The patterns of einops that Megatron-Core's Mamba mixer and its groups of groups use."""
     if pattern == "(l s u) -> (l u) s":
@@ -214,6 +239,7 @@ PROVIDED: dict[str, dict[str, Any]] = {
     "mamba_ssm.ops.triton.ssd_combined": {"mamba_split_conv1d_scan_combined": mamba_scan},
     "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GatedNorm},
     "causal_conv1d": {"causal_conv1d_fn": causal_conv1d},
+    "fla.modules.convolution": {"causal_conv1d": strided_conv1d},
     "fla.modules.l2norm": {"l2norm": lambda x: L2Norm.apply(x)},
     "fla.ops.gated_delta_rule": {"chunk_gated_delta_rule": delta_rule},
 }
