@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from advisor.measurements.release import version_months
 from costmodel.stack import families, load_stack, months, nearest_release
+from costmodel.versions import version_months
 
 if TYPE_CHECKING:
     from advisor.case import Case

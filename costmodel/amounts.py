@@ -77,7 +77,8 @@ def rank_amounts(
         name: block_work(x, name, features)
         for name in {each.block for chunk in chunks for each in chunk.blocks}
     }
-    buffered = stage_buffers(x, plan, chunks, works, model)
+    apart = not stack.load_stack(software).unsummed_experts
+    buffered = stage_buffers(x, plan, chunks, works, model, experts_apart=apart)
     once = step_messages(x, plan, buffered)
     saved = _saved(x, chunks, works)
     flying, turned = schedule.in_flight(x, stage), schedule.last_chunk_in_flight(x, stage)

@@ -88,17 +88,20 @@ def stage_buffers(
     places: tuple[int, int] = (0, 0),
     *,
     plain: bool = False,
+    experts_apart: bool = False,
 ) -> list[BufferedTensors]:
     """Buffers of every chunk of a stage: tensors of dp x cp ranks, and of the experts' own ranks.
 
     places: of the rank among those that share the optimizer state of a buffer, and of one of experts. plain: modules
     of Megatron-Core alone, whose order is another, so that padding falls elsewhere.
 
-    Without expert parallelism Megatron-Core keeps experts with the others. Buckets are cut on the first stage's first
-    chunk while reductions overlap, elsewhere a chunk is one bucket. Source: Megatron-Core 0.16.1,
-    distributed_data_parallel.py; Megatron-LM, training.py, disable_bucketing.
+    Without expert parallelism Megatron-Core keeps experts with the others, but for those of another tensor-parallel
+    size where `experts_apart`. Buckets are cut on the first stage's first chunk while reductions overlap, elsewhere a
+    chunk is one bucket. Source: Megatron-Core 0.16.1, distributed_data_parallel.py; Megatron-LM, training.py,
+    disable_bucketing.
     """
     found = []
+    own_ranks = plan.ep > 1 or (experts_apart and plan.etp != plan.tp)
     for index, chunk in enumerate(chunks):
         tensors = list(chunk_tensors(x, plan, chunk, works, model.tied_embeddings, plain=plain))
         # Only the first stage holds the first of all chunks.
@@ -108,7 +111,7 @@ def stage_buffers(
             ("edp", int(x.edp), int(x.expert_shard), True, places[1]),
         )
         for group, ranks, shard, apart, place in parts:
-            own = tuple(each for each in tensors if (each.expert and plan.ep > 1) == apart)
+            own = tuple(each for each in tensors if (each.expert and own_ranks) == apart)
             if own:
                 size = float(x.bucket) if cut else 0.0
                 sharded = bool(x.optimizer_sharded)

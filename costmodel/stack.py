@@ -73,6 +73,7 @@ class Stack:
     keeps_hybrids: bool = False
     stand_ins: bool = False
     strided_delta: bool = False
+    unsummed_experts: bool = False
     scatter_gather: bool = False
     collective_mean: bool = False
     large_buckets: bool = False

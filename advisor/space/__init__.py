@@ -147,7 +147,8 @@ def _segments(request: Request) -> list[Row]:
 def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> Columns:
     """ep over divisors of the experts, on their own mesh inside each stage; etp 1 unless pinned.
 
-    Software whose experts have no tensor parallel size of their own splits them over tp.
+    Software whose experts have no tensor parallel size of their own splits them over tp, and so are experts split
+    without expert parallelism where nobody would sum the gradients of whole ones.
     """
     moe = request.model.moe
     if moe is None:
@@ -157,8 +158,10 @@ def _expert_sizes(columns: Columns, request: Request, pins: dict[str, Any]) -> C
     eps = [pins["ep"]] if "ep" in pins else [size for size in divisors(moe.num_experts) if size <= most]
     columns = cross(columns, [{"ep": float(size)} for size in eps])
     columns = cross(columns, [{"etp": float(pins.get("etp", 1))}])
-    if "etp" not in pins and "expert_tensor_parallel" in lacked(request.stack):
-        columns["etp"] = columns["tp"].copy()
+    if "etp" not in pins:
+        missing = lacked(request.stack)
+        split = (columns["ep"] == 1) & ("whole_experts" in missing) | ("expert_tensor_parallel" in missing)
+        columns["etp"] = np.where(split, columns["tp"], columns["etp"])
     ranks = columns["tp"] * columns["cp"] * columns["dp"]
     keep(columns, ranks % (columns["ep"] * columns["etp"]) == 0)
     return columns

@@ -41,6 +41,7 @@ def tracer(core):
     [
         ("llama3-8b", {**SPLIT, "pp": 2, "dp": 2}, 1),
         ("deepseek-v2-lite", {**SPLIT, "dp": 8, "ep": 8}, 0),
+        ("mixtral-8x7b", {**SPLIT, "dp": 2}, 0),
         ("nemotronh-8b", {**SPLIT, "pp": 2, "vpp": 2, "dp": 2}, 1),
         ("nemotronh-8b", {**SPLIT, "dp": 2, "recompute": "full"}, 0),
         ("nemotron3-super-120b-a12b", {**SPLIT, "dp": 8, "ep": 8}, 0),

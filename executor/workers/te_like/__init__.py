@@ -113,7 +113,7 @@ def install() -> None:
             "is_fp8_activation_recompute_enabled": NoFp8.is_fp8_enabled,
         },
         "transformer_engine.pytorch.cpu_offload": {
-            "get_cpu_offload_context": lambda *_: (contextlib.nullcontext(), None)
+            "get_cpu_offload_context": lambda *_, **__: (contextlib.nullcontext(), None)
         },
         "transformer_engine.pytorch.attention": {"_SplitAlongDim": attention.SplitAlongDim},
         "transformer_engine.pytorch.attention.rope": {"apply_rotary_pos_emb": attention.apply_rotary},
