@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -33,6 +34,10 @@ USUAL = {
     "cdna3": "mi300x-8",
     "cdna4": "mi355x-8",
 }
+# GPUs of Pascal, Volta and Turing that still train models, not shipped.
+WITHOUT_BF16 = re.compile(
+    r"(?<![a-z0-9])(?:[pv]100s?|t4|titan-?(?:v|rtx)|(?:rtx|gtx)-?(?:20|16|10)[5-8]0)(?![0-9])"
+)
 # For a generation that nothing is known of: PCIe 5 and one 400 Gbit/s card a GPU.
 PLAIN = {"intra": "pcie5-x16", "inter": "ib-ndr-400", "host_link": "pcie5-x16"}
 # For processors, whose ranks meet in the host's memory.
@@ -156,6 +161,11 @@ def _with_gpu(found: Cluster, gpu: str, cluster: str) -> tuple[Cluster, str]:
 
 
 def _unknown(what: str, given: str, words: Iterable[str], option: str, names: Iterable[str] = ()) -> str:
+    if WITHOUT_BF16.search(word(given)):
+        return (
+            f"{what} {given!r} is unknown: GPUs before Ampere have no BF16, in which models are trained. "
+            "`advisor hardware` lists what is known."
+        )
     hint = nearest(word(given), words, 0.5) or (
         f"Known: {', '.join(names)}." if names else "`advisor hardware` lists what is known."
     )
