@@ -93,12 +93,12 @@ def resolve(gpu: str | None, cluster: str | None) -> tuple[Cluster, str]:
     """
     if cluster:
         found = load_cluster(cluster)
-        return _with_gpu(found, gpu, cluster) if gpu else (found, f"cluster {found.name}: {found.title}")
+        return _with_gpu(found, gpu, cluster) if gpu else (found, f"cluster {found.name}: {_told(found)}")
     if not gpu:
         raise ValueError("no GPU named. Try --gpu b200, or `advisor hardware` for all.")
     named = _named_cluster(gpu)
     if named:
-        return named, f"{shown(gpu)} means {named.name}: {named.title}"
+        return named, f"{shown(gpu)} means {named.name}: {_told(named)}"
     if is_path(gpu):
         found = _user_cluster(_read(gpu))
         return found, f"{shown(gpu)}: {found.title}"
@@ -142,6 +142,11 @@ def _named_cluster(name: str) -> Cluster | None:
     return next((cluster for cluster in shipped_clusters() if wanted in words(cluster)), None)
 
 
+def _told(cluster: Cluster) -> str:
+    """A cluster's title, and what its file notes of it."""
+    return f"{cluster.title}; {cluster.note}" if cluster.note else cluster.title
+
+
 def _with_gpu(found: Cluster, gpu: str, cluster: str) -> tuple[Cluster, str]:
     """`--gpu` and `--cluster` together."""
     named = _named_cluster(gpu)
@@ -157,7 +162,7 @@ def _with_gpu(found: Cluster, gpu: str, cluster: str) -> tuple[Cluster, str]:
         raise ValueError(
             f"--gpu {gpu} and --cluster {cluster} disagree: {found.name} has {found.gpu.name}. Drop one of them."
         )
-    return found, f"cluster {found.name}: {found.title}"
+    return found, f"cluster {found.name}: {_told(found)}"
 
 
 def _unknown(what: str, given: str, words: Iterable[str], option: str, names: Iterable[str] = ()) -> str:

@@ -91,6 +91,7 @@ def test_cards_with_bridges_have_a_cluster_of_pairs(gpu):
     assert (pairs.gpus_per_node, pairs.domain_size) == (8, 2)
     assert pairs.intra.bandwidth > pairs.inter.bandwidth
     assert not pairs.is_default_for_gpu
+    assert "several nodes" in hardware_db.resolve(None, pairs.name)[1]
     plain = hardware_db.resolve(gpu, None)[0]
     assert pairs.inter.bandwidth == plain.intra.bandwidth  # the same PCIe
 
