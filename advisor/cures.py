@@ -97,7 +97,7 @@ def first_cure(case: Case) -> Cure | None:
     """The first change that runs and fits, None where none of these does alone. ValueError as `predict`."""
     if case.model.moe is not None and (wider := _wider_experts(case)):
         return wider
-    near_host = case.cluster.host_link.name == "nvlink-c2c"
+    near_host = case.cluster.has_c2c
     for knobs in ORDER:
         tried = (*knobs, "offload_layers") if near_host and knobs == LIGHT else knobs
         if fitting := [change for change in what_if(case, tried).changes if change.fits]:

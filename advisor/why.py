@@ -196,7 +196,12 @@ class GuidePath:
         domain = cluster.domain_size
         on_cpu = cluster.gpu.generation == "cpu"
         joined = "one box, over PCIe" if cluster.intra.name.startswith("pcie") else "one fast domain"
-        place = "the processes share one machine" if on_cpu else f"{domain} GPUs share {joined}"
+        shared = (
+            f"{domain} GPUs share {joined}"
+            if domain > 1
+            else "no GPU shares a node or fast link with another"
+        )
+        place = "the processes share one machine" if on_cpu else shared
         sizes = [size for size in (1, 2, 4, 8, 16) if size <= domain]
         tried = tuple(self.variants.sizes("tp", sizes))
         text = f"Splits every layer; {place}. {self._as_chosen(tried)} Chosen: TP{self.plan.tp}."

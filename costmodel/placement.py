@@ -50,9 +50,9 @@ def is_newer(generation: str) -> bool:
     return generation in ("hopper", "blackwell", "blackwell-ultra")
 
 
-def switch_reduces(generation: str, link: str) -> bool:
-    """Whether the switches of a domain's `link` reduce (NVLS). Source: NCCL 2.17 release notes, NVLink SHARP."""
-    return is_newer(generation) and link.startswith("nvlink")
+def switch_reduces(generation: str, has_nvlink_switch: bool) -> bool:
+    """Whether the switches of a domain reduce (NVLS). Source: NCCL 2.17 release notes, NVLink SHARP."""
+    return is_newer(generation) and has_nvlink_switch
 
 
 def network_reduces(link: str) -> bool:

@@ -215,11 +215,6 @@ def architecture(generation: str) -> str:
 SHARED_KEYS = ("all", "wheel")
 
 
-def has_grace(cluster: hardware_db.Cluster) -> bool:
-    """Whether the host's processors are Grace, next to their GPUs over NVLink C2C."""
-    return cluster.host_link.name == "nvlink-c2c"
-
-
 # Formats of whose products steps reach as much as of BF16's: the tables are of the products alone.
 PRODUCTS_AS = {"fp8": "bf16", "fp8-block": "bf16"}
 # Attention kernels that steps are taken to reach as much of as of another.

@@ -28,7 +28,7 @@ class Setting:
     shard, 0 none. recompute: none, selective or full. stack: software family and release, as nemo-26.06.
     techniques: words of what else moves a step: the experts' dispatcher, overlapped-dispatch, graphs, offload.
     effects: every other setting that is not at its default, with what it changes, as name=value@log; see
-    `costmodel.evidence.effects`.
+    `costmodel.evidence.effects`. kernels: the GPU whose kernel tables are used in place of own ones, "" with own ones.
     """
 
     model: str
@@ -56,6 +56,7 @@ class Setting:
     stack: str
     techniques: str = ""
     effects: str = ""
+    kernels: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -33,6 +34,10 @@ USUAL = {
     "cdna3": "mi300x-8",
     "cdna4": "mi355x-8",
 }
+# GPUs of Pascal, Volta and Turing that still train models, not shipped.
+WITHOUT_BF16 = re.compile(
+    r"(?<![a-z0-9])(?:[pv]100s?|t4|titan-?(?:v|rtx)|(?:rtx|gtx)-?(?:20|16|10)[5-8]0)(?![0-9])"
+)
 # For a generation that nothing is known of: PCIe 5 and one 400 Gbit/s card a GPU.
 PLAIN = {"intra": "pcie5-x16", "inter": "ib-ndr-400", "host_link": "pcie5-x16"}
 # For processors, whose ranks meet in the host's memory.
@@ -88,12 +93,12 @@ def resolve(gpu: str | None, cluster: str | None) -> tuple[Cluster, str]:
     """
     if cluster:
         found = load_cluster(cluster)
-        return _with_gpu(found, gpu, cluster) if gpu else (found, f"cluster {found.name}: {found.title}")
+        return _with_gpu(found, gpu, cluster) if gpu else (found, f"cluster {found.name}: {_told(found)}")
     if not gpu:
         raise ValueError("no GPU named. Try --gpu b200, or `advisor hardware` for all.")
     named = _named_cluster(gpu)
     if named:
-        return named, f"{shown(gpu)} means {named.name}: {named.title}"
+        return named, f"{shown(gpu)} means {named.name}: {_told(named)}"
     if is_path(gpu):
         found = _user_cluster(_read(gpu))
         return found, f"{shown(gpu)}: {found.title}"
@@ -137,6 +142,11 @@ def _named_cluster(name: str) -> Cluster | None:
     return next((cluster for cluster in shipped_clusters() if wanted in words(cluster)), None)
 
 
+def _told(cluster: Cluster) -> str:
+    """A cluster's title, and what its file notes of it."""
+    return f"{cluster.title}; {cluster.note}" if cluster.note else cluster.title
+
+
 def _with_gpu(found: Cluster, gpu: str, cluster: str) -> tuple[Cluster, str]:
     """`--gpu` and `--cluster` together."""
     named = _named_cluster(gpu)
@@ -152,10 +162,15 @@ def _with_gpu(found: Cluster, gpu: str, cluster: str) -> tuple[Cluster, str]:
         raise ValueError(
             f"--gpu {gpu} and --cluster {cluster} disagree: {found.name} has {found.gpu.name}. Drop one of them."
         )
-    return found, f"cluster {found.name}: {found.title}"
+    return found, f"cluster {found.name}: {_told(found)}"
 
 
 def _unknown(what: str, given: str, words: Iterable[str], option: str, names: Iterable[str] = ()) -> str:
+    if WITHOUT_BF16.search(word(given)):
+        return (
+            f"{what} {given!r} is unknown: GPUs before Ampere have no BF16, in which models are trained. "
+            "`advisor hardware` lists what is known."
+        )
     hint = nearest(word(given), words, 0.5) or (
         f"Known: {', '.join(names)}." if names else "`advisor hardware` lists what is known."
     )

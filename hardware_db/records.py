@@ -135,12 +135,17 @@ def read_link(table: Table, name: str) -> Link:
         quantities=quantities,
         path=table.path,
         peer_links=_peer_links(table),
+        is_mesh=_is_mesh(table),
     )
+
+
+def _is_mesh(table: Table) -> bool:
+    return table.one_of("topology", TOPOLOGIES, "switch") == "mesh"
 
 
 def _peer_links(table: Table) -> int:
     """Links over which a link's bandwidth is spread: `num_links` of a mesh, which has one to each other GPU, else 1."""
-    if table.one_of("topology", TOPOLOGIES, "switch") == "switch":
+    if not _is_mesh(table):
         return 1
     count = table.quantity("num_links", LINK_KEYS["num_links"], above_zero=True).si
     if count != int(count):
@@ -245,11 +250,15 @@ def _sizes(table: Table, usual: Cluster | None) -> tuple[int, int]:
 
 def _check_mesh(table: Table, domain_size: int, link: Link) -> None:
     """ValueError where a domain has more GPUs than a mesh's links reach. Fewer are part of a larger mesh."""
-    if link.peer_links > 1 and domain_size > link.peer_links + 1:
+    many = link.peer_links
+    if link.is_mesh and domain_size > many + 1:
+        reach = (
+            "1 link of a GPU reaches 1 other" if many == 1 else f"{many} links of a GPU reach {many} others"
+        )
         raise table.error(
             "domain_size",
-            f"link {link.name} is a mesh, whose {link.peer_links} links of a GPU reach {link.peer_links} others, and "
-            f"a domain of {domain_size} GPUs needs one to each. Give {link.peer_links + 1} or fewer.",
+            f"link {link.name} is a mesh, whose {reach}, and "
+            f"a domain of {domain_size} GPUs needs one to each. Give {many + 1} or fewer.",
         )
 
 

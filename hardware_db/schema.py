@@ -160,6 +160,7 @@ class Link:
     scope is intra (scale-up domain), inter (network) or host. quantities["reached"], where a file has it: share of the
     bandwidth that published training runs move, where that is much less than benchmarks of one collective. [1]
     peer_links: links over which the bandwidth is spread, one to each other GPU of a mesh; 1 where it is a switch's. [1]
+    is_mesh: whether GPUs are joined without switches, as a bridge joins two cards.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Link:
     quantities: Mapping[str, Quantity]
     path: Path
     peer_links: int = 1
+    is_mesh: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,16 @@ class Cluster:
         """Processes that shared a machine without GPUs while it was measured, None where the file does not tell. [1]"""
         quantity = self.quantities.get("processes")
         return int(quantity.value) if quantity else None
+
+    @property
+    def has_nvlink_switch(self) -> bool:
+        """Whether NVLink switches join the GPUs of a domain: no bridge, no mesh, and no GPU alone in its domain."""
+        return self.intra.name.startswith("nvlink") and not self.intra.is_mesh and self.domain_size > 1
+
+    @property
+    def has_c2c(self) -> bool:
+        """Whether GPUs hang on their host's processors (Grace) by NVLink C2C instead of PCIe."""
+        return self.host_link.name.startswith("nvlink-c2c")
 
     @property
     def host_memory(self) -> float | None:

@@ -92,7 +92,7 @@ def overview() -> str:
             cluster.name,
             cluster.gpu.name,
             str(cluster.domain_size),
-            f"{cluster.intra.bandwidth / 1e9:.0f}",
+            f"{cluster.intra.bandwidth / 1e9:.0f}" if cluster.domain_size > 1 else "-",
             f"{cluster.inter.bandwidth * 8 / 1e9:.0f}",
             f"{cluster.price_per_gpu_hour:.2f}" if cluster.price_per_gpu_hour else "-",
             f"--gpu {cluster.gpu.name}" if defaults.get(cluster.gpu.name) == cluster.name else "",
@@ -147,7 +147,12 @@ def page(found: Gpu | Link | Cluster, note: str) -> str:
         lines += [
             f"  {gpus_text(found.domain_size)} a scale-up domain, {found.gpus_per_node} a node",
             f"  gpu        {found.gpu.name}: {found.gpu.title}",
-            *(wrap(_link_line(role, link), "  ", " " * 13) for role, link in _links(found).items()),
+            *(
+                wrap(_link_line(role, link), "  ", " " * 13)
+                for role, link in _links(found).items()
+                if role != "scale-up" or found.domain_size > 1
+            ),
+            *([wrap(f"note       {found.note}", "  ", " " * 13)] if found.note else []),
             *([""] if found.quantities else []),
         ]
     for key, quantity in found.quantities.items():

@@ -31,7 +31,6 @@ from costmodel.model_sizes import from_sizes
 from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import count_parameters
 from costmodel.plan import CP_COMM_TYPES, Plan
-from costmodel.step_constants import has_grace
 from costmodel.work.dispatched import most_imbalance
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
@@ -237,7 +236,7 @@ def bound_to_cores(row: Row, cluster: Cluster) -> tuple[bool, str]:
     ones there, and none more on x86 servers (costmodel/binding/hardware.py, UNBOUND_LAUNCH).
     """
     said = _said(row, "cpu_binding", None if habit_of(row).get("bound", True) else False)
-    if said is not None or not (row.untuned and has_grace(cluster)):
+    if said is not None or not (row.untuned and cluster.has_c2c):
         return said is None or bool(said), ""
     return False, "not tuned for speed, so ranks are read as not bound to Grace's cores: an inference"
 

@@ -13,7 +13,8 @@ SAME_MEMORY = 0.1
 # Gigabytes in a name, not bits a second; a bare g only behind a GPU's name, as in a100-40g.
 MEMORY = re.compile(r"(?<![\d.])(\d{2,3})-?(?:gb|gib)(?![a-z0-9]|/s)|[a-z]\d+-(\d{2,3})g(?![a-z0-9/])")
 LARGEST_MEMORY = 320  # GB; what is larger is another number
-# Cards that share a GPU's name, and neither its chip's size nor its memory.
+# SXM modules, and cards that share a module's name, but neither its chip's size nor its memory.
+MODULES = {"a100", "a800", "h100", "h200", "h20", "h800"}
 OTHER_CARDS = re.compile(r"(?<![a-z0-9])(pcie|nvl(?!\d|-72|-36))(?![a-z0-9])")
 # GPUs of a scale-up domain that a name tells, and how many such racks make one: nvl72, nvl36x2.
 DOMAIN = re.compile(r"(?<![a-z0-9])nvl-?(\d+)(?:x(\d+))?(?![a-z0-9])")
@@ -59,14 +60,14 @@ def _plain(text: str) -> str:
 
 
 def _read(text: str, given: str) -> Cluster | None:
-    gpus = [gpu for gpu in hardware_db.list_gpus() if _named(_first_word(gpu), text)]
+    card = OTHER_CARDS.search(text)
+    gpus = _gpus_named(text, card[1] if card else "")
     names = {_first_word(gpu) for gpu in gpus}
     if len(names) > 1:
         raise ValueError(
             f"system {given!r} names several GPUs: {', '.join(sorted(names))}. Give each its own row."
         )
-    card = OTHER_CARDS.search(text)
-    if card and gpus and gpus[0].generation in ("ampere", "hopper"):
+    if card and names & MODULES:
         raise ValueError(
             f"system {given!r} is another card than the SXM module of that name, and not known. Describe it in a "
             "file, as docs/extending.md shows, and name the file."
@@ -84,6 +85,19 @@ def _read(text: str, given: str) -> Cluster | None:
             f"system {given!r}: no {names.pop()} with {told} is known. `advisor hardware` lists them."
         )
     return None
+
+
+def _gpus_named(text: str, card: str) -> list[Gpu]:
+    """GPUs that a text names; where it names a card of ours (h100-pcie) none of those whose name is a part of it.
+
+    card: pcie or nvl where that stands anywhere in the text, as in "H100 80GB PCIe"; else "".
+    """
+    shipped = hardware_db.list_gpus()
+    words = {_first_word(gpu) for gpu in shipped}
+    found = {word for word in words if _named(word, text)}
+    found |= {f"{word}-{card}" for word in found} & words
+    found -= {word for word in found if any(other.startswith(f"{word}-") for other in found)}
+    return [gpu for gpu in shipped if _first_word(gpu) in found]
 
 
 def _longest(text: str) -> Cluster | None:
@@ -113,8 +127,8 @@ def _named(name: str, text: str) -> bool:
 
 
 def _first_word(gpu: Gpu) -> str:
-    """What a GPU is called in any of its forms: h100 of h100-sxm-500w, rtx-pro-6000."""
-    return re.sub(r"-(?:sxm|\d+w).*", "", gpu.name)
+    """What a GPU is called in any of its forms: h100 of h100-sxm-500w, gh200 of gh200-144gb, rtx-pro-6000."""
+    return re.sub(r"-(?:sxm|\d+w|\d+gb).*", "", gpu.name)
 
 
 def _has_memory(gpu: Gpu, text: str) -> bool:

@@ -31,7 +31,6 @@ from costmodel.step_constants import (
     PRIORS,
     architecture,
     fitted,
-    has_grace,
     maturity,
     parameter_keys,
     usual_key,
@@ -201,7 +200,7 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
     quantity = cluster.quantities.get("host_memory_bandwidth")
     share = quantity.si / cluster.gpus_per_node if quantity else HOST_MEMORY_BANDWIDTH
     queued = generation in ("ampere", "hopper", "ada")
-    processor = "grace" if has_grace(cluster) else "x86"
+    processor = "grace" if cluster.has_c2c else "x86"
     return {
         "host_link": Bound(
             link.bandwidth * HOST_LINK_EFFICIENCY, f"link {link.name}, {HOST_LINK_EFFICIENCY} of it"
@@ -212,7 +211,7 @@ def _host(cluster: Cluster) -> dict[str, Bound]:
         ),
         "queued": Bound(float(queued), f"{generation}: one hardware queue orders kernels before Blackwell"),
         "switch_reduces": Bound(
-            float(switch_reduces(generation, cluster.intra.name)),
+            float(switch_reduces(generation, cluster.has_nvlink_switch)),
             f"{generation}, {cluster.intra.name}: NVLS from Hopper's NVSwitch on",
         ),
         "network_reduces": Bound(

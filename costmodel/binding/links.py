@@ -86,7 +86,7 @@ def _send_recv(own: Mapping[str, Any], cluster: Cluster) -> dict[str, Bound]:
 def _peer_links(link: Link) -> Bound:
     """Links over which a GPU's bandwidth in a domain is spread: 1 to a switch. [1]"""
     if link.peer_links == 1:
-        return Bound(1.0, f"link {link.name}: no mesh")
+        return Bound(1.0, f"link {link.name}: {'one link joins two GPUs' if link.is_mesh else 'no mesh'}")
     return Bound(
         float(link.peer_links),
         f"link {link.name}, num_links: {link.quantities['num_links'].source}",

@@ -49,14 +49,17 @@ def power_factor(cluster: Cluster) -> float:
     """Rate of matrix kernels under a lower power limit than that of the GPU whose tables are used. [1]
 
     (P / P_tables)^0.6: identical MI silicon gains 19 % from 750 to 1000 W, DGX B200 loses 20 % from 1000
-    to 700 W. Source: shared hardware notes, section 5 (power throttling).
+    to 700 W. P is watts over the peak, since a smaller chip needs fewer: 0.78 for the H100 PCIe's 350 W and 756
+    TFLOP/s, which settles at 1,395 of its 1,755 MHz (0.79). Source: shared hardware notes, section 5.
     """
     gpu = cluster.gpu
     if gpu.own_calibration or gpu.calibrated_like == gpu.name or "power" not in gpu.quantities:
         return 1.0
-    return float(
-        min(1.0, gpu.get("power") / hardware_db.load_gpu(gpu.calibrated_like).get("power")) ** POWER_EXPONENT
-    )
+    kin = hardware_db.load_gpu(gpu.calibrated_like)
+    # Peaks of the same format; as large a chip where the file has none.
+    own_peak, kin_peak = gpu.peak("bf16"), kin.peak("bf16")
+    size = own_peak / kin_peak if own_peak and kin_peak else 1.0
+    return float(min(1.0, gpu.get("power") / kin.get("power") / size) ** POWER_EXPONENT)
 
 
 def memory_factor(cluster: Cluster) -> float:
@@ -84,7 +87,10 @@ def of_memory(bound: Bound, factor: float, cluster: Cluster) -> Bound:
 
 def limited(bound: Bound, factor: float, cluster: Cluster) -> Bound:
     """A rate under a power limit, which is said."""
-    says = f"matrix kernels run at {factor:.2f} of {cluster.gpu.calibrated_like}, for its power limit"
+    like = cluster.gpu.calibrated_like
+    says = (
+        f"matrix kernels reach {factor:.2f} of the share of their peak that {like}'s do, for its power limit"
+    )
     return _scaled(bound, factor, cluster, " for its power limit", says)
 
 

@@ -25,6 +25,8 @@ def basis(table: Table, query: Setting, distances: NDArray[np.float64], known_mo
         )
         if not table.knows(name, word)
     ]
+    if table.guesses(query):
+        missing.insert(0, f"on the {query.gpu}, whose kernels are those of the {query.kernels}")
     reasons = [f"none of them {', none '.join(missing)}"] if missing else []
     if rare := [TRAITS[trait] for trait in traits(query.family) & table.rare_traits]:
         reasons.append(f"hardly any with {' and '.join(sorted(rare))}")

@@ -55,6 +55,10 @@ UNKNOWN = 3.0
 # Width of the kernel in which runs share an error, and how many runs at no distance weigh as much as knowing of none.
 SHARED_WIDTH = 0.3
 SHARED_PRIOR = 1.0
+# Of a GPU that no run was on and that has the kernels of another (`Setting.kernels`): what they reach on it, under its
+# power limit and over its memory, is an inference, while its generation's software is known. Assumed: with the least
+# growth a fifth.
+UNKNOWN_GPU = 2.0
 # Runs whose mean distance says how far away the evidence is.
 REACH = 5
 # Errors above a factor of two count as that: such a run was not what its line states (waiting for data, say).
@@ -183,6 +187,11 @@ class Table:
         """Whether any run has this word."""
         return word in self.codes[name][0]
 
+    def guesses(self, query: Setting) -> bool:
+        """Whether a query's GPU has the kernels of another, and no run shows what they reach there."""
+        known = self.knows("gpu", query.gpu) or not self.knows("generation", query.generation)
+        return bool(query.kernels) and not known
+
     def terms(self, query: Setting) -> dict[str, Numbers]:
         """Parts of the distance of every run to a query, each at least 0; their sum is the distance. [1]"""
         found = {
@@ -191,7 +200,7 @@ class Table:
             + self._doubles("parameters", query),
             "gpu": (OTHER["generation"] if self.knows("generation", query.generation) else UNKNOWN)
             * self.other("generation", query.generation)
-            + OTHER["gpu"] * self.other("gpu", query.gpu)
+            + (UNKNOWN_GPU if self.guesses(query) else OTHER["gpu"]) * self.other("gpu", query.gpu)
             + OTHER["cluster"] * self.other("cluster", query.cluster),
             "precision": OTHER["precision"] * self.other("precision", query.precision)
             + OTHER["bits"] * (self.bits != bits(query.precision)),

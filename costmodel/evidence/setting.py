@@ -14,7 +14,7 @@ from costmodel.plan import Plan
 from costmodel.plan_array import PlanArray
 from costmodel.stack import default_stack, load_stack
 from costmodel.workload import Workload
-from hardware_db import Cluster
+from hardware_db import Cluster, Gpu, load_gpu
 from hardware_db.evidence import Setting
 
 # What sets families apart from dense decoders, by the word in their names.
@@ -64,7 +64,20 @@ def setting_of(
         stack="local" if cluster.gpu.generation == "cpu" else load_stack(stack or default_stack()).name,
         techniques=" ".join(techniques(model, plan)),
         effects=effects_text(effects(case, plan)),
+        kernels=_borrowed(cluster.gpu),
     )
+
+
+def _borrowed(gpu: Gpu) -> str:
+    """The GPU whose kernel tables one takes; "" where it has its own, or is that GPU but for its links (H800, A800)."""
+    if gpu.own_calibration or gpu.calibrated_like == gpu.name:
+        return ""
+    keys = ("peak_bf16", "hbm_bandwidth", "power")
+    mine, theirs = (
+        [one.quantities[key].si if key in one.quantities else None for key in keys]
+        for one in (gpu, load_gpu(gpu.calibrated_like))
+    )
+    return "" if mine == theirs else gpu.calibrated_like
 
 
 def techniques(model: ModelSpec, plan: Plan) -> list[str]:

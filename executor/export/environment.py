@@ -85,9 +85,7 @@ def _chosen(job: Job) -> Iterator[Variable]:
         yield Variable(
             "NVTE_CPU_OFFLOAD_V1", "1", "Transformer Engine 2.10 on would offload weights with activations"
         )
-    if (
-        plan.offload_layers or plan.offload_modules or plan.optimizer_offload
-    ) and job.cluster.host_link.name == "nvlink-c2c":
+    if (plan.offload_layers or plan.offload_modules or plan.optimizer_offload) and job.cluster.has_c2c:
         why = (
             "the network reaches the GPU over C2C, past offloading (NCCL 2.26; older: NCCL_NET_GDR_LEVEL=PHB)"
         )

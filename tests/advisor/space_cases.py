@@ -31,6 +31,8 @@ def cluster(generation: str = "hopper", domain: int = 8, link: str = "nvlink4") 
         intra=SimpleNamespace(name=link),
         inter=SimpleNamespace(name="ib-ndr-400"),
         host_link=SimpleNamespace(name="pcie5-x16"),
+        has_nvlink_switch=link.startswith("nvlink"),
+        has_c2c=False,
     )
 
 

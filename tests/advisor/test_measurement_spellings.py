@@ -83,13 +83,15 @@ def test_muon_in_letters_of_either_case():
 @pytest.mark.parametrize(
     ("system", "says"),
     [
-        ("H100 PCIe 80GB", "another card"),
-        ("H100 NVL 94GB", "another card"),
+        ("H200 NVL 141GB", "another card"),
+        ("H800 PCIe", "another card"),
+        ("H100 PCIe 96GB", "no h100-pcie with 96 GB"),
+        ("A100 PCIe / H100 NVL", "several GPUs: a100-pcie, h100-nvl"),
         ("H20 141GB", "no h20 with 141 GB"),
         ("A100/H100", "several GPUs: a100, h100"),
         ("DGX-2H V100", "system 'DGX-2H V100' is unknown"),
         ("TPU v5p", "system 'TPU v5p' is unknown"),
-        ("Alps GH200 96GB", "is unknown"),
+        ("Alps GH200 80GB", "no gh200 with 80 GB"),
         ("GB200 NVL4", "has 4 GPUs in a domain, and gb200-nvl72 72"),
         ("gb300-nvl36", "has 36 GPUs in a domain, and gb300-nvl72 72"),
     ],
@@ -99,6 +101,25 @@ def test_a_system_that_is_none_of_ours_is_refused(system, says):
         row_cluster(system)
     assert says in str(error.value)
     assert "--gpu" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("system", "cluster"),
+    [
+        ("8x H100-80GB PCIe", "h100-pcie-8"),
+        ("H100 NVL 94GB", "h100-nvl-8"),
+        ("A100-PCIE-40GB", "a100-pcie-40gb-8"),
+        ("8x A100-SXM4-40GB", "dgx-a100-40"),
+        ("4x RTX 6000 Ada", "rtx6000-ada-8"),
+        ("NVIDIA RTX A6000", "a6000-8"),
+        ("Alps GH200 96GB", "alps"),
+        ("GH200 144GB", "gh200-144gb-1"),
+        ("8xL4", "l4-8"),
+        ("L40S", "l40s-8"),
+    ],
+)
+def test_cards_are_told_from_modules_of_their_name(system, cluster):
+    assert row_cluster(system)[0].name == cluster
 
 
 def test_our_own_names_need_no_word():

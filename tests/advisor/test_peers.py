@@ -60,3 +60,11 @@ def test_exposed_messages_over_pcie_are_not_answered_with_user_buffers() -> None
         found = violations(MODEL, WORKLOAD, load_cluster(machine), plan, 8, words)
         way = next(each.way_out for each in found if each.id == "tp_exposed")
         assert ("--tp-comm-overlap" in way) == offered
+
+
+@pytest.mark.parametrize(
+    ("machine", "refused"),
+    [("h100-nvl-pairs", True), ("alps", True), ("h100-pcie-8", True), ("dgx-h100", False)],
+)
+def test_nothing_but_a_switch_reduces(machine: str, refused: bool) -> None:
+    assert ("nvls_switch" in told(machine, Plan(tp=2, dp=4, sequence_parallel=True, nvls=True))) == refused

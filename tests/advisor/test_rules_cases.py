@@ -86,6 +86,8 @@ def broken(case: dict[str, Any], model: ModelSpec, plan: Any, stack: str | None)
         intra=SimpleNamespace(name=case.get("link", "nvlink4")),
         inter=SimpleNamespace(name=case.get("network", "ib-ndr-400")),
         host_link=SimpleNamespace(name=case.get("host_link", "pcie5-x16")),
+        has_nvlink_switch=case.get("link", "nvlink4").startswith("nvlink"),
+        has_c2c=case.get("host_link", "").startswith("nvlink-c2c"),
     )
     found = violations(model, workload, cluster, plan, case.get("gpus", 0), case.get("predicted", {}), stack)
     return {each.id: each for each in found}

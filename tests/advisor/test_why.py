@@ -125,6 +125,11 @@ def test_gpus_of_a_box_without_nvlink_share_no_fast_domain():
     assert "8 GPUs share one box, over PCIe." in told["tensor parallel"]
 
 
+def test_a_gpu_alone_in_its_node_shares_no_fast_domain():
+    told = {step.topic: step.text for step in found("llama3.2-1b", 4, "gh200").steps}
+    assert "no GPU shares a node or fast link with another" in told["tensor parallel"]
+
+
 def test_a_sequence_over_all_gpus_has_its_state_shared():
     """1M tokens on CP64: "Nothing to shard over: one data-parallel rank" was told, of FSDP too where it was chosen."""
     for pins, said in (({}, "(runner-up 2)"), ({"fsdp": True}, "Chosen: ")):

@@ -8,9 +8,9 @@ import pytest
 
 from costmodel.binding import precision_recipe
 from costmodel.binding.hardware import hardware_inputs
-from costmodel.binding.tables import POWER_EXPONENT
+from costmodel.binding.tables import POWER_EXPONENT, power_factor
 from costmodel.stack import load_stack
-from hardware_db import load_cluster, load_gpu
+from hardware_db import load_cluster, load_gpu, resolve
 
 
 def fractions(power_scale: float, cluster_name: str = "b200-700w", stack: str = "nemo") -> dict[str, float]:
@@ -47,6 +47,23 @@ def test_a_power_limit_reaches_fused_attention_but_not_flash_attention_2(cluster
     )
     assert apart[0] == apart[1]
     assert fused[0] == pytest.approx(fused[1] * 0.7**POWER_EXPONENT)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("h100-pcie", 0.75, 0.80),  # 114 of 132 SMs at half the power: 1,395 of 1,755 MHz under load
+        ("a100-pcie", 0.82, 0.86),  # SimuMax: 0.70 to 0.75 of the peak, and the SXM's table has 0.85
+        ("l4", 0.72, 0.77),
+        ("a6000", 1.0, 1.0),
+        ("gh200", 1.0, 1.0),
+    ],
+)
+def test_a_smaller_chip_needs_less_power(name, low, high):
+    gpu = load_gpu(name)
+    assert low <= power_factor(resolve(name, None)[0]) <= high
+    kin = load_gpu(gpu.calibrated_like)
+    assert gpu.get("power") / kin.get("power") < high or high == 1.0
 
 
 def test_on_the_gpus_that_it_was_written_for_a_power_limit_reaches_it():

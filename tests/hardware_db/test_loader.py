@@ -91,6 +91,18 @@ def test_a_gpu_means_its_common_cluster():
         ("H100-80GB", "dgx-h100"),
         ("RTX 4090", "rtx4090-8"),
         ("rtx-5090", "rtx5090-8"),
+        ("H100-PCIe-80GB", "h100-pcie-8"),
+        ("h100-nvl", "h100-nvl-8"),
+        ("A100-PCIE-40GB", "a100-pcie-40gb-8"),
+        ("A100 PCIe 80GB", "a100-pcie-8"),
+        ("RTX A6000", "a6000-8"),
+        ("rtx-6000-ada", "rtx6000-ada-8"),
+        ("3090", "rtx3090-8"),
+        ("GH200", "gh200-1"),
+        ("gh200-96", "gh200-1"),
+        ("gh200-144", "gh200-144gb-1"),
+        ("A10G", "aws-g5"),
+        ("L4", "l4-8"),
     ],
 )
 def test_a_gpu_is_found_as_nvidia_smi_and_order_forms_spell_it(said, cluster):
@@ -274,14 +286,20 @@ def test_a_mesh_has_a_link_to_each_other_gpu(tmp_path, change, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_infinity_fabric_alone_is_a_mesh():
-    meshes = {link.name: link for link in hardware_db.list_links() if link.peer_links > 1}
+def test_infinity_fabric_and_nvlink_without_switches_are_meshes():
+    meshes = {link.name: link for link in hardware_db.list_links() if link.is_mesh}
     assert {name: link.bandwidth / link.peer_links / 1e9 for name, link in meshes.items()} == {
         "xgmi3": 64,
         "xgmi4": 76.5,
+        "nvlink4-mesh": 150,
+        "nvlink4-bridge": 300,
+        "nvlink3-bridge": 300,
+        "nvlink3-bridge-ga102": 56.25,
     }
-    joined = {each.gpu.vendor for each in hardware_db.list_clusters() if each.intra.name in meshes}
-    assert joined == {"AMD"}
+    for cluster in hardware_db.list_clusters():
+        if cluster.intra.is_mesh:
+            assert cluster.domain_size == cluster.intra.peer_links + 1
+            assert not cluster.has_nvlink_switch
 
 
 DESCRIBED = """
