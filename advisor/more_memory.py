@@ -103,8 +103,8 @@ class MoreMemory:
     """Memory binds: step time of the quickest plan were there room for any, by the closed form, and what frees some.
 
     tight: a quicker plan that fits, but is not ranked for want of room; None where none is. filled: share of the device
-    that the best plan takes, where every plan that fits is tight, else 0; `bought` then leaves room, slower or not. binds: whether the
-    quickest plan is worth telling.
+    that the best plan takes, where every plan that fits is tight, else 0; `bought` then leaves room, slower or not.
+    binds: whether the quickest plan is worth telling.
     """
 
     unbound: float
