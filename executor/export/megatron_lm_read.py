@@ -92,7 +92,8 @@ def reading(text: str) -> Reading:
         knobs = of_model(knobs | {"settings": settings}, model)
         settings = knobs.pop("settings", {})
         said = fields.get("vocab_size") or fields.get("padded_vocab_size")
-        vocab = said if said and other_tokens(fields, model) else 0
+        # A padded size may be that of the model before padding: no other vocabulary then.
+        vocab = said if said and said != model.vocab and other_tokens(fields, model) else 0
     told = {name: value for name, value in knobs.items() if _plain(name) != value}
     ramp = ramp_in(given, fields)
     return Reading(

@@ -122,3 +122,10 @@ def test_the_environment_and_lists_of_functional_tests_are_read(modules):
     assert found.knobs["nvls"]
     assert not found.knobs["expandable_segments"]
     assert set(found.knobs["recompute_modules"]) == {"mlp", "layernorm"}
+
+
+def test_a_padded_size_that_is_the_models_own_number_is_no_other_vocabulary():
+    """It was told that the model has 128,256 tokens, the configuration 128,256, and that the model's are counted."""
+    text = f"{SIZES} --padded-vocab-size 128256 --tensor-model-parallel-size 4 --sequence-parallel"
+    found = megatron_lm.read(text)
+    assert (found.model, found.vocab) == ("llama3-8b", 0)
