@@ -18,6 +18,7 @@ from advisor.search import GIB, SearchResult, fits_at_all, search
 from advisor.search.candidates import Candidate, compared, memory_parts
 from advisor.search.simplest import toss_up
 from advisor.space import build_space
+from costmodel.knobs import KNOBS
 from costmodel.prediction import FITS_BELOW
 from costmodel.stack import default_stack, load_stack
 
@@ -86,7 +87,7 @@ def why_not(
     if other.plan == best.plan:
         return WhyNot(pins, other, f"{words} is what the best plan has")
     if abs(other.lost_by) < EVEN_WITHIN:
-        return WhyNot(pins, other, f"{words} is as good ({other.plan.describe()})")
+        return WhyNot(pins, other, _as_good(words, pins, best, other))
     if other.lost_by < 0:
         if tried is None:
             tried = tried_in(build_space(request, precision) for precision in request.precisions)
@@ -97,6 +98,18 @@ def why_not(
         f"most of it {other.lost_to_term}{amount}"
     )
     return WhyNot(pins, other, reason)
+
+
+def _as_good(words: str, pins: Mapping[str, Any], best: Candidate, other: Candidate) -> str:
+    """That the pins cost nothing, or that they change nothing at all: the same plan with them takes the same."""
+    free = {name: getattr(best.plan, name) for name in pins if name in KNOBS}
+    settings = {name for name in pins if name not in KNOBS}
+    same = replace(other.plan, **free, settings=best.plan.settings) == best.plan and all(
+        value in best.plan.settings or value[0] in settings for value in other.plan.settings
+    )
+    if same and other.step_time == best.step_time and other.peak_memory == best.peak_memory:
+        return f"{words} changes neither time nor memory as the model counts them ({other.plan.describe()})"
+    return f"{words} is as good ({other.plan.describe()})"
 
 
 def _better(

@@ -263,7 +263,11 @@ def _plan(found: Reading, options: dict[str, Any], notes: list[str]) -> Plan:
         notes.append(f"GPUs not said: {gpus}, the least that the sizes allow; --gpus says more.")
     if gpus is None and {"tp", "pp", "cp"} & set(knobs) and "dp" not in knobs:
         gpus = base.world
-    return plan_from_options(knobs, gpus, base)
+    plan = plan_from_options(knobs, gpus, base)
+    off = [name for name in found.needs_tp if plan.tp == 1 and getattr(plan, name) and name not in knobs]
+    if off:
+        notes.append(f"With tp = 1 its parser switches {', '.join(off)} off, so it counts as off.")
+    return replace(plan, **dict.fromkeys(off, False))
 
 
 def _stack(found: Reading, options: dict[str, Any], notes: list[str]) -> str:

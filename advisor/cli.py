@@ -154,6 +154,13 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+# What to write for an option that `explain` needs.
+EXAMPLES = {
+    "model": "Try --model 70b.",
+    "gpus": "Try --gpus 8; with --tokens and --days any number does, as the answer tells how many the days take.",
+}
+
+
 def _with_way_out(error: click.ClickException) -> str:
     """What click says of options and arguments, with where to read what the command takes."""
     said = error.format_message().rstrip()
@@ -161,7 +168,9 @@ def _with_way_out(error: click.ClickException) -> str:
         return f"{said} Write it behind the option, or leave the option out."
     if not isinstance(error, click.UsageError) or "Did you mean" in said or error.ctx is None:
         return said
-    return f"{said.rstrip('.')}. `{error.ctx.command_path} --help` tells what it takes."
+    missing = error.param.name if isinstance(error, click.MissingParameter) and error.param else ""
+    example = f" {EXAMPLES[missing]}" if missing in EXAMPLES and error.ctx.info_name == "explain" else ""
+    return f"{said.rstrip('.')}.{example} `{error.ctx.command_path} --help` tells what it takes."
 
 
 def _say(message: str, prefix: str = "Error: ") -> None:

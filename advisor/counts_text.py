@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from advisor.counts import Count
+from advisor.counts import MOST_GPUS, Count
 from advisor.render import count, seconds
 from advisor.sections import training_cost
 
@@ -32,7 +32,12 @@ def _deadline(explanation: Explanation, own: Count | None, days: float) -> str:
     assert tokens is not None
     time = "1 day" if days == 1 else f"{days:g} days"
     if found is None:
-        return f"no number of GPUs that was tried trains {count(tokens)} tokens in {time}"
+        none = f"no number of GPUs that was tried trains {count(tokens)} tokens in {time}"
+        if own is None:
+            return none
+        fewest = tokens / (own.rate / own.gpus * MOST_GPUS) / 86400
+        these = f"{'these' if own.gpus > 1 else 'this'} {_gpus(own)}"
+        return f"{none}: at the pace of {these} even {MOST_GPUS:,} would need {fewest:,.2g} days"
     gpus, there = _gpus(found), on_count(found)
     if own is None:
         text = f"of those tried, {gpus} are the fewest that hold a plan and keep to {time}: {there}"

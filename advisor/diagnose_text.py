@@ -21,7 +21,7 @@ def diagnosis_lines(found: Diagnosed, everything: bool = False) -> list[str]:
     lines = [bold(wrap(answer(found)))]
     for number, finding in enumerate(found.diagnosis.findings, 1):
         lines += _finding(found, number, finding)
-    if len(found.diagnosis.findings) > 1:
+    if sum(bool(each.ceiling) and each.rule.severity != "fault" for each in found.diagnosis.findings) > 1:
         lines += ["", wrap("Ceilings do not add up: findings may explain the same time.")]
     lines += [heading("Measured"), *measured_lines(found.measured)]
     lines += [wrap(f"warning: {text}", "  ", "    ") for text in found.measured.warnings]
@@ -48,7 +48,8 @@ def answer(found: Diagnosed) -> str:
     if not first.measured and first.rule.severity != "rest":
         title = first.rule.title[0].lower() + first.rule.title[1:]
         return f"Nothing measured stands out; by the prediction {title}{_ceiling(found.measured, first)}."
-    more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+    others = len(findings) - 1
+    more = f"; {others} more finding{'s' * (others > 1)} below" if others else ""
     return f"{first.rule.title}{_ceiling(found.measured, first)}{more}."
 
 
@@ -113,8 +114,8 @@ def measured_lines(found: Measured) -> list[str]:
         if kept.rounding > 0.002 * kept.seconds:
             rows.append(["rounding", f"the log rounds to +-{seconds(kept.rounding)}"])
         if kept.left_out:
-            told = ", ".join(f"{number} {why}" for why, number in kept.left_out.items())
-            rows.append(["left out", f"{told} (lines)"])
+            told = ", ".join(f"{number:,} {why}" for why, number in kept.left_out.items())
+            rows.append(["left out", f"lines: {told}"])
         if kept.trend.sure:
             rows.append(["trend", f"{percent(kept.trend.change)} from beginning to end"])
     if found.predicted is not None:

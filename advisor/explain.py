@@ -13,6 +13,7 @@ from advisor.counts import Count, fewer_gpus, in_time
 from advisor.more_memory import MoreMemory, what_memory_buys
 from advisor.options import as_pins
 from advisor.outside import Gain, gains_outside, tried_in
+from advisor.prices import price_note
 from advisor.progress import Tell
 from advisor.request import Request, parse_pins
 from advisor.rules import Violation, violations
@@ -98,7 +99,8 @@ class Explanation:
     @property
     def assumptions(self) -> list[str]:
         """What was taken for granted, in the order it was decided."""
-        return [*self.result.notes, *self.shown.prediction.assumptions]
+        price = price_note(self.request.cluster) if self.request.tokens else []
+        return [*self.result.notes, *price, *self.shown.prediction.assumptions]
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `explain --json` prints."""

@@ -1,4 +1,4 @@
-"""What more memory would buy: knobs that the search leaves alone, where memory keeps it from quicker plans."""
+"""What more memory would buy: knobs that the search leaves alone, where memory keeps it from better plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from advisor.leaner import left_free, optimizer_choices
 from advisor.outside import option
 from advisor.render import bold, gib, heading, percent, seconds, wrap
-from advisor.request import Request, completed
+from advisor.request import SLOWDOWN, Request, completed
 from advisor.rules import Mask
 from advisor.search import search
 from advisor.search.candidates import Candidate, candidate, compared
@@ -102,17 +102,22 @@ class Tight(Offer):
 class MoreMemory:
     """Memory binds: step time of the quickest plan were there room for any, by the closed form, and what frees some.
 
-    tight: a quicker plan that fits, but is not ranked for want of room; None where none is.
+    tight: a quicker plan that fits, but is not ranked for want of room; None where none is. filled: share of the device
+    that the best plan takes, where every plan that fits is tight, else 0; `bought` then leaves room, slower or not.
+    binds: whether the quickest plan is worth telling.
     """
 
     unbound: float
     bought: tuple[Bought, ...]
     tight: Tight | None = None
+    filled: float = 0.0
+    binds: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--json`."""
         return {
             "unbound_step_time_s": self.unbound,
+            "filled": self.filled or None,
             "tight": self.tight.to_dict() if self.tight else None,
             "bought": [each.to_dict() for each in self.bought],
         }
@@ -120,11 +125,19 @@ class MoreMemory:
     def lines(self) -> list[str]:
         """The section of `explain`."""
         binds = f"Memory binds: were there room for any plan, the quickest would take {seconds(self.unbound)} a step."
-        lines = [heading("What more memory would buy"), wrap(binds, "  ")]
+        lines = [heading("What more memory would buy"), *[wrap(binds, "  ")] * self.binds]
+        if self.filled:
+            full = (
+                f"Every plan that fits takes more than {percent(TIGHT_ABOVE, 0)} of the device, this one "
+                f"{percent(self.filled, 0)}: the allocator may stall, which its step time does not count, or the run "
+                "fail."
+            )
+            lines.append(wrap(full, "  "))
         if self.tight:
             lines.append(wrap(self.tight.line(), "  - ", "    "))
         if self.bought:
-            lines.append(wrap("Leaner optimizers, which are not searched, make room for:", "  "))
+            does = "leave room to spare" if self.filled else "make room for"
+            lines.append(wrap(f"Leaner optimizers, which are not searched, {does}:", "  "))
             lines += [wrap(each.line(), "  - ", "    ") for each in self.bought]
         return lines
 
@@ -132,17 +145,22 @@ class MoreMemory:
 def what_memory_buys(request: Request, scored: Sequence[Scored], best: Candidate) -> MoreMemory | None:
     """What makes the step quicker by WORTH_TELLING: less room to spare, leaner optimizers; None where nothing does.
 
-    Nothing is tried where no legal plan of the space would be as much quicker, whatever its memory.
+    Nothing is tried where no legal plan of the space would be as much quicker, whatever its memory. Where the best plan
+    itself is tight, leaner optimizers are told that leave room, up to SLOWDOWN times as slow.
     """
     if request.objective != "throughput":
         return None
-    bar = (1 - WORTH_TELLING) * best.step_time
+    full = best.prediction.tight
+    bar = (SLOWDOWN if full else 1 - WORTH_TELLING) * best.step_time
     unbound = min(float(part.step_time.min()) for part in scored)
     if unbound > bar:
         return None
     found = sorted(_bought(request, scored, best, bar), key=lambda each: each.candidate.step_time)
     tight = _tight(request, scored, best, bar)
-    return MoreMemory(unbound, tuple(found), tight) if found or tight else None
+    if not found and not tight:
+        return None
+    filled = best.peak_memory / best.prediction.device_bytes if full else 0.0
+    return MoreMemory(unbound, tuple(found), tight, filled, unbound <= (1 - WORTH_TELLING) * best.step_time)
 
 
 def _tight(request: Request, scored: Sequence[Scored], best: Candidate, bar: float) -> Tight | None:
@@ -191,7 +209,7 @@ def _bought(request: Request, scored: Sequence[Scored], best: Candidate, bar: fl
             other = search(asked).best
         except ValueError:  # a rule about the leaner optimizer
             continue
-        if other is not None and other.step_time <= bar:
+        if other is not None and other.step_time <= bar and not other.prediction.tight:
             yield Bought(pins, compared(request, best, other), words)
 
 

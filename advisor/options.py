@@ -29,7 +29,10 @@ def flag(name: str) -> str:
 
 
 def as_pins(text: str) -> str:
-    """A rule's way out as `advisor explain` takes it: `--vpp 2` as `--pin vpp=2`; its own options stay."""
+    """A rule's way out as `advisor explain` takes it: `--vpp 2` as `--pin vpp=2`, `a larger --vpp` as `a larger vpp`.
+
+    Its own options stay.
+    """
 
     def pin(found: re.Match[str]) -> str:
         name, value = found[2].replace("-", "_"), (found[3] or "").strip()
@@ -40,8 +43,8 @@ def as_pins(text: str) -> str:
             return f"--pin {name}={'off' if found[1] else 'on'}{found[3] or ''}"
         try:
             knob.parse(value)
-        except ValueError:  # --tp with --cp
-            return found[0]
+        except ValueError:  # a smaller --tp with --cp: the knob itself, as no option of explain has its name
+            return f"{name}{found[3] or ''}"
         return f"--pin {name}={value}"
 
     def refused(found: re.Match[str]) -> str:

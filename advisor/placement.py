@@ -13,26 +13,33 @@ from costmodel.prediction import Prediction
 
 @dataclass(frozen=True)
 class Placed:
-    """One kind of group: ranks of it, GPUs between neighbours, ranks that share a domain, one that straddles."""
+    """One kind of group: ranks of it, GPUs between neighbours, ranks that share a domain, one that straddles.
+
+    made_of: the sizes whose product its ranks are where that is not the one of its name, in words.
+    """
 
     name: str
     ranks: int
     stride: int
     inside: int
     straddles: Group | None
+    made_of: str = ""
 
     def text(self) -> str:
         """One line for people."""
+        count = f"{self.made_of} = {self.ranks}" if self.made_of else f"{self.ranks}"
         if self.straddles is not None:
             first, last = self.straddles.ranks[0], self.straddles.ranks[-1]
             parts = shares(self.straddles.per_domain)
             return (
-                f"{self.name}: {self.ranks} ranks, {self.stride} apart, straddle domains: ranks {first} to {last} of "
+                f"{self.name}: {count} ranks, {self.stride} apart, straddle domains: ranks {first} to {last} of "
                 f"pipeline stage {self.straddles.stage} lie {parts}, and the smaller side's network cards set the pace"
             )
         if self.inside >= self.ranks:
-            return f"{self.name}: {self.ranks} ranks inside one domain"
-        return f"{self.name}: {self.ranks} ranks over {-(-self.ranks // self.inside)} domains, {self.inside} in each"
+            return f"{self.name}: {count} ranks inside one domain"
+        return (
+            f"{self.name}: {count} ranks over {-(-self.ranks // self.inside)} domains, {self.inside} in each"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--json`."""
@@ -74,7 +81,8 @@ def placement(prediction: Prediction) -> list[Placed]:
         if ranks > 1:
             straddling = straddling_groups(domain, block, plan.pp, ranks, stride, 1)
             inside = max(min(ranks, domain // stride), 1)
-            found.append(Placed(name, ranks, stride, inside, straddling[0] if straddling else None))
+            made_of = f"dp {plan.dp} x cp {plan.cp}" if name == "data parallel" and plan.cp > 1 else ""
+            found.append(Placed(name, ranks, stride, inside, straddling[0] if straddling else None, made_of))
     return found
 
 

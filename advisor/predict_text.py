@@ -147,13 +147,14 @@ def term_lines(prediction: Prediction, name: str) -> list[str]:
     if not matches:
         words = {entry["title"].lower(): entry["name"] for entry in entries}
         words |= {entry["name"].lower(): entry["name"] for entry in entries}
-        close = difflib.get_close_matches(wanted, words, n=3, cutoff=0.4)
-        hint = (
-            f"Did you mean {', '.join(dict.fromkeys(words[each] for each in close))}?"
-            if close
-            else "`advisor predict --formulas` shows them all."
+        holding = sorted((each for each in words if wanted and wanted in each), key=len)
+        close = holding or difflib.get_close_matches(wanted, words, n=3, cutoff=0.6)
+        told = list(dict.fromkeys(words[each] for each in close))[:3]
+        hint = f"Did you mean {', '.join(told)}? " if told else ""
+        raise ValueError(
+            f"--term {name!r} is not a term of the cost model. {hint}Any line of the breakdown is one, by its words or "
+            "its name; `advisor predict --formulas` shows all."
         )
-        raise ValueError(f"--term {name!r} is not a term of the cost model. {hint}")
     lines: list[str] = []
     for entry in matches:
         lines += map(folded, explain_entry(prediction, entry["name"]))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 EXAMPLE = 3.5
+GIVEN = "--price"  # source of a price that was given
 
 
 def price_option(function: Function) -> Function:
@@ -43,5 +44,13 @@ def priced(cluster: Cluster, price: float | None) -> Cluster:
 
     if price is None:
         return cluster
-    own = Quantity(price, "USD/h", "assumed", "--price")
+    own = Quantity(price, "USD/h", "assumed", GIVEN)
     return replace(cluster, quantities={**cluster.quantities, "price_per_gpu_hour": own})
+
+
+def price_note(cluster: Cluster) -> list[str]:
+    """Where the price of --tokens comes from, in a line; nothing where it was given, or none is known."""
+    quantity = cluster.quantities.get("price_per_gpu_hour")
+    if quantity is None or quantity.source == GIVEN:
+        return []
+    return [f"${quantity.value:.2f} a GPU-hour: {quantity.source}; --price says what it costs you"]

@@ -16,6 +16,8 @@ from costmodel.workload import TASKS
 
 # The way out where a file is no plan but, by its name or its tables, another program's.
 OTHERS_FILE = "`advisor check --from TARGET {}` reads a framework's configuration: TARGET is whose it is."
+# Keys of one part that are still told in a line.
+MANY_KEYS = 20
 _CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -148,7 +150,7 @@ def _one_line(error: ValidationError) -> str:
         return f"{key}: {_as_list(record, problem['input'])}{more}"
     if record and (told := record.error(problem["input"])):
         return f"{key}: {told}{more}"
-    return f"{key} = {_short(problem['input'])}: {_reason(problem)}.{more}"
+    return f"{key} = {_short(problem['input'])}: {_reason(problem, path[-1])}.{more}"
 
 
 def _as_list(record: Knob, text: str) -> str:
@@ -170,6 +172,8 @@ def _suggest(path: list[str]) -> str:
     near = difflib.get_close_matches(path[-1].lower(), known, n=1, cutoff=0.5)
     if near:
         return f" Did you mean {near[0]}?"
+    if len(known) > MANY_KEYS:
+        return " `advisor knobs` lists them."
     return f" Keys here: {', '.join(known)}."
 
 
@@ -181,7 +185,10 @@ def _example(path: list[str]) -> str:
     }.get(path[0], "Add it.")
 
 
-def _reason(problem: Any) -> str:
+def _reason(problem: Any, key: str) -> str:
+    if problem["type"] == "int_type" and isinstance(problem["input"], str):
+        number = problem["input"] if problem["input"].isdigit() else 8
+        return f"a whole number is needed, without quotes. Try {key} = {number}"
     text = str(problem["msg"])
     return text[0].lower() + text[1:]
 

@@ -15,7 +15,7 @@ def breakdowns(data: dict[str, Any]) -> list[Markup]:
     """The sections of time and memory."""
     known = data["prediction"]
     memory = known["memory"]
-    stage = f"{memory['worst_stage']} pipeline stage" if known["knobs"]["pp"] > 1 else "every stage is alike"
+    stage = f"{memory['worst_stage']} pipeline stage" if known["knobs"]["pp"] > 1 else "all ranks alike"
     return [
         _breakdown("time", "Time of one step", known["terms"], "seconds", ""),
         _breakdown(

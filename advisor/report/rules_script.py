@@ -26,6 +26,7 @@ ROW_WORDS = (
     *("tp_kv_way", "tp_for_cp_way", "tp_cp_one_way", "ranks_way", "batch_way"),
     *(
         "ep_way",
+        "mesh_way",
         "chunks",
         "balanced_chunks",
         "no_account",

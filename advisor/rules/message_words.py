@@ -63,6 +63,7 @@ def size_ways(row: dict[str, Any]) -> dict[str, str]:
         "tp_for_cp_way": tp_option(row, tp_within(row, row["tp"] * row["cp"], 1), 1),
         "tp_cp_one_way": tp_option(row, 1, 1),
         "ep_way": ep_option(row),
+        "mesh_way": mesh_option(row),
         "ranks_way": ranks_way(row),
         "batch_way": shared_batch(row, row["dp"], chunk_group(row)),
     }
@@ -100,6 +101,21 @@ def fed_gpus(row: dict[str, Any]) -> int:
         and (not chunked or chunks_run(row, d, row["pp"]))
     ]
     return max(fitting) * replica if len(fitting) > 0 else 0
+
+
+def mesh_option(row: dict[str, Any]) -> str:
+    """More GPUs over which the experts fold as they are spread, "" where the batch feeds none."""
+    batch, size, replica = row["global_batch"], row["micro_batch"], row["world"] // row["dp"]
+    chunked = row["vpp"] > 1 and row["pp"] > 1
+    fitting = [
+        d
+        for d in divisors(batch // size)
+        if d > row["dp"]
+        and batch % (size * d) == 0
+        and row["tp"] * row["cp"] * d % (row["ep"] * row["etp"]) == 0
+        and (not chunked or chunks_run(row, d, row["pp"]))
+    ]
+    return f"--gpus {min(fitting) * replica} --dp {min(fitting)}" if len(fitting) > 0 else ""
 
 
 def no_moe_overlap(row: dict[str, Any]) -> str:

@@ -38,6 +38,9 @@ TELLING = (
     "gated_linear_unit",
 )
 
+# Tokens that a tokenizer may have on top of a model's: NullTokenizer's end of text.
+END_OF_TEXT = 1
+
 
 def same_models(fields: Mapping[str, Any]) -> list[str]:
     """Names of the models of the catalogue that have these sizes, the likeliest first."""
@@ -79,7 +82,7 @@ def unlike(fields: Mapping[str, Any], model: ModelSpec) -> int:
     differing += tied is not None and tied != model.tied_embeddings
     differing += position_kind(fields) not in ("", model.position_embedding)
     differing += other_base(fields, model)
-    return 4 * (other_tokens(fields, model) > 0) + differing
+    return 4 * (other_tokens(fields, model) > END_OF_TEXT) + differing
 
 
 def other_base(fields: Mapping[str, Any], model: ModelSpec) -> bool:

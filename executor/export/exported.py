@@ -74,6 +74,7 @@ class Reading:
     mtp_heads: heads of multi-token prediction that the text says [1], None where it says nothing of them.
     positions: length of the table of learned positions that the text says, 0 for none. [1]
     table: file of the overlapped GEMMs that the text names, "" for none.
+    needs_tp: switches that the target's parser turns off with tp = 1.
     """
 
     knobs: Mapping[str, Any]
@@ -93,3 +94,4 @@ class Reading:
     mtp_heads: int | None = None
     positions: int = 0
     table: str = ""
+    needs_tp: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,8 @@ from executor.export.shell_words import left_open, read_flags
 DEFAULT_ROTARY_BASE = 10000
 # GiB from which the loader's mask is told of.
 LARGE_MASK = 0.5
+# Variables of the environment in the YAML of its functional tests (tests/functional_tests/test_cases).
+TEST_ENVIRONMENT = "ENV_VARS"
 # Flags of the workload, which no knob or setting is.
 LOADS = {"--seq-length", "--micro-batch-size", "--global-batch-size"}
 # How alike a flag that nothing here knows is to one that it likely means, of difflib: one letter wrong in ten or so.
@@ -47,7 +50,7 @@ OVERLAP_FILE = "--tp-comm-overlap-cfg"
 LAUNCHERS = {"--nproc-per-node", "--nproc_per_node", "--nodes", "--nnodes"}
 # Flags that neither time nor memory of a step depends on: schedule, data, logging, checkpoints, the launcher's.
 ASIDE = re.compile(
-    r"--(lr|min-lr|train|eval|log|save|load|data-|split|tokenizer|weight-decay|adam|init|seed|clip|tensorboard|wandb"
+    r"--(lr|min-lr|decoupled-|moe-router-bias-update|train|eval|log|save|load|data-|split|tokenizer|weight-decay|adam|init|seed|clip|tensorboard|wandb"
     r"|spec$|transformer-impl|use-mcore|vocab|merge|distributed|ckpt|dist-ckpt|timing|exit|norm-epsilon|rotary|mock"
     r"|attention-softmax|no-check|start-weight|end-weight|override|finetune|no-load|no-save|auto-detect|async|sft"
     r"|pretrained|use-rotary|rope|use-rope|mscale|beta|no-create|num-workers|reset|eod|dataloader|no-mmap|result"
@@ -62,7 +65,8 @@ ASIDE = re.compile(
 
 def reading(text: str) -> Reading:
     """What the text means in our words. ValueError in one line when it cannot be read."""
-    flags = read_flags(_as_flags(text))
+    text = _as_flags(text)
+    flags = read_flags(text)
     given = flags.given
     if not {"--num-layers", "--hidden-size", "--hybrid-layer-pattern", "--hybrid-override-pattern"} & set(
         given
@@ -88,7 +92,8 @@ def reading(text: str) -> Reading:
         knobs = of_model(knobs | {"settings": settings}, model)
         settings = knobs.pop("settings", {})
         said = fields.get("vocab_size") or fields.get("padded_vocab_size")
-        vocab = said if said and other_tokens(fields, model) else 0
+        # A padded size may be that of the model before padding: no other vocabulary then.
+        vocab = said if said and said != model.vocab and other_tokens(fields, model) else 0
     told = {name: value for name, value in knobs.items() if _plain(name) != value}
     ramp = ramp_in(given, fields)
     return Reading(
@@ -115,6 +120,7 @@ def reading(text: str) -> Reading:
         batches=ramp.smaller if ramp and "--decrease-batch-size-if-needed" not in given else (),
         unseen=unseen(around | beside, bool(launch)),
         table="".join(given.get(OVERLAP_FILE, [])[:1]) if fields["tp_comm_overlap"] else "",
+        needs_tp=("sequence_parallel",),
     )
 
 
@@ -147,6 +153,11 @@ def _as_flags(text: str) -> str:
         return text
     record = yaml_of(text)
     words: list[str] = []
+    if isinstance(record, Mapping):
+        around = record.get(TEST_ENVIRONMENT)
+        variables = around if isinstance(around, Mapping) else {}
+        words = [f"export {name}={shlex.quote(str(value))}\n" for name, value in variables.items()]
+        record = {name: value for name, value in record.items() if name != TEST_ENVIRONMENT}
     for name, value in _leaves(record):
         flag = name if name.startswith("--") else "--" + name.replace("_", "-")
         words += _yaml_words(flag, value)
@@ -174,7 +185,9 @@ def _yaml_words(flag: str, value: Any) -> list[str]:
         return [flag]
     if isinstance(value, list):
         return [flag, *(str(each) for each in value)]
-    return [flag, *str(value).split()] if flag.endswith("modules") else [flag, f"'{value}'"]
+    if flag.endswith("modules"):  # a list, which may stand in quotes
+        return [flag, *re.findall(r"[^\s,\[\]'\"]+", str(value))]
+    return [flag, f"'{value}'"]
 
 
 def _world(given: Mapping[str, list[str]]) -> int:

@@ -13,6 +13,9 @@ END = "\n"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}]*)\}")
+# A flag and its values in one pair of quotes: an item of an array that is put in without quotes is cut at blanks.
+_TOGETHER = re.compile(r"\(?--[A-Za-z][\w-]*\s+\S")
+_PUT_IN = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
 _ENDS = (")", ";", "&&", "||", "|", "&", "\\")
 _REDIRECTED = re.compile(r"\d?&?>{1,2}.*|<.*")
 _OPENS, _CLOSES = ("if", "case"), ("fi", "esac")
@@ -140,13 +143,26 @@ class _Read:
             return ""
         last = word.endswith(";")
         word = word.rstrip(";")
+        if _TOGETHER.match(word):
+            self.collect(each for each in _words(word) if each != END)
+            return ""
         if re.match(r"\(?--[A-Za-z]", word):
             flag, separator, value = _bare(word.lstrip("(")).rstrip(":").partition("=")
             self.given[flag] = [value] if separator else []
             self.branched |= {flag} if self._branches else set()
+        elif self._holds_flags(word):
+            return ""
         elif flag and word:
             self.given[flag].append(_bare(word))
         return "" if last else flag
+
+    def _holds_flags(self, word: str) -> bool:
+        """Whether the word puts in arguments kept elsewhere, no value of the flag before: `--bf16 ${ARGS[@]}`."""
+        put = _PUT_IN.fullmatch(word)
+        value = self.variables.get(put[1]) if put else ""
+        if value is None:
+            return word.endswith("]}")  # an array that begins with its first flag
+        return value in ("(", "()") or "--" in value
 
     def _assign(self, name: str, value: str) -> None:
         before = self.variables.get(name)

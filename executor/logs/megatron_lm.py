@@ -9,12 +9,15 @@ core/num_microbatches_calculator.py.
 
 from __future__ import annotations
 
+import math
 import re
 
 from executor.logs.record import LM, MIB, Iteration, Log, Memory, Timer, number
 
 ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
-ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*[\d.]+\s*\|")
+ELAPSED = re.compile(
+    r"elapsed time per iteration \(ms\):\s*(?:-?[\d.]+(?:e[+-]?\d+)?|-?nan|-?inf)\s*\|", re.IGNORECASE
+)
 FIELD = re.compile(r"\s*([^|:]+?)\s*:\s*(\S+)\s*(?:\||$)")
 MEMORY = re.compile(r"^(?:.*\s)?\[Rank (\d+)\]\s+\(after (\d+) iterations\) memory \((MB|GB)\)(.*)")
 MEMORY_FIELD = re.compile(r"\|\s*([a-z ]+):\s*([\d.]+)")
@@ -123,7 +126,7 @@ def _iteration(found: re.Match[str], log: Log) -> None:
     log.add(
         Iteration(
             step=step,
-            seconds=None if milliseconds is None else milliseconds / 1e3,
+            seconds=milliseconds / 1e3 if milliseconds is not None and math.isfinite(milliseconds) else None,
             rounding=0.5e-3 / 10 ** len(told.partition(".")[2]),
             span=step - last,
             loss=losses[0] if losses else None,

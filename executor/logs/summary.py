@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from executor.logs.record import RUN, Iteration, Log
+from executor.logs.record import LM, RUN, Iteration, Log
 
 # A leading line slower than this times the median of the rest belongs to the warm-up.
 WARM = 1.10
@@ -68,13 +68,16 @@ def steady(log: Log) -> Steady:
     if not timed:
         raise ValueError(
             f"{log.path} tells no step time on any of its {len(log.iterations)} iteration lines. "
-            "NeMo prints it with TimingCallback; Megatron always does."
+            "NeMo prints it with TimingCallback, Megatron always, as a number above 0: give the log of another run."
         )
+    untimed = len(log.iterations) - len(timed)
     timed, ramp = _last_batch(timed)
     timed, left_out, warm = (timed, {}, None) if _all_count(log, timed) else _without_warmup(timed)
     kept, disturbed, delays = _without_disturbed(log, timed)
     left_out |= disturbed
     left_out |= ramp
+    if untimed and log.framework == LM:  # which prints a time on every line
+        left_out["without a time"] = untimed
     values = [each.seconds or 0.0 for each in kept]
     median = statistics.median(values)
     scatter, limit = scatter_of(values)

@@ -115,6 +115,11 @@ def test_no_command_shows_the_help_as_it_is():
     ("arguments", "fault"),
     [
         (["trace", "plan.toml"], "Missing option '-o'"),
+        (["explain", "70b"], "Missing option '--model'. Try --model 70b."),
+        (
+            ["explain", "--model", "70b", "--days", "30"],
+            "Try --gpus 8; with --tokens and --days any number does",
+        ),
         (["dryrun", "plan.toml", "other.toml"], "unexpected extra argument"),
         (["diagnose"], "Missing argument"),
     ],

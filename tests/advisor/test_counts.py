@@ -115,6 +115,15 @@ def test_a_deadline_that_the_slow_end_of_the_interval_misses_is_told(days):
     assert bool(found[4]) == (float(found[3]) > float(days))
 
 
+def test_a_deadline_that_no_number_of_gpus_keeps_is_told_with_what_the_most_would_need():
+    asked = ["explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--top", "1"]
+    done = CliRunner().invoke(
+        advisor, [*asked, "--tokens", "15T", "--days", "0.0001"], catch_exceptions=False
+    )
+    text = " ".join(done.output.split())
+    assert "in 0.0001 days: at the pace of these 8 GPUs even 1,048,576 would need 0.0" in text
+
+
 def test_a_deadline_needs_tokens():
     asked = ["explain", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100", "--days"]
     for days, said in (

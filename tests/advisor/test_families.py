@@ -130,6 +130,12 @@ def test_straddling_groups_are_named():
     assert "straddle domains" in "\n".join(placement_lines(straddled(72)))
 
 
+def test_ranks_that_share_sequences_are_told_as_part_of_data_parallelism():
+    """`DP16` above `data parallel: 64 ranks` read as a contradiction."""
+    told = predict(load_model("llama3-8b"), Workload(8192, 128), load_cluster("dgx-h100"), Plan(cp=4, dp=16))
+    assert placement_lines(told)[1] == "data parallel: dp 16 x cp 4 = 64 ranks over 8 domains, 8 in each"
+
+
 def test_a_group_over_many_domains_says_how_many_are_alike():
     """126 numbers and their pluses filled seven lines of `explain --gpus 1001`."""
     plan = Plan(dp=1001, zero_stage=3, fsdp=True)

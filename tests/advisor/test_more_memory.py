@@ -145,3 +145,32 @@ def test_several_blocks_of_layouts_give_what_one_gives(monkeypatch):
     monkeypatch.setattr(more_memory, "CELLS", 3000)
     blocks = what_memory_buys(request, kept, best)
     assert blocks.to_dict() == whole.to_dict()
+
+
+@pytest.fixture(scope="module")
+def only_tight():
+    return explain(ask("llama3-70b", 8, "h200", task="sft"))
+
+
+def test_where_every_plan_is_tight_those_are_told_that_leave_room(only_tight):
+    """SFT of 70B on 8 H200 fits at 96 % alone: slower plans with room, and no other numerics, were not told."""
+    assert only_tight.best.prediction.tight
+    memory = only_tight.memory
+    assert memory.filled == pytest.approx(
+        only_tight.best.peak_memory / only_tight.best.prediction.device_bytes
+    )
+    assert all(not each.candidate.prediction.tight for each in memory.bought)
+    slower = [each for each in memory.bought if each.candidate.step_time > only_tight.best.step_time]
+    assert any(not each.numerics for each in slower)
+    text = re.sub(r"\s+", " ", "\n".join(explanation_lines(only_tight)))
+    assert "Every plan that fits takes more than 94 % of the device, this one 96 %" in text
+    assert "which are not searched, leave room to spare:" in text
+    assert only_tight.to_dict()["more_memory"]["filled"] == memory.filled
+
+
+def test_a_roomier_plan_is_found_by_what_is_told_to_type(only_tight):
+    for each in only_tight.memory.bought:
+        pins = [f"{name}={value_text(value)}" for name, value in each.pins.items()]
+        found = search(ask("llama3-70b", 8, "h200", task="sft", pins=pins)).best
+        assert not found.prediction.tight
+        assert found.step_time <= each.candidate.step_time * (1 + 1e-9)

@@ -72,8 +72,9 @@ def test_a_way_out_is_told_as_pins():
         "--gpus 8; --pin dp=4."
     )
     assert as_pins("Add --sequence-parallel, or --precision bf16; a smaller --tp with --cp.") == (
-        "Add --pin sequence_parallel=on, or --precision bf16; a smaller --tp with --cp."
+        "Add --pin sequence_parallel=on, or --precision bf16; a smaller tp with cp."
     )
+    assert as_pins("Try a larger --micro-batch, or --pp 2.") == "Try a larger micro_batch, or --pin pp=2."
 
 
 def test_settings_and_set_are_pins_too():

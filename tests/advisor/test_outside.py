@@ -131,6 +131,13 @@ def test_what_moves_nothing_is_as_good(told):
     assert answer.to_take == ""
 
 
+@pytest.mark.parametrize("pin", ["cp_comm_type=a2a", "nccl_debug=INFO"])
+def test_what_changes_nothing_is_told_so(told, pin):
+    """`sharp=on is as good` sounded like a choice, and is none where the model sees no difference."""
+    answer = why_not(told.request, parse_pins([pin]), told.best)
+    assert f"{pin} changes neither time nor memory as the model counts them" in answer.reason
+
+
 def test_less_memory_is_leaner():
     request = ask(precision="bf16", objective="memory", global_batch=32)
     answer = why_not(request, {"optimizer_offload": 100}, search(request).plans[0])

@@ -177,6 +177,11 @@ def test_one_term_by_name_or_title():
     assert term_lines(prediction(), "optimizer step")[0].startswith("optimizer_step [s]")
     with pytest.raises(ValueError, match="Did you mean forward_linear"):
         term_lines(prediction(), "forwrd_linear")
+    for part, meant in (("activations", "memory_first_activations"), ("bubble", "pipeline_bubble")):
+        with pytest.raises(ValueError, match=f"Did you mean .*{meant}.*by its words or its name"):
+            term_lines(prediction(), part)
+    with pytest.raises(ValueError, match=r"not a term of the cost model\. Any line of the breakdown is one"):
+        term_lines(prediction(), "stall")
 
 
 def test_what_binds_is_told_as_the_terms_that_it_sums():

@@ -93,3 +93,11 @@ def test_a_price_in_a_plan_is_a_number_above_nothing(tmp_path, price):
     with pytest.raises(ValueError, match=r"cluster\.price_per_gpu_hour = ") as error:
         read_case(str(saved), {})
     assert "\n" not in str(error.value)
+
+
+def test_a_price_on_file_is_told_with_its_source():
+    """`$2.95 a GPU-hour` stood without a word of where it comes from; a price that is given needs none."""
+    price = load_cluster("dgx-h100").quantities["price_per_gpu_hour"]
+    source = f"${price.value:.2f} a GPU-hour: {price.source}; --price says what it costs you"
+    assert source in told("--gpu", "h100")
+    assert "--price says what it costs you" not in told("--gpu", "h100", "--price", "2")

@@ -279,3 +279,35 @@ def test_ways_out_of_many_sizes_hold():
         told, wrong = told + number, wrong + found
     assert told > 1000
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("batch", "plan"),
+    [
+        (256, Plan(pp=4, dp=2, ep=8)),
+        (96, Plan(tp=2, dp=3, ep=8, sequence_parallel=True)),
+        (7, Plan(dp=1, ep=8)),
+    ],
+)
+def test_experts_over_too_few_gpus_are_told_how_many_they_fold_over(batch, plan):
+    """Mixtral's example script starts 8 GPUs with PP4 EP8: `--ep 2`, which does not fit, was all that was known."""
+    workload = Workload(4096, batch)
+    way_out = errors("mixtral-8x7b", workload, plan, plan.world)["expert_mesh"]
+    found = re.search(r"[Ss]et --gpus (\d+) --dp (\d+)", way_out)
+    if batch == 7:
+        assert found is None
+        return
+    gpus, dp = int(found[1]), int(found[2])
+    assert "expert_mesh" not in errors("mixtral-8x7b", workload, replace(plan, dp=dp), gpus)
+    assert batch % dp == 0
+
+
+@pytest.mark.parametrize(
+    ("connections", "says"), [(0, "Keep 32"), (32, "Keep 32"), (1, "Try --max-connections 32")]
+)
+def test_queues_for_experts_are_told_as_they_are_predicted(connections, says):
+    """ "Set it for the larger of the two exposed times" left open what is set, though the prediction prices both."""
+    plan = Plan(tp=2, pp=4, vpp=4, dp=8, ep=8, sequence_parallel=True, overlap_moe_comm=True)
+    plan = replace(plan, max_connections=connections)
+    found = violations(load_model("qwen3-30b-a3b"), Workload(4096, 512), load_cluster("dgx-h100"), plan, 64)
+    assert next(each.way_out for each in found if each.id == "max_connections_experts").startswith(says)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.logs.read import read_log
 from executor.logs.record import Iteration, Log, Timer
 from executor.logs.summary import spikes_by_timer, steady
 
@@ -99,3 +100,30 @@ def test_noise_is_no_trend():
 def test_no_times_at_all_is_an_error():
     with pytest.raises(ValueError, match="no step time"):
         steady(Log("x", iterations=[Iteration(1, None, loss=2.0)]))
+
+
+def test_lines_without_a_time_are_left_out_and_told(tmp_path):
+    """`nan` cost its whole line, and with it the step's lost loss; all of them were told as no iteration at all."""
+    line = (
+        " iteration {step}/ 100 | elapsed time per iteration (ms): {time} | lm loss: 2.0E+00 "
+        "| number of nan iterations: {nan} |"
+    )
+    times = {3: "nan", 5: "inf", 6: "0.0", 7: "-4.0"}
+
+    def log_with(steps):
+        path = tmp_path / "t.log"
+        path.write_text(
+            "\n".join(
+                line.format(step=step, time=times.get(step, "2000.0"), nan=int(step == 3)) for step in steps
+            )
+        )
+        return read_log(path)
+
+    log = log_with(range(1, 21))
+    found = steady(log)
+    assert len(log.iterations) == 20
+    assert log.iterations[2].nan == 1
+    assert found.left_out == {"warm-up": 1, "without a time": 4}
+    assert found.seconds == 2.0
+    with pytest.raises(ValueError, match="tells no step time on any of its 4 iteration lines"):
+        steady(log_with(times))
