@@ -45,6 +45,9 @@ def make_job(
             f"--stage {stage} is not one of 0 to {plan.pp - 1} of --pp {plan.pp}. Try --stage 0."
         )
     fields, notes = traced_fields(core_fields(plan, model, workload))
+    if model.gated_delta is not None and fields.get("cp_comm_type") == "p2p":
+        # Transformer Engine's own choice, which gated delta nets of 0.18 are not to be told (gated_delta_net.py).
+        del fields["cp_comm_type"]
     arguments = model_arguments(model, plan.tp, workload.seq_len)
     if model.mamba is not None and core.stages_hybrids:
         fields = _staged(plan, model, workload, fields, arguments)

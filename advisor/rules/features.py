@@ -75,7 +75,8 @@ class Feature:
         """What to do instead, and which stack has it."""
         dated = self.dated(stack)
         other = f"{stack.family}-{dated.removeprefix(UNTIL)}" if dated != NEVER else self._elsewhere()
-        return (*(f"try {each}" for each in self.instead), *([f"try --stack {other}"] if other else []))
+        ways = (each if each.startswith("{'try ") else f"try {each}" for each in self.instead)
+        return (*ways, *([f"try --stack {other}"] if other else []))
 
     def _elsewhere(self) -> str:
         """The first family whose newest release has it."""

@@ -301,6 +301,8 @@ def tp_option(row: dict[str, Any], tp: int, cp: int) -> str:
         text = text + " --sequence-parallel"
     elif tp > 1 and row["tp"] == 1 and row["tp_comm_overlap"] and not split:
         text = text + " --no-tp-comm-overlap"
+    if row["experts"] > 0 and row["ep"] == 1 and row["etp"] == row["tp"] and row["etp"] != tp:
+        text = text + f" --etp {tp}"
     return text + ranks_option(row, row["tp"] * row["cp"] * row["dp"] // (tp * cp), chunk_group(row))
 
 
@@ -346,12 +348,21 @@ def cp_option(row: dict[str, Any], cp: int) -> str:
 
 
 def ep_option(row: dict[str, Any]) -> str:
-    """Ranks over which experts fold: another size, and what needs more than one rank switched off where one is left."""
-    mesh, etp, hidden = row["mesh"], row["etp"], max(row["expert_ffn"], 1)
+    """Ranks over which experts fold: another size, and what needs more than one rank switched off where one is left.
+
+    Without expert parallelism they are split as all else is, or nothing is: see `unsummed_experts` in stacks.toml.
+    """
+    mesh, etp, hidden, tp = row["mesh"], row["etp"], max(row["expert_ffn"], 1), row["tp"]
     suits = mesh % etp == 0 and hidden % etp == 0
     inner = etp if suits else near(hidden, etp, mesh)
     ep = near(max(row["experts"], 1), row["ep"], mesh // inner)
-    text = f"--ep {ep}" + ("" if suits else f" --etp {inner}")
+    alone = ep == 1 and inner != tp
+    splits = alone and hidden % tp == 0 and not row["linear_bias"]
+    if alone:
+        inner = tp if splits else 1
+    text = f"--ep {ep}" + ("" if inner == etp else f" --etp {inner}")
+    if alone and not splits:
+        text = text + " " + tp_option(row, 1, row["cp"])
     if ep * inner == 1 and row["moe_dispatcher_deepep"]:
         text = text + " --moe-dispatcher alltoall"
     if ep == 1 and row["overlap_moe_comm"]:

@@ -39,6 +39,7 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "narrow_values": np.bool_(
             any(heads.v_head_dim != heads.head_dim for heads in (model.heads, model.window_heads))
         ),
+        "output_gate": np.bool_(model.attention_output_gate),
         "head_gate": np.bool_(model.attention_head_gate),
         "wide_heads": np.bool_(not model.local_layers and not model.has_fused_core(model.heads)),
         "local_layers": np.bool_(model.local_layers),

@@ -149,6 +149,9 @@ def model_settings(job: Job, names: Names, recipe: bool) -> dict[str, Any]:
         # Megatron-Core counts stages between the ends, and one stage has no ends.
         kept |= {"num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": None}
     kept["seq_length"] = job.workload.seq_len
+    if job.model.gated_delta is not None and kept.get("cp_comm_type") == "p2p":
+        # Transformer Engine's own choice, which gated delta nets of Megatron-Core 0.18 are not to be told.
+        del kept["cp_comm_type"]
     if kept.get("moe_flex_dispatcher_backend") and not names.has("model", "moe_flex_dispatcher_backend"):
         kept["moe_enable_deepep"] = kept.pop("moe_flex_dispatcher_backend") == "deepep"
     return {f"model.{name}": value for name, value in kept.items()}

@@ -113,14 +113,19 @@ def test_tokens_are_dispatched_as_runs_of_that_software_were_published(stack, do
     assert {KNOBS["moe_dispatcher"].choices[int(number)] for number in np.unique(sent)} == {dispatcher}
 
 
-@pytest.mark.parametrize(("stack", "split"), [("nemo-24.05", True), ("nemo-25.02", False)])
-def test_experts_are_split_over_tp_where_they_have_no_size_of_their_own(stack, split):
-    """Before Megatron-Core 0.10; a size that is pinned is as it is pinned."""
+@pytest.mark.parametrize(
+    ("stack", "split", "alone"),
+    [("nemo-24.05", True, True), ("nemo-25.02", False, True), ("nemo-26.08", False, False)],
+)
+def test_experts_are_split_over_tp_where_they_have_no_size_of_their_own(stack, split, alone):
+    """Before Megatron-Core 0.10, without expert parallelism before 0.19; a size that is pinned is as it is pinned."""
     asked = {"model": load_model("mixtral-8x7b"), "gpus": 8, "stack": stack}
     found = build_space(ask(**asked), "bf16")
-    wide = found.column("tp") > 1
-    assert wide.any()
-    assert np.all((found.column("etp") == found.column("tp"))[wide] == split)
+    whole = found.column("etp") == found.column("tp")
+    for expected, spread in ((split, True), (alone, False)):
+        wide = (found.column("tp") > 1) & ((found.column("ep") > 1) == spread)
+        assert wide.any()
+        assert np.all(whole[wide] == expected)
     pinned = build_space(ask(**asked, pins={"tp": 4, "etp": 4}), "bf16")
     assert set(pinned.column("etp")) == {4}
 
