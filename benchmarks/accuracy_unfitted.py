@@ -43,11 +43,11 @@ def unfitted_section() -> list[str]:
         f"{refuted} are called impossible by memory. Most are "
         "of PyTorch's and JAX's own stacks, on clusters known from memory alone, and the sizes of modalities' models "
         "follow from its MFU: this is what to expect so far from any published run. Known causes: full shards grow "
-        "faster than predicted on 512 GPUs and more (modalities), reductions between replicas over TCPX are predicted as hidden "
-        "(MaxText on A3), an RTX 4090 clocks above its boost, and optimizers on the host have no column (torchtune); "
-        "Qwen2's micro-batch is not printed: read as 1, the interval holds 2 (docs/fit-history.md has both). Two rows of "
-        "torchtune that name an RTX A6000 are left out: with what they recompute they need 155 and 211 TFLOP/s of a GPU "
-        "whose peak is 155. "
+        "faster than predicted on 512 GPUs and more (modalities), reductions between replicas over TCPX are predicted "
+        "as hidden (MaxText on A3), an RTX 4090 clocks above its boost, and optimizers on the host have no column "
+        "(torchtune); Qwen2's micro-batch is not printed: read as 1, the interval holds 2 (docs/fit-history.md has "
+        "both). Two rows of torchtune that name an RTX A6000 are left out: with what they recompute they need 155 and "
+        "211 TFLOP/s of a GPU whose peak is 155. "
         "`advisor validate benchmarks/unfitted/runs.csv` prints them.",
         "",
         *table(HEADERS, lines),

@@ -124,6 +124,8 @@ def mla(x: SimpleNamespace, features: Collection[str]) -> BlockWork:
             * x.activation_bytes
             * own
             * latents,
+            # Gathered in front of what is computed again.
+            "rotary keys": again * x.sp * x.activation_bytes * rows * x.d_rope,
             "queries, keys, values": kept_heads * x.activation_bytes * rows * heads,
             "rotary angles": (1 - again) * saved_angles(x, x.d_rope),
             "attention output": saved_core_output(x, x.d_v),

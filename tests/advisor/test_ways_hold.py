@@ -39,7 +39,7 @@ def errors(model: str, workload: Workload, plan: Plan, gpus: int) -> dict[str, s
 
 
 def options(way_out: str) -> Iterator[str]:
-    """Ways that are options of a plan alone; "with tp x cp a divisor" says what else must change, --stack the software."""
+    """Ways that are options of a plan alone: "with tp x cp a divisor" needs more, --stack other software."""
     for way in way_out.rstrip(".").split(", or "):
         if re.match(r"((try|add|use) )?--", way, re.IGNORECASE) and not re.search(", with|--stack", way):
             yield way.partition(";")[0]

@@ -28,6 +28,7 @@ pytestmark = [
 LAYERS = 4
 SPLIT = {"tp": 2, "sequence_parallel": True}
 AGAIN = {"recompute": "selective", "recompute_modules": ("mla_up_proj",)}
+MORE_AGAIN = {"recompute": "selective", "recompute_modules": ("moe", "mla_up_proj")}
 CHOSEN = [
     ("llama3-8b", {**SPLIT, "pp": 2, "dp": 2}, 0),
     ("llama3-8b", {**SPLIT, "pp": 2, "vpp": 2, "dp": 2}, 1),
@@ -66,6 +67,8 @@ CHOSEN = [
         {"cp": 4, "dp": 8, "ep": 8, **AGAIN, "cp_comm_type": "a2a+p2p", "cp_a2a_size": 2},
         0,
     ),
+    # Rotary keys that are gathered before what is computed again.
+    ("glm-4.7-flash", {**SPLIT, "tp": 4, "dp": 32, "ep": 16, "etp": 4, **MORE_AGAIN}, 0),
     ("nemotronh-4b", {**SPLIT, "cp": 2, "pp": 2, "dp": 2}, 1),
     ("llama3-8b", {**SPLIT, "dp": 2, "precision": "fp32", "attention_backend": "unfused"}, 0),
     ("olmoe-1b-7b", {**SPLIT, "tp": 8, "dp": 8, "ep": 32, "rope_fusion": False}, 0),

@@ -39,6 +39,8 @@ def test_a_wheel_in_a_folder_is_taken_at_its_word(tmp_path):
 
 
 def test_a_folder_without_one_is_told_in_a_line(tmp_path):
-    with pytest.raises(ValueError, match=r"--megatron-core .* holds no megatron-core\. Try `pip install") as told:
+    with pytest.raises(
+        ValueError, match=r"--megatron-core .* holds no megatron-core\. Try `pip install"
+    ) as told:
         core_in(tmp_path)
     assert "\n" not in str(told.value)
