@@ -66,6 +66,7 @@ class Stack:
     separate_gate: bool = False
     native_loss: bool = False
     loss_metrics: bool = False
+    counts_guesses: bool = False
     fp4_apart: bool = False
     foreach_adam: bool = False
     # What it computes again, keeps and sends.

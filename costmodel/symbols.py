@@ -310,6 +310,7 @@ INPUTS: tuple[Input, ...] = tuple(
         scales_sinks | 1 | 1 when the attention output of heads with learned sinks is scaled in kernels of their own
         native_loss | 1 | 1 when a release has no fused loss but Megatron-Core's own
         loss_metrics | 1 | 1 when the trainer logs two losses that it computes again of each micro-batch's logits
+        counts_guesses | 1 | 1 when tokens that MTP heads guess right are counted by the largest of their logits
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP, and queries, keys and values, are products of their own
         stand_ins | 1 | 1 when a tensor for each shape of a weight stands for its gradients

@@ -99,7 +99,13 @@ def vocabulary_times(
     projection = vocabulary.mtp_projection(x)
     passes = sum(linear_gemm(x, projection, kind) for kind in ("forward", "dgrad", "wgrad"))
     head = ledger.define("mtp_projection", passes, "s", kernels.gemm_time)
-    return embedding, (1 + x.mtp_heads) * output, head + embedding
+    guesses = ledger.define(
+        "mtp_guesses",
+        stream(x, vocabulary.guesses_bytes(x), x.elementwise_fraction),
+        "s",
+        vocabulary.guesses_bytes,
+    )
+    return embedding, (1 + x.mtp_heads) * output + x.mtp_heads * guesses, head + embedding
 
 
 def passes_of(x: SimpleNamespace, features: Collection[str]) -> Amount:

@@ -39,12 +39,31 @@ def gpu_here() -> str:
 
 
 def known_gpu(title: str) -> str:
-    """The name in hardware_db for a name such as "NVIDIA H200" or "NVIDIA H100 80GB HBM3"."""
-    words = re.findall(r"[a-z]*\d+[a-z]*", title.lower())
+    """The name in hardware_db for a name such as "NVIDIA H200", "NVIDIA H100 80GB HBM3" or "NVIDIA RTX A6000".
+
+    Variants of one chip differ in form, which is SXM where the title names none, and in memory: "A100-SXM4-80GB".
+    ValueError, one line, where none is known.
+    """
+    text = re.sub(r"(sxm)\d", r"\1", title.lower())
+    words = set(re.findall(r"[a-z]+\d*|\d+[a-z]*", text)) | set(re.findall(r"[a-z]*\d+[a-z]*", text))
+    forms = {"pcie", "nvl"} & words or {"sxm"}
+
+    def place(name: str) -> tuple[int, int, int, str]:
+        parts = set(name.split("-")[1:])
+        sizes = {part: part.removesuffix("gb") for part in parts}
+        said = {part for part, size in sizes.items() if {size, f"{size}g", f"{size}gb"} & (words | forms)}
+        return len(forms & parts), len(said) - len(parts), len(said), name
+
     names = [one.name for one in hardware_db.list_gpus()]
-    for word in words:
-        near = sorted(name for name in names if name.split("-")[0] == word)
-        if near:
-            # Variants of one chip differ in memory: "A100-SXM4-80GB".
-            return max(near, key=lambda name: sum(part + "gb" in words for part in name.split("-")))
-    raise ValueError(f"this machine's GPU, {title!r}, is not in the catalogue. Name one like it: --gpu h200.")
+    near = [name for name in names if _chip(name) <= words]
+    if not near:
+        raise ValueError(
+            f"this machine's GPU, {title!r}, is not in the catalogue. Name one like it: --gpu h200."
+        )
+    return max(near, key=place)
+
+
+def _chip(name: str) -> set[str]:
+    """The words that every title of a GPU has: h100 of h100-sxm-500w, rtx and 4090 of rtx4090, rtx, 6000 and ada."""
+    parts = re.findall(r"rtx|[a-z]*\d+[a-z]*|[a-z]+", name)
+    return set(parts) if parts[0] == "rtx" else {parts[0]}

@@ -22,7 +22,7 @@ from advisor.progress import Tell
 from advisor.request import Request
 from advisor.search.candidates import Candidate, candidate, compared, memory_step
 from advisor.search.contenders import LAYOUT, PIPELINE, Contenders, layouts_in_order
-from advisor.search.exact_format import exact_twins
+from advisor.search.plainer import exact_twins, without_graphs
 from advisor.search.scored import Scored, quickest
 from advisor.search.simplest import SIMPLEST_OF, fewer_chunks, simplest_first, toss_up
 from advisor.space import build_space, nothing_legal
@@ -41,7 +41,7 @@ SIMULATION_GAIN = 0.09
 HOW_RANKED = (
     "all are ranked by the closed form, then the pipelines of the best layouts are simulated, and the best of those is "
     f"the plan; for throughput the simplest of layouts within {100 * toss_up().below:.0f} % of the fastest, and a "
-    "quarter of the chunks or BF16 where more chunks or fewer bits gain no more, as of "
+    "quarter of the chunks, BF16 or no CUDA graphs where more chunks, fewer bits or graphs gain no more, as of "
     f"published pairs so close {100 * toss_up().share:.0f} % were measured in the order predicted"
 )
 # The objective "cost" may leave GPUs idle: it also looks at this many halvings.
@@ -259,8 +259,11 @@ def _ranked(
     if request.objective == "throughput":
         for plan in exact_twins(scored, part[first], row[first], lambda each: each.ranked(share, slowest)):
             exact = candidate(request, plan)
-            if exact.step_time < fastest * (1 + toss_up().below):
+            if exact.step_time < most:
                 best, value = [exact, *best][: request.top], max(fastest, exact.step_time)
+        plain = without_graphs(request, best[0], most)
+        if plain is not best[0]:
+            best, value = [plain, *best[1:]], max(fastest, plain.step_time)
     best[0] = replace(best[0], behind=value / fastest - 1)
     return tuple(replace(compared(request, best[0], each), rank=rank) for rank, each in enumerate(best, 1))
 

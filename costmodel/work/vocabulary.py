@@ -48,6 +48,14 @@ def cross_entropy_bytes(x: SimpleNamespace) -> Amount:
     return elements * (loss + x.loss_metrics * METRIC_BYTES + x.capped_logits * CAP_BYTES)
 
 
+def guesses_bytes(x: SimpleNamespace) -> Amount:
+    """HBM bytes of one MTP head's logits that are read for their largest, by which right guesses are counted. [byte]
+
+    Source: Megatron-Core 0.19.2, multi_token_prediction.py, _compute_mtp_acceptance_counts: argmax over the vocabulary.
+    """
+    return x.counts_guesses * x.activation_bytes * tokens(x) * padded_vocabulary(x) / x.tp
+
+
 def embedding_bytes(x: SimpleNamespace) -> Amount:
     """HBM bytes of the embedding lookup forward and its scatter-add backward. [byte]
 

@@ -82,7 +82,7 @@ def load() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     fake_world.compile_nothing()
-    te_like.install()
+    te_like.install(triton=True)
     cpu_shim.install()
     fake_world.patch()
     for library in LIBRARIES:

@@ -233,7 +233,7 @@ def test_pipelines_are_explained_with_their_bubble():
 def test_the_bubble_of_the_path_is_the_one_that_binds():
     """37.7 % of the closed form stood beside 30.9 % of the simulation."""
     pins = {"pins": ["pp=4", "cp=16", "ep=8", "recompute=full"], "precision": "bf16", "seq_len": 2**20}
-    asked = make_request("qwen3-next-80b-a3b", 64, "h100", **pins)
+    asked = make_request("qwen3-next-80b-a3b", 64, "h100", stack="nemo-26.08", **pins)
     text = " ".join("\n".join(explanation_lines(explain(asked, []))).split())
     binds, path = map(float, re.findall(r"(?:bubble and transfers|Its bubble is) ([\d.]+) %", text))
     assert path == pytest.approx(binds, abs=1)

@@ -49,7 +49,12 @@ def everything(request: Request) -> list:
         {"gpus": 2, "batch": 4},
         {"gpus": 4, "batch": 8, "pins": {"pp": 4}},
         {"gpus": 4, "batch": 8, "pins": {"pp": 2, "cuda_graph": True}, "precisions": ("bf16", "fp8-cs")},
-        {"model": LLAMA_8B, "gpus": 8, "batch": 16, "pins": {"tp": 2, "pp": 4, "recompute": "none"}},
+        {
+            "model": LLAMA_8B,
+            "gpus": 8,
+            "batch": 16,
+            "pins": {"tp": 2, "pp": 4, "recompute": "none", "cuda_graph": True},
+        },
     ],
 )
 def test_the_best_plan_is_that_of_brute_force(objective, more):

@@ -16,7 +16,7 @@ from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
 from costmodel.stack import load_stack
-from costmodel.work.vocabulary import cross_entropy_bytes
+from costmodel.work.vocabulary import cross_entropy_bytes, guesses_bytes
 from costmodel.workload import Workload
 
 SHARD = {"tp": 8, "sequence_parallel": True}
@@ -126,6 +126,28 @@ def test_a_trainer_that_logs_its_losses_computes_them_again():
     sizes = {"s": 4096, "b": 2, "cp": 1, "tp": 2, "V": 50304, "V_multiple": 1}
     logged, plain = (cross_entropy_bytes(SimpleNamespace(**named, **sizes, loss_metrics=on)) for on in (1, 0))
     assert logged - plain == pytest.approx(20 * 2 * 4096 * 50304 / 2)
+
+
+def test_right_guesses_of_heads_are_counted_by_their_logits():
+    """Megatron-Core 0.19 reads each MTP head's logits once more; without heads, and before, nobody does."""
+    assert load_stack("nemo-26.08").counts_guesses
+    assert not load_stack("nemo-26.06").counts_guesses
+    sizes = {"s": 4096, "b": 2, "cp": 1, "tp": 2, "V": 50304, "V_multiple": 1, "activation_bytes": 2}
+    counted, plain = (guesses_bytes(SimpleNamespace(**sizes, counts_guesses=on)) for on in (1, 0))
+    assert (counted, plain) == (2 * 2 * 4096 * 50304 / 2, 0)
+    cluster, plan = hardware_db.load_cluster("dgx-b200"), Plan(dp=8, ep=8)
+    heads, without = (
+        predict(
+            replace(load_model("deepseek-v3"), num_layers=8, mtp_layers=layers),
+            Workload(4096, 8),
+            cluster,
+            plan,
+            stack,
+        )
+        for layers, stack in ((1, "nemo-26.08"), (0, "nemo-26.08"))
+    )
+    assert heads.values["mtp_guesses"] > 0
+    assert "mtp_guesses" not in without.values
 
 
 def test_a_loss_under_autocast_is_cast_behind_its_softmax():

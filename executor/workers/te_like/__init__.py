@@ -17,14 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 VERSION = "2.8.0"
-PACKAGES = (
-    "transformer_engine",
-    "mamba_ssm",
-    "causal_conv1d",
-    "fla",
-    "fused_weight_gradient_mlp_cuda",
-    "triton",
-)
+# Needs Triton when imported, and is for inference alone.
+INFERENCE = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
+PACKAGES = ("transformer_engine", "mamba_ssm", "causal_conv1d", "fla", "fused_weight_gradient_mlp_cuda")
 
 
 class _AbsentType(type):
@@ -55,10 +50,13 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes every module of the packages above out of nothing."""
+    """Makes every module of some packages out of nothing."""
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.packages = packages
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname.split(".")[0] in PACKAGES:
+        if fullname.split(".")[0] in self.packages or fullname == INFERENCE:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -92,9 +90,12 @@ def nothing(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
-def install() -> None:
-    """Put the stand-in where Megatron-Core looks for Transformer Engine; before it is imported."""
-    sys.meta_path.insert(0, _Finder())
+def install(triton: bool = False) -> None:
+    """Put the stand-in where Megatron-Core looks for Transformer Engine; before it is imported.
+
+    triton: for Triton too, of which Megatron-Core has kernels that it imports from 0.18 on; where nothing is compiled.
+    """
+    sys.meta_path.insert(0, _Finder((*PACKAGES, "triton") if triton else PACKAGES))
     from executor.workers.te_like import attention, linear, mixers, moe, optimizers
 
     provided: dict[str, dict[str, Any]] = {
@@ -145,10 +146,15 @@ def install() -> None:
             "wgrad_gemm_accum_fp32": linear.accumulate_wgrad,
             "wgrad_gemm_accum_fp16": linear.accumulate_wgrad,
         },
-        # Kernels of Megatron-Core itself, which it imports whole from 0.18 on.
-        "triton": {"jit": decorator, "autotune": decorator, "heuristics": decorator, "Config": dict},
         **mixers.PROVIDED,
     }
+    if triton:
+        provided["triton"] = {
+            "jit": decorator,
+            "autotune": decorator,
+            "heuristics": decorator,
+            "Config": dict,
+        }
     for name, contents in provided.items():
         module = importlib.import_module(name)
         module.__dict__.update(contents)

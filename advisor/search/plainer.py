@@ -1,12 +1,18 @@
-"""BF16 where fewer bits gain nothing: they are worth their risk for the time that they save."""
+"""Plainer plans where more gains nothing: BF16 for fewer bits, kernels launched one by one for CUDA graphs.
+
+Fewer bits are worth their risk, and graphs their memory and fixed shapes, for the time that they save.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from advisor.request import Request
 from advisor.rules import Mask
+from advisor.search.candidates import Candidate, candidate
 from advisor.search.scored import Scored
 from advisor.search.simplest import toss_up
 from costmodel.plan import Plan
@@ -37,3 +43,11 @@ def exact_twins(
                     rows = rows[same]
             found += each.plans(rows[np.argsort(each.step_time[rows])][:1])
     return found
+
+
+def without_graphs(request: Request, found: Candidate, most: float) -> Candidate:
+    """The plan without CUDA graphs where that takes less than `most` [s], unless the request pins them."""
+    if not found.plan.cuda_graph or "cuda_graph" in request.pins:
+        return found
+    plain = candidate(request, replace(found.plan, cuda_graph=False))
+    return plain if plain.step_time < most else found
