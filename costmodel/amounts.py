@@ -154,9 +154,8 @@ def amount_inputs(
     numbers = {name: _fraction(float(np.ravel(value)[0])) for name, value in found.items()}
     has = stack.load_stack(software)
     flags = {name: int(getattr(has, name)) for name in stack.INPUTS}
-    return SimpleNamespace(**dict.fromkeys(UNUSED, 0) | flags | numbers), family_features(
-        model, even, columns
-    )
+    inputs = SimpleNamespace(**dict.fromkeys(UNUSED, 0) | flags | numbers)
+    return inputs, family_features(model, even, columns)
 
 
 def _fraction(value: float) -> Fraction:

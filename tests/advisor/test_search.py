@@ -25,6 +25,7 @@ from hardware_db import resolve
 H100 = resolve("h100", None)[0]
 TINY = load_model("tiny-gpt")
 LLAMA_8B = load_model("llama3-8b")
+GRAPHED = {"tp": 2, "pp": 4, "recompute": "none", "cuda_graph": True}
 
 
 def ask(model=TINY, gpus=4, seq_len=2048, batch=8, **more) -> Request:
@@ -49,12 +50,7 @@ def everything(request: Request) -> list:
         {"gpus": 2, "batch": 4},
         {"gpus": 4, "batch": 8, "pins": {"pp": 4}},
         {"gpus": 4, "batch": 8, "pins": {"pp": 2, "cuda_graph": True}, "precisions": ("bf16", "fp8-cs")},
-        {
-            "model": LLAMA_8B,
-            "gpus": 8,
-            "batch": 16,
-            "pins": {"tp": 2, "pp": 4, "recompute": "none", "cuda_graph": True},
-        },
+        {"model": LLAMA_8B, "gpus": 8, "batch": 16, "pins": GRAPHED},
     ],
 )
 def test_the_best_plan_is_that_of_brute_force(objective, more):
