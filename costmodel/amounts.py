@@ -304,6 +304,8 @@ def _saved(
                 found[placed.block] = found.get(placed.block, 0) + works[placed.block].saved_bytes()
             if placed.block == "experts" and (placed.again or x.recompute_moe):
                 found["dispatcher"] = found.get("dispatcher", 0) + dispatched.held_maps(x)
+        if chunk.first and x.dropout:
+            found["embedding"] = activations.embedding_mask(x)
         if chunk.inputs:
             found["layer"] = found.get("layer", 0) + chunk.inputs * activations.layer_input(x)
         if chunk.mtp:

@@ -67,10 +67,12 @@ class Stack:
     native_loss: bool = False
     loss_metrics: bool = False
     counts_guesses: bool = False
+    holds_mtp_logits: bool = False
     fp4_apart: bool = False
     foreach_adam: bool = False
     # What it computes again, keeps and sends.
     early_stop: bool = False
+    fails_at_heads: bool = False
     keeps_hybrids: bool = False
     stand_ins: bool = False
     strided_delta: bool = False

@@ -311,6 +311,7 @@ INPUTS: tuple[Input, ...] = tuple(
         native_loss | 1 | 1 when a release has no fused loss but Megatron-Core's own
         loss_metrics | 1 | 1 when the trainer logs two losses that it computes again of each micro-batch's logits
         counts_guesses | 1 | 1 when tokens that MTP heads guess right are counted by the largest of their logits
+        holds_mtp_logits | 1 | 1 when the last MTP head's logits outlive its loss, until the main head has its own
         complex_rotary | 1 | 1 when rotary embedding that is not fused multiplies complex numbers
         separate_gate | 1 | 1 when gate and rest of an MLP, and queries, keys and values, are products of their own
         stand_ins | 1 | 1 when a tensor for each shape of a weight stands for its gradients

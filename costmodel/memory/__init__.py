@@ -18,6 +18,7 @@ from costmodel.encoder import encoder_kept, encoder_weights
 from costmodel.layer import Blocks, BlockTimes
 from costmodel.memory.beside import (
     context_bytes,
+    flat_gradient_bytes,
     fragmentation_bytes,
     graph_bytes,
     ring_bytes,
@@ -32,10 +33,13 @@ from costmodel.memory.states import (
     whole_tables,
 )
 from costmodel.memory.workspace import (
+    beside_table,
+    block_workspace,
     early_table_gradient,
+    output_gradients,
     recomputed_bytes,
     table_gradient,
-    widest_gradient,
+    widest_layer,
     workspace_bytes,
 )
 from costmodel.muon import muon_gather_bytes, muon_state_bytes
@@ -53,6 +57,8 @@ from costmodel.work import activations, communication, dispatched, linear, param
 
 # Stages whose memory is counted: but for the one that sets the pace, which is known by its time.
 MEMORY_STAGES = tuple(stage for stage in STAGES if stage != "pace")
+# Blocks with linear layers that every tensor-parallel rank holds whole: routers, down-projections of latents.
+WHOLE_LINEARS = {"experts", "mla", "dsa", "csa"}
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
 OFFLOAD_BUFFERS = 2
 
@@ -108,13 +114,17 @@ def rank_memory(
         ledger.define(
             f"{name}_parameters", parameters.block_parameters(times.work), "1", parameters.block_parameters
         )
-    widest = ledger.define("widest_gradient", widest_gradient(x, blocks), "byte", widest_gradient)
-    again = ledger.define(
-        "recomputed_modules", recomputed_bytes(x, blocks, features), "byte", recomputed_bytes
-    )
+        again = ledger.define(
+            f"{name}_recomputed", recomputed_bytes(x, times.work, features), "byte", recomputed_bytes
+        )
+        ledger.define(f"{name}_workspace", block_workspace(x, times.work, again), "byte", block_workspace)
+    layer = ledger.define("widest_layer", widest_layer(blocks), "byte", widest_layer)
     ring = ledger.define("ring_buffers", ring_bytes(x, blocks), "byte", ring_bytes)
+    passing = ledger.define(
+        "layer_workspace", workspace_bytes(x, layer, blocks, ring), "byte", workspace_bytes
+    )
     trees = {
-        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, (widest, again, ring), encoder)
+        f"memory_{stage}": _stage_memory(ledger, x, blocks, features, stage, passing, encoder)
         for stage in MEMORY_STAGES
     }
     first, second, fullest, last = (symbol(name) for name in trees)
@@ -133,7 +143,8 @@ class _Stage:
     """One pipeline stage: parameters of its rank, layers, micro-batches in flight [1], and what these keep [byte].
 
     dense, experts, adapters: parameters; kept: of the decoder's blocks for one micro-batch; heads: of its MTP heads for
-    those in flight on the last chunk; dispatcher: held once; loss: logits and what stands beside them.
+    those in flight on the last chunk; dispatcher: held once; loss: logits and what stands beside them; buffer: what the
+    output layer keeps for good.
     """
 
     name: str
@@ -146,6 +157,7 @@ class _Stage:
     heads: Amount
     dispatcher: Amount
     loss: Amount
+    buffer: Amount
 
 
 def _activations_of(blocks: Blocks, counts: Callable[[str], Amount]) -> Amount:
@@ -205,6 +217,7 @@ def _stage(
         heads=heads,
         dispatcher=dispatcher,
         loss=_loss_bytes(x, features, stage),
+        buffer=_has_loss(x, stage) * _gather_buffer(x, blocks, stage),
     )
 
 
@@ -215,12 +228,18 @@ def _has_loss(x: SimpleNamespace, stage: str) -> Amount:
 
 def _loss_bytes(x: SimpleNamespace, features: Collection[str], stage: str) -> Amount:
     """Logits of every head of a stage that has the loss, and what stands beside them. [byte]"""
-    has_loss = _has_loss(x, stage)
-    heads = 1 + x.mtp_heads if "mtp" in features else 1
-    loss = has_loss * heads * (activations.logits(x) + activations.output_input(x))
+    loss = maximum(activations.logits(x), output_gradients(x)) + activations.output_input(x)
     if "mtp" in features:
-        loss += has_loss * activations.gather_buffer(x)
-    return loss
+        loss += activations.mtp_logits(x) + x.mtp_heads * activations.output_input(x)
+    return _has_loss(x, stage) * loss
+
+
+def _gather_buffer(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
+    """The output layer's buffer of gathered tokens, beyond that of dispatchers, which serves it too. [byte]"""
+    if "experts" not in blocks:
+        return activations.gather_buffer(x)
+    there = minimum(in_stage(x, "experts", stage), 1)
+    return maximum(activations.gather_buffer(x) - there * dispatched.gathered_tokens(x), 0)
 
 
 def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
@@ -304,18 +323,22 @@ def _stage_memory(
     blocks: Blocks,
     features: Collection[str],
     stage: str,
-    passing: tuple[Amount, Amount, Amount],
+    layer: Amount,
     encoder: dict[str, BlockTimes],
 ) -> Term:
-    """Breakdown of the rank of one stage. passing: what `workspace_bytes` takes beside a layer; encoder: its blocks."""
+    """Breakdown of the rank of one stage. layer: workspace of one layer [byte]; encoder: its blocks."""
     of = _stage(ledger, x, blocks, features, stage)
     active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.dispatcher)
-    layer = workspace_bytes(x, of.kept / maximum(of.layers, 1), *passing, "experts" in blocks)
+    if stage == "first":
+        active += of.flying * activations.embedding_mask(x)
     early = early_table_gradient(x, features)
+    if stage == "last" and "mtp" in features:  # Its heads have an embedding of their own, and turn first.
+        layer = maximum(layer, minimum(in_stage(x, "mtp", stage), 1) * beside_table(x))
     workspace = maximum(layer + early - of.loss, 0)
     if stage == "first":
         workspace = maximum(workspace, table_gradient(x, of.kept, of.layers) + early - of.loss)
-    held = active + of.loss + workspace
+    loss = of.loss + of.buffer
+    held = active + loss + workspace
     stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))
     weights = (parameters_of(x, blocks, stage) + of.experts) / maximum(of.layers, 1)
     apart = stream_pool_bytes(x, weights, whole_tables(x))
@@ -323,7 +346,7 @@ def _stage_memory(
         *_states(x, blocks, features, of, layer),
         ("stand_ins", "stand-ins for weight gradients", stand_ins, stand_in_bytes),
         ("activations", "activations in flight", active, activation_bytes),
-        ("logits", "logits and loss", of.loss, activations.logits),
+        ("logits", "logits and loss", loss, activations.logits),
         ("workspace", "workspace of one layer, beyond the logits", workspace, workspace_bytes),
         (
             "fragmentation",
@@ -334,6 +357,10 @@ def _stage_memory(
         ("graphs", "CUDA graph pools", _graph_pools(x, blocks, of, workspace), graph_bytes),
         ("context", "CUDA context, libraries, NCCL buffers", context_bytes(x), context_bytes),
     ]
+    if WHOLE_LINEARS & set(blocks):
+        flat = flat_gradient_bytes(x, blocks, stage, held)
+        title = "flat copy of gradients that tensor-parallel ranks sum, beyond activations"
+        parts.append(("flat_gradients", title, flat, flat_gradient_bytes))
     if "muon" in features:
         copy = muon_gather_bytes(x, of.dense, of.experts, held)
         parts.append(("gather_copy", "gather after Muon's step, beyond activations", copy, muon_gather_bytes))

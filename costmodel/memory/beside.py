@@ -29,6 +29,22 @@ def stand_in_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, has_loss: Amo
     return x.stand_ins * (1 - x.accumulate_split) * x.trained * x.weight_bytes * shapes
 
 
+def flat_gradient_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, held: Amount) -> Amount:
+    """Gradients that tensor-parallel ranks sum at a step's end, in one flat copy, beyond the activations gone by then.
+
+    Under sequence parallelism, of what every rank holds whole: norms, routers, down-projections of latents. held:
+    activations, logits and workspace of a pass. [byte] Source: Megatron-Core 0.12 to 0.19.2, finalize_model_grads.py,
+    _allreduce_non_tensor_model_parallel_grads.
+    """
+    whole: Amount = 0
+    for name, times in blocks.items():
+        linears = (layer for layer in times.work.linears if layer.split == "none" and not layer.grouped)
+        one = sum(layer.columns * layer.inner for layer in linears) + x.norm_vectors * x.h
+        whole += in_stage(x, name, stage) * one
+    copied = x.megatron_core * x.sp * (1 - x.fsdp) * x.trained * x.grad_bytes
+    return maximum(copied * whole - held, 0)
+
+
 def ring_bytes(x: SimpleNamespace, blocks: Blocks) -> Amount:
     """What a context ring has at the end of one forward core, beyond this rank's own: the last rank's. [byte]
 

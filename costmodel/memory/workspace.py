@@ -7,43 +7,118 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum
 from costmodel.layer import Blocks, block_work
+from costmodel.rates import apart_gradients
+from costmodel.symbols import symbol
 from costmodel.work import activations, dispatched, linear
+from costmodel.work.block import BlockWork
+from costmodel.work.experts import probabilities_are_wide
+
+# Mixers whose core is a scan.
+SCANS = ("mamba", "delta")
 
 
-def workspace_bytes(
-    x: SimpleNamespace, per_layer: Amount, widest: Amount, again: Amount, ring: Amount, has_experts: bool
-) -> Amount:
-    """The one layer being computed: recomputed activations, or temporaries of the widest linear layer. [byte]
+def workspace_bytes(x: SimpleNamespace, layer: Amount, blocks: Blocks, ring: Amount) -> Amount:
+    """The one layer being computed: all that full recompute had dropped of it, and what its fullest block has. [byte]
 
-    With full recompute one whole layer's activations exist while it is differentiated, with that of modules what they
-    had not kept (`again`); beside it the gradients of FC1's output and its gathered input, or forward what a context
+    With full recompute one whole layer's activations and its output exist while it is differentiated (layer: of the
+    widest); beside it what the block that needs most holds for a moment (`block_workspace`), or forward what a context
     ring has received (`ring`). They come when the logits are gone: a stage with the loss has the larger of both.
-    An expert block's forward pass has rows of its own, and where tokens are gathered results of all ranks' tokens
-    before their reduction. Where the exchange of one micro-batch's experts runs under another's backward pass, its rows
-    as sent and as received, to the experts and back, exist beside that. Source: Megatron-Core, combined_1f1b.py and
+    Where the exchange of one micro-batch's experts runs under another's backward pass, its rows as sent and as
+    received, to the experts and back, exist beside that. Source: Megatron-Core, combined_1f1b.py and
     token_dispatcher.py.
     """
-    gathered = 2 * x.activation_bytes * linear.tokens(x) * x.h  # the input of FC1 and its gradient
+    most = ring
+    for name in blocks:
+        most = maximum(most, symbol(f"{name}_workspace"))
     travelling: Amount = 0
-    results: Amount = 0
-    if has_experts:
-        # A recomputed block has its rows beside all that it had not kept.
-        results = dispatched.gathered_results(x) + dispatched.forward_rows(x) + x.recompute_moe * again
+    if "experts" in blocks:
         travelling = 2 * x.activation_bytes * x.he * (dispatched.routed_copies(x) + dispatched.expert_rows(x))
-    backward = again + widest + gathered
-    most = maximum(maximum(backward, ring), (1 - x.ep_overlap) * results)
-    return x.recompute_layers * per_layer + most + x.ep_overlap * travelling
+    again = x.recompute_layers * (layer + activations.layer_input(x))
+    return again + most + x.ep_overlap * travelling
+
+
+def block_workspace(x: SimpleNamespace, work: BlockWork, again: Amount) -> Amount:
+    """What one block holds for a moment beyond what it keeps: in its backward pass, or experts in their forward. [byte]
+
+    again: what its recomputed modules had not kept, which is there while they are differentiated. An expert block's
+    forward pass has rows of its own, beside those of a recomputed block, and where tokens are gathered results of all
+    ranks' tokens before their reduction.
+    """
+    backward = again + backward_bytes(x, work)
+    if work.name != "experts":
+        return backward
+    rows = dispatched.gathered_results(x) + dispatched.forward_rows(x) + x.recompute_moe * again
+    return maximum(backward, (1 - x.ep_overlap) * rows)
+
+
+def backward_bytes(x: SimpleNamespace, work: BlockWork) -> Amount:
+    """What the backward pass of a block has beyond what the block keeps, at its fullest moment. [byte]
+
+    Beside the gradient that came in, the most of three moments. Of the last product: the gradient of its output, which
+    sequence parallelism gathers, and of its input. Of the core: that of the first products' output; an activation
+    function's own input and output gradients take the place of FC2's input, attention keeps its output. Of the first
+    products: their input, gathered anew, and its gradient, when what lay behind them is free. A weight gradient that no
+    product adds to its buffer stands beside its product as a whole, those of all experts at once. A scan writes the
+    gradients of all that its projection gave, beside what it computes again.
+    Source: Transformer Engine 2.12, module/layernorm_linear.py, linear.py and grouped_linear.py, backward; checked
+    against live tensors of a dry run.
+    """
+    size, incoming = x.activation_bytes, activations.layer_input(x)
+    inner_most = [layer for layer in work.linears if layer.grouped] or work.linears
+    last = next(layer for layer in inner_most if layer.split == "row" or layer.name == "fc2")
+    first = [
+        layer for layer in inner_most if layer.split == "column" or (layer.grouped and layer is not last)
+    ]
+    produced = size * sum(layer.groups * layer.rows * layer.columns for layer in first)
+    if work.name in SCANS:
+        return incoming + 2 * produced
+    behind = size * last.groups * last.rows * last.inner
+    entering = size * last.groups * last.rows * (x.he if last.grouped else x.h)
+    gathered = entering if last.grouped else x.sp * entering
+    apart = x.trained * apart_gradients(x) * (1 - x.fsdp) * x.weight_bytes
+    of_last = apart * last.groups * last.columns * last.inner
+    of_first: Amount = 0
+    for layer in first:
+        of_first = maximum(of_first, apart * layer.groups * layer.columns * layer.inner)
+    core = produced + (0 if last.name == "fc2" else behind)
+    if last.grouped:
+        core = maximum(core, weighted_rows(x) * last.groups * last.rows * last.inner)
+    ends = entering + maximum(gathered, of_first + (1 - last.grouped) * x.sp * incoming) - behind
+    return incoming + maximum(maximum(gathered + behind + of_last, core), ends)
+
+
+def weighted_rows(x: SimpleNamespace) -> Amount:
+    """Bytes of an element of FC2's input while the product of rows and probabilities is differentiated. [byte]
+
+    Where no kernel fuses it with the activation function: its gradient, that of the rows and one that is summed to the
+    probabilities', all in FP32 where these are; the 16-bit gradient takes the place of FC2's input, which a recomputed
+    activation function still holds. Source: Megatron-Core 0.16.1, experts.py, bias_act_func; PyTorch, mul_backward.
+    """
+    apart = x.activation_split * x.gates * (1 - x.separate_gate) + x.fc2_copies - 1
+    return apart * (2 + probabilities_are_wide(x)) * (2 + 2 * probabilities_are_wide(x)) + apart * (
+        4 * x.recompute_moe_act
+    )
 
 
 def table_gradient(x: SimpleNamespace, kept: Amount, layers: Amount) -> Amount:
     """The embedding's gradient at the end of a micro-batch's backward pass, beyond what that has freed by then. [byte]
 
-    Dense and in the weights' format, before it is added to the buffer of gradients. kept: of the stage's decoder layers
-    for one micro-batch, of which a virtual stage has its part. Source:
-    PyTorch 2.13, embedding_dense_backward; Megatron-Core 0.16.1, tensor_parallel/layers.py, VocabParallelEmbedding.
+    Dense and in the weights' format, before it is added to the buffer of gradients, beside the gradient of the hidden
+    states, which sequence parallelism gathers, and the next one that a later stage sends. Tied to the output layer on
+    one stage, a sum with that one's gradient, or its stand-in, is written beside it. kept: of the stage's decoder
+    layers for one micro-batch, of which a virtual stage has its part. Source: PyTorch 2.13, embedding_dense_backward
+    and autograd/input_buffer.cpp; Megatron-Core 0.16.1, tensor_parallel/layers.py, VocabParallelEmbedding.
     """
     freed = x.recompute_layers * layers * activations.layer_input(x) + (1 - x.recompute_layers) * kept
-    return maximum(0, whole_table(x) - (1 - x.offload_share) * freed / x.vpp)
+    return maximum(0, beside_table(x) - (1 - x.offload_share) * freed / x.vpp)
+
+
+def beside_table(x: SimpleNamespace) -> Amount:
+    """The embedding's gradient and what stands beside it, see `table_gradient`. [byte]"""
+    summed = x.tied * (1 - is_more_than_one(x.pp)) * maximum(x.stand_ins, x.accumulate_split)
+    own = (1 + is_more_than_one(x.pp)) * activations.hidden_states(x)
+    incoming = own + x.sp * x.activation_bytes * linear.tokens(x) * x.h
+    return (1 + summed) * whole_table(x) + incoming
 
 
 def whole_table(x: SimpleNamespace) -> Amount:
@@ -51,31 +126,40 @@ def whole_table(x: SimpleNamespace) -> Amount:
     return x.trained * (1 - x.fsdp) * x.activation_bytes * linear.padded_vocabulary(x) * x.h / x.tp
 
 
-def early_table_gradient(x: SimpleNamespace, features: Collection[str]) -> Amount:
-    """The embedding's gradient by MTP heads, which waits for that by the decoder where one stage has both. [byte]
+def output_gradients(x: SimpleNamespace) -> Amount:
+    """Gradient of the logits and the output layer's weight gradient as a tensor of its own. [byte]
 
-    Heads turn first; autograd sums the gradients of one weight before it hands them on. Source: PyTorch 2.13,
+    The latter only where no product adds it to the buffer: otherwise they are less than what stood at the loss.
+    """
+    logits = linear.tokens(x) * linear.padded_vocabulary(x) / x.tp
+    return apart_gradients(x) * (x.activation_bytes * logits + whole_table(x))
+
+
+def early_table_gradient(x: SimpleNamespace, features: Collection[str]) -> Amount:
+    """The embedding's gradient by MTP heads or a tied output layer, which waits for that by the decoder. [byte]
+
+    Where one stage has both. Heads and output layer turn first; autograd sums the gradients of one weight before it
+    hands them on. Of the output layer only where no product adds its gradient to the buffer. Source: PyTorch 2.13,
     autograd/input_buffer.cpp; Megatron-Core 0.16.1, multi_token_prediction.py.
     """
-    return (1 - is_more_than_one(x.pp)) * whole_table(x) if "mtp" in features else 0
+    waits = 1 if "mtp" in features else x.tied * x.accumulate_split
+    return (1 - is_more_than_one(x.pp)) * waits * whole_table(x)
 
 
-def recomputed_bytes(x: SimpleNamespace, blocks: Blocks, features: Collection[str]) -> Amount:
-    """What the recomputed modules of one block had not kept, and have while it is differentiated: the most. [byte]"""
+def recomputed_bytes(x: SimpleNamespace, work: BlockWork, features: Collection[str]) -> Amount:
+    """What the recomputed modules of a block had not kept, and have while it is differentiated. [byte]"""
     modules = {name: 0 for name in vars(x) if name.startswith("recompute_") and name != "recompute_layers"}
     whole = SimpleNamespace(**(vars(x) | modules))
-    most: Amount = 0
-    for name, times in blocks.items():
-        most = maximum(most, block_work(whole, name, features).saved_bytes() - times.work.saved_bytes())
-    return most
+    return block_work(whole, work.name, features).saved_bytes() - work.saved_bytes()
 
 
-def widest_gradient(x: SimpleNamespace, blocks: Blocks) -> Amount:
-    """Gradient of the widest FC1 output or mixer input, twice. [byte]"""
-    widths = [
-        2 * x.activation_bytes * layer.groups * layer.rows * layer.columns
-        for name, times in blocks.items()
-        for layer in times.work.linears
-        if layer.name in ("fc1", "in_proj") or (len(blocks) == 1 and layer.name == "qkv")
-    ]
-    return maximum(*widths) if len(widths) > 1 else widths[0]
+def widest_layer(blocks: Blocks) -> Amount:
+    """Activations of the widest layer: of a mixer and of what follows it, in hybrid models of one block. [byte]"""
+    followers = () if "mamba" in blocks else ("mlp", "experts")
+    widths: list[Amount] = []
+    for names in ([n for n in blocks if n not in followers], [n for n in blocks if n in followers]):
+        kept: Amount = 0
+        for name in names:
+            kept = maximum(kept, symbol(f"{name}_activation_bytes"))
+        widths.append(kept)
+    return sum(widths)

@@ -26,6 +26,14 @@ def hidden_states(x: SimpleNamespace) -> Amount:
     return x.activation_bytes * residual_tokens(x) * x.h
 
 
+def embedding_mask(x: SimpleNamespace) -> Amount:
+    """The mask of dropout behind the embedding, of one micro-batch: a byte an element. [byte]
+
+    Source: Megatron-Core 0.16.1, language_model_embedding.py, embedding_dropout.
+    """
+    return x.dropout * residual_tokens(x) * x.h
+
+
 def logits(x: SimpleNamespace) -> Amount:
     """Logits of one micro-batch at the loss, with what stands beside them at its peak. [byte]
 
@@ -47,6 +55,22 @@ def logits(x: SimpleNamespace) -> Amount:
     return elements * (x.fused_loss * fused + (1 - x.fused_loss) * eager + capped)
 
 
+def mtp_logits(x: SimpleNamespace) -> Amount:
+    """What MTP heads' losses keep of their logits while the main head has its own: their softmax in FP32. [byte]
+
+    Or the gradient that a fused loss writes over them. Up to Megatron-Core 0.16 the frame of the forward pass holds the
+    last head's logits too. Other frameworks are taken to have all that stands beside the main head's.
+    Source: Megatron-Core 0.16.1, gpt_model.py, _postprocess; 0.17.1, multi_token_prediction.py, process_mtp_loss;
+    checked against the peak of dry runs of both.
+    """
+    elements = tokens(x) * padded_vocabulary(x) / x.tp
+    in_place = x.fused_loss * (1 - own_fused_loss(x))
+    each = in_place * x.activation_bytes * elements + (1 - in_place) * saved_logits(x)
+    held = x.holds_mtp_logits * (1 - in_place) * x.activation_bytes * elements
+    own = x.mtp_heads * each + held
+    return x.megatron_core * own + (1 - x.megatron_core) * x.mtp_heads * logits(x)
+
+
 def saved_logits(x: SimpleNamespace) -> Amount:
     """What the loss keeps of the logits of one micro-batch for its backward pass: the softmax in FP32. [byte]
 
@@ -61,7 +85,7 @@ def gather_buffer(x: SimpleNamespace) -> Amount:
 
     Source: Megatron-Core 0.16.1, tensor_parallel/layers.py, get_global_memory_buffer.
     """
-    return x.sp * x.activation_bytes * tokens(x) * x.h
+    return x.megatron_core * x.sp * x.activation_bytes * tokens(x) * x.h
 
 
 def mtp_inputs(x: SimpleNamespace) -> Amount:

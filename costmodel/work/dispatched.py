@@ -128,14 +128,16 @@ def forward_rows(x: SimpleNamespace) -> Amount:
     """What an expert block holds of its rows while it combines them, beyond what it keeps for its backward pass. [byte]
 
     All-to-all: rows as they were sent, and as they came where the rank has several experts, whose order they take
-    then; results in that order and in the one they came in, or as they came back. DeepEP: tokens as they came, and what
+    then; results in that order and in the one they came in, or as they came back. Where experts have biases, results
+    stand in three: as FC2 gave them, with their biases expert by expert, joined. DeepEP: tokens as they came, and what
     is summed for each; HybridEP permutes while it sends. A gather's tokens and results are counted by themselves.
     Frames of the forward pass hold them, before Megatron-Core 0.13 those of results alone. Source: Megatron-Core 0.12.3
     to 0.19.2, moe_layer.py, custom_forward, and token_dispatcher.py; checked against the peak of a dry run.
     """
     copies, rows = x.capacity * routed_copies(x), expert_rows(x)
     sent, sorted_rows = is_more_than_one(x.ep), is_more_than_one(local_experts(x))
-    moved = sent * copies + sorted_rows * rows + rows + maximum(sent, sorted_rows) * rows
+    results = (1 + maximum(maximum(sent, sorted_rows), 2 * x.biases)) * rows
+    moved = sent * copies + sorted_rows * rows + results
     deepep = x.dispatch_once * (1 - x.dispatch_fused)
     met = residual_tokens(x) * destinations(x, x.ep)
     apart = (1 - x.dispatch_once) * (1 - x.dispatch_gather)

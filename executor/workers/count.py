@@ -41,6 +41,64 @@ NO_KERNEL = ("empty", "new_empty", "_unsafe_view", "detach", "alias", "lift_fres
 VIEWS = ("aten::view", "aten::slice", "aten::as_strided", "aten::detach", "aten::t", "aten::transpose")
 
 
+class LiveBytes:
+    """Bytes of storages that came into being while this watched, and are still alive."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._inside = 0
+
+    @contextlib.contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """What comes and goes inside is never in memory; what goes in and comes out is, at once."""
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            self._look()
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """Follow the storage of a tensor."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        known = self._known.get(key)
+        if known is not None:
+            if known[1] == size:
+                return
+            self.now -= _rounded(known[1])
+            self._known[key] = (known[0], size)
+        else:
+            self._known[key] = (weakref.ref(storage, lambda _, key=key: self._gone(key)), size)
+        self.now += _rounded(size)
+        self._look()
+
+    def resized(self, storage: Any) -> None:
+        """A storage was emptied or filled by hand, as checkpoints without output do."""
+        known = self._known.get(storage._cdata)
+        if known is not None:
+            size = storage.nbytes()
+            self.now += _rounded(size) - _rounded(known[1])
+            self._look()
+            self._known[storage._cdata] = (known[0], size)
+
+    def _look(self) -> None:
+        if not self._inside:
+            self.peak = max(self.peak, self.now)
+
+    def _gone(self, key: int) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self.now -= _rounded(found[1])
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ROUNDING) * ROUNDING
+
+
 class Ledger:
     """What has been counted so far; phases and products are set by whoever runs the step."""
 
@@ -49,6 +107,7 @@ class Ledger:
         self.product = ""
         self.counting = False
         self._fused = 0
+        self.live = LiveBytes()
         self.flops: dict[str, Counter[str]] = defaultdict(Counter)
         self.messages: Counter[tuple[str, str, int, int, str]] = Counter()
         self.operations: Counter[str] = Counter()
@@ -91,7 +150,8 @@ class Ledger:
         self.kernel()
         self._fused += 1
         try:
-            yield
+            with self.live.one_kernel():
+                yield
         finally:
             self._fused -= 1
 
@@ -113,49 +173,6 @@ class Ledger:
 LEDGER = Ledger()
 
 
-class LiveBytes:
-    """Bytes of storages that came into being while this watched, and are still alive."""
-
-    def __init__(self) -> None:
-        self.now = 0
-        self.peak = 0
-        self._known: dict[int, tuple[Any, int]] = {}
-
-    def see(self, tensor: torch.Tensor) -> None:
-        """Follow the storage of a tensor."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        size = storage.nbytes()
-        known = self._known.get(key)
-        if known is not None:
-            if known[1] == size:
-                return
-            self.now -= _rounded(known[1])
-            self._known[key] = (known[0], size)
-        else:
-            self._known[key] = (weakref.ref(storage, lambda _, key=key: self._gone(key)), size)
-        self.now += _rounded(size)
-        self.peak = max(self.peak, self.now)
-
-    def resized(self, storage: Any) -> None:
-        """A storage was emptied or filled by hand, as checkpoints without output do."""
-        known = self._known.get(storage._cdata)
-        if known is not None:
-            size = storage.nbytes()
-            self.now += _rounded(size) - _rounded(known[1])
-            self.peak = max(self.peak, self.now)
-            self._known[storage._cdata] = (known[0], size)
-
-    def _gone(self, key: int) -> None:
-        found = self._known.pop(key, None)
-        if found is not None:
-            self.now -= _rounded(found[1])
-
-
-def _rounded(size: int) -> int:
-    return -(-size // ROUNDING) * ROUNDING
-
-
 def view(function: Any, args: Any, kwargs: Any) -> Any:
     """A view of a fake tensor by torch's own meta kernel.
 
@@ -172,11 +189,7 @@ def view(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Counting(TorchDispatchMode):
-    """Counts what is dispatched into LEDGER, and follows every storage in `live`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = LiveBytes()
+    """Counts what is dispatched into LEDGER, and follows every storage in its `live`."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function._schema.name
@@ -193,7 +206,7 @@ class Counting(TorchDispatchMode):
         elif LEDGER.counting and name.startswith("aten::"):
             self._operator(function, name.removeprefix("aten::"), args, result)
         for tensor in _tensors(result):
-            self.live.see(tensor)
+            LEDGER.live.see(tensor)
         return result
 
     def _collective(self, name: str, args: Any) -> None:

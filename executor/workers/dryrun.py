@@ -122,17 +122,17 @@ def trace(job: dict[str, Any]) -> RankAmounts:
     make_groups(plan, seed=1)
     notes = list(job["notes"])
     counting = Counting()
-    saved = Saved(counting.live)
+    saved = Saved(LEDGER.live)
     with FakeTensorMode(allow_non_fake_inputs=True), counting:
         from executor.workers.build import build
 
         chunks, optimizer = build(job, notes)
         saved.install()
-        base = counting.live.now
-        counting.live.peak = base
+        base = LEDGER.live.now
+        LEDGER.live.peak = base
         LEDGER.counting = True
         run_step(job, chunks)
-        peak = counting.live.peak - base
+        peak = LEDGER.live.peak - base
         if optimizer is not None:
             with LEDGER.during("optimizer"):
                 optimizer.step()

@@ -82,7 +82,11 @@ def test_overlapped_dispatch_has_its_rows_beside_the_layer_computed():
     assert model.moe is not None
     forward = 2 * 2 * model.hidden * 2 * 4096 * model.moe.topk
     backward = part(beside, "workspace") - forward
-    assert backward == 2 * 2 * 2 * 4096 * model.moe.topk * model.moe.expert_ffn + 2 * 2 * 4096 * model.hidden
+    rows = 2 * 4096 * model.moe.topk
+    # FC1's gradient of rows, or rows and their gradient without FC2's input, beside the gradient that came in.
+    assert backward == 2 * 4096 * model.hidden + rows * max(
+        2 * model.moe.expert_ffn, 2 * model.hidden - model.moe.expert_ffn
+    )
     assert part(apart, "workspace") == max(backward, forward)
 
 
@@ -96,7 +100,7 @@ def test_pytorchs_fsdp_beside_stages_keeps_the_stage_gathered_and_megatrons_does
         )
         stage = staged.values[f"{staged.worst_stage}_stage_parameters"]
         if stack == "nemo":
-            assert part(staged, "gathered") <= part(alone, "gathered")
+            assert part(staged, "gathered") < (2 + 4) * stage / 2
         else:
             assert part(staged, "gathered") == pytest.approx((2 + 4) * stage)
             assert part(alone, "gathered") < part(staged, "gathered")
