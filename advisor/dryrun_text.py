@@ -122,12 +122,15 @@ def _counted_only(stage: StageResult) -> Iterable[str]:
     """What has no exact formula: peak of activations and dispatched operations."""
     counted, predicted = stage.counted, stage.predicted
     found = []
-    if counted.peak:
+    if counted.peak and predicted.peak:
         found.append(
             f"activations at most [byte]: {number(predicted.peak)} predicted, {number(counted.peak)} counted"
         )
         # As in the rows above: by how much the model's is more.
-        found.append(f"  {100 * (predicted.peak / counted.peak - 1):+.1f} %, no verdict: no exact formula")
+        apart = f"{100 * (predicted.peak / counted.peak - 1):+.1f} %"
+        found.append(f"  {apart}, no verdict: no exact formula, loss as of uncompiled operations")
+    elif counted.peak:
+        found.append(f"activations at most [byte]: {number(counted.peak)} counted")
     if counted.operations:
         parts = ", ".join(f"{number(size)} {name}" for name, size in counted.operations.items())
         found.append(f"operations dispatched: {parts}")

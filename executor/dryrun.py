@@ -15,6 +15,7 @@ from costmodel.rank_amounts import RankAmounts
 from costmodel.workload import Workload
 from executor.core_here import Core, core_here
 from executor.dryrun_job import make_job
+from executor.dryrun_peak import predicted_peak
 from executor.dryrun_terms import DIFFERS, DOCUMENTED, EQUAL, Term, compare
 from executor.dryrun_tracer import Tracer
 from executor.megatron_model import heads_apart
@@ -192,8 +193,13 @@ def dry_run(
     """
     core = core or core_here()
     known, runs = traced_model(model, core), traced_plan(plan, model, core)
+    traced = (num_microbatches, core.stack.name)
     predictions = [
-        rank_amounts(runs, workload, known, stage, num_microbatches, core.stack.name) for stage in stages
+        replace(
+            rank_amounts(runs, workload, known, stage, *traced),
+            peak=predicted_peak(runs, workload, known, stage, *traced),
+        )
+        for stage in stages
     ]
     features = plan_features(plan, workload, model) | core.features
     found = []

@@ -41,11 +41,13 @@ def test_a_later_release_lacks_no_more_but_what_was_dropped(family):
         feature.name for feature in load_features() if feature.dated(load_stack(family)).startswith(UNTIL)
     }
     absent = [lacked(f"{family}-{release}") for release in families()[family]["releases"]]
-    assert all(later <= earlier | dropped for earlier, later in pairwise(absent))
+    broken = {"recompute_heads"}  # by Megatron-Core 0.18 alone
+    assert all(later <= earlier | dropped | broken for earlier, later in pairwise(absent))
 
 
 def test_the_newest_stack_lacks_what_megatron_never_had_or_has_since():
-    never, since = {"recompute_ops", "pipeline_flushes"}, {"whole_experts", "delta_exchanges"}
+    never = {"recompute_ops", "pipeline_flushes"}
+    since = {"whole_experts", "delta_exchanges", "recompute_heads"}
     assert lacked(default_stack()) == lacked(None) == never | since
     assert "overlap_moe_fsdp" in lacked("nemo-26.04.01") & lacked("mcore-26.03")
 
@@ -81,7 +83,9 @@ def test_hybrids_are_recomputed_in_full_where_the_release_does_it(stack):
     space = build_space(ask(stack, "nemotronh-56b", 32), "bf16")
     plans = [search_plan(space, row) for row in np.linspace(0, space.legal - 1, 200).astype(int)]
     assert ("full" in {plan.recompute for plan in plans}) == (stack == "nemo-26.06")
-    assert search(ask(stack, "qwen3-next-80b-a3b", 64, pins=["recompute=full"])).best.plan.recompute == "full"
+    # Gated delta nets are none of these; 0.18 fails at their MTP heads.
+    found = search(ask("nemo-26.04", "qwen3-next-80b-a3b", 64, pins=["recompute=full"]))
+    assert found.best.plan.recompute == "full"
 
 
 def test_full_recompute_that_does_nothing_is_told_with_the_release_that_has_it():

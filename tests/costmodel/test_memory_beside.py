@@ -206,15 +206,15 @@ def test_a_context_ring_ends_with_keys_values_and_outputs_of_every_step():
 
 def test_modules_that_are_computed_again_are_there_while_they_are_differentiated():
     plain, again = run(tp=4), run(tp=4, recompute="selective", recompute_modules=("mlp",))
-    assert plain.values["recomputed_modules"] == 0
+    assert plain.values["mlp_recomputed"] == 0
     dropped = plain.values["mlp_activation_bytes"] - again.values["mlp_activation_bytes"]
-    assert again.values["recomputed_modules"] == dropped > 0
-    assert run(tp=4, recompute="full").values["recomputed_modules"] == 0
+    assert again.values["mlp_recomputed"] == dropped > 0
+    assert run(tp=4, recompute="full").values["mlp_recomputed"] == 0
     beyond = {
         "tp": 4,
         "pp": 2,
         "recompute": "selective",
     }  # the first stage has no logits that it could hide under
     one, none = (run(**beyond, recompute_modules=modules) for modules in (("mlp",), ("core_attn",)))
-    larger = one.values["recomputed_modules"] - none.values["recomputed_modules"]
+    larger = one.values["mlp_recomputed"] - none.values["mlp_recomputed"]
     assert part(one, "workspace") - part(none, "workspace") == pytest.approx(larger)
