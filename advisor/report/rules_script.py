@@ -68,7 +68,8 @@ def rules_script(trace: Trace, words: Mapping[str, Any], stack: str | None) -> s
     extra = made if needed & set(ROW_WORDS) else ""
     body = f"{trace.lines(results)}const w = {found};\n{extra}return {{broken: [{masks}], words: w, lacks: [{lacks}]}};"
     judge = f"(c, x) => {{\n{body}\n}}"
-    return f"{{rules: [{','.join(_record(rule) for rule, _ in reachable)}],\njudge: {judge}}}"
+    records = ",".join(_record(rule) for rule, _ in reachable)
+    return f"{{nothing: {script_json(NOTHING_ELSE)}, rules: [{records}],\njudge: {judge}}}"
 
 
 def _record(rule: Rule) -> str:
@@ -77,10 +78,10 @@ def _record(rule: Rule) -> str:
         f"[{_template(way.text)},[{','.join(_template(each.lacks) for each in rules)}]]"
         for way, rules in rule.ways
     )
-    said = script_json({"most": rule.most, "then": rule.then, "nothing": NOTHING_ELSE})
+    beyond = f",{rule.most},{script_json(rule.then)}" if rule.most or rule.then else ""
     return (
         script_json(known)[:-1]
-        + f',"text":(w)=>{_template(rule.says)},"way_out":(w,lacks)=>wayOut([{ways}],lacks,{said})}}'
+        + f',"text":(w)=>{_template(rule.says)},"way_out":(w,lacks)=>wayOut([{ways}],lacks{beyond})}}'
     )
 
 

@@ -243,6 +243,10 @@ def _ranked(
     def simple(number: int) -> float:
         return float(scored[part[number]].complexity(row[[number]])[0])
 
+    def need(number: int) -> float:
+        space = scored[part[number]]
+        return float(space.peak_memory[row[number]]) / space.device
+
     def chunks(number: int) -> float:
         return contenders[number].plan.vpp
 
@@ -250,7 +254,7 @@ def _ranked(
         return contenders[number].value(request.objective)
 
     if request.objective == "throughput":
-        chosen, *others = simplest_first(found, simple)
+        chosen, *others = simplest_first(found, simple, need)
         pipelines = next(members for members in layouts if chosen[1] in members)
         most = fastest * (1 + toss_up().below)
         found = [fewer_chunks(chosen, pipelines, most, chunks, simulated), *others]

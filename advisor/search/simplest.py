@@ -9,12 +9,15 @@ import numpy as np
 
 from advisor.search.candidates import Candidate
 from costmodel.columns import MODULE_COLUMNS, Array
+from costmodel.prediction import TIGHT_ABOVE
 from hardware_db.order import Order, load_order
 
 # Layouts that are looked at, from the fastest on, however many are asked for.
 SIMPLEST_OF = 5
 # Times as many chunks a stage that have to gain more than a toss-up may hide: some more are no less simple a plan.
 MANY_MORE_CHUNKS = 4
+# Mean error of reserved memory where published runs tell it (docs/accuracy.md, 34 runs of SimuMax). [1]
+MEMORY_ERROR = 0.03
 SPLITS = ("tp", "pp", "cp", "etp")
 EXTRAS = ("recompute", *MODULE_COLUMNS, "fsdp", "zero_stage", "cp_comm_type", "pipeline_layout")
 SWITCHES = ("tp_comm_overlap", "fp8_param_gather", "cuda_graph", "account_embedding", "account_loss")
@@ -70,18 +73,23 @@ def fewer_chunks(
 
 
 def simplest_first(
-    found: Sequence[tuple[float, int]], simple: Callable[[int], float]
+    found: Sequence[tuple[float, int]], simple: Callable[[int], float], need: Callable[[int], float]
 ) -> list[tuple[float, int]]:
     """Values and numbers of plans in order of value, with the simplest of those within a toss-up of the first in front.
 
-    simple: `complexity` of a plan by its number. Of equally simple ones the faster.
+    simple: `complexity` of a plan by its number. Of equally simple ones the faster. need: the share of the device's
+    memory that a plan takes [1]; one that may stall where the first cannot is not simpler to run.
 
     Examples
     --------
-    >>> simplest_first([(1.0, 7), (1.004, 8), (1.5, 9)], {7: 6.3, 8: 3.0, 9: 0.0}.__getitem__)
+    >>> simple = {7: 6.3, 8: 3.0, 9: 0.0}.__getitem__
+    >>> simplest_first([(1.0, 7), (1.004, 8), (1.5, 9)], simple, lambda number: 0.5)
     [(1.004, 8), (1.0, 7), (1.5, 9)]
+    >>> simplest_first([(1.0, 7), (1.004, 8), (1.5, 9)], simple, {7: 0.8, 8: 0.93, 9: 0.5}.__getitem__)
+    [(1.0, 7), (1.004, 8), (1.5, 9)]
     """
     most = found[0][0] * (1 + toss_up().below)
-    close = [each for each in found[:SIMPLEST_OF] if each[0] < most]
+    room = max(TIGHT_ABOVE - MEMORY_ERROR, need(found[0][1]))
+    close = [each for each in found[:SIMPLEST_OF] if each[0] < most and need(each[1]) <= room]
     first = min(close, key=lambda each: (simple(each[1]), each[0]))
     return [first, *(each for each in found if each is not first)]

@@ -24,6 +24,7 @@ from costmodel.memory.beside import (
     ring_bytes,
     stand_in_bytes,
     stream_pool_bytes,
+    whole_parameters,
 )
 from costmodel.memory.states import (
     gathered_bytes,
@@ -114,6 +115,8 @@ def rank_memory(
         ledger.define(
             f"{name}_parameters", parameters.block_parameters(times.work), "1", parameters.block_parameters
         )
+        if WHOLE_LINEARS & set(blocks):
+            ledger.define(f"{name}_whole_parameters", whole_parameters(x, times.work), "1", whole_parameters)
         again = ledger.define(
             f"{name}_recomputed", recomputed_bytes(x, times.work, features), "byte", recomputed_bytes
         )
@@ -333,21 +336,30 @@ def _stage_memory(
         active += of.flying * activations.embedding_mask(x)
     early = early_table_gradient(x, features)
     if stage == "last" and "mtp" in features:  # Its heads have an embedding of their own, and turn first.
-        layer = maximum(layer, minimum(in_stage(x, "mtp", stage), 1) * beside_table(x))
+        heads = minimum(in_stage(x, "mtp", stage), 1) * is_more_than_one(x.pp)
+        layer = maximum(layer, heads * beside_table(x))
     workspace = maximum(layer + early - of.loss, 0)
     if stage == "first":
         workspace = maximum(workspace, table_gradient(x, of.kept, of.layers) + early - of.loss)
-    loss = of.loss + of.buffer
-    held = active + loss + workspace
+    p = f"memory_{stage}"
+    passing = [
+        ledger.term(f"{p}_{name}", title, expr, "byte", formula)
+        for name, title, expr, formula in (
+            ("activations", "activations in flight", active, activation_bytes),
+            ("logits", "logits and loss", of.loss + of.buffer, activations.logits),
+            ("workspace", "workspace of one layer, beyond the logits", workspace, workspace_bytes),
+        )
+    ]
+    held = sum(symbol(term.name) for term in passing)
+    workspace = symbol(f"{p}_workspace")
     stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))
     weights = (parameters_of(x, blocks, stage) + of.experts) / maximum(of.layers, 1)
     apart = stream_pool_bytes(x, weights, whole_tables(x))
-    parts: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
+    states: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
         *_states(x, blocks, features, of, layer),
         ("stand_ins", "stand-ins for weight gradients", stand_ins, stand_in_bytes),
-        ("activations", "activations in flight", active, activation_bytes),
-        ("logits", "logits and loss", loss, activations.logits),
-        ("workspace", "workspace of one layer, beyond the logits", workspace, workspace_bytes),
+    ]
+    parts: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
         (
             "fragmentation",
             "allocator fragmentation",
@@ -372,9 +384,8 @@ def _stage_memory(
     if stage == "last":
         kept = deferred_bytes(x, features)
         parts.append(("deferred", "logits' gradients that wait for the flush", kept, deferred_bytes))
-    p = f"memory_{stage}"
-    return ledger.total(
-        p,
-        f"peak memory, {stage} pipeline stage",
-        [ledger.term(f"{p}_{name}", title, expr, "byte", formula) for name, title, expr, formula in parts],
+    before, after = (
+        [ledger.term(f"{p}_{name}", title, expr, "byte", formula) for name, title, expr, formula in some]
+        for some in (states, parts)
     )
+    return ledger.total(p, f"peak memory, {stage} pipeline stage", [*before, *passing, *after])

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.layer import Blocks
-from costmodel.symbols import ATTENTION_BLOCKS, in_stage
+from costmodel.symbols import ATTENTION_BLOCKS, in_stage, symbol
+from costmodel.work.block import BlockWork
 from costmodel.work.linear import padded_vocabulary, tokens
 from costmodel.work.messages import context_columns
 
@@ -29,18 +30,22 @@ def stand_in_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, has_loss: Amo
     return x.stand_ins * (1 - x.accumulate_split) * x.trained * x.weight_bytes * shapes
 
 
+def whole_parameters(x: SimpleNamespace, work: BlockWork) -> Amount:
+    """Parameters of a block that every tensor-parallel rank holds whole: norms, routers, latents' down-projections. [1]
+
+    Sequence parallelism has their gradients summed. Source: as `flat_gradient_bytes`.
+    """
+    linears = (layer for layer in work.linears if layer.split == "none" and not layer.grouped)
+    return sum((layer.columns * layer.inner for layer in linears), start=0) + x.norm_vectors * x.h
+
+
 def flat_gradient_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, held: Amount) -> Amount:
     """Gradients that tensor-parallel ranks sum at a step's end, in one flat copy, beyond the activations gone by then.
 
-    Under sequence parallelism, of what every rank holds whole: norms, routers, down-projections of latents. held:
-    activations, logits and workspace of a pass. [byte] Source: Megatron-Core 0.12 to 0.19.2, finalize_model_grads.py,
-    _allreduce_non_tensor_model_parallel_grads.
+    held: activations, logits and workspace of a pass. [byte] Source: Megatron-Core 0.12 to 0.19.2,
+    finalize_model_grads.py, _allreduce_non_tensor_model_parallel_grads.
     """
-    whole: Amount = 0
-    for name, times in blocks.items():
-        linears = (layer for layer in times.work.linears if layer.split == "none" and not layer.grouped)
-        one = sum(layer.columns * layer.inner for layer in linears) + x.norm_vectors * x.h
-        whole += in_stage(x, name, stage) * one
+    whole = sum(in_stage(x, name, stage) * symbol(f"{name}_whole_parameters") for name in blocks)
     copied = x.megatron_core * x.sp * (1 - x.fsdp) * x.trained * x.grad_bytes
     return maximum(copied * whole - held, 0)
 

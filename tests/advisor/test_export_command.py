@@ -145,7 +145,7 @@ def test_an_exported_pipeline_is_predicted_as_the_plan_is(tmp_path):
         "--ep",
         "32",
     ]
-    plan += ["--recompute", "full", "--pipeline-layout", "balanced"]
+    plan += ["--recompute", "selective", "--recompute-modules", "moe", "--pipeline-layout", "balanced"]
     run(export, *plan, "--to", "megatron-lm", "-o", str(tmp_path))
     script = str(tmp_path / "train.sh")
     found = run(check, "--from", "megatron-lm", script, "--gpu", "h100", "--gpus", "256", "--json")

@@ -44,9 +44,20 @@ def test_powers_of_two_even_stages_and_fewer_knobs_are_simpler(simpler, other):
 def test_only_what_is_a_toss_up_gives_way():
     edge = 1 + toss_up().below
     found = [(1.0, 0), (edge - 1e-6, 1), (edge + 1e-6, 2)]
-    assert simplest_first(found, {0: 2.0, 1: 1.0, 2: 0.0}.__getitem__) == [found[1], found[0], found[2]]
-    assert simplest_first(found, lambda number: 0.0) == found
+    simpler = {0: 2.0, 1: 1.0, 2: 0.0}.__getitem__
+    assert simplest_first(found, simpler, lambda number: 0.5) == [found[1], found[0], found[2]]
+    assert simplest_first(found, lambda number: 0.0, lambda number: 0.5) == found
     assert order_held(edge - 1 - 1e-6) == toss_up()
+
+
+def test_a_simpler_plan_that_may_stall_gives_way():
+    """Above 94 % of the device the allocator stalls, and reserved memory is told to about 3 %."""
+    found = [(1.0, 0), (1.001, 1)]
+    simpler = {0: 2.0, 1: 1.0}.__getitem__
+    assert simplest_first(found, simpler, {0: 0.8, 1: 0.92}.__getitem__) == found
+    # Where the fastest needs as much, neither is safer.
+    assert simplest_first(found, simpler, {0: 0.93, 1: 0.92}.__getitem__) == found[::-1]
+    assert simplest_first(found, simpler, {0: 0.8, 1: 0.9}.__getitem__) == found[::-1]
 
 
 def test_the_answer_is_the_simplest_of_close_layouts_and_says_so(monkeypatch):
@@ -117,7 +128,9 @@ def test_the_least_memory_is_not_a_toss_up():
 def test_fewer_bits_that_gain_nothing_are_not_chosen():
     """Attention over a million tokens bound the step: FP8 was the plan, as fast as BF16 to the millisecond."""
     pins = {"pp": 4, "cp": 16, "ep": 8, "recompute": "full"}
-    found = search(make_request("qwen3-next-80b-a3b", 64, "h200", seq_len=2**20, pins=pins))
+    found = search(
+        make_request("qwen3-next-80b-a3b", 64, "h200", seq_len=2**20, pins=pins, stack="nemo-26.08")
+    )
     best, runner_up = found.plans[:2]
     assert (best.plan.precision, runner_up.plan.precision) == ("bf16", "fp8-cs")
     assert 0 <= best.behind < toss_up().below

@@ -241,12 +241,12 @@ function judged(settings, columns, prediction) {
 }
 
 // Ways out that the stack and the machine have, as advisor.rules has them. ways: each with what it may lack, in words;
-// lacks: which of these it does, -1 for none.
-function wayOut(ways, lacks, { most, then, nothing }) {
+// lacks: which of these it does, -1 for none; most: how many are told, 0 for all; then: what is said behind them.
+function wayOut(ways, lacks, most = 0, then = "") {
   const there = ways.filter(([way], i) => lacks[i] < 0 && way).map(([way]) => way);
   if (!there.length) {
     const lacking = ways.filter((_, i) => lacks[i] >= 0).map(([, texts], i) => texts[lacks.filter((n) => n >= 0)[i]]);
-    return `${nothing}${[...new Set(lacking)].join(", ")}.`;
+    return `${rulebook.nothing}${[...new Set(lacking)].join(", ")}.`;
   }
   let verb = "";
   const parts = there.slice(0, most || there.length).map((way) => {
