@@ -21,6 +21,8 @@ from costmodel.memory.beside import (
     flat_gradient_bytes,
     fragmentation_bytes,
     graph_bytes,
+    handed_bytes,
+    logits_hole_bytes,
     ring_bytes,
     stand_in_bytes,
     stream_pool_bytes,
@@ -332,6 +334,7 @@ def _stage_memory(
     """Breakdown of the rank of one stage. layer: workspace of one layer [byte]; encoder: its blocks."""
     of = _stage(ledger, x, blocks, features, stage)
     active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.dispatcher)
+    active += handed_bytes(x, of.flying, stage)
     if stage == "first":
         active += of.flying * activations.embedding_mask(x)
     early = early_table_gradient(x, features)
@@ -354,7 +357,7 @@ def _stage_memory(
     workspace = symbol(f"{p}_workspace")
     stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))
     weights = (parameters_of(x, blocks, stage) + of.experts) / maximum(of.layers, 1)
-    apart = stream_pool_bytes(x, weights, whole_tables(x))
+    apart = stream_pool_bytes(x, weights, whole_tables(x)) + logits_hole_bytes(x, _has_loss(x, stage))
     states: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
         *_states(x, blocks, features, of, layer),
         ("stand_ins", "stand-ins for weight gradients", stand_ins, stand_in_bytes),

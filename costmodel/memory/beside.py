@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.layer import Blocks
 from costmodel.symbols import ATTENTION_BLOCKS, in_stage, symbol
+from costmodel.work.activations import hidden_states
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import padded_vocabulary, tokens
 from costmodel.work.messages import context_columns
@@ -101,6 +102,30 @@ def stream_pool_bytes(x: SimpleNamespace, layer_weights: Amount, tables: Amount)
     vocabulary's tables [1]. Source: PyTorch 2.13, _fully_shard/_fsdp_collectives.py, foreach_all_gather.
     """
     return x.params_sharded * x.fsdp2 * x.weight_bytes * maximum(2 * layer_weights, tables)
+
+
+def handed_bytes(x: SimpleNamespace, in_flight: Amount, stage: str) -> Amount:
+    """What PyTorch's pipelines hold of the hidden states that stages hand on, beyond what layers keep of them. [byte]
+
+    A buffer for the input and one for the output's gradient of each micro-batch of a step and chunk, and each output
+    until its backward pass, which Megatron-Core frees when it is sent. in_flight: micro-batches of the stage, whose
+    inputs its first layers keep. Source: PyTorch 2.13, distributed/pipelining/stage.py, _prepare_forward_infra,
+    _create_grad_recv_info and fwd_cache.
+    """
+    received = 0 if stage == "first" else x.m - in_flight
+    sent = 0 if stage == "last" else x.m + in_flight
+    several = (1 - x.megatron_core) * is_more_than_one(x.pp)
+    return several * x.vpp * maximum(received + sent, 0) * hidden_states(x)
+
+
+def logits_hole_bytes(x: SimpleNamespace, has_loss: Amount) -> Amount:
+    """The place of 16-bit logits in the allocator's pool, where PyTorch's loss is not compiled. [byte]
+
+    They are freed before the backward pass, whose tensors of as many elements in FP32 do not fit there. Source:
+    torchtitan 0.1.0, train.py (`del pred`, then loss.backward()); PyTorch, CUDACachingAllocator.
+    """
+    eager = (1 - x.megatron_core) * (1 - x.fused_loss)
+    return has_loss * eager * x.activation_bytes * tokens(x) * padded_vocabulary(x) / x.tp
 
 
 def context_bytes(x: SimpleNamespace) -> Amount:
