@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -117,13 +117,15 @@ def sweep(plans: int, seed: int, only: list[str], core: Core) -> dict[str, Famil
                 break
             model = small(rng.choice(models), LAYERS)
             plan, workload = draw(rng.choice, model)
+            # Two rounds of the pipeline: stand-ins for gradients are there from the first backward pass on.
+            count = 2 * max(plan.pp, plan.vpp_group_size)
+            workload = replace(workload, global_batch=plan.dp * plan.micro_batch * count)
             stage = rng.randrange(plan.pp)
             case = describe(model, plan, workload.seq_len, stage)
             record.models.add(model.name)
             start = time.monotonic()
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    count = plan.num_microbatches(workload.global_batch)
                     result = dry_run(
                         plan,
                         workload,

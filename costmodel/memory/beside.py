@@ -114,17 +114,18 @@ def handed_bytes(x: SimpleNamespace, in_flight: Amount, stage: str) -> Amount:
     """
     received = 0 if stage == "first" else x.m - in_flight
     sent = 0 if stage == "last" else x.m + in_flight
-    several = (1 - x.megatron_core) * is_more_than_one(x.pp)
+    several = x.dtensor * is_more_than_one(x.pp)
     return several * x.vpp * maximum(received + sent, 0) * hidden_states(x)
 
 
 def logits_hole_bytes(x: SimpleNamespace, has_loss: Amount) -> Amount:
     """The place of 16-bit logits in the allocator's pool, where PyTorch's loss is not compiled. [byte]
 
-    They are freed before the backward pass, whose tensors of as many elements in FP32 do not fit there. Source:
-    torchtitan 0.1.0, train.py (`del pred`, then loss.backward()); PyTorch, CUDACachingAllocator.
+    They are freed before the backward pass, whose tensors of as many elements in FP32 do not fit there. Of frameworks
+    of PyTorch alone: XLA has a pool of its own, and Megatron-Core's loss works in place. Source: torchtitan 0.1.0,
+    train.py (`del pred`, then loss.backward()); PyTorch, CUDACachingAllocator.
     """
-    eager = (1 - x.megatron_core) * (1 - x.fused_loss)
+    eager = maximum(maximum(x.fsdp1, x.fsdp2), x.dtensor) * (1 - x.megatron_core) * (1 - x.fused_loss)
     return has_loss * eager * x.activation_bytes * tokens(x) * padded_vocabulary(x) / x.tp
 
 
