@@ -164,6 +164,8 @@ def plan_features(plan: Plan, workload: Workload, model: ModelSpec) -> frozenset
     found |= {f"dispatcher={plan.moe_dispatcher}", f"attention={plan.attention_backend}"}
     if plan.optimizer_instances > 1:
         found.add("optimizer_instances")
+    if plan.moe_capacity_factor:
+        found.add("capacity")
     if plan.recompute == "selective":
         found |= {f"recompute={module}" for module in plan.recompute_modules}
     found |= {name for name in ("qk_norm", "linear_bias", "attention_sink") if getattr(model, name)}

@@ -18,8 +18,11 @@ from costmodel.encoder import encoder_kept, encoder_weights
 from costmodel.layer import Blocks, BlockTimes
 from costmodel.memory.beside import (
     context_bytes,
+    deferred_bytes,
+    dispatcher_bytes,
     flat_gradient_bytes,
     fragmentation_bytes,
+    gather_buffer_bytes,
     graph_bytes,
     handed_bytes,
     logits_hole_bytes,
@@ -55,11 +58,12 @@ from costmodel.stage_parameters import (
 )
 from costmodel.symbols import STAGES, in_stage, symbol
 from costmodel.term import Ledger, Term
-from costmodel.vocabulary import deferred
-from costmodel.work import activations, communication, dispatched, linear, parameters
+from costmodel.work import activations, communication, parameters
 
 # Stages whose memory is counted: but for the one that sets the pace, which is known by its time.
 MEMORY_STAGES = tuple(stage for stage in STAGES if stage != "pace")
+# Of a stage's memory: name, title, bytes, formula.
+Part = tuple[str, str, Amount, Callable[..., Amount]]
 # Blocks with linear layers that every tensor-parallel rank holds whole: routers, down-projections of latents.
 WHOLE_LINEARS = {"experts", "mla", "dsa", "csa"}
 # Layers whose activations an offloaded stage keeps on the device: in use and on the way.
@@ -89,17 +93,6 @@ def activation_bytes(
     held = in_flight + x.ep_overlap / maximum(layers, 1)
     buffers = minimum(OFFLOAD_BUFFERS / maximum(layers, 1), x.offload_share)
     return maximum(held * (1 - x.offload_share), buffers) * stage + (1 - x.offload_share) * heads + dispatcher
-
-
-def dispatcher_bytes(x: SimpleNamespace, stage: str) -> Amount:
-    """What a stage's dispatchers hold, whatever is in flight. [byte]
-
-    Maps of routing of its recomputed expert blocks, one set a block, and one buffer of gathered tokens.
-    """
-    buffer = minimum(in_stage(x, "experts", stage), 1) * dispatched.gathered_tokens(x)
-    again = x.recompute_layers * decoder_count(x, "experts", stage)
-    again += (1 - x.recompute_layers) * x.recompute_moe * in_stage(x, "experts", stage)
-    return again * dispatched.held_maps(x) + buffer
 
 
 def rank_memory(
@@ -222,7 +215,7 @@ def _stage(
         heads=heads,
         dispatcher=dispatcher,
         loss=_loss_bytes(x, features, stage),
-        buffer=_has_loss(x, stage) * _gather_buffer(x, blocks, stage),
+        buffer=_has_loss(x, stage) * gather_buffer_bytes(x, blocks, stage),
     )
 
 
@@ -237,25 +230,6 @@ def _loss_bytes(x: SimpleNamespace, features: Collection[str], stage: str) -> Am
     if "mtp" in features:
         loss += activations.mtp_logits(x) + x.mtp_heads * activations.output_input(x)
     return _has_loss(x, stage) * loss
-
-
-def _gather_buffer(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
-    """The output layer's buffer of gathered tokens, beyond that of dispatchers, which serves it too. [byte]"""
-    if "experts" not in blocks:
-        return activations.gather_buffer(x)
-    there = minimum(in_stage(x, "experts", stage), 1)
-    return maximum(activations.gather_buffer(x) - there * dispatched.gathered_tokens(x), 0)
-
-
-def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
-    """What deferred weight gradients of the output layer keep: its input and output gradient, by micro-batch. [byte]
-
-    Of one the gradient is written over the logits. Source: Megatron-Core 0.16.1, tensor_parallel/layers.py,
-    grad_output_buffer and embedding_activation_buffer.
-    """
-    gradients = linear.tokens(x) * linear.padded_vocabulary(x) / x.tp
-    each = x.activation_bytes * gradients + activations.hidden_states(x)
-    return x.trained * maximum(0, deferred(x, features) - 1) * each
 
 
 def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amount) -> Amount:
@@ -273,7 +247,7 @@ def _graph_pools(x: SimpleNamespace, blocks: Blocks, of: _Stage, workspace: Amou
 
 def _states(
     x: SimpleNamespace, blocks: Blocks, features: Collection[str], of: _Stage, workspace: Amount
-) -> list[tuple[str, str, Amount, Callable[..., Amount]]]:
+) -> list[Part]:
     """Weights, what FSDP has whole, gradients and optimizer state of a stage: name, title, bytes, formula."""
     shards = ((of.dense, x.shard, False), (of.experts, x.expert_shard, True))
     of_all = communication.state_shard(x, communication.data_parallel_ranks(x), x.shard)
@@ -322,6 +296,30 @@ def encoder_bytes(x: SimpleNamespace, encoder: dict[str, BlockTimes], in_flight:
     return weight_bytes(x, linear_weights, held, x.shard) + state + in_flight * encoder_kept(x, encoder)
 
 
+def _passing(x: SimpleNamespace, features: Collection[str], of: _Stage, layer: Amount) -> list[Part]:
+    """What the passes of a stage hold: activations, logits, and the workspace of one layer beyond these."""
+    active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.dispatcher)
+    active += handed_bytes(x, of.flying, of.name)
+    early = early_table_gradient(x, features)
+    workspace = maximum(layer + early - of.loss, 0)
+    if of.name == "first":
+        active += of.flying * activations.embedding_mask(x)
+        workspace = maximum(workspace, table_gradient(x, of.kept, of.layers) + early - of.loss)
+    return [
+        ("activations", "activations in flight", active, activation_bytes),
+        ("logits", "logits and loss", of.loss + of.buffer, activations.logits),
+        ("workspace", "workspace of one layer, beyond the logits", workspace, workspace_bytes),
+    ]
+
+
+def _terms(ledger: Ledger, stage: str, parts: Iterable[Part]) -> list[Term]:
+    """Terms of a stage's memory, entries of the ledger."""
+    return [
+        ledger.term(f"memory_{stage}_{name}", title, expr, "byte", formula)
+        for name, title, expr, formula in parts
+    ]
+
+
 def _stage_memory(
     ledger: Ledger,
     x: SimpleNamespace,
@@ -333,36 +331,17 @@ def _stage_memory(
 ) -> Term:
     """Breakdown of the rank of one stage. layer: workspace of one layer [byte]; encoder: its blocks."""
     of = _stage(ledger, x, blocks, features, stage)
-    active = activation_bytes(x, of.kept, of.layers, of.flying, of.heads, of.dispatcher)
-    active += handed_bytes(x, of.flying, stage)
-    if stage == "first":
-        active += of.flying * activations.embedding_mask(x)
-    early = early_table_gradient(x, features)
     if stage == "last" and "mtp" in features:  # Its heads have an embedding of their own, and turn first.
         heads = minimum(in_stage(x, "mtp", stage), 1) * is_more_than_one(x.pp)
         layer = maximum(layer, heads * beside_table(x))
-    workspace = maximum(layer + early - of.loss, 0)
-    if stage == "first":
-        workspace = maximum(workspace, table_gradient(x, of.kept, of.layers) + early - of.loss)
-    p = f"memory_{stage}"
-    passing = [
-        ledger.term(f"{p}_{name}", title, expr, "byte", formula)
-        for name, title, expr, formula in (
-            ("activations", "activations in flight", active, activation_bytes),
-            ("logits", "logits and loss", of.loss + of.buffer, activations.logits),
-            ("workspace", "workspace of one layer, beyond the logits", workspace, workspace_bytes),
-        )
-    ]
-    held = sum(symbol(term.name) for term in passing)
-    workspace = symbol(f"{p}_workspace")
+    passing = _terms(ledger, stage, _passing(x, features, of, layer))
+    held, workspace = sum(symbol(term.name) for term in passing), symbol(f"memory_{stage}_workspace")
     stand_ins = stand_in_bytes(x, blocks, stage, _has_loss(x, stage))
     weights = (parameters_of(x, blocks, stage) + of.experts) / maximum(of.layers, 1)
     apart = stream_pool_bytes(x, weights, whole_tables(x)) + logits_hole_bytes(x, _has_loss(x, stage))
-    states: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
-        *_states(x, blocks, features, of, layer),
-        ("stand_ins", "stand-ins for weight gradients", stand_ins, stand_in_bytes),
-    ]
-    parts: list[tuple[str, str, Amount, Callable[..., Amount]]] = [
+    states = _states(x, blocks, features, of, layer)
+    states.append(("stand_ins", "stand-ins for weight gradients", stand_ins, stand_in_bytes))
+    parts: list[Part] = [
         (
             "fragmentation",
             "allocator fragmentation",
@@ -387,8 +366,7 @@ def _stage_memory(
     if stage == "last":
         kept = deferred_bytes(x, features)
         parts.append(("deferred", "logits' gradients that wait for the flush", kept, deferred_bytes))
-    before, after = (
-        [ledger.term(f"{p}_{name}", title, expr, "byte", formula) for name, title, expr, formula in some]
-        for some in (states, parts)
+    before, after = _terms(ledger, stage, states), _terms(ledger, stage, parts)
+    return ledger.total(
+        f"memory_{stage}", f"peak memory, {stage} pipeline stage", [*before, *passing, *after]
     )
-    return ledger.total(p, f"peak memory, {stage} pipeline stage", [*before, *passing, *after])

@@ -1,12 +1,16 @@
-"""What a rank holds beside states and activations: stand-ins of gradients, graph pools, the allocator's losses."""
+"""What a rank holds beside states and activations: stand-ins, buffers, graph pools, the allocator's losses."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 
 from costmodel.amount import Amount, is_more_than_one, maximum, minimum
 from costmodel.layer import Blocks
+from costmodel.stage_parameters import decoder_count
 from costmodel.symbols import ATTENTION_BLOCKS, in_stage, symbol
+from costmodel.vocabulary import deferred
+from costmodel.work import activations, dispatched
 from costmodel.work.activations import hidden_states
 from costmodel.work.block import BlockWork
 from costmodel.work.linear import padded_vocabulary, tokens
@@ -38,6 +42,36 @@ def whole_parameters(x: SimpleNamespace, work: BlockWork) -> Amount:
     """
     linears = (layer for layer in work.linears if layer.split == "none" and not layer.grouped)
     return sum((layer.columns * layer.inner for layer in linears), start=0) + x.norm_vectors * x.h
+
+
+def dispatcher_bytes(x: SimpleNamespace, stage: str) -> Amount:
+    """What a stage's dispatchers hold, whatever is in flight. [byte]
+
+    Maps of routing of its recomputed expert blocks, one set a block, and one buffer of gathered tokens.
+    """
+    buffer = minimum(in_stage(x, "experts", stage), 1) * dispatched.gathered_tokens(x)
+    again = x.recompute_layers * decoder_count(x, "experts", stage)
+    again += (1 - x.recompute_layers) * x.recompute_moe * in_stage(x, "experts", stage)
+    return again * dispatched.held_maps(x) + buffer
+
+
+def gather_buffer_bytes(x: SimpleNamespace, blocks: Blocks, stage: str) -> Amount:
+    """The output layer's buffer of gathered tokens, beyond that of dispatchers, which serves it too. [byte]"""
+    if "experts" not in blocks:
+        return activations.gather_buffer(x)
+    there = minimum(in_stage(x, "experts", stage), 1)
+    return maximum(activations.gather_buffer(x) - there * dispatched.gathered_tokens(x), 0)
+
+
+def deferred_bytes(x: SimpleNamespace, features: Collection[str]) -> Amount:
+    """What deferred weight gradients of the output layer keep: its input and output gradient, by micro-batch. [byte]
+
+    Of one the gradient is written over the logits. Source: Megatron-Core 0.16.1, tensor_parallel/layers.py,
+    grad_output_buffer and embedding_activation_buffer.
+    """
+    gradients = tokens(x) * padded_vocabulary(x) / x.tp
+    each = x.activation_bytes * gradients + hidden_states(x)
+    return x.trained * maximum(0, deferred(x, features) - 1) * each
 
 
 def flat_gradient_bytes(x: SimpleNamespace, blocks: Blocks, stage: str, held: Amount) -> Amount:

@@ -90,14 +90,13 @@ def backward_bytes(x: SimpleNamespace, work: BlockWork) -> Amount:
 def weighted_rows(x: SimpleNamespace) -> Amount:
     """Bytes of an element of FC2's input while the product of rows and probabilities is differentiated. [byte]
 
-    Where no kernel fuses it with the activation function: its gradient, that of the rows and one that is summed to the
-    probabilities', all in FP32 where these are; the 16-bit gradient takes the place of FC2's input, which a recomputed
-    activation function still holds. Source: Megatron-Core 0.16.1, experts.py, bias_act_func; PyTorch, mul_backward.
+    Where no kernel fuses it with the activation function: three tensors of 4 bytes, its gradient, that of the rows and
+    one that is summed to the probabilities', where these are in FP32, else two of 2. The 16-bit gradient takes the
+    place of FC2's input, which a recomputed activation function still holds, with a gradient more.
+    Source: Megatron-Core 0.16.1, experts.py, bias_act_func; PyTorch, mul_backward.
     """
     apart = x.activation_split * x.gates * (1 - x.separate_gate) + x.fc2_copies - 1
-    return apart * (2 + probabilities_are_wide(x)) * (2 + 2 * probabilities_are_wide(x)) + apart * (
-        4 * x.recompute_moe_act
-    )
+    return apart * (4 + 8 * probabilities_are_wide(x) + 4 * x.recompute_moe_act)
 
 
 def table_gradient(x: SimpleNamespace, kept: Amount, layers: Amount) -> Amount:
