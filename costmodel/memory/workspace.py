@@ -104,9 +104,10 @@ def table_gradient(x: SimpleNamespace, kept: Amount, layers: Amount) -> Amount:
 
     Dense and in the weights' format, before it is added to the buffer of gradients, beside the gradient of the hidden
     states, which sequence parallelism gathers, and the next one that a later stage sends. Tied to the output layer on
-    one stage, a sum with that one's gradient, or its stand-in, is written beside it. kept: of the stage's decoder
-    layers for one micro-batch, of which a virtual stage has its part. Source: PyTorch 2.13, embedding_dense_backward
-    and autograd/input_buffer.cpp; Megatron-Core 0.16.1, tensor_parallel/layers.py, VocabParallelEmbedding.
+    one stage, a sum with that one's stand-in is written beside it; gradients of its own are added to in place. kept: of
+    the stage's decoder layers for one micro-batch, of which a virtual stage has its part.
+    Source: PyTorch 2.13, embedding_dense_backward and autograd/input_buffer.cpp; Megatron-Core 0.16.1,
+    tensor_parallel/layers.py, VocabParallelEmbedding.
     """
     freed = x.recompute_layers * layers * activations.layer_input(x) + (1 - x.recompute_layers) * kept
     return maximum(0, beside_table(x) - (1 - x.offload_share) * freed / x.vpp)
@@ -114,7 +115,7 @@ def table_gradient(x: SimpleNamespace, kept: Amount, layers: Amount) -> Amount:
 
 def beside_table(x: SimpleNamespace) -> Amount:
     """The embedding's gradient and what stands beside it, see `table_gradient`. [byte]"""
-    summed = x.tied * (1 - is_more_than_one(x.pp)) * maximum(x.stand_ins, x.accumulate_split)
+    summed = x.tied * (1 - is_more_than_one(x.pp)) * x.stand_ins * (1 - x.accumulate_split)
     own = (1 + is_more_than_one(x.pp)) * activations.hidden_states(x)
     incoming = own + x.sp * x.activation_bytes * linear.tokens(x) * x.h
     return (1 + summed) * whole_table(x) + incoming

@@ -67,9 +67,8 @@ def peaks(tracer: Tracer, name: str, stage: int, **knobs: Any) -> tuple[float, f
         ("llama3-70b", 0, {**SPLIT, "pp": 4, "cp": 2, "cp_comm_type": "a2a", "dp": 4, **APART}),
         ("qwen3-30b-a3b", 0, {**EXPERTS, "pp": 2, **ALL, **APART}),
         ("nemotronh-8b", 0, {**SPLIT, "tp": 8, "dp": 2, **APART}),
-        # A table's gradients by both ends of one stage, and their sum; by heads of the last stage.
+        # A table's gradient and its sum with the output layer's stand-in; by heads of the last stage.
         ("qwen2.5-0.5b", 0, {"dp": 8, **ALL}),
-        ("qwen2.5-0.5b", 0, {"dp": 8, **ALL, **APART}),
         ("glm-4.7-flash", 3, {**EXPERTS, **SPLIT, "tp": 2, "pp": 4, "cp": 4, "cp_comm_type": "all_gather"}),
         # Gradients that tensor-parallel ranks sum in one flat copy.
         ("deepseek-v2", 0, {**EXPERTS, **SPLIT, "tp": 8, "cp": 4, "cp_comm_type": "all_gather", **ALL}),

@@ -71,6 +71,10 @@ def test_a_tied_table_has_two_gradients_and_their_sum():
     beyond = 2 * table + incoming - freed
     logits = tied["memory_first_logits"]
     assert tied["memory_first_workspace"] == pytest.approx(max(beyond - logits, 0), rel=1e-3)
+    # Gradients of the output layer's own wait for the embedding's, and are added to in place: two tables as well.
+    apart = values("qwen2.5-0.5b", dp=8, recompute="full", **APART)
+    loss = apart["memory_first_logits"]
+    assert apart["memory_first_workspace"] == pytest.approx(max(beyond - loss, 0), rel=1e-3)
     # Nothing ties these: one gradient, which lies under the logits.
     assert untied["memory_first_workspace"] == 0
 
