@@ -116,10 +116,13 @@ def data_parallel_terms(
     where ranks share the state by whole matrices, whose gradients are all-reduced [1].
     Distributed optimizer: once a step, gradients under the last micro-batch's backward pass and parameters
     under the first forward pass, on a pipeline's first stage, which ends last; the last bucket of gradients and the
-    first of parameters move alone. An interleaved schedule passes pp micro-batches through a chunk before the next:
-    all of them hide what chunks done earlier reduce, but one in the chunk done last. Sources: arXiv:1910.02054;
-    Megatron-Core 0.17.1, DistributedOptimizer and schedules.py, grad_sync_func and param_sync_func; Megatron-Bridge
-    performance tuning guide ("DP communications overlap with multiple micro-batches").
+    first of parameters move alone. An interleaved schedule passes vpp_group micro-batches (pp as a rule) through a
+    chunk before the next, and all stages reduce a chunk at once (align_grad_reduce), when it is done, and gather one
+    at once (align_param_gather), the first layer last: the chunk that ends last reduces alone and the one that begins
+    waits for its parameters, and every other chunk hides under the passes of those after it. Sources: arXiv:1910.02054;
+    Megatron-Core 0.16.1 to 0.19.2, DistributedOptimizer, distributed_data_parallel.py (start_param_sync) and
+    schedules.py, grad_sync_func and param_sync_func; Megatron-Bridge performance tuning guide ("DP communications
+    overlap with multiple micro-batches").
     """
     allowed = overlap_allowed(x)
     found = [_collectives(ledger, x, owner) for owner in owners]
@@ -127,13 +130,14 @@ def data_parallel_terms(
     # Buckets count on the first stage's first chunk alone; elsewhere a chunk is one bucket. A stage without layers
     # trains nothing where only adapters are trained.
     in_bucket = minimum(bucket_elements(x) / maximum(whole, 1), 1) * (1 - is_more_than_one(x.pp))
+    in_chunk = is_more_than_one(x.vpp) * (1 - x.fsdp) / x.vpp
     alone = ledger.define(
         "dp_alone",
-        maximum(1 / maximum(layers, 1), in_bucket),
+        maximum(maximum(1 / maximum(layers, 1), in_bucket), in_chunk),
         "1",
-        "share of data-parallel communication beside which nothing is computed: a layer or a bucket",
+        "share of data-parallel communication beside which nothing is computed: a layer, a bucket or a chunk",
     )
-    passes = 1 + is_more_than_one(x.vpp) * (minimum(x.pp, x.m / x.flushes) - 1)
+    passes = 1 + is_more_than_one(x.vpp) * (minimum(x.vpp_group, x.m / x.flushes) - 1)
     beside = passes - (passes - 1) / x.vpp - alone
 
     def hiding(name: str, expr: Amount) -> Amount:

@@ -67,7 +67,7 @@ def shown(traffic: Collection[Traffic], compute: Amount, alone: Amount = 0) -> A
     lost: Amount = 0
     left = compute
     for each in traffic:
-        lost += overlap.contention(each.seconds, left, each.slowdown)
+        lost += overlap.contention((1 - alone) * each.seconds, left, each.slowdown)
         left = maximum(0, left - each.seconds)
     whole = sum(each.seconds for each in traffic)
     return maximum(overlap.exposed(whole, compute), alone * whole) + lost

@@ -74,6 +74,24 @@ def test_later_stages_gather_one_after_the_other_as_the_pipeline_fills():
         )
 
 
+@pytest.mark.parametrize("vpp", [2, 4])
+def test_a_chunk_reduces_and_gathers_as_a_whole(vpp):
+    """The chunk that ends an interleaved step reduces beside nothing, the first one waits for all its parameters.
+
+    Many micro-batches hide the rest of both, which takes compute all the same (`overlap_slowdown`).
+    """
+    workload, plan = Workload(8192, 1024), Plan(pp=4, dp=16, vpp=vpp, precision="bf16")
+    found = unjudged(LLAMA, workload, H100, plan).values
+    assert found["dp_alone"] == 1 / vpp
+    for shown, whole in (("dp_gradients", "dp_reduce_scatter"), ("dp_gather", "dp_all_gather")):
+        hidden = found[whole] * (1 - 1 / vpp)
+        assert found[whole] / vpp <= found[shown] <= found[whole] / vpp + 0.5 * hidden
+    wide = dataclasses.replace(plan, vpp_group_size=8)
+    assert unjudged(LLAMA, workload, H100, wide).values["dp_under_backward"] == pytest.approx(
+        2 * found["dp_under_backward"], rel=0.05
+    )
+
+
 @pytest.mark.parametrize(
     ("stack", "has"),
     [
