@@ -60,6 +60,7 @@ class Stack:
     packs_attention: bool = False
     wide_heads_apart: bool = False
     scales_sinks: bool = False
+    plain_mxfp8_attention: bool = False
     complex_rotary: bool = False
     reads_documents: bool = False
     documents_apart: bool = False

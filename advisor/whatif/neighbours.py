@@ -24,6 +24,8 @@ from costmodel.prediction import Prediction
 
 MOST_VALUES = 3
 SPLITS = ("tp", "pp", "cp")
+# Formats that user buffers of tensor parallelism do not take: see the rule tp_overlap_format.
+WITHOUT_USER_BUFFERS = ("nvfp4", "fp8-sc")
 # Values worth trying of whole numbers and factors that no size of the model bounds; 0 is automatic or off.
 LADDERS: dict[str, tuple[float, ...]] = {
     "zero_stage": (0, 1, 2, 3),
@@ -221,6 +223,8 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
         return without_partners(replace(plan, **{knob: value}))
     if knob in GRAPHS:
         return _checks_beside(replace(plan, **{knob: value}))
+    if knob == "precision" and value in WITHOUT_USER_BUFFERS:
+        return {"tp_comm_overlap": False}
     if knob == "fsdp":
         return {"zero_stage": 3 if value else 1, "fsdp_shard_size": 0, **_beside_shards(chosen, value)}
     if knob == "zero_stage":

@@ -78,15 +78,16 @@ def attention_inputs(
 
 
 def fp8_attention_gains(
-    tables: Mapping[str, Any], cluster: Cluster, precision: str, mla: bool
+    tables: Mapping[str, Any], cluster: Cluster, precision: str, mla: bool, stack: Stack
 ) -> dict[str, Bound]:
     """What FP8 gains the attention core, by pass: of the precision's format and the heads' shape. [1]
 
-    Kernels of another shape stand in where a GPU has none of these; 1 without any table, and without FP8, where the
-    knob does nothing (rule fp8_attention_precision).
+    Kernels of another shape stand in where a GPU has none of these; 1 without any table, and where the knob does
+    nothing (rule fp8_attention_precision, and plain_mxfp8_attention of costmodel/stacks.toml).
     """
-    if not precision.startswith(("fp8", "mxfp8")):
-        idle = Bound(1.0, f"attention follows the precision, {precision}")
+    unread = not precision.startswith(("fp8", "mxfp8")) or precision == "fp8-sc"
+    if unread or (precision == "mxfp8" and stack.plain_mxfp8_attention):
+        idle = Bound(1.0, f"attention stays in 16 bits with {precision} on {stack.name}")
         return {f"attention_{name}_fp8_gain": idle for name in ("forward", "backward")}
     measured = tables.get("attention", {})
     dtype = "mxfp8" if precision == "mxfp8" and "mxfp8" in measured else "fp8"

@@ -77,7 +77,7 @@ def hardware_inputs(
     bound |= _cycles(tables, cluster, bound["gpu_peak"])
     bound |= _gemm(tables, cluster, gemm, "linear") | _gemm(tables, cluster, table_of_base, "gemm")
     bound |= attention_inputs(tables, cluster, table_of_base, software, mla)
-    bound |= fp8_attention_gains(tables, cluster, precision, mla)
+    bound |= fp8_attention_gains(tables, cluster, precision, mla, software)
     reached = memory_factor(cluster)
     for symbol, name in (
         ("elementwise_fraction", "elementwise"),
