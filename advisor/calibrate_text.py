@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ def calibration_lines(found: Calibration) -> list[str]:
             )
         )
     lines += [wrap(f"warning: {warning}", "  ", "    ") for warning in found.warnings]
-    return [*lines, "", f"Use it: advisor predict ... --profile {found.path}"]
+    return [*lines, "", f"Use it: advisor predict ... --profile {shlex.quote(str(found.path))}"]
 
 
 def shown(value: float, unit: str) -> str:

@@ -11,7 +11,7 @@ from advisor.measured.run import Measured
 from costmodel.columns import plan_columns
 from costmodel.stack import default_stack, load_stack
 from executor.diagnose import Diagnosis, Finding, Rule, diagnose, table
-from executor.evidence import COUNTED, log_facts, prediction_facts, profile_facts, run_facts
+from executor.evidence import COUNTED, ENDINGS, log_facts, prediction_facts, profile_facts, run_facts
 from hardware_db import platform_of
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ def examples(found: Measured, finding: Finding) -> list[str]:
     """The first line of the log of every kind that a finding counts."""
     if found.log is None:
         return []
-    kinds = [kind for fact in sorted(finding.words & set(COUNTED)) for kind in COUNTED[fact]]
+    lines = COUNTED | ENDINGS
+    kinds = [kind for fact in sorted(finding.words & set(lines)) for kind in lines[fact]]
     return [found.log.examples[kind].strip() for kind in kinds if kind in found.log.examples]
 
 

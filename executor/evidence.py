@@ -9,7 +9,7 @@ from typing import Any
 
 from executor.export.environment import CONNECTIONS
 from executor.logs.compare import exposed_by_dimension, predicted_parts
-from executor.logs.record import Iteration, Log
+from executor.logs.record import ENDS, Iteration, Log
 from executor.logs.summary import Steady, median_of, spikes_by_timer, timer_medians
 from executor.profiles.profile import Profile
 
@@ -55,9 +55,9 @@ COUNTED = {
     "timeout_lines": ("nccl timeout", "lost rank"),
     "xid_lines": ("xid",),
     "throttle_lines": ("throttle",),
-    "killed_lines": ("killed", "traceback"),
-    "signal_lines": ("killed",),
 }
+# What may have ended the run: counted where no step follows.
+ENDINGS = {"killed_lines": ENDS, "signal_lines": ("killed",)}
 # Misspelt in the guides; a variable of this name is silently ignored.
 MISSPELT = {"NVTE_FLASH_ATT": "NVTE_FLASH_ATTN", "NVTE_FUSED_ATT": "NVTE_FUSED_ATTN"}
 
@@ -89,6 +89,7 @@ def log_facts(log: Log, kept: Steady) -> dict[str, Any]:
         ),
     }
     facts |= {fact: sum(log.counted[kind] for kind in kinds) for fact, kinds in COUNTED.items()}
+    facts |= {fact: sum(log.since_step[kind] for kind in kinds) for fact, kinds in ENDINGS.items()}
     if log.variables.get(CONNECTIONS, "").isdigit():
         facts["max_connections"] = int(log.variables[CONNECTIONS])
     return facts | _timer_facts(log, kept) | _memory_facts(log) | _straggler_facts(log)

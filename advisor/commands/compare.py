@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -97,6 +98,8 @@ def _measured(
     from advisor.measured import read_measured
 
     if second is None and kinds == ["plan"]:
+        if not Path(first).expanduser().exists():
+            raise ValueError(f"{first} does not exist. Check the path of the plan, log, run or trace.")
         raise ValueError(
             f"{first} is a plan: name what to compare it with. Try `advisor compare {shlex.quote(first)} OTHER`."
         )

@@ -31,6 +31,7 @@ from executor.export.launch_read import launch_knobs, unseen
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, NO_MASK, setting_flags
 from executor.export.megatron_lm_fields import OTHERS, fields_of
 from executor.export.megatron_lm_names import names
+from executor.export.megatron_lm_old import renamed
 from executor.export.model_read import of_model
 from executor.export.shell_words import left_open, read_flags
 
@@ -54,7 +55,7 @@ ASIDE = re.compile(
     r"|spec$|transformer-impl|use-mcore|vocab|merge|distributed|ckpt|dist-ckpt|timing|exit|norm-epsilon|rotary|mock"
     r"|attention-softmax|no-check|start-weight|end-weight|override|finetune|no-load|no-save|auto-detect|async|sft"
     r"|pretrained|use-rotary|rope|use-rope|mscale|beta|no-create|num-workers|reset|eod|dataloader|no-mmap|result"
-    r"|check|profile|padded-vocab|no-use-layer-wise|nproc|nnodes|node|master|rdzv|standalone|no-python|job-name|account$|partition|time$|output"
+    r"|check-for|check-weight|profile|padded-vocab|no-use-layer-wise|nproc|nnodes|node|master|rdzv|standalone|no-python|job-name|account$|partition|time$|output"
     r"|error|mem|exclusive|gpus|ntasks|cpus|gres|requeue|open-mode|container|kill|segment|mpi|export|comment|qos"
     r"|bind|cpunodebind|membind|query-gpu|format|enable-experimental|disable-msc|optimizer$|fp8-amax|fp8-margin"
     r"|fp8-interval|position-embedding|max-position|micro-batch|global-batch|seq-length|make-vocab|use-flash-attn"
@@ -67,7 +68,7 @@ def reading(text: str) -> Reading:
     """What the text means in our words. ValueError in one line when it cannot be read."""
     text = _as_flags(text)
     flags = read_flags(text)
-    given = flags.given
+    given, old = renamed(flags.given)
     if not {"--num-layers", "--hidden-size", "--hybrid-layer-pattern", "--hybrid-override-pattern"} & set(
         given
     ):
@@ -110,6 +111,7 @@ def reading(text: str) -> Reading:
             *_other_positions(given, fields, models),
             *_ramp(ramp, fields),
             *_mask(given, fields),
+            *old,
         ),
         alike=_alike(telling, models),
         vocab=vocab,

@@ -14,10 +14,12 @@ BLOCK = 1 << 20
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 # What launchers put before a line: `12: ` and `node-3: ` (srun --label, mpirun), `[default0]:` and `[rank0]: `
 # (torchrun --tee, --redirects), `[1,0]<stdout>: ` (mpirun --tag-output), `(TrainWorker pid=12) ` (Ray),
+# `train/0 [default0]:` (torchx, NeMo-Run), `2026-06-01T10:00:00.1Z ` (docker and kubectl logs with stamps),
 # `0: ` within another. NeMo's and loggers' own stamps stay, as they are part of what is read.
 PREFIX = re.compile(
     r"^(?:\s*\d{1,6}:[ \t]|\[(?:default|rank|trainer)?\d+\]:[ \t]?|\[[\w.-]+\]\[\w+\]:?[ \t]|"
-    r"\[\d+,\d+\]<std(?:out|err)>:[ \t]?|\([\w ]+pid=\d+[^)]*\)[ \t]|(?:\w+/)?(?:rank|trainer|worker)[-_ ]?\d+:[ \t])"
+    r"\[\d+,\d+\]<std(?:out|err)>:[ \t]?|\([\w ]+pid=\d+[^)]*\)[ \t]|(?:\w+/)?(?:rank|trainer|worker)[-_ ]?\d+:[ \t]|"
+    r"[\w.-]+/\d+[ \t](?=\[)|\d{4}-\d\d-\d\dT[\d:]+(?:\.\d+)?Z[ \t])"
 )
 GZIP = b"\x1f\x8b"
 

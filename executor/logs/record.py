@@ -63,6 +63,10 @@ class Timer:
     high: float
 
 
+# Kinds of lines with which a run may end, and does where no step follows; the first of these is the evidence.
+ENDS = ("killed", "traceback")
+
+
 @dataclass
 class Log:
     """Everything read from one file.
@@ -70,9 +74,9 @@ class Log:
     timers: by Megatron's names. parameters: of every (tensor, pipeline) rank that told. arguments: a dump of
     Megatron-LM's arguments; configuration: lines of a YAML dump or summary of Megatron-Bridge, as overrides.
     marks: steps at which something other than training happened, by kind. counted: lines that mean trouble or
-    tell the network, by kind, with the first of each in `examples`. stragglers: reports of Megatron's
-    detector. world: ranks, planned: steps that the run was to take, vocab: tokens of the tokenizer before they are
-    padded, num_microbatches: of a replica in one step; each 0 when the log does not say.
+    tell the network, by kind, with the first of each in `examples`; since_step: those after the last step.
+    stragglers: reports of Megatron's detector. world: ranks, planned: steps that the run was to take, vocab: tokens of
+    the tokenizer before they are padded, num_microbatches: of a replica in one step; each 0 when the log does not say.
     told_rate: what a line of its own told before the line of its step [TFLOP/s of a GPU].
     """
 
@@ -88,6 +92,7 @@ class Log:
     yaml: list[str] = field(default_factory=list)
     marks: dict[str, list[int]] = field(default_factory=dict)
     counted: Counter[str] = field(default_factory=Counter)
+    since_step: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     stragglers: list[dict[str, tuple[float, int]]] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
@@ -115,9 +120,11 @@ class Log:
         self.marks.setdefault(kind, []).append(self.last_step if step is None else step)
 
     def count(self, kind: str, line: str) -> None:
-        """Note one line of a kind, and keep the first as evidence."""
+        """Note one line of a kind, and keep the first as evidence: of what may end a run, since the last step."""
+        if kind not in self.examples or (kind in ENDS and not self.since_step[kind]):
+            self.examples[kind] = line[:300]
         self.counted[kind] += 1
-        self.examples.setdefault(kind, line[:300])
+        self.since_step[kind] += 1
 
     def add(self, found: Iteration) -> Iteration:
         """Append, or replace what was told of the same step: a bar drawn again, or several ranks printing."""
@@ -134,6 +141,7 @@ class Log:
             self.restarts.append(found.step)
             self.iterations = [each for each in self.iterations if each.step < found.step]
         self.iterations.append(found)
+        self.since_step.clear()
         return found
 
 

@@ -121,3 +121,25 @@ def test_out_of_memory_before_the_first_step_is_told_the_order_of_cures(tmp_path
         read_log(log)
     order = ("expandable", "recompute", "--offload-layers", "micro-batch", "context", "more tensor")
     assert sorted(order, key=str(refused.value).index) == list(order)
+
+
+def test_a_run_that_goes_on_was_ended_by_nothing(write):
+    """A traceback of wandb with 50 steps after it was "The run ended before its last step", cited as the cause."""
+    other, last = "Traceback (most recent call last):", "  exitcode  : -9 (pid: 4242)"
+    steps = [megatron_line(step, 2.0) for step in (1, 2, 3)]
+    went_on = write("\n".join([steps[0], other, last, *steps[1:]]))
+    assert went_on.counted["killed"] == 1
+    assert not went_on.since_step
+    ended = write("\n".join([steps[0], last, *steps[1:], other, last.replace("4242", "4343")]))
+    assert ended.since_step == {"traceback": 1, "killed": 1}
+    assert "4343" in ended.examples["killed"]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["pretrain/0 [default7]:", "2026-06-01T10:00:00.123456789Z ", "7: [default7]:", "[rank3]: "]
+)
+def test_what_launchers_put_before_a_line_is_no_part_of_it(write, prefix):
+    lines = [prefix + line for line in megatron_log(STEPS).splitlines()]
+    plain, prefixed = write(megatron_log(STEPS)), write("\n".join(lines))
+    assert prefixed.arguments == plain.arguments
+    assert [each.seconds for each in prefixed.iterations] == [each.seconds for each in plain.iterations]
