@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 
 from advisor.measurements.plans import accumulation, habit_of
 from advisor.measurements.rows import Row
@@ -111,10 +112,20 @@ def largest_micro_batch(
 def unsaid_sizes(row: Row, model: ModelSpec, cluster: Cluster, plan: Plan) -> Iterator[dict[str, str]]:
     """Columns that a row leaves empty and that decide how much of a model a GPU holds, filled: the likelier first."""
     spread = spread_of_experts(row, model, cluster, plan)
-    experts = [{"ep": str(spread[-1])}] if spread else []
-    shards = [{"fsdp": "1"}] if not (row.text("fsdp") or plan.fsdp) and plan.dp * plan.cp > 1 else []
-    yield from (*experts, *shards)
-    yield from (one | other for one in experts for other in shards)
+    open_ = [{"ep": str(spread[-1])}] if spread else []
+    if splits_experts(row, model, plan):
+        open_.append({"etp": str(plan.tp)})
+    if not (row.text("fsdp") or plan.fsdp) and plan.dp * plan.cp > 1:
+        open_.append({"fsdp": "1"})
+    for many in range(1, len(open_) + 1):
+        for columns in combinations(open_, many):
+            yield {column: value for each in columns for column, value in each.items()}
+
+
+def splits_experts(row: Row, model: ModelSpec, plan: Plan) -> bool:
+    """Whether a row without `etp` may have split its experts over the tensor-parallel ranks."""
+    open_to_it = model.moe is not None and not model.linear_bias and not row.text("etp")
+    return open_to_it and plan.tp > 1 and not habit_of(row).get("plain_experts")
 
 
 def spread_of_experts(row: Row, model: ModelSpec, cluster: Cluster, plan: Plan) -> list[int]:

@@ -78,7 +78,8 @@ def unsaid(case: Case, read: Prediction) -> list[Unsaid]:
 
     Of a source that we know only the columns that it is known not to print. read: the prediction of the row as it was
     read. A reading that breaks a rule which that does not break, or that memory refutes where it needs more than that,
-    is none, nor is a larger micro-batch for which memory asks for more recompute: nobody pays for one with that.
+    is none, nor is a larger micro-batch for which memory asks for more recompute, nor experts that only sharded
+    parameters make fit: nobody pays for one with that.
     """
     habit = habit_of(case.row)
     columns = [
@@ -91,6 +92,8 @@ def unsaid(case: Case, read: Prediction) -> list[Unsaid]:
         if not isinstance(again, Case) or _errors(again) - broken:
             continue
         if again.plan.micro_batch > case.plan.micro_batch and _recompute(again.plan) != _recompute(case.plan):
+            continue
+        if column == "etp" and again.plan.fsdp and not case.plan.fsdp:
             continue
         told = predict(again.model, again.workload, again.cluster, again.plan, again.stack, judged=False)
         if refuted(told) and told.peak_memory_bytes > read.peak_memory_bytes:
