@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from advisor.measurements.plans import accumulation, habit_of
+from advisor.measurements.recompute import granularity, modules_stated
 from advisor.measurements.rows import Row
 from advisor.rules.features import lacked
 from costmodel.model_spec import ModelSpec
@@ -179,8 +180,8 @@ def recomputes(row: Row, model: ModelSpec, plan: Plan, stack: str) -> Iterator[t
 
     Modules, or some layers; all of them where it is all or none.
     """
-    stated = "" if flags_uncertain(row) else row.text("recompute_granularity")
-    if stated in ("none", "full") or (stated and row.text("recompute_modules")):
+    stated = "" if flags_uncertain(row) else granularity(row)[0]
+    if stated in ("none", "full") or (stated and (row.text("recompute_modules") or modules_stated(row))):
         return
     missing = lacked(stack)
     if habit_of(row).get("whole_recompute") or "recompute_layers" in missing:

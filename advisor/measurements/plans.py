@@ -9,18 +9,18 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
+from advisor.measurements.experts import drops_tokens, expert_knobs
 from advisor.measurements.flags import (
     bucket_size,
-    expert_knobs,
     flag_knobs,
     graph_knobs,
     offload_knobs,
     optimizer_knobs,
     optimizer_words,
-    recompute_knobs,
 )
 from advisor.measurements.habits import habit_of, row_release, row_task
 from advisor.measurements.precision import row_precision
+from advisor.measurements.recompute import recompute_knobs
 from advisor.measurements.release import row_date
 from advisor.measurements.rows import SWITCHES, Row
 from advisor.measurements.sizes import parallel_sizes, stage_layout
@@ -126,10 +126,9 @@ def routes_naturally(row: Row) -> bool:
 
     Benchmarks of pretraining force balance unless their row says otherwise; fine-tuning has data to learn from.
     """
-    dropped = row.text("moe_token_drop").startswith("cf=")
     forced = row.flag("moe_force_balance", row_task(row) == "pretrain")
     natural = not forced or "natural routing" in row.text("notes")
-    return natural and not dropped and row.count("ep") > 1
+    return natural and not drops_tokens(row) and row.count("ep") > 1
 
 
 def _imbalance(row: Row, model: ModelSpec) -> float:
@@ -178,7 +177,9 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     assumed += row.unread_switches() + optimizer_words(row)
     fsdp = _fsdp(row, habit, sizes["dp"] * sizes["cp"], assumed)
     shards = row.count("fsdp", 0)
-    recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"], model.num_layers // sizes["pp"])
+    recompute, modules, layers = recompute_knobs(
+        row, habit, sizes["vpp"], model.num_layers // sizes["pp"], assumed
+    )
     micro_batch = _micro_batch(row, habit, sizes, assumed)
     plan = Plan(
         **sizes,
