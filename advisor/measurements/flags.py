@@ -33,6 +33,9 @@ PLAIN_FLAGS = {
     "moe_grouped_gemm": "moe_grouped_gemm",
     "gradient_accumulation_fusion": "gradient_accumulation_fusion",
     "rope_fusion": "apply_rope_fusion",
+    "bias_activation_fusion": "bias_activation_fusion",
+    "bias_dropout_fusion": "bias_dropout_fusion",
+    "param_remainders": "store_param_remainders",
     "calculate_per_token_loss": "calculate_per_token_loss",
 }
 # Micro-batches whose vocabulary gradients wait where a row's recipe defers them: what all recipes of Llama say that do,

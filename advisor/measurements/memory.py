@@ -148,7 +148,7 @@ def free_techniques(row: Row, plan: Plan, native_loss: bool = False) -> Iterator
     if eight_bit and not plan.fp8_param_gather and not row.text("fp8_param_gather"):
         plan = replace(plan, fp8_param_gather=True, reuse_grad_buf=plan.precision == "mxfp8")
         yield plan, "parameters kept in 8 bits"
-    silent = "cross_entropy_fusion" not in row.text("other_flags")
+    silent = not any(f"cross_entropy_{what}" in row.text("other_flags") for what in ("fusion", "loss_fusion"))
     native_loss = native_loss or plan.cross_entropy_fusion_impl == "native"
     if not plan.fused_cross_entropy and silent and not native_loss:
         plan = replace(plan, fused_cross_entropy=True)
