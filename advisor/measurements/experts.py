@@ -97,7 +97,7 @@ def expert_knobs(
     capacity = _capacity(row, habit, assumed)
     sms = row.said_number("moe_hybridep_num_sms", habit.get("dispatcher_sms", 0))
     overlap = row.flag("moe_a2a_overlap", habit.get("moe_overlap", False) and sizes["ep"] > 1)
-    if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
+    if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1 and not habit.get("two_way"):
         overlap = False
         assumed.append("no overlap of the experts' exchange, which needs virtual stages and none are stated")
     return {

@@ -181,7 +181,11 @@ def recomputes(row: Row, model: ModelSpec, plan: Plan, stack: str) -> Iterator[t
     Modules, or some layers; all of them where it is all or none.
     """
     stated = "" if flags_uncertain(row) else granularity(row)[0]
-    if stated in ("none", "full") or (stated and (row.text("recompute_modules") or modules_stated(row))):
+    if (
+        habit_of(row).get("settled_recompute")
+        or stated in ("none", "full")
+        or (stated and (row.text("recompute_modules") or modules_stated(row)))
+    ):
         return
     missing = lacked(stack)
     if habit_of(row).get("whole_recompute") or "recompute_layers" in missing:
