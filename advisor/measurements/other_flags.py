@@ -47,6 +47,13 @@ COLUMNS = {
     "overlap_param_gather": "overlap_param_gather",
     "optimizer": "optimizer",
 }
+# Fields that act only where another is on: dumps hold their defaults, as Megatron-Core's list of modules.
+ONLY_WITH = {
+    "recompute_modules": "recompute_granularity",
+    "recompute_num_layers": "recompute_granularity",
+    "cpu_offloading_num_layers": "cpu_offloading",
+    "offload_modules": "fine_grained_activation_offloading",
+}
 # Fields read below, and those that others read by name or that only tell what a column says anyway.
 HERE = (
     *("optimizer_cpu_offload", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"),
@@ -82,7 +89,9 @@ def with_flags(row: Row) -> Row:
     filled: dict[str, str] = {}
     flags = row.json("other_flags")
     for field, column in COLUMNS.items():
-        value = flags.get(field)
+        value = flags.get(field) if flags.get(ONLY_WITH.get(field, ""), True) else None
+        if field == "recompute_granularity" and field in flags:
+            value = value or "none"
         if field == "cuda_graph_impl" and value not in (None, "none", "full_iteration"):
             scopes = flags.get("cuda_graph_modules") or flags.get("cuda_graph_scope") or ""
             value = f"{value}:{_written(scopes)}"

@@ -89,6 +89,16 @@ LONG = {"cp": "4", "seq_len": "32768", "pp": "1", "vp": ""}
         ({"tensor_model_parallel_size": 8}, {"tp": 4}, {}),  # a column comes first
         ({"recompute_granularity": "full", "recompute_num_layers": 1}, {"recompute_num_layers": 5}, {}),
         ({"recompute_granularity": None, "sequence_parallel": False}, {"sequence_parallel": False}, {}),
+        ({"recompute_granularity": None, "recompute_modules": ["mlp"]}, {"recompute": "none"}, {}),
+        ({"recompute_modules": ["mlp"]}, {"recompute": "selective", "recompute_modules": ("mlp",)}, {}),
+        ({"cpu_offloading": False, "cpu_offloading_num_layers": 4}, {"offload_layers": 0}, {}),
+        ({"cpu_offloading": True, "cpu_offloading_num_layers": 4}, {"offload_layers": 4}, {}),
+        (
+            {"fine_grained_activation_offloading": False, "offload_modules": ["moe_act"]},
+            {"offload_modules": ()},
+            {},
+        ),
+        ({"offload_modules": ["core_attn"]}, {"offload_modules": ("core_attn",)}, {}),
         ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, {"cuda_graph": True}, {}),
         ({"cuda_graph_impl": "none", "cuda_graph_scope": "full"}, {"cuda_graph": False}, {}),
     ],
