@@ -88,7 +88,7 @@ def expert_knobs(
     """Dispatcher, capacity and overlap of experts. sizes: of the layout; assumed: takes what the row does not say."""
     text = row.text("moe_dispatcher")
     named = dispatcher_stated(row, habit)
-    if text and not named:
+    if text not in ("", "none") and not named:
         assumed.append(f"moe_dispatcher {text!r:.40} is not read: taken as not said")
     named = named or (habit.get("moe_dispatcher", "") if sizes["ep"] > 1 else "")
     if sizes["ep"] > 1 and not named:

@@ -78,6 +78,7 @@ def test_dispatchers_in_other_words(written, flags, kind):
     assert found.plan.moe_dispatcher == (kind or "alltoall")
     assert said(found, f"moe_dispatcher {written.lower()!r} is not read: taken as not said") == (not kind)
     assert said(found, "dispatcher of experts not stated") == (not kind)
+    assert not said(case(moe_dispatcher="none"), "moe_dispatcher")  # as dense rows have it
 
 
 @pytest.mark.parametrize(
