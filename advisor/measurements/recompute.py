@@ -15,13 +15,16 @@ KINDS = ("none", "selective", "full")
 # Words of other tables, by what they mean; the first that stands in a text counts. Full recompute is of blocks or of
 # uniform units of layers in Megatron-LM, and all that most other software means by its checkpointing.
 WORDS = (
-    ("none", r"^(0|0\.0|false|off|disabled|no|without)\b"),
+    ("none", r"^(none|0|0\.0|false|off|disabled|no|not|without)\b"),
     ("selective", r"\bselective|\bsac\b"),
     (
         "full",
         r"\b(full|block\w*|uniform\w*|whole|all|every)\b|^(1|1\.0|true|yes|on|enabled)$|checkpoint|\bckpt\b|recomput|\bremat",
     ),
 )
+# Which names no module of activations, and a number of layers in words.
+OF_ACTIVATIONS = re.compile(r"activations?[ _-]?(?=checkpoint|ckpt|recomp|re-comp|remat)")
+LAYERS = re.compile(r"(?<!every )(\d+) ?layers?\b")
 CORE_ATTENTION = re.compile(r"core[ _-]?att(?:entio)?n")
 
 
@@ -49,7 +52,7 @@ def granularity(row: Row) -> tuple[str, str]:
 
 def modules_in(text: str) -> tuple[str, ...]:
     """The modules that a text in small letters names, in our order."""
-    named = re.findall(r"\w+", CORE_ATTENTION.sub("core_attn", text))
+    named = re.findall(r"\w+", CORE_ATTENTION.sub("core_attn", OF_ACTIVATIONS.sub("", text)))
     return tuple(module for module in RECOMPUTE_MODULES if module in named)
 
 
@@ -75,7 +78,9 @@ def recompute_knobs(
         said = row.text("recompute_num_layers")
         if said and said.lower() != "all" and whole_number(said) is None:
             assumed.append(f"recompute_num_layers {said!r:.40} is no whole number: every layer")
-        return "full", (), 0 if units else (row.whole("recompute_num_layers") or 0) * vpp
+        told = LAYERS.search(text)
+        layers = row.whole("recompute_num_layers") or (int(told[1]) if told and not said else 0)
+        return "full", (), 0 if units else layers * vpp
     if stated != "selective":
         return "none", (), 0
     if "selective_layers" in habit and re.search(r"\blayer\b", f"{text} {row.text('recompute_modules')}"):

@@ -15,8 +15,20 @@ FULL, CORE, NONE = ("full", ()), ("selective", ("core_attn",)), ("none", ())
     [
         *((text, FULL) for text in ("block", "uniform", "full (block)", "full/uniform", "full_block")),
         *((text, FULL) for text in ("yes", "true", "1", "activation checkpointing", "all layers")),
-        *((text, CORE) for text in ("core_attn", "core attention", "selective (core_attn)", "selective")),
-        *((text, NONE) for text in ("0", "no recompute", "off", "without", "none")),
+        *(
+            (text, CORE)
+            for text in (
+                "core_attn",
+                "core attention",
+                "selective (core_attn)",
+                "selective",
+                "selective activation checkpointing",
+            )
+        ),
+        *(
+            (text, NONE)
+            for text in ("0", "no recompute", "off", "without", "none", "not recomputed", "none (0 layers)")
+        ),
         ("mlp", ("selective", ("mlp",))),
         ("selective: mlp + layernorm", ("selective", ("layernorm", "mlp"))),
     ],
@@ -46,6 +58,8 @@ def test_recompute_that_no_word_tells_counts_as_not_said():
         ({"recompute_num_layers": "all"}, "full", 0),
         ({"recompute_num_layers": "0"}, "none", 0),
         ({"recompute_granularity": "block", "recompute_num_layers": "2"}, "full", 10),
+        ({"recompute_granularity": "full, 2 layers of each chunk"}, "full", 10),
+        ({"recompute_granularity": "not stated"}, "none", 0),
         ({"recompute_granularity": "uniform", "recompute_num_layers": "2"}, "full", 0),
         ({"recompute_granularity": "none", "recompute_modules": "mlp"}, "none", 0),
     ],
@@ -100,3 +114,10 @@ def test_token_drop_in_other_words(written, capacity, word):
     assert found.plan.moe_capacity_factor == capacity
     assert said(found, "capacity factor") == bool(word)
     assert said(found, word)
+
+
+def test_a_recipe_that_drops_tokens_stays_where_the_row_says_that_it_does_not_say():
+    row = {"model": "mixtral-8x7b", "tp": "1", "pp": "1", "vp": "1", "ep": "8", "container": "nemo:25.02"}
+    row |= {"source": "DGXC benchmarking recipes 25.02"}
+    assert case(**row, moe_token_drop="not stated").plan.moe_capacity_factor == 1.0
+    assert case(**row, moe_token_drop="not dropped").plan.moe_capacity_factor == 0.0
