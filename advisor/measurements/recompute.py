@@ -19,7 +19,8 @@ WORDS = (
     ("selective", r"\bselective|\bsac\b"),
     (
         "full",
-        r"\b(full|block\w*|uniform\w*|whole|all|every)\b|^(1|1\.0|true|yes|on|enabled)$|checkpoint|\bckpt\b|recomput|\bremat",
+        r"\b(full|block\w*|uniform\w*|whole|all|every)\b|^(1|1\.0|true|yes|on|enabled)$"
+        r"|checkpoint|\bckpt\b|recomput|\bremat",
     ),
 )
 # Which names no module of activations, and a number of layers in words.
